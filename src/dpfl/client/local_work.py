@@ -1,0 +1,139 @@
+"""Local work described by data: plain SGD, and DP-SGD whose noise comes from the client's own budget."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpfl.client.sampling import PoissonBatches, sampler, steps_per_epoch
+from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.types import Adjacency, Budget, Claims, Phase, Practice, Terms, Unit
+from dpfl.privacy.budgets import SPENDINGS, Spending, planned_epsilon
+from dpfl.privacy.calibrate import calibrate
+from dpfl.privacy.exposure import Exposure
+from dpfl.protocols import Participant
+
+
+def _complete(where: str, practice: Practice) -> None:
+    if practice.batch_size is None or practice.lr is None:
+        raise ConfigurationError(where, "batch_size or lr is missing", "give both")
+    if practice.local_steps is None and practice.local_epochs is None:
+        raise ConfigurationError(where, "the length of local work is missing", "give local_steps or local_epochs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Habits:
+    """A practice with nothing left open, for a client with this many records."""
+
+    batch_size: int
+    steps: int
+    lr: float
+
+    @classmethod
+    def of(cls, practice: Practice, default: Practice, examples: int) -> _Habits:
+        whole = practice.over(default)
+        assert whole.batch_size is not None
+        assert whole.lr is not None
+        steps = whole.local_steps or (whole.local_epochs or 0) * steps_per_epoch(examples, whole.batch_size)
+        return cls(batch_size=whole.batch_size, steps=steps, lr=whole.lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd:
+    """Plain SGD over shuffled batches; ``ball`` keeps the model near its start after every step. Hides nothing itself."""
+
+    practice: Practice
+    ball: float | None = None
+    weight_decay: float = 0.0
+    unit: Unit = Unit.CLIENT
+    private: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _complete("sgd", self.practice)
+
+    def agree(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
+        """Nothing to settle."""
+        return terms
+
+    def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
+        """Plan one phase."""
+        habits = _Habits.of(participant.practice, self.practice, participant.examples)
+        return (
+            Phase(
+                steps=habits.steps,
+                batch_size=habits.batch_size,
+                sampling="shuffle",
+                lr=habits.lr,
+                ball=self.ball,
+                weight_decay=self.weight_decay,
+            ),
+        )
+
+    def exposure(self, phases: Sequence[Phase], examples: int) -> Exposure:
+        """A model kept in a ball is bounded; nothing carries noise."""
+        exposure = Exposure(unit=self.unit)
+        return exposure if self.ball is None else exposure.clipped(self.ball)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpSgd:
+    """DP-SGD: Poisson batches, per-record clipping, Gaussian noise on the sum, fixed denominator.
+
+    *Formal guarantees.* The planned participations of a client cost at most its planned (epsilon, delta) per record
+    under zero-out adjacency (one record replaced by nothing; the number of records is public), against the server and so
+    against everyone. The number of steps, the rate and the multiplier that are billed are those of the phase that runs.
+    """
+
+    practice: Practice
+    clip: float
+    spending: Spending = "heterogeneous"
+    unit: ClassVar[Unit] = Unit.RECORD
+    private: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _complete("dp-sgd", self.practice)
+        if not self.clip > 0:
+            raise ConfigurationError("dp-sgd", f"clip = {self.clip} is not a positive number", "give a clip above 0")
+        if self.spending not in SPENDINGS:
+            raise ConfigurationError("dp-sgd", f"spending = '{self.spending}'", f"choose one of {', '.join(SPENDINGS)}")
+
+    def agree(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
+        """Settle one noise level for all, that of the client with the median claimed epsilon, where the plan is uniform."""
+        if self.spending != "uniform":
+            return terms
+        middle = statistics.median_low(claim.epsilon for claim in claims.values())
+        claim = next(claim for _, claim in sorted(claims.items()) if claim.epsilon == middle)
+        budget = Budget(epsilon=claim.epsilon, delta=claim.delta)
+        return terms.with_noise(self._multiplier(terms, budget, _Habits.of(Practice(), self.practice, claim.examples), claim.examples))
+
+    def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
+        """Plan one phase with the least noise that keeps the whole plan within the client's own budget."""
+        if participant.budget is None:
+            raise PrivacyRefusal("dp-sgd", "a client without a budget cannot choose its noise", "give it a Budget(epsilon, delta)")
+        habits = _Habits.of(participant.practice, self.practice, participant.examples)
+        multiplier = terms.noise_multiplier
+        if multiplier is None:
+            multiplier = self._multiplier(terms, participant.budget, habits, participant.examples)
+        return (
+            Phase(
+                steps=habits.steps,
+                batch_size=habits.batch_size,
+                sampling="poisson",
+                lr=habits.lr,
+                clip=self.clip,
+                noise_multiplier=multiplier,
+            ),
+        )
+
+    def _multiplier(self, terms: Terms, budget: Budget, habits: _Habits, examples: int) -> float:
+        rate = PoissonBatches(examples, habits.batch_size).rate
+        target = planned_epsilon(self.spending, budget, terms)
+        steps = habits.steps * terms.participations
+        return calibrate(target, budget.delta, rate, steps, adjacency=Adjacency.ZERO_OUT)
+
+    def exposure(self, phases: Sequence[Phase], examples: int) -> Exposure:
+        """Everything is paid step by step; what follows is post-processing."""
+        paid = tuple(sampler(phase, examples).event(phase.noise_multiplier, phase.steps) for phase in phases)
+        return Exposure(unit=self.unit, paid=paid)

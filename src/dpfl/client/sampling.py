@@ -1,0 +1,83 @@
+"""How records are drawn. The object that draws also writes the event, so the two cannot differ."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpfl.core.errors import DataError, PrivacyRefusal
+from dpfl.core.random import SecretRng
+from dpfl.core.types import Phase
+from dpfl.privacy.events import Event
+
+_CHUNK = 1 << 22  # uniform numbers drawn at once
+
+
+@dataclass(frozen=True)
+class PoissonBatches:
+    """Each record joins each step on its own with rate min(1, batch_size / examples). A batch may be empty."""
+
+    examples: int
+    batch_size: int
+
+    @property
+    def rate(self) -> float:
+        """Probability that a record takes part in a step."""
+        return min(1.0, self.batch_size / self.examples)
+
+    @property
+    def expected_size(self) -> float:
+        """The fixed, public denominator."""
+        return self.rate * self.examples
+
+    def draw(self, rng: SecretRng, steps: int) -> list[Tensor]:
+        """Draw the records of every step."""
+        batches: list[Tensor] = []
+        at_once = max(1, _CHUNK // self.examples)
+        for first in range(0, steps, at_once):
+            count = min(at_once, steps - first)
+            drawn = (rng.uniform(count, self.examples) < self.rate).nonzero()
+            sizes = torch.bincount(drawn[:, 0], minlength=count).tolist()
+            batches.extend(drawn[:, 1].split(sizes))
+        return batches
+
+    def event(self, noise_multiplier: float, steps: int) -> Event:
+        """What ``steps`` noisy clipped sums over these batches release of one record."""
+        return Event(noise_multiplier=noise_multiplier, steps=steps, sampling="poisson", sampling_rate=self.rate)
+
+
+@dataclass(frozen=True)
+class ShuffledBatches:
+    """Epochs in random order, cut into batches: for work without noise. It amplifies nothing, and writes no event."""
+
+    examples: int
+    batch_size: int
+
+    def draw(self, rng: SecretRng, steps: int) -> list[Tensor]:
+        """Draw the records of every step."""
+        batches: list[Tensor] = []
+        while len(batches) < steps:
+            batches.extend(rng.permutation(self.examples).split(self.batch_size))
+        return batches[:steps]
+
+    def event(self, noise_multiplier: float, steps: int) -> Event:
+        """Refuse noise: shuffled batches billed as Poisson samples understate the loss several times over."""
+        if noise_multiplier > 0:
+            raise PrivacyRefusal("sampling", "shuffled batches cannot be billed as Poisson samples", "use sampling = 'poisson'")
+        return Event(noise_multiplier=0.0, steps=steps)
+
+
+def sampler(phase: Phase, examples: int) -> PoissonBatches | ShuffledBatches:
+    """Return the sampler that a phase's work uses, and that its bill is asked of."""
+    if examples < 1:
+        raise DataError("client", "has no data", "leave it out of the federation")
+    kind = PoissonBatches if phase.sampling == "poisson" else ShuffledBatches
+    return kind(examples, phase.batch_size)
+
+
+def steps_per_epoch(examples: int, batch_size: int) -> int:
+    """Steps that make one epoch: ceil(1 / q) for Poisson batches, the number of batches otherwise."""
+    return math.ceil(examples / min(batch_size, examples))

@@ -1,0 +1,27 @@
+"""The few pieces of linear algebra that more than one room needs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# A clipped vector is scaled to this fraction of the bound, so that float32 rounding (about 1e-6 for a million
+# terms) can never leave its norm above the sensitivity that was billed.
+CLIP_MARGIN = 1.0 - 1e-5
+
+
+def clip_factor(norm: Tensor, bound: float | Tensor) -> Tensor:
+    """Factor that brings a vector of this norm within ``bound``; zero where the norm is not finite.
+
+    >>> clip_factor(torch.tensor([0.0, 0.5, 2.0, float("nan"), float("inf")]), 1.0)
+    tensor([1.0000, 1.0000, 0.5000, 0.0000, 0.0000])
+    """
+    factor = (bound * CLIP_MARGIN / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0)
+    return torch.where(torch.isfinite(norm), factor, torch.zeros_like(factor))
+
+
+def clip(vector: Tensor, bound: float) -> Tensor:
+    """Scale a vector (or each row of a matrix) into the ball of radius ``bound``; non-finite ones become zero."""
+    norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True, dtype=torch.float64)
+    clipped = vector.to(torch.float64) * clip_factor(norm, bound)
+    return torch.where(torch.isfinite(norm), clipped, torch.zeros_like(clipped)).to(vector.dtype)

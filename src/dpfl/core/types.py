@@ -1,0 +1,242 @@
+"""The nouns of a round. Frozen, keyword-only, and free of behaviour beyond their own consistency."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dpfl.core.errors import ConfigurationError
+from dpfl.core.layout import Layout
+
+PlugState = dict[str, Tensor]
+Shared = dict[str, Tensor]
+Metrics = dict[str, float | int | str | list[float]]
+
+
+class Unit(StrEnum):
+    """Whose presence is hidden."""
+
+    RECORD = "record"
+    CLIENT = "client"
+
+
+class Observer(StrEnum):
+    """From whom. What the world sees is a function of what the server sees, never the reverse."""
+
+    SERVER = "server"
+    WORLD = "world"
+    NOBODY = "nobody"
+
+
+class Adjacency(StrEnum):
+    """Which two data sets count as neighbours."""
+
+    ADD_REMOVE = "add_remove"
+    ZERO_OUT = "zero_out"
+    REPLACE_ONE = "replace_one"
+
+
+def _check_epsilon_delta(where: str, epsilon: float, delta: float) -> None:
+    if math.isnan(epsilon) or epsilon <= 0:
+        raise ConfigurationError(where, f"epsilon = {epsilon} is not a positive number", "give an epsilon above 0")
+    if not 0 < delta < 1:
+        raise ConfigurationError(where, f"delta = {delta} is not between 0 and 1", "give a delta well below 1 / records")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claims:
+    """What a client *says* of itself: a declaration on the wire, never a fact that a bill rests on."""
+
+    epsilon: float
+    delta: float
+    examples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a client *enforces* against its own ledger; never converted into :class:`Claims`.
+
+    ``unit`` and ``observer`` left out mean those of the strategy it takes part in.
+    """
+
+    epsilon: float
+    delta: float
+    unit: Unit | None = None
+    observer: Observer | None = None
+
+    def __post_init__(self) -> None:
+        _check_epsilon_delta("budget", self.epsilon, self.delta)
+        if math.isinf(self.epsilon):
+            raise ConfigurationError("budget", "epsilon is infinite", "give a finite epsilon, or run fedavg without privacy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Practice:
+    """A client's own habits. What is left out is taken from the strategy."""
+
+    batch_size: int | None = None
+    local_steps: int | None = None
+    local_epochs: int | None = None
+    lr: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ConfigurationError(
+                "practice",
+                f"local_steps = {self.local_steps} and local_epochs = {self.local_epochs} were both given",
+                "give one of the two",
+            )
+        for name in ("batch_size", "local_steps", "local_epochs"):
+            value = getattr(self, name)
+            if value is not None and (value != int(value) or value < 1):
+                raise ConfigurationError("practice", f"{name} = {value} is not a whole number above 0", f"give a {name} of at least 1")
+        if self.lr is not None and not (math.isfinite(self.lr) and self.lr > 0):
+            raise ConfigurationError("practice", f"lr = {self.lr} is not a positive number", "give a learning rate above 0")
+
+    def over(self, default: Practice) -> Practice:
+        """Fill what this practice leaves open from ``default``."""
+        own_length = self.local_steps is not None or self.local_epochs is not None
+        length = self if own_length else default
+        return Practice(
+            batch_size=self.batch_size or default.batch_size,
+            local_steps=length.local_steps,
+            local_epochs=length.local_epochs,
+            lr=self.lr or default.lr,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A stretch of local work, as data, so that one engine can run many clients at once.
+
+    ``clip`` bounds each record's gradient and ``noise_multiplier`` x ``clip`` is the noise on their sum; without
+    ``clip`` the phase is plain SGD. ``ball`` keeps the model within that distance of its start after every step.
+    """
+
+    steps: int
+    batch_size: int
+    sampling: Literal["poisson", "shuffle"]
+    lr: float
+    clip: float | None = None
+    noise_multiplier: float = 0.0
+    ball: float | None = None
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.noise_multiplier > 0 and self.clip is None:
+            raise ConfigurationError("phase", "there is noise but nothing is clipped", "give a clip")
+        if self.noise_multiplier > 0 and self.sampling != "poisson":
+            raise ConfigurationError(
+                "phase", f"{self.sampling} batches cannot be billed as Poisson samples", "use sampling = 'poisson'"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What enrolment settles once, from claims alone, and tells everyone."""
+
+    rounds: int
+    population: int
+    expected_cohort: float
+    participations: int
+    smallest_epsilon: float
+    largest_epsilon: float
+    noise_multiplier: float | None = None
+
+    def with_noise(self, noise_multiplier: float) -> Terms:
+        """Agree on one noise level for all."""
+        return replace(self, noise_multiplier=noise_multiplier)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohort:
+    """Who takes part in a round, in canonical order: sorted by id."""
+
+    ids: tuple[str, ...]
+    claims: Mapping[str, Claims]
+
+    def __post_init__(self) -> None:
+        if list(self.ids) != sorted(set(self.ids)):
+            raise ConfigurationError("cohort", "ids are not sorted and distinct", "build it with Cohort.of")
+
+    @classmethod
+    def of(cls, claims: Mapping[str, Claims]) -> Cohort:
+        """Put clients into canonical order."""
+        return cls(ids=tuple(sorted(claims)), claims=dict(claims))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Who:
+    """What a stage may know of the client it acts for."""
+
+    id: str
+    claims: Claims
+    drawn: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """One row per client: ``matrix[i]`` = client i's model after its work - ``origin``, wherever it started."""
+
+    matrix: Tensor
+    origin: Tensor
+    cohort: Cohort
+    layout: Layout
+
+    def __post_init__(self) -> None:
+        if self.matrix.shape[0] != len(self.cohort):
+            raise ConfigurationError(
+                "rows", f"{self.matrix.shape[0]} rows for {len(self.cohort)} clients", "give one row per client"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Total:
+    """What a summing channel delivers: no rows exist, and nothing can look at them."""
+
+    vector: Tensor
+    cohort: Cohort
+    layout: Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Downlink:
+    """What one client is sent: where to start, what the plugs share, how many were drawn."""
+
+    round: int
+    start: Tensor
+    shared: Mapping[str, Shared]
+    drawn: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """All a server must remember between rounds; all of it goes into the checkpoint."""
+
+    round: int
+    model: Tensor
+    starts: Mapping[str, Tensor] = field(default_factory=dict)
+    plugs: Mapping[str, PlugState] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What a round tells. ``operator`` is the server's own; ``public`` may be shown to an amplified observer."""
+
+    round: int
+    operator: Mapping[str, object]
+    public: Mapping[str, object]
+
+
+def flat(vector: Tensor) -> Tensor:
+    """Return a detached float32 vector, the form in which models travel."""
+    return vector.detach().to(torch.float32).reshape(-1)

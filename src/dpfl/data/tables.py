@@ -1,0 +1,75 @@
+"""The user's own files: one CSV or Parquet file per client, numbers in columns, one of them the label."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from dpfl.core.errors import DataError
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def read_folder(folder: Path, label: str | None = None) -> dict[str, Arrays]:
+    """Read every ``*.csv`` and ``*.parquet`` file of a folder; a file's name is its client's id.
+
+    ``label`` names the label column; without it, the last column is taken. All files must have the same columns.
+    """
+    if not folder.is_dir():
+        raise DataError(str(folder), "is not a folder", "name a folder with one .csv or .parquet file per client")
+    files = sorted(p for p in folder.iterdir() if p.suffix.lower() in {".csv", ".parquet"})
+    if not files:
+        raise DataError(str(folder), "holds no .csv or .parquet file", "put one file per client there")
+    clients: dict[str, Arrays] = {}
+    first: list[str] | None = None
+    for path in files:
+        names, table = _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
+        first = first or names
+        if names != first:
+            raise DataError(str(path), f"has columns {names}, unlike {files[0].name}", "use the same columns in the same order")
+        if path.stem in clients:
+            raise DataError(str(path), f"client '{path.stem}' has two files", "keep one file per client")
+        clients[path.stem] = _split(path, names, table, label)
+    return clients
+
+
+def _split(path: Path, names: list[str], table: np.ndarray, label: str | None) -> Arrays:
+    if label is not None and label not in names:
+        raise DataError(str(path), f"has no column '{label}'", f"choose the label among {', '.join(names)}")
+    column = names.index(label) if label is not None else len(names) - 1
+    y = table[:, column]
+    if len(y) == 0:
+        raise DataError(str(path), "holds no record", "leave this client out")
+    if not np.all(np.isfinite(table)):
+        row, at = np.argwhere(~np.isfinite(table))[0]
+        raise DataError(str(path), f"record {row + 1} has no number in '{names[at]}'", "fill or drop missing values first")
+    if np.any(y != np.round(y)) or np.any(y < 0):
+        raise DataError(str(path), f"label column '{names[column]}' holds something else than 0, 1, 2, ...", "number the classes from 0")
+    return np.delete(table, column, axis=1).astype(np.float32), y.astype(np.int64)
+
+
+def _read_csv(path: Path) -> tuple[list[str], np.ndarray]:
+    try:
+        with path.open(newline="") as stream:
+            reader = csv.reader(stream)
+            names = next(reader)
+            rows = [[float(cell) if cell.strip() else np.nan for cell in row] for row in reader if row]
+        table = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
+    except (OSError, ValueError, StopIteration, csv.Error) as error:
+        raise DataError(str(path), f"cannot be read as a table of numbers ({error})", "use a header line and numbers") from error
+    return names, table
+
+
+def _read_parquet(path: Path) -> tuple[list[str], np.ndarray]:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise DataError(str(path), "needs pyarrow, which is not installed", "run: pip install 'dpfl[parquet]'") from error
+    try:
+        table = parquet.read_table(path)
+        columns = [np.asarray(table.column(name).to_numpy(), dtype=np.float64) for name in table.column_names]
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(str(path), f"cannot be read as a table of numbers ({error})", "use numeric columns") from error
+    return list(table.column_names), np.stack(columns, axis=1)

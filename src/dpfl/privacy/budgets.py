@@ -1,0 +1,208 @@
+"""Where budgets come from (the papers' distributions, lists, files) and the ways to spend them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from dpfl.core.errors import ConfigurationError, unknown_name
+from dpfl.core.random import PublicSeed
+from dpfl.core.types import Budget, Terms
+
+Spending = Literal["heterogeneous", "uniform", "smallest", "largest"]
+SPENDINGS: dict[str, str] = {
+    "heterogeneous": "noise from each client's own budget; all planned to run out together",
+    "uniform": "one noise level for all, that of the median client; small budgets run out first",
+    "smallest": "every client plans with the smallest claimed epsilon (Minimum)",
+    "largest": "every client plans with the largest claimed epsilon (Maximum)",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One component: a normal (mean, std), uniform (low, high) or Pareto (shape, scale) law with its share."""
+
+    share: float
+    law: Literal["normal", "uniform", "pareto"]
+    first: float
+    second: float
+
+    def draw(self, generator: np.random.Generator) -> float:
+        """Draw one value."""
+        if self.law == "normal":
+            return float(generator.normal(self.first, self.second))
+        if self.law == "uniform":
+            return float(generator.uniform(self.first, self.second))
+        return float(self.second * (1 + generator.pareto(self.first)))
+
+    def __str__(self) -> str:
+        letter = {"normal": "N", "uniform": "U", "pareto": "Pareto"}[self.law]
+        text = f"{letter}({self.first:g}, {self.second:g})"
+        return text if self.share == 1 else f"{self.share:g} {text}"
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A mixture of laws for epsilon; counts follow the shares exactly, draws below ``floor`` are redrawn."""
+
+    source: str
+    parts: tuple[Part, ...]
+    floor: float = 0.0
+
+    def draw(self, clients: int, seed: PublicSeed) -> list[float]:
+        """Draw one epsilon per client, in shuffled order.
+
+        >>> values = DISTRIBUTIONS["mixgauss1"].draw(20, PublicSeed(0))
+        >>> sum(value > 5 for value in values)
+        2
+        """
+        generator = seed.numpy()
+        values = []
+        for part, count in zip(self.parts, _exact_counts([p.share for p in self.parts], clients), strict=True):
+            for _ in range(count):
+                value = part.draw(generator)
+                while value <= self.floor:
+                    value = part.draw(generator)
+                values.append(value)
+        generator.shuffle(values)
+        return values
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.parts))
+
+
+def _exact_counts(shares: Sequence[float], total: int) -> list[int]:
+    """Share out ``total`` by largest remainder."""
+    exact = [share * total for share in shares]
+    counts = [math.floor(x + 1e-9) for x in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - exact[i], i))
+    for i in by_remainder[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+def _normal(*parts: tuple[float, float, float]) -> tuple[Part, ...]:
+    return tuple(Part(share, "normal", mean, std) for share, mean, std in parts)
+
+
+_PFA, _HDP = "PFA, Table 1", "Robust-HDP, Table 7"
+DISTRIBUTIONS: dict[str, Distribution] = {
+    "uniform": Distribution(_PFA, (Part(1, "uniform", 1, 10),)),
+    "gauss": Distribution(_PFA, _normal((1, 3, 1))),
+    "pareto": Distribution(_PFA + " (shape not given there: 2, scale 1)", (Part(1, "pareto", 2, 1),)),
+    "mixgauss1": Distribution(_PFA, _normal((0.9, 0.1, 0.01), (0.1, 10, 0.1))),
+    "mixgauss2": Distribution(_PFA, _normal((0.9, 0.5, 0.01), (0.1, 10, 0.1))),
+    "mixgauss3": Distribution(_PFA, _normal((0.9, 1, 0.1), (0.1, 10, 0.1))),
+    "mixgauss4": Distribution(_PFA, _normal((0.5, 0.1, 0.01), (0.4, 1, 0.1), (0.1, 10, 1))),
+    "dist1": Distribution(_HDP, _normal((1, 2, 1)), 0.05),
+    "dist2": Distribution(_HDP, _normal((0.2, 0.2, 0.01), (0.6, 1, 0.1), (0.2, 5, 1)), 0.05),
+    "dist3": Distribution(_HDP, (Part(1, "uniform", 0.2, 5),), 0.05),
+    "dist4": Distribution(_HDP, _normal((0.2, 0.2, 0.01), (0.6, 0.5, 0.1), (0.2, 2, 1)), 0.05),
+    "dist5": Distribution(_HDP, (Part(1, "uniform", 0.2, 2),), 0.05),
+    "dist6": Distribution(_HDP, _normal((0.3, 0.2, 0.01), (0.5, 0.5, 0.1), (0.2, 1, 0.1)), 0.05),
+    "dist7": Distribution(_HDP, (Part(1, "uniform", 0.2, 1),), 0.05),
+    "dist8": Distribution(_HDP, _normal((0.6, 0.2, 0.01), (0.4, 0.5, 0.1)), 0.05),
+    "dist9": Distribution(_HDP, (Part(1, "uniform", 0.2, 0.5),), 0.05),
+}
+
+
+def make_budgets(
+    source: str | float | Sequence[float] | Mapping[str, float],
+    delta: float | Sequence[float] | Mapping[str, float],
+    ids: Sequence[str],
+    seed: PublicSeed,
+) -> dict[str, Budget]:
+    """One budget per client: a distribution's name, a number for all, a list in the clients' order, a mapping, or a file.
+
+    A file is CSV (``id,epsilon[,delta]`` with a header) or JSON (``{id: epsilon}`` or ``{id: [epsilon, delta]}``).
+
+    >>> make_budgets("0.5, 2", 1e-5, ["a", "b"], PublicSeed(0))["b"].epsilon
+    2.0
+    """
+    epsilons, own_deltas = _epsilons(source, ids, seed)
+    deltas = {**_per_client("delta", delta, ids), **own_deltas}
+    budgets = {}
+    for client in ids:
+        try:
+            budgets[client] = Budget(epsilon=epsilons[client], delta=deltas[client])
+        except ConfigurationError as error:
+            raise ConfigurationError(f"budget of '{client}'", error.problem, error.remedy) from error
+    return budgets
+
+
+def _epsilons(
+    source: str | float | Sequence[float] | Mapping[str, float], ids: Sequence[str], seed: PublicSeed
+) -> tuple[dict[str, float], dict[str, float]]:
+    if not isinstance(source, str):
+        return _per_client("epsilon", source, ids), {}
+    text = source.strip()
+    if text.lower() in DISTRIBUTIONS:
+        return dict(zip(ids, DISTRIBUTIONS[text.lower()].draw(len(ids), seed), strict=True)), {}
+    if Path(text).suffix.lower() in {".csv", ".json"}:
+        return _from_file(Path(text), ids)
+    try:
+        numbers = [float(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        raise unknown_name("budgets", "distribution", text, DISTRIBUTIONS) from None
+    return _per_client("epsilon", numbers[0] if len(numbers) == 1 else numbers, ids), {}
+
+
+def _per_client(
+    what: str, value: float | Sequence[float] | Mapping[str, float], ids: Sequence[str]
+) -> dict[str, float]:
+    if isinstance(value, Mapping):
+        _check_ids(f"budgets ({what})", value.keys(), ids)
+        return {client: float(value[client]) for client in ids}
+    if isinstance(value, int | float):
+        return dict.fromkeys(ids, float(value))
+    if len(value) != len(ids):
+        raise ConfigurationError(
+            f"budgets ({what})", f"{len(value)} values for {len(ids)} clients", "give one value, or one for each client"
+        )
+    return dict(zip(ids, map(float, value), strict=True))
+
+
+def _check_ids(where: str, given: object, ids: Sequence[str]) -> None:
+    names = set(given)  # type: ignore[call-overload]
+    missing, unknown = sorted(set(ids) - names), sorted(names - set(ids))
+    if missing:
+        raise ConfigurationError(where, f"no value for client '{missing[0]}'", "give one for every client")
+    if unknown:
+        raise unknown_name(where, "client", unknown[0], ids)
+
+
+def _from_file(path: Path, ids: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
+    try:
+        if path.suffix.lower() == ".json":
+            content = json.loads(path.read_text())
+            pairs = {str(k): v if isinstance(v, list) else [v] for k, v in content.items()}
+        else:
+            with path.open(newline="") as stream:
+                rows = list(csv.DictReader(stream))
+            pairs = {row["id"]: [row["epsilon"], *([row["delta"]] if row.get("delta") else [])] for row in rows}
+        epsilons = {client: float(pair[0]) for client, pair in pairs.items()}
+        deltas = {client: float(pair[1]) for client, pair in pairs.items() if len(pair) > 1}
+    except OSError as error:
+        raise ConfigurationError(f"budgets file {path}", f"cannot be read ({error.strerror})", "check the path") from error
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ConfigurationError(
+            f"budgets file {path}", f"is not as expected ({error})", "use columns id,epsilon[,delta] or JSON {id: epsilon}"
+        ) from error
+    _check_ids(f"budgets file {path}", epsilons.keys(), ids)
+    return epsilons, deltas
+
+
+def planned_epsilon(spending: Spending, budget: Budget, terms: Terms) -> float:
+    """Which epsilon a client's noise is planned for. Only ``largest`` may exceed what the client itself enforces."""
+    if spending == "smallest":
+        return min(budget.epsilon, terms.smallest_epsilon)
+    if spending == "largest":
+        return max(budget.epsilon, terms.largest_epsilon)
+    return budget.epsilon

@@ -1,0 +1,91 @@
+"""How much of one unit a message still shows: the second thing a strategy's pieces are folded over.
+
+Clip before noise: the bound shrinks. Scale: bound and noise together. Projection: the bound stretches, failure grows.
+Noise: variances add. Weighted sum: the bound times one's own weight, the noise of all shares assumed honest. Once there
+is noise, whatever is not linear and orthonormal is post-processing: it leaves the event as it is and seals it, so that
+later noise is not counted either.
+
+One fold gives noise, sensitivity and bill, so the three cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.types import Unit
+from dpfl.privacy.events import Event, History, Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exposure:
+    """``bound``: largest norm of one unit's contribution; ``noise``: Gaussian std each coordinate already carries.
+
+    ``failure``: probability that the bound is false. ``paid``: what was already released upstream (DP-SGD's steps);
+    where something was paid for this unit, everything that follows is post-processing of it.
+
+    >>> Exposure(unit=Unit.CLIENT).clipped(2.0).noised(3.0).events()
+    (Event(noise_multiplier=1.5, steps=1, sampling='none', sampling_rate=1.0, failure=0.0),)
+    """
+
+    unit: Unit
+    bound: float = math.inf
+    noise: float = 0.0
+    failure: float = 0.0
+    paid: History = ()
+    sealed: bool = False
+
+    def clipped(self, clip: float) -> Exposure:
+        """Norms above ``clip`` are scaled down to it."""
+        if clip <= 0 or math.isnan(clip):
+            raise ConfigurationError("clip", f"{clip} is not a positive number", "give a clip above 0")
+        return self.processed() if self.noise > 0 else replace(self, bound=min(self.bound, clip))
+
+    def scaled(self, factor: float) -> Exposure:
+        """Everything is multiplied by ``factor``."""
+        return replace(self, bound=self.bound * abs(factor), noise=self.noise * abs(factor))
+
+    def projected(self, stretch: float, failure: float = 0.0) -> Exposure:
+        """A linear map: norms grow by at most ``stretch`` except with probability ``failure``."""
+        if self.noise > 0:
+            return self.processed()
+        return replace(self, bound=self.bound * stretch, failure=self.failure + failure)
+
+    def noised(self, std: float) -> Exposure:
+        """Independent Gaussian noise on every coordinate; variances add."""
+        return self if self.sealed else replace(self, noise=math.hypot(self.noise, std))
+
+    def processed(self) -> Exposure:
+        """Any function of what is already noisy: the event stays, later noise does not improve it."""
+        if self.noise == 0 and not self.paid:
+            return replace(self, bound=math.inf)  # an arbitrary function of something unprotected bounds nothing
+        return replace(self, sealed=True)
+
+    def summed(self, weight: float, shares: float) -> Exposure:
+        """A sum over a cohort in which every share has this one's ``weight`` and ``shares`` of them are honest."""
+        scaled = self.scaled(weight)
+        return replace(scaled, noise=scaled.noise * math.sqrt(shares))
+
+    def mixed_with(self, other: Exposure) -> Exposure:
+        """Mixing units is refused: a record's bound says nothing of a client's."""
+        if other.unit is not self.unit:
+            raise PrivacyRefusal(
+                "exposure", f"a {self.unit}'s exposure meets a {other.unit}'s", "use pieces that protect one unit"
+            )
+        return replace(self, paid=self.paid + other.paid)
+
+    @property
+    def finite(self) -> bool:
+        """Whether any epsilon can be stated at all."""
+        return (bool(self.paid) and all(e.noise_multiplier > 0 for e in self.paid)) or (
+            self.noise > 0 and math.isfinite(self.bound)
+        )
+
+    def events(self, sampling: Sampling = "none", sampling_rate: float = 1.0) -> History:
+        """What one round of this releases; a zero multiplier states that nothing is hidden."""
+        if self.paid:
+            return self.paid
+        multiplier = self.noise / self.bound if self.finite else 0.0
+        rate = 1.0 if sampling == "none" else sampling_rate
+        return (Event(noise_multiplier=multiplier, sampling=sampling, sampling_rate=rate, failure=self.failure),)

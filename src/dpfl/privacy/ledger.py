@@ -1,0 +1,370 @@
+"""The ledger: what every account has been charged, as stored events, in one SQLite file.
+
+*Formal guarantees.* A charge is committed (WAL, ``synchronous=FULL``) before :meth:`Ledger.charge` returns, hence before
+anything it pays for is drawn or released. Reading a history, checking it against the budget and inserting happen in one
+``BEGIN IMMEDIATE`` transaction, so no number of processes can pass a cap together. Nothing is ever refunded. Epsilon is
+never stored: it is derived from the events, each time, by one accountant over the account's whole history.
+
+A key is (run, round, account, observer). A second charge under the same key is a *replay*: allowed, and free, only for
+the same bill with the same non-empty ``draw`` token, that is for a simulation that will repeat the same bytes.
+
+An account is a client, or a whole population that is always billed alike (one row for 100,000 clients). What the world
+sees is a function of what the server sees: where a round has no bill against the world, the one against the server is it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpfl.core.errors import DiskError, LedgerError, disk_error
+from dpfl.core.types import Adjacency, Budget, Observer, Unit
+from dpfl.privacy.allowance import Allowance
+from dpfl.privacy.events import Event, History, merged
+
+FORMAT = "dpfl-ledger-1"
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE runs (run TEXT PRIMARY KEY, seeded INTEGER NOT NULL, title TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE bills (digest TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE charges (
+    run TEXT NOT NULL REFERENCES runs, round INTEGER NOT NULL, account TEXT NOT NULL, observer TEXT NOT NULL,
+    bill TEXT NOT NULL REFERENCES bills, draw TEXT NOT NULL, PRIMARY KEY (run, round, account, observer)
+) WITHOUT ROWID;
+CREATE INDEX charges_by_account ON charges (account, observer, bill);
+CREATE TABLE grants (
+    account TEXT PRIMARY KEY, observer TEXT NOT NULL, unit TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE members (account TEXT NOT NULL, population TEXT NOT NULL, PRIMARY KEY (account, population)) WITHOUT ROWID;
+CREATE TABLE journal (run TEXT NOT NULL, round INTEGER NOT NULL, at REAL NOT NULL);
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bill:
+    """What one round releases of one unit under one adjacency."""
+
+    unit: Unit
+    adjacency: Adjacency
+    events: History
+
+    def to_json(self) -> str:
+        """Write canonically."""
+        events = [json.loads(event.to_json()) for event in self.events]
+        return json.dumps({"unit": self.unit, "adjacency": self.adjacency, "events": events}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Bill:
+        """Read back what :meth:`to_json` wrote."""
+        try:
+            body = json.loads(text)
+            events = tuple(Event.from_json(json.dumps(event)) for event in body["events"])
+            return cls(unit=Unit(body["unit"]), adjacency=Adjacency(body["adjacency"]), events=events)
+        except (ValueError, KeyError, TypeError) as error:
+            raise LedgerError("ledger", f"holds a bill that cannot be read ({error})", "use the version of dpfl that wrote it") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charge:
+    """One account's bill for one round against one observer; ``draw`` names the randomness it pays for, if repeatable."""
+
+    account: str
+    observer: Observer
+    bill: Bill
+    draw: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tab:
+    """Everything an account was charged against an observer, ready for an accountant."""
+
+    unit: Unit
+    adjacency: Adjacency
+    history: History
+    mixed: bool = False
+
+    def readable_as(self, unit: Unit) -> bool:
+        """A client-level history also protects records; a record-level one says nothing of clients."""
+        return unit is self.unit and not (self.mixed and unit is Unit.CLIENT)
+
+
+def tab_of(bills: Iterable[tuple[Bill, int]]) -> Tab | None:
+    """Combine bills into one history under the strongest adjacency any of them states."""
+    counted = list(bills)
+    if not counted:
+        return None
+    units = {bill.unit for bill, _ in counted}
+    adjacencies = {bill.adjacency for bill, _ in counted}
+    strict = Adjacency.REPLACE_ONE in adjacencies or len(units) > 1
+    adjacency = Adjacency.REPLACE_ONE if strict else max(adjacencies)
+    history = merged(event.times(event.steps * n) for bill, n in counted for event in bill.events)
+    unit = Unit.RECORD if Unit.RECORD in units else Unit.CLIENT
+    return Tab(unit=unit, adjacency=adjacency, history=history, mixed=len(units) > 1)
+
+
+class Ledger:
+    """An open ledger file. Use :meth:`create` once, :meth:`open` ever after: a missing file is refused, not made."""
+
+    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
+        self._connection = connection
+        self._name = name
+        self._allowance = Allowance()
+
+    @classmethod
+    def create(cls, path: Path | str, identity: str) -> Ledger:
+        """Start a new ledger; an existing file is never overwritten. ``:memory:`` is for simulations without a folder."""
+        name = str(path)
+        if name != ":memory:" and Path(path).exists():
+            raise LedgerError(name, "already exists", "open it, or name another file")
+        if name == ":memory:":
+            ledger = cls(_connect(name, "rwc"), name)
+            ledger._set_up(identity)
+            return ledger
+        # Written under another name and moved into place: a ledger that exists is complete.
+        draft = Path(name + ".new")
+        try:
+            draft.unlink(missing_ok=True)
+            with closing(_connect(str(draft), "rwc")) as connection:
+                cls(connection, name)._set_up(identity)
+            draft.rename(path)
+        except OSError as error:
+            raise disk_error(name, error) from error
+        return cls(_connect(name, "rw"), name)
+
+    def _set_up(self, identity: str) -> None:
+        with self._guard():
+            self._connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
+            rows = [("format", FORMAT), ("identity", identity)]
+            self._connection.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+
+    @classmethod
+    def open(cls, path: Path | str, identity: str | None = None, *, read_only: bool = False) -> Ledger:
+        """Open an existing ledger, check that it is whole and, if ``identity`` is given, that it is the one meant."""
+        name = str(path)
+        if not Path(path).is_file():
+            raise LedgerError(name, "there is no ledger", "restore it from a backup: a run does not go on without its ledger")
+        ledger = cls(_connect(name, "ro" if read_only else "rw"), name)
+        with ledger._guard():
+            rows = ledger._connection.execute("PRAGMA quick_check").fetchall()
+            if rows != [("ok",)]:
+                raise LedgerError(name, f"is damaged ({rows[0][0]})", "restore it from a backup")
+            meta = dict(ledger._connection.execute("SELECT key, value FROM meta").fetchall())
+        if meta.get("format") != FORMAT:
+            raise LedgerError(name, f"has format {meta.get('format')}", f"use the version of dpfl that reads it; this one reads {FORMAT}")
+        if identity is not None and meta.get("identity") != identity:
+            raise LedgerError(name, "belongs to another run", "put back the ledger that this run was started with")
+        return ledger
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _translated(self._name, error) from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._guard():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def register(self, run: str, *, seeded: bool, title: str) -> None:
+        """Name a run before it charges anything; naming it again is harmless if it is the same."""
+        with self._transaction() as connection:
+            connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?)", (run, int(seeded), title))
+            row = connection.execute("SELECT seeded FROM runs WHERE run = ?", (run,)).fetchone()
+            if bool(row[0]) != seeded:
+                raise LedgerError(self._name, f"knows run {run} with another kind of randomness", "give the run another name")
+
+    def grant(self, budgets: Mapping[str, Budget], *, unit: Unit, observer: Observer) -> None:
+        """Write down what each account enforces. A different grant for a known account is refused."""
+        rows = [
+            (account, str(budget.observer or observer), str(budget.unit or unit), budget.epsilon, budget.delta)
+            for account, budget in budgets.items()
+        ]
+        with self._transaction() as connection:
+            for row in rows:
+                known = connection.execute("SELECT * FROM grants WHERE account = ?", row[:1]).fetchone()
+                if known is not None and known != row:
+                    raise LedgerError(
+                        self._name,
+                        f"account '{row[0]}' was granted epsilon {known[3]} at delta {known[4]} per {known[2]} against the "
+                        f"{known[1]}, not {row[3]} at {row[4]} per {row[2]} against the {row[1]}",
+                        "keep the grant, or start a new ledger for a new study",
+                    )
+            connection.executemany("INSERT OR IGNORE INTO grants VALUES (?, ?, ?, ?, ?)", rows)
+
+    def population(self, accounts: Sequence[str]) -> str:
+        """Name the account of clients that are always billed alike; membership is stored once."""
+        name = "population:" + hashlib.sha256("\x1f".join(sorted(accounts)).encode()).hexdigest()[:16]
+        with self._transaction() as connection:
+            if connection.execute("SELECT 1 FROM members WHERE population = ? LIMIT 1", (name,)).fetchone() is None:
+                connection.executemany("INSERT INTO members VALUES (?, ?)", [(account, name) for account in accounts])
+        return name
+
+    def charge(self, run: str, round_: int, charges: Sequence[Charge], *, horizon: int = 1) -> frozenset[str]:
+        """Charge, durably and all in one transaction; returns the accounts that could not afford it (not charged)."""
+        refused = set()
+        billed_to_world = {charge.account for charge in charges if charge.observer is Observer.WORLD}
+        with self._transaction() as connection:
+            for charge in charges:
+                key = (run, round_, charge.account, str(charge.observer))
+                digest = self._store(connection, charge.bill)
+                known = connection.execute(
+                    "SELECT bill, draw FROM charges WHERE run = ? AND round = ? AND account = ? AND observer = ?", key
+                ).fetchone()
+                if known is not None:
+                    if charge.draw == "" or known != (digest, charge.draw):
+                        raise LedgerError(
+                            self._name,
+                            f"round {round_} of run {run} was already charged to '{charge.account}' for another release",
+                            "go on with the next round: a charged round is never repeated with fresh randomness",
+                        )
+                    continue
+                seen_by = {charge.observer}
+                if charge.observer is Observer.SERVER and charge.account not in billed_to_world:
+                    seen_by.add(Observer.WORLD)
+                if not self._affordable(charge.account, charge.bill, seen_by, horizon):
+                    refused.add(charge.account)
+                    continue
+                connection.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?)", (*key, digest, charge.draw))
+            connection.execute("INSERT INTO journal VALUES (?, ?, ?)", (run, round_, time.time()))
+        return frozenset(refused)
+
+    def affordable(self, account: str, bill: Bill, seen_by: Iterable[Observer], *, horizon: int = 1) -> bool:
+        """Pre-check: whether the account's own grant covers this bill on top of its whole history."""
+        with self._guard():
+            return self._affordable(account, bill, set(seen_by), horizon)
+
+    def _affordable(self, account: str, bill: Bill, seen_by: set[Observer], horizon: int) -> bool:
+        grant = self._connection.execute(
+            "SELECT observer, unit, epsilon, delta FROM grants WHERE account = ?", (account,)
+        ).fetchone()
+        if grant is None:
+            return True
+        observer, unit, limit, delta = Observer(grant[0]), Unit(grant[1]), grant[2], grant[3]
+        if observer not in seen_by:
+            return True  # this release is not seen by the one this grant is against
+        before = self._bills(account, observer)
+        after = tab_of([*before, (bill, 1)])
+        if after is None or not after.readable_as(unit):
+            return after is None
+        past = merged(event.times(event.steps * n) for past_bill, n in before for event in past_bill.events)
+        return self._allowance.fits(past, bill.events, limit, delta, adjacency=after.adjacency, horizon=horizon)
+
+    @staticmethod
+    def _store(connection: sqlite3.Connection, bill: Bill) -> str:
+        body = bill.to_json()
+        digest = hashlib.sha256(body.encode()).hexdigest()[:32]
+        connection.execute("INSERT OR IGNORE INTO bills VALUES (?, ?)", (digest, body))
+        return digest
+
+    def _bills(self, account: str, observer: Observer) -> list[tuple[Bill, int]]:
+        """Bills of an account and of the populations it belongs to, counted."""
+        own = "(SELECT ? UNION SELECT population FROM members WHERE account = ?)"
+        if observer is Observer.WORLD:
+            query = f"""
+                SELECT bill, COUNT(*) FROM charges AS c WHERE account IN {own} AND (observer = 'world' OR NOT EXISTS (
+                    SELECT 1 FROM charges AS w WHERE w.run = c.run AND w.round = c.round AND w.observer = 'world'
+                    AND w.account IN {own})) GROUP BY bill ORDER BY bill"""
+            arguments: tuple[str, ...] = (account,) * 4
+        else:
+            query = f"SELECT bill, COUNT(*) FROM charges WHERE account IN {own} AND observer = 'server' GROUP BY bill ORDER BY bill"
+            arguments = (account, account)
+        rows = self._connection.execute(query, arguments).fetchall()
+        return [(self._bill(digest), count) for digest, count in rows]
+
+    def _bill(self, digest: str) -> Bill:
+        row = self._connection.execute("SELECT body FROM bills WHERE digest = ?", (digest,)).fetchone()
+        if row is None or hashlib.sha256(row[0].encode()).hexdigest()[:32] != digest:
+            raise LedgerError(self._name, f"bill {digest} is missing or was changed", "restore the ledger from a backup")
+        return Bill.from_json(row[0])
+
+    def tab(self, account: str, observer: Observer) -> Tab | None:
+        """Everything charged to an account against an observer, over all runs."""
+        with self._guard():
+            return tab_of(self._bills(account, observer))
+
+    def accounts(self) -> list[str]:
+        """Every client that was granted or charged anything; populations are listed by their members."""
+        query = """SELECT account FROM grants UNION SELECT account FROM members
+                   UNION SELECT account FROM charges WHERE account NOT IN (SELECT population FROM members)"""
+        with self._guard():
+            return sorted(row[0] for row in self._connection.execute(query))
+
+    def grants(self) -> dict[str, Budget]:
+        """What each account enforces."""
+        with self._guard():
+            rows = self._connection.execute("SELECT * FROM grants").fetchall()
+        return {
+            row[0]: Budget(epsilon=row[3], delta=row[4], unit=Unit(row[2]), observer=Observer(row[1])) for row in rows
+        }
+
+    def observers(self, account: str) -> list[Observer]:
+        """Against whom the account was ever billed."""
+        query = """SELECT DISTINCT observer FROM charges
+                   WHERE account IN (SELECT ? UNION SELECT population FROM members WHERE account = ?)"""
+        with self._guard():
+            return sorted(Observer(row[0]) for row in self._connection.execute(query, (account, account)))
+
+    def participations(self, account: str, observer: Observer) -> int:
+        """How many rounds were charged to the account itself."""
+        query = "SELECT COUNT(*) FROM charges WHERE account = ? AND observer = ?"
+        with self._guard():
+            return int(self._connection.execute(query, (account, str(observer))).fetchone()[0])
+
+    def last_round(self, run: str) -> int | None:
+        """Return the newest round of a run that was charged to anyone."""
+        with self._guard():
+            row = self._connection.execute("SELECT MAX(round) FROM journal WHERE run = ?", (run,)).fetchone()
+        return None if row[0] is None else int(row[0])
+
+    def seeded_runs(self) -> list[str]:
+        """Runs whose noise anyone with the seed can reproduce."""
+        with self._guard():
+            return [row[0] for row in self._connection.execute("SELECT run FROM runs WHERE seeded ORDER BY run")]
+
+
+def _connect(name: str, mode: str) -> sqlite3.Connection:
+    try:
+        target = name if name == ":memory:" else f"{Path(name).absolute().as_uri()}?mode={mode}"
+        connection = sqlite3.connect(target, uri=True, timeout=120, isolation_level=None)
+        if mode != "ro":
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA foreign_keys=ON")
+        return connection
+    except sqlite3.Error as error:
+        raise _translated(name, error) from error
+
+
+def _translated(name: str, error: sqlite3.Error) -> LedgerError | DiskError:
+    text = str(error)
+    if "full" in text or "disk I/O" in text:
+        return DiskError(name, f"cannot be written ({text})", "free some space and resume; what was charged is kept")
+    return LedgerError(name, f"cannot be used ({text})", "restore it from a backup; a run does not go on without its ledger")
+
+
+def backup(source: Path, target: Path) -> None:
+    """Copy a ledger that may be in use, consistently, through SQLite's own backup."""
+    try:
+        with closing(_connect(str(source), "ro")) as old, closing(sqlite3.connect(target)) as new:
+            old.backup(new)
+    except (sqlite3.Error, OSError) as error:
+        raise (disk_error(str(target), error) if isinstance(error, OSError) else _translated(str(target), error)) from error

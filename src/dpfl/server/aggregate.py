@@ -1,0 +1,49 @@
+"""Noise on the sum, by a trusted server, and the step of the global model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpfl.core.errors import ConfigurationError
+from dpfl.core.random import SecretRng
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralNoise:
+    """Gaussian noise of std ``noise_multiplier`` x (the bound of one client's weighted contribution).
+
+    The bound is asked of the exposure, that is of the object that clips: noise and sensitivity cannot drift apart.
+    """
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        if not (self.noise_multiplier > 0 and math.isfinite(self.noise_multiplier)):
+            raise ConfigurationError("central noise", f"noise_multiplier = {self.noise_multiplier}", "give a positive number")
+
+    def std(self, bound: float) -> float:
+        """Standard deviation for contributions of at most ``bound``."""
+        return self.noise_multiplier * bound
+
+    def add(self, vector: Tensor, bound: float, rng: SecretRng) -> Tensor:
+        """Add the noise."""
+        return vector + self.std(bound) * rng.normal_(torch.empty_like(vector))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """model <- model + lr x aggregate."""
+
+    lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise ConfigurationError("server step", f"lr = {self.lr}", "give a positive learning rate")
+
+    def __call__(self, model: Tensor, aggregate: Tensor) -> Tensor:
+        """Return the next model."""
+        return model + self.lr * aggregate

@@ -1,0 +1,91 @@
+"""Who takes part in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from dpfl.core.errors import ConfigurationError
+from dpfl.core.random import PublicSeed
+from dpfl.privacy.events import Sampling
+from dpfl.protocols import Selection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Everyone(Selection):
+    """All candidates, every round."""
+
+    sampling: ClassVar[Sampling] = "none"
+
+    def rate(self, population: int) -> float:
+        """Always."""
+        return 1.0
+
+    def cohort_size(self, population: int) -> int | None:
+        """Return the population."""
+        return population
+
+    def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
+        """Return everyone."""
+        return list(candidates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedCohort(Selection):
+    """A fixed number, uniformly without replacement."""
+
+    size: int
+    sampling: ClassVar[Sampling] = "uniform"
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigurationError("cohort", f"size = {self.size}", "draw at least one client")
+
+    def _check(self, population: int) -> None:
+        if self.size > population:
+            raise ConfigurationError(
+                "cohort", f"{self.size} clients cannot be drawn from {population}", f"give a cohort of at most {population}"
+            )
+
+    def rate(self, population: int) -> float:
+        """Return size / population."""
+        self._check(population)
+        return self.size / population
+
+    def cohort_size(self, population: int) -> int | None:
+        """Return the fixed size."""
+        self._check(population)
+        return self.size
+
+    def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
+        """Return everyone in random order: the first ``size`` that are willing make the cohort."""
+        shuffled = torch.randperm(len(candidates), generator=seed.generator()).tolist()
+        return [candidates[i] for i in shuffled]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoissonCohort(Selection):
+    """Each candidate on its own with probability ``sampling_rate``; a cohort may be empty."""
+
+    sampling_rate: float
+    sampling: ClassVar[Sampling] = "poisson"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sampling_rate <= 1:
+            raise ConfigurationError("cohort", f"sampling_rate = {self.sampling_rate}", "give a rate above 0 and at most 1")
+
+    def rate(self, population: int) -> float:
+        """Return the rate."""
+        return self.sampling_rate
+
+    def cohort_size(self, population: int) -> int | None:
+        """Return nothing: the size is random."""
+        return None
+
+    def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
+        """Return those whose coin fell."""
+        draws = torch.rand(len(candidates), generator=seed.generator(), dtype=torch.float64) < self.sampling_rate
+        return [candidates[i] for i in draws.nonzero().flatten().tolist()]

@@ -1,0 +1,82 @@
+"""How much each row counts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dpfl.core.types import Metrics, PlugState, Rows, Terms, Total
+from dpfl.protocols import Weights
+
+
+def _shares(values: list[float]) -> Tensor:
+    """Normalise claimed values; a claim that is no positive number weighs nothing, and if none is, all weigh alike.
+
+    >>> _shares([1.0, 3.0, float("nan"), -2.0])
+    tensor([0.2500, 0.7500, 0.0000, 0.0000])
+    """
+    usable = [value if math.isfinite(value) and value > 0 else 0.0 for value in values]
+    if not any(usable):
+        usable = [1.0] * len(values)
+    weights = torch.tensor(usable, dtype=torch.float64)
+    weights = weights / weights.max()  # before the sum, which could overflow
+    return (weights / weights.sum()).to(torch.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniformWeights(Weights):
+    """1 / (number that arrived): the plain mean."""
+
+    needs_rows: ClassVar[bool] = False
+    constant: ClassVar[bool] = False
+
+    def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> tuple[Tensor, PlugState, Metrics]:
+        """Return equal weights."""
+        return _shares([1.0] * len(received.cohort)), state, {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleWeights(Weights):
+    """Proportional to the claimed number of records (DPFedAvg)."""
+
+    needs_rows: ClassVar[bool] = True
+    constant: ClassVar[bool] = False
+
+    def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> tuple[Tensor, PlugState, Metrics]:
+        """Return examples_i / sum over the cohort."""
+        cohort = received.cohort
+        return _shares([float(cohort.claims[client].examples) for client in cohort.ids]), state, {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpsilonWeights(Weights):
+    """Proportional to the claimed epsilon (WeiAvg, PFA). A lie moves the model, never anyone's bill."""
+
+    needs_rows: ClassVar[bool] = True
+    constant: ClassVar[bool] = False
+
+    def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> tuple[Tensor, PlugState, Metrics]:
+        """Return epsilon_i / sum over the cohort."""
+        cohort = received.cohort
+        return _shares([cohort.claims[client].epsilon for client in cohort.ids]), state, {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedCohortWeights(Weights):
+    """1 / (expected cohort size), whoever arrives: the fixed, public denominator that noise on a sum needs."""
+
+    expected_cohort: float
+    needs_rows: ClassVar[bool] = False
+    constant: ClassVar[bool] = True
+
+    def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> tuple[Tensor, PlugState, Metrics]:
+        """Return the constant."""
+        return torch.full((len(received.cohort),), 1 / self.expected_cohort), state, {}
+
+    def value(self, terms: Terms) -> float:
+        """Return the constant."""
+        return 1 / self.expected_cohort

@@ -1,0 +1,1 @@
+"""What travels, and how: payloads in exact bytes, and the channels that carry them."""

@@ -1,0 +1,79 @@
+"""How uploads reach the server: one by one, as a sum only, or with some lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dpfl.core.errors import ConfigurationError
+from dpfl.core.random import PublicSeed
+from dpfl.core.types import Shared
+from dpfl.privacy.exposure import Exposure
+from dpfl.protocols import Channel, Summed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digital(Channel):
+    """Every message arrives as it was sent, and the server sees it."""
+
+    sees_rows: ClassVar[bool] = True
+    simulated: ClassVar[bool] = False
+
+    def deliver(self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed) -> dict[str, Tensor] | Summed:
+        """Deliver each message."""
+        return dict(messages)
+
+    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
+        """The server sees the message itself."""
+        return exposure
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureSum(Channel):
+    """Only the sum arrives. Simulated: the cryptography that would make it true is not here, so deployment refuses it."""
+
+    sees_rows: ClassVar[bool] = False
+    simulated: ClassVar[bool] = True
+
+    def deliver(self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed) -> dict[str, Tensor] | Summed:
+        """Deliver the sum, added in canonical order."""
+        ids = tuple(sorted(messages))
+        return Summed(vector=torch.stack([messages[client] for client in ids]).sum(dim=0), ids=ids)
+
+    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
+        """The server sees one's own contribution under one's own noise; other shares are not counted on here."""
+        return exposure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropout(Channel):
+    """Loses each message with probability ``rate``: for studying what a method does without some of its cohort."""
+
+    rate: float
+    through: Channel
+    simulated: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate <= 1:
+            raise ConfigurationError("dropout", f"rate = {self.rate}", "give a probability between 0 and 1")
+
+    @property
+    def sees_rows(self) -> bool:  # type: ignore[override]
+        """As the channel underneath."""
+        return self.through.sees_rows
+
+    def deliver(self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed) -> dict[str, Tensor] | Summed:
+        """Deliver what is not lost."""
+        lost = torch.rand(len(messages), generator=seed.child("dropout").generator()) < self.rate
+        kept = {client: messages[client] for client, gone in zip(sorted(messages), lost.tolist(), strict=True) if not gone}
+        if not kept and not self.sees_rows:
+            return Summed(vector=torch.zeros_like(next(iter(messages.values()))), ids=())
+        return self.through.deliver(kept, shared, seed)
+
+    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
+        """As the channel underneath: who is lost depends on nothing private."""
+        return self.through.exposure(exposure, drawn)

@@ -1,0 +1,99 @@
+"""Bytes that travel: exact sizes, no pickle, everything checked before anything is decoded.
+
+An upload is a frame of 40 bytes followed by float32 numbers, little-endian. The frame's tag binds it to one (run,
+round, client); a checksum finds damage. A download is a safetensors document: the start and what the plugs share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors import torch as safetensors
+from torch import Tensor
+
+from dpfl.core.errors import PeerError
+from dpfl.core.types import Downlink, Shared
+
+_FRAME = struct.Struct("<4sBBHIQ16sI")
+_MAGIC, _VERSION, _FLOAT32 = b"DPFL", 1, 0
+FRAME_BYTES = _FRAME.size
+LARGEST_DOWNLINK = 1 << 32
+
+
+def tag(run: str, round_: int, client: str) -> bytes:
+    """Bind a message to one run, round and client."""
+    return hashlib.sha256(f"{run}\x1f{round_}\x1f{client}".encode()).digest()[:16]
+
+
+def encode_upload(vector: Tensor, run: str, round_: int, client: str) -> bytes:
+    """Frame a float32 vector.
+
+    >>> len(encode_upload(torch.zeros(10), "run", 0, "a")) - FRAME_BYTES
+    40
+    """
+    body = vector.detach().to(torch.float32).contiguous().numpy().astype("<f4", copy=False).tobytes()
+    head = _FRAME.pack(_MAGIC, _VERSION, _FLOAT32, 0, round_, vector.numel(), tag(run, round_, client), zlib.crc32(body))
+    return head + body
+
+
+def decode_upload(payload: bytes, length: int | None, run: str, round_: int, client: str) -> Tensor:
+    """Read a frame of exactly ``length`` numbers (any number if None), refusing whatever is not as agreed."""
+    where = f"upload of '{client}'"
+    if len(payload) < FRAME_BYTES:
+        raise PeerError(where, f"{len(payload)} bytes are no frame", "send a dpfl upload")
+    magic, version, kind, _, sent_round, count, sent_tag, checksum = _FRAME.unpack_from(payload)
+    if (magic, version, kind) != (_MAGIC, _VERSION, _FLOAT32):
+        raise PeerError(where, "is not a dpfl upload of this version", "use the same version on both sides")
+    if sent_round != round_ or sent_tag != tag(run, round_, client):
+        raise PeerError(where, "belongs to another run, round or client", "send each upload once, to its own round")
+    if length is not None and count != length:
+        raise PeerError(where, f"announces {count} numbers", f"send {length}")
+    if len(payload) != FRAME_BYTES + 4 * count:
+        raise PeerError(where, f"announces {count} numbers in {len(payload) - FRAME_BYTES} bytes", "send four bytes a number")
+    body = memoryview(payload)[FRAME_BYTES:]
+    if zlib.crc32(body) != checksum:
+        raise PeerError(where, "was damaged on the way", "send it again")
+    return torch.from_numpy(np.frombuffer(body, dtype="<f4").astype(np.float32))
+
+
+def encode_download(downlink: Downlink) -> bytes:
+    """Write a download; equal downlinks give equal bytes."""
+    tensors: dict[str, Tensor] = {"start": downlink.start.contiguous()}
+    for slot, shared in downlink.shared.items():
+        for name, tensor in shared.items():
+            tensors[f"{slot}/{name}"] = tensor.contiguous()
+    return safetensors.save(tensors, metadata={"round": str(downlink.round), "drawn": str(downlink.drawn)})
+
+
+def decode_download(payload: bytes, size: int) -> Downlink:
+    """Read a download whose start must hold ``size`` numbers."""
+    if len(payload) > LARGEST_DOWNLINK:
+        raise PeerError("download", f"{len(payload)} bytes", f"send at most {LARGEST_DOWNLINK}")
+    try:
+        tensors = safetensors.load(payload)
+        metadata = _metadata(payload)
+        round_, drawn = int(metadata["round"]), int(metadata["drawn"])
+        start = tensors.pop("start")
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise PeerError("download", f"cannot be read ({error})", "use the same version on both sides") from error
+    if start.shape != (size,) or start.dtype != torch.float32:
+        raise PeerError("download", f"start has shape {tuple(start.shape)} of {start.dtype}", f"send {size} float32 numbers")
+    shared: dict[str, Shared] = {}
+    for name, tensor in tensors.items():
+        slot, _, field = name.partition("/")
+        shared.setdefault(slot, {})[field] = tensor
+    return Downlink(round=round_, start=start, shared=shared, drawn=drawn)
+
+
+def _metadata(payload: bytes) -> Mapping[str, str]:
+    (length,) = struct.unpack_from("<Q", payload)
+    header = json.loads(payload[8 : 8 + length])
+    metadata: Mapping[str, str] = header["__metadata__"]
+    return metadata
