@@ -67,11 +67,24 @@ class LocalWork(Protocol):
     """What a client does with its data, as a list of phases.
 
     Laws: ``phases`` is pure. ``exposure`` describes exactly what those phases release, noise and sampling included: the
-    sampler that the engine will use writes the event. ``private`` is True if that exposure is finite.
+    sampler that the engine will use writes the event. ``private`` is True if that exposure is finite. ``hypothetical``
+    work plans beyond what clients grant: only a simulation may run it, with budgets raised and a stamp that says so.
     """
 
-    unit: Unit
-    private: bool
+    @property
+    def unit(self) -> Unit:
+        """Whose presence the exposure is about."""
+        ...
+
+    @property
+    def private(self) -> bool:
+        """Whether the work itself carries noise."""
+        ...
+
+    @property
+    def hypothetical(self) -> bool:
+        """Whether the plan exceeds what clients grant."""
+        ...
 
     def agree(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
         """Settle what all clients share (one noise level, for instance)."""

@@ -49,6 +49,7 @@ class Sgd:
     weight_decay: float = 0.0
     unit: Unit = Unit.CLIENT
     private: ClassVar[bool] = False
+    hypothetical: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _complete("sgd", self.practice)
@@ -91,6 +92,11 @@ class DpSgd:
     spending: Spending = "heterogeneous"
     unit: ClassVar[Unit] = Unit.RECORD
     private: ClassVar[bool] = True
+
+    @property
+    def hypothetical(self) -> bool:
+        """Planning for the largest claim exceeds what the others grant."""
+        return self.spending == "largest"
 
     def __post_init__(self) -> None:
         _complete("dp-sgd", self.practice)

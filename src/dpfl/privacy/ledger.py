@@ -161,6 +161,12 @@ class Ledger:
             raise LedgerError(name, "belongs to another run", "put back the ledger that this run was started with")
         return ledger
 
+    def identity(self) -> str:
+        """Which run, or which site, this ledger was made for."""
+        with self._guard():
+            row = self._connection.execute("SELECT value FROM meta WHERE key = 'identity'").fetchone()
+        return str(row[0])
+
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
@@ -247,12 +253,19 @@ class Ledger:
             connection.execute("INSERT INTO journal VALUES (?, ?, ?)", (run, round_, time.time()))
         return frozenset(refused)
 
-    def affordable(self, account: str, bill: Bill, seen_by: Iterable[Observer], *, horizon: int = 1) -> bool:
-        """Pre-check: whether the account's own grant covers this bill on top of its whole history."""
-        with self._guard():
-            return self._affordable(account, bill, set(seen_by), horizon)
+    def affordable(
+        self, account: str, bill: Bill, seen_by: Iterable[Observer], *, before: tuple[str, int] | None = None, horizon: int = 1
+    ) -> bool:
+        """Pre-check: whether the account's own grant covers this bill on top of its history.
 
-    def _affordable(self, account: str, bill: Bill, seen_by: set[Observer], horizon: int) -> bool:
+        ``before`` (run, round) leaves out what this run charged from that round on, for a round that is being replayed.
+        """
+        with self._guard():
+            return self._affordable(account, bill, set(seen_by), horizon, before)
+
+    def _affordable(
+        self, account: str, bill: Bill, seen_by: set[Observer], horizon: int, until: tuple[str, int] | None = None
+    ) -> bool:
         grant = self._connection.execute(
             "SELECT observer, unit, epsilon, delta FROM grants WHERE account = ?", (account,)
         ).fetchone()
@@ -261,7 +274,7 @@ class Ledger:
         observer, unit, limit, delta = Observer(grant[0]), Unit(grant[1]), grant[2], grant[3]
         if observer not in seen_by:
             return True  # this release is not seen by the one this grant is against
-        before = self._bills(account, observer)
+        before = self._bills(account, observer, until)
         after = tab_of([*before, (bill, 1)])
         if after is None or not after.readable_as(unit):
             return after is None
@@ -275,19 +288,17 @@ class Ledger:
         connection.execute("INSERT OR IGNORE INTO bills VALUES (?, ?)", (digest, body))
         return digest
 
-    def _bills(self, account: str, observer: Observer) -> list[tuple[Bill, int]]:
+    def _bills(self, account: str, observer: Observer, until: tuple[str, int] | None = None) -> list[tuple[Bill, int]]:
         """Bills of an account and of the populations it belongs to, counted."""
-        own = "(SELECT ? UNION SELECT population FROM members WHERE account = ?)"
+        run, round_ = until or ("", 0)
+        own = "(SELECT :account UNION SELECT population FROM members WHERE account = :account)"
+        seen = "observer = 'server'"
         if observer is Observer.WORLD:
-            query = f"""
-                SELECT bill, COUNT(*) FROM charges AS c WHERE account IN {own} AND (observer = 'world' OR NOT EXISTS (
-                    SELECT 1 FROM charges AS w WHERE w.run = c.run AND w.round = c.round AND w.observer = 'world'
-                    AND w.account IN {own})) GROUP BY bill ORDER BY bill"""
-            arguments: tuple[str, ...] = (account,) * 4
-        else:
-            query = f"SELECT bill, COUNT(*) FROM charges WHERE account IN {own} AND observer = 'server' GROUP BY bill ORDER BY bill"
-            arguments = (account, account)
-        rows = self._connection.execute(query, arguments).fetchall()
+            seen = f"""(observer = 'world' OR NOT EXISTS (SELECT 1 FROM charges AS w WHERE w.run = c.run
+                AND w.round = c.round AND w.observer = 'world' AND w.account IN {own}))"""
+        query = f"""SELECT bill, COUNT(*) FROM charges AS c WHERE account IN {own} AND {seen}
+            AND NOT (run = :run AND round >= :round) GROUP BY bill ORDER BY bill"""  # noqa: S608
+        rows = self._connection.execute(query, {"account": account, "run": run, "round": round_}).fetchall()
         return [(self._bill(digest), count) for digest, count in rows]
 
     def _bill(self, digest: str) -> Bill:

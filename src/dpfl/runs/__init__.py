@@ -1,0 +1,1 @@
+"""Experiments as files, run folders, checkpoints."""

@@ -1,0 +1,44 @@
+"""Differentially private federated learning for federations whose members do not agree on how much privacy they need."""
+
+from dpfl.algorithms.fedavg import dpfedavg, fedavg, fedavg_dp
+from dpfl.algorithms.minimum import maximum, minimum
+from dpfl.algorithms.weiavg import weiavg
+from dpfl.core.errors import DpflError
+from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.core.types import Adjacency, Budget, Claims, Observer, Practice, Unit
+from dpfl.data.federation import Federation
+from dpfl.privacy.budgets import make_budgets
+from dpfl.privacy.statement import Statement
+from dpfl.server.selection import Everyone, FixedCohort, PoissonCohort
+from dpfl.sim.train import Result, train
+from dpfl.strategy import Strategy
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Adjacency",
+    "Budget",
+    "Claims",
+    "DpflError",
+    "Everyone",
+    "Federation",
+    "FixedCohort",
+    "Observer",
+    "PoissonCohort",
+    "Practice",
+    "PublicSeed",
+    "Result",
+    "SecretRng",
+    "Statement",
+    "Strategy",
+    "Unit",
+    "__version__",
+    "dpfedavg",
+    "fedavg",
+    "fedavg_dp",
+    "make_budgets",
+    "maximum",
+    "minimum",
+    "train",
+    "weiavg",
+]

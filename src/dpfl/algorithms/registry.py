@@ -1,0 +1,46 @@
+"""Methods by name, with one sentence each and the settings they take."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dpfl.algorithms.fedavg import dpfedavg, fedavg, fedavg_dp
+from dpfl.algorithms.minimum import maximum, minimum
+from dpfl.algorithms.weiavg import weiavg
+from dpfl.core.errors import ConfigurationError, did_you_mean, unknown_name
+from dpfl.strategy import Strategy
+
+METHODS: dict[str, Callable[..., Strategy]] = {
+    "dpfedavg": dpfedavg,
+    "fedavg": fedavg,
+    "fedavg_dp": fedavg_dp,
+    "maximum": maximum,
+    "minimum": minimum,
+    "weiavg": weiavg,
+}
+
+
+def settings_of(name: str) -> dict[str, inspect.Parameter]:
+    """Return the settings a method takes."""
+    if name not in METHODS:
+        raise unknown_name("method", "method", name, METHODS)
+    return dict(inspect.signature(METHODS[name]).parameters)
+
+
+def make_strategy(name: str, settings: Mapping[str, Any]) -> Strategy:
+    """Build a method; a setting it does not know, or one it lacks, is refused by name."""
+    known = settings_of(name)
+    for setting in settings:
+        if setting not in known:
+            raise ConfigurationError(f"method '{name}'", f"has no setting '{setting}'", did_you_mean(setting, known))
+    missing = [p.name for p in known.values() if p.default is inspect.Parameter.empty and p.name not in settings]
+    if missing:
+        raise ConfigurationError(f"method '{name}'", f"needs {' and '.join(missing)}", "give a value: it has no default")
+    return METHODS[name](**settings)
+
+
+def about(name: str) -> str:
+    """Return the first line of a method's own description."""
+    return (inspect.getdoc(METHODS[name]) or "").splitlines()[0]

@@ -1,0 +1,72 @@
+"""What each account has spent, derived from stored events alone: the page for an ethics board."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+from dpfl.core.types import Observer, Unit
+from dpfl.privacy.accountant import spend
+from dpfl.privacy.ledger import Ledger, Tab
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """An epsilon with its unit, adjacency, observer, delta and accountant, beside what was granted (if anything was)."""
+
+    account: str
+    unit: str
+    observer: str
+    adjacency: str
+    accountant: str
+    epsilon: float
+    delta: float
+    granted: float | None
+    rounds: int
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain values; infinity as text, which JSON can carry."""
+        values = asdict(self)
+        return {k: "infinite" if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}
+
+
+def statement(ledger: Ledger, account: str, observer: Observer, delta: float | None = None) -> Statement | None:
+    """One account's spend against one observer; ``delta`` left out takes the granted one. None if nothing was charged."""
+    tab = ledger.tab(account, observer)
+    grant = ledger.grants().get(account)
+    chosen = delta if delta is not None else (grant.delta if grant else None)
+    if tab is None or chosen is None:
+        return None
+    return _stated(ledger, account, observer, tab, chosen)
+
+
+def _stated(ledger: Ledger, account: str, observer: Observer, tab: Tab, delta: float) -> Statement:
+    grant = ledger.grants().get(account)
+    unit = grant.unit if grant and grant.unit else tab.unit
+    spent = spend(tab.history, delta, adjacency=tab.adjacency)
+    covered = grant is not None and (grant.observer is observer or (grant.observer is Observer.SERVER and observer is Observer.WORLD))
+    return Statement(
+        account=account,
+        unit=str(unit),
+        observer=str(observer),
+        adjacency=str(tab.adjacency),
+        accountant=spent.accountant,
+        epsilon=spent.epsilon if tab.readable_as(Unit(unit)) else math.inf,
+        delta=delta,
+        granted=grant.epsilon if grant and covered else None,
+        rounds=ledger.participations(account, observer) or ledger.participations(account, Observer.SERVER),
+    )
+
+
+def statements(ledger: Ledger, delta: float | None = None) -> list[Statement]:
+    """Every account against every observer it was billed against.
+
+    A bill against the server covers the world, which sees less; the world is listed apart only where it was billed apart.
+    """
+    found = []
+    for account in ledger.accounts():
+        for observer in ledger.observers(account):
+            line = statement(ledger, account, observer, delta)
+            if line is not None:
+                found.append(line)
+    return found

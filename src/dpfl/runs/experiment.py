@@ -1,0 +1,230 @@
+"""An experiment as data: TOML in, complete TOML out. Unknown keys are refused, with the nearest known one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import nn
+
+from dpfl.algorithms.registry import make_strategy, settings_of
+from dpfl.core.errors import ConfigurationError, DataError, did_you_mean
+from dpfl.core.random import PublicSeed
+from dpfl.core.types import Practice
+from dpfl.data.datasets import load_dataset
+from dpfl.data.federation import Federation
+from dpfl.data.partition import Partition
+from dpfl.engine import ENGINES
+from dpfl.models import make_model
+from dpfl.privacy.budgets import make_budgets
+from dpfl.protocols import Selection
+from dpfl.server.selection import Everyone, FixedCohort, PoissonCohort
+from dpfl.strategy import Strategy
+
+
+class Section(BaseModel):
+    """A table of the file: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSection(Section):
+    """Which records: a named data set, or a ``folder`` with one CSV or Parquet file per client."""
+
+    name: str | None = None
+    folder: str | None = None
+    label: str | None = None
+
+
+class PartitionSection(Section):
+    """Who holds which: a law and its knob. Data from a folder is already shared out."""
+
+    kind: str | None = None
+    clients: int | None = None
+    shards_per_client: int = 2
+    classes_per_client: int = 2
+    alpha: float = 1.0
+    records: int | None = None
+    smallest: int = 2
+
+
+class BudgetsSection(Section):
+    """What each client grants: a distribution's name, a number, a list, a file or a table; and delta. No defaults."""
+
+    epsilon: str | float | list[float] | dict[str, float] | None = None
+    delta: float | list[float] | dict[str, float] | None = None
+
+
+class ModelSection(Section):
+    """A model by name."""
+
+    name: str = "logistic"
+    hidden: int = 64
+
+
+class MethodSection(BaseModel):
+    """A method by name, with its own settings beside it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    def settings(self) -> dict[str, Any]:
+        """Everything but the name."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class RunSection(Section):
+    """How long, with whom, and where randomness comes from."""
+
+    rounds: int = Field(ge=1)
+    cohort: int | float | None = None
+    sampling: Literal["uniform", "poisson"] = "uniform"
+    seed: int = 0
+    noise: Literal["seeded", "system"] = "seeded"
+    engine: str = "stacked"
+    workers: int = Field(default=1, ge=1)
+    evaluate_every: int = Field(default=1, ge=1)
+
+
+class ClientSection(Section):
+    """A client's own practice."""
+
+    batch_size: int | None = None
+    local_steps: int | None = None
+    local_epochs: int | None = None
+    lr: float | None = None
+
+
+class Experiment(Section):
+    """A whole experiment. What decides privacy (epsilon, delta, clip) has no default."""
+
+    data: DataSection
+    partition: PartitionSection = PartitionSection()
+    budgets: BudgetsSection = BudgetsSection()
+    model: ModelSection = ModelSection()
+    method: MethodSection
+    run: RunSection
+    clients: dict[str, ClientSection] = {}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: str = "experiment") -> Experiment:
+        """Validate plain values; the first problem becomes one clear sentence."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise _explained(where, error) from error
+
+    @classmethod
+    def from_file(cls, path: Path) -> Experiment:
+        """Read a TOML file."""
+        return cls.from_dict(read_toml(path), str(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, complete but for what is left to its natural absence."""
+        values: dict[str, Any] = self.model_dump(exclude_none=True)
+        return values
+
+    def to_toml(self) -> str:
+        """Write a complete, re-runnable file."""
+        return tomli_w.dumps(self.to_dict())
+
+    def digest(self) -> str:
+        """Name the result: equal digests give equal bits, whatever the number of workers."""
+        values = self.to_dict()
+        values["run"].pop("workers", None)
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+    # -- building what the file describes ------------------------------------------------------------------------------
+
+    def selection(self, population: int) -> Selection:
+        """Return who takes part: everyone, a number, or a fraction of the population."""
+        cohort = self.run.cohort
+        if cohort is None:
+            return Everyone()
+        if cohort <= 0 or (isinstance(cohort, float) and cohort > 1) or cohort > population:
+            raise ConfigurationError(
+                "[run] cohort", f"{cohort} of {population} clients", "give a whole number of clients, or a fraction above 0 and at most 1"
+            )
+        if self.run.sampling == "poisson":
+            return PoissonCohort(sampling_rate=cohort if isinstance(cohort, float) else cohort / population)
+        return FixedCohort(size=max(1, round(cohort * population)) if isinstance(cohort, float) else cohort)
+
+    def strategy(self, population: int) -> Strategy:
+        """Build the method with its settings and this experiment's selection."""
+        return make_strategy(self.method.name, {**self.method.settings(), "selection": self.selection(population)})
+
+    def public_seed(self) -> PublicSeed:
+        """Return the root of all public randomness."""
+        return PublicSeed(self.run.seed)
+
+    def federation(self, data_folder: Path | None = None) -> Federation:
+        """Load, share out, and attach budgets and practices."""
+        federation = self._clients(data_folder)
+        if self.budgets.epsilon is not None:
+            if self.budgets.delta is None:
+                raise ConfigurationError(
+                    "[budgets] delta", "is missing and has no default", "give a delta well below 1 / records of the smallest client"
+                )
+            seed = self.public_seed().child("budgets")
+            federation = federation.with_budgets(make_budgets(self.budgets.epsilon, self.budgets.delta, federation.ids, seed))
+        unknown = sorted(set(self.clients) - set(federation.ids))
+        if unknown:
+            raise ConfigurationError(f"[clients.{unknown[0]}]", "is not in the federation", did_you_mean(unknown[0], federation.ids))
+        practices = {client: Practice(**section.model_dump()) for client, section in self.clients.items()}
+        return Federation(
+            shards=federation.shards, classes=federation.classes, budgets=federation.budgets, practices=practices
+        )
+
+    def _clients(self, data_folder: Path | None) -> Federation:
+        seed = self.public_seed().child("data")
+        if (self.data.name is None) == (self.data.folder is None):
+            raise ConfigurationError("[data]", "needs either a name or a folder", "name one data set")
+        if self.data.folder is not None:
+            return Federation.from_files(self.data.folder, label=self.data.label, seed=seed.value)
+        assert self.data.name is not None
+        dataset = load_dataset(self.data.name, data_folder)
+        kind = self.partition.kind or ("natural" if dataset.silos and self.partition.clients is None else "iid")
+        law = Partition(**{**self.partition.model_dump(exclude={"clients", "kind"}), "kind": kind})
+        return Federation.from_dataset(dataset, law, self.partition.clients, seed)
+
+    def build_model(self, federation: Federation) -> nn.Module:
+        """Build the model with its reproducible start."""
+        return make_model(
+            self.model.name, federation.feature_shape, federation.classes, self.public_seed().child("model"), self.model.hidden
+        )
+
+    def check(self) -> None:
+        """Refuse unknown names before anything is loaded."""
+        settings_of(self.method.name)
+        if self.run.engine not in ENGINES:
+            raise ConfigurationError("[run] engine", f"there is no engine '{self.run.engine}'", did_you_mean(self.run.engine, ENGINES))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file as plain values."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigurationError(str(path), f"cannot be read ({error.strerror})", "check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(str(path), f"is not TOML ({error})", "mend that line") from error
+
+
+def _explained(where: str, error: ValidationError) -> ConfigurationError | DataError:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    at = f"{where}, [{path[0]}] {'.'.join(path[1:])}".rstrip() if path else where
+    if first["type"] == "extra_forbidden":
+        section: Any = Experiment
+        for part in path[:-1]:
+            annotation = section.model_fields[part].annotation if part in getattr(section, "model_fields", {}) else ClientSection
+            section = annotation if hasattr(annotation, "model_fields") else ClientSection
+        return ConfigurationError(at, f"there is no key '{path[-1]}'", did_you_mean(path[-1], section.model_fields))
+    if first["type"] == "missing":
+        return ConfigurationError(at, "is missing", "give a value: it has no default")
+    return ConfigurationError(at, f"{first['input']!r} was given: {first['msg']}", "see the documentation of the experiment file")

@@ -1,0 +1,209 @@
+"""A run folder: everything a run leaves behind, written so that a kill at any moment loses nothing that was released.
+
+::
+
+    experiment.toml     complete, re-runnable          ledger.sqlite       what was charged, before it was released
+    rounds.jsonl        the operator's record          timings.jsonl       seconds, apart: they differ from run to run
+    checkpoint/         the state to go on from        model.safetensors   the final model
+    summary.json        what came out
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors import torch as safetensors
+from torch import Tensor
+
+from dpfl.core.errors import CheckpointError, DiskError, FolderError, disk_error
+from dpfl.core.layout import Layout
+from dpfl.core.types import State
+
+CHECKPOINT_FORMAT = "dpfl-checkpoint-1"
+
+
+def write_safely(path: Path, content: bytes) -> None:
+    """Replace a file so that a reader sees the old one or the new one, never half of either."""
+    draft = path.with_name(path.name + ".new")
+    try:
+        with draft.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise disk_error(str(path), error) from error
+
+
+class RunFolder:
+    """Paths and safe writing. Only one process at a time may hold a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.experiment = path / "experiment.toml"
+        self.ledger = path / "ledger.sqlite"
+        self.rounds = path / "rounds.jsonl"
+        self.timings = path / "timings.jsonl"
+        self.model = path / "model.safetensors"
+        self.summary = path / "summary.json"
+        self.checkpoint = path / "checkpoint" / "state.safetensors"
+
+    def create(self, experiment: str) -> None:
+        """Claim a new folder; one that already holds a run, or anything else, is left alone."""
+        if self.experiment.exists():
+            same = self.experiment.read_text() == experiment
+            what = "this same experiment" if same else "another experiment"
+            raise FolderError(str(self.path), f"already holds {what}", f"use dpfl run --resume {self.path}, or another --out")
+        if self.path.exists() and not self.path.is_dir():
+            raise FolderError(str(self.path), "is a file", "give another --out")
+        if self.path.is_dir() and any(entry.name != ".lock" for entry in self.path.iterdir()):
+            raise FolderError(str(self.path), "is not empty and holds no run", "give another --out")
+        try:
+            self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise disk_error(str(self.path), error) from error
+        write_safely(self.experiment, experiment.encode())
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process; the operating system lets go of it whatever happens."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            stream = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise disk_error(str(self.path), error) from error
+        with stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise FolderError(str(self.path), "is in use by another process", "wait for it, or end it") from error
+            yield
+
+    def append(self, path: Path, line: Mapping[str, Any]) -> None:
+        """Add one JSON line, on disk before this returns."""
+        try:
+            with path.open("a") as stream:
+                stream.write(json.dumps(line) + "\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise disk_error(str(path), error) from error
+
+    def read_lines(self, path: Path) -> list[dict[str, Any]]:
+        """Read JSON lines; a last line that was cut off by a kill is left out."""
+        if not path.exists():
+            return []
+        lines = path.read_text().split("\n")
+        records = []
+        for number, line in enumerate(lines):
+            if not line:
+                continue
+            try:
+                records.append(json.loads(line))
+            except ValueError as error:
+                if number == len(lines) - 1:
+                    break
+                raise FolderError(str(path), f"line {number + 1} cannot be read", "restore it from a backup") from error
+        return records
+
+    def cut_back(self, round_: int) -> list[dict[str, Any]]:
+        """Forget what was written of rounds that the checkpoint does not contain: they will be repeated."""
+        kept = [line for line in self.read_lines(self.rounds) if line["round"] < round_]
+        if [line["round"] for line in kept] != list(range(round_)):
+            raise FolderError(str(self.rounds), f"does not hold the {round_} rounds of the checkpoint", "restore it from a backup")
+        if self.rounds.exists():
+            write_safely(self.rounds, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        return kept
+
+    # -- checkpoint ----------------------------------------------------------------------------------------------------
+
+    def save_state(self, state: State, run: str, digest: str) -> None:
+        """Write the whole state; safetensors, never pickle."""
+        tensors: dict[str, Tensor] = {"model": state.model}
+        tensors |= {f"starts/{client}": tensor for client, tensor in state.starts.items()}
+        tensors |= {f"plugs/{slot}/{name}": t for slot, plug in state.plugs.items() for name, t in plug.items()}
+        tensors = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+        metadata = {"format": CHECKPOINT_FORMAT, "round": str(state.round), "run": run, "experiment": digest}
+        metadata["slots"] = json.dumps(sorted(state.plugs))
+        metadata["sha256"] = _fingerprint(tensors)
+        write_safely(self.checkpoint, safetensors.save(tensors, metadata=metadata))
+
+    def load_state(self, digest: str) -> tuple[State, str]:
+        """Read the state back and the run it belongs to; damage, or another experiment's state, is refused."""
+        where = str(self.checkpoint)
+        if not self.checkpoint.is_file():
+            raise CheckpointError(where, "there is no checkpoint", "restore it from a backup, or start again in a new folder")
+        try:
+            with safe_open(where, framework="pt") as stream:
+                metadata = stream.metadata() or {}
+                tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(where, f"cannot be read ({error})", "restore it from a backup") from error
+        if metadata.get("format") != CHECKPOINT_FORMAT or metadata.get("sha256") != _fingerprint(tensors):
+            raise CheckpointError(where, "is damaged or of another version", "restore it from a backup")
+        if metadata["experiment"] != digest:
+            raise CheckpointError(where, "belongs to another experiment", "put back the checkpoint or experiment.toml of this run")
+        plugs: dict[str, dict[str, Tensor]] = {slot: {} for slot in json.loads(metadata["slots"])}
+        starts = {}
+        for name, tensor in tensors.items():
+            kind, _, rest = name.partition("/")
+            if kind == "starts":
+                starts[rest] = tensor
+            elif kind == "plugs":
+                slot, _, field = rest.partition("/")
+                plugs[slot][field] = tensor
+        state = State(round=int(metadata["round"]), model=tensors["model"], starts=starts, plugs=plugs)
+        return state, metadata["run"]
+
+    def save_model(self, vector: Tensor, layout: Layout, note: str) -> None:
+        """Write the final model under its parameters' names."""
+        tensors = {name: tensor.contiguous() for name, tensor in layout.unflatten(vector).items()}
+        write_safely(self.model, safetensors.save(tensors, metadata={"dpfl": note}))
+
+    def save_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write what came out."""
+        write_safely(self.summary, (json.dumps(summary, indent=2) + "\n").encode())
+
+    def read_summary(self) -> dict[str, Any]:
+        """Read what came out."""
+        try:
+            summary: dict[str, Any] = json.loads(self.summary.read_text())
+        except (OSError, ValueError) as error:
+            raise FolderError(str(self.summary), f"cannot be read ({error})", "finish the run with dpfl run --resume") from error
+        return summary
+
+
+def free_name(base: Path, stem: str) -> Path:
+    """Return the first of stem-1, stem-2, ... that does not exist."""
+    number = 1
+    while (base / f"{stem}-{number}").exists():
+        number += 1
+    return base / f"{stem}-{number}"
+
+
+def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+__all__ = ["CHECKPOINT_FORMAT", "DiskError", "RunFolder", "free_name", "write_safely"]

@@ -1,0 +1,271 @@
+"""The simulator: a federation in one process (or a few), through the same three functions a deployment calls."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from dpfl.client.member import Member, check_budget, honest_members
+from dpfl.core.errors import LedgerError, PrivacyRefusal
+from dpfl.core.layout import Layout
+from dpfl.core.types import Claims, Observer, State
+from dpfl.data.federation import Federation
+from dpfl.engine import make_engine
+from dpfl.engine.threads import one_thread
+from dpfl.models import check_model
+from dpfl.privacy.statement import Statement, statement
+from dpfl.rounds import Agreement, Run, Uplink, admit, blocks_of, close_round, enrol, first_state, open_round
+from dpfl.runs.folder import RunFolder
+from dpfl.sim.workers import Bench, Workers
+from dpfl.strategy import Strategy
+
+Progress = Callable[[int, int, dict[str, Any]], None]
+
+SEEDED = "NOT PRIVATE: SEEDED (anyone who knows the seed can subtract the noise; for simulations only)"
+UNPROTECTED = "NOT PRIVATE: this method protects nobody"
+HYPOTHETICAL = "HYPOTHETICAL: every client was granted the largest budget, whatever it asked for"
+UNACCOUNTED = "UNACCOUNTED: accuracy and loss are measured on the clients' test records, which only a simulation may see"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a simulation ends with."""
+
+    state: State
+    history: list[dict[str, Any]]
+    statements: dict[str, Statement]
+    summary: dict[str, Any]
+
+
+class Simulation:
+    """A prepared federation: members, agreement, ledger grants. :meth:`run` plays the rounds."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        federation: Federation,
+        strategy: Strategy,
+        rounds: int,
+        run: Run,
+        engine: str = "stacked",
+        workers: int = 1,
+        evaluate_every: int = 1,
+        claims: Mapping[str, Claims] | None = None,
+        folder: RunFolder | None = None,
+        digest: str = "",
+    ) -> None:
+        check_model(model, federation.feature_shape, federation.classes, per_record=strategy.local.private)
+        self.members = honest_members(federation, claims)
+        if strategy.local.hypothetical:
+            self.members = _all_granted_the_largest(self.members)
+        for member in self.members.values():
+            check_budget(member, unit=strategy.unit, observer=strategy.observer)
+            if member.budget is None and strategy.observer is not Observer.NOBODY:
+                raise PrivacyRefusal(f"client '{member.id}'", "has no budget", "give every client a Budget(epsilon, delta), or use fedavg")
+        self.layout = Layout.of_module(model)
+        self.model = model
+        self.strategy = strategy
+        self.run_ = run
+        self.engine = engine
+        self.workers = workers
+        self.evaluate_every = evaluate_every
+        self.folder = folder
+        self.digest = digest
+        self.agreement: Agreement = enrol(strategy, {c: m.claims for c, m in self.members.items()}, rounds, self.layout)
+        self.test = federation.test_set()
+        if strategy.observer is not Observer.NOBODY:
+            budgets = {client: member.budget for client, member in self.members.items() if member.budget is not None}
+            run.ledger.grant(budgets, unit=strategy.unit, observer=strategy.observer)
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> State:
+        """Return the state before the first round; in a folder, it is the first checkpoint."""
+        state = first_state(self.agreement, self.layout.read(self.model))
+        if self.folder is not None:
+            self.folder.save_state(state, self.run_.name, self.digest)
+        return state
+
+    def run(self, state: State, history: list[dict[str, Any]], progress: Progress | None = None) -> Outcome:
+        """Play the rounds that are left."""
+        began = time.perf_counter()
+        rounds = self.agreement.terms.rounds
+        bench = Bench(
+            agreement=self.agreement, members=self.members, model=self.model, engine=self.engine, run=self.run_.name, seed=self.run_.seed
+        )
+        ended_early = None
+        with Workers(bench, self.workers) as workers:
+            while state.round < rounds:
+                started = time.perf_counter()
+                plan = open_round(self.agreement, state, self.run_, self._willing(state.round))
+                if plan.over:
+                    ended_early = f"after {state.round} of {rounds} rounds: no client can afford another one"
+                    break
+                # ---- clients: each charges its own account, then works --------------------------------------------------
+                members = {client: self.members[client] for client in plan.cohort.ids}
+                abstaining = admit(self.agreement, self.run_, state.round, members)
+                active = {client: member for client, member in members.items() if client not in abstaining}
+                blocks = blocks_of(self.agreement, active, make_engine(self.engine))
+                uplinks = workers.run(state.round, plan.downloads, blocks)
+                uplinks += [Uplink(client=c, payload=None, reason=why) for c, why in sorted(abstaining.items())]
+                # ---- server: aggregate, evaluate, write down -------------------------------------------------------------
+                state, record = close_round(self.agreement, state, plan, uplinks, self.run_)
+                line: dict[str, Any] = {"round": record.round, **record.operator}
+                if state.round % self.evaluate_every == 0 or state.round == rounds:
+                    line |= self.evaluate(state.model)
+                history.append(line)
+                self._keep(state, line, time.perf_counter() - started)
+                if progress is not None:
+                    progress(state.round, rounds, line)
+        return self._outcome(state, history, ended_early, time.perf_counter() - began)
+
+    def _keep(self, state: State, line: dict[str, Any], seconds: float) -> None:
+        if self.folder is None:
+            return
+        self.folder.append(self.folder.rounds, line)
+        self.folder.append(self.folder.timings, {"round": line["round"], "seconds": seconds})
+        self.folder.save_state(state, self.run_.name, self.digest)
+
+    def _willing(self, round_: int) -> Callable[[str], bool]:
+        """Ask a member whether its own ledger covers this round; asked only of those who come up in the draw."""
+        known: dict[str, bool] = {}
+        horizon = self.agreement.terms.rounds - round_
+
+        def willing(client: str) -> bool:
+            if client not in known:
+                bill = self.agreement.bill(Observer.SERVER, self.members[client].participant)
+                known[client] = self.run_.ledger.affordable(
+                    client, bill, (Observer.SERVER, Observer.WORLD), before=(self.run_.name, round_), horizon=horizon
+                )
+            return known[client]
+
+        return willing
+
+    def evaluate(self, vector: Tensor) -> dict[str, float]:
+        """Accuracy and loss on all test records: a simulator's privilege, not covered by any bill."""
+        features, labels = self.test
+        parameters = self.layout.unflatten(vector)
+        was_training = self.model.training
+        self.model.eval()
+        with torch.no_grad(), one_thread():
+            outputs = torch.cat([functional_call(self.model, parameters, (part,)) for part in features.split(2048)])
+            loss = F.cross_entropy(outputs, labels).item()
+            accuracy = (outputs.argmax(1) == labels).float().mean().item()
+        self.model.train(was_training)
+        return {"accuracy": accuracy, "loss": loss if math.isfinite(loss) else -1.0}
+
+    # -- going on after an interruption --------------------------------------------------------------------------------
+
+    def resume(self, state: State) -> tuple[State, list[dict[str, Any]]]:
+        """Check that ledger, record and checkpoint belong together, and say from where to go on.
+
+        Seeded: a round that was charged but not checkpointed is repeated, bit for bit, without a new charge. Otherwise its
+        noise is gone: the round is lost, its number and its charge are not.
+        """
+        assert self.folder is not None
+        charged = self.run_.ledger.last_round(self.run_.name)
+        if (-1 if charged is None else charged) < state.round - 1:
+            raise LedgerError(
+                str(self.folder.ledger), f"ends at round {charged}, the checkpoint at {state.round - 1}", "restore the newest ledger"
+            )
+        history = self.folder.cut_back(state.round)
+        if self.run_.seed is None and charged is not None:
+            while state.round <= charged:
+                line = {"round": state.round, "lost": "charged, but interrupted before it was published"}
+                self.folder.append(self.folder.rounds, line)
+                history.append(line)
+                state = replace(state, round=state.round + 1)
+                self.folder.save_state(state, self.run_.name, self.digest)
+        return state, history
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _outcome(self, state: State, history: list[dict[str, Any]], ended_early: str | None, seconds: float) -> Outcome:
+        lines: dict[str, Statement] = {}
+        for client in self.members:
+            line = statement(self.run_.ledger, client, self._billed(), None if self._grants() else 1e-5)
+            if line is not None:
+                lines[client] = line
+        if not any("accuracy" in line for line in history[-1:]):
+            last = self.evaluate(state.model)
+        else:
+            last = {key: history[-1][key] for key in ("accuracy", "loss")}
+        summary = {
+            "format": "dpfl-summary-1",
+            "method": self.strategy.name,
+            "run": self.run_.name,
+            "unit": str(self.strategy.unit),
+            "observer": str(self.strategy.observer),
+            "adjacency": str(self.strategy.adjacency),
+            "stamps": self.stamps(),
+            "assumptions": list(self.strategy.assumptions),
+            "clients": len(self.members),
+            "parameters": self.layout.size,
+            "rounds": {"planned": self.agreement.terms.rounds, "done": state.round, "ended_early": ended_early},
+            **last,
+            "epsilon": _spread(lines),
+            "clients_left": sorted({client for line in history for client in line.get("left", [])}),
+            "bytes_up": sum(line.get("bytes_up", 0) for line in history),
+            "payload_bytes_up": sum(line.get("payload_bytes_up", 0) for line in history),
+            "bytes_down": sum(line.get("bytes_down", 0) for line in history),
+            "statements": [line.to_dict() for line in lines.values()],
+            "seconds": round(seconds, 3),
+        }
+        if self.folder is not None:
+            self.folder.save_model(state.model, self.layout, "; ".join(self.stamps()))
+            self.folder.save_summary(summary)
+        return Outcome(state=state, history=history, statements=lines, summary=summary)
+
+    def _grants(self) -> bool:
+        return self.strategy.observer is not Observer.NOBODY
+
+    def _billed(self) -> Observer:
+        return self.strategy.observer if self._grants() else Observer.SERVER
+
+    def stamps(self) -> list[str]:
+        """Return what must stand on everything this run leaves behind."""
+        stamps = [UNACCOUNTED]
+        if self.strategy.local.hypothetical:
+            stamps.insert(0, HYPOTHETICAL)
+        if not self._grants():
+            stamps.insert(0, UNPROTECTED)
+        if self.run_.seed is not None:
+            stamps.insert(0, SEEDED)
+        return stamps
+
+
+def _all_granted_the_largest(members: Mapping[str, Member]) -> dict[str, Member]:
+    largest = max((member.budget.epsilon for member in members.values() if member.budget), default=None)
+    if largest is None:
+        return dict(members)
+    return {
+        client: replace(member, budget=replace(member.budget, epsilon=largest) if member.budget else None)
+        for client, member in members.items()
+    }
+
+
+def _spread(lines: Mapping[str, Statement]) -> dict[str, Any]:
+    """Smallest, median and largest epsilon, spent and granted."""
+
+    def three(values: list[float]) -> dict[str, float | str]:
+        numbers = {"smallest": min(values), "median": statistics.median(values), "largest": max(values)}
+        return {name: "infinite" if math.isinf(value) else value for name, value in numbers.items()}
+
+    if not lines:
+        return {}
+    granted = [line.granted for line in lines.values() if line.granted is not None]
+    return {
+        "spent": three([line.epsilon for line in lines.values()]),
+        **({"granted": three(granted)} if granted else {}),
+        "accountant": sorted({line.accountant for line in lines.values()}),
+    }

@@ -1,0 +1,153 @@
+"""The two doors to the simulator: :func:`train` from Python, :func:`run_experiment` for a file and its run folder."""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from dpfl.core.errors import ConfigurationError, FolderError
+from dpfl.core.random import PublicSeed
+from dpfl.data.federation import Federation
+from dpfl.privacy.ledger import Ledger
+from dpfl.privacy.statement import Statement
+from dpfl.rounds import Run
+from dpfl.runs.experiment import Experiment
+from dpfl.runs.folder import RunFolder
+from dpfl.sim.simulation import Outcome, Progress, Simulation
+from dpfl.strategy import Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What training gives back. ``spent[client]`` is a statement: an epsilon that names unit, adjacency and observer."""
+
+    model: nn.Module
+    history: list[dict[str, Any]]
+    spent: dict[str, Statement]
+    summary: dict[str, Any]
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy of the final model on all clients' test records."""
+        return float(self.summary["accuracy"])
+
+
+def train(
+    model: nn.Module,
+    federation: Federation,
+    strategy: Strategy,
+    *,
+    rounds: int,
+    seed: int | None = 0,
+    engine: str = "stacked",
+    workers: int = 1,
+    evaluate_every: int = 1,
+    ledger: Path | str | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Simulate a federation. The model given is not changed; the trained one is in the result.
+
+    ``seed=None`` draws all noise from the operating system; a number makes the run repeatable, and NOT PRIVATE. ``ledger``
+    names a file that spans runs: everything ever released from this data adds up there, as it must. Without it, the run is
+    billed alone and the ledger is gone with it.
+    """
+    if rounds < 1:
+        raise ConfigurationError("train", f"rounds = {rounds}", "train for at least one round")
+    name = f"{strategy.name}-{uuid.uuid4().hex[:12]}"
+    book = _book(ledger)
+    try:
+        book.register(name, seeded=seed is not None, title=strategy.name)
+        run = Run(name=name, ledger=book, seed=_secret_seed(seed), public=PublicSeed(seed or 0).child("run"))
+        simulation = Simulation(
+            model=copy.deepcopy(model), federation=federation, strategy=strategy, rounds=rounds, run=run, engine=engine,
+            workers=workers, evaluate_every=evaluate_every,
+        )  # fmt: skip
+        outcome = simulation.run(simulation.start(), [], progress)
+        return _result(simulation, outcome)
+    finally:
+        book.close()
+
+
+def run_experiment(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    resume: bool = False,
+    data_folder: Path | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Run an experiment in its folder, or go on with one that was interrupted."""
+    place = RunFolder(folder)
+    experiment.check()
+    federation = experiment.federation(data_folder)
+    strategy = experiment.strategy(len(federation.ids))
+    model = experiment.build_model(federation)
+    with place.locked():
+        if resume:
+            state, name = _interrupted(place, experiment)
+            book = Ledger.open(place.ledger, name)
+        else:
+            state = None
+            place.create(experiment.to_toml())
+            name = f"{experiment.method.name}-{experiment.digest()[:16]}"
+            if experiment.run.noise == "system":
+                name += f"-{uuid.uuid4().hex[:8]}"
+            book = Ledger.create(place.ledger, name)
+        try:
+            seeded = experiment.run.noise == "seeded"
+            book.register(name, seeded=seeded, title=experiment.method.name)
+            public = experiment.public_seed()
+            run = Run(name=name, ledger=book, seed=_secret_seed(public.value) if seeded else None, public=public.child("run"))
+            simulation = Simulation(
+                model=model, federation=federation, strategy=strategy, rounds=experiment.run.rounds, run=run,
+                engine=experiment.run.engine, workers=workers or experiment.run.workers,
+                evaluate_every=experiment.run.evaluate_every, folder=place, digest=experiment.digest(),
+            )  # fmt: skip
+            history: list[dict[str, Any]] = []
+            if state is None:
+                state = simulation.start()
+            else:
+                state, history = simulation.resume(state)
+            return _result(simulation, simulation.run(state, history, progress))
+        finally:
+            book.close()
+
+
+def _interrupted(place: RunFolder, experiment: Experiment) -> tuple[Any, str]:
+    """Load the checkpoint; a run that was killed before its first one has released nothing and starts over."""
+    if not place.experiment.exists():
+        raise FolderError(str(place.path), "holds no run", "start one with dpfl run")
+    if not place.checkpoint.exists() and not place.rounds.exists():
+        name = f"{experiment.method.name}-{experiment.digest()[:16]}"
+        if not place.ledger.exists():
+            Ledger.create(place.ledger, name).close()
+            return None, name
+        with_name = Ledger.open(place.ledger)
+        try:
+            name = with_name.identity()
+            if with_name.last_round(name) is None:
+                return None, name
+        finally:
+            with_name.close()
+    return place.load_state(experiment.digest())
+
+
+def _secret_seed(seed: int | None) -> PublicSeed | None:
+    return None if seed is None else PublicSeed(seed).child("secret")
+
+
+def _book(path: Path | str | None) -> Ledger:
+    if path is None:
+        return Ledger.create(":memory:", "memory")
+    return Ledger.open(path) if Path(path).exists() else Ledger.create(path, uuid.uuid4().hex)
+
+
+def _result(simulation: Simulation, outcome: Outcome) -> Result:
+    simulation.layout.write(outcome.state.model, simulation.model)
+    return Result(model=simulation.model, history=outcome.history, spent=outcome.statements, summary=outcome.summary)

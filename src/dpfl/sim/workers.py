@@ -1,0 +1,88 @@
+"""Worker processes of one thread each. They take whole blocks of clients, so their number never changes a bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+import torch.multiprocessing
+from torch import nn
+
+from dpfl.client.member import Member
+from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.engine import make_engine
+from dpfl.protocols import Engine
+from dpfl.rounds import Agreement, Uplink, work
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What every worker holds: everything but the round itself."""
+
+    agreement: Agreement
+    members: Mapping[str, Member]
+    model: nn.Module
+    engine: str
+    run: str
+    seed: PublicSeed | None
+
+    def block(self, engine: Engine, round_: int, downloads: Mapping[str, bytes], ids: Sequence[str]) -> list[Uplink]:
+        """Work for one block; secret generators are made here, where they are used."""
+        members = {client: self.members[client] for client in ids}
+        rngs = {client: self._secret(round_, client) for client in ids}
+        return work(self.agreement, self.run, downloads, members, rngs, engine, self.model, [ids])
+
+    def _secret(self, round_: int, client: str) -> SecretRng:
+        if self.seed is None:
+            return SecretRng.from_system()
+        return SecretRng.simulated(self.seed.child("client", round_, client))
+
+
+_held: tuple[Bench, Engine] | None = None
+
+
+def _hold(bench: Bench) -> None:
+    global _held  # noqa: PLW0603
+    torch.set_num_threads(1)
+    _held = (bench, make_engine(bench.engine))
+
+
+def _work(round_: int, common: Sequence[bytes], which: Mapping[str, int], ids: Sequence[str]) -> list[Uplink]:
+    assert _held is not None
+    bench, engine = _held
+    return bench.block(engine, round_, {client: common[which[client]] for client in ids}, ids)
+
+
+class Workers:
+    """One process (this one) or several; the same results either way."""
+
+    def __init__(self, bench: Bench, count: int) -> None:
+        self._bench = bench
+        self._engine = make_engine(bench.engine)
+        self._pool: ProcessPoolExecutor | None = None
+        if count > 1:
+            context = torch.multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_hold, initargs=(bench,))
+
+    def run(self, round_: int, downloads: Mapping[str, bytes], blocks: Sequence[Sequence[str]]) -> list[Uplink]:
+        """Work for all blocks; results come back in canonical order."""
+        if self._pool is None:
+            found = [self._bench.block(self._engine, round_, {c: downloads[c] for c in ids}, ids) for ids in blocks]
+        else:
+            futures = []
+            for ids in blocks:
+                distinct = list({id(downloads[c]): downloads[c] for c in ids}.values())
+                which = {c: next(i for i, d in enumerate(distinct) if d is downloads[c]) for c in ids}
+                futures.append(self._pool.submit(_work, round_, distinct, which, ids))
+            found = [future.result() for future in futures]
+        return sorted((uplink for part in found for uplink in part), key=lambda uplink: uplink.client)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)

@@ -1,0 +1,189 @@
+"""A strategy: about ten plugs in one fixed order. Building it proves that they fit, or raises.
+
+::
+
+    select -> local work -> client stages -> channel -> server halves, reversed -> clean rows -> weigh
+           -> central noise -> denoise -> step
+
+The same objects are folded twice: over data, by :mod:`dpfl.rounds`, and over an exposure, here, to bill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.types import Adjacency, Observer, Phase, Terms, Unit
+from dpfl.privacy.exposure import Exposure
+from dpfl.privacy.ledger import Bill
+from dpfl.protocols import Channel, Denoiser, LocalWork, Plug, RowDenoiser, Selection, Stage, Weights
+from dpfl.server.aggregate import CentralNoise, Step
+from dpfl.server.selection import Everyone
+from dpfl.server.weights import UniformWeights
+from dpfl.wire.channels import Digital
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """``unit`` and ``observer`` are the promise: whose presence is hidden, and from whom. NOBODY must be said aloud.
+
+    ``tolerated_dropouts``: where noise shares of the clients carry the guarantee against the world, how many of the drawn
+    may be missing; with more missing, nothing is published.
+    """
+
+    name: str
+    unit: Unit
+    observer: Observer
+    adjacency: Adjacency
+    local: LocalWork
+    selection: Selection = field(default_factory=Everyone)
+    stages: tuple[Stage, ...] = ()
+    channel: Channel = field(default_factory=Digital)
+    clean: RowDenoiser | None = None
+    weights: Weights = field(default_factory=UniformWeights)
+    central_noise: CentralNoise | None = None
+    denoise: tuple[Denoiser, ...] = ()
+    step: Step = field(default_factory=Step)
+    tolerated_dropouts: int = 0
+    assumptions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.local.unit is not self.unit:
+            raise ConfigurationError(
+                self.name, f"its local work protects a {self.local.unit}, the promise is about a {self.unit}", "make the two agree"
+            )
+        if not self.channel.sees_rows:
+            self._check_sum()
+        if self.central_noise is not None and not self.weights.constant:
+            raise PrivacyRefusal(
+                self.name, f"central noise over {type(self.weights).__name__}, which are not constants fixed before sampling",
+                "use weights such as ExpectedCohortWeights",
+            )  # fmt: skip
+        if self.central_noise is not None and self.clean is not None:
+            raise PrivacyRefusal(self.name, "central noise over rows that were cleaned against each other", "drop one of the two")
+        amplified = self._sums_only() and self.unit is Unit.CLIENT and self.observer is Observer.WORLD
+        if amplified and self.selection.sampling == "uniform" and self.adjacency is not Adjacency.REPLACE_ONE:
+            raise PrivacyRefusal(
+                self.name, f"fixed-size cohorts have no proven bound under {self.adjacency}", "bill them as replace_one"
+            )
+        if self.observer is not Observer.NOBODY and not self._prototype().finite:
+            raise PrivacyRefusal(
+                self.name, f"nothing protects a {self.unit} from the {self.observer}",
+                "clip and add noise, or declare observer = NOBODY",
+            )  # fmt: skip
+
+    def _check_sum(self) -> None:
+        if self.clean is not None:
+            raise ConfigurationError(self.name, "a summing channel delivers no rows to clean", "use a digital channel")
+        if self.weights.needs_rows:
+            raise ConfigurationError(
+                self.name, f"{type(self.weights).__name__} need rows, a summing channel delivers none", "use uniform or constant weights"
+            )
+        crooked = next((stage for stage in self.stages if not stage.linear), None)
+        if crooked is not None:
+            raise ConfigurationError(
+                self.name, f"the server half of {type(crooked).__name__} is not linear and cannot act on a sum", "use a digital channel"
+            )
+
+    def _prototype(self) -> Exposure:
+        """Fold once with stand-in numbers: only whether it is finite matters."""
+        terms = Terms(
+            rounds=1, population=10, expected_cohort=10, participations=1, smallest_epsilon=1, largest_epsilon=1, noise_multiplier=1.0
+        )
+        if self.local.private:
+            phase = Phase(steps=1, batch_size=1, sampling="poisson", lr=1.0, clip=1.0, noise_multiplier=1.0)
+            return self.exposure(self.observer, self.local.exposure((phase,), 10), terms)
+        return self.exposure(self.observer, self.local.exposure((), 10), terms)
+
+    def slots(self) -> Iterator[tuple[str, Plug]]:
+        """Yield every plug that may keep state, with the name its state and shared tensors go by."""
+        yield "selection", self.selection
+        for number, stage in enumerate(self.stages):
+            yield f"stage{number}", stage
+        yield "channel", self.channel
+        if self.clean is not None:
+            yield "clean", self.clean
+        yield "weights", self.weights
+
+    def _sums_only(self) -> bool:
+        """Whether what is published depends on the rows only through a sum with constant weights."""
+        return self.weights.constant and self.clean is None
+
+    def shares(self, terms: Terms) -> int:
+        """How many clients' noise the bill against the world counts on: a fixed cohort's, else one's own alone."""
+        size = self.selection.cohort_size(terms.population)
+        return 1 if size is None else max(1, size - self.tolerated_dropouts)
+
+    def shares_needed(self, terms: Terms) -> int:
+        """Uploads without which a published sum carries less noise than was billed."""
+        if self.unit is Unit.RECORD or self.observer is not Observer.WORLD or not self._sums_only():
+            return 0
+        return self.shares(terms) if self._sent(self.local.exposure((), 1), terms).noise > 0 else 0
+
+    def _sent(self, work: Exposure, terms: Terms) -> Exposure:
+        """Fold the client stages: what leaves a client."""
+        drawn = self.selection.cohort_size(terms.population) or max(1, round(terms.expected_cohort))
+        for stage in self.stages:
+            work = stage.exposure(work, drawn)
+        return work
+
+    def exposure(self, observer: Observer, work: Exposure, terms: Terms) -> Exposure:
+        """Fold the pieces over what local work shows, as far as the observer can see."""
+        exposure = self._sent(work, terms)
+        seen = self.channel.exposure(exposure, max(1, round(terms.expected_cohort)))
+        if observer is not Observer.WORLD or work.paid:
+            return seen
+        if not self._sums_only():
+            return seen.processed()
+        published = exposure.summed(self.weights.value(terms), self.shares(terms))
+        if self.central_noise is not None:
+            published = published.noised(self.central_noise.std(published.bound))
+        return published
+
+    def published_bound(self, work: Exposure, terms: Terms) -> float:
+        """Return the largest norm of one client's weighted contribution: what central noise is scaled by."""
+        return self._sent(work, terms).scaled(self.weights.value(terms)).bound
+
+    def amplifies(self, observer: Observer) -> bool:
+        """Sampling of clients hides who took part from the world, never from the server that drew them."""
+        client_level = self.unit is Unit.CLIENT and self._sums_only()
+        return observer is Observer.WORLD and client_level and self.selection.sampling != "none"
+
+    def bill(self, observer: Observer, phases: Sequence[Phase], examples: int, terms: Terms) -> Bill:
+        """What one round releases of one unit of a client with this work, to this observer."""
+        exposure = self.exposure(observer, self.local.exposure(phases, examples), terms)
+        if self.amplifies(observer):
+            events = exposure.events(self.selection.sampling, self.selection.rate(terms.population))
+        else:
+            events = exposure.events()
+        return Bill(unit=self.unit, adjacency=self.adjacency, events=events)
+
+    def describe(self) -> list[tuple[str, str]]:
+        """List the pieces in the order they act, in words."""
+        rows = [
+            ("select", _words(self.selection)),
+            ("local work", _words(self.local)),
+            *(("client stage", _words(stage)) for stage in self.stages),
+            ("channel", _words(self.channel)),
+            *([("clean rows", _words(self.clean))] if self.clean else []),
+            ("weigh", _words(self.weights)),
+            *([("central noise", _words(self.central_noise))] if self.central_noise else []),
+            *(("denoise", _words(denoiser)) for denoiser in self.denoise),
+            ("step", _words(self.step)),
+        ]
+        return rows
+
+
+def _words(piece: object) -> str:
+    fields = getattr(piece, "__dataclass_fields__", {})
+    settings = ", ".join(f"{name}={_setting(getattr(piece, name))}" for name in fields)
+    return f"{type(piece).__name__}({settings})"
+
+
+def _setting(value: object) -> str:
+    fields = getattr(value, "__dataclass_fields__", None)
+    if fields is None:
+        return str(value)
+    kept = {name: getattr(value, name) for name in fields if getattr(value, name) is not None}
+    return "{" + ", ".join(f"{name}={v}" for name, v in kept.items()) + "}"

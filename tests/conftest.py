@@ -1,0 +1,34 @@
+"""Shared by all tests: a cache of their own, and data that may be absent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Accounting curves are pure and slow: keep them between sessions, apart from the user's own cache.
+os.environ["DPFL_CACHE"] = str(Path(__file__).parent.parent / ".pytest_cache" / "dpfl")
+
+settings.register_profile(
+    "dpfl", deadline=None, max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("dpfl")
+
+
+def require(what: str, reason: str) -> None:
+    """Skip with a reason; where ``DPFL_REQUIRE`` names it (as CI does), fail instead."""
+    if what in os.environ.get("DPFL_REQUIRE", "").split(","):
+        pytest.fail(f"{reason}, and DPFL_REQUIRE asks for '{what}'")
+    pytest.skip(reason)
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """Return the folder of data sets that do not ship with the package."""
+    folder = Path(os.environ.get("DPFL_DATA", "")) if os.environ.get("DPFL_DATA") else None
+    if folder is None or not (folder / "mnist").is_dir():
+        require("data", "DPFL_DATA names no folder with MNIST")
+    assert folder is not None
+    return folder
