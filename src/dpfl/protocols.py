@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -107,7 +107,7 @@ class Selection(Plug):
     of the population an average round has.
     """
 
-    sampling: Sampling
+    sampling: ClassVar[Sampling]
 
     def rate(self, population: int) -> float:
         """Probability that a given client takes part in a given round."""
@@ -130,7 +130,7 @@ class Stage(Plug):
     input; noise comes from ``rng`` and from nowhere else.
     """
 
-    linear: bool
+    linear: ClassVar[bool]
 
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
         """Act before sending."""
@@ -164,8 +164,8 @@ class Channel(Plug):
     was sent. ``simulated`` channels cannot exist outside a simulation and refuse deployment.
     """
 
-    sees_rows: bool
-    simulated: bool
+    sees_rows: ClassVar[bool]
+    simulated: ClassVar[bool]
 
     def deliver(self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed) -> dict[str, Tensor] | Summed:
         """Return each arrived message by client, or their sum."""
@@ -182,7 +182,7 @@ class RowDenoiser(Plug):
     Laws: the matrix keeps its shape; unless ``ordered``, permuting clients permutes rows.
     """
 
-    ordered: bool
+    ordered: ClassVar[bool]
 
     def __call__(self, state: PlugState, rows: Rows, round_: int) -> tuple[Tensor, PlugState, Metrics]:
         """Return the cleaned matrix, the next state, and what a person would ask about."""
@@ -196,8 +196,8 @@ class Weights(Plug):
     weights depend on nothing but the terms, so that a bill may rest on them. ``needs_rows`` refuses a summing channel.
     """
 
-    needs_rows: bool
-    constant: bool
+    needs_rows: ClassVar[bool]
+    constant: ClassVar[bool]
 
     def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> tuple[Tensor, PlugState, Metrics]:
         """Return the weights, the next state, and what a person would ask about."""

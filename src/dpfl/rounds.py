@@ -144,9 +144,13 @@ def open_round(agreement: Agreement, state: State, run: Run, willing: Callable[[
     if over:
         nothing = Cohort(ids=(), claims={})
         everyone = tuple(candidates)
-        return Plan(round=state.round, cohort=nothing, downloads={}, shared={}, starts={}, unwilling=everyone, over=True)
+        return Plan(
+            round=state.round, cohort=nothing, downloads={}, shared={}, starts={}, unwilling=everyone, over=True
+        )
     cohort = Cohort.of({client: agreement.claims[client] for client in drawn})
-    _charge_world(agreement, run, state.round, cohort, [c for c in candidates if willing(c)] if _amplified(strategy) else [])
+    _charge_world(
+        agreement, run, state.round, cohort, [c for c in candidates if willing(c)] if _amplified(strategy) else []
+    )
     shared = {}
     for slot, plug in strategy.slots():
         tensors = plug.open(dict(state.plugs.get(slot, {})), state.round, cohort, seed.child(slot))
@@ -159,10 +163,17 @@ def open_round(agreement: Agreement, state: State, run: Run, willing: Callable[[
         if start is None:
             downloads[client] = common
         else:
-            downloads[client] = encode_download(Downlink(round=state.round, start=start, shared=shared, drawn=len(cohort)))
+            downloads[client] = encode_download(
+                Downlink(round=state.round, start=start, shared=shared, drawn=len(cohort))
+            )
     starts = {client: state.starts[client] for client in cohort.ids if client in state.starts}
     return Plan(
-        round=state.round, cohort=cohort, downloads=downloads, shared=shared, starts=starts, unwilling=tuple(sorted(unwilling))
+        round=state.round,
+        cohort=cohort,
+        downloads=downloads,
+        shared=shared,
+        starts=starts,
+        unwilling=tuple(sorted(unwilling)),
     )
 
 
@@ -184,7 +195,9 @@ def _charge_world(agreement: Agreement, run: Run, round_: int, cohort: Cohort, e
     charges = [Charge(account=account, observer=Observer.WORLD, bill=bill, draw=token) for account in accounts]
     refused = run.ledger.charge(run.name, round_, charges)
     if refused:
-        raise PrivacyRefusal(f"round {round_}", f"'{min(refused)}' was drawn but cannot pay", "ask willing() before drawing")
+        raise PrivacyRefusal(
+            f"round {round_}", f"'{min(refused)}' was drawn but cannot pay", "ask willing() before drawing"
+        )
 
 
 # ---- client: the sites ----------------------------------------------------------------------------------------------
@@ -244,7 +257,9 @@ def work(
             for client in block
         ]
         for job, after in zip(jobs, engine.run(model, agreement.layout, jobs), strict=True):
-            uplinks.append(_upload(agreement, run_name, members[job.client], downlinks[job.client], after, rngs[job.client]))
+            uplinks.append(
+                _upload(agreement, run_name, members[job.client], downlinks[job.client], after, rngs[job.client])
+            )
     return sorted(uplinks, key=lambda uplink: uplink.client)
 
 
@@ -269,13 +284,17 @@ def client_rounds(
     rngs = {client: run.secret("client", plan.round, client) for client in active}
     blocks = blocks_of(agreement, active, engine)
     uplinks = work(agreement, run.name, downloads, active, rngs, engine, model, blocks)
-    return uplinks + [Uplink(client=client, payload=None, reason=reason) for client, reason in sorted(abstaining.items())]
+    return uplinks + [
+        Uplink(client=client, payload=None, reason=reason) for client, reason in sorted(abstaining.items())
+    ]
 
 
 # ---- close: the server ----------------------------------------------------------------------------------------------
 
 
-def close_round(agreement: Agreement, state: State, plan: Plan, uplinks: Sequence[Uplink], run: Run) -> tuple[State, Record]:
+def close_round(
+    agreement: Agreement, state: State, plan: Plan, uplinks: Sequence[Uplink], run: Run
+) -> tuple[State, Record]:
     """Take what arrived, make the next model, and write down what happened."""
     strategy, layout = agreement.strategy, agreement.layout
     messages, missing, broken = _unpack(agreement, plan, uplinks, run)
@@ -285,7 +304,9 @@ def close_round(agreement: Agreement, state: State, plan: Plan, uplinks: Sequenc
     missing.update({client: "lost on the way" for client in messages if client not in ids})
     cohort = Cohort.of({client: plan.cohort.claims[client] for client in ids})
     received: Rows | Total = (
-        _total(agreement, plan, cohort, arrived) if isinstance(arrived, Summed) else _rows(agreement, state, plan, cohort, arrived)
+        _total(agreement, plan, cohort, arrived)
+        if isinstance(arrived, Summed)
+        else _rows(agreement, state, plan, cohort, arrived)
     )
     if isinstance(received, Rows):
         received, unusable = _without_non_finite(received)
@@ -317,12 +338,16 @@ def _unpack(
 ) -> tuple[dict[str, Tensor], dict[str, str], list[str]]:
     """Decode each upload once; whatever is not as agreed counts as missing, and says why."""
     messages: dict[str, Tensor] = {}
-    missing = {client: "no answer" for client in plan.cohort.ids}
+    missing = dict.fromkeys(plan.cohort.ids, "no answer")
     broken: list[str] = []
     length = None if agreement.strategy.stages else agreement.layout.size
     for uplink in uplinks:
         if uplink.client not in missing or uplink.client in messages:
-            raise PeerError(f"upload of '{uplink.client}'", "was not asked for, or came twice", "send each upload once, to its own round")
+            raise PeerError(
+                f"upload of '{uplink.client}'",
+                "was not asked for, or came twice",
+                "send each upload once, to its own round",
+            )
         if uplink.payload is None:
             missing[uplink.client] = uplink.reason
             continue

@@ -51,7 +51,9 @@ class Strategy:
     def __post_init__(self) -> None:
         if self.local.unit is not self.unit:
             raise ConfigurationError(
-                self.name, f"its local work protects a {self.local.unit}, the promise is about a {self.unit}", "make the two agree"
+                self.name,
+                f"its local work protects a {self.local.unit}, the promise is about a {self.unit}",
+                "make the two agree",
             )
         if not self.channel.sees_rows:
             self._check_sum()
@@ -61,7 +63,9 @@ class Strategy:
                 "use weights such as ExpectedCohortWeights",
             )  # fmt: skip
         if self.central_noise is not None and self.clean is not None:
-            raise PrivacyRefusal(self.name, "central noise over rows that were cleaned against each other", "drop one of the two")
+            raise PrivacyRefusal(
+                self.name, "central noise over rows that were cleaned against each other", "drop one of the two"
+            )
         amplified = self._sums_only() and self.unit is Unit.CLIENT and self.observer is Observer.WORLD
         if amplified and self.selection.sampling == "uniform" and self.adjacency is not Adjacency.REPLACE_ONE:
             raise PrivacyRefusal(
@@ -78,18 +82,28 @@ class Strategy:
             raise ConfigurationError(self.name, "a summing channel delivers no rows to clean", "use a digital channel")
         if self.weights.needs_rows:
             raise ConfigurationError(
-                self.name, f"{type(self.weights).__name__} need rows, a summing channel delivers none", "use uniform or constant weights"
+                self.name,
+                f"{type(self.weights).__name__} need rows, a summing channel delivers none",
+                "use uniform or constant weights",
             )
         crooked = next((stage for stage in self.stages if not stage.linear), None)
         if crooked is not None:
             raise ConfigurationError(
-                self.name, f"the server half of {type(crooked).__name__} is not linear and cannot act on a sum", "use a digital channel"
+                self.name,
+                f"the server half of {type(crooked).__name__} is not linear and cannot act on a sum",
+                "use a digital channel",
             )
 
     def _prototype(self) -> Exposure:
         """Fold once with stand-in numbers: only whether it is finite matters."""
         terms = Terms(
-            rounds=1, population=10, expected_cohort=10, participations=1, smallest_epsilon=1, largest_epsilon=1, noise_multiplier=1.0
+            rounds=1,
+            population=10,
+            expected_cohort=10,
+            participations=1,
+            smallest_epsilon=1,
+            largest_epsilon=1,
+            noise_multiplier=1.0,
         )
         if self.local.private:
             phase = Phase(steps=1, batch_size=1, sampling="poisson", lr=1.0, clip=1.0, noise_multiplier=1.0)
@@ -161,7 +175,7 @@ class Strategy:
 
     def describe(self) -> list[tuple[str, str]]:
         """List the pieces in the order they act, in words."""
-        rows = [
+        return [
             ("select", _words(self.selection)),
             ("local work", _words(self.local)),
             *(("client stage", _words(stage)) for stage in self.stages),
@@ -172,7 +186,6 @@ class Strategy:
             *(("denoise", _words(denoiser)) for denoiser in self.denoise),
             ("step", _words(self.step)),
         ]
-        return rows
 
 
 def _words(piece: object) -> str:

@@ -37,7 +37,9 @@ def make_strategy(name: str, settings: Mapping[str, Any]) -> Strategy:
             raise ConfigurationError(f"method '{name}'", f"has no setting '{setting}'", did_you_mean(setting, known))
     missing = [p.name for p in known.values() if p.default is inspect.Parameter.empty and p.name not in settings]
     if missing:
-        raise ConfigurationError(f"method '{name}'", f"needs {' and '.join(missing)}", "give a value: it has no default")
+        raise ConfigurationError(
+            f"method '{name}'", f"needs {' and '.join(missing)}", "give a value: it has no default"
+        )
     return METHODS[name](**settings)
 
 

@@ -112,12 +112,16 @@ class DpSgd:
         middle = statistics.median_low(claim.epsilon for claim in claims.values())
         claim = next(claim for _, claim in sorted(claims.items()) if claim.epsilon == middle)
         budget = Budget(epsilon=claim.epsilon, delta=claim.delta)
-        return terms.with_noise(self._multiplier(terms, budget, _Habits.of(Practice(), self.practice, claim.examples), claim.examples))
+        return terms.with_noise(
+            self._multiplier(terms, budget, _Habits.of(Practice(), self.practice, claim.examples), claim.examples)
+        )
 
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
         """Plan one phase with the least noise that keeps the whole plan within the client's own budget."""
         if participant.budget is None:
-            raise PrivacyRefusal("dp-sgd", "a client without a budget cannot choose its noise", "give it a Budget(epsilon, delta)")
+            raise PrivacyRefusal(
+                "dp-sgd", "a client without a budget cannot choose its noise", "give it a Budget(epsilon, delta)"
+            )
         habits = _Habits.of(participant.practice, self.practice, participant.examples)
         multiplier = terms.noise_multiplier
         if multiplier is None:

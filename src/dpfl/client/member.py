@@ -33,7 +33,9 @@ def honest_members(federation: Federation, claims: Mapping[str, Claims] | None =
     for client in federation.ids:
         shard, budget = federation.shards[client], federation.budgets.get(client)
         truth = Claims(
-            epsilon=budget.epsilon if budget else float("inf"), delta=budget.delta if budget else 0.0, examples=shard.examples
+            epsilon=budget.epsilon if budget else float("inf"),
+            delta=budget.delta if budget else 0.0,
+            examples=shard.examples,
         )
         members[client] = Member(
             id=client,
@@ -52,9 +54,13 @@ def check_budget(member: Member, *, unit: Unit, observer: Observer) -> None:
         return
     if budget.unit is not None and budget.unit is not unit:
         raise ConfigurationError(
-            f"budget of '{member.id}'", f"is per {budget.unit}, but the method protects a {unit}", "choose a method with that unit"
+            f"budget of '{member.id}'",
+            f"is per {budget.unit}, but the method protects a {unit}",
+            "choose a method with that unit",
         )
-    protected = {Observer.SERVER: {Observer.SERVER, Observer.WORLD}, Observer.WORLD: {Observer.WORLD}}.get(observer, set())
+    protected = {Observer.SERVER: {Observer.SERVER, Observer.WORLD}, Observer.WORLD: {Observer.WORLD}}.get(
+        observer, set()
+    )
     if budget.observer is not None and budget.observer not in protected:
         raise ConfigurationError(
             f"budget of '{member.id}'",

@@ -41,7 +41,7 @@ class PoissonBatches:
             count = min(at_once, steps - first)
             drawn = (rng.uniform(count, self.examples) < self.rate).nonzero()
             sizes = torch.bincount(drawn[:, 0], minlength=count).tolist()
-            batches.extend(drawn[:, 1].split(sizes))
+            batches.extend(torch.split(drawn[:, 1], sizes))
         return batches
 
     def event(self, noise_multiplier: float, steps: int) -> Event:
@@ -60,13 +60,15 @@ class ShuffledBatches:
         """Draw the records of every step."""
         batches: list[Tensor] = []
         while len(batches) < steps:
-            batches.extend(rng.permutation(self.examples).split(self.batch_size))
+            batches.extend(torch.split(rng.permutation(self.examples), self.batch_size))
         return batches[:steps]
 
     def event(self, noise_multiplier: float, steps: int) -> Event:
         """Refuse noise: shuffled batches billed as Poisson samples understate the loss several times over."""
         if noise_multiplier > 0:
-            raise PrivacyRefusal("sampling", "shuffled batches cannot be billed as Poisson samples", "use sampling = 'poisson'")
+            raise PrivacyRefusal(
+                "sampling", "shuffled batches cannot be billed as Poisson samples", "use sampling = 'poisson'"
+            )
         return Event(noise_multiplier=0.0, steps=steps)
 
 

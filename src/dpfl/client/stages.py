@@ -47,7 +47,9 @@ class GaussianNoise(Stage):
     def __post_init__(self) -> None:
         if not (self.noise_multiplier >= 0 and self.clip > 0):
             raise ConfigurationError(
-                "gaussian noise", f"noise_multiplier = {self.noise_multiplier}, clip = {self.clip}", "give positive numbers"
+                "gaussian noise",
+                f"noise_multiplier = {self.noise_multiplier}, clip = {self.clip}",
+                "give positive numbers",
             )
 
     @property

@@ -100,7 +100,9 @@ def disk_error(where: str, error: OSError) -> DpflError:
     """Turn an operating-system error while writing into the right member of the tree."""
     reason = error.strerror or str(error)
     if error.errno in _NO_SPACE:
-        return DiskError(where, f"cannot be written ({reason})", "free some space and resume; nothing already recorded is lost")
+        return DiskError(
+            where, f"cannot be written ({reason})", "free some space and resume; nothing already recorded is lost"
+        )
     return FolderError(where, f"cannot be used ({reason})", "check the path and its permissions")
 
 

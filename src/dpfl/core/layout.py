@@ -71,13 +71,17 @@ class Layout:
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Put named tensors into one float32 vector; missing or misshapen ones are refused."""
         if set(tensors) != {block.name for block in self.blocks}:
-            raise PeerError("layout", f"tensors {sorted(tensors)} are not those agreed", "send exactly the model's tensors")
+            raise PeerError(
+                "layout", f"tensors {sorted(tensors)} are not those agreed", "send exactly the model's tensors"
+            )
         pieces = []
         for block in self.blocks:
             tensor = tensors[block.name]
             if tuple(tensor.shape) != block.shape:
                 raise PeerError(
-                    "layout", f"'{block.name}' has shape {tuple(tensor.shape)}, not {block.shape}", "send the agreed shape"
+                    "layout",
+                    f"'{block.name}' has shape {tuple(tensor.shape)}, not {block.shape}",
+                    "send the agreed shape",
                 )
             pieces.append(tensor.detach().to(torch.float32).reshape(-1))
         return torch.cat(pieces) if pieces else torch.zeros(0)

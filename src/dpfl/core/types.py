@@ -46,7 +46,9 @@ def _check_epsilon_delta(where: str, epsilon: float, delta: float) -> None:
     if math.isnan(epsilon) or epsilon <= 0:
         raise ConfigurationError(where, f"epsilon = {epsilon} is not a positive number", "give an epsilon above 0")
     if not 0 < delta < 1:
-        raise ConfigurationError(where, f"delta = {delta} is not between 0 and 1", "give a delta well below 1 / records")
+        raise ConfigurationError(
+            where, f"delta = {delta} is not between 0 and 1", "give a delta well below 1 / records"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,9 @@ class Budget:
     def __post_init__(self) -> None:
         _check_epsilon_delta("budget", self.epsilon, self.delta)
         if math.isinf(self.epsilon):
-            raise ConfigurationError("budget", "epsilon is infinite", "give a finite epsilon, or run fedavg without privacy")
+            raise ConfigurationError(
+                "budget", "epsilon is infinite", "give a finite epsilon, or run fedavg without privacy"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +99,13 @@ class Practice:
         for name in ("batch_size", "local_steps", "local_epochs"):
             value = getattr(self, name)
             if value is not None and (value != int(value) or value < 1):
-                raise ConfigurationError("practice", f"{name} = {value} is not a whole number above 0", f"give a {name} of at least 1")
+                raise ConfigurationError(
+                    "practice", f"{name} = {value} is not a whole number above 0", f"give a {name} of at least 1"
+                )
         if self.lr is not None and not (math.isfinite(self.lr) and self.lr > 0):
-            raise ConfigurationError("practice", f"lr = {self.lr} is not a positive number", "give a learning rate above 0")
+            raise ConfigurationError(
+                "practice", f"lr = {self.lr} is not a positive number", "give a learning rate above 0"
+            )
 
     def over(self, default: Practice) -> Practice:
         """Fill what this practice leaves open from ``default``."""

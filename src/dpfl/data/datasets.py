@@ -129,7 +129,11 @@ def _idx_images(name: str, subfolder: str, mean: float, deviation: float) -> Cal
             images = _read_idx(base / f"{part}-images-idx3-ubyte.gz", 3)
             labels = _read_idx(base / f"{part}-labels-idx1-ubyte.gz", 1)
             if len(images) != len(labels) or images.shape[1:] != (28, 28):
-                raise DataError(str(base), f"{len(images)} images and {len(labels)} labels do not belong together", "fetch the files again")
+                raise DataError(
+                    str(base),
+                    f"{len(images)} images and {len(labels)} labels do not belong together",
+                    "fetch the files again",
+                )
             if labels.size and labels.max() > 9:
                 raise DataError(str(base), f"label {labels.max()} is outside the 10 classes", "fetch the files again")
             parts.append((_float((images[:, None] / 255.0 - mean) / deviation), _int(labels)))
@@ -146,7 +150,9 @@ def _find(name: str, subfolder: str, given: Path | None, files: list[str]) -> Pa
                 return candidate
     places = ", ".join(str(base / subfolder) for base in data_folders(given))
     raise DataError(
-        f"data set '{name}'", f"its files are in none of {places}", f"put {', '.join(files)} there, or name the folder with --data"
+        f"data set '{name}'",
+        f"its files are in none of {places}",
+        f"put {', '.join(files)} there, or name the folder with --data",
     )
 
 
@@ -173,9 +179,15 @@ def _int(array: np.ndarray) -> Tensor:
 DATASETS: dict[str, Source] = {
     "digits": Source(_digits, "1,797 handwritten digits, 8 x 8 grey, 10 classes (scikit-learn)", True),
     "breast_cancer": Source(_breast_cancer, "569 biopsies, 30 features, 2 classes (scikit-learn)", True),
-    "heart_disease": Source(_heart_disease, "920 patients of four hospitals, 32 features, 2 classes (UCI, CC BY 4.0)", True),
-    "mnist": Source(_idx_images("mnist", "mnist", 0.1307, 0.3081), "70,000 handwritten digits, 28 x 28, 10 classes", False),
+    "heart_disease": Source(
+        _heart_disease, "920 patients of four hospitals, 32 features, 2 classes (UCI, CC BY 4.0)", True
+    ),
+    "mnist": Source(
+        _idx_images("mnist", "mnist", 0.1307, 0.3081), "70,000 handwritten digits, 28 x 28, 10 classes", False
+    ),
     "fashion_mnist": Source(
-        _idx_images("fashion_mnist", "fashion-mnist", 0.2860, 0.3530), "70,000 pieces of clothing, 28 x 28, 10 classes", False
+        _idx_images("fashion_mnist", "fashion-mnist", 0.2860, 0.3530),
+        "70,000 pieces of clothing, 28 x 28, 10 classes",
+        False,
     ),
 }

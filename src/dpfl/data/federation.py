@@ -51,13 +51,17 @@ class Federation:
         for name, others in (("budget", self.budgets), ("practice", self.practices)):
             unknown = sorted(set(others) - set(self.shards))
             if unknown:
-                raise ConfigurationError("federation", f"there is a {name} for '{unknown[0]}', who is no client", "check the id")
+                raise ConfigurationError(
+                    "federation", f"there is a {name} for '{unknown[0]}', who is no client", "check the id"
+                )
         for client, shard in self.shards.items():
             if shard.examples == 0:
                 raise DataError(f"client '{client}'", "has no data", "leave it out of the federation")
             for labels in (shard.labels, shard.test_labels):
-                if len(labels) and not (0 <= int(labels.min()) and int(labels.max()) < self.classes):
-                    raise DataError(f"client '{client}'", f"has a label outside 0..{self.classes - 1}", "number the classes from 0")
+                if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < self.classes):
+                    raise DataError(
+                        f"client '{client}'", f"has a label outside 0..{self.classes - 1}", "number the classes from 0"
+                    )
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -95,7 +99,11 @@ class Federation:
         shards = {}
         for client, arrays in sorted(clients.items()):
             if len(arrays) not in (2, 4):
-                raise DataError(f"client '{client}'", f"has {len(arrays)} arrays", "give (features, labels), with test parts or without")
+                raise DataError(
+                    f"client '{client}'",
+                    f"has {len(arrays)} arrays",
+                    "give (features, labels), with test parts or without",
+                )
             features, labels = _pair(client, arrays[0], arrays[1])
             if len(arrays) == 4:
                 test = _pair(client, arrays[2], arrays[3])
@@ -116,7 +124,10 @@ class Federation:
             items = [dataset[i] for i in range(len(dataset))]
             if not items:
                 raise DataError(f"client '{client}'", "has no data", "leave it out of the federation")
-            arrays[client] = (torch.stack([torch.as_tensor(x) for x, _ in items]), torch.tensor([int(y) for _, y in items]))
+            arrays[client] = (
+                torch.stack([torch.as_tensor(x) for x, _ in items]),
+                torch.tensor([int(y) for _, y in items]),
+            )
         return cls.from_arrays(arrays, **options)
 
     @classmethod
@@ -136,7 +147,10 @@ class Federation:
         digits = len(str(count - 1))
         shards = {
             f"client-{i:0{digits}d}": Shard(
-                features=features[mine], labels=labels[mine], test_features=test_features[own], test_labels=test_labels[own]
+                features=features[mine],
+                labels=labels[mine],
+                test_features=test_features[own],
+                test_labels=test_labels[own],
             )
             for i, (mine, own) in enumerate(zip(train, test, strict=True))
         }
@@ -145,9 +159,15 @@ class Federation:
     @classmethod
     def _natural(cls, dataset: Dataset, clients: int | None, seed: PublicSeed) -> Federation:
         if dataset.silos is None:
-            raise ConfigurationError("partition", f"'{dataset.name}' has no natural silos", "use iid, shards, classes, dirichlet or unequal")
+            raise ConfigurationError(
+                "partition", f"'{dataset.name}' has no natural silos", "use iid, shards, classes, dirichlet or unequal"
+            )
         if clients is not None and clients != len(dataset.silos):
-            raise ConfigurationError("partition", f"'{dataset.name}' has {len(dataset.silos)} natural silos, not {clients}", "leave the number of clients out")
+            raise ConfigurationError(
+                "partition",
+                f"'{dataset.name}' has {len(dataset.silos)} natural silos, not {clients}",
+                "leave the number of clients out",
+            )
         shards = {
             name: _own_split(name, dataset.features[index], dataset.labels[index], seed.child("split", name))
             for name, index in dataset.silos.items()
@@ -168,7 +188,11 @@ def _pair(client: str, features: Any, labels: Any) -> tuple[Tensor, Tensor]:
 
 def _own_split(client: str, features: Tensor, labels: Tensor, seed: PublicSeed) -> Shard:
     if len(labels) < 2:
-        raise DataError(f"client '{client}'", f"has {len(labels)} record(s), too few for a train and a test part", "leave it out, or give both parts")
+        raise DataError(
+            f"client '{client}'",
+            f"has {len(labels)} record(s), too few for a train and a test part",
+            "leave it out, or give both parts",
+        )
     order = torch.randperm(len(labels), generator=seed.generator())
     cut = max(1, round(TEST_FRACTION * len(labels)))
     test, train = order[:cut].sort().values, order[cut:].sort().values

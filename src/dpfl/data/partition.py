@@ -75,7 +75,11 @@ def _classes(law: Partition, labels: np.ndarray, clients: int, generator: np.ran
     known = np.unique(labels)
     c = min(law.classes_per_client, len(known))
     if clients * c < len(known):
-        raise DataError("partition", f"{clients} clients of {c} classes leave some of {len(known)} classes to nobody", "use more clients or classes")
+        raise DataError(
+            "partition",
+            f"{clients} clients of {c} classes leave some of {len(known)} classes to nobody",
+            "use more clients or classes",
+        )
     hand: list[list[int]] = []
     deck: list[int] = []
     for _ in range(clients):
@@ -138,7 +142,9 @@ def matching_test(train: Indices, train_labels: np.ndarray, test_labels: np.ndar
     """Share out test records so that every client's test part has the label mix of its train part."""
     generator = seed.numpy()
     parts: list[list[int]] = [[] for _ in train]
-    held = np.array([[np.sum(train_labels[part] == label) for label in np.unique(test_labels)] for part in train], dtype=float)
+    held = np.array(
+        [[np.sum(train_labels[part] == label) for label in np.unique(test_labels)] for part in train], dtype=float
+    )
     for column, label in enumerate(np.unique(test_labels)):
         members = generator.permutation(np.flatnonzero(test_labels == label))
         total = held[:, column].sum()

@@ -28,7 +28,9 @@ def read_folder(folder: Path, label: str | None = None) -> dict[str, Arrays]:
         names, table = _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
         first = first or names
         if names != first:
-            raise DataError(str(path), f"has columns {names}, unlike {files[0].name}", "use the same columns in the same order")
+            raise DataError(
+                str(path), f"has columns {names}, unlike {files[0].name}", "use the same columns in the same order"
+            )
         if path.stem in clients:
             raise DataError(str(path), f"client '{path.stem}' has two files", "keep one file per client")
         clients[path.stem] = _split(path, names, table, label)
@@ -44,9 +46,15 @@ def _split(path: Path, names: list[str], table: np.ndarray, label: str | None) -
         raise DataError(str(path), "holds no record", "leave this client out")
     if not np.all(np.isfinite(table)):
         row, at = np.argwhere(~np.isfinite(table))[0]
-        raise DataError(str(path), f"record {row + 1} has no number in '{names[at]}'", "fill or drop missing values first")
+        raise DataError(
+            str(path), f"record {row + 1} has no number in '{names[at]}'", "fill or drop missing values first"
+        )
     if np.any(y != np.round(y)) or np.any(y < 0):
-        raise DataError(str(path), f"label column '{names[column]}' holds something else than 0, 1, 2, ...", "number the classes from 0")
+        raise DataError(
+            str(path),
+            f"label column '{names[column]}' holds something else than 0, 1, 2, ...",
+            "number the classes from 0",
+        )
     return np.delete(table, column, axis=1).astype(np.float32), y.astype(np.int64)
 
 
@@ -58,7 +66,9 @@ def _read_csv(path: Path) -> tuple[list[str], np.ndarray]:
             rows = [[float(cell) if cell.strip() else np.nan for cell in row] for row in reader if row]
         table = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
     except (OSError, ValueError, StopIteration, csv.Error) as error:
-        raise DataError(str(path), f"cannot be read as a table of numbers ({error})", "use a header line and numbers") from error
+        raise DataError(
+            str(path), f"cannot be read as a table of numbers ({error})", "use a header line and numbers"
+        ) from error
     return names, table
 
 
@@ -66,7 +76,9 @@ def _read_parquet(path: Path) -> tuple[list[str], np.ndarray]:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise DataError(str(path), "needs pyarrow, which is not installed", "run: pip install 'dpfl[parquet]'") from error
+        raise DataError(
+            str(path), "needs pyarrow, which is not installed", "run: pip install 'dpfl[parquet]'"
+        ) from error
     try:
         table = parquet.read_table(path)
         columns = [np.asarray(table.column(name).to_numpy(), dtype=np.float64) for name in table.column_names]

@@ -39,7 +39,9 @@ class OneByOne:
                 vector = _phase(model, layout, job, phase, number, vector)
             except (RuntimeError, IndexError) as error:
                 raise DpflError(
-                    f"client '{job.client}', phase {number}", f"the model failed on its data ({error})", "check model and data"
+                    f"client '{job.client}', phase {number}",
+                    f"the model failed on its data ({error})",
+                    "check model and data",
                 ) from error
         return vector
 
@@ -94,10 +96,12 @@ def _clipped_sum(
 
     total = torch.zeros_like(vector)
     at_once = max(1, _MOST_NUMBERS // max(layout.size, 1))
-    for some_features, some_labels in zip(features.split(at_once), labels.split(at_once), strict=True):
+    for some_features, some_labels in zip(torch.split(features, at_once), torch.split(labels, at_once), strict=True):
         if len(some_labels) == 0:
             continue
-        gradients = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")(parameters, some_features, some_labels)
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")(
+            parameters, some_features, some_labels
+        )
         rows = torch.cat([gradients[block.name].reshape(len(some_labels), -1) for block in layout], dim=1)
         norms = torch.linalg.vector_norm(rows, dim=1)
         rows = torch.where(torch.isfinite(norms)[:, None], rows, torch.zeros_like(rows))

@@ -23,7 +23,7 @@ from dpfl.client.sampling import PoissonBatches, sampler
 from dpfl.core.layout import Block, Layout
 from dpfl.core.linalg import clip_factor
 from dpfl.core.types import Phase
-from dpfl.engine.one_by_one import OneByOne, into_ball
+from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.threads import one_thread
 from dpfl.protocols import Job
 
@@ -59,7 +59,9 @@ def chain(model: nn.Module, layout: Layout) -> Chain | None:
         if type(module) is nn.Linear:
             steps.append(_Linear(blocks[f"{prefix}weight"], blocks.get(f"{prefix}bias")))
             return True
-        if type(module) in ELEMENTWISE or (type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)):
+        if type(module) in ELEMENTWISE or (
+            type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+        ):
             steps.append(module)
             return True
         return False
@@ -83,7 +85,7 @@ class Stacked:
 
     def blocks(self, plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
         """Group clients of equal shape; a pure function of the cohort, so that workers never change a bit."""
-        blocks = []
+        blocks: list[list[int]] = []
         for members in _alike(plans):
             count = max(math.ceil(len(members) / _MOST_CLIENTS), 2 if len(members) >= 8 else 1)
             size = math.ceil(len(members) / count)
@@ -150,7 +152,9 @@ def _run_phase(steps: Chain, layout: Layout, jobs: list[Job], number: int, start
             noise_rngs[i].normal_(noise[i])
         if noisy:
             gradients.addcmul_(stds, noise)
-        sums = [e if e is not None and clips is not None else float(max(n, 1)) for e, n in zip(expected, sizes, strict=True)]
+        sums = [
+            e if e is not None and clips is not None else float(max(n, 1)) for e, n in zip(expected, sizes, strict=True)
+        ]
         update = gradients / _column(sums)
         vectors.sub_(lr * update.addcmul_(decay, vectors))
         if first.ball is not None:

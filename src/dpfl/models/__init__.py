@@ -63,8 +63,12 @@ def check_model(model: nn.Module, shape: tuple[int, ...], classes: int, *, per_r
         raise ConfigurationError("model", "has no parameters", "give a model that can be trained")
     frozen = next((name for name, p in parameters.items() if not p.requires_grad), None)
     if frozen is not None:
-        raise ConfigurationError(f"model parameter '{frozen}'", "is frozen", "set requires_grad, or take it out of the model")
-    if len({id(p) for _, p in model.named_parameters(remove_duplicate=False)}) != len(list(model.named_parameters(remove_duplicate=False))):
+        raise ConfigurationError(
+            f"model parameter '{frozen}'", "is frozen", "set requires_grad, or take it out of the model"
+        )
+    if len({id(p) for _, p in model.named_parameters(remove_duplicate=False)}) != len(
+        list(model.named_parameters(remove_duplicate=False))
+    ):
         raise ConfigurationError("model", "shares (ties) parameters between layers", "give each layer its own")
     try:
         with torch.no_grad():
@@ -72,8 +76,12 @@ def check_model(model: nn.Module, shape: tuple[int, ...], classes: int, *, per_r
             outputs = model.eval()(torch.zeros(2, *shape))
             model.train(was_training)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise ConfigurationError("model", f"does not accept records of shape {shape} ({error})", "fit the model to the data") from error
+        raise ConfigurationError(
+            "model", f"does not accept records of shape {shape} ({error})", "fit the model to the data"
+        ) from error
     if outputs.ndim != 2 or outputs.shape[0] != 2 or outputs.shape[1] < classes:
         raise ConfigurationError(
-            "model", f"gives outputs of shape {tuple(outputs.shape[1:])} for {classes} classes", f"let its last layer have {classes} outputs"
+            "model",
+            f"gives outputs of shape {tuple(outputs.shape[1:])} for {classes} classes",
+            f"let its last layer have {classes} outputs",
         )

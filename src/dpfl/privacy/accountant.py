@@ -125,7 +125,9 @@ def shown(value: float, digits: int = 3) -> str:
 
 def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
-        raise ConfigurationError("accountant", f"delta = {delta} is not between 0 and 1", "give a delta well below 1 / records")
+        raise ConfigurationError(
+            "accountant", f"delta = {delta} is not between 0 and 1", "give a delta well below 1 / records"
+        )
 
 
 def _groups(
@@ -159,7 +161,15 @@ def _poisson(event: Event) -> bool:
 
 def _group_epsilon(name: AccountantName, events: History, delta: float, adjacency: Adjacency, interval: float) -> float:
     key = "|".join(
-        ["epsilon", version("dp-accounting"), name, adjacency, repr(delta), repr(interval), *(e.to_json() for e in events)]
+        [
+            "epsilon",
+            version("dp-accounting"),
+            name,
+            adjacency,
+            repr(delta),
+            repr(interval),
+            *(e.to_json() for e in events),
+        ]
     )
     return remembered(key, lambda: _compute(name, events, delta, adjacency, interval))
 

@@ -190,10 +190,14 @@ def _from_file(path: Path, ids: Sequence[str]) -> tuple[dict[str, float], dict[s
         epsilons = {client: float(pair[0]) for client, pair in pairs.items()}
         deltas = {client: float(pair[1]) for client, pair in pairs.items() if len(pair) > 1}
     except OSError as error:
-        raise ConfigurationError(f"budgets file {path}", f"cannot be read ({error.strerror})", "check the path") from error
+        raise ConfigurationError(
+            f"budgets file {path}", f"cannot be read ({error.strerror})", "check the path"
+        ) from error
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ConfigurationError(
-            f"budgets file {path}", f"is not as expected ({error})", "use columns id,epsilon[,delta] or JSON {id: epsilon}"
+            f"budgets file {path}",
+            f"is not as expected ({error})",
+            "use columns id,epsilon[,delta] or JSON {id: epsilon}",
         ) from error
     _check_ids(f"budgets file {path}", epsilons.keys(), ids)
     return epsilons, deltas

@@ -36,7 +36,9 @@ def calibrate(
     True
     """
     if math.isnan(epsilon) or epsilon <= 0 or math.isinf(epsilon):
-        raise ConfigurationError("calibrate", f"epsilon = {epsilon} is not a positive finite number", "give an epsilon above 0")
+        raise ConfigurationError(
+            "calibrate", f"epsilon = {epsilon} is not a positive finite number", "give an epsilon above 0"
+        )
     if steps < 1:
         raise ConfigurationError("calibrate", f"steps = {steps}: nothing would be released", "plan at least one step")
     adjacency = Adjacency(adjacency)
@@ -45,12 +47,22 @@ def calibrate(
         raise ConfigurationError("calibrate", "sampling_rate = 0: nothing would be released", "give a rate above 0")
     template = Event(noise_multiplier=1.0, sampling=sampling, sampling_rate=rate, steps=steps)
     key = "|".join(
-        ["calibrate", version("dp-accounting"), str(accountant), adjacency, repr(epsilon), repr(delta), template.to_json()]
+        [
+            "calibrate",
+            version("dp-accounting"),
+            str(accountant),
+            adjacency,
+            repr(epsilon),
+            repr(delta),
+            template.to_json(),
+        ]
     )
     return remembered(key, lambda: _search(epsilon, delta, template, adjacency, accountant))
 
 
-def _search(target: float, delta: float, template: Event, adjacency: Adjacency, accountant: AccountantName | None) -> float:
+def _search(
+    target: float, delta: float, template: Event, adjacency: Adjacency, accountant: AccountantName | None
+) -> float:
     """Secant on log noise against log epsilon inside a bracket; only a bound at or below the target is accepted."""
 
     def bound(multiplier: float, *, fine: bool) -> float:
@@ -118,7 +130,7 @@ def _central_limit_guess(target: float, delta: float, template: Event, adjacency
         first = special.log_ndtr(-target / mu + mu / 2)
         second = target + special.log_ndtr(-target / mu - mu / 2)
         gap = first + math.log1p(-math.exp(min(second - first, -1e-15)))
-        return gap - math.log(delta)
+        return float(gap - math.log(delta))
 
     try:
         mu = math.exp(optimize.brentq(log_delta_gap, -14.0, 6.0))

@@ -32,13 +32,17 @@ class Event:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
-            raise ConfigurationError("event", f"noise_multiplier = {self.noise_multiplier}", "give a finite number, 0 or above")
+            raise ConfigurationError(
+                "event", f"noise_multiplier = {self.noise_multiplier}", "give a finite number, 0 or above"
+            )
         if self.sampling not in SAMPLINGS:
             raise ConfigurationError("event", f"sampling = '{self.sampling}'", f"choose one of {', '.join(SAMPLINGS)}")
         if not 0 <= self.sampling_rate <= 1:
             raise ConfigurationError("event", f"sampling_rate = {self.sampling_rate}", "give a rate between 0 and 1")
         if self.sampling == "none" and self.sampling_rate != 1:
-            raise ConfigurationError("event", f"sampling_rate = {self.sampling_rate} without sampling", "name the sampling")
+            raise ConfigurationError(
+                "event", f"sampling_rate = {self.sampling_rate} without sampling", "name the sampling"
+            )
         if self.steps < 0 or self.steps != int(self.steps):
             raise ConfigurationError("event", f"steps = {self.steps}", "give a whole number, 0 or above")
         if not 0 <= self.failure <= 1:
@@ -61,7 +65,9 @@ class Event:
                 raise ValueError(f"fields {sorted(fields)}")
             return cls(**fields)
         except (ValueError, TypeError, ConfigurationError) as error:
-            raise LedgerError("ledger", f"holds an event that cannot be read ({error})", "use the version of dpfl that wrote it") from error
+            raise LedgerError(
+                "ledger", f"holds an event that cannot be read ({error})", "use the version of dpfl that wrote it"
+            ) from error
 
 
 History = tuple[Event, ...]

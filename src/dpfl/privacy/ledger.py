@@ -67,7 +67,9 @@ class Bill:
             events = tuple(Event.from_json(json.dumps(event)) for event in body["events"])
             return cls(unit=Unit(body["unit"]), adjacency=Adjacency(body["adjacency"]), events=events)
         except (ValueError, KeyError, TypeError) as error:
-            raise LedgerError("ledger", f"holds a bill that cannot be read ({error})", "use the version of dpfl that wrote it") from error
+            raise LedgerError(
+                "ledger", f"holds a bill that cannot be read ({error})", "use the version of dpfl that wrote it"
+            ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +150,9 @@ class Ledger:
         """Open an existing ledger, check that it is whole and, if ``identity`` is given, that it is the one meant."""
         name = str(path)
         if not Path(path).is_file():
-            raise LedgerError(name, "there is no ledger", "restore it from a backup: a run does not go on without its ledger")
+            raise LedgerError(
+                name, "there is no ledger", "restore it from a backup: a run does not go on without its ledger"
+            )
         ledger = cls(_connect(name, "ro" if read_only else "rw"), name)
         with ledger._guard():
             rows = ledger._connection.execute("PRAGMA quick_check").fetchall()
@@ -156,7 +160,11 @@ class Ledger:
                 raise LedgerError(name, f"is damaged ({rows[0][0]})", "restore it from a backup")
             meta = dict(ledger._connection.execute("SELECT key, value FROM meta").fetchall())
         if meta.get("format") != FORMAT:
-            raise LedgerError(name, f"has format {meta.get('format')}", f"use the version of dpfl that reads it; this one reads {FORMAT}")
+            raise LedgerError(
+                name,
+                f"has format {meta.get('format')}",
+                f"use the version of dpfl that reads it; this one reads {FORMAT}",
+            )
         if identity is not None and meta.get("identity") != identity:
             raise LedgerError(name, "belongs to another run", "put back the ledger that this run was started with")
         return ledger
@@ -196,7 +204,9 @@ class Ledger:
             connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?)", (run, int(seeded), title))
             row = connection.execute("SELECT seeded FROM runs WHERE run = ?", (run,)).fetchone()
             if bool(row[0]) != seeded:
-                raise LedgerError(self._name, f"knows run {run} with another kind of randomness", "give the run another name")
+                raise LedgerError(
+                    self._name, f"knows run {run} with another kind of randomness", "give the run another name"
+                )
 
     def grant(self, budgets: Mapping[str, Budget], *, unit: Unit, observer: Observer) -> None:
         """Write down what each account enforces. A different grant for a known account is refused."""
@@ -254,7 +264,13 @@ class Ledger:
         return frozenset(refused)
 
     def affordable(
-        self, account: str, bill: Bill, seen_by: Iterable[Observer], *, before: tuple[str, int] | None = None, horizon: int = 1
+        self,
+        account: str,
+        bill: Bill,
+        seen_by: Iterable[Observer],
+        *,
+        before: tuple[str, int] | None = None,
+        horizon: int = 1,
     ) -> bool:
         """Pre-check: whether the account's own grant covers this bill on top of its history.
 
@@ -297,14 +313,16 @@ class Ledger:
             seen = f"""(observer = 'world' OR NOT EXISTS (SELECT 1 FROM charges AS w WHERE w.run = c.run
                 AND w.round = c.round AND w.observer = 'world' AND w.account IN {own}))"""
         query = f"""SELECT bill, COUNT(*) FROM charges AS c WHERE account IN {own} AND {seen}
-            AND NOT (run = :run AND round >= :round) GROUP BY bill ORDER BY bill"""  # noqa: S608
+            AND NOT (run = :run AND round >= :round) GROUP BY bill ORDER BY bill"""
         rows = self._connection.execute(query, {"account": account, "run": run, "round": round_}).fetchall()
         return [(self._bill(digest), count) for digest, count in rows]
 
     def _bill(self, digest: str) -> Bill:
         row = self._connection.execute("SELECT body FROM bills WHERE digest = ?", (digest,)).fetchone()
         if row is None or hashlib.sha256(row[0].encode()).hexdigest()[:32] != digest:
-            raise LedgerError(self._name, f"bill {digest} is missing or was changed", "restore the ledger from a backup")
+            raise LedgerError(
+                self._name, f"bill {digest} is missing or was changed", "restore the ledger from a backup"
+            )
         return Bill.from_json(row[0])
 
     def tab(self, account: str, observer: Observer) -> Tab | None:
@@ -369,7 +387,9 @@ def _translated(name: str, error: sqlite3.Error) -> LedgerError | DiskError:
     text = str(error)
     if "full" in text or "disk I/O" in text:
         return DiskError(name, f"cannot be written ({text})", "free some space and resume; what was charged is kept")
-    return LedgerError(name, f"cannot be used ({text})", "restore it from a backup; a run does not go on without its ledger")
+    return LedgerError(
+        name, f"cannot be used ({text})", "restore it from a backup; a run does not go on without its ledger"
+    )
 
 
 def backup(source: Path, target: Path) -> None:
@@ -378,4 +398,6 @@ def backup(source: Path, target: Path) -> None:
         with closing(_connect(str(source), "ro")) as old, closing(sqlite3.connect(target)) as new:
             old.backup(new)
     except (sqlite3.Error, OSError) as error:
-        raise (disk_error(str(target), error) if isinstance(error, OSError) else _translated(str(target), error)) from error
+        raise (
+            disk_error(str(target), error) if isinstance(error, OSError) else _translated(str(target), error)
+        ) from error

@@ -44,7 +44,9 @@ def _stated(ledger: Ledger, account: str, observer: Observer, tab: Tab, delta: f
     grant = ledger.grants().get(account)
     unit = grant.unit if grant and grant.unit else tab.unit
     spent = spend(tab.history, delta, adjacency=tab.adjacency)
-    covered = grant is not None and (grant.observer is observer or (grant.observer is Observer.SERVER and observer is Observer.WORLD))
+    covered = grant is not None and (
+        grant.observer is observer or (grant.observer is Observer.SERVER and observer is Observer.WORLD)
+    )
     return Statement(
         account=account,
         unit=str(unit),

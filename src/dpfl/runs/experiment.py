@@ -148,7 +148,9 @@ class Experiment(Section):
             return Everyone()
         if cohort <= 0 or (isinstance(cohort, float) and cohort > 1) or cohort > population:
             raise ConfigurationError(
-                "[run] cohort", f"{cohort} of {population} clients", "give a whole number of clients, or a fraction above 0 and at most 1"
+                "[run] cohort",
+                f"{cohort} of {population} clients",
+                "give a whole number of clients, or a fraction above 0 and at most 1",
             )
         if self.run.sampling == "poisson":
             return PoissonCohort(sampling_rate=cohort if isinstance(cohort, float) else cohort / population)
@@ -168,13 +170,19 @@ class Experiment(Section):
         if self.budgets.epsilon is not None:
             if self.budgets.delta is None:
                 raise ConfigurationError(
-                    "[budgets] delta", "is missing and has no default", "give a delta well below 1 / records of the smallest client"
+                    "[budgets] delta",
+                    "is missing and has no default",
+                    "give a delta well below 1 / records of the smallest client",
                 )
             seed = self.public_seed().child("budgets")
-            federation = federation.with_budgets(make_budgets(self.budgets.epsilon, self.budgets.delta, federation.ids, seed))
+            federation = federation.with_budgets(
+                make_budgets(self.budgets.epsilon, self.budgets.delta, federation.ids, seed)
+            )
         unknown = sorted(set(self.clients) - set(federation.ids))
         if unknown:
-            raise ConfigurationError(f"[clients.{unknown[0]}]", "is not in the federation", did_you_mean(unknown[0], federation.ids))
+            raise ConfigurationError(
+                f"[clients.{unknown[0]}]", "is not in the federation", did_you_mean(unknown[0], federation.ids)
+            )
         practices = {client: Practice(**section.model_dump()) for client, section in self.clients.items()}
         return Federation(
             shards=federation.shards, classes=federation.classes, budgets=federation.budgets, practices=practices
@@ -195,14 +203,20 @@ class Experiment(Section):
     def build_model(self, federation: Federation) -> nn.Module:
         """Build the model with its reproducible start."""
         return make_model(
-            self.model.name, federation.feature_shape, federation.classes, self.public_seed().child("model"), self.model.hidden
+            self.model.name,
+            federation.feature_shape,
+            federation.classes,
+            self.public_seed().child("model"),
+            self.model.hidden,
         )
 
     def check(self) -> None:
         """Refuse unknown names before anything is loaded."""
         settings_of(self.method.name)
         if self.run.engine not in ENGINES:
-            raise ConfigurationError("[run] engine", f"there is no engine '{self.run.engine}'", did_you_mean(self.run.engine, ENGINES))
+            raise ConfigurationError(
+                "[run] engine", f"there is no engine '{self.run.engine}'", did_you_mean(self.run.engine, ENGINES)
+            )
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -222,9 +236,13 @@ def _explained(where: str, error: ValidationError) -> ConfigurationError | DataE
     if first["type"] == "extra_forbidden":
         section: Any = Experiment
         for part in path[:-1]:
-            annotation = section.model_fields[part].annotation if part in getattr(section, "model_fields", {}) else ClientSection
+            annotation = (
+                section.model_fields[part].annotation if part in getattr(section, "model_fields", {}) else ClientSection
+            )
             section = annotation if hasattr(annotation, "model_fields") else ClientSection
         return ConfigurationError(at, f"there is no key '{path[-1]}'", did_you_mean(path[-1], section.model_fields))
     if first["type"] == "missing":
         return ConfigurationError(at, "is missing", "give a value: it has no default")
-    return ConfigurationError(at, f"{first['input']!r} was given: {first['msg']}", "see the documentation of the experiment file")
+    return ConfigurationError(
+        at, f"{first['input']!r} was given: {first['msg']}", "see the documentation of the experiment file"
+    )

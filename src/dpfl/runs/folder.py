@@ -69,7 +69,9 @@ class RunFolder:
         if self.experiment.exists():
             same = self.experiment.read_text() == experiment
             what = "this same experiment" if same else "another experiment"
-            raise FolderError(str(self.path), f"already holds {what}", f"use dpfl run --resume {self.path}, or another --out")
+            raise FolderError(
+                str(self.path), f"already holds {what}", f"use dpfl run --resume {self.path}, or another --out"
+            )
         if self.path.exists() and not self.path.is_dir():
             raise FolderError(str(self.path), "is a file", "give another --out")
         if self.path.is_dir() and any(entry.name != ".lock" for entry in self.path.iterdir()):
@@ -126,7 +128,9 @@ class RunFolder:
         """Forget what was written of rounds that the checkpoint does not contain: they will be repeated."""
         kept = [line for line in self.read_lines(self.rounds) if line["round"] < round_]
         if [line["round"] for line in kept] != list(range(round_)):
-            raise FolderError(str(self.rounds), f"does not hold the {round_} rounds of the checkpoint", "restore it from a backup")
+            raise FolderError(
+                str(self.rounds), f"does not hold the {round_} rounds of the checkpoint", "restore it from a backup"
+            )
         if self.rounds.exists():
             write_safely(self.rounds, "".join(json.dumps(line) + "\n" for line in kept).encode())
         return kept
@@ -148,7 +152,9 @@ class RunFolder:
         """Read the state back and the run it belongs to; damage, or another experiment's state, is refused."""
         where = str(self.checkpoint)
         if not self.checkpoint.is_file():
-            raise CheckpointError(where, "there is no checkpoint", "restore it from a backup, or start again in a new folder")
+            raise CheckpointError(
+                where, "there is no checkpoint", "restore it from a backup, or start again in a new folder"
+            )
         try:
             with safe_open(where, framework="pt") as stream:
                 metadata = stream.metadata() or {}
@@ -158,7 +164,9 @@ class RunFolder:
         if metadata.get("format") != CHECKPOINT_FORMAT or metadata.get("sha256") != _fingerprint(tensors):
             raise CheckpointError(where, "is damaged or of another version", "restore it from a backup")
         if metadata["experiment"] != digest:
-            raise CheckpointError(where, "belongs to another experiment", "put back the checkpoint or experiment.toml of this run")
+            raise CheckpointError(
+                where, "belongs to another experiment", "put back the checkpoint or experiment.toml of this run"
+            )
         plugs: dict[str, dict[str, Tensor]] = {slot: {} for slot in json.loads(metadata["slots"])}
         starts = {}
         for name, tensor in tensors.items():
@@ -185,7 +193,9 @@ class RunFolder:
         try:
             summary: dict[str, Any] = json.loads(self.summary.read_text())
         except (OSError, ValueError) as error:
-            raise FolderError(str(self.summary), f"cannot be read ({error})", "finish the run with dpfl run --resume") from error
+            raise FolderError(
+                str(self.summary), f"cannot be read ({error})", "finish the run with dpfl run --resume"
+            ) from error
         return summary
 
 

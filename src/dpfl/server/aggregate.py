@@ -23,7 +23,9 @@ class CentralNoise:
 
     def __post_init__(self) -> None:
         if not (self.noise_multiplier > 0 and math.isfinite(self.noise_multiplier)):
-            raise ConfigurationError("central noise", f"noise_multiplier = {self.noise_multiplier}", "give a positive number")
+            raise ConfigurationError(
+                "central noise", f"noise_multiplier = {self.noise_multiplier}", "give a positive number"
+            )
 
     def std(self, bound: float) -> float:
         """Standard deviation for contributions of at most ``bound``."""

@@ -47,7 +47,9 @@ class FixedCohort(Selection):
     def _check(self, population: int) -> None:
         if self.size > population:
             raise ConfigurationError(
-                "cohort", f"{self.size} clients cannot be drawn from {population}", f"give a cohort of at most {population}"
+                "cohort",
+                f"{self.size} clients cannot be drawn from {population}",
+                f"give a cohort of at most {population}",
             )
 
     def rate(self, population: int) -> float:
@@ -75,7 +77,9 @@ class PoissonCohort(Selection):
 
     def __post_init__(self) -> None:
         if not 0 < self.sampling_rate <= 1:
-            raise ConfigurationError("cohort", f"sampling_rate = {self.sampling_rate}", "give a rate above 0 and at most 1")
+            raise ConfigurationError(
+                "cohort", f"sampling_rate = {self.sampling_rate}", "give a rate above 0 and at most 1"
+            )
 
     def rate(self, population: int) -> float:
         """Return the rate."""

@@ -33,7 +33,9 @@ Progress = Callable[[int, int, dict[str, Any]], None]
 SEEDED = "NOT PRIVATE: SEEDED (anyone who knows the seed can subtract the noise; for simulations only)"
 UNPROTECTED = "NOT PRIVATE: this method protects nobody"
 HYPOTHETICAL = "HYPOTHETICAL: every client was granted the largest budget, whatever it asked for"
-UNACCOUNTED = "UNACCOUNTED: accuracy and loss are measured on the clients' test records, which only a simulation may see"
+UNACCOUNTED = (
+    "UNACCOUNTED: accuracy and loss are measured on the clients' test records, which only a simulation may see"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,11 @@ class Simulation:
         for member in self.members.values():
             check_budget(member, unit=strategy.unit, observer=strategy.observer)
             if member.budget is None and strategy.observer is not Observer.NOBODY:
-                raise PrivacyRefusal(f"client '{member.id}'", "has no budget", "give every client a Budget(epsilon, delta), or use fedavg")
+                raise PrivacyRefusal(
+                    f"client '{member.id}'",
+                    "has no budget",
+                    "give every client a Budget(epsilon, delta), or use fedavg",
+                )
         self.layout = Layout.of_module(model)
         self.model = model
         self.strategy = strategy
@@ -101,7 +107,12 @@ class Simulation:
         began = time.perf_counter()
         rounds = self.agreement.terms.rounds
         bench = Bench(
-            agreement=self.agreement, members=self.members, model=self.model, engine=self.engine, run=self.run_.name, seed=self.run_.seed
+            agreement=self.agreement,
+            members=self.members,
+            model=self.model,
+            engine=self.engine,
+            run=self.run_.name,
+            seed=self.run_.seed,
         )
         ended_early = None
         with Workers(bench, self.workers) as workers:
@@ -158,7 +169,9 @@ class Simulation:
         was_training = self.model.training
         self.model.eval()
         with torch.no_grad(), one_thread():
-            outputs = torch.cat([functional_call(self.model, parameters, (part,)) for part in features.split(2048)])
+            outputs = torch.cat(
+                [functional_call(self.model, parameters, (part,)) for part in torch.split(features, 2048)]
+            )
             loss = F.cross_entropy(outputs, labels).item()
             accuracy = (outputs.argmax(1) == labels).float().mean().item()
         self.model.train(was_training)
@@ -176,7 +189,9 @@ class Simulation:
         charged = self.run_.ledger.last_round(self.run_.name)
         if (-1 if charged is None else charged) < state.round - 1:
             raise LedgerError(
-                str(self.folder.ledger), f"ends at round {charged}, the checkpoint at {state.round - 1}", "restore the newest ledger"
+                str(self.folder.ledger),
+                f"ends at round {charged}, the checkpoint at {state.round - 1}",
+                "restore the newest ledger",
             )
         history = self.folder.cut_back(state.round)
         if self.run_.seed is None and charged is not None:

@@ -103,7 +103,9 @@ def run_experiment(
             seeded = experiment.run.noise == "seeded"
             book.register(name, seeded=seeded, title=experiment.method.name)
             public = experiment.public_seed()
-            run = Run(name=name, ledger=book, seed=_secret_seed(public.value) if seeded else None, public=public.child("run"))
+            run = Run(
+                name=name, ledger=book, seed=_secret_seed(public.value) if seeded else None, public=public.child("run")
+            )
             simulation = Simulation(
                 model=model, federation=federation, strategy=strategy, rounds=experiment.run.rounds, run=run,
                 engine=experiment.run.engine, workers=workers or experiment.run.workers,

@@ -45,7 +45,7 @@ _held: tuple[Bench, Engine] | None = None
 
 
 def _hold(bench: Bench) -> None:
-    global _held  # noqa: PLW0603
+    global _held
     torch.set_num_threads(1)
     _held = (bench, make_engine(bench.engine))
 
@@ -83,6 +83,8 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)

@@ -1,0 +1,1 @@
+"""Laws that every plug must pass, ours or a stranger's."""

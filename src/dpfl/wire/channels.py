@@ -69,7 +69,9 @@ class Dropout(Channel):
     def deliver(self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed) -> dict[str, Tensor] | Summed:
         """Deliver what is not lost."""
         lost = torch.rand(len(messages), generator=seed.child("dropout").generator()) < self.rate
-        kept = {client: messages[client] for client, gone in zip(sorted(messages), lost.tolist(), strict=True) if not gone}
+        kept = {
+            client: messages[client] for client, gone in zip(sorted(messages), lost.tolist(), strict=True) if not gone
+        }
         if not kept and not self.sees_rows:
             return Summed(vector=torch.zeros_like(next(iter(messages.values()))), ids=())
         return self.through.deliver(kept, shared, seed)

@@ -39,7 +39,9 @@ def encode_upload(vector: Tensor, run: str, round_: int, client: str) -> bytes:
     40
     """
     body = vector.detach().to(torch.float32).contiguous().numpy().astype("<f4", copy=False).tobytes()
-    head = _FRAME.pack(_MAGIC, _VERSION, _FLOAT32, 0, round_, vector.numel(), tag(run, round_, client), zlib.crc32(body))
+    head = _FRAME.pack(
+        _MAGIC, _VERSION, _FLOAT32, 0, round_, vector.numel(), tag(run, round_, client), zlib.crc32(body)
+    )
     return head + body
 
 
@@ -56,7 +58,9 @@ def decode_upload(payload: bytes, length: int | None, run: str, round_: int, cli
     if length is not None and count != length:
         raise PeerError(where, f"announces {count} numbers", f"send {length}")
     if len(payload) != FRAME_BYTES + 4 * count:
-        raise PeerError(where, f"announces {count} numbers in {len(payload) - FRAME_BYTES} bytes", "send four bytes a number")
+        raise PeerError(
+            where, f"announces {count} numbers in {len(payload) - FRAME_BYTES} bytes", "send four bytes a number"
+        )
     body = memoryview(payload)[FRAME_BYTES:]
     if zlib.crc32(body) != checksum:
         raise PeerError(where, "was damaged on the way", "send it again")
@@ -84,7 +88,9 @@ def decode_download(payload: bytes, size: int) -> Downlink:
     except (SafetensorError, KeyError, ValueError) as error:
         raise PeerError("download", f"cannot be read ({error})", "use the same version on both sides") from error
     if start.shape != (size,) or start.dtype != torch.float32:
-        raise PeerError("download", f"start has shape {tuple(start.shape)} of {start.dtype}", f"send {size} float32 numbers")
+        raise PeerError(
+            "download", f"start has shape {tuple(start.shape)} of {start.dtype}", f"send {size} float32 numbers"
+        )
     shared: dict[str, Shared] = {}
     for name, tensor in tensors.items():
         slot, _, field = name.partition("/")
