@@ -296,7 +296,7 @@ def close_round(
     agreement: Agreement, state: State, plan: Plan, uplinks: Sequence[Uplink], run: Run
 ) -> tuple[State, Record]:
     """Take what arrived, make the next model, and write down what happened."""
-    strategy, layout = agreement.strategy, agreement.layout
+    strategy = agreement.strategy
     messages, missing, broken = _unpack(agreement, plan, uplinks, run)
     seed = run.public.child("round", state.round, "channel")
     arrived = strategy.channel.deliver(messages, dict(plan.shared.get("channel", {})), seed) if messages else {}

@@ -41,7 +41,7 @@ def fedavg(
     local_epochs: int | None = None,
     selection: Selection | None = None,
 ) -> Strategy:
-    """Plain FedAvg. Hides nothing from nobody: every bill is infinite."""
+    """Plain FedAvg without privacy: every bill is infinite."""
     practice = Practice(lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs)
     return Strategy(
         name="fedavg",

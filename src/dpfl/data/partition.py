@@ -38,10 +38,12 @@ class Partition:
             raise ConfigurationError("partition", f"{clients} clients", "give at least 1 client")
         wanted = clients * (self.records or self.smallest)
         if wanted > len(labels):
+            each = self.records or self.smallest
             raise DataError(
-                "partition", f"{clients} clients of at least {self.records or self.smallest} records need {wanted} records, there are {len(labels)}",
-                f"use at most {len(labels) // (self.records or self.smallest)} clients",
-            )  # fmt: skip
+                "partition",
+                f"{clients} clients of at least {each} records need {wanted} records, there are {len(labels)}",
+                f"use at most {len(labels) // each} clients",
+            )
         generator = seed.numpy()
         parts = PARTITIONS[self.kind][0](self, labels, clients, generator)
         if self.records is not None:

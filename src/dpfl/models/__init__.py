@@ -55,9 +55,10 @@ def check_model(model: nn.Module, shape: tuple[int, ...], classes: int, *, per_r
     for name, module in model.named_modules():
         if per_record and isinstance(module, _MIXES_RECORDS):
             raise ConfigurationError(
-                f"model layer '{name}'", f"{type(module).__name__} mixes the records of a batch, so no record can be clipped on its own",
+                f"model layer '{name}'",
+                f"{type(module).__name__} mixes the records of a batch, so no record can be clipped on its own",
                 "use GroupNorm or LayerNorm instead",
-            )  # fmt: skip
+            )
     parameters = dict(model.named_parameters())
     if not parameters:
         raise ConfigurationError("model", "has no parameters", "give a model that can be trained")

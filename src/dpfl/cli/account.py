@@ -1,0 +1,116 @@
+"""``dpfl account``: noise <-> epsilon, and a ledger file -> what every account has spent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from dpfl.cli import options as o
+from dpfl.cli.console import err, out, print_json, table
+from dpfl.cli.run import show_statements
+from dpfl.core.errors import ConfigurationError
+from dpfl.core.types import Adjacency
+from dpfl.privacy.accountant import AccountantName, shown, spend
+from dpfl.privacy.calibrate import calibrate
+from dpfl.privacy.events import SAMPLINGS, Event, Sampling
+from dpfl.privacy.ledger import Ledger
+from dpfl.privacy.statement import statements
+
+
+def account(
+    ledger: Annotated[Path | None, typer.Option(help="A ledger file: print every account's spend.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="Noise std / clip: print epsilon.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Target epsilon: print the least noise that meets it.")] = None,
+    sampling_rate: Annotated[float, typer.Option(help="Rate at which units are drawn.")] = 1.0,
+    steps: Annotated[int, typer.Option(help="Number of releases.")] = 1,
+    delta: Annotated[float | None, typer.Option(help="Delta (a ledger knows its own).")] = None,
+    sampling: Annotated[str, typer.Option(help="poisson, uniform or none.")] = "poisson",
+    adjacency: Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")] = "add_remove",
+    accountant: Annotated[str | None, typer.Option(help="pld or rdp (default: the tightest).")] = None,
+    json: o.Json = False,
+) -> None:
+    """Turn noise into epsilon, epsilon into noise, or a ledger into statements."""
+    if sum(value is not None for value in (ledger, noise_multiplier, epsilon)) != 1:
+        raise ConfigurationError(
+            "dpfl account", "one question at a time", "give --ledger, --noise-multiplier or --epsilon"
+        )
+    if ledger is not None:
+        _from_ledger(ledger, delta, json)
+        return
+    if delta is None:
+        raise ConfigurationError("--delta", "is missing and has no default", "give a delta well below 1 / units")
+    if sampling not in SAMPLINGS:
+        raise ConfigurationError("--sampling", f"'{sampling}' is unknown", f"choose one of {', '.join(SAMPLINGS)}")
+    if adjacency not in list(Adjacency):
+        raise ConfigurationError("--adjacency", f"'{adjacency}' is unknown", f"choose one of {', '.join(Adjacency)}")
+    if accountant not in (None, "pld", "rdp"):
+        raise ConfigurationError("--accountant", f"'{accountant}' is unknown", "choose pld or rdp")
+    named = cast(AccountantName | None, accountant)
+    _from_numbers(noise_multiplier, epsilon, sampling_rate, steps, delta, sampling, Adjacency(adjacency), named, json)
+
+
+def _from_numbers(
+    noise_multiplier: float | None,
+    target: float | None,
+    rate: float,
+    steps: int,
+    delta: float,
+    sampling: Sampling,
+    adjacency: Adjacency,
+    accountant: AccountantName | None,
+    json: bool,
+) -> None:
+    if noise_multiplier is None:
+        assert target is not None
+        noise_multiplier = calibrate(
+            target, delta, rate, steps, sampling=sampling, adjacency=adjacency, accountant=accountant
+        )
+    event = Event(
+        noise_multiplier=noise_multiplier,
+        steps=steps,
+        sampling=sampling,
+        sampling_rate=1.0 if sampling == "none" else rate,
+    )
+    spent = spend((event,), delta, adjacency=adjacency, accountant=accountant)
+    if json:
+        print_json(
+            {
+                "noise_multiplier": noise_multiplier,
+                "epsilon": spent.epsilon,
+                "delta": delta,
+                "steps": steps,
+                "sampling": sampling,
+                "sampling_rate": rate,
+                "adjacency": str(adjacency),
+                "accountant": spent.accountant,
+            }
+        )
+        return
+    facts = table("", "", left=2)
+    facts.add_row("noise multiplier (std / clip)", f"{noise_multiplier:.6g}")
+    facts.add_row("epsilon", f"{shown(spent.epsilon, 4)} at delta {delta:g}")
+    facts.add_row("adjacency, accountant", f"{adjacency}, {spent.accountant}")
+    facts.add_row("releases", f"{steps}, {sampling} sampling at rate {rate:g}")
+    out.print(facts)
+    out.print("Unit and observer are those of whatever is clipped and sampled. Rounded up.")
+
+
+def _from_ledger(path: Path, delta: float | None, json: bool) -> None:
+    book = Ledger.open(path, read_only=True)
+    try:
+        lines = statements(book, delta)
+        seeded = book.seeded_runs()
+    finally:
+        book.close()
+    if json:
+        print_json({"ledger": str(path), "seeded_runs": seeded, "statements": [line.to_dict() for line in lines]})
+        return
+    for run in seeded:
+        err.print(f"NOT PRIVATE: SEEDED: run {run}", style="yellow")
+    if not lines:
+        out.print(
+            "Nothing was charged." if delta is not None else "Nothing was charged, or no delta is known: give --delta."
+        )
+    show_statements([line.to_dict() for line in lines])

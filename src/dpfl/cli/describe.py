@@ -1,0 +1,140 @@
+"""``dpfl describe``: what would happen, to whom, seen by whom, at what price; without running it."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpfl.cli import options as o
+from dpfl.cli.console import bytes_text, out, print_json, table, three_text
+from dpfl.client.member import Member, honest_members
+from dpfl.core.layout import Layout
+from dpfl.core.types import Downlink, Observer
+from dpfl.privacy.accountant import spend
+from dpfl.rounds import Agreement, enrol
+from dpfl.runs.experiment import Experiment
+from dpfl.wire.payload import FRAME_BYTES, encode_download
+
+
+def describe(
+    file: o.File = None,
+    dataset: o.Dataset = None,
+    label: o.Label = None,
+    data: o.Data = None,
+    method: Annotated[str | None, typer.Option(help="Method.")] = None,
+    budgets: o.Budgets = None,
+    delta: o.Delta = None,
+    clip: o.Clip = None,
+    partition: o.PartitionKind = None,
+    clients: o.Clients = None,
+    records: o.Records = None,
+    alpha: o.Alpha = None,
+    model: o.Model = None,
+    lr: o.Lr = None,
+    batch_size: o.BatchSize = None,
+    local_steps: o.LocalSteps = None,
+    local_epochs: o.LocalEpochs = None,
+    spending: o.Spending = None,
+    rounds: o.Rounds = None,
+    cohort: o.Cohort = None,
+    sampling: o.Sampling = None,
+    seed: Annotated[int | None, typer.Option(help="Seed.")] = None,
+    set_: o.Set = None,
+    json: o.Json = False,
+) -> None:
+    """Print the pipeline, the promise in words, epsilon by observer, noise and bytes: without training."""
+    given = {
+        "dataset": dataset, "label": label, "method": method, "budgets": budgets, "delta": delta, "clip": clip,
+        "partition": partition, "clients": clients, "records": records, "alpha": alpha, "model": model, "lr": lr,
+        "batch_size": batch_size, "local_steps": local_steps, "local_epochs": local_epochs, "spending": spending,
+        "rounds": rounds, "cohort": cohort, "sampling": sampling, "seed": seed, "set": set_,
+    }  # fmt: skip
+    description = description_of(o.build(file, o.experiment_values(file, given)), data)
+    if json:
+        print_json(description)
+    else:
+        show(description)
+
+
+def description_of(experiment: Experiment, data_folder: Path | None = None) -> dict[str, Any]:
+    """Plan everything and run nothing."""
+    experiment.check()
+    federation = experiment.federation(data_folder)
+    strategy = experiment.strategy(len(federation.ids))
+    layout = Layout.of_module(experiment.build_model(federation))
+    members = honest_members(federation)
+    agreement = enrol(strategy, {c: m.claims for c, m in members.items()}, experiment.run.rounds, layout)
+    start = encode_download(
+        Downlink(round=0, start=layout.read(experiment.build_model(federation)), shared={}, drawn=0)
+    )
+    noise = [phase.noise_multiplier for m in members.values() for phase in agreement.phases(m.participant)]
+    return {
+        "method": strategy.name,
+        "pipeline": [list(row) for row in strategy.describe()],
+        "unit": str(strategy.unit),
+        "observer": str(strategy.observer),
+        "adjacency": str(strategy.adjacency),
+        "assumptions": list(strategy.assumptions),
+        "clients": len(members),
+        "rounds": agreement.terms.rounds,
+        "participations": agreement.terms.participations,
+        "cohort": agreement.terms.expected_cohort,
+        "epsilon": {str(o): _planned(agreement, members, o) for o in (Observer.SERVER, Observer.WORLD)},
+        "noise_multiplier": _three(noise) if any(noise) else None,
+        "parameters": layout.size,
+        "bytes_up_per_client": 4 * layout.size + FRAME_BYTES,
+        "bytes_down_per_client": len(start),
+    }
+
+
+def _planned(agreement: Agreement, members: dict[str, Member], observer: Observer) -> dict[str, Any]:
+    """Spread of what the planned participations will have cost, by the accountant that the ledger will use."""
+    epsilons, accountants = [], set()
+    for member in members.values():
+        bill = agreement.bill(observer, member.participant)
+        delta = member.budget.delta if member.budget else 1e-5
+        history = [event.times(event.steps * agreement.terms.participations) for event in bill.events]
+        spent = spend(history, delta, adjacency=bill.adjacency)
+        epsilons.append(spent.epsilon)
+        accountants.add(spent.accountant)
+    return {**_three(epsilons), "accountant": sorted(accountants)}
+
+
+def _three(values: list[float]) -> dict[str, Any]:
+    numbers = {"smallest": min(values), "median": statistics.median(values), "largest": max(values)}
+    return {key: "infinite" if value == float("inf") else value for key, value in numbers.items()}
+
+
+def show(description: dict[str, Any]) -> None:
+    """Print it for people."""
+    pipeline = table("step", "piece", left=2, title=f"{description['method']}: one round")
+    for step, piece in description["pipeline"]:
+        pipeline.add_row(step, piece)
+    out.print(pipeline)
+    out.print()
+    promise = "nobody is protected" if description["observer"] == "nobody" else (
+        f"hides a {description['unit']} from the {description['observer']} ({description['adjacency']} adjacency)"
+    )  # fmt: skip
+    out.print(f"Promise: {promise}")
+    for assumption in description["assumptions"]:
+        out.print(f"  - {assumption}")
+    out.print()
+    prices = table("planned epsilon", "smallest", "median", "largest", "accountant")
+    for observer, spread in description["epsilon"].items():
+        prices.add_row(f"against the {observer}", *three_text(spread), ", ".join(spread["accountant"]))
+    out.print(prices)
+    noise = description["noise_multiplier"]
+    if noise:
+        spread = " / ".join(f"{noise[key]:.3g}" for key in ("smallest", "median", "largest"))
+        out.print(f"noise multiplier (std / clip): {spread}  (smallest / median / largest)")
+    out.print(
+        f"{description['rounds']} rounds, {description['clients']} clients, about {description['cohort']:g} a round, "
+        f"{description['participations']} planned participations each"
+    )
+    out.print(
+        f"{description['parameters']} parameters; per client and round {bytes_text(description['bytes_up_per_client'])} up, "
+        f"{bytes_text(description['bytes_down_per_client'])} down"
+    )

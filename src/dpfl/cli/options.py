@@ -1,0 +1,161 @@
+"""From an experiment file and command-line options to one experiment. Options win over the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpfl.algorithms.registry import settings_of
+from dpfl.core.errors import ConfigurationError, did_you_mean
+from dpfl.data.datasets import DATASETS
+from dpfl.runs.experiment import Experiment, read_toml
+
+File = Annotated[Path | None, typer.Argument(help="Experiment file (TOML).", show_default=False)]
+Dataset = Annotated[str | None, typer.Option(help="Data set, or a folder with one CSV or Parquet file per client.")]
+Label = Annotated[str | None, typer.Option(help="Label column of files in a folder (default: the last).")]
+Data = Annotated[Path | None, typer.Option(help="Where data sets that do not ship with dpfl lie.")]
+PartitionKind = Annotated[
+    str | None, typer.Option("--partition", help="natural, iid, shards, classes, dirichlet, unequal.")
+]
+Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
+Records = Annotated[int | None, typer.Option(help="Training records per client.")]
+Alpha = Annotated[float | None, typer.Option(help="Knob of the dirichlet and unequal partitions.")]
+Budgets = Annotated[str | None, typer.Option(help="Distribution, number, list or file of epsilons.")]
+Delta = Annotated[float | None, typer.Option(help="Delta of every client.")]
+Model = Annotated[str | None, typer.Option(help="Model.")]
+Lr = Annotated[float | None, typer.Option(help="Learning rate of local work.")]
+Clip = Annotated[float | None, typer.Option(help="Largest norm of one record's gradient.")]
+BatchSize = Annotated[int | None, typer.Option(help="Expected records per local step.")]
+LocalSteps = Annotated[int | None, typer.Option(help="Local steps per round.")]
+LocalEpochs = Annotated[int | None, typer.Option(help="Local epochs per round, instead of steps.")]
+Spending = Annotated[str | None, typer.Option(help="heterogeneous or uniform.")]
+Rounds = Annotated[int | None, typer.Option(help="Rounds.")]
+Cohort = Annotated[str | None, typer.Option(help="Clients per round: a number, or a fraction such as 0.8.")]
+Sampling = Annotated[str | None, typer.Option(help="How the cohort is drawn: uniform or poisson.")]
+SystemNoise = Annotated[
+    bool, typer.Option("--system-noise", help="Draw noise from the operating system: not repeatable.")
+]
+Engine = Annotated[str | None, typer.Option(help="stacked or one_by_one.")]
+Workers = Annotated[int | None, typer.Option(help="Worker processes.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the results (default: a new one in runs/).")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting of the method.")]
+Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+
+_LIGHT_DEFAULTS: dict[str, Any] = {"lr": 0.1, "batch_size": 16, "local_steps": 10}
+_ROUNDS = 30
+
+
+def experiment_values(file: Path | None, options: dict[str, Any]) -> dict[str, Any]:
+    """Lay options over the file; without a file, what does not decide privacy has a light default."""
+    values: dict[str, Any] = read_toml(file) if file else {}
+    given = {name: value for name, value in options.items() if value is not None}
+
+    def put(section: str, key: str, value: Any) -> None:
+        values.setdefault(section, {})[key] = value
+
+    for name, (section, key) in _PLACES.items():
+        if name in given:
+            put(section, key, given[name])
+    if "dataset" in given:
+        values["data"] = _data(given["dataset"], given.get("label"))
+    elif "label" in given:
+        put("data", "label", given["label"])
+    if "cohort" in given:
+        put("run", "cohort", _number(given["cohort"], "--cohort"))
+    if given.get("system_noise"):
+        put("run", "noise", "system")
+    settings: dict[str, Any] = {name: given[name] for name in ("lr", "clip", "batch_size", "spending") if name in given}
+    if "local_steps" in given or "local_epochs" in given:
+        values.setdefault("method", {}).pop("local_steps", None)
+        values["method"].pop("local_epochs", None)
+        settings |= {name: given[name] for name in ("local_steps", "local_epochs") if name in given}
+    for pair in given.get("set", []):
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise ConfigurationError("--set", f"'{pair}' is no KEY=VALUE", "write for instance --set k=1")
+        settings[key] = _number(text, None)
+    values.setdefault("method", {}).update(settings)
+    if file is None:
+        method = values["method"]
+        for name, value in _LIGHT_DEFAULTS.items():
+            if not (name == "local_steps" and "local_epochs" in method):
+                method.setdefault(name, value)
+        values.setdefault("run", {}).setdefault("rounds", _ROUNDS)
+    return values
+
+
+_PLACES = {
+    "partition": ("partition", "kind"),
+    "clients": ("partition", "clients"),
+    "records": ("partition", "records"),
+    "alpha": ("partition", "alpha"),
+    "budgets": ("budgets", "epsilon"),
+    "delta": ("budgets", "delta"),
+    "model": ("model", "name"),
+    "method": ("method", "name"),
+    "rounds": ("run", "rounds"),
+    "sampling": ("run", "sampling"),
+    "seed": ("run", "seed"),
+    "engine": ("run", "engine"),
+    "workers": ("run", "workers"),
+}
+
+
+def _data(name: str, label: str | None) -> dict[str, Any]:
+    if name not in DATASETS and (Path(name).is_dir() or "/" in name):
+        return {"folder": name, **({"label": label} if label else {})}
+    return {"name": name}
+
+
+def _number(text: str, where: str | None) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    if where is not None:
+        raise ConfigurationError(where, f"'{text}' is no number", "give a number of clients or a fraction")
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def build(file: Path | None, values: dict[str, Any]) -> Experiment:
+    """Validate, and name what is missing in the words of the command line."""
+    if not values.get("data"):
+        raise ConfigurationError(
+            "dpfl", "no data set was named", "give --dataset, or an experiment file; dpfl datasets lists them"
+        )
+    if "name" not in values.get("method", {}):
+        raise ConfigurationError(
+            "dpfl", "no method was named", "give --method, or an experiment file; dpfl methods lists them"
+        )
+    known = settings_of(values["method"]["name"])
+    if "clip" in known and "clip" not in values["method"]:
+        raise ConfigurationError(
+            "dpfl", "no clip was given, and it has no default", "give --clip: the largest norm of one record's gradient"
+        )
+    if "clip" in known and "epsilon" not in values.get("budgets", {}):
+        raise ConfigurationError(
+            "dpfl",
+            "no budgets were given, and they have no default",
+            "give --budgets and --delta; dpfl budgets lists distributions",
+        )
+    return Experiment.from_dict(values, str(file) if file else "options")
+
+
+def for_method(values: dict[str, Any], method: str) -> dict[str, Any]:
+    """Return the same experiment for another method; settings that only the other methods have are left out."""
+    settings = values.get("method", {})
+    known = settings_of(method)
+    kept = {name: value for name, value in settings.items() if name in known}
+    return {**values, "method": {**kept, "name": method}}
+
+
+def check_settings(values: dict[str, Any], methods: list[str]) -> None:
+    """Refuse a setting that none of the methods has."""
+    known = {name for method in methods for name in settings_of(method)}
+    for setting in values.get("method", {}):
+        if setting != "name" and setting not in known:
+            raise ConfigurationError("settings", f"none of the methods has '{setting}'", did_you_mean(setting, known))

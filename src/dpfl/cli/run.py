@@ -1,0 +1,141 @@
+"""``dpfl run``: one experiment, in a folder, that survives being killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpfl.cli import options as o
+from dpfl.cli.console import bytes_text, epsilon_text, err, out, print_json, progress_bar, table, three_text
+from dpfl.core.errors import ConfigurationError, FolderError, Interrupted
+from dpfl.runs.experiment import Experiment
+from dpfl.runs.folder import RunFolder, free_name
+from dpfl.sim.train import run_experiment
+
+MOST_LINES = 24
+
+
+def run(
+    file: o.File = None,
+    dataset: o.Dataset = None,
+    label: o.Label = None,
+    data: o.Data = None,
+    method: Annotated[str | None, typer.Option(help="Method.")] = None,
+    budgets: o.Budgets = None,
+    delta: o.Delta = None,
+    clip: o.Clip = None,
+    partition: o.PartitionKind = None,
+    clients: o.Clients = None,
+    records: o.Records = None,
+    alpha: o.Alpha = None,
+    model: o.Model = None,
+    lr: o.Lr = None,
+    batch_size: o.BatchSize = None,
+    local_steps: o.LocalSteps = None,
+    local_epochs: o.LocalEpochs = None,
+    spending: o.Spending = None,
+    rounds: o.Rounds = None,
+    cohort: o.Cohort = None,
+    sampling: o.Sampling = None,
+    seed: Annotated[int | None, typer.Option(help="Seed; the run is repeatable, and NOT PRIVATE.")] = None,
+    system_noise: o.SystemNoise = False,
+    engine: o.Engine = None,
+    workers: o.Workers = None,
+    set_: o.Set = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="Folder (default: a new one in runs/).")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.", metavar="FOLDER")] = None,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Train one model with one method, and say what every client spent."""
+    if resume is not None:
+        if file is not None or method is not None or dataset is not None:
+            raise ConfigurationError(
+                "--resume", "an experiment was given as well", "a resumed run takes it from its own folder"
+            )
+        if not (resume / "experiment.toml").exists():
+            raise FolderError(str(resume), "holds no run", "name the folder of an interrupted run")
+        folder, experiment = resume, Experiment.from_file(resume / "experiment.toml")
+    else:
+        given = {
+            "dataset": dataset, "label": label, "method": method, "budgets": budgets, "delta": delta, "clip": clip,
+            "partition": partition, "clients": clients, "records": records, "alpha": alpha, "model": model, "lr": lr,
+            "batch_size": batch_size, "local_steps": local_steps, "local_epochs": local_epochs, "spending": spending,
+            "rounds": rounds, "cohort": cohort, "sampling": sampling, "seed": seed, "system_noise": system_noise,
+            "engine": engine, "workers": workers, "set": set_,
+        }  # fmt: skip
+        experiment = o.build(file, o.experiment_values(file, given))
+        source = experiment.data.name or Path(experiment.data.folder or "own").name
+        folder = out_folder or free_name(Path("runs"), f"{experiment.method.name}-{source}")
+    with progress_bar() as bar:
+        bar.disable = bar.disable or quiet
+        task = bar.add_task(experiment.method.name, total=experiment.run.rounds, note="planning noise")
+
+        def report(done: int, total: int, line: dict[str, Any]) -> None:
+            bar.update(
+                task, completed=done, note=f"accuracy {100 * line['accuracy']:.1f} %" if "accuracy" in line else ""
+            )
+
+        try:
+            result = run_experiment(
+                experiment, folder, resume=resume is not None, data_folder=data, workers=workers, progress=report
+            )
+        except KeyboardInterrupt:
+            raise Interrupted(
+                str(folder), "stopped by you; what was charged stays charged", f"go on with: dpfl run --resume {folder}"
+            ) from None
+    if json:
+        print_json({"folder": str(folder), **result.summary})
+    else:
+        show(folder, result.summary)
+
+
+def show(folder: Path, summary: dict[str, Any]) -> None:
+    """Print what came out, the stamps first."""
+    for stamp in summary["stamps"]:
+        err.print(stamp, style="yellow")
+    facts = table("", "", left=2)
+    rounds = summary["rounds"]
+    facts.add_row("method", summary["method"])
+    facts.add_row("test accuracy", f"{100 * summary['accuracy']:.1f} %")
+    facts.add_row(
+        "rounds",
+        f"{rounds['done']} of {rounds['planned']}" + (f" ({rounds['ended_early']})" if rounds["ended_early"] else ""),
+    )
+    facts.add_row("clients left early", f"{len(summary['clients_left'])} of {summary['clients']}")
+    facts.add_row("bytes up / down", f"{bytes_text(summary['bytes_up'])} / {bytes_text(summary['bytes_down'])}")
+    epsilon = summary["epsilon"]
+    for name in ("spent", "granted"):
+        facts.add_row(f"epsilon {name}", " / ".join(three_text(epsilon.get(name))) + "  (smallest / median / largest)")
+    out.print(facts)
+    show_statements(summary["statements"])
+    err.print(f"Results: {folder}")
+
+
+def show_statements(lines: list[dict[str, Any]]) -> None:
+    """Print one line per account, and once what all their epsilons mean."""
+    if not lines:
+        return
+    meanings = sorted({_meaning(line) for line in lines})
+    spent = table("account", "rounds", "epsilon spent", "granted", "delta", *(["means"] if len(meanings) > 1 else []))
+    for line in lines[:MOST_LINES]:
+        granted = "-" if line["granted"] is None else epsilon_text(line["granted"])
+        extra = [_meaning(line)] if len(meanings) > 1 else []
+        spent.add_row(
+            line["account"], str(line["rounds"]), epsilon_text(line["epsilon"]), granted, f"{line['delta']:g}", *extra
+        )
+    out.print()
+    out.print(spent)
+    if len(lines) > MOST_LINES:
+        out.print(f"... and {len(lines) - MOST_LINES} more: see summary.json, or use --json")
+    if len(meanings) == 1:
+        out.print(f"Every epsilon: {meanings[0]}; rounded up.")
+
+
+def _meaning(line: dict[str, Any]) -> str:
+    return f"per {line['unit']}, {line['adjacency']} adjacency, against the {line['observer']}, by {line['accountant']}"
+
+
+__all__ = ["RunFolder", "run", "show", "show_statements"]

@@ -1,0 +1,94 @@
+"""Several experiments at once: one process each, as many at a time as there are workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing
+
+from dpfl.runs.experiment import Experiment
+from dpfl.runs.folder import RunFolder
+from dpfl.sim.train import run_experiment
+
+_counters: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One experiment and the folder it runs in."""
+
+    experiment: Experiment
+    folder: Path
+    data_folder: Path | None = None
+
+    @property
+    def rounds(self) -> int:
+        """How long it takes, in the unit that progress is shown in."""
+        return self.experiment.run.rounds
+
+
+def run_task(task: Task, report: Callable[[int], None]) -> dict[str, Any]:
+    """Run, go on with, or just read an experiment, whatever its folder needs."""
+    place = RunFolder(task.folder)
+    started = place.experiment.exists() and place.experiment.read_text() == task.experiment.to_toml()
+    if started and place.summary.exists():
+        report(task.rounds)
+        return place.read_summary()
+    result = run_experiment(
+        task.experiment,
+        task.folder,
+        resume=started,
+        data_folder=task.data_folder,
+        progress=lambda done, total, line: report(done),
+    )
+    return result.summary
+
+
+def _share(counters: Any) -> None:
+    global _counters
+    torch.set_num_threads(1)
+    _counters = counters
+
+
+def _in_worker(number: int, task: Task) -> dict[str, Any]:
+    def report(done: int) -> None:
+        _counters[number] = done
+
+    return run_task(task, report)
+
+
+def run_all(tasks: Sequence[Task], workers: int, progress: Callable[[int], None]) -> list[dict[str, Any]]:
+    """Run all tasks and return their summaries in order; ``progress`` is told the rounds done in all."""
+    if workers == 1 or len(tasks) == 1:
+        done = [0] * len(tasks)
+        summaries = []
+        for number, task in enumerate(tasks):
+
+            def report(rounds: int, number: int = number) -> None:
+                done[number] = rounds
+                progress(sum(done))
+
+            summaries.append(run_task(task, report))
+        return summaries
+    context = torch.multiprocessing.get_context("spawn")
+    counters = context.Array("i", len(tasks))
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_share, initargs=(counters,)) as pool:
+        futures: list[Future[dict[str, Any]]] = [pool.submit(_in_worker, i, task) for i, task in enumerate(tasks)]
+        open_futures = set(futures)
+        try:
+            while open_futures:
+                finished, open_futures = wait(open_futures, timeout=0.2, return_when=FIRST_COMPLETED)
+                progress(sum(counters[:]))
+                for future in finished:
+                    future.result()
+                time.sleep(0.02)
+        except BaseException:
+            pool.shutdown(cancel_futures=True, wait=False)
+            raise
+    return [future.result() for future in futures]
