@@ -11,7 +11,7 @@ The same objects are folded twice: over data, by :mod:`dpfl.rounds`, and over an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Adjacency, Observer, Phase, Terms, Unit
@@ -189,14 +189,13 @@ class Strategy:
 
 
 def _words(piece: object) -> str:
-    fields = getattr(piece, "__dataclass_fields__", {})
-    settings = ", ".join(f"{name}={_setting(getattr(piece, name))}" for name in fields)
+    names = [f.name for f in fields(piece)] if is_dataclass(piece) else []
+    settings = ", ".join(f"{name}={_setting(getattr(piece, name))}" for name in names)
     return f"{type(piece).__name__}({settings})"
 
 
 def _setting(value: object) -> str:
-    fields = getattr(value, "__dataclass_fields__", None)
-    if fields is None:
+    if not is_dataclass(value):
         return str(value)
-    kept = {name: getattr(value, name) for name in fields if getattr(value, name) is not None}
-    return "{" + ", ".join(f"{name}={v}" for name, v in kept.items()) + "}"
+    kept = {f.name: getattr(value, f.name) for f in fields(value)}
+    return "{" + ", ".join(f"{name}={v}" for name, v in kept.items() if v is not None) + "}"

@@ -124,16 +124,8 @@ def show(by_method: dict[str, list[dict[str, Any]]], seeds: list[int]) -> None:
                 bytes_text(statistics.mean(r["bytes_down"] for r in runs)),
                 f"{statistics.mean(r['seconds'] for r in runs):.1f}",
             )
-        privacy = table(
-            "method",
-            "spent: smallest",
-            "median",
-            "largest",
-            "granted: smallest",
-            "median",
-            "largest",
-            title="Epsilon (per seed, averaged)",
-        )
+        headings = ("spent: min", "median", "max", "granted: min", "median", "max")
+        privacy = table("method", *headings, title="Epsilon over clients (averaged over seeds)")
         for name, runs in mine.items():
             privacy.add_row(
                 name,

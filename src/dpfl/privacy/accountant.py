@@ -31,6 +31,9 @@ from dpfl.privacy.events import Event, History, Sampling, merged
 
 AccountantName = Literal["pld", "rdp"]
 
+LIBRARY = "dp-accounting " + version("dp-accounting")
+"""Which curves these are; part of every cached result's key."""
+
 INTERVAL = 1e-4
 """PLD discretisation of every reported epsilon. Any interval gives a valid upper bound; a finer one a tighter one."""
 
@@ -163,7 +166,7 @@ def _group_epsilon(name: AccountantName, events: History, delta: float, adjacenc
     key = "|".join(
         [
             "epsilon",
-            version("dp-accounting"),
+            LIBRARY,
             name,
             adjacency,
             repr(delta),

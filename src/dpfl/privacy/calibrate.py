@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from importlib.metadata import version
+from functools import lru_cache
 
 from scipy import optimize, special
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Adjacency
-from dpfl.privacy.accountant import AccountantName, quick_epsilon, spend
+from dpfl.privacy.accountant import LIBRARY, AccountantName, quick_epsilon, spend
 from dpfl.privacy.cache import remembered
 from dpfl.privacy.events import Event, Sampling
 
@@ -46,18 +46,16 @@ def calibrate(
     if rate == 0:
         raise ConfigurationError("calibrate", "sampling_rate = 0: nothing would be released", "give a rate above 0")
     template = Event(noise_multiplier=1.0, sampling=sampling, sampling_rate=rate, steps=steps)
-    key = "|".join(
-        [
-            "calibrate",
-            version("dp-accounting"),
-            str(accountant),
-            adjacency,
-            repr(epsilon),
-            repr(delta),
-            template.to_json(),
-        ]
-    )
-    return remembered(key, lambda: _search(epsilon, delta, template, adjacency, accountant))
+    return _calibrated(epsilon, delta, template, adjacency, accountant)
+
+
+@lru_cache(maxsize=200_000)
+def _calibrated(
+    target: float, delta: float, template: Event, adjacency: Adjacency, accountant: AccountantName | None
+) -> float:
+    """Look it up, in this process and then on disk, before searching."""
+    key = "|".join(["calibrate", LIBRARY, str(accountant), adjacency, repr(target), repr(delta), template.to_json()])
+    return remembered(key, lambda: _search(target, delta, template, adjacency, accountant))
 
 
 def _search(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dpfl.core.errors import ConfigurationError, LedgerError
@@ -54,7 +54,14 @@ class Event:
 
     def to_json(self) -> str:
         """Write canonically: equal events give equal text."""
-        return json.dumps(asdict(self), sort_keys=True)
+        fields = {
+            "failure": self.failure,
+            "noise_multiplier": self.noise_multiplier,
+            "sampling": self.sampling,
+            "sampling_rate": self.sampling_rate,
+            "steps": self.steps,
+        }
+        return json.dumps(fields)
 
     @classmethod
     def from_json(cls, text: str) -> Event:

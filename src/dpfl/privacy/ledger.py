@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -373,6 +374,8 @@ class Ledger:
 def _connect(name: str, mode: str) -> sqlite3.Connection:
     try:
         target = name if name == ":memory:" else f"{Path(name).absolute().as_uri()}?mode={mode}"
+        if mode == "ro" and not os.access(Path(name).parent, os.W_OK) and not Path(name + "-wal").exists():
+            target += "&immutable=1"  # a finished ledger on a read-only medium: WAL could not make its index file
         connection = sqlite3.connect(target, uri=True, timeout=120, isolation_level=None)
         if mode != "ro":
             connection.execute("PRAGMA journal_mode=WAL")

@@ -1,0 +1,41 @@
+# dpfl: `make demo` runs the main job, `make test` runs all tests. Both set up .venv first, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Where torch comes from: `make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo` avoids several GB of CUDA.
+TORCH_INDEX ?=
+STAMP := $(VENV)/.set-up
+
+.PHONY: demo test check lint setup clean help
+
+help:
+	@echo "make demo   set up and compare four methods on a federation of 20 clients (about a minute)"
+	@echo "make test   set up and run all tests, style and type checks"
+	@echo "make lint   style, types and import contracts only"
+	@echo "make clean  remove .venv and caches"
+
+demo: $(STAMP)
+	$(BIN)/dpfl compare examples/demo.toml --methods fedavg,minimum,fedavg_dp,weiavg --seeds 3
+
+test: $(STAMP) lint
+	$(BIN)/python -m pytest -n 2 -q
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "dpfl needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Use: make PYTHON=python3.12"; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "Python's venv module is missing. On Debian or Ubuntu: sudo apt-get install -y python3-venv"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info src/*.egg-info
