@@ -56,6 +56,19 @@ class Agreement:
         """What a round costs this participant against this observer."""
         return self.strategy.bill(observer, self.phases(participant), participant.examples, self.terms)
 
+    @property
+    def bills_world(self) -> bool:
+        """Whether the world is billed apart: not where the guarantee is made before anything leaves a client."""
+        return self.strategy.unit is Unit.CLIENT and self.strategy.observer is not Observer.NOBODY
+
+    def bills(self, participant: Participant) -> list[tuple[Bill, frozenset[Observer]]]:
+        """All bills of a round, each with those who see what it pays for."""
+        server = self.bill(Observer.SERVER, participant)
+        if not self.bills_world:
+            return [(server, frozenset({Observer.SERVER, Observer.WORLD}))]
+        world = self.bill(Observer.WORLD, participant)
+        return [(server, frozenset({Observer.SERVER})), (world, frozenset({Observer.WORLD}))]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -186,10 +199,9 @@ def _charge_world(agreement: Agreement, run: Run, round_: int, cohort: Cohort, e
 
     An amplified bill is charged to everyone eligible, drawn or not: the sampling is in the bill already.
     """
-    strategy = agreement.strategy
-    if strategy.unit is Unit.RECORD or strategy.observer is Observer.NOBODY:
+    if not agreement.bills_world:
         return
-    bill = strategy.bill(Observer.WORLD, (), 1, agreement.terms)
+    bill = agreement.strategy.bill(Observer.WORLD, (), 1, agreement.terms)
     accounts = [run.ledger.population(eligible)] if eligible else list(cohort.ids)
     token = run.draw_token("central", round_)
     charges = [Charge(account=account, observer=Observer.WORLD, bill=bill, draw=token) for account in accounts]

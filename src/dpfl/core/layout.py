@@ -39,8 +39,8 @@ class Layout:
     >>> layout = Layout.of({"weight": torch.zeros(2, 3), "count": torch.tensor(4)})
     >>> layout.size, [block.name for block in layout]
     (7, ['weight', 'count'])
-    >>> layout.unflatten(layout.flatten({"weight": torch.ones(2, 3), "count": torch.tensor(4)}))["count"]
-    tensor(4)
+    >>> int(layout.unflatten(layout.flatten({"weight": torch.ones(2, 3), "count": torch.tensor(4)}))["count"])
+    4
     """
 
     blocks: tuple[Block, ...]

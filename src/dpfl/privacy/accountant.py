@@ -73,7 +73,7 @@ def epsilon(
     combination the named accountant cannot do is refused.
 
     >>> round(epsilon(1.0, 0.05, 200, 2000**-1.1), 2)
-    3.71
+    3.7
     """
     rate = 1.0 if sampling == "none" else sampling_rate
     event = Event(noise_multiplier=noise_multiplier, sampling=sampling, sampling_rate=rate, steps=steps)

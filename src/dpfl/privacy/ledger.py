@@ -239,6 +239,8 @@ class Ledger:
         """Charge, durably and all in one transaction; returns the accounts that could not afford it (not charged)."""
         refused = set()
         billed_to_world = {charge.account for charge in charges if charge.observer is Observer.WORLD}
+        world_row = """SELECT 1 FROM charges WHERE run = ? AND round = ? AND observer = 'world'
+            AND account IN (SELECT ? UNION SELECT population FROM members WHERE account = ?)"""
         with self._transaction() as connection:
             for charge in charges:
                 key = (run, round_, charge.account, str(charge.observer))
@@ -256,7 +258,9 @@ class Ledger:
                     continue
                 seen_by = {charge.observer}
                 if charge.observer is Observer.SERVER and charge.account not in billed_to_world:
-                    seen_by.add(Observer.WORLD)
+                    place = (run, round_, charge.account, charge.account)
+                    if connection.execute(world_row, place).fetchone() is None:
+                        seen_by.add(Observer.WORLD)  # no bill of its own: what the server sees covers the world
                 if not self._affordable(charge.account, charge.bill, seen_by, horizon):
                     refused.add(charge.account)
                     continue

@@ -35,6 +35,7 @@ def write_safely(path: Path, content: bytes) -> None:
     """Replace a file so that a reader sees the old one or the new one, never half of either."""
     draft = path.with_name(path.name + ".new")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("wb") as stream:
             stream.write(content)
             stream.flush()
@@ -74,12 +75,9 @@ class RunFolder:
             )
         if self.path.exists() and not self.path.is_dir():
             raise FolderError(str(self.path), "is a file", "give another --out")
-        if self.path.is_dir() and any(entry.name != ".lock" for entry in self.path.iterdir()):
+        ours = {".lock", "experiment.toml.new"}  # left by a run that was killed before it began
+        if self.path.is_dir() and any(entry.name not in ours for entry in self.path.iterdir()):
             raise FolderError(str(self.path), "is not empty and holds no run", "give another --out")
-        try:
-            self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise disk_error(str(self.path), error) from error
         write_safely(self.experiment, experiment.encode())
 
     @contextmanager

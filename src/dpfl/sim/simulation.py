@@ -154,9 +154,10 @@ class Simulation:
 
         def willing(client: str) -> bool:
             if client not in known:
-                bill = self.agreement.bill(Observer.SERVER, self.members[client].participant)
-                known[client] = self.run_.ledger.affordable(
-                    client, bill, (Observer.SERVER, Observer.WORLD), before=(self.run_.name, round_), horizon=horizon
+                here = (self.run_.name, round_)
+                known[client] = all(
+                    self.run_.ledger.affordable(client, bill, seen_by, before=here, horizon=horizon)
+                    for bill, seen_by in self.agreement.bills(self.members[client].participant)
                 )
             return known[client]
 
