@@ -230,7 +230,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _explained(where: str, error: ValidationError) -> ConfigurationError | DataError:
-    first = error.errors()[0]
+    # A misspelt key also makes the right one missing: name the misspelling.
+    problems = error.errors()
+    first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     path = [str(part) for part in first["loc"]]
     at = f"{where}, [{path[0]}] {'.'.join(path[1:])}".rstrip() if path else where
     if first["type"] == "extra_forbidden":

@@ -1,0 +1,112 @@
+"""What enrolment settles, and the nouns that pass between the three functions of a round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dpfl.core.layout import Layout
+from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.core.types import Claims, Cohort, Observer, Phase, Shared, State, Terms, Unit
+from dpfl.privacy.ledger import Bill, Ledger
+from dpfl.protocols import Participant
+from dpfl.strategy import Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """What enrolment settles: the strategy, its terms, the layout of the model, and what everyone said of themselves."""
+
+    strategy: Strategy
+    terms: Terms
+    layout: Layout
+    claims: Mapping[str, Claims]
+
+    def phases(self, participant: Participant) -> tuple[Phase, ...]:
+        """Plan a participant's local work for one round."""
+        return self.strategy.local.phases(self.terms, participant)
+
+    def bill(self, observer: Observer, participant: Participant) -> Bill:
+        """What a round costs this participant against this observer."""
+        return self.strategy.bill(observer, self.phases(participant), participant.examples, self.terms)
+
+    @property
+    def bills_world(self) -> bool:
+        """Whether the world is billed apart: not where the guarantee is made before anything leaves a client."""
+        return self.strategy.unit is Unit.CLIENT and self.strategy.observer is not Observer.NOBODY
+
+    def bills(self, participant: Participant) -> list[tuple[Bill, frozenset[Observer]]]:
+        """All bills of a round, each with those who see what it pays for."""
+        server = self.bill(Observer.SERVER, participant)
+        if not self.bills_world:
+            return [(server, frozenset({Observer.SERVER, Observer.WORLD}))]
+        world = self.bill(Observer.WORLD, participant)
+        return [(server, frozenset({Observer.SERVER})), (world, frozenset({Observer.WORLD}))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Which run this is, where it is charged, and where its randomness comes from (None: the operating system)."""
+
+    name: str
+    ledger: Ledger
+    seed: PublicSeed | None
+    public: PublicSeed
+
+    def secret(self, *labels: str | int) -> SecretRng:
+        """Make the secret generator for a named purpose: seeded in a simulation, fresh from the system otherwise."""
+        return SecretRng.from_system() if self.seed is None else SecretRng.simulated(self.seed.child(*labels))
+
+    def draw_token(self, *labels: str | int) -> str:
+        """Name the randomness a charge pays for; empty where it cannot be repeated."""
+        return "" if self.seed is None else f"{self.seed.child(*labels).value:x}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the server decided when it opened the round."""
+
+    round: int
+    cohort: Cohort
+    downloads: Mapping[str, bytes]
+    shared: Mapping[str, Shared]
+    starts: Mapping[str, Tensor]
+    unwilling: tuple[str, ...] = ()
+    over: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uplink:
+    """What came back from a client: bytes, or the reason why there are none."""
+
+    client: str
+    payload: bytes | None
+    reason: str = ""
+
+
+def enrol(strategy: Strategy, claims: Mapping[str, Claims], rounds: int, layout: Layout) -> Agreement:
+    """Settle the terms once, from claims alone."""
+    population = len(claims)
+    rate = strategy.selection.rate(population)
+    epsilons = [claim.epsilon for claim in claims.values() if claim.epsilon > 0] or [math.inf]
+    terms = Terms(
+        rounds=rounds,
+        population=population,
+        expected_cohort=rate * population,
+        participations=math.ceil(rounds * rate - 1e-9),
+        smallest_epsilon=min(epsilons),
+        largest_epsilon=max(epsilons),
+    )
+    terms = strategy.local.agree(terms, claims)
+    for _, plug in strategy.slots():
+        terms = plug.agree(terms, claims)
+    return Agreement(strategy=strategy, terms=terms, layout=layout, claims=dict(claims))
+
+
+def first_state(agreement: Agreement, model: Tensor) -> State:
+    """Return the state before the first round."""
+    plugs = {slot: plug.start(agreement.terms, agreement.layout) for slot, plug in agreement.strategy.slots()}
+    return State(round=0, model=model, plugs=plugs)

@@ -1,0 +1,101 @@
+"""The clients' part of a round: each charges its own account, works, and sends only what was billed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from dpfl.client.member import Member
+from dpfl.core.random import SecretRng
+from dpfl.core.types import Downlink, Observer, Who
+from dpfl.privacy.ledger import Charge
+from dpfl.protocols import Engine, Job
+from dpfl.rounds.agreement import Agreement, Plan, Run, Uplink
+from dpfl.wire.payload import decode_download, encode_upload
+
+
+def admit(agreement: Agreement, run: Run, round_: int, members: Mapping[str, Member]) -> dict[str, str]:
+    """Each member checks and charges its own account, before any noise is drawn; returns who abstains, and why."""
+    horizon = agreement.terms.rounds - round_
+    charges = [
+        Charge(
+            account=member.id,
+            observer=Observer.SERVER,
+            bill=agreement.bill(Observer.SERVER, member.participant),
+            draw=run.draw_token("client", round_, member.id),
+        )
+        for _, member in sorted(members.items())
+    ]
+    refused = run.ledger.charge(run.name, round_, charges, horizon=horizon)
+    return dict.fromkeys(refused, "its budget does not cover another round")
+
+
+def blocks_of(agreement: Agreement, members: Mapping[str, Member], engine: Engine) -> list[list[str]]:
+    """Cut members into the blocks that are computed together: a pure function of who takes part."""
+    ids = sorted(members)
+    plans = [agreement.phases(members[client].participant) for client in ids]
+    return [[ids[i] for i in block] for block in engine.blocks(plans)]
+
+
+def work(
+    agreement: Agreement,
+    run_name: str,
+    downloads: Mapping[str, bytes],
+    members: Mapping[str, Member],
+    rngs: Mapping[str, SecretRng],
+    engine: Engine,
+    model: nn.Module,
+    blocks: Sequence[Sequence[str]],
+) -> list[Uplink]:
+    """Local work and client stages of members that were admitted; the raw update never leaves this function."""
+    decoded: dict[int, Downlink] = {}
+    downlinks = {}
+    for client, payload in downloads.items():
+        if id(payload) not in decoded:
+            decoded[id(payload)] = decode_download(payload, agreement.layout.size)
+        downlinks[client] = decoded[id(payload)]
+    uplinks = []
+    for block in blocks:
+        jobs = [
+            Job(
+                client=client,
+                start=downlinks[client].start,
+                phases=agreement.phases(members[client].participant),
+                features=members[client].shard.features,
+                labels=members[client].shard.labels,
+                rng=rngs[client].child("work"),
+            )
+            for client in block
+        ]
+        for job, after in zip(jobs, engine.run(model, agreement.layout, jobs), strict=True):
+            uplinks.append(
+                _upload(agreement, run_name, members[job.client], downlinks[job.client], after, rngs[job.client])
+            )
+    return sorted(uplinks, key=lambda uplink: uplink.client)
+
+
+def _upload(
+    agreement: Agreement, run_name: str, member: Member, downlink: Downlink, after: Tensor, rng: SecretRng
+) -> Uplink:
+    message = after - downlink.start
+    who = Who(id=member.id, claims=member.claims, drawn=downlink.drawn)
+    for number, stage in enumerate(agreement.strategy.stages):
+        shared = downlink.shared.get(f"stage{number}", {})
+        message = stage.client(message, dict(shared), who, rng.child("stage", number))
+    return Uplink(client=member.id, payload=encode_upload(message, run_name, downlink.round, member.id))
+
+
+def client_rounds(
+    agreement: Agreement, run: Run, plan: Plan, members: Mapping[str, Member], engine: Engine, model: nn.Module
+) -> list[Uplink]:
+    """Admit, then work: what a real site does with its one member, and a simulator with a whole cohort."""
+    abstaining = admit(agreement, run, plan.round, members)
+    active = {client: member for client, member in members.items() if client not in abstaining}
+    downloads = {client: plan.downloads[client] for client in active}
+    rngs = {client: run.secret("client", plan.round, client) for client in active}
+    blocks = blocks_of(agreement, active, engine)
+    uplinks = work(agreement, run.name, downloads, active, rngs, engine, model, blocks)
+    return uplinks + [
+        Uplink(client=client, payload=None, reason=reason) for client, reason in sorted(abstaining.items())
+    ]

@@ -1,0 +1,150 @@
+"""Close a round: the server takes what arrived, makes the next model, and writes down what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from dpfl.core.errors import PeerError
+from dpfl.core.types import Cohort, Metrics, Record, Rows, State, Total, Who
+from dpfl.protocols import Summed
+from dpfl.rounds.agreement import Agreement, Plan, Run, Uplink
+from dpfl.wire.payload import FRAME_BYTES, decode_upload
+
+
+def close_round(
+    agreement: Agreement, state: State, plan: Plan, uplinks: Sequence[Uplink], run: Run
+) -> tuple[State, Record]:
+    """Take what arrived, make the next model, and write down what happened."""
+    strategy = agreement.strategy
+    messages, missing, broken = _unpack(agreement, plan, uplinks, run)
+    seed = run.public.child("round", state.round, "channel")
+    arrived = strategy.channel.deliver(messages, dict(plan.shared.get("channel", {})), seed) if messages else {}
+    ids = arrived.ids if isinstance(arrived, Summed) else tuple(sorted(arrived))
+    missing.update({client: "lost on the way" for client in messages if client not in ids})
+    cohort = Cohort.of({client: plan.cohort.claims[client] for client in ids})
+    received: Rows | Total = (
+        _total(agreement, plan, cohort, arrived)
+        if isinstance(arrived, Summed)
+        else _rows(agreement, state, plan, cohort, arrived)
+    )
+    if isinstance(received, Rows):
+        received, unusable = _without_non_finite(received)
+        broken.extend(unusable)
+    operator: dict[str, object] = {
+        "cohort": list(plan.cohort.ids),
+        "arrived": list(ids),
+        "missing": missing,
+        "left": list(plan.unwilling),
+        "not_finite": sorted(broken),
+        "bytes_up": sum(len(u.payload) for u in uplinks if u.payload is not None),
+        "payload_bytes_up": sum(len(u.payload) - FRAME_BYTES for u in uplinks if u.payload is not None),
+        "bytes_down": sum(map(len, plan.downloads.values())),
+    }
+    enough = len(ids) >= strategy.shares_needed(agreement.terms)
+    if (ids or strategy.central_noise is not None) and enough:
+        model, plugs, told = _aggregate(agreement, state, received, run)
+        operator |= told
+    else:
+        model, plugs = state.model, dict(state.plugs)
+        operator["published"] = "nothing: too few uploads arrived"
+    public = {"round": state.round}
+    next_state = State(round=state.round + 1, model=model, plugs=plugs)
+    return next_state, Record(round=state.round, operator=operator, public=public)
+
+
+def _unpack(
+    agreement: Agreement, plan: Plan, uplinks: Sequence[Uplink], run: Run
+) -> tuple[dict[str, Tensor], dict[str, str], list[str]]:
+    """Decode each upload once; whatever is not as agreed counts as missing, and says why."""
+    messages: dict[str, Tensor] = {}
+    missing = dict.fromkeys(plan.cohort.ids, "no answer")
+    broken: list[str] = []
+    length = None if agreement.strategy.stages else agreement.layout.size
+    for uplink in uplinks:
+        if uplink.client not in missing or uplink.client in messages:
+            raise PeerError(
+                f"upload of '{uplink.client}'",
+                "was not asked for, or came twice",
+                "send each upload once, to its own round",
+            )
+        if uplink.payload is None:
+            missing[uplink.client] = uplink.reason
+            continue
+        try:
+            messages[uplink.client] = decode_upload(uplink.payload, length, run.name, plan.round, uplink.client)
+        except PeerError as error:
+            missing[uplink.client] = str(error)
+            continue
+        missing[uplink.client] = ""
+    if not agreement.strategy.channel.sees_rows:
+        for client, message in messages.items():
+            if not bool(torch.isfinite(message).all()):  # nobody could take it out of a sum again
+                messages[client] = torch.zeros_like(message)
+                broken.append(client)
+    return messages, {client: reason for client, reason in missing.items() if reason}, broken
+
+
+def _undo(agreement: Agreement, plan: Plan, message: Tensor, who: Who | None) -> Tensor:
+    for number, stage in reversed(list(enumerate(agreement.strategy.stages))):
+        message = stage.server(message, dict(plan.shared.get(f"stage{number}", {})), who)
+    return message
+
+
+def _rows(agreement: Agreement, state: State, plan: Plan, cohort: Cohort, arrived: Mapping[str, Tensor]) -> Rows:
+    """Undo the stages and re-base every row on the global model, wherever its client started."""
+    matrix = torch.zeros(len(cohort), agreement.layout.size)
+    for i, client in enumerate(cohort.ids):
+        who = Who(id=client, claims=cohort.claims[client], drawn=len(plan.cohort))
+        matrix[i] = _undo(agreement, plan, arrived[client], who)
+        if client in plan.starts:
+            matrix[i] += plan.starts[client] - state.model
+    return Rows(matrix=matrix, origin=state.model, cohort=cohort, layout=agreement.layout)
+
+
+def _total(agreement: Agreement, plan: Plan, cohort: Cohort, arrived: Summed) -> Total:
+    return Total(vector=_undo(agreement, plan, arrived.vector, None), cohort=cohort, layout=agreement.layout)
+
+
+def _without_non_finite(rows: Rows) -> tuple[Rows, list[str]]:
+    """An update that is not finite contributes zero; only the person running the server is told whose it was."""
+    finite = torch.isfinite(rows.matrix).all(dim=1)
+    if bool(finite.all()):
+        return rows, []
+    matrix = torch.where(finite[:, None], rows.matrix, torch.zeros_like(rows.matrix))
+    names = [client for client, good in zip(rows.cohort.ids, finite.tolist(), strict=True) if not good]
+    return Rows(matrix=matrix, origin=rows.origin, cohort=rows.cohort, layout=rows.layout), names
+
+
+def _aggregate(
+    agreement: Agreement, state: State, received: Rows | Total, run: Run
+) -> tuple[Tensor, dict[str, dict[str, Tensor]], dict[str, object]]:
+    strategy = agreement.strategy
+    plugs = {slot: dict(tensors) for slot, tensors in state.plugs.items()}
+    metrics: dict[str, Metrics] = {}
+    for number, stage in enumerate(strategy.stages):
+        plugs[f"stage{number}"] = stage.learn(plugs.get(f"stage{number}", {}), received)
+    # clean
+    if strategy.clean is not None and isinstance(received, Rows):
+        matrix, plugs["clean"], metrics["clean"] = strategy.clean(plugs.get("clean", {}), received, state.round)
+        received = Rows(matrix=matrix, origin=received.origin, cohort=received.cohort, layout=received.layout)
+    # weigh
+    weights, plugs["weights"], metrics["weights"] = strategy.weights(plugs.get("weights", {}), received, state.round)
+    if isinstance(received, Rows):
+        aggregate = weights @ received.matrix
+    else:
+        aggregate = (weights[0] if len(weights) else 0.0) * received.vector
+    # central noise, denoise, step
+    if strategy.central_noise is not None:
+        bound = strategy.published_bound(strategy.local.exposure((), 1), agreement.terms)
+        aggregate = strategy.central_noise.add(aggregate, bound, run.secret("central", state.round))
+    for denoiser in strategy.denoise:
+        aggregate = denoiser(aggregate, agreement.layout)
+    told: dict[str, object] = {
+        "weights": {client: float(w) for client, w in zip(received.cohort.ids, weights.tolist(), strict=True)},
+        "update_norm": float(torch.linalg.vector_norm(aggregate)),
+        **{f"{slot}_metrics": told for slot, told in metrics.items() if told},
+    }
+    return strategy.step(state.model, aggregate), plugs, told
