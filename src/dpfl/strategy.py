@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Adjacency, Observer, Phase, Terms, Unit
+from dpfl.privacy.bills import Bill
 from dpfl.privacy.exposure import Exposure
-from dpfl.privacy.ledger import Bill
 from dpfl.protocols import Channel, Denoiser, LocalWork, Plug, RowDenoiser, Selection, Stage, Weights
 from dpfl.server.aggregate import CentralNoise, Step
 from dpfl.server.selection import Everyone

@@ -15,19 +15,18 @@ sees is a function of what the server sees: where a round has no bill against th
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from dpfl.core.errors import DiskError, LedgerError, disk_error
-from dpfl.core.types import Adjacency, Budget, Observer, Unit
+from dpfl.core.types import Budget, Observer, Unit
 from dpfl.privacy.allowance import Allowance
-from dpfl.privacy.events import Event, History, merged
+from dpfl.privacy.bills import Bill, Charge, Tab, tab_of
+from dpfl.privacy.events import merged
 
 FORMAT = "dpfl-ledger-1"
 _SCHEMA = """
@@ -45,70 +44,6 @@ CREATE TABLE grants (
 CREATE TABLE members (account TEXT NOT NULL, population TEXT NOT NULL, PRIMARY KEY (account, population)) WITHOUT ROWID;
 CREATE TABLE journal (run TEXT NOT NULL, round INTEGER NOT NULL, at REAL NOT NULL);
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bill:
-    """What one round releases of one unit under one adjacency."""
-
-    unit: Unit
-    adjacency: Adjacency
-    events: History
-
-    def to_json(self) -> str:
-        """Write canonically."""
-        events = [json.loads(event.to_json()) for event in self.events]
-        return json.dumps({"unit": self.unit, "adjacency": self.adjacency, "events": events}, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Bill:
-        """Read back what :meth:`to_json` wrote."""
-        try:
-            body = json.loads(text)
-            events = tuple(Event.from_json(json.dumps(event)) for event in body["events"])
-            return cls(unit=Unit(body["unit"]), adjacency=Adjacency(body["adjacency"]), events=events)
-        except (ValueError, KeyError, TypeError) as error:
-            raise LedgerError(
-                "ledger", f"holds a bill that cannot be read ({error})", "use the version of dpfl that wrote it"
-            ) from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class Charge:
-    """One account's bill for one round against one observer; ``draw`` names the randomness it pays for, if repeatable."""
-
-    account: str
-    observer: Observer
-    bill: Bill
-    draw: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tab:
-    """Everything an account was charged against an observer, ready for an accountant."""
-
-    unit: Unit
-    adjacency: Adjacency
-    history: History
-    mixed: bool = False
-
-    def readable_as(self, unit: Unit) -> bool:
-        """A client-level history also protects records; a record-level one says nothing of clients."""
-        return unit is self.unit and not (self.mixed and unit is Unit.CLIENT)
-
-
-def tab_of(bills: Iterable[tuple[Bill, int]]) -> Tab | None:
-    """Combine bills into one history under the strongest adjacency any of them states."""
-    counted = list(bills)
-    if not counted:
-        return None
-    units = {bill.unit for bill, _ in counted}
-    adjacencies = {bill.adjacency for bill, _ in counted}
-    strict = Adjacency.REPLACE_ONE in adjacencies or len(units) > 1
-    adjacency = Adjacency.REPLACE_ONE if strict else max(adjacencies)
-    history = merged(event.times(event.steps * n) for bill, n in counted for event in bill.events)
-    unit = Unit.RECORD if Unit.RECORD in units else Unit.CLIENT
-    return Tab(unit=unit, adjacency=adjacency, history=history, mixed=len(units) > 1)
 
 
 class Ledger:

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 
 from dpfl.core.types import Observer, Unit
 from dpfl.privacy.accountant import spend
-from dpfl.privacy.ledger import Ledger, Tab
+from dpfl.privacy.bills import Tab
+from dpfl.privacy.ledger import Ledger
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ from torch import Tensor
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Claims, Cohort, Observer, Phase, Shared, State, Terms, Unit
-from dpfl.privacy.ledger import Bill, Ledger
+from dpfl.privacy.bills import Bill
+from dpfl.privacy.ledger import Ledger
 from dpfl.protocols import Participant
 from dpfl.strategy import Strategy
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dpfl.client.member import Member
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Downlink, Observer, Who
-from dpfl.privacy.ledger import Charge
+from dpfl.privacy.bills import Charge
 from dpfl.protocols import Engine, Job
 from dpfl.rounds.agreement import Agreement, Plan, Run, Uplink
 from dpfl.wire.payload import decode_download, encode_upload

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Cohort, Downlink, Observer, State
-from dpfl.privacy.ledger import Charge
+from dpfl.privacy.bills import Charge
 from dpfl.rounds.agreement import Agreement, Plan, Run
 from dpfl.strategy import Strategy
 from dpfl.wire.payload import encode_download
