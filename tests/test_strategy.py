@@ -185,3 +185,9 @@ def test_torch_is_not_touched_by_building() -> None:
     before = torch.get_rng_state()
     central()
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_cohort_of_any_size_can_be_built_before_the_population_is_known() -> None:
+    strategy = central(selection=FixedCohort(size=100_000), adjacency=Adjacency.REPLACE_ONE)
+    with pytest.raises(ConfigurationError, match="100000 clients cannot be drawn from 20"):
+        strategy.bill(Observer.WORLD, (), 1, TERMS)

@@ -95,10 +95,10 @@ class Strategy:
             )
 
     def _prototype(self) -> Exposure:
-        """Fold once with stand-in numbers: only whether it is finite matters."""
+        """Fold once with stand-in numbers, for a population no cohort exceeds: only whether it is finite matters."""
         terms = Terms(
             rounds=1,
-            population=10,
+            population=10**9,
             expected_cohort=10,
             participations=1,
             smallest_epsilon=1,
