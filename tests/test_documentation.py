@@ -1,0 +1,63 @@
+"""What the documents say is true: their Python runs, their files parse, their commands exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from dpfl.cli.main import app
+from dpfl.runs.experiment import Experiment
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _blocks(language: str) -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for block in re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S):
+            found.append((page.name, block))
+    return found
+
+
+@pytest.mark.parametrize(("page", "code"), _blocks("python"), ids=lambda value: value[:20])
+def test_python_in_the_documents_runs(page: str, code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(code, page, "exec", dont_inherit=True), {"__name__": "__main__"})
+
+
+def test_the_documented_experiment_file_is_complete_and_valid() -> None:
+    (block,) = [code for page, code in _blocks("toml") if page == "experiment-file.md"]
+    import tomllib
+
+    values = tomllib.loads(block)
+    experiment = Experiment.from_dict(values)
+    assert set(values) == set(Experiment.model_fields)
+    for section in ("partition", "budgets", "model", "run"):
+        assert set(values[section]) == set(type(getattr(experiment, section)).model_fields)
+
+
+def test_every_example_is_valid() -> None:
+    examples = sorted((ROOT / "examples").glob("*.toml"))
+    assert examples
+    for path in examples:
+        Experiment.from_file(path).check()
+
+
+def test_every_command_and_option_in_the_documents_exists() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    seen = 0
+    for _, block in _blocks("console"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if not line.startswith("dpfl ") or "|" in line:
+                continue
+            words = shlex.split(line.split("#")[0])
+            known = {option for parameter in commands[words[1]].params for option in parameter.opts}
+            for word in words[2:]:
+                if word.startswith("--"):
+                    assert word in known, line
+            seen += 1
+    assert seen >= 6
