@@ -15,33 +15,15 @@ from dpfl.runs.folder import free_name
 from dpfl.sim.compare import Task, run_all
 
 
+@o.takes_experiment()
 def compare(
+    given: dict[str, Any],
     file: o.File = None,
     methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "",
     seeds: Annotated[str, typer.Option(help="How many seeds, or a list such as 0,1,2.")] = "3",
-    dataset: o.Dataset = None,
-    label: o.Label = None,
     data: o.Data = None,
-    budgets: o.Budgets = None,
-    delta: o.Delta = None,
-    clip: o.Clip = None,
-    partition: o.PartitionKind = None,
-    clients: o.Clients = None,
-    records: o.Records = None,
-    alpha: o.Alpha = None,
-    model: o.Model = None,
-    lr: o.Lr = None,
-    batch_size: o.BatchSize = None,
-    local_steps: o.LocalSteps = None,
-    local_epochs: o.LocalEpochs = None,
-    spending: o.Spending = None,
-    rounds: o.Rounds = None,
-    cohort: o.Cohort = None,
-    sampling: o.Sampling = None,
-    engine: o.Engine = None,
-    workers: o.Workers = 2,
-    set_: o.Set = None,
-    out_folder: Annotated[
+    workers: Annotated[int, typer.Option(help="Runs at a time, one process each.", min=1)] = 2,
+    folder: Annotated[
         Path | None, typer.Option("--out", help="Folder; one that holds part of it is completed.")
     ] = None,
     json: o.Json = False,
@@ -51,16 +33,10 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise ConfigurationError("--methods", "names no method", "give for instance --methods fedavg_dp,weiavg")
-    given = {
-        "dataset": dataset, "label": label, "budgets": budgets, "delta": delta, "clip": clip, "partition": partition,
-        "clients": clients, "records": records, "alpha": alpha, "model": model, "lr": lr, "batch_size": batch_size,
-        "local_steps": local_steps, "local_epochs": local_epochs, "spending": spending, "rounds": rounds,
-        "cohort": cohort, "sampling": sampling, "engine": engine, "set": set_,
-    }  # fmt: skip
     values = o.experiment_values(file, given)
     o.check_settings(values, names)
     numbers = _seeds(seeds)
-    base = out_folder or free_name(Path("runs"), "compare")
+    base = folder or free_name(Path("runs"), "compare")
     tasks = []
     for name in names:
         for seed in numbers:
@@ -75,7 +51,7 @@ def compare(
             f"{len(names)} methods x {len(numbers)} seeds", total=sum(t.rounds for t in tasks), note=""
         )
         try:
-            summaries = run_all(tasks, workers or 1, lambda done: bar.update(shown, completed=done))
+            summaries = run_all(tasks, workers, lambda done: bar.update(shown, completed=done))
         except KeyboardInterrupt:
             raise Interrupted(
                 str(base), "stopped by you", f"complete it by repeating the command with --out {base}"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from dpfl.cli import options as o
 from dpfl.cli.console import bytes_text, out, print_json, table, three_text
@@ -19,39 +17,9 @@ from dpfl.runs.experiment import Experiment
 from dpfl.wire.payload import FRAME_BYTES, encode_download
 
 
-def describe(
-    file: o.File = None,
-    dataset: o.Dataset = None,
-    label: o.Label = None,
-    data: o.Data = None,
-    method: Annotated[str | None, typer.Option(help="Method.")] = None,
-    budgets: o.Budgets = None,
-    delta: o.Delta = None,
-    clip: o.Clip = None,
-    partition: o.PartitionKind = None,
-    clients: o.Clients = None,
-    records: o.Records = None,
-    alpha: o.Alpha = None,
-    model: o.Model = None,
-    lr: o.Lr = None,
-    batch_size: o.BatchSize = None,
-    local_steps: o.LocalSteps = None,
-    local_epochs: o.LocalEpochs = None,
-    spending: o.Spending = None,
-    rounds: o.Rounds = None,
-    cohort: o.Cohort = None,
-    sampling: o.Sampling = None,
-    seed: Annotated[int | None, typer.Option(help="Seed.")] = None,
-    set_: o.Set = None,
-    json: o.Json = False,
-) -> None:
+@o.takes_experiment(**o.ONE_METHOD)
+def describe(given: dict[str, Any], file: o.File = None, data: o.Data = None, json: o.Json = False) -> None:
     """Print the pipeline, the promise in words, epsilon by observer, noise and bytes: without training."""
-    given = {
-        "dataset": dataset, "label": label, "method": method, "budgets": budgets, "delta": delta, "clip": clip,
-        "partition": partition, "clients": clients, "records": records, "alpha": alpha, "model": model, "lr": lr,
-        "batch_size": batch_size, "local_steps": local_steps, "local_epochs": local_epochs, "spending": spending,
-        "rounds": rounds, "cohort": cohort, "sampling": sampling, "seed": seed, "set": set_,
-    }  # fmt: skip
     description = description_of(o.build(file, o.experiment_values(file, given)), data)
     if json:
         print_json(description)

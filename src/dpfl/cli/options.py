@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,36 +16,67 @@ from dpfl.data.datasets import DATASETS
 from dpfl.runs.experiment import Experiment, read_toml
 
 File = Annotated[Path | None, typer.Argument(help="Experiment file (TOML).", show_default=False)]
-Dataset = Annotated[str | None, typer.Option(help="Data set, or a folder with one CSV or Parquet file per client.")]
-Label = Annotated[str | None, typer.Option(help="Label column of files in a folder (default: the last).")]
 Data = Annotated[Path | None, typer.Option(help="Where data sets that do not ship with dpfl lie.")]
-PartitionKind = Annotated[
-    str | None, typer.Option("--partition", help="natural, iid, shards, classes, dirichlet, unequal.")
-]
-Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
-Records = Annotated[int | None, typer.Option(help="Training records per client.")]
-Alpha = Annotated[float | None, typer.Option(help="Knob of the dirichlet and unequal partitions.")]
-Budgets = Annotated[str | None, typer.Option(help="Distribution, number, list or file of epsilons.")]
-Delta = Annotated[float | None, typer.Option(help="Delta of every client.")]
-Model = Annotated[str | None, typer.Option(help="Model.")]
-Lr = Annotated[float | None, typer.Option(help="Learning rate of local work.")]
-Clip = Annotated[float | None, typer.Option(help="Largest norm of one record's gradient.")]
-BatchSize = Annotated[int | None, typer.Option(help="Expected records per local step.")]
-LocalSteps = Annotated[int | None, typer.Option(help="Local steps per round.")]
-LocalEpochs = Annotated[int | None, typer.Option(help="Local epochs per round, instead of steps.")]
-Spending = Annotated[str | None, typer.Option(help="heterogeneous or uniform.")]
-Rounds = Annotated[int | None, typer.Option(help="Rounds.")]
-Cohort = Annotated[str | None, typer.Option(help="Clients per round: a number, or a fraction such as 0.8.")]
-Sampling = Annotated[str | None, typer.Option(help="How the cohort is drawn: uniform or poisson.")]
-SystemNoise = Annotated[
-    bool, typer.Option("--system-noise", help="Draw noise from the operating system: not repeatable.")
-]
-Engine = Annotated[str | None, typer.Option(help="stacked or one_by_one.")]
-Workers = Annotated[int | None, typer.Option(help="Worker processes.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for the results (default: a new one in runs/).")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting of the method.")]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+
+
+def _option(kind: Any, text: str, *names: str, **more: Any) -> Any:
+    return Annotated[kind | None, typer.Option(*names, help=text, show_default=False, **more)]
+
+
+# What describes an experiment on the command line, whichever command asks for it.
+EXPERIMENT: dict[str, Any] = {
+    "dataset": _option(str, "Data set, or a folder with one CSV or Parquet file per client."),
+    "label": _option(str, "Label column of files in a folder (default: the last)."),
+    "budgets": _option(str, "Distribution, number, list or file of epsilons."),
+    "delta": _option(float, "Delta of every client."),
+    "clip": _option(float, "Largest norm of one record's gradient."),
+    "partition": _option(str, "natural, iid, shards, classes, dirichlet or unequal."),
+    "clients": _option(int, "Number of clients."),
+    "records": _option(int, "Training records per client."),
+    "alpha": _option(float, "Knob of the dirichlet and unequal partitions."),
+    "model": _option(str, "Model."),
+    "lr": _option(float, "Learning rate of local work."),
+    "batch_size": _option(int, "Expected records per local step."),
+    "local_steps": _option(int, "Local steps per round."),
+    "local_epochs": _option(int, "Local epochs per round, instead of steps."),
+    "spending": _option(str, "heterogeneous or uniform."),
+    "rounds": _option(int, "Rounds."),
+    "cohort": _option(str, "Clients per round: a number, or a fraction such as 0.8."),
+    "sampling": _option(str, "How the cohort is drawn: uniform or poisson."),
+    "engine": _option(str, "stacked or one_by_one."),
+    "set": _option(list[str], "Any other setting of the method.", "--set", metavar="KEY=VALUE"),
+}
+ONE_METHOD: dict[str, Any] = {
+    "method": _option(str, "Method."),
+    "seed": _option(int, "Seed; the run is repeatable, and NOT PRIVATE."),
+}
+
+
+def takes_experiment(**more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options that describe an experiment; it receives them as one dict, ``given``."""
+    common = more | EXPERIMENT
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def wrapped(**values: Any) -> None:
+            given = {name: values.pop(name) for name in common}
+            command(given=given, **values)
+
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
+        added = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            for name, kind in common.items()
+        ]
+        first = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        first.sort(key=lambda p: p.name != "file")  # the file, then what describes the experiment, then the rest
+        wrapped.__signature__ = inspect.Signature([*first[:1], *added, *first[1:]])  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in (*first, *added)}
+        return wrapped
+
+    return decorate
+
 
 _LIGHT_DEFAULTS: dict[str, Any] = {"lr": 0.1, "batch_size": 16, "local_steps": 10}
 _ROUNDS = 30

@@ -17,41 +17,23 @@ from dpfl.sim.train import run_experiment
 MOST_LINES = 24
 
 
+@o.takes_experiment(**o.ONE_METHOD)
 def run(
+    given: dict[str, Any],
     file: o.File = None,
-    dataset: o.Dataset = None,
-    label: o.Label = None,
     data: o.Data = None,
-    method: Annotated[str | None, typer.Option(help="Method.")] = None,
-    budgets: o.Budgets = None,
-    delta: o.Delta = None,
-    clip: o.Clip = None,
-    partition: o.PartitionKind = None,
-    clients: o.Clients = None,
-    records: o.Records = None,
-    alpha: o.Alpha = None,
-    model: o.Model = None,
-    lr: o.Lr = None,
-    batch_size: o.BatchSize = None,
-    local_steps: o.LocalSteps = None,
-    local_epochs: o.LocalEpochs = None,
-    spending: o.Spending = None,
-    rounds: o.Rounds = None,
-    cohort: o.Cohort = None,
-    sampling: o.Sampling = None,
-    seed: Annotated[int | None, typer.Option(help="Seed; the run is repeatable, and NOT PRIVATE.")] = None,
-    system_noise: o.SystemNoise = False,
-    engine: o.Engine = None,
-    workers: o.Workers = None,
-    set_: o.Set = None,
-    out_folder: Annotated[Path | None, typer.Option("--out", help="Folder (default: a new one in runs/).")] = None,
+    system_noise: Annotated[
+        bool, typer.Option("--system-noise", help="Draw noise from the operating system: not repeatable.")
+    ] = False,
+    workers: Annotated[int | None, typer.Option(help="Worker processes; they never change a result.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="Folder (default: a new one in runs/).")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.", metavar="FOLDER")] = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Train one model with one method, and say what every client spent."""
     if resume is not None:
-        if file is not None or method is not None or dataset is not None:
+        if file is not None or any(value is not None for value in given.values()):
             raise ConfigurationError(
                 "--resume", "an experiment was given as well", "a resumed run takes it from its own folder"
             )
@@ -59,16 +41,10 @@ def run(
             raise FolderError(str(resume), "holds no run", "name the folder of an interrupted run")
         folder, experiment = resume, Experiment.from_file(resume / "experiment.toml")
     else:
-        given = {
-            "dataset": dataset, "label": label, "method": method, "budgets": budgets, "delta": delta, "clip": clip,
-            "partition": partition, "clients": clients, "records": records, "alpha": alpha, "model": model, "lr": lr,
-            "batch_size": batch_size, "local_steps": local_steps, "local_epochs": local_epochs, "spending": spending,
-            "rounds": rounds, "cohort": cohort, "sampling": sampling, "seed": seed, "system_noise": system_noise,
-            "engine": engine, "workers": workers, "set": set_,
-        }  # fmt: skip
+        given |= {"system_noise": system_noise, "workers": workers}
         experiment = o.build(file, o.experiment_values(file, given))
         source = experiment.data.name or Path(experiment.data.folder or "own").name
-        folder = out_folder or free_name(Path("runs"), f"{experiment.method.name}-{source}")
+        folder = folder or free_name(Path("runs"), f"{experiment.method.name}-{source}")
     with progress_bar() as bar:
         bar.disable = bar.disable or quiet
         task = bar.add_task(experiment.method.name, total=experiment.run.rounds, note="planning noise")
