@@ -322,6 +322,55 @@ def test_ctrl_c_ends_with_130_and_the_run_can_be_resumed(capsys: pytest.CaptureF
     assert json.loads(out_text)["rounds"]["done"] == 400
 
 
+def _children(pid: int) -> set[int]:
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found |= {int(status.parent.name)} | _children(int(status.parent.name))
+    return found
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see processes")
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_no_worker_outlives_its_parent(end: signal.Signals, command: str) -> None:
+    own = ["--method", "weiavg", "--out", "r"] if command == "run" else ["--methods", "weiavg,fedavg_dp", "--out", "r"]
+    arguments = [command, *QUICK, *PRIVATE, "--rounds", "5000", "--workers", "2", *own]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dpfl.cli.main", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 90
+    while not list(Path("r").rglob("rounds.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = _children(process.pid)
+    assert len(children) >= 2
+    if end == signal.SIGINT:
+        os.killpg(process.pid, end)  # what a terminal does
+    else:
+        process.kill()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == (130 if end == signal.SIGINT else -9)
+    assert b"Traceback" not in err
+    deadline = time.monotonic() + 20
+    while any(map(_alive, children)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in children if _alive(pid)]
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     import dpfl
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.multiprocessing
 
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder
 from dpfl.sim.train import run_experiment
+from dpfl.sim.workers import become_worker, end_workers
 
 _counters: Any = None
 
@@ -52,7 +52,7 @@ def run_task(task: Task, report: Callable[[int], None]) -> dict[str, Any]:
 
 def _share(counters: Any) -> None:
     global _counters
-    torch.set_num_threads(1)
+    become_worker()
     _counters = counters
 
 
@@ -89,6 +89,7 @@ def run_all(tasks: Sequence[Task], workers: int, progress: Callable[[int], None]
                     future.result()
                 time.sleep(0.02)
         except BaseException:
-            pool.shutdown(cancel_futures=True, wait=False)
+            end_workers()
+            pool.shutdown(cancel_futures=True)
             raise
     return [future.result() for future in futures]

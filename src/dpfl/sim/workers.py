@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -41,12 +46,32 @@ class Bench:
         return SecretRng.simulated(self.seed.child("client", round_, client))
 
 
+def become_worker() -> None:
+    """Prepare a spawned process: one thread, Ctrl-C left to the parent, and no life after the parent's, however it ends."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def end_workers() -> None:
+    """End this process's workers at once; what they were doing can be resumed."""
+    for process in multiprocessing.active_children():
+        process.terminate()
+
+
 _held: tuple[Bench, Engine] | None = None
 
 
 def _hold(bench: Bench) -> None:
     global _held
-    torch.set_num_threads(1)
+    become_worker()
     _held = (bench, make_engine(bench.engine))
 
 
@@ -87,4 +112,6 @@ class Workers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._pool is not None:
+            if error is not None:
+                end_workers()
             self._pool.shutdown(cancel_futures=True)
