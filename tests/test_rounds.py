@@ -330,3 +330,67 @@ def test_lost_messages_are_an_ordinary_outcome() -> None:
     lost = [c for c, why in record.operator["missing"].items() if "lost" in why]
     assert 0 < len(lost) < 12
     assert sorted([*lost, *record.operator["arrived"]]) == sorted(plan.cohort.ids)
+
+
+# ---- what a reviewer found ---------------------------------------------------------------------------------------------
+
+
+def test_who_is_drawn_cannot_be_computed_from_anything_public() -> None:
+    """Amplification against the world is worth nothing if the world can redo the draw."""
+    cohorts = []
+    for _ in range(6):
+        setting = Setting(central(selection=PoissonCohort(sampling_rate=0.5)), clients=12, seed=None)
+        cohorts.append(setting.open().cohort.ids)
+    assert len(set(cohorts)) > 1
+
+
+def test_an_amplified_fixed_cohort_is_never_topped_up() -> None:
+    """Else those who are left are drawn more often than the billed rate."""
+    strategy = central(selection=dpfl.FixedCohort(size=4), adjacency=Adjacency.REPLACE_ONE)
+    sizes = []
+    for seed in range(30):
+        setting = Setting(strategy, clients=12, seed=seed)
+        plan = open_round(setting.agreement, setting.state, setting.run, lambda client: client in {"c0", "c1", "c2"})
+        sizes.append(len(plan.cohort))
+    assert sum(sizes) / len(sizes) == pytest.approx(4 * 3 / 12, abs=0.5)
+
+
+def test_an_amplified_world_bill_is_everyone_s_even_where_the_promise_is_against_the_server() -> None:
+    stages = (Clip(clip=0.5), GaussianNoise(noise_multiplier=2.0, clip=0.5))
+    strategy = central(
+        selection=PoissonCohort(sampling_rate=0.3),
+        observer=Observer.SERVER,
+        adjacency=Adjacency.ZERO_OUT,
+        stages=stages,
+        central_noise=None,
+    )
+    setting = Setting(strategy, clients=10)
+    plan = setting.open()
+    setting.work(plan)
+    assert 0 < len(plan.cohort) < 10
+    assert all(setting.ledger.tab(client, Observer.WORLD) is not None for client in setting.members)
+
+
+def test_uploads_that_are_not_finite_are_no_noise_shares() -> None:
+    stages = (Clip(clip=0.5), GaussianNoise(noise_multiplier=1.0, clip=0.5))
+    for channel in (Digital(), SecureSum()):
+        setting = Setting(central(stages=stages, central_noise=None, adjacency=Adjacency.ZERO_OUT, channel=channel))
+        plan = setting.open()
+        uplinks = setting.work(plan)
+        bad = torch.full((setting.layout.size,), float("nan"))
+        poisoned = [replace(u, payload=encode_upload(bad, "run", 0, u.client)) for u in uplinks[:4]] + uplinks[4:]
+        state, record = setting.close(plan, poisoned)
+        assert "published" in record.operator
+        assert torch.equal(state.model, setting.state.model)
+
+
+def test_useless_claims_are_left_out_of_every_plan() -> None:
+    for strategy in (dpfl.fedavg_dp(**SETTINGS, spending="uniform"), dpfl.minimum(**SETTINGS)):
+        setting = Setting(strategy)
+        honest = setting.agreement.terms
+        lies = {c: m.claims for c, m in setting.members.items()}
+        for epsilon in (float("nan"), 0.0, -3.0, float("inf")):
+            lies["liar"] = replace(lies["c0"], epsilon=epsilon)
+            terms = enrol(strategy, lies, 4, setting.layout).terms
+            assert terms.noise_multiplier == honest.noise_multiplier
+            assert terms.smallest_epsilon == honest.smallest_epsilon

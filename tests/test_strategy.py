@@ -155,7 +155,8 @@ def test_a_promise_without_protection_is_refused_unless_nobody_is_said_aloud() -
     with pytest.raises(PrivacyRefusal, match="nothing protects"):
         central(central_noise=None)
     with pytest.raises(PrivacyRefusal, match="nothing protects"):
-        central(observer=Observer.SERVER)  # the noise comes after the server has seen everything
+        # the noise comes after the server has seen everything
+        central(observer=Observer.SERVER, adjacency=Adjacency.ZERO_OUT)
     assert central(central_noise=None, observer=Observer.NOBODY).name == "central"
 
 
@@ -191,3 +192,59 @@ def test_a_cohort_of_any_size_can_be_built_before_the_population_is_known() -> N
     strategy = central(selection=FixedCohort(size=100_000), adjacency=Adjacency.REPLACE_ONE)
     with pytest.raises(ConfigurationError, match="100000 clients cannot be drawn from 20"):
         strategy.bill(Observer.WORLD, (), 1, TERMS)
+
+
+def test_clipping_whole_updates_does_not_protect_a_record() -> None:
+    """One changed record may turn a clipped update into its opposite: the difference is up to twice the clip."""
+    with pytest.raises(PrivacyRefusal, match="one changed record"):
+        Strategy(
+            name="wrong",
+            unit=Unit.RECORD,
+            observer=Observer.SERVER,
+            adjacency=Adjacency.ZERO_OUT,
+            local=Sgd(practice=PRACTICE, unit=Unit.RECORD),
+            stages=(Clip(clip=1.0), GaussianNoise(noise_multiplier=1.0, clip=1.0)),
+        )
+
+
+def test_presence_is_not_hidden_where_sizes_are_public() -> None:
+    with pytest.raises(PrivacyRefusal, match="zero_out"):
+        Strategy(
+            name="wrong",
+            unit=Unit.RECORD,
+            observer=Observer.SERVER,
+            adjacency=Adjacency.ADD_REMOVE,
+            local=DpSgd(practice=PRACTICE, clip=1.0),
+        )
+    rows = {"stages": (Clip(clip=1.0), GaussianNoise(noise_multiplier=1.0, clip=1.0)), "central_noise": None}
+    with pytest.raises(PrivacyRefusal, match="zero_out"):
+        central(observer=Observer.SERVER, **rows)
+
+
+@dataclass(frozen=True)
+class Shrinks(Clip):
+    """Sends little and blows it up on arrival: what leaves the client says nothing of what is summed."""
+
+    def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:
+        return 100 * y
+
+
+def test_central_noise_refuses_stages_that_change_the_sum_on_arrival() -> None:
+    with pytest.raises(PrivacyRefusal, match="on arrival"):
+        central(stages=(Shrinks(clip=0.01),))
+
+
+def test_a_ball_alone_is_no_bound_to_bill() -> None:
+    with pytest.raises(PrivacyRefusal, match="nothing protects"):
+        central(local=Sgd(practice=PRACTICE, ball=1.0), stages=())
+
+
+def test_clipped_noisy_shares_no_longer_add_up_as_noise() -> None:
+    strategy = central(
+        selection=FixedCohort(size=16),
+        adjacency=Adjacency.REPLACE_ONE,
+        stages=(Clip(clip=1.0), GaussianNoise(noise_multiplier=0.3, clip=1.0), Clip(clip=0.5)),
+        weights=ExpectedCohortWeights(expected_cohort=16),
+        central_noise=None,
+    )
+    assert strategy.bill(Observer.WORLD, (), 1, TERMS).events[0].noise_multiplier == pytest.approx(0.3)

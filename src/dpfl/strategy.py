@@ -66,16 +66,37 @@ class Strategy:
             raise PrivacyRefusal(
                 self.name, "central noise over rows that were cleaned against each other", "drop one of the two"
             )
-        amplified = self._sums_only() and self.unit is Unit.CLIENT and self.observer is Observer.WORLD
-        if amplified and self.selection.sampling == "uniform" and self.adjacency is not Adjacency.REPLACE_ONE:
+        if self.central_noise is not None and any(_acts_on_arrival(stage) for stage in self.stages):
             raise PrivacyRefusal(
-                self.name, f"fixed-size cohorts have no proven bound under {self.adjacency}", "bill them as replace_one"
+                self.name,
+                "central noise is scaled by what leaves a client, but a stage changes it on arrival or learns from rows",
+                "use stages without a server half",
             )
+        if self.observer is not Observer.NOBODY:
+            self._check_adjacency()
         if self.observer is not Observer.NOBODY and not self._prototype().finite:
             raise PrivacyRefusal(
                 self.name, f"nothing protects a {self.unit} from the {self.observer}",
                 "clip and add noise, or declare observer = NOBODY",
             )  # fmt: skip
+
+    def _check_adjacency(self) -> None:
+        if self.unit is Unit.RECORD and not self.local.private:
+            raise PrivacyRefusal(
+                self.name,
+                "nothing protects a record: one changed record may change a whole clipped update into another",
+                "use DP-SGD, or promise to protect a client",
+            )
+        sees_rows = self.observer is Observer.SERVER and self.channel.sees_rows
+        if self.adjacency is Adjacency.ADD_REMOVE and (self.unit is Unit.RECORD or sees_rows):
+            raise PrivacyRefusal(
+                self.name, f"whether a {self.unit} is there at all is not hidden (sizes are public)", "state zero_out"
+            )
+        amplified = self.unit is Unit.CLIENT and self._sums_only()
+        if amplified and self.selection.sampling == "uniform" and self.adjacency is not Adjacency.REPLACE_ONE:
+            raise PrivacyRefusal(
+                self.name, f"fixed-size cohorts have no proven bound under {self.adjacency}", "bill them as replace_one"
+            )
 
     def _check_sum(self) -> None:
         if self.clean is not None:
@@ -131,7 +152,7 @@ class Strategy:
 
     def shares_needed(self, terms: Terms) -> int:
         """Uploads without which a published sum carries less noise than was billed."""
-        if self.unit is Unit.RECORD or self.observer is not Observer.WORLD or not self._sums_only():
+        if self.unit is Unit.RECORD or self.observer is Observer.NOBODY or not self._sums_only():
             return 0
         return self.shares(terms) if self._sent(self.local.exposure((), 1), terms).noise > 0 else 0
 
@@ -186,6 +207,10 @@ class Strategy:
             *(("denoise", _words(denoiser)) for denoiser in self.denoise),
             ("step", _words(self.step)),
         ]
+
+
+def _acts_on_arrival(stage: Stage) -> bool:
+    return type(stage).server is not Stage.server or type(stage).learn is not Stage.learn
 
 
 def _words(piece: object) -> str:

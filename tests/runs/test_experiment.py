@@ -82,3 +82,16 @@ def test_what_cannot_be_built_is_refused(change: dict, words: str) -> None:
         experiment = _with(**change)
         experiment.check()
         experiment.strategy(len(experiment.federation().ids))
+
+
+def test_a_budgets_file_is_read_into_the_experiment(tmp_path: Path) -> None:
+    path = tmp_path / "budgets.csv"
+    path.write_text("id,epsilon,delta\n" + "".join(f"client-{i},{i + 1},{1e-4 if i else ''}\n" for i in range(10)))
+    experiment = _with(budgets={"epsilon": str(path), "delta": 1e-3})
+    path.unlink()
+    budgets = Experiment.from_dict(experiment.to_dict()).federation().budgets
+    assert [budgets[f"client-{i}"].epsilon for i in range(10)] == [float(i + 1) for i in range(10)]
+    assert (budgets["client-0"].delta, budgets["client-1"].delta) == (1e-3, 1e-4)
+    path.write_text("id,epsilon,delta\nclient-0,1,\nclient-1,1,1e-4\n")
+    with pytest.raises(ConfigurationError, match="no delta for 'client-0'"):
+        Experiment.from_dict({**BASE, "budgets": {"epsilon": str(path)}})

@@ -190,6 +190,27 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         run_experiment(experiment, folder, resume=True)
 
 
+def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeated round must release the same bytes; with other records it would not."""
+    sites = tmp_path / "sites"
+    sites.mkdir()
+    for site in ("north", "south"):
+        rows = "".join(f"{i % 7},{(i * 3) % 5},{int(i % 7 > 3)}\n" for i in range(40))
+        (sites / f"{site}.csv").write_text("a,b,ill\n" + rows)
+    values = small(run={"rounds": 5, "cohort": 2}).to_dict() | {"data": {"folder": str(sites)}, "clients": {}}
+    experiment = Experiment.from_dict(values | {"partition": {}, "budgets": {"epsilon": 1.0, "delta": 1e-3}})
+    with monkeypatch.context() as patch:
+        _strike(patch, "close_round", "before", 3)
+        with pytest.raises(Killed):
+            run_experiment(experiment, tmp_path / "run")
+    content = (sites / "north.csv").read_text()
+    (sites / "north.csv").write_text(content.replace("6,", "5,"))
+    with pytest.raises(CheckpointError, match="other data"):
+        run_experiment(experiment, tmp_path / "run", resume=True)
+    (sites / "north.csv").write_text(content)
+    assert run_experiment(experiment, tmp_path / "run", resume=True).summary["rounds"]["done"] == 5
+
+
 def test_a_half_written_last_line_is_forgotten_and_a_broken_middle_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

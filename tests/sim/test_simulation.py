@@ -107,11 +107,24 @@ def test_uniform_spending_makes_small_budgets_leave_first_and_training_goes_on()
 def test_training_ends_early_and_says_so_when_nobody_is_left(tmp_path: Path) -> None:
     """The same sites train twice against one ledger: the second run finds hardly anything left."""
     federation, book = _federation(), tmp_path / "sites.sqlite"
-    dpfl.train(nn.Linear(5, 3), federation, dpfl.fedavg_dp(**SETTINGS), rounds=6, ledger=book)
+    with pytest.raises(dpfl.DpflError, match="there is no ledger"):
+        dpfl.train(nn.Linear(5, 3), federation, dpfl.fedavg_dp(**SETTINGS), rounds=6, ledger=book)
+    dpfl.train(nn.Linear(5, 3), federation, dpfl.fedavg_dp(**SETTINGS), rounds=6, ledger=book, new_ledger=True)
+    with pytest.raises(dpfl.DpflError, match="already exists"):
+        dpfl.train(nn.Linear(5, 3), federation, dpfl.fedavg_dp(**SETTINGS), rounds=6, ledger=book, new_ledger=True)
     second = dpfl.train(nn.Linear(5, 3), federation, dpfl.fedavg_dp(**SETTINGS), rounds=6, ledger=book)
     assert "no client can afford" in second.summary["rounds"]["ended_early"]
     assert second.summary["rounds"]["done"] == 0
     assert all(line.epsilon <= federation.budgets[site].epsilon for site, line in second.spent.items())
+
+
+def test_a_seeded_past_stays_on_the_stamp(tmp_path: Path) -> None:
+    book = tmp_path / "sites.sqlite"
+    federation = _federation(epsilon=20.0)
+    for seed, new in ((0, True), (None, False)):
+        strategy = dpfl.fedavg_dp(**SETTINGS)
+        result = dpfl.train(nn.Linear(5, 3), federation, strategy, rounds=1, seed=seed, ledger=book, new_ledger=new)
+        assert any("SEEDED" in stamp for stamp in result.summary["stamps"])
 
 
 def test_budgets_that_do_not_fit_the_method_are_refused() -> None:

@@ -102,10 +102,13 @@ def _from_ledger(path: Path, delta: float | None, json: bool) -> None:
     try:
         lines = statements(book, delta)
         seeded = book.seeded_runs()
+        hypothetical = [run for run, title in book.titles().items() if "HYPOTHETICAL" in title]
     finally:
         book.close()
     if json:
-        print_json({"ledger": str(path), "seeded_runs": seeded, "statements": [line.to_dict() for line in lines]})
+        told = [line.to_dict() for line in lines]
+        stamps = {"seeded_runs": seeded, "hypothetical_runs": hypothetical}
+        print_json({"ledger": str(path), **stamps, "statements": told})
         return
     for run in seeded:
         err.print(f"NOT PRIVATE: SEEDED: run {run}", style="yellow")

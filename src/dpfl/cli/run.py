@@ -99,9 +99,8 @@ def show_statements(lines: list[dict[str, Any]]) -> None:
     for line in lines[:MOST_LINES]:
         granted = "-" if line["granted"] is None else epsilon_text(line["granted"])
         extra = [_meaning(line)] if len(meanings) > 1 else []
-        spent.add_row(
-            line["account"], str(line["rounds"]), epsilon_text(line["epsilon"]), granted, f"{line['delta']:g}", *extra
-        )
+        delta = "-" if line["delta"] is None else f"{line['delta']:g}"
+        spent.add_row(line["account"], str(line["rounds"]), epsilon_text(line["epsilon"]), granted, delta, *extra)
     out.print()
     out.print(spent)
     if len(lines) > MOST_LINES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,9 +74,8 @@ class Sgd:
         )
 
     def exposure(self, phases: Sequence[Phase], examples: int) -> Exposure:
-        """A model kept in a ball is bounded; nothing carries noise."""
-        exposure = Exposure(unit=self.unit)
-        return exposure if self.ball is None else exposure.clipped(self.ball)
+        """Nothing is promised: a ball is kept in the model's own arithmetic, only a Clip stage is a bound to bill."""
+        return Exposure(unit=self.unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class DpSgd:
 
     def __post_init__(self) -> None:
         _complete("dp-sgd", self.practice)
-        if not self.clip > 0:
+        if not (math.isfinite(self.clip) and self.clip > 0):
             raise ConfigurationError("dp-sgd", f"clip = {self.clip} is not a positive number", "give a clip above 0")
         if self.spending not in SPENDINGS:
             raise ConfigurationError("dp-sgd", f"spending = '{self.spending}'", f"choose one of {', '.join(SPENDINGS)}")
@@ -109,8 +109,13 @@ class DpSgd:
         """Settle one noise level for all, that of the client with the median claimed epsilon, where the plan is uniform."""
         if self.spending != "uniform":
             return terms
-        middle = statistics.median_low(claim.epsilon for claim in claims.values())
-        claim = next(claim for _, claim in sorted(claims.items()) if claim.epsilon == middle)
+        usable = {c: claim for c, claim in claims.items() if claim.usable}
+        if not usable:
+            raise PrivacyRefusal(
+                "dp-sgd", "no client claims a usable (epsilon, delta)", "one noise level for all needs one"
+            )
+        middle = statistics.median_low(claim.epsilon for claim in usable.values())
+        claim = next(claim for _, claim in sorted(usable.items()) if claim.epsilon == middle)
         budget = Budget(epsilon=claim.epsilon, delta=claim.delta)
         return terms.with_noise(
             self._multiplier(terms, budget, _Habits.of(Practice(), self.practice, claim.examples), claim.examples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,7 +25,7 @@ class Clip(Stage):
     linear: ClassVar[bool] = True  # the server half does nothing
 
     def __post_init__(self) -> None:
-        if not self.clip > 0:
+        if not (math.isfinite(self.clip) and self.clip > 0):
             raise ConfigurationError("clip", f"{self.clip} is not a positive number", "give a clip above 0")
 
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
@@ -45,7 +46,7 @@ class GaussianNoise(Stage):
     linear: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not (self.noise_multiplier >= 0 and self.clip > 0):
+        if not (math.isfinite(self.std) and self.noise_multiplier >= 0 and self.clip > 0):
             raise ConfigurationError(
                 "gaussian noise",
                 f"noise_multiplier = {self.noise_multiplier}, clip = {self.clip}",

@@ -92,7 +92,7 @@ class Layout:
             raise PeerError("layout", f"a vector of {vector.shape[-1]} numbers", f"send {self.size} numbers")
         result = {}
         for block in self.blocks:
-            piece = vector[..., block.slice].reshape(*vector.shape[:-1], *block.shape)
+            piece = vector[..., block.slice].reshape((*vector.shape[:-1], *block.shape))
             if not block.dtype.is_floating_point:
                 piece = piece.round()
             result[block.name] = piece.to(block.dtype)

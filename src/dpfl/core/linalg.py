@@ -23,5 +23,6 @@ def clip_factor(norm: Tensor, bound: float | Tensor) -> Tensor:
 def clip(vector: Tensor, bound: float) -> Tensor:
     """Scale a vector (or each row of a matrix) into the ball of radius ``bound``; non-finite ones become zero."""
     norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True, dtype=torch.float64)
-    clipped = vector.to(torch.float64) * clip_factor(norm, bound)
+    half = torch.finfo(vector.dtype).eps if vector.dtype in (torch.float16, torch.bfloat16) else 0.0
+    clipped = vector.to(torch.float64) * clip_factor(norm, bound * (1 - half))
     return torch.where(torch.isfinite(norm), clipped, torch.zeros_like(clipped)).to(vector.dtype)

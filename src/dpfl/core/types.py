@@ -59,6 +59,15 @@ class Claims:
     delta: float
     examples: int
 
+    @property
+    def usable(self) -> bool:
+        """Whether the numbers make sense; claims that do not are left out of every plan."""
+        try:
+            sane = math.isfinite(self.epsilon) and self.epsilon > 0 and 0 < self.delta < 1
+        except OverflowError:  # an integer of hundreds of digits
+            return False
+        return sane and self.examples >= 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
@@ -98,7 +107,7 @@ class Practice:
             )
         for name in ("batch_size", "local_steps", "local_epochs"):
             value = getattr(self, name)
-            if value is not None and (value != int(value) or value < 1):
+            if value is not None and (not math.isfinite(value) or value != int(value) or value < 1):
                 raise ConfigurationError(
                     "practice", f"{name} = {value} is not a whole number above 0", f"give a {name} of at least 1"
                 )
@@ -137,6 +146,12 @@ class Phase:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.steps < 1 or self.batch_size < 1:
+            raise ConfigurationError(
+                "phase",
+                f"steps = {self.steps}, batch_size = {self.batch_size}",
+                "plan at least one step and one record",
+            )
         if self.noise_multiplier > 0 and self.clip is None:
             raise ConfigurationError("phase", "there is noise but nothing is clipped", "give a clip")
         if self.noise_multiplier > 0 and self.sampling != "poisson":

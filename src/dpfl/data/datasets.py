@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import struct
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -164,7 +165,7 @@ def _read_idx(path: Path, dimensions: int) -> np.ndarray:
         if magic != 0x800 + dimensions:
             raise ValueError("no idx file of bytes")
         return np.frombuffer(content, np.uint8, offset=4 * (1 + dimensions)).reshape(shape)
-    except (OSError, EOFError, ValueError, struct.error) as error:
+    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
         raise DataError(str(path), f"cannot be read ({error})", "fetch the file again") from error
 
 

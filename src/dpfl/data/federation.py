@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -78,6 +79,16 @@ class Federation:
         shards = [self.shards[client] for client in self.ids]
         return torch.cat([s.test_features for s in shards]), torch.cat([s.test_labels for s in shards])
 
+    def fingerprint(self) -> str:
+        """Name the data: equal fingerprints mean equal records, held by the same clients."""
+        digest = hashlib.sha256()
+        for client in self.ids:
+            shard = self.shards[client]
+            digest.update(f"{client}\x1f{tuple(shard.features.shape)}".encode())
+            for tensor in (shard.features, shard.labels, shard.test_features, shard.test_labels):
+                digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
     def with_budgets(self, budgets: Mapping[str, Budget]) -> Federation:
         """Return the same clients with these budgets."""
         return replace(self, budgets=dict(budgets))
@@ -110,10 +121,11 @@ class Federation:
                 shards[client] = Shard(features=features, labels=labels, test_features=test[0], test_labels=test[1])
             else:
                 shards[client] = _own_split(client, features, labels, PublicSeed(seed).child("split", client))
-        shapes = {tuple(shard.features.shape[1:]) for shard in shards.values()}
+        shapes = {tuple(x.shape[1:]) for s in shards.values() for x in (s.features, s.test_features)}
         if len(shapes) > 1:
             raise DataError("federation", f"clients have records of different shapes {sorted(shapes)}", "use one shape")
-        largest = max((int(s.labels.max()) for s in shards.values() if len(s.labels)), default=0)
+        both = [y for s in shards.values() for y in (s.labels, s.test_labels) if len(y)]
+        largest = max((int(y.max()) for y in both), default=0)
         return cls(shards=shards, classes=classes or largest + 1, budgets=budgets or {}, practices=practices or {})
 
     @classmethod
@@ -140,7 +152,7 @@ class Federation:
         """Share out a named data set; natural silos keep their names."""
         if partition.kind == "natural":
             return cls._natural(dataset, clients, seed)
-        count = clients or 20
+        count = 20 if clients is None else clients
         features, labels, test_features, test_labels = _train_and_test(dataset, seed.child("test"))
         train = partition.split(labels.numpy(), count, seed.child("partition"))
         test = matching_test(train, labels.numpy(), test_labels.numpy(), seed.child("matching"))
@@ -175,15 +187,31 @@ class Federation:
         return cls(shards=shards, classes=dataset.classes)
 
 
+def _as_array(values: Any) -> Any:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+
+
 def _pair(client: str, features: Any, labels: Any) -> tuple[Tensor, Tensor]:
-    x, y = torch.as_tensor(np.asarray(features)), torch.as_tensor(np.asarray(labels))
+    where = f"client '{client}'"
+    try:
+        x = torch.from_numpy(np.array(_as_array(features), dtype=np.float32))
+        y = np.array(_as_array(labels), dtype=np.float64)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            where, f"has features or labels that are no numbers ({error})", "give arrays of numbers"
+        ) from error
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1 or x.ndim < 1:
+        raise DataError(where, f"has labels of shape {y.shape}", "give one class number per record, not one-hot rows")
     if len(x) != len(y):
-        raise DataError(f"client '{client}'", f"has {len(x)} records and {len(y)} labels", "give one label per record")
-    if len(y) and (y.is_floating_point() and bool((y != y.round()).any())):
-        raise DataError(f"client '{client}'", "has labels that are no whole numbers", "number the classes from 0")
-    if len(y) and int(y.min()) < 0:
-        raise DataError(f"client '{client}'", f"has label {int(y.min())}", "number the classes from 0")
-    return x.to(torch.float32), y.to(torch.int64).reshape(-1)
+        raise DataError(where, f"has {len(x)} records and {len(y)} labels", "give one label per record")
+    if not np.all(np.isfinite(y)) or np.any(y != np.round(y)):
+        raise DataError(where, "has labels that are no whole numbers", "number the classes from 0")
+    if len(y) and not 0 <= y.min() <= y.max() < 2**31:
+        odd = y.min() if y.min() < 0 else y.max()
+        raise DataError(where, f"has label {odd:g}", "number the classes from 0")
+    return x, torch.from_numpy(y.astype(np.int64))
 
 
 def _own_split(client: str, features: Tensor, labels: Tensor, seed: PublicSeed) -> Shard:
@@ -203,6 +231,10 @@ def _train_and_test(dataset: Dataset, seed: PublicSeed) -> tuple[Tensor, Tensor,
     """Return the data set's own test part, or a fifth of every class."""
     if dataset.test is not None:
         return dataset.features, dataset.labels, *dataset.test
+    if len(dataset.labels) < 5 * dataset.classes:
+        raise DataError(
+            f"data set '{dataset.name}'", f"has {len(dataset.labels)} records, too few for a test part", "use more"
+        )
     generator = seed.numpy()
     chosen = []
     for label in range(dataset.classes):

@@ -27,18 +27,19 @@ class Partition:
     def __post_init__(self) -> None:
         if self.kind not in PARTITIONS and self.kind != "natural":
             raise unknown_name("partition", "partition", self.kind, [*PARTITIONS, "natural"])
-        if not self.alpha > 0:
+        if not (np.isfinite(self.alpha) and self.alpha > 0):
             raise ConfigurationError("partition", f"alpha = {self.alpha}", "give an alpha above 0")
-        if min(self.shards_per_client, self.classes_per_client, self.smallest, self.records or 1) < 1:
+        counts = [self.shards_per_client, self.classes_per_client, self.smallest]
+        if min(counts + ([] if self.records is None else [self.records])) < 1:
             raise ConfigurationError("partition", "a count below 1 was given", "give counts of at least 1")
 
     def split(self, labels: np.ndarray, clients: int, seed: PublicSeed) -> Indices:
         """Share out the records behind ``labels``."""
         if clients < 1:
             raise ConfigurationError("partition", f"{clients} clients", "give at least 1 client")
-        wanted = clients * (self.records or self.smallest)
+        each = max(self.records or 0, self.smallest)
+        wanted = clients * each
         if wanted > len(labels):
-            each = self.records or self.smallest
             raise DataError(
                 "partition",
                 f"{clients} clients of at least {each} records need {wanted} records, there are {len(labels)}",
@@ -105,7 +106,7 @@ def _classes(law: Partition, labels: np.ndarray, clients: int, generator: np.ran
 
 def _dirichlet(law: Partition, labels: np.ndarray, clients: int, generator: np.random.Generator) -> Indices:
     """Each class is shared out by a Dirichlet(alpha) draw; redrawn until nobody has fewer than ``smallest``."""
-    floor = law.records or law.smallest
+    floor = max(law.records or 0, law.smallest)
     for _ in range(500):
         parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
         for label in np.unique(labels):
@@ -124,8 +125,9 @@ def _dirichlet(law: Partition, labels: np.ndarray, clients: int, generator: np.r
 
 def _unequal(law: Partition, labels: np.ndarray, clients: int, generator: np.random.Generator) -> Indices:
     """Sizes drawn from Dirichlet(alpha), labels IID, nobody below ``smallest``."""
-    spare = len(labels) - clients * law.smallest
-    sizes = law.smallest + np.floor(spare * generator.dirichlet(np.full(clients, law.alpha))).astype(int)
+    floor = max(law.records or 0, law.smallest)
+    spare = len(labels) - clients * floor
+    sizes = floor + np.floor(spare * generator.dirichlet(np.full(clients, law.alpha))).astype(int)
     order = generator.permutation(len(labels))
     return np.split(order[: sizes.sum()], np.cumsum(sizes)[:-1])
 

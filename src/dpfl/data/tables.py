@@ -63,6 +63,8 @@ def _read_csv(path: Path) -> tuple[list[str], np.ndarray]:
         with path.open(newline="") as stream:
             reader = csv.reader(stream)
             names = next(reader)
+            if not names:
+                raise ValueError("the first line is empty")
             rows = [[float(cell) if cell.strip() else np.nan for cell in row] for row in reader if row]
         table = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
     except (OSError, ValueError, StopIteration, csv.Error) as error:

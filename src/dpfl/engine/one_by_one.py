@@ -71,17 +71,22 @@ def _phase(model: nn.Module, layout: Layout, job: Job, phase: Phase, number: int
     return vector
 
 
-def into_ball(difference: Tensor, radius: float) -> Tensor:
-    """Scale a difference (or each row) to at most ``radius``."""
-    norm = torch.linalg.vector_norm(difference, dim=-1, keepdim=True)
-    return difference * clip_factor(norm, radius)
+def into_ball(difference: Tensor, radius: float | Tensor) -> Tensor:
+    """Scale a difference (or each row, to its own radius) to at most ``radius``."""
+    norm = torch.linalg.vector_norm(difference, dim=-1, keepdim=True, dtype=torch.float64)
+    return difference * clip_factor(norm, radius).to(difference.dtype)
 
 
 def _mean_gradient(model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor) -> Tensor:
     parameters = {name: tensor.detach().requires_grad_() for name, tensor in layout.unflatten(vector).items()}
-    loss = F.cross_entropy(functional_call(model, parameters, (features,)), labels)
+    loss = F.cross_entropy(functional_call(model, _on_copies(model, parameters), (features,)), labels)
     gradients = torch.autograd.grad(loss, list(parameters.values()))
     return layout.flatten(dict(zip(parameters, gradients, strict=True)))
+
+
+def _on_copies(model: nn.Module, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Add copies of the buffers: whatever a layer writes into one stays here."""
+    return {**parameters, **{name: buffer.clone() for name, buffer in model.named_buffers()}}
 
 
 def _clipped_sum(
@@ -91,7 +96,7 @@ def _clipped_sum(
     parameters = layout.unflatten(vector)
 
     def loss(parameters: dict[str, Tensor], feature: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(model, parameters, (feature.unsqueeze(0),))
+        logits = functional_call(model, _on_copies(model, parameters), (feature.unsqueeze(0),))
         return F.cross_entropy(logits, label.unsqueeze(0))
 
     total = torch.zeros_like(vector)
@@ -103,7 +108,7 @@ def _clipped_sum(
             parameters, some_features, some_labels
         )
         rows = torch.cat([gradients[block.name].reshape(len(some_labels), -1) for block in layout], dim=1)
-        norms = torch.linalg.vector_norm(rows, dim=1)
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
         rows = torch.where(torch.isfinite(norms)[:, None], rows, torch.zeros_like(rows))
-        total = total + clip_factor(norms, clip) @ rows
+        total = total + clip_factor(norms, clip).to(rows.dtype) @ rows
     return total

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpfl.client.sampling import PoissonBatches, sampler
+from dpfl.core.errors import DpflError
 from dpfl.core.layout import Block, Layout
 from dpfl.core.linalg import clip_factor
 from dpfl.core.types import Phase
-from dpfl.engine.one_by_one import OneByOne
+from dpfl.engine.one_by_one import OneByOne, into_ball
 from dpfl.engine.threads import one_thread
 from dpfl.protocols import Job
 
@@ -55,7 +56,7 @@ def chain(model: nn.Module, layout: Layout) -> Chain | None:
 
     def walk(module: nn.Module, prefix: str) -> bool:
         if type(module) is nn.Sequential:
-            return all(walk(child, f"{prefix}{name}.") for name, child in module.named_children())
+            return all(walk(child, f"{prefix}{name}.") for name, child in module._modules.items() if child)
         if type(module) is nn.Linear:
             steps.append(_Linear(blocks[f"{prefix}weight"], blocks.get(f"{prefix}bias")))
             return True
@@ -80,6 +81,12 @@ def _alike(plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
     return list(groups.values())
 
 
+def _fits(steps: Chain, features: Tensor) -> bool:
+    """Whether records are vectors by the time they meet the first linear layer."""
+    before = steps[: next(i for i, step in enumerate(steps) if isinstance(step, _Linear))]
+    return features.ndim == 2 or any(isinstance(step, nn.Flatten) for step in before)
+
+
 class Stacked:
     """The default engine."""
 
@@ -95,7 +102,7 @@ class Stacked:
     def run(self, model: nn.Module, layout: Layout, jobs: Sequence[Job]) -> list[Tensor]:
         """Run the jobs given, those of equal shape together; a model that is no chain runs one by one."""
         steps = chain(model, layout)
-        if steps is None:
+        if steps is None or (jobs and not _fits(steps, jobs[0].features)):
             return OneByOne().run(model, layout, jobs)
         results: dict[int, Tensor] = {}
         with one_thread():
@@ -103,9 +110,18 @@ class Stacked:
                 at_once = max(1, _MOST_NUMBERS // max(layout.size, 1))
                 for first in range(0, len(block), at_once):
                     some = block[first : first + at_once]
-                    after = _run_block(steps, layout, [jobs[i] for i in some])
+                    after = _named(steps, layout, [jobs[i] for i in some])
                     results.update(zip(some, after, strict=True))
         return [results[i] for i in range(len(jobs))]
+
+
+def _named(steps: Chain, layout: Layout, jobs: list[Job]) -> list[Tensor]:
+    """Run a block; an error names its clients."""
+    try:
+        return _run_block(steps, layout, jobs)
+    except (RuntimeError, IndexError) as error:
+        who = f"client '{jobs[0].client}'" + (f" to '{jobs[-1].client}'" if len(jobs) > 1 else "")
+        raise DpflError(who, f"the model failed on its data ({error})", "check model and data") from error
 
 
 def _run_block(steps: Chain, layout: Layout, jobs: list[Job]) -> list[Tensor]:
@@ -159,14 +175,8 @@ def _run_phase(steps: Chain, layout: Layout, jobs: list[Job], number: int, start
         vectors.sub_(lr * update.addcmul_(decay, vectors))
         if first.ball is not None:
             balls = _column([p.ball or math.inf for p in phases])
-            vectors = start + into_balls(vectors - start, balls)
+            vectors = start + into_ball(vectors - start, balls)
     return vectors
-
-
-def into_balls(difference: Tensor, radii: Tensor) -> Tensor:
-    """Scale each row to at most its own radius."""
-    norm = torch.linalg.vector_norm(difference, dim=-1, keepdim=True)
-    return difference * clip_factor(norm, radii)
 
 
 def _gradient_sums(
@@ -191,16 +201,19 @@ def _gradient_sums(
         elif isinstance(step, nn.Flatten):
             x = x.reshape(clients, width, -1)
         else:
-            x = step(x)
+            x = step(x.clone() if getattr(step, "inplace", False) else x)
     loss = F.cross_entropy(x.reshape(clients * width, -1), labels.reshape(-1), reduction="sum")
     deltas = list(torch.autograd.grad(loss, outputs))
     with torch.no_grad():
         factor = counted
         if clips is not None:
-            squares = torch.zeros_like(counted)
+            # In double precision and as |a| |d|: squares of float32 numbers under- and overflow where the product does not.
+            squares = torch.zeros(counted.shape, dtype=torch.float64)
             for layer, a, d in zip(layers, activations, deltas, strict=True):
-                squares += (a.square().sum(-1) + (0.0 if layer.bias is None else 1.0)) * d.square().sum(-1)
-            factor = clip_factor(squares.sqrt(), clips) * counted
+                inputs = torch.linalg.vector_norm(a, dim=-1, dtype=torch.float64)
+                outputs_ = torch.linalg.vector_norm(d, dim=-1, dtype=torch.float64)
+                squares += (inputs.square() + (0.0 if layer.bias is None else 1.0)) * outputs_.square()
+            factor = clip_factor(squares.sqrt(), clips).to(counted.dtype) * counted
             broken = ~torch.isfinite(squares)
             if bool(broken.any()):  # zero times infinity is not zero: such records are taken out, not scaled
                 activations = [a.masked_fill(broken[..., None], 0.0) for a in activations]

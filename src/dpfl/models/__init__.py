@@ -12,8 +12,6 @@ from torch import nn
 from dpfl.core.errors import ConfigurationError, unknown_name
 from dpfl.core.random import PublicSeed
 
-_MIXES_RECORDS = (nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm)
-
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -50,39 +48,52 @@ def make_model(name: str, shape: tuple[int, ...], classes: int, seed: PublicSeed
         return MODELS[name].build(shape, classes, hidden)
 
 
-def check_model(model: nn.Module, shape: tuple[int, ...], classes: int, *, per_record: bool) -> None:
+def check_model(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
     """Refuse what cannot be trained here, by name, with what to use instead."""
     for name, module in model.named_modules():
-        if per_record and isinstance(module, _MIXES_RECORDS):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "track_running_stats", False):
             raise ConfigurationError(
                 f"model layer '{name}'",
-                f"{type(module).__name__} mixes the records of a batch, so no record can be clipped on its own",
+                f"{type(module).__name__} mixes the records of a batch and keeps their statistics, which nobody bills",
                 "use GroupNorm or LayerNorm instead",
             )
     parameters = dict(model.named_parameters())
     if not parameters:
         raise ConfigurationError("model", "has no parameters", "give a model that can be trained")
-    frozen = next((name for name, p in parameters.items() if not p.requires_grad), None)
-    if frozen is not None:
-        raise ConfigurationError(
-            f"model parameter '{frozen}'", "is frozen", "set requires_grad, or take it out of the model"
-        )
-    if len({id(p) for _, p in model.named_parameters(remove_duplicate=False)}) != len(
-        list(model.named_parameters(remove_duplicate=False))
-    ):
+    for name, parameter in parameters.items():
+        if parameter.dtype is not torch.float32:
+            raise ConfigurationError(f"model parameter '{name}'", f"is {parameter.dtype}", "use float32: model.float()")
+        if not parameter.requires_grad:
+            raise ConfigurationError(
+                f"model parameter '{name}'", "is frozen", "set requires_grad, or take it out of the model"
+            )
+    everywhere = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
+    if len(set(everywhere)) != len(everywhere):
         raise ConfigurationError("model", "shares (ties) parameters between layers", "give each layer its own")
+    outputs = _tried(model, shape)
+    if (
+        not isinstance(outputs, torch.Tensor)
+        or outputs.ndim != 2
+        or outputs.shape[0] != 2
+        or outputs.shape[1] < classes
+    ):
+        given = f"outputs of shape {tuple(outputs.shape[1:])}" if isinstance(outputs, torch.Tensor) else "no tensor"
+        raise ConfigurationError(
+            "model", f"gives {given} for {classes} classes", f"let it return one row of {classes} scores per record"
+        )
+
+
+def _tried(model: nn.Module, shape: tuple[int, ...]) -> object:
+    """Run two empty records through the model, and leave it as it was."""
+    modes = {module: module.training for module in model.modules()}
     try:
         with torch.no_grad():
-            was_training = model.training
-            outputs = model.eval()(torch.zeros(2, *shape))
-            model.train(was_training)
-    except (RuntimeError, ValueError, TypeError) as error:
+            outputs: object = model.eval()(torch.zeros(2, *shape))
+            return outputs
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise ConfigurationError(
             "model", f"does not accept records of shape {shape} ({error})", "fit the model to the data"
         ) from error
-    if outputs.ndim != 2 or outputs.shape[0] != 2 or outputs.shape[1] < classes:
-        raise ConfigurationError(
-            "model",
-            f"gives outputs of shape {tuple(outputs.shape[1:])} for {classes} classes",
-            f"let its last layer have {classes} outputs",
-        )
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -13,26 +13,34 @@ under replace-one only; no smaller adjacency is proven for them (leaving one uni
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal
 
 import dp_accounting
 from dp_accounting import pld, rdp
 
-from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.errors import ConfigurationError, PrivacyRefusal, unknown_name
 from dpfl.core.types import Adjacency
 from dpfl.privacy.cache import remembered
 from dpfl.privacy.events import Event, History, Sampling, merged
 
 AccountantName = Literal["pld", "rdp"]
 
-LIBRARY = "dp-accounting " + version("dp-accounting")
-"""Which curves these are; part of every cached result's key."""
+_FILES = ("accountant.py", "calibrate.py", "events.py")
+_CODE = hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in _FILES)).hexdigest()[:16]
+RULES = f"dp-accounting {version('dp-accounting')}, code {_CODE}"
+"""Which curves and whose code: part of every cached result's key, so that no correction is answered from an old cache."""
+
+SMALLEST_DELTA = 1e-12
+SMALLEST_NOISE = 1e-3
+"""A multiplier below this hides nothing worth stating: its epsilon (above 10^5) is given as infinite."""
 
 INTERVAL = 1e-4
 """PLD discretisation of every reported epsilon. Any interval gives a valid upper bound; a finer one a tighter one."""
@@ -77,7 +85,14 @@ def epsilon(
     """
     rate = 1.0 if sampling == "none" else sampling_rate
     event = Event(noise_multiplier=noise_multiplier, sampling=sampling, sampling_rate=rate, steps=steps)
-    return spend((event,), delta, adjacency=Adjacency(adjacency), accountant=accountant).epsilon
+    return spend((event,), delta, adjacency=adjacency_named(adjacency), accountant=accountant).epsilon
+
+
+def adjacency_named(name: Adjacency | str) -> Adjacency:
+    """Return the adjacency of this name."""
+    if name not in list(Adjacency):
+        raise unknown_name("accountant", "adjacency", str(name), list(Adjacency))
+    return Adjacency(name)
 
 
 def spend(
@@ -85,9 +100,9 @@ def spend(
 ) -> Spend:
     """Upper bound on epsilon of a whole history, by one accountant where one covers it."""
     _check_delta(delta)
-    events = merged(history)
+    events = _released(history)
     left = delta - math.fsum(event.failure * event.steps for event in events)
-    if any(event.noise_multiplier == 0 and event.sampling_rate > 0 for event in events) or left <= 0:
+    if any(event.noise_multiplier < SMALLEST_NOISE for event in events) or left <= 0:
         return Spend(epsilon=math.inf, delta=delta, adjacency=adjacency, accountant="none: not private")
     groups = _groups(events, adjacency, accountant)
     share = left / max(len(groups), 1)
@@ -98,7 +113,7 @@ def spend(
 
 def within(history: Iterable[Event], limit: float, delta: float, *, adjacency: Adjacency) -> bool:
     """Whether a history fits under ``limit``. A quick coarse bound decides where it can; it is a bound as well."""
-    events = merged(history)
+    events = _released(history)
     quick = quick_epsilon(events, delta, adjacency=adjacency)
     if quick <= limit:
         return True
@@ -107,8 +122,8 @@ def within(history: Iterable[Event], limit: float, delta: float, *, adjacency: A
 
 def quick_epsilon(history: Iterable[Event], delta: float, *, adjacency: Adjacency) -> float:
     """Upper bound on epsilon with a discretisation as coarse as the steps' own losses allow (5 to 10 x faster)."""
-    events = merged(history)
-    if any(event.sampling == "uniform" or event.failure or event.noise_multiplier == 0 for event in events):
+    events = _released(history)
+    if any(e.sampling == "uniform" or e.failure or e.noise_multiplier < SMALLEST_NOISE for e in events):
         return spend(events, delta, adjacency=adjacency).epsilon
     _check_delta(delta)
     return _group_epsilon("pld", events, delta, adjacency, _coarse_interval(events)) if events else 0.0
@@ -120,16 +135,27 @@ def shown(value: float, digits: int = 3) -> str:
     >>> shown(1.00001), shown(0.1), shown(float("inf"))
     ('1.001', '0.100', 'infinite')
     """
-    if math.isinf(value):
+    if not math.isfinite(value):
         return "infinite"
-    scale = 10**digits
-    return f"{math.ceil(round(value * scale, 6)) / scale:.{digits}f}"
+    text = f"{value:.{digits}f}"
+    return text if float(text) >= value else f"{float(text) + 10**-digits:.{digits}f}"
+
+
+def _released(history: Iterable[Event]) -> History:
+    """Leave out what was drawn with probability zero: nothing of it was released."""
+    return merged(event for event in history if event.sampling_rate > 0)
 
 
 def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise ConfigurationError(
             "accountant", f"delta = {delta} is not between 0 and 1", "give a delta well below 1 / records"
+        )
+    if delta < SMALLEST_DELTA:
+        raise PrivacyRefusal(
+            "accountant",
+            f"delta = {delta:g} is below {SMALLEST_DELTA:g}, where the accountant's own rounding would matter",
+            f"give a delta of at least {SMALLEST_DELTA:g}",
         )
 
 
@@ -147,6 +173,8 @@ def _groups(
         "pld": tuple(e for e in events if e.sampling != "uniform"),
         "rdp": tuple(e for e in events if not (_poisson(e) and adjacency is Adjacency.REPLACE_ONE)),
     }
+    if wanted is not None and wanted not in able:
+        raise unknown_name("accountant", "accountant", wanted, able)
     names: tuple[AccountantName, ...] = (wanted,) if wanted else ("pld", "rdp")
     for name in names:
         if able[name] == events:
@@ -166,7 +194,7 @@ def _group_epsilon(name: AccountantName, events: History, delta: float, adjacenc
     key = "|".join(
         [
             "epsilon",
-            LIBRARY,
+            RULES,
             name,
             adjacency,
             repr(delta),

@@ -58,7 +58,17 @@ class Tab:
 
     def readable_as(self, unit: Unit) -> bool:
         """A client-level history also protects records; a record-level one says nothing of clients."""
-        return unit is self.unit and not (self.mixed and unit is Unit.CLIENT)
+        return self.adjacency_as(unit) is not None
+
+    def adjacency_as(self, unit: Unit) -> Adjacency | None:
+        """Under which adjacency the history speaks of this unit, if it does.
+
+        One changed record changes a client's whole contribution into another one: client-level events bound it under
+        replace-one, not under the smaller adjacencies.
+        """
+        if unit is self.unit and not self.mixed:
+            return self.adjacency
+        return Adjacency.REPLACE_ONE if unit is Unit.RECORD else None
 
 
 def tab_of(bills: Iterable[tuple[Bill, int]]) -> Tab | None:

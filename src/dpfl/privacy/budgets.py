@@ -145,8 +145,9 @@ def _epsilons(
     text = source.strip()
     if text.lower() in DISTRIBUTIONS:
         return dict(zip(ids, DISTRIBUTIONS[text.lower()].draw(len(ids), seed), strict=True)), {}
-    if Path(text).suffix.lower() in {".csv", ".json"}:
-        return _from_file(Path(text), ids)
+    if is_budget_file(text):
+        epsilons, deltas = read_budget_file(Path(text))
+        return _per_client("epsilon", epsilons, ids), deltas
     try:
         numbers = [float(word) for word in text.replace(",", " ").split()]
     except ValueError:
@@ -178,7 +179,13 @@ def _check_ids(where: str, given: object, ids: Sequence[str]) -> None:
         raise unknown_name(where, "client", unknown[0], ids)
 
 
-def _from_file(path: Path, ids: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
+def is_budget_file(text: str) -> bool:
+    """Whether this names a file rather than a distribution or numbers."""
+    return Path(text.strip()).suffix.lower() in {".csv", ".json"}
+
+
+def read_budget_file(path: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """Read epsilons, and deltas where there are any, by client."""
     try:
         if path.suffix.lower() == ".json":
             content = json.loads(path.read_text())
@@ -186,6 +193,9 @@ def _from_file(path: Path, ids: Sequence[str]) -> tuple[dict[str, float], dict[s
         else:
             with path.open(newline="") as stream:
                 rows = list(csv.DictReader(stream))
+            twice = [row["id"] for i, row in enumerate(rows) if row["id"] in {other["id"] for other in rows[:i]}]
+            if twice:
+                raise ValueError(f"client '{twice[0]}' stands there twice")
             pairs = {row["id"]: [row["epsilon"], *([row["delta"]] if row.get("delta") else [])] for row in rows}
         epsilons = {client: float(pair[0]) for client, pair in pairs.items()}
         deltas = {client: float(pair[1]) for client, pair in pairs.items() if len(pair) > 1}
@@ -193,13 +203,12 @@ def _from_file(path: Path, ids: Sequence[str]) -> tuple[dict[str, float], dict[s
         raise ConfigurationError(
             f"budgets file {path}", f"cannot be read ({error.strerror})", "check the path"
         ) from error
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, csv.Error) as error:
         raise ConfigurationError(
             f"budgets file {path}",
             f"is not as expected ({error})",
             "use columns id,epsilon[,delta] or JSON {id: epsilon}",
         ) from error
-    _check_ids(f"budgets file {path}", epsilons.keys(), ids)
     return epsilons, deltas
 
 

@@ -42,7 +42,7 @@ def remembered(key: str, compute: Callable[[], float]) -> float:
     value: float | None = None
     with contextlib.suppress(sqlite3.Error, OSError), contextlib.closing(_connect()) as connection:
         row = connection.execute("SELECT value FROM results WHERE key = ?", (key,)).fetchone()
-        value = None if row is None else float(row[0])
+        value = None if row is None or not float(row[0]) >= 0 else float(row[0])  # NaN or negative: not ours
     if value is None:
         value = compute()
         try:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 from scipy import optimize, special
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Adjacency
-from dpfl.privacy.accountant import LIBRARY, AccountantName, quick_epsilon, spend
+from dpfl.privacy.accountant import RULES, AccountantName, adjacency_named, quick_epsilon, spend
 from dpfl.privacy.cache import remembered
 from dpfl.privacy.events import Event, Sampling
 
@@ -41,7 +40,7 @@ def calibrate(
         )
     if steps < 1:
         raise ConfigurationError("calibrate", f"steps = {steps}: nothing would be released", "plan at least one step")
-    adjacency = Adjacency(adjacency)
+    adjacency = adjacency_named(adjacency)
     rate = 1.0 if sampling == "none" else sampling_rate
     if rate == 0:
         raise ConfigurationError("calibrate", "sampling_rate = 0: nothing would be released", "give a rate above 0")
@@ -49,12 +48,11 @@ def calibrate(
     return _calibrated(epsilon, delta, template, adjacency, accountant)
 
 
-@lru_cache(maxsize=200_000)
 def _calibrated(
     target: float, delta: float, template: Event, adjacency: Adjacency, accountant: AccountantName | None
 ) -> float:
-    """Look it up, in this process and then on disk, before searching."""
-    key = "|".join(["calibrate", LIBRARY, str(accountant), adjacency, repr(target), repr(delta), template.to_json()])
+    """Look it up before searching."""
+    key = "|".join(["calibrate", RULES, str(accountant), adjacency, repr(target), repr(delta), template.to_json()])
     return remembered(key, lambda: _search(target, delta, template, adjacency, accountant))
 
 

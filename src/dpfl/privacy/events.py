@@ -43,10 +43,13 @@ class Event:
             raise ConfigurationError(
                 "event", f"sampling_rate = {self.sampling_rate} without sampling", "name the sampling"
             )
-        if self.steps < 0 or self.steps != int(self.steps):
+        if not math.isfinite(self.steps) or self.steps < 0 or self.steps != int(self.steps):
             raise ConfigurationError("event", f"steps = {self.steps}", "give a whole number, 0 or above")
         if not 0 <= self.failure <= 1:
             raise ConfigurationError("event", f"failure = {self.failure}", "give a probability")
+        # Equal events must be written equally: 2 and 2.0 are one number.
+        for name, kind in (("noise_multiplier", float), ("steps", int), ("sampling_rate", float), ("failure", float)):
+            object.__setattr__(self, name, kind(getattr(self, name)))
 
     def times(self, steps: int) -> Event:
         """Return the same mechanism, run ``steps`` times in all."""

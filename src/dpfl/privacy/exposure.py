@@ -65,6 +65,8 @@ class Exposure:
     def summed(self, weight: float, shares: float) -> Exposure:
         """A sum over a cohort in which every share has this one's ``weight`` and ``shares`` of them are honest."""
         scaled = self.scaled(weight)
+        if self.sealed:  # the others' shares are no longer Gaussian noise: one's own event is all that is proven
+            return scaled
         return replace(scaled, noise=scaled.noise * math.sqrt(shares))
 
     def mixed_with(self, other: Exposure) -> Exposure:
@@ -86,6 +88,8 @@ class Exposure:
         """What one round of this releases; a zero multiplier states that nothing is hidden."""
         if self.paid:
             return self.paid
+        if self.bound == 0:
+            return ()  # nothing of the unit is in it
         multiplier = self.noise / self.bound if self.finite else 0.0
         rate = 1.0 if sampling == "none" else sampling_rate
         return (Event(noise_multiplier=multiplier, sampling=sampling, sampling_rate=rate, failure=self.failure),)

@@ -15,14 +15,17 @@ sees is a function of what the server sees: where a round has no bill against th
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sqlite3
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from dpfl.core.errors import DiskError, LedgerError, disk_error
+from dpfl.core.files import sync_folder
 from dpfl.core.types import Budget, Observer, Unit
 from dpfl.privacy.allowance import Allowance
 from dpfl.privacy.bills import Bill, Charge, Tab, tab_of
@@ -58,21 +61,25 @@ class Ledger:
     def create(cls, path: Path | str, identity: str) -> Ledger:
         """Start a new ledger; an existing file is never overwritten. ``:memory:`` is for simulations without a folder."""
         name = str(path)
-        if name != ":memory:" and Path(path).exists():
-            raise LedgerError(name, "already exists", "open it, or name another file")
+        if name != ":memory:" and (Path(path).exists() or Path(name + "-wal").exists()):
+            raise LedgerError(name, "already exists, or part of it does", "open it, or name another file")
         if name == ":memory:":
             ledger = cls(_connect(name, "rwc"), name)
             ledger._set_up(identity)
             return ledger
-        # Written under another name and moved into place: a ledger that exists is complete.
-        draft = Path(name + ".new")
+        # Written under a name of its own and linked into place: a ledger that exists is complete, and never replaced.
+        draft = Path(f"{name}.{uuid.uuid4().hex}.new")
         try:
-            draft.unlink(missing_ok=True)
             with closing(_connect(str(draft), "rwc")) as connection:
                 cls(connection, name)._set_up(identity)
-            draft.rename(path)
+            os.link(draft, path)
+            sync_folder(Path(path).parent)
+        except FileExistsError as error:
+            raise LedgerError(name, "already exists", "open it, or name another file") from error
         except OSError as error:
             raise disk_error(name, error) from error
+        finally:
+            draft.unlink(missing_ok=True)
         return cls(_connect(name, "rw"), name)
 
     def _set_up(self, identity: str) -> None:
@@ -136,6 +143,8 @@ class Ledger:
 
     def register(self, run: str, *, seeded: bool, title: str) -> None:
         """Name a run before it charges anything; naming it again is harmless if it is the same."""
+        if not run:
+            raise LedgerError(self._name, "a run without a name", "name it")
         with self._transaction() as connection:
             connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?)", (run, int(seeded), title))
             row = connection.execute("SELECT seeded FROM runs WHERE run = ?", (run,)).fetchone()
@@ -164,7 +173,7 @@ class Ledger:
 
     def population(self, accounts: Sequence[str]) -> str:
         """Name the account of clients that are always billed alike; membership is stored once."""
-        name = "population:" + hashlib.sha256("\x1f".join(sorted(accounts)).encode()).hexdigest()[:16]
+        name = "population:" + hashlib.sha256(json.dumps(sorted(accounts)).encode()).hexdigest()[:32]
         with self._transaction() as connection:
             if connection.execute("SELECT 1 FROM members WHERE population = ? LIMIT 1", (name,)).fetchone() is None:
                 connection.executemany("INSERT INTO members VALUES (?, ?)", [(account, name) for account in accounts])
@@ -172,36 +181,87 @@ class Ledger:
 
     def charge(self, run: str, round_: int, charges: Sequence[Charge], *, horizon: int = 1) -> frozenset[str]:
         """Charge, durably and all in one transaction; returns the accounts that could not afford it (not charged)."""
-        refused = set()
-        billed_to_world = {charge.account for charge in charges if charge.observer is Observer.WORLD}
-        world_row = """SELECT 1 FROM charges WHERE run = ? AND round = ? AND observer = 'world'
-            AND account IN (SELECT ? UNION SELECT population FROM members WHERE account = ?)"""
+        to_world = {charge.account for charge in charges if charge.observer is Observer.WORLD}
+        refused: set[str] = set()
+        new: list[tuple[str, int, str, str, str, str]] = []
         with self._transaction() as connection:
+            # All are decided before any is written: what one of them adds must not count against another.
             for charge in charges:
-                key = (run, round_, charge.account, str(charge.observer))
-                digest = self._store(connection, charge.bill)
-                known = connection.execute(
-                    "SELECT bill, draw FROM charges WHERE run = ? AND round = ? AND account = ? AND observer = ?", key
-                ).fetchone()
-                if known is not None:
-                    if charge.draw == "" or known != (digest, charge.draw):
-                        raise LedgerError(
-                            self._name,
-                            f"round {round_} of run {run} was already charged to '{charge.account}' for another release",
-                            "go on with the next round: a charged round is never repeated with fresh randomness",
-                        )
+                row = (
+                    run,
+                    round_,
+                    charge.account,
+                    str(charge.observer),
+                    self._store(connection, charge.bill),
+                    charge.draw,
+                )
+                if self._replayed(connection, row):
                     continue
                 seen_by = {charge.observer}
-                if charge.observer is Observer.SERVER and charge.account not in billed_to_world:
-                    place = (run, round_, charge.account, charge.account)
-                    if connection.execute(world_row, place).fetchone() is None:
-                        seen_by.add(Observer.WORLD)  # no bill of its own: what the server sees covers the world
-                if not self._affordable(charge.account, charge.bill, seen_by, horizon):
-                    refused.add(charge.account)
-                    continue
-                connection.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?)", (*key, digest, charge.draw))
+                if charge.observer is Observer.WORLD:
+                    self._refuse_late_world_bill(connection, row)
+                elif charge.account not in to_world and not self._rows_of(connection, row, "world"):
+                    seen_by.add(Observer.WORLD)  # no bill of its own: what the server sees covers the world
+                for account in self._payers(connection, charge.account):
+                    if not self._affordable(account, charge.bill, seen_by, horizon):
+                        refused.add(charge.account)
+                        break
+                new.append(row)
+            paid = [row for row in new if row[2] not in refused]
+            connection.executemany("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?)", paid)
             connection.execute("INSERT INTO journal VALUES (?, ?, ?)", (run, round_, time.time()))
         return frozenset(refused)
+
+    def _replayed(self, connection: sqlite3.Connection, row: tuple[str, int, str, str, str, str]) -> bool:
+        """Whether this very charge is there already; another one under its key is refused."""
+        key = "run = ? AND round = ? AND account = ? AND observer = ?"
+        known = connection.execute(f"SELECT bill, draw FROM charges WHERE {key}", row[:4]).fetchone()
+        if known is not None and (row[5] == "" or known != row[4:]):
+            raise LedgerError(
+                self._name,
+                f"round {row[1]} of run {row[0]} was already charged to '{row[2]}' for another release",
+                "go on with the next round: a charged round is never repeated with fresh randomness",
+            )
+        return known is not None
+
+    @staticmethod
+    def _rows_of(connection: sqlite3.Connection, row: tuple[str, int, str, str, str, str], observer: str) -> bool:
+        """Whether this round was billed against the observer to the account, its populations or its members."""
+        kin = """SELECT :a UNION SELECT population FROM members WHERE account = :a
+                 UNION SELECT account FROM members WHERE population = :a"""
+        query = f"SELECT 1 FROM charges WHERE run = :r AND round = :n AND observer = :o AND account IN ({kin})"
+        place = {"r": row[0], "n": row[1], "a": row[2], "o": observer}
+        return connection.execute(query, place).fetchone() is not None
+
+    def _refuse_late_world_bill(self, connection: sqlite3.Connection, row: tuple[str, int, str, str, str, str]) -> None:
+        """A world bill written after the server's would lower what the world was already taken to have seen."""
+        if self._rows_of(connection, row, "server") and not self._rows_of(connection, row, "world"):
+            raise LedgerError(
+                self._name,
+                f"round {row[1]} of run {row[0]} was already billed to '{row[2]}' against the server, which covers the world",
+                "bill the world first, or not at all",
+            )
+
+    @staticmethod
+    def _payers(connection: sqlite3.Connection, account: str) -> list[str]:
+        """Whose grants a charge touches: the account's own, or one member of each kind in a population.
+
+        Members with equal grants in the same populations and without charges of their own have the same history.
+        """
+        members = connection.execute(
+            """
+            SELECT MIN(m.account) FROM members AS m JOIN grants AS g ON g.account = m.account
+            WHERE m.population = :p GROUP BY g.observer, g.unit, g.epsilon, g.delta,
+                (SELECT GROUP_CONCAT(population) FROM (
+                    SELECT population FROM members WHERE account = m.account ORDER BY population)),
+                CASE WHEN EXISTS (SELECT 1 FROM charges AS c WHERE c.account = m.account AND (c.observer = 'world'
+                    OR NOT EXISTS (SELECT 1 FROM charges AS w WHERE w.run = c.run AND w.round = c.round
+                        AND w.observer = 'world' AND w.account = :p)))
+                THEN m.account END
+            """,
+            {"p": account},
+        ).fetchall()
+        return [row[0] for row in members] or [account]
 
     def affordable(
         self,
@@ -232,10 +292,11 @@ class Ledger:
             return True  # this release is not seen by the one this grant is against
         before = self._bills(account, observer, until)
         after = tab_of([*before, (bill, 1)])
-        if after is None or not after.readable_as(unit):
-            return after is None
+        adjacency = None if after is None else after.adjacency_as(unit)
+        if adjacency is None:
+            return False  # a record-level release says nothing of a client
         past = merged(event.times(event.steps * n) for past_bill, n in before for event in past_bill.events)
-        return self._allowance.fits(past, bill.events, limit, delta, adjacency=after.adjacency, horizon=horizon)
+        return self._allowance.fits(past, bill.events, limit, delta, adjacency=adjacency, horizon=horizon)
 
     @staticmethod
     def _store(connection: sqlite3.Connection, bill: Bill) -> str:
@@ -246,14 +307,14 @@ class Ledger:
 
     def _bills(self, account: str, observer: Observer, until: tuple[str, int] | None = None) -> list[tuple[Bill, int]]:
         """Bills of an account and of the populations it belongs to, counted."""
-        run, round_ = until or ("", 0)
+        run, round_ = until or (None, 0)
         own = "(SELECT :account UNION SELECT population FROM members WHERE account = :account)"
         seen = "observer = 'server'"
         if observer is Observer.WORLD:
             seen = f"""(observer = 'world' OR NOT EXISTS (SELECT 1 FROM charges AS w WHERE w.run = c.run
                 AND w.round = c.round AND w.observer = 'world' AND w.account IN {own}))"""
         query = f"""SELECT bill, COUNT(*) FROM charges AS c WHERE account IN {own} AND {seen}
-            AND NOT (run = :run AND round >= :round) GROUP BY bill ORDER BY bill"""
+            AND (:run IS NULL OR NOT (run = :run AND round >= :round)) GROUP BY bill ORDER BY bill"""
         rows = self._connection.execute(query, {"account": account, "run": run, "round": round_}).fetchall()
         return [(self._bill(digest), count) for digest, count in rows]
 
@@ -293,16 +354,22 @@ class Ledger:
             return sorted(Observer(row[0]) for row in self._connection.execute(query, (account, account)))
 
     def participations(self, account: str, observer: Observer) -> int:
-        """How many rounds were charged to the account itself."""
-        query = "SELECT COUNT(*) FROM charges WHERE account = ? AND observer = ?"
+        """How many rounds were charged to the account, itself or through a population."""
+        query = """SELECT COUNT(*) FROM charges WHERE observer = ?
+                   AND account IN (SELECT ? UNION SELECT population FROM members WHERE account = ?)"""
         with self._guard():
-            return int(self._connection.execute(query, (account, str(observer))).fetchone()[0])
+            return int(self._connection.execute(query, (str(observer), account, account)).fetchone()[0])
 
     def last_round(self, run: str) -> int | None:
         """Return the newest round of a run that was charged to anyone."""
         with self._guard():
             row = self._connection.execute("SELECT MAX(round) FROM journal WHERE run = ?", (run,)).fetchone()
         return None if row[0] is None else int(row[0])
+
+    def titles(self) -> dict[str, str]:
+        """Return every run and what it was called."""
+        with self._guard():
+            return dict(self._connection.execute("SELECT run, title FROM runs ORDER BY run").fetchall())
 
     def seeded_runs(self) -> list[str]:
         """Runs whose noise anyone with the seed can reproduce."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-from dpfl.core.types import Observer, Unit
-from dpfl.privacy.accountant import spend
+from dpfl.core.types import Adjacency, Observer, Unit
+from dpfl.privacy.accountant import Spend, spend
 from dpfl.privacy.bills import Tab
 from dpfl.privacy.ledger import Ledger
+
+_UNKNOWN = Spend(epsilon=math.inf, delta=1.0, adjacency=Adjacency.REPLACE_ONE, accountant="none: no delta is known")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +23,7 @@ class Statement:
     adjacency: str
     accountant: str
     epsilon: float
-    delta: float
+    delta: float | None
     granted: float | None
     rounds: int
 
@@ -32,19 +34,22 @@ class Statement:
 
 
 def statement(ledger: Ledger, account: str, observer: Observer, delta: float | None = None) -> Statement | None:
-    """One account's spend against one observer; ``delta`` left out takes the granted one. None if nothing was charged."""
+    """One account's spend against one observer, None if nothing was charged.
+
+    ``delta`` left out takes the granted one; where none is known, no finite epsilon can be stated.
+    """
     tab = ledger.tab(account, observer)
     grant = ledger.grants().get(account)
     chosen = delta if delta is not None else (grant.delta if grant else None)
-    if tab is None or chosen is None:
-        return None
-    return _stated(ledger, account, observer, tab, chosen)
+    return None if tab is None else _stated(ledger, account, observer, tab, chosen)
 
 
-def _stated(ledger: Ledger, account: str, observer: Observer, tab: Tab, delta: float) -> Statement:
+def _stated(ledger: Ledger, account: str, observer: Observer, tab: Tab, delta: float | None) -> Statement:
     grant = ledger.grants().get(account)
     unit = grant.unit if grant and grant.unit else tab.unit
-    spent = spend(tab.history, delta, adjacency=tab.adjacency)
+    readable = tab.adjacency_as(Unit(unit))
+    # Without any delta nothing finite can be said; what hides nothing is infinite at every delta.
+    spent = spend(tab.history, delta, adjacency=readable or tab.adjacency) if delta is not None else _UNKNOWN
     covered = grant is not None and (
         grant.observer is observer or (grant.observer is Observer.SERVER and observer is Observer.WORLD)
     )
@@ -52,9 +57,9 @@ def _stated(ledger: Ledger, account: str, observer: Observer, tab: Tab, delta: f
         account=account,
         unit=str(unit),
         observer=str(observer),
-        adjacency=str(tab.adjacency),
+        adjacency=str(readable or tab.adjacency),
         accountant=spent.accountant,
-        epsilon=spent.epsilon if tab.readable_as(Unit(unit)) else math.inf,
+        epsilon=spent.epsilon if readable else math.inf,
         delta=delta,
         granted=grant.epsilon if grant and covered else None,
         rounds=ledger.participations(account, observer) or ledger.participations(account, Observer.SERVER),

@@ -39,6 +39,11 @@ class Agreement:
         """Whether the world is billed apart: not where the guarantee is made before anything leaves a client."""
         return self.strategy.unit is Unit.CLIENT and self.strategy.observer is not Observer.NOBODY
 
+    @property
+    def amplified(self) -> bool:
+        """Whether the world's bill counts on the secrecy of who was drawn: then everyone eligible pays it."""
+        return self.bills_world and self.strategy.amplifies(Observer.WORLD)
+
     def bills(self, participant: Participant) -> list[tuple[Bill, frozenset[Observer]]]:
         """All bills of a round, each with those who see what it pays for."""
         server = self.bill(Observer.SERVER, participant)
@@ -92,7 +97,7 @@ def enrol(strategy: Strategy, claims: Mapping[str, Claims], rounds: int, layout:
     """Settle the terms once, from claims alone."""
     population = len(claims)
     rate = strategy.selection.rate(population)
-    epsilons = [claim.epsilon for claim in claims.values() if claim.epsilon > 0] or [math.inf]
+    epsilons = [claim.epsilon for claim in claims.values() if claim.usable] or [math.inf]
     terms = Terms(
         rounds=rounds,
         population=population,

@@ -43,7 +43,8 @@ def close_round(
         "payload_bytes_up": sum(len(u.payload) - FRAME_BYTES for u in uplinks if u.payload is not None),
         "bytes_down": sum(map(len, plan.downloads.values())),
     }
-    enough = len(ids) >= strategy.shares_needed(agreement.terms)
+    # An upload that is not finite was replaced by zero: it carries no noise either.
+    enough = len(set(ids) - set(broken)) >= strategy.shares_needed(agreement.terms)
     if (ids or strategy.central_noise is not None) and enough:
         model, plugs, told = _aggregate(agreement, state, received, run)
         operator |= told

@@ -8,7 +8,6 @@ from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Cohort, Downlink, Observer, State
 from dpfl.privacy.bills import Charge
 from dpfl.rounds.agreement import Agreement, Plan, Run
-from dpfl.strategy import Strategy
 from dpfl.wire.payload import encode_download
 
 
@@ -20,10 +19,14 @@ def open_round(agreement: Agreement, state: State, run: Run, willing: Callable[[
     strategy, terms = agreement.strategy, agreement.terms
     seed = run.public.child("round", state.round)
     candidates = sorted(agreement.claims)
+    # Who is drawn is a secret: where sampling is billed as amplification, a public draw would amplify nothing.
+    order = strategy.selection.order(candidates, run.secret("cohort", state.round).secret_seed())
+    size = strategy.selection.cohort_size(terms.population)
+    if size is not None and agreement.amplified:
+        order = order[:size]  # the billed rate is size / population: the unwilling are missed, not replaced
     drawn: list[str] = []
     unwilling: list[str] = []
-    size = strategy.selection.cohort_size(terms.population)
-    for client in strategy.selection.order(candidates, seed.child("cohort")):
+    for client in order:
         if size is not None and len(drawn) == size:
             break
         (drawn if willing(client) else unwilling).append(client)
@@ -35,9 +38,8 @@ def open_round(agreement: Agreement, state: State, run: Run, willing: Callable[[
             round=state.round, cohort=nothing, downloads={}, shared={}, starts={}, unwilling=everyone, over=True
         )
     cohort = Cohort.of({client: agreement.claims[client] for client in drawn})
-    _charge_world(
-        agreement, run, state.round, cohort, [c for c in candidates if willing(c)] if _amplified(strategy) else []
-    )
+    eligible = [client for client in candidates if willing(client)] if agreement.amplified else []
+    _charge_world(agreement, run, state.round, cohort, eligible)
     shared = {}
     for slot, plug in strategy.slots():
         tensors = plug.open(dict(state.plugs.get(slot, {})), state.round, cohort, seed.child(slot))
@@ -62,10 +64,6 @@ def open_round(agreement: Agreement, state: State, run: Run, willing: Callable[[
         starts=starts,
         unwilling=tuple(sorted(unwilling)),
     )
-
-
-def _amplified(strategy: Strategy) -> bool:
-    return strategy.observer is Observer.WORLD and strategy.amplifies(Observer.WORLD)
 
 
 def _charge_world(agreement: Agreement, run: Run, round_: int, cohort: Cohort, eligible: list[str]) -> None:

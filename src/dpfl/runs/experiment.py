@@ -21,7 +21,7 @@ from dpfl.data.federation import Federation
 from dpfl.data.partition import Partition
 from dpfl.engine import ENGINES
 from dpfl.models import make_model
-from dpfl.privacy.budgets import make_budgets
+from dpfl.privacy.budgets import is_budget_file, make_budgets, read_budget_file
 from dpfl.protocols import Selection
 from dpfl.server.selection import Everyone, FixedCohort, PoissonCohort
 from dpfl.strategy import Strategy
@@ -113,9 +113,9 @@ class Experiment(Section):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "experiment") -> Experiment:
-        """Validate plain values; the first problem becomes one clear sentence."""
+        """Validate plain values; the first problem becomes one clear sentence. A budgets file is read in: it may change."""
         try:
-            return cls.model_validate(values)
+            return cls.model_validate(_with_budgets_read(values))
         except ValidationError as error:
             raise _explained(where, error) from error
 
@@ -217,6 +217,22 @@ class Experiment(Section):
             raise ConfigurationError(
                 "[run] engine", f"there is no engine '{self.run.engine}'", did_you_mean(self.run.engine, ENGINES)
             )
+
+
+def _with_budgets_read(values: dict[str, Any]) -> dict[str, Any]:
+    budgets: Any = values.get("budgets")
+    source = budgets.get("epsilon") if isinstance(budgets, dict) else None
+    if not (isinstance(source, str) and is_budget_file(source)):
+        return values
+    epsilons, deltas = read_budget_file(Path(source))
+    common = budgets.get("delta")
+    delta = {c: deltas.get(c, common) for c in epsilons} if deltas and isinstance(common, float | None) else common
+    if isinstance(delta, dict) and None in delta.values():
+        client = next(c for c, value in delta.items() if value is None)
+        raise ConfigurationError(
+            f"budgets file {source}", f"has no delta for '{client}'", "give a delta column or --delta"
+        )
+    return {**values, "budgets": {"epsilon": epsilons, **({} if delta is None else {"delta": delta})}}
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +24,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from dpfl.core.errors import CheckpointError, DiskError, FolderError, disk_error
+from dpfl.core.errors import CheckpointError, FolderError, disk_error
+from dpfl.core.files import write_safely
 from dpfl.core.layout import Layout
 from dpfl.core.types import State
 
 CHECKPOINT_FORMAT = "dpfl-checkpoint-1"
-
-
-def write_safely(path: Path, content: bytes) -> None:
-    """Replace a file so that a reader sees the old one or the new one, never half of either."""
-    draft = path.with_name(path.name + ".new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise disk_error(str(path), error) from error
 
 
 class RunFolder:
@@ -163,7 +143,7 @@ class RunFolder:
             raise CheckpointError(where, "is damaged or of another version", "restore it from a backup")
         if metadata["experiment"] != digest:
             raise CheckpointError(
-                where, "belongs to another experiment", "put back the checkpoint or experiment.toml of this run"
+                where, "belongs to another experiment or to other data", "put back the files of this run"
             )
         plugs: dict[str, dict[str, Tensor]] = {slot: {} for slot in json.loads(metadata["slots"])}
         starts = {}
@@ -212,6 +192,3 @@ def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-__all__ = ["CHECKPOINT_FORMAT", "DiskError", "RunFolder", "free_name", "write_safely"]

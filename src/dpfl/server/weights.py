@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from dpfl.core.errors import ConfigurationError
 from dpfl.core.types import Metrics, PlugState, Rows, Terms, Total
 from dpfl.protocols import Weights
 
 
-def _shares(values: list[float]) -> Tensor:
+def _number(value: float) -> float:
+    """Return a claimed value if it is a positive number that a double can hold, else 0."""
+    try:
+        return float(value) if math.isfinite(value) and value > 0 else 0.0
+    except OverflowError:  # an integer of hundreds of digits
+        return 0.0
+
+
+def _shares(values: Sequence[float]) -> Tensor:
     """Normalise claimed values; a claim that is no positive number weighs nothing, and if none is, all weigh alike.
 
     >>> _shares([1.0, 3.0, float("nan"), -2.0])
     tensor([0.2500, 0.7500, 0.0000, 0.0000])
     """
-    usable = [value if math.isfinite(value) and value > 0 else 0.0 for value in values]
+    usable = [_number(value) for value in values]
     if not any(usable):
         usable = [1.0] * len(values)
     weights = torch.tensor(usable, dtype=torch.float64)
@@ -49,7 +59,7 @@ class ExampleWeights(Weights):
     def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> tuple[Tensor, PlugState, Metrics]:
         """Return examples_i / sum over the cohort."""
         cohort = received.cohort
-        return _shares([float(cohort.claims[client].examples) for client in cohort.ids]), state, {}
+        return _shares([cohort.claims[client].examples for client in cohort.ids]), state, {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +82,10 @@ class ExpectedCohortWeights(Weights):
     expected_cohort: float
     needs_rows: ClassVar[bool] = False
     constant: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.expected_cohort) and self.expected_cohort > 0):
+            raise ConfigurationError("weights", f"expected_cohort = {self.expected_cohort}", "give a positive number")
 
     def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> tuple[Tensor, PlugState, Metrics]:
         """Return the constant."""

@@ -66,7 +66,7 @@ class Simulation:
         folder: RunFolder | None = None,
         digest: str = "",
     ) -> None:
-        check_model(model, federation.feature_shape, federation.classes, per_record=strategy.local.private)
+        check_model(model, federation.feature_shape, federation.classes)
         self.members = honest_members(federation, claims)
         if strategy.local.hypothetical:
             self.members = _all_granted_the_largest(self.members)
@@ -209,7 +209,7 @@ class Simulation:
     def _outcome(self, state: State, history: list[dict[str, Any]], ended_early: str | None, seconds: float) -> Outcome:
         lines: dict[str, Statement] = {}
         for client in self.members:
-            line = statement(self.run_.ledger, client, self._billed(), None if self._grants() else 1e-5)
+            line = statement(self.run_.ledger, client, self._billed(client))
             if line is not None:
                 lines[client] = line
         if not any("accuracy" in line for line in history[-1:]):
@@ -245,8 +245,12 @@ class Simulation:
     def _grants(self) -> bool:
         return self.strategy.observer is not Observer.NOBODY
 
-    def _billed(self) -> Observer:
-        return self.strategy.observer if self._grants() else Observer.SERVER
+    def _billed(self, client: str) -> Observer:
+        """Against whom a client's spend is stated: its own budget's observer, else the strategy's."""
+        budget = self.members[client].budget
+        if not self._grants():
+            return Observer.SERVER
+        return (budget.observer if budget else None) or self.strategy.observer
 
     def stamps(self) -> list[str]:
         """Return what must stand on everything this run leaves behind."""
@@ -255,7 +259,7 @@ class Simulation:
             stamps.insert(0, HYPOTHETICAL)
         if not self._grants():
             stamps.insert(0, UNPROTECTED)
-        if self.run_.seed is not None:
+        if self.run_.ledger.seeded_runs():  # this run, or an earlier one from the same accounts
             stamps.insert(0, SEEDED)
         return stamps
 

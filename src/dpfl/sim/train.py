@@ -48,20 +48,22 @@ def train(
     workers: int = 1,
     evaluate_every: int = 1,
     ledger: Path | str | None = None,
+    new_ledger: bool = False,
     progress: Progress | None = None,
 ) -> Result:
     """Simulate a federation. The model given is not changed; the trained one is in the result.
 
     ``seed=None`` draws all noise from the operating system; a number makes the run repeatable, and NOT PRIVATE. ``ledger``
-    names a file that spans runs: everything ever released from this data adds up there, as it must. Without it, the run is
-    billed alone and the ledger is gone with it.
+    names a file that spans runs: everything ever released from this data adds up there, as it must. A file that is not
+    there is refused, since it may have been mislaid, unless ``new_ledger`` says that this is its first run. Without a
+    file, the run is billed alone and its ledger is gone with it.
     """
     if rounds < 1:
         raise ConfigurationError("train", f"rounds = {rounds}", "train for at least one round")
     name = f"{strategy.name}-{uuid.uuid4().hex[:12]}"
-    book = _book(ledger)
+    book = _book(ledger, new_ledger)
     try:
-        book.register(name, seeded=seed is not None, title=strategy.name)
+        book.register(name, seeded=seed is not None, title=_title(strategy))
         run = Run(name=name, ledger=book, seed=_secret_seed(seed), public=PublicSeed(seed or 0).child("run"))
         simulation = Simulation(
             model=copy.deepcopy(model), federation=federation, strategy=strategy, rounds=rounds, run=run, engine=engine,
@@ -88,9 +90,10 @@ def run_experiment(
     federation = experiment.federation(data_folder)
     strategy = experiment.strategy(len(federation.ids))
     model = experiment.build_model(federation)
+    digest = f"{experiment.digest()}:{federation.fingerprint()}"
     with place.locked():
         if resume:
-            state, name = _interrupted(place, experiment)
+            state, name = _interrupted(place, experiment, digest)
             book = Ledger.open(place.ledger, name)
         else:
             state = None
@@ -101,7 +104,7 @@ def run_experiment(
             book = Ledger.create(place.ledger, name)
         try:
             seeded = experiment.run.noise == "seeded"
-            book.register(name, seeded=seeded, title=experiment.method.name)
+            book.register(name, seeded=seeded, title=_title(strategy))
             public = experiment.public_seed()
             run = Run(
                 name=name, ledger=book, seed=_secret_seed(public.value) if seeded else None, public=public.child("run")
@@ -109,7 +112,7 @@ def run_experiment(
             simulation = Simulation(
                 model=model, federation=federation, strategy=strategy, rounds=experiment.run.rounds, run=run,
                 engine=experiment.run.engine, workers=workers or experiment.run.workers,
-                evaluate_every=experiment.run.evaluate_every, folder=place, digest=experiment.digest(),
+                evaluate_every=experiment.run.evaluate_every, folder=place, digest=digest,
             )  # fmt: skip
             history: list[dict[str, Any]] = []
             if state is None:
@@ -121,7 +124,7 @@ def run_experiment(
             book.close()
 
 
-def _interrupted(place: RunFolder, experiment: Experiment) -> tuple[Any, str]:
+def _interrupted(place: RunFolder, experiment: Experiment, digest: str) -> tuple[Any, str]:
     """Load the checkpoint; a run that was killed before its first one has released nothing and starts over."""
     if not place.experiment.exists():
         raise FolderError(str(place.path), "holds no run", "start one with dpfl run")
@@ -137,17 +140,21 @@ def _interrupted(place: RunFolder, experiment: Experiment) -> tuple[Any, str]:
                 return None, name
         finally:
             with_name.close()
-    return place.load_state(experiment.digest())
+    return place.load_state(digest)
 
 
 def _secret_seed(seed: int | None) -> PublicSeed | None:
     return None if seed is None else PublicSeed(seed).child("secret")
 
 
-def _book(path: Path | str | None) -> Ledger:
+def _book(path: Path | str | None, new: bool) -> Ledger:
     if path is None:
         return Ledger.create(":memory:", "memory")
-    return Ledger.open(path) if Path(path).exists() else Ledger.create(path, uuid.uuid4().hex)
+    return Ledger.create(path, uuid.uuid4().hex) if new else Ledger.open(path)
+
+
+def _title(strategy: Strategy) -> str:
+    return f"{strategy.name} (HYPOTHETICAL grants)" if strategy.local.hypothetical else strategy.name
 
 
 def _result(simulation: Simulation, outcome: Outcome) -> Result:

@@ -29,7 +29,7 @@ LARGEST_DOWNLINK = 1 << 32
 
 def tag(run: str, round_: int, client: str) -> bytes:
     """Bind a message to one run, round and client."""
-    return hashlib.sha256(f"{run}\x1f{round_}\x1f{client}".encode()).digest()[:16]
+    return hashlib.sha256(json.dumps([run, round_, client]).encode()).digest()[:16]
 
 
 def encode_upload(vector: Tensor, run: str, round_: int, client: str) -> bytes:
@@ -50,8 +50,8 @@ def decode_upload(payload: bytes, length: int | None, run: str, round_: int, cli
     where = f"upload of '{client}'"
     if len(payload) < FRAME_BYTES:
         raise PeerError(where, f"{len(payload)} bytes are no frame", "send a dpfl upload")
-    magic, version, kind, _, sent_round, count, sent_tag, checksum = _FRAME.unpack_from(payload)
-    if (magic, version, kind) != (_MAGIC, _VERSION, _FLOAT32):
+    magic, version, kind, reserved, sent_round, count, sent_tag, checksum = _FRAME.unpack_from(payload)
+    if (magic, version, kind, reserved) != (_MAGIC, _VERSION, _FLOAT32, 0):
         raise PeerError(where, "is not a dpfl upload of this version", "use the same version on both sides")
     if sent_round != round_ or sent_tag != tag(run, round_, client):
         raise PeerError(where, "belongs to another run, round or client", "send each upload once, to its own round")
@@ -73,7 +73,7 @@ def encode_download(downlink: Downlink) -> bytes:
     for slot, shared in downlink.shared.items():
         for name, tensor in shared.items():
             tensors[f"{slot}/{name}"] = tensor.contiguous()
-    return safetensors.save(tensors, metadata={"round": str(downlink.round), "drawn": str(downlink.drawn)})
+    return safetensors.save(tensors, metadata={"dpfl": json.dumps({"round": downlink.round, "drawn": downlink.drawn})})
 
 
 def decode_download(payload: bytes, size: int) -> Downlink:
@@ -82,10 +82,12 @@ def decode_download(payload: bytes, size: int) -> Downlink:
         raise PeerError("download", f"{len(payload)} bytes", f"send at most {LARGEST_DOWNLINK}")
     try:
         tensors = safetensors.load(payload)
-        metadata = _metadata(payload)
-        round_, drawn = int(metadata["round"]), int(metadata["drawn"])
+        told = json.loads(_metadata(payload)["dpfl"])
+        round_, drawn = int(told["round"]), int(told["drawn"])
         start = tensors.pop("start")
-    except (SafetensorError, KeyError, ValueError) as error:
+        if min(round_, drawn) < 0:
+            raise ValueError("a negative number")
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise PeerError("download", f"cannot be read ({error})", "use the same version on both sides") from error
     if start.shape != (size,) or start.dtype != torch.float32:
         raise PeerError(

@@ -1,0 +1,35 @@
+"""Writing files so that a kill, or a power cut, leaves the old content or the new, never half of either."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from dpfl.core.errors import disk_error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename or a link in the folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_safely(path: Path, content: bytes) -> None:
+    """Replace a file so that a reader sees the old one or the new one."""
+    draft = path.with_name(path.name + ".new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise disk_error(str(path), error) from error

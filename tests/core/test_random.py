@@ -1,0 +1,289 @@
+"""Two kinds of randomness: public seeds that travel, secret generators that never do."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import pickle
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dpfl.core.random import PublicSeed, SecretRng
+
+LABELS = st.lists(st.one_of(st.text(alphabet="ab:1\x1f", max_size=4), st.integers(-3, 30)), max_size=3)
+DRAWS = 100_000
+LOW, HIGH = 0.9926, 1.0074  # 3.3 standard errors of a standard deviation over 1e5 draws
+
+
+def noise(rng: SecretRng, size: int = DRAWS) -> Tensor:
+    return rng.normal_(torch.empty(size, dtype=torch.float64))
+
+
+def scale_is_one(draws: Tensor) -> bool:
+    return LOW <= draws.std().item() <= HIGH
+
+
+def in_a_fork(draw: Callable[[], Tensor]) -> Tensor:
+    """Draw in a forked child and send the bytes back through a pipe."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, draw().numpy().tobytes())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        received = stream.read()
+    os.waitpid(child, 0)
+    return torch.frombuffer(bytearray(received), dtype=torch.float64)
+
+
+# ---- public seeds ---------------------------------------------------------------------------------------------------
+
+
+def test_children_are_named_and_not_ordered() -> None:
+    first, second = PublicSeed(7), PublicSeed(7)
+    cohort = first.child("cohort", 3)
+    model = first.child("model")
+    assert second.child("model") == model
+    assert second.child("cohort", 3) == cohort
+    assert cohort != model
+
+
+@given(LABELS, LABELS)
+def test_two_children_agree_exactly_where_their_names_do(one: list[str | int], other: list[str | int]) -> None:
+    assert (PublicSeed(7).child(*one) == PublicSeed(7).child(*other)) == (one == other)
+
+
+def test_a_label_that_contains_the_separator_is_not_mistaken_for_two_labels() -> None:
+    """Client names are labels, and a name is whatever its owner wrote."""
+    assert PublicSeed(7).child("a\x1fstr:b") != PublicSeed(7).child("a", "b")
+
+
+def test_a_number_and_its_text_name_different_children() -> None:
+    assert PublicSeed(7).child(3) != PublicSeed(7).child("3")
+
+
+def test_a_child_depends_on_its_parent_and_differs_from_it() -> None:
+    assert PublicSeed(7).child("a") != PublicSeed(8).child("a")
+    assert PublicSeed(7).child("a").child("b") != PublicSeed(7).child("b").child("a")
+    assert PublicSeed(7).child() != PublicSeed(7)
+
+
+@given(st.integers(0, 2**128))
+def test_equal_seeds_give_equal_streams(value: int) -> None:
+    one, other = PublicSeed(value), PublicSeed(value)
+    assert torch.equal(torch.randn(5, generator=one.generator()), torch.randn(5, generator=other.generator()))
+    assert np.array_equal(one.numpy().random(5), other.numpy().random(5))
+    assert torch.equal(noise(SecretRng.simulated(one), 5), noise(SecretRng.simulated(other), 5))
+
+
+@pytest.mark.parametrize("bit", [32, 33, 47, 63, 64, 100, 127])
+def test_bits_of_the_seed_above_the_thirty_second_matter(bit: int) -> None:
+    """torch's own manual_seed keeps 32 bits, which a laptop can search."""
+    near, far = PublicSeed(5), PublicSeed(5 + 2**bit)
+    assert not torch.equal(torch.randn(8, generator=near.generator()), torch.randn(8, generator=far.generator()))
+    assert not np.array_equal(near.numpy().random(8), far.numpy().random(8))
+
+
+def test_the_whole_state_of_a_generator_depends_on_the_seed() -> None:
+    """Two seeds agree on none (or hardly any) of the 624 words, not just on the first outputs."""
+    one, other = (PublicSeed(value).generator().get_state().numpy()[24 : 24 + 8 * 624] for value in (1, 2))
+    same = np.count_nonzero(one.view("<u8") == other.view("<u8"))
+    assert same <= 1
+
+
+def test_a_generator_is_fresh_each_time_it_is_asked_for() -> None:
+    seed = PublicSeed(3)
+    used = seed.generator()
+    first = torch.rand(4, generator=used)
+    assert not torch.equal(torch.rand(4, generator=used), first)
+    assert torch.equal(torch.rand(4, generator=seed.generator()), first)
+
+
+# ---- secret generators: no way out ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rng", [SecretRng.from_system(), SecretRng.simulated(PublicSeed(1))], ids=["system", "seeded"])
+@pytest.mark.parametrize(
+    "leak",
+    [
+        copy.copy,
+        copy.deepcopy,
+        pickle.dumps,
+        lambda rng: pickle.dumps({"deep": [rng]}),
+        lambda rng: copy.deepcopy([rng]),
+    ],
+    ids=["copy", "deepcopy", "pickle", "pickle inside", "deepcopy inside"],
+)
+def test_a_secret_generator_cannot_be_copied_or_serialised(rng: SecretRng, leak: Callable[[object], object]) -> None:
+    with pytest.raises(TypeError, match="never"):
+        leak(rng)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_no_pickle_protocol_serialises_a_secret_generator(protocol: int) -> None:
+    with pytest.raises(TypeError, match="never serialised"):
+        pickle.dumps(SecretRng.from_system(), protocol)
+
+
+def test_printing_a_secret_generator_tells_its_kind_and_nothing_else() -> None:
+    for show in (repr, str, "{}".format):
+        assert show(SecretRng.from_system()) == "SecretRng(system)"
+        assert show(SecretRng.simulated(PublicSeed(987654321))) == "SecretRng(simulated)"
+
+
+def test_a_secret_generator_has_no_attribute_dictionary() -> None:
+    with pytest.raises(TypeError):
+        vars(SecretRng.from_system())
+
+
+def test_a_generator_and_its_children_say_whether_they_are_seeded() -> None:
+    simulated, system = SecretRng.simulated(PublicSeed(1)), SecretRng.from_system()
+    assert simulated.seeded and simulated.child("a").seeded
+    assert not system.seeded and not system.child("a").seeded
+
+
+# ---- secret generators: unpredictable -------------------------------------------------------------------------------
+
+
+def test_system_generators_differ_even_where_every_global_generator_is_seeded() -> None:
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        released = []
+        for _ in range(2):
+            random.seed(0)
+            np.random.seed(0)
+            torch.manual_seed(0)
+            rng = SecretRng.from_system()
+            released.append((noise(rng, 8), rng.uniform(8), rng.integer(), noise(rng.child("a"), 8)))
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+    one, other = released
+    assert not torch.equal(one[0], other[0])
+    assert not torch.equal(one[1], other[1])
+    assert one[2] != other[2]
+    assert not torch.equal(one[3], other[3])
+
+
+def test_children_of_a_system_generator_are_fresh_even_under_one_name() -> None:
+    rng = SecretRng.from_system()
+    assert not torch.equal(noise(rng.child("a"), 8), noise(rng.child("a"), 8))
+
+
+def test_a_forked_child_does_not_repeat_its_parents_noise() -> None:
+    rng = SecretRng.from_system()
+    noise(rng, 3)  # in the middle of its stream
+    children = [in_a_fork(lambda: noise(rng, 16)) for _ in range(2)]
+    own = noise(rng, 16)
+    assert all(len(draws) == 16 for draws in children)
+    assert not torch.isin(children[0], torch.cat([children[1], own])).any()
+    assert not torch.isin(children[1], own).any()
+
+
+def test_a_simulated_generator_repeats_itself_in_a_fork() -> None:
+    """The counterpart: shows that the test above can tell a repeated stream from a fresh one."""
+    rng = SecretRng.simulated(PublicSeed(4))
+    assert torch.equal(in_a_fork(lambda: noise(rng, 16)), noise(rng, 16))
+
+
+def test_drawing_leaves_the_global_generator_alone() -> None:
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    for rng in (SecretRng.from_system(), SecretRng.simulated(PublicSeed(1)).child("x")):
+        noise(rng, 10)
+        rng.uniform(3)
+        rng.permutation(5)
+        rng.integer()
+    PublicSeed(1).generator()
+    PublicSeed(1).numpy().random()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert np.array_equal(np.random.get_state()[1], numpy_before)
+
+
+# ---- the law of what is drawn ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_has_unit_scale_and_the_test_would_see_three_percent(seed: int, dtype: torch.dtype) -> None:
+    draws = SecretRng.simulated(PublicSeed(seed)).normal_(torch.empty(DRAWS, dtype=dtype)).to(torch.float64)
+    assert scale_is_one(draws)
+    assert not scale_is_one(0.97 * draws)
+    assert not scale_is_one(1.03 * draws)
+
+
+def test_noise_is_normal_in_its_tails_too() -> None:
+    draws = noise(SecretRng.simulated(PublicSeed(12)))
+    assert abs(draws.mean().item()) < 4 / math.sqrt(DRAWS)
+    for threshold in (1.0, 2.0, 3.0):
+        expected = math.erfc(threshold / math.sqrt(2))
+        error = math.sqrt(expected * (1 - expected) / DRAWS)
+        assert abs((draws.abs() > threshold).double().mean().item() - expected) < 4 * error
+
+
+def test_noise_is_drawn_in_place_into_a_tensor_of_any_shape() -> None:
+    out = torch.zeros(3, 4)
+    assert SecretRng.from_system().normal_(out) is out
+    assert (out != 0).all()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("round", 1, "client", "a"), ("round", 1, "client", "b")),
+        (("round", 1, "client", "a"), ("round", 2, "client", "a")),
+        (("stage", 0), ("stage", 1)),
+        (("layer", 10), ("layer", 11)),
+        ((), ("work",)),
+    ],
+    ids=["clients", "rounds", "stages", "layers", "parent and child"],
+)
+def test_streams_of_different_children_are_uncorrelated(
+    one: tuple[str | int, ...], other: tuple[str | int, ...]
+) -> None:
+    root = SecretRng.simulated(PublicSeed(21))
+    left = noise(root.child(*one) if one else SecretRng.simulated(PublicSeed(21)))
+    right = noise(root.child(*other))
+    for shifted in (right, right.roll(1), right.abs()):
+        correlation = torch.corrcoef(torch.stack([left, shifted]))[0, 1].item()
+        assert abs(correlation) < 4 / math.sqrt(DRAWS)
+
+
+def test_successive_blocks_of_one_stream_are_uncorrelated() -> None:
+    rng = SecretRng.simulated(PublicSeed(22))
+    blocks = torch.stack([noise(rng, 20_000) for _ in range(4)])
+    off_diagonal = torch.corrcoef(blocks) - torch.eye(4, dtype=torch.float64)
+    assert off_diagonal.abs().max().item() < 4 / math.sqrt(20_000)
+
+
+def test_uniform_draws_have_more_bits_than_a_float32() -> None:
+    """A sampling rate is met to double precision only if draws are not multiples of 2^-24."""
+    draws = SecretRng.simulated(PublicSeed(5)).uniform(1000)
+    assert draws.dtype == torch.float64
+    assert ((draws >= 0) & (draws < 1)).all()
+    finer = (draws * 2**24) % 1 != 0
+    assert finer.double().mean().item() > 0.99
+
+
+def test_a_permutation_holds_everything_once() -> None:
+    order = SecretRng.from_system().permutation(50)
+    assert sorted(order.tolist()) == list(range(50))
+
+
+def test_integers_use_most_of_their_sixty_two_bits() -> None:
+    rng = SecretRng.simulated(PublicSeed(6))
+    values = [rng.integer() for _ in range(200)]
+    assert len(set(values)) == 200
+    for bit in range(62):
+        assert 50 < sum(value >> bit & 1 for value in values) < 150

@@ -1,0 +1,215 @@
+"""Many processes, kills and a full disk: a charge is durable before it returns, and no cap is passed."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import sqlite3
+import time
+from contextlib import closing
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+import pytest
+from scipy import optimize, special
+
+from dpfl.core.errors import DiskError, DpflError, LedgerError
+from dpfl.core.types import Adjacency, Budget, Observer, Unit
+from dpfl.privacy.bills import Bill, Charge
+from dpfl.privacy.events import Event
+from dpfl.privacy.ledger import Ledger
+
+DELTA = 1e-5
+NOISE = 20.0
+BILL = Bill(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, events=(Event(noise_multiplier=NOISE),))
+
+
+def exact_epsilon(rounds: int) -> float:
+    """Epsilon of ``rounds`` Gaussian releases, by a formula that shares no code with the accountant."""
+    mu = math.sqrt(rounds) / NOISE
+
+    def excess(value: float) -> float:
+        return float(
+            special.ndtr(mu / 2 - value / mu) - math.exp(value + special.log_ndtr(-mu / 2 - value / mu)) - DELTA
+        )
+
+    return float(optimize.brentq(excess, 0, 100))
+
+
+def new_ledger(path: Path, affordable: int, runs: list[str]) -> None:
+    """A ledger whose account 'a' can afford exactly so many rounds."""
+    limit = (exact_epsilon(affordable) + exact_epsilon(affordable + 1)) / 2
+    with closing(Ledger.create(path, "test")) as ledger:
+        ledger.grant({"a": Budget(epsilon=limit, delta=DELTA)}, unit=Unit.CLIENT, observer=Observer.SERVER)
+        for run in runs:
+            ledger.register(run, seeded=False, title="processes")
+
+
+def charged_rounds(path: Path) -> list[int]:
+    with closing(sqlite3.connect(path)) as connection:
+        return [row[0] for row in connection.execute("SELECT round FROM charges WHERE account = 'a' ORDER BY round")]
+
+
+def steps_on_tab(path: Path) -> int:
+    with closing(Ledger.open(path, "test", read_only=True)) as ledger:
+        tab = ledger.tab("a", Observer.SERVER)
+    return 0 if tab is None else sum(event.steps for event in tab.history)
+
+
+@pytest.fixture(scope="module")
+def processes() -> ForkServerContext:
+    """Children that share nothing with the test but the file; the libraries are imported once for all of them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["dpfl.privacy.ledger"])
+    return context
+
+
+# ---- the children ---------------------------------------------------------------------------------------------------
+
+
+def spend_all(path: Path, run: str, tries: int, gate: object, results: object) -> None:
+    gate.wait()  # type: ignore[attr-defined]
+    paid = 0
+    with closing(Ledger.open(path, "test")) as ledger:
+        for round_ in range(tries):
+            charge = Charge(account="a", observer=Observer.SERVER, bill=BILL)
+            paid += not ledger.charge(run, round_, [charge], horizon=tries - round_)
+    results.put(paid)  # type: ignore[attr-defined]
+
+
+def charge_and_release(path: Path, released: Path) -> None:
+    """What a run does: go on after the last charged round; charge, then release (a line on disk), until refused."""
+    with closing(Ledger.open(path, "test")) as ledger, released.open("a") as stream:
+        last = ledger.last_round("run")
+        round_ = 0 if last is None else last + 1
+        charge = Charge(account="a", observer=Observer.SERVER, bill=BILL)
+        while not ledger.charge("run", round_, [charge], horizon=100):
+            stream.write(f"{round_}\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+            round_ += 1
+
+
+def charge_until_the_disk_is_full(path: Path, largest_file: int, results: object) -> None:
+    """No file may grow beyond ``largest_file``: what a full disk looks like to SQLite."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    acknowledged = 0
+    with closing(Ledger.open(path, "test")) as ledger:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+        try:
+            for round_ in range(1, 10_000):
+                crowd = [Charge(account=f"{i:0200d}", observer=Observer.SERVER, bill=BILL) for i in range(50)]
+                ledger.charge("run", round_, [Charge(account="a", observer=Observer.SERVER, bill=BILL), *crowd])
+                acknowledged = round_
+        except DpflError as error:
+            results.put((type(error).__name__, error.exit_code, acknowledged))  # type: ignore[attr-defined]
+        except BaseException as error:
+            results.put((repr(error), 1, acknowledged))  # type: ignore[attr-defined]
+
+
+# ---- the tests ------------------------------------------------------------------------------------------------------
+
+
+def test_eight_processes_on_one_ledger_spend_exactly_the_cap(tmp_path: Path, processes: ForkServerContext) -> None:
+    affordable, tries = 41, 12  # 8 x 12 attempts for 41 places
+    runs = [f"run {i}" for i in range(8)]
+    path = tmp_path / "ledger.sqlite"
+    new_ledger(path, affordable, runs)
+    gate, results = processes.Barrier(8), processes.Queue()
+    children = [processes.Process(target=spend_all, args=(path, run, tries, gate, results)) for run in runs]
+    for child in children:
+        child.start()
+    paid = [results.get(timeout=120) for _ in children]
+    for child in children:
+        child.join(timeout=60)
+    assert [child.exitcode for child in children] == [0] * 8
+    assert sum(paid) == len(charged_rounds(path)) == steps_on_tab(path) == affordable
+
+
+def test_no_kill_loses_a_charge_releases_an_uncharged_round_or_passes_the_cap(
+    tmp_path: Path, processes: ForkServerContext
+) -> None:
+    affordable = 120
+    path, released = tmp_path / "ledger.sqlite", tmp_path / "released"
+    new_ledger(path, affordable, ["run"])
+    released.touch()
+    moments = random.Random(0)
+    seen = 0
+    interrupted = 0
+    for _ in range(7):
+        size = released.stat().st_size
+        child = processes.Process(target=charge_and_release, args=(path, released))
+        child.start()
+        patience = time.monotonic() + 30
+        while released.stat().st_size == size and child.is_alive() and time.monotonic() < patience:
+            time.sleep(0.001)  # let it begin, so that the kill falls among charges
+        time.sleep(moments.uniform(0.0, 0.03))
+        child.kill()
+        child.join(timeout=30)
+        interrupted += child.exitcode == -signal.SIGKILL
+        charged = charged_rounds(path)
+        assert {int(line) for line in released.read_text().split()} <= set(charged)
+        assert len(charged) == steps_on_tab(path) >= seen
+        seen = len(charged)
+        assert seen <= affordable
+    assert interrupted >= 3
+    last = processes.Process(target=charge_and_release, args=(path, released))
+    last.start()
+    last.join(timeout=120)
+    assert last.exitcode == 0
+    lines = [int(line) for line in released.read_text().split()]
+    assert len(lines) == len(set(lines))
+    assert set(lines) <= set(charged_rounds(path))
+    assert len(charged_rounds(path)) == steps_on_tab(path) == affordable
+
+
+def test_a_process_killed_in_the_middle_of_a_transaction_leaves_nothing_of_it(
+    tmp_path: Path, processes: ForkServerContext
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    new_ledger(path, 50, ["run"])
+    ready = processes.Event()
+    child = processes.Process(target=hold_a_transaction, args=(path, ready))
+    child.start()
+    assert ready.wait(timeout=60)
+    child.kill()
+    child.join(timeout=30)
+    with closing(Ledger.open(path, "test")) as ledger:
+        assert ledger.tab("a", Observer.SERVER) is None
+        assert ledger.charge("run", 0, [Charge(account="a", observer=Observer.SERVER, bill=BILL)]) == frozenset()
+    assert charged_rounds(path) == [0]
+
+
+def hold_a_transaction(path: Path, ready: object) -> None:
+    with closing(Ledger.open(path, "test")) as ledger, ledger._transaction() as connection:
+        connection.execute("INSERT INTO bills VALUES (?, ?)", ("digest", "body"))
+        connection.execute("INSERT INTO charges VALUES ('run', 0, 'a', 'server', 'digest', '')")
+        ready.set()  # type: ignore[attr-defined]
+        time.sleep(600)
+
+
+def test_a_full_disk_is_reported_and_keeps_every_acknowledged_charge(
+    tmp_path: Path, processes: ForkServerContext
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    new_ledger(path, 5000, ["run"])
+    with closing(Ledger.open(path, "test")) as ledger:
+        ledger.charge("run", 0, [Charge(account="a", observer=Observer.SERVER, bill=BILL)])
+    results = processes.Queue()
+    child = processes.Process(target=charge_until_the_disk_is_full, args=(path, 300_000, results))
+    child.start()
+    kind, code, acknowledged = results.get(timeout=120)
+    child.join(timeout=60)
+    assert kind in {DiskError.__name__, LedgerError.__name__}
+    assert code in {5, 6}
+    assert acknowledged >= 1
+    charged = charged_rounds(path)
+    assert charged[: acknowledged + 1] == list(range(acknowledged + 1))
+    assert len(charged) <= acknowledged + 2  # a commit whose answer was lost may count, never the other way round
+    with closing(Ledger.open(path, "test")) as ledger:
+        assert ledger.charge("run", len(charged), [Charge(account="a", observer=Observer.SERVER, bill=BILL)]) == set()
+    assert steps_on_tab(path) == len(charged) + 1

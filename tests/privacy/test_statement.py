@@ -1,0 +1,184 @@
+"""The page for an ethics board: every epsilon with its unit, adjacency, observer, delta and accountant."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from dpfl.core.types import Adjacency, Budget, Observer, Unit
+from dpfl.privacy.accountant import spend
+from dpfl.privacy.bills import Bill, Charge
+from dpfl.privacy.events import Event
+from dpfl.privacy.ledger import Ledger
+from dpfl.privacy.statement import Statement, statement, statements
+
+SERVER, WORLD = Observer.SERVER, Observer.WORLD
+GAUSSIAN = Event(noise_multiplier=8.0)
+FIXED = Event(noise_multiplier=4.0, sampling="uniform", sampling_rate=0.1)
+POISSON = Event(noise_multiplier=3.0, sampling="poisson", sampling_rate=0.05)
+
+
+def bill(*events: Event, unit: Unit = Unit.CLIENT, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Bill:
+    return Bill(unit=unit, adjacency=adjacency, events=events or (GAUSSIAN,))
+
+
+def pay(ledger: Ledger, run: str, rounds: int, what: Bill, account: str = "a", observer: Observer = SERVER) -> None:
+    ledger.register(run, seeded=False, title=run)
+    for round_ in range(rounds):
+        assert not ledger.charge(run, round_, [Charge(account=account, observer=observer, bill=what)])
+
+
+def stated(ledger: Ledger, account: str = "a", observer: Observer = SERVER, delta: float | None = 1e-5) -> Statement:
+    line = statement(ledger, account, observer, delta)
+    assert line is not None
+    return line
+
+
+@pytest.fixture
+def ledger() -> Iterator[Ledger]:
+    made = Ledger.create(":memory:", "test")
+    yield made
+    made.close()
+
+
+def test_a_statement_names_everything_an_epsilon_needs(ledger: Ledger) -> None:
+    budget = Budget(epsilon=5.0, delta=1e-6)
+    ledger.grant({"a": budget}, unit=Unit.CLIENT, observer=SERVER)
+    pay(ledger, "run", 4, bill())
+    line = stated(ledger, delta=None)
+    expected = spend((GAUSSIAN.times(4),), 1e-6, adjacency=Adjacency.ADD_REMOVE)
+    assert line == Statement(
+        account="a",
+        unit="client",
+        observer="server",
+        adjacency="add_remove",
+        accountant="PLD",
+        epsilon=expected.epsilon,
+        delta=1e-6,
+        granted=5.0,
+        rounds=4,
+    )
+    assert 0 < line.epsilon < 5.0
+
+
+@pytest.mark.parametrize(
+    ("events", "adjacency", "accountant"),
+    [
+        ((POISSON,), Adjacency.ADD_REMOVE, "PLD"),
+        ((POISSON,), Adjacency.REPLACE_ONE, "PLD"),
+        ((FIXED,), Adjacency.REPLACE_ONE, "RDP"),
+        ((FIXED, POISSON), Adjacency.REPLACE_ONE, "PLD + RDP"),
+    ],
+)
+def test_the_accountant_and_adjacency_are_those_that_made_the_number(
+    ledger: Ledger, events: tuple[Event, ...], adjacency: Adjacency, accountant: str
+) -> None:
+    pay(ledger, "run", 2, bill(*events, adjacency=adjacency, unit=Unit.RECORD))
+    line = stated(ledger)
+    assert (line.accountant, line.adjacency, line.unit) == (accountant, str(adjacency), "record")
+    assert line.epsilon == spend([e.times(2) for e in events], 1e-5, adjacency=adjacency).epsilon
+
+
+def test_two_runs_compose_to_more_than_one_and_less_than_their_sum(ledger: Ledger) -> None:
+    pay(ledger, "first", 10, bill())
+    first = stated(ledger).epsilon
+    pay(ledger, "second", 10, bill(POISSON, GAUSSIAN))
+    both = stated(ledger).epsilon
+    alone = Ledger.create(":memory:", "alone")
+    pay(alone, "second", 10, bill(POISSON, GAUSSIAN))
+    second = stated(alone).epsilon
+    alone.close()
+    assert max(first, second) < both < 0.95 * (first + second)
+
+
+def test_a_release_without_noise_is_stated_as_infinite_and_stays_so(ledger: Ledger) -> None:
+    pay(ledger, "plain", 1, bill(Event(noise_multiplier=0.0)))
+    pay(ledger, "private", 5, bill())
+    line = stated(ledger)
+    assert line.epsilon == math.inf
+    assert "not private" in line.accountant
+    written = line.to_dict()
+    assert written["epsilon"] == "infinite"
+    assert json.loads(json.dumps(written, allow_nan=False)) == written
+
+
+def test_a_private_statement_is_written_with_plain_numbers(ledger: Ledger) -> None:
+    pay(ledger, "run", 2, bill())
+    line = stated(ledger)
+    written = json.loads(json.dumps(line.to_dict(), allow_nan=False))
+    assert Statement(**written) == line
+
+
+def test_what_was_granted_is_shown_where_the_grant_covers_the_observer(ledger: Ledger) -> None:
+    ledger.grant({"a": Budget(epsilon=5.0, delta=1e-5)}, unit=Unit.CLIENT, observer=SERVER)
+    ledger.grant({"b": Budget(epsilon=4.0, delta=1e-5)}, unit=Unit.CLIENT, observer=WORLD)
+    for account in ("a", "b", "c"):
+        pay(ledger, "run " + account, 1, bill(), account)
+    assert stated(ledger, "a", SERVER).granted == 5.0
+    assert stated(ledger, "a", WORLD).granted == 5.0  # the world sees no more than the server
+    assert stated(ledger, "b", WORLD).granted == 4.0
+    assert stated(ledger, "b", SERVER).granted is None  # the server sees more than the world
+    assert stated(ledger, "c", SERVER).granted is None
+
+
+def test_a_record_level_history_says_nothing_of_a_client_level_grant(ledger: Ledger) -> None:
+    pay(ledger, "run", 3, bill(POISSON, unit=Unit.RECORD))
+    assert math.isfinite(stated(ledger).epsilon)
+    ledger.grant({"a": Budget(epsilon=5.0, delta=1e-5)}, unit=Unit.CLIENT, observer=SERVER)
+    line = stated(ledger)
+    assert (line.unit, line.epsilon) == ("client", math.inf)
+
+
+def test_units_that_were_mixed_are_stated_as_records_under_replace_one(ledger: Ledger) -> None:
+    pay(ledger, "records", 2, bill(unit=Unit.RECORD))
+    pay(ledger, "clients", 2, bill(unit=Unit.CLIENT))
+    line = stated(ledger)
+    assert (line.unit, line.adjacency) == ("record", "replace_one")
+    assert line.epsilon == spend((GAUSSIAN.times(4),), 1e-5, adjacency=Adjacency.REPLACE_ONE).epsilon
+
+
+def test_nothing_finite_is_stated_where_no_delta_is_known(ledger: Ledger) -> None:
+    """Leaving the account out would hide whoever granted nothing: the worst accounts of all."""
+    assert statement(ledger, "a", SERVER, 1e-5) is None
+    pay(ledger, "run", 1, bill())
+    (line,) = statements(ledger)
+    assert (line.epsilon, line.delta, line.accountant) == (math.inf, None, "none: no delta is known")
+    assert math.isfinite(stated(ledger, delta=1e-5).epsilon)
+
+
+def test_a_smaller_delta_states_a_larger_epsilon(ledger: Ledger) -> None:
+    pay(ledger, "run", 3, bill())
+    assert stated(ledger, delta=1e-9).epsilon > stated(ledger, delta=1e-5).epsilon
+
+
+def test_every_account_is_stated_against_everyone_it_was_billed_against(ledger: Ledger) -> None:
+    pay(ledger, "one", 2, bill(Event(noise_multiplier=80.0)), "a", WORLD)
+    pay(ledger, "one", 2, bill(), "a", SERVER)
+    pay(ledger, "two", 1, bill(), "b", SERVER)
+    lines = {(line.account, line.observer): line for line in statements(ledger, 1e-5)}
+    assert set(lines) == {("a", "server"), ("a", "world"), ("b", "server")}
+    assert lines["a", "world"].epsilon < lines["a", "server"].epsilon
+
+
+def test_every_member_of_a_population_is_stated_with_all_its_rounds(ledger: Ledger) -> None:
+    crowd = [f"c{i}" for i in range(5)]
+    ledger.register("run", seeded=False, title="crowd")
+    name = ledger.population(crowd)
+    for round_ in range(3):
+        ledger.charge("run", round_, [Charge(account=name, observer=WORLD, bill=bill(POISSON))])
+    lines = statements(ledger, 1e-5)
+    assert [line.account for line in lines] == crowd
+    expected = spend((POISSON.times(3),), 1e-5, adjacency=Adjacency.ADD_REMOVE).epsilon
+    assert {line.epsilon for line in lines} == {expected}
+    assert {line.rounds for line in lines} == {3}
+
+
+def test_a_client_level_history_read_for_records_is_never_read_under_a_weaker_adjacency(ledger: Ledger) -> None:
+    """One changed record replaces a client's whole contribution: twice the sensitivity of leaving the client out."""
+    pay(ledger, "clients", 4, bill(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE))
+    ledger.grant({"a": Budget(epsilon=50.0, delta=1e-5)}, unit=Unit.RECORD, observer=SERVER)
+    replaced = spend((GAUSSIAN.times(4),), 1e-5, adjacency=Adjacency.REPLACE_ONE).epsilon
+    assert stated(ledger).epsilon >= replaced
