@@ -419,20 +419,20 @@ def test_units_meet_only_as_records_under_replace_one() -> None:
         history=(Event(noise_multiplier=10.0, steps=5),),
         mixed=True,
     )
-    assert tab.readable_as(Unit.RECORD) and not tab.readable_as(Unit.CLIENT)
+    assert tab.adjacency_as(Unit.RECORD) and not tab.adjacency_as(Unit.CLIENT)
 
 
 def test_a_client_level_history_also_protects_records() -> None:
-    """As the docstring of readable_as says; whether it stands alone or beside a record-level bill."""
+    """As the docstring of adjacency_as says; whether it stands alone or beside a record-level bill."""
     alone = tab_of([(bill(unit=Unit.CLIENT), 2)])
-    assert alone is not None and alone.readable_as(Unit.CLIENT)
-    assert alone.readable_as(Unit.RECORD)
+    assert alone is not None and alone.adjacency_as(Unit.CLIENT)
+    assert alone.adjacency_as(Unit.RECORD)
 
 
 def test_a_record_level_history_says_nothing_of_clients() -> None:
     tab = tab_of([(bill(unit=Unit.RECORD), 2)])
-    assert tab is not None and tab.readable_as(Unit.RECORD)
-    assert not tab.readable_as(Unit.CLIENT)
+    assert tab is not None and tab.adjacency_as(Unit.RECORD)
+    assert not tab.adjacency_as(Unit.CLIENT)
 
 
 @given(st.lists(st.tuples(st.sampled_from([2.0, 7.0]), st.sampled_from(list(Unit)), st.integers(1, 3)), max_size=4))

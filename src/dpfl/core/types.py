@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from dpfl.core.errors import ConfigurationError
@@ -258,8 +257,3 @@ class Record:
     round: int
     operator: Mapping[str, object]
     public: Mapping[str, object]
-
-
-def flat(vector: Tensor) -> Tensor:
-    """Return a detached float32 vector, the form in which models travel."""
-    return vector.detach().to(torch.float32).reshape(-1)

@@ -56,14 +56,10 @@ class Tab:
     history: History
     mixed: bool = False
 
-    def readable_as(self, unit: Unit) -> bool:
-        """A client-level history also protects records; a record-level one says nothing of clients."""
-        return self.adjacency_as(unit) is not None
-
     def adjacency_as(self, unit: Unit) -> Adjacency | None:
         """Under which adjacency the history speaks of this unit, if it does.
 
-        One changed record changes a client's whole contribution into another one: client-level events bound it under
+        A client-level history also protects records; a record-level one says nothing of clients. One changed record changes a client's whole contribution into another one: client-level events bound it under
         replace-one, not under the smaller adjacencies.
         """
         if unit is self.unit and not self.mixed:
