@@ -59,8 +59,8 @@ class Tab:
     def adjacency_as(self, unit: Unit) -> Adjacency | None:
         """Under which adjacency the history speaks of this unit, if it does.
 
-        A client-level history also protects records; a record-level one says nothing of clients. One changed record changes a client's whole contribution into another one: client-level events bound it under
-        replace-one, not under the smaller adjacencies.
+        A client-level history also protects records; a record-level one says nothing of clients. One changed record may
+        change a client's whole contribution into another: for records, client-level events count under replace-one.
         """
         if unit is self.unit and not self.mixed:
             return self.adjacency
