@@ -170,6 +170,22 @@ def test_a_run_folder_holds_what_it_should(tmp_path: Path) -> None:
     assert Ledger.open(folder.ledger).seeded_runs() == [result.summary["run"]]
 
 
+def test_what_is_published_names_nobody(tmp_path: Path) -> None:
+    """The model is the one artefact meant for the world: neither it nor a round's public part may name a client."""
+    sites = tmp_path / "sites"
+    sites.mkdir()
+    for site in ("canary-north", "canary-south"):
+        rows = "".join(f"{i % 7},{(i * 3) % 5},{int(i % 7 > 3)}\n" for i in range(40))
+        (sites / f"{site}.csv").write_text("a,b,ill\n" + rows)
+    values = small(run={"rounds": 2, "cohort": 1}).to_dict() | {"data": {"folder": str(sites)}, "clients": {}}
+    values |= {"partition": {}, "budgets": {"epsilon": 1.0, "delta": 1e-3}}
+    run_experiment(type(small()).from_dict(values), tmp_path / "run")
+    assert b"canary" in (tmp_path / "run" / "rounds.jsonl").read_bytes()  # the operator's own
+    published = (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert b"canary" not in published
+    assert b"NOT PRIVATE: SEEDED" in published
+
+
 def test_what_is_billed_is_what_was_planned_and_done(tmp_path: Path) -> None:
     """An independent count: participations from the record x steps of each client's own practice, and its own rate."""
     experiment = small()
