@@ -636,13 +636,13 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("work", [phase(), plain(), phase(noise_multiplier=1.0)], ids=["dp-sgd", "sgd", "noisy"])
-def test_a_model_that_is_no_chain_runs_one_by_one_with_identical_results(name: str, work: Phase) -> None:
+def test_a_model_that_is_no_chain_gives_what_one_by_one_gives(name: str, work: Phase) -> None:
     build, shape = OTHERS[name]
     model = build()
     jobs = [job(model, work, seed=seed, shape=shape) for seed in range(3)]
     for got, wanted in zip(updates(Stacked(), model, jobs), updates(OneByOne(), model, jobs), strict=True):
         assert float(wanted.norm()) > 0
-        assert torch.equal(got, wanted)
+        assert float((got - wanted).norm()) < 5e-5 * float(wanted.norm())
 
 
 def test_a_convolution_is_clipped_record_by_record_as_a_loop_over_records_would() -> None:

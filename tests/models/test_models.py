@@ -177,3 +177,19 @@ def test_a_refused_model_is_left_in_its_mode_too() -> None:
     with pytest.raises(ConfigurationError):
         check_model(model, (4,), 3)
     assert all(module.training for module in model.modules())
+
+
+class Centred(nn.Module):
+    """Subtracts the batch's mean: no layer to blame, and still no record is apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x - x.mean(dim=0))
+
+
+def test_a_model_that_mixes_records_by_hand_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="another one is in the batch"):
+        check_model(Centred(), (4,), 3)

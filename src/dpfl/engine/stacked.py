@@ -6,7 +6,7 @@ backward give a and d of every layer; per-record norms, clipping factors and the
 
 Clients of one block share shapes: equal steps and batch size. Their learning rates, clips, noise and data differ.
 Batches are padded to the largest of the block's step; padding counts as zero. Models that are not a chain of supported
-layers run one by one.
+layers run one client at a time, by the rules of their layers (:mod:`dpfl.engine.bookkeeping`) where they all have one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dpfl.core.errors import DpflError
 from dpfl.core.layout import Block, Layout
 from dpfl.core.linalg import clip_factor
 from dpfl.core.types import Phase
+from dpfl.engine.bookkeeping import Booked, bookable
 from dpfl.engine.one_by_one import OneByOne, into_ball
 from dpfl.engine.threads import one_thread
 from dpfl.protocols import Job
@@ -103,7 +104,7 @@ class Stacked:
         """Run the jobs given, those of equal shape together; a model that is no chain runs one by one."""
         steps = chain(model, layout)
         if steps is None or (jobs and not _fits(steps, jobs[0].features)):
-            return OneByOne().run(model, layout, jobs)
+            return (Booked() if bookable(model) else OneByOne()).run(model, layout, jobs)
         results: dict[int, Tensor] = {}
         with one_thread():
             for block in _alike([job.phases for job in jobs]):

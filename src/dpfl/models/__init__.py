@@ -84,12 +84,14 @@ def check_model(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
 
 
 def _tried(model: nn.Module, shape: tuple[int, ...]) -> object:
-    """Run two empty records through the model, and leave it as it was."""
+    """Run a few made-up records through the model, together and alone, and leave it as it was."""
     modes = {module: module.training for module in model.modules()}
+    records = torch.rand(2, *shape, generator=PublicSeed(0).generator())
     try:
         with torch.no_grad():
-            outputs: object = model.eval()(torch.zeros(2, *shape))
-            return outputs
+            model.eval()
+            outputs: object = model(records)
+            alone: object = model(records[:1])
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise ConfigurationError(
             "model", f"does not accept records of shape {shape} ({error})", "fit the model to the data"
@@ -97,3 +99,17 @@ def _tried(model: nn.Module, shape: tuple[int, ...]) -> object:
     finally:
         for module, mode in modes.items():
             module.training = mode
+    if _differs(outputs, alone):
+        raise ConfigurationError(
+            "model",
+            "gives a record other scores when another one is in the batch, so no record can be clipped on its own",
+            "let every record be computed apart",
+        )
+    return outputs
+
+
+def _differs(together: object, alone: object) -> bool:
+    if not (isinstance(together, torch.Tensor) and isinstance(alone, torch.Tensor)):
+        return False
+    same_shape = together.ndim == alone.ndim == 2 and together.shape[1:] == alone.shape[1:]
+    return same_shape and not torch.allclose(together[:1], alone, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,179 @@
+"""What a record contributes to a layer's gradient, from the layer's input and the gradient of its output alone.
+
+One forward and one backward give, for every layer with parameters, its input ``a`` and the gradient ``d`` of the summed
+loss with respect to its output. A rule turns the two into per-record squared norms, and into the weighted sum of
+per-record gradients once the weights (clipping factors) are known. Per-record gradients are written out only where that
+is cheaper than two products; never all of them at once.
+
+| layer | per-record gradient of the weight |
+|---|---|
+| Linear | sum over positions t of d_t a_t^T |
+| Conv2d | the same, with a_t the patch of the input under output position t |
+| Embedding | sum over positions of d_t, into the row of the token at t |
+| GroupNorm, LayerNorm | sum over positions of d_t times the normalised input |
+
+Squares are added up in double precision: their float32 sums under- and overflow where the gradient itself does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_MOST_NUMBERS = 1 << 24  # entries of per-record gradients or patches held at once
+
+Gradients = dict[str, Tensor]
+
+
+@dataclass
+class Piece:
+    """What one layer keeps between its squared norms and its weighted sum."""
+
+    squares: Tensor
+    weighted: Callable[[Tensor], Gradients]
+
+
+def _squared(x: Tensor) -> Tensor:
+    """Squared norm of each record, in double precision."""
+    norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
+    return norms.square()
+
+
+def _products(a: Tensor, d: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Squared norms and weighted sum of sum_t d_t a_t^T for a (B, T, in) and d (B, T, out).
+
+    With one position the norm factors. With few positions and a large weight, norms come from two T x T Gram matrices
+    (nothing of the weight's size is written); else per-record gradients are formed once and serve both.
+    """
+    records, positions, inputs = a.shape
+    outputs = d.shape[2]
+    if positions == 1:
+        squares = _squared(a) * _squared(d)
+        return squares, lambda factor: (d[:, 0] * factor[:, None]).T @ a[:, 0]
+    if 2 * positions**2 < inputs * outputs or records * inputs * outputs > _MOST_NUMBERS:
+        at_once = max(1, _MOST_NUMBERS // (2 * positions**2))
+        parts = []
+        for some_a, some_d in zip(torch.split(a, at_once), torch.split(d, at_once), strict=True):
+            gram = torch.bmm(some_a, some_a.transpose(1, 2)).double() * torch.bmm(some_d, some_d.transpose(1, 2))
+            parts.append(gram.sum(dim=(1, 2)).clamp_min(0.0))
+        squares = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+        return squares, lambda factor: (d * factor[:, None, None]).flatten(0, 1).T @ a.flatten(0, 1)
+    gradients = torch.bmm(d.transpose(1, 2), a)
+    return _squared(gradients), lambda factor: (factor @ gradients.flatten(1)).reshape(outputs, inputs)
+
+
+def _bias(d: Tensor) -> Tensor:
+    """Per-record gradient of a bias: d summed over positions, (B, out)."""
+    return d.sum(dim=1)
+
+
+def _with_bias(squares: Tensor, weight: Callable[[Tensor], Tensor], bias: Tensor | None, shape: torch.Size) -> Piece:
+    if bias is not None:
+        squares = squares + _squared(bias)
+
+    def weighted(factor: Tensor) -> Gradients:
+        found = {"weight": weight(factor).reshape(shape)}
+        return found if bias is None else {**found, "bias": factor @ bias}
+
+    return Piece(squares, weighted)
+
+
+def linear(layer: nn.Linear, a: Tensor, d: Tensor) -> Piece:
+    """A dense layer on the last axis; the axes between are positions."""
+    records = len(a)
+    a, d = a.reshape(records, -1, layer.in_features), d.reshape(records, -1, layer.out_features)
+    squares, weight = _products(a, d)
+    return _with_bias(squares, weight, None if layer.bias is None else _bias(d), layer.weight.shape)
+
+
+def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
+    """A convolution: a dense layer on patches, group by group."""
+    records, outputs = len(a), layer.out_channels // layer.groups
+    patches = _patches(layer, a)  # (B, groups, positions, in x kernel)
+    slopes = d.reshape(records, layer.groups, outputs, -1).transpose(2, 3)
+    pairs = [_products(patches[:, g].contiguous(), slopes[:, g].contiguous()) for g in range(layer.groups)]
+    squares = torch.stack([s for s, _ in pairs]).sum(dim=0)
+
+    def weight(factor: Tensor) -> Tensor:
+        return torch.cat([w(factor) for _, w in pairs])
+
+    bias = None if layer.bias is None else d.flatten(2).sum(dim=2)
+    return _with_bias(squares, weight, bias, layer.weight.shape)
+
+
+def _patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
+    """Copy the patch under every output position, by strides: several times faster than ``F.unfold``."""
+    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+    if layer.padding_mode != "zeros":
+        a = F.pad(a, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+    elif layer.padding == "same":
+        a = F.pad(a, layer._reversed_padding_repeated_twice)
+    elif layer.padding != "valid" and any(layer.padding):
+        ph, pw = (int(p) for p in layer.padding)
+        a = F.pad(a, (pw, pw, ph, ph))
+    records, channels, height, width = a.shape
+    rows, columns = (height - dh * (kh - 1) - 1) // sh + 1, (width - dw * (kw - 1) - 1) // sw + 1
+    rs, cs, hs, ws = a.stride()
+    view = a.as_strided(
+        (records, channels, kh, kw, rows, columns), (rs, cs, dh * hs, dw * ws, sh * hs, sw * ws), a.storage_offset()
+    )
+    per_group = channels // layer.groups
+    grouped = view.reshape(records, layer.groups, per_group * kh * kw, rows * columns)
+    return grouped.transpose(2, 3)
+
+
+def embedding(layer: nn.Embedding, a: Tensor, d: Tensor) -> Piece:
+    """A table of rows: positions with the same token add up within a record before the norm is taken."""
+    records = len(a)
+    tokens, d = a.reshape(records, -1), d.reshape(records, -1, layer.embedding_dim)
+    if layer.padding_idx is not None:
+        d = d * (tokens != layer.padding_idx)[..., None]
+    same = tokens[:, :, None] == tokens[:, None, :]
+    squares = (torch.bmm(d, d.transpose(1, 2)).double() * same).sum(dim=(1, 2)).clamp_min(0.0)
+
+    def weighted(factor: Tensor) -> Gradients:
+        table = torch.zeros_like(layer.weight)
+        return {"weight": table.index_add_(0, tokens.flatten(), (d * factor[:, None, None]).flatten(0, 1))}
+
+    return Piece(squares, weighted)
+
+
+def group_norm(layer: nn.GroupNorm, a: Tensor, d: Tensor) -> Piece:
+    """Scale and shift per channel."""
+    normalised = F.group_norm(a, layer.num_groups, eps=layer.eps)
+    product, shift = (d * normalised).flatten(2).sum(dim=2), d.flatten(2).sum(dim=2)
+    return _scale_and_shift(product, shift)
+
+
+def layer_norm(layer: nn.LayerNorm, a: Tensor, d: Tensor) -> Piece:
+    """Scale and shift per entry of the normalised shape; leading axes are positions."""
+    normalised = F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
+    size = math.prod(layer.normalized_shape)
+    product = (d * normalised).reshape(len(a), -1, size).sum(dim=1)
+    shift = None if layer.bias is None else d.reshape(len(a), -1, size).sum(dim=1)
+    return _scale_and_shift(product, shift, layer.weight.shape)
+
+
+def _scale_and_shift(product: Tensor, shift: Tensor | None, shape: torch.Size | None = None) -> Piece:
+    squares = _squared(product) + (0.0 if shift is None else _squared(shift))
+
+    def weighted(factor: Tensor) -> Gradients:
+        found = {"weight": factor @ product} | ({} if shift is None else {"bias": factor @ shift})
+        return found if shape is None else {name: tensor.reshape(shape) for name, tensor in found.items()}
+
+    return Piece(squares, weighted)
+
+
+Rule = Callable[..., Piece]
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Linear: linear,
+    nn.Conv2d: conv2d,
+    nn.Embedding: embedding,
+    nn.GroupNorm: group_norm,
+    nn.LayerNorm: layer_norm,
+}
