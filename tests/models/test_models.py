@@ -36,7 +36,7 @@ def test_models_have_the_papers_number_of_parameters(
 def test_equal_seeds_give_equal_starts_and_others_give_others(name: str) -> None:
     starts = []
     for seed in (7, 7, 8):
-        model = make_model(name, (6,), 3, PublicSeed(seed))
+        model = make_model(name, (3, 32, 32), 3, PublicSeed(seed))
         starts.append(Layout.of_module(model).read(model))
     assert torch.equal(starts[0], starts[1])
     assert not torch.equal(starts[0], starts[2])
@@ -51,11 +51,11 @@ def test_seeds_of_any_size_make_a_model() -> None:
 def test_a_start_neither_moves_nor_reads_the_global_generators(name: str) -> None:
     torch.manual_seed(1)
     before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    first = make_model(name, (6,), 3, PublicSeed(7))
+    first = make_model(name, (3, 32, 32), 3, PublicSeed(7))
     assert torch.equal(torch.get_rng_state(), before)
     assert np.array_equal(np.random.get_state()[1], numpy_before)
     torch.manual_seed(2)
-    again = make_model(name, (6,), 3, PublicSeed(7))
+    again = make_model(name, (3, 32, 32), 3, PublicSeed(7))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
 
 
@@ -66,7 +66,7 @@ def test_an_unknown_model_suggests_the_nearest() -> None:
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_our_own_models_pass_the_checks(name: str) -> None:
-    check_model(make_model(name, (1, 4, 4), 3, PublicSeed(0)), (1, 4, 4), 3)
+    check_model(make_model(name, (3, 32, 32), 3, PublicSeed(0)), (3, 32, 32), 3)
 
 
 NORMS = {
@@ -193,3 +193,26 @@ class Centred(nn.Module):
 def test_a_model_that_mixes_records_by_hand_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="another one is in the batch"):
         check_model(Centred(), (4,), 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "parameters"),
+    [
+        ("cnn", (1, 28, 28), 28_938),
+        ("cnn_small", (1, 28, 28), 26_010),
+        ("cnn_cifar", (3, 32, 32), 1_105_098),
+        ("lenet5", (3, 32, 32), 1_141_194),
+        ("resnet18", (3, 32, 32), 11_173_962),
+    ],
+)
+def test_the_papers_networks_have_the_papers_sizes(name: str, shape: tuple[int, ...], parameters: int) -> None:
+    model = make_model(name, shape, 10, PublicSeed(0))
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    check_model(model, shape, 10)
+
+
+def test_a_network_for_images_refuses_vectors_in_one_sentence() -> None:
+    with pytest.raises(ConfigurationError, match="cannot take records of shape"):
+        make_model("cnn", (64,), 10, PublicSeed(0))
+    with pytest.raises(ConfigurationError, match="cannot take records of shape"):
+        make_model("lenet5", (1, 4, 4), 10, PublicSeed(0))

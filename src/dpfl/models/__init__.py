@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import inspect
 
 import torch
 from torch import nn
 
 from dpfl.core.errors import ConfigurationError, unknown_name
 from dpfl.core.random import PublicSeed
+from dpfl.models import networks
 
-
-@dataclass(frozen=True)
-class ModelSource:
-    """How to build a model for records of a shape and a number of classes."""
-
-    build: Callable[[tuple[int, ...], int, int], nn.Module]
-    about: str
-
-
-def _logistic(shape: tuple[int, ...], classes: int, hidden: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
-
-
-def _mlp(shape: tuple[int, ...], classes: int, hidden: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
-
-
-MODELS: dict[str, ModelSource] = {
-    "logistic": ModelSource(_logistic, "multinomial logistic regression"),
-    "mlp": ModelSource(_mlp, "one hidden layer of `hidden` rectified units"),
+MODELS: dict[str, networks.Build] = {
+    "alexnet": networks.alexnet,
+    "cnn": networks.cnn,
+    "cnn_cifar": networks.cnn_cifar,
+    "cnn_small": networks.cnn_small,
+    "lenet5": networks.lenet5,
+    "logistic": networks.logistic,
+    "mlp": networks.mlp,
+    "resnet18": networks.resnet18,
 }
+
+
+def about(name: str) -> str:
+    """Return the first line of a model's own description."""
+    return (inspect.getdoc(MODELS[name]) or "").splitlines()[0]
 
 
 def make_model(name: str, shape: tuple[int, ...], classes: int, seed: PublicSeed, hidden: int = 64) -> nn.Module:
@@ -43,9 +36,16 @@ def make_model(name: str, shape: tuple[int, ...], classes: int, seed: PublicSeed
     """
     if name not in MODELS:
         raise unknown_name("model", "model", name, MODELS)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed.value % 2**63)
-        return MODELS[name].build(shape, classes, hidden)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed.value % 2**63)
+            return MODELS[name](shape, classes, hidden)
+    except (RuntimeError, ValueError) as error:
+        raise ConfigurationError(
+            f"model '{name}'",
+            f"cannot take records of shape {shape} ({error})",
+            "choose another model",
+        ) from error
 
 
 def check_model(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
