@@ -51,7 +51,8 @@ def clipped_sum(
 
     hooks = [module.register_forward_hook(keep) for module in names]
     try:
-        parameters = {name: tensor.detach() for name, tensor in layout.unflatten(vector).items()}
+        parameters = {name: _fast_layout(tensor) for name, tensor in layout.unflatten(vector).items()}
+        features = _fast_layout(features)
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         with torch.enable_grad():
             logits = functional_call(model, {**parameters, **buffers}, (features,))
@@ -65,6 +66,11 @@ def clipped_sum(
         return _combined(layout, names, used, inputs, slopes, clip, len(labels))
 
 
+def _fast_layout(tensor: Tensor) -> Tensor:
+    """Channels last for images and kernels: pooling and convolution are several times faster that way on a CPU."""
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+
+
 def _combined(
     layout: Layout,
     names: dict[nn.Module, str],
@@ -75,14 +81,9 @@ def _combined(
     records: int,
 ) -> Tensor:
     pairs = [(module, inputs[module], d) for module, d in zip(used, slopes, strict=True) if d is not None]
-    broken = torch.zeros(records, dtype=torch.bool)
-    for _, a, d in pairs:
-        broken |= ~torch.isfinite(d.flatten(1)).all(dim=1)
-        if a.is_floating_point():
-            broken |= ~torch.isfinite(a.flatten(1)).all(dim=1)
-    pieces, squares = _pieces(pairs, broken)
-    if not bool(torch.isfinite(squares).all()):  # finite factors whose product is not
-        broken |= ~torch.isfinite(squares)
+    pieces, squares = _pieces(pairs, torch.zeros(records, dtype=torch.bool))
+    broken = ~torch.isfinite(squares)  # whatever is not finite in a or d shows here, and so does their product
+    if bool(broken.any()):
         pieces, squares = _pieces(pairs, broken)
     factor = clip_factor(squares.sqrt(), clip).to(torch.float32)
     total = torch.zeros(layout.size)

@@ -14,7 +14,7 @@ from dpfl.core.errors import DpflError
 from dpfl.core.layout import Layout
 from dpfl.core.linalg import clip_factor
 from dpfl.core.types import Phase
-from dpfl.engine.threads import one_thread
+from dpfl.engine.process import one_thread
 from dpfl.protocols import Job
 
 _MOST_NUMBERS = 1 << 25  # per-record gradient entries held at once

@@ -92,18 +92,23 @@ def linear(layer: nn.Linear, a: Tensor, d: Tensor) -> Piece:
 
 
 def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
-    """A convolution: a dense layer on patches, group by group."""
-    records, outputs = len(a), layer.out_channels // layer.groups
-    patches = _patches(layer, a)  # (B, groups, positions, in x kernel)
-    slopes = d.reshape(records, layer.groups, outputs, -1).transpose(2, 3)
-    pairs = [_products(patches[:, g].contiguous(), slopes[:, g].contiguous()) for g in range(layer.groups)]
+    """A convolution: a dense layer on patches, group by group. Channels are the innermost axis of every copy."""
+    records, groups = len(a), layer.groups
+    patches = _patches(layer, a)  # (B, positions, kernel, channels)
+    slopes = d.permute(0, 2, 3, 1).reshape(records, -1, layer.out_channels)
+    each, outputs = layer.in_channels // groups, layer.out_channels // groups
+    pairs = []
+    for g in range(groups):
+        own = patches[..., g * each : (g + 1) * each].reshape(records, slopes.shape[1], -1)
+        pairs.append(_products(own, slopes[..., g * outputs : (g + 1) * outputs].contiguous()))
     squares = torch.stack([s for s, _ in pairs]).sum(dim=0)
+    kernel = layer.kernel_size
 
     def weight(factor: Tensor) -> Tensor:
-        return torch.cat([w(factor) for _, w in pairs])
+        found = torch.cat([w(factor) for _, w in pairs])
+        return found.reshape(layer.out_channels, *kernel, each).permute(0, 3, 1, 2)
 
-    bias = None if layer.bias is None else d.flatten(2).sum(dim=2)
-    return _with_bias(squares, weight, bias, layer.weight.shape)
+    return _with_bias(squares, weight, None if layer.bias is None else _bias(slopes), layer.weight.shape)
 
 
 def _patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
@@ -120,11 +125,9 @@ def _patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
     rows, columns = (height - dh * (kh - 1) - 1) // sh + 1, (width - dw * (kw - 1) - 1) // sw + 1
     rs, cs, hs, ws = a.stride()
     view = a.as_strided(
-        (records, channels, kh, kw, rows, columns), (rs, cs, dh * hs, dw * ws, sh * hs, sw * ws), a.storage_offset()
+        (records, rows, columns, kh, kw, channels), (rs, sh * hs, sw * ws, dh * hs, dw * ws, cs), a.storage_offset()
     )
-    per_group = channels // layer.groups
-    grouped = view.reshape(records, layer.groups, per_group * kh * kw, rows * columns)
-    return grouped.transpose(2, 3)
+    return view.reshape(records, rows * columns, kh * kw, channels)
 
 
 def embedding(layer: nn.Embedding, a: Tensor, d: Tensor) -> Piece:

@@ -26,7 +26,7 @@ from dpfl.core.linalg import clip_factor
 from dpfl.core.types import Phase
 from dpfl.engine.bookkeeping import Booked, bookable
 from dpfl.engine.one_by_one import OneByOne, into_ball
-from dpfl.engine.threads import one_thread
+from dpfl.engine.process import one_thread
 from dpfl.protocols import Job
 
 ELEMENTWISE: tuple[type[nn.Module], ...] = (

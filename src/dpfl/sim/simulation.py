@@ -20,7 +20,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Observer, State
 from dpfl.data.federation import Federation
 from dpfl.engine import make_engine
-from dpfl.engine.threads import one_thread
+from dpfl.engine.process import one_thread
 from dpfl.models import check_model
 from dpfl.privacy.statement import Statement, statement
 from dpfl.rounds import Agreement, Run, Uplink, admit, blocks_of, close_round, enrol, first_state, open_round

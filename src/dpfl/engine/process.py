@@ -1,0 +1,38 @@
+"""How a process computes: with one thread, and without giving memory back between steps."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's <malloc.h>
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: reductions do not depend on the machine, and processes do not fight over cores."""
+    _keep_memory()
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@functools.cache
+def _keep_memory() -> None:
+    """Let glibc reuse large blocks instead of mapping and clearing fresh pages at every step (10-40 % of a CNN's time).
+
+    Up to 2 GiB of freed memory stay with the process. Other C libraries are left as they are.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            libc = ctypes.CDLL("libc.so.6")
+            libc.mallopt(_MMAP_THRESHOLD, 1 << 30)
+            libc.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
