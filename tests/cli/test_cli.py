@@ -209,6 +209,7 @@ def test_bad_input_gets_one_sentence_and_its_exit_code(
     assert words in err
     assert "Traceback" not in err
     assert len(err.strip().splitlines()) == 1
+    assert not list(Path().rglob("experiment.toml"))  # nothing half-made is left behind
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,9 @@ from dpfl.runs.folder import RunFolder
 from dpfl.sim.simulation import Outcome, Progress, Simulation
 from dpfl.strategy import Strategy
 
+MOST_REHEARSED = 1000
+"""Clients whose noise is planned before a run starts; of larger populations, the others plan when they are drawn."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
@@ -91,6 +94,8 @@ def run_experiment(
     strategy = experiment.strategy(len(federation.ids))
     model = experiment.build_model(federation)
     digest = f"{experiment.digest()}:{federation.fingerprint()}"
+    if not resume:
+        _rehearse(model, federation, strategy, experiment)
     with place.locked():
         if resume:
             state, name = _interrupted(place, experiment, digest)
@@ -106,11 +111,10 @@ def run_experiment(
             seeded = experiment.run.noise == "seeded"
             book.register(name, seeded=seeded, title=_title(strategy))
             public = experiment.public_seed()
-            run = Run(
-                name=name, ledger=book, seed=_secret_seed(public.value) if seeded else None, public=public.child("run")
-            )
+            seed = _secret_seed(public.value) if seeded else None
             simulation = Simulation(
-                model=model, federation=federation, strategy=strategy, rounds=experiment.run.rounds, run=run,
+                model=model, federation=federation, strategy=strategy, rounds=experiment.run.rounds,
+                run=Run(name=name, ledger=book, seed=seed, public=public.child("run")),
                 engine=experiment.run.engine, workers=workers or experiment.run.workers,
                 evaluate_every=experiment.run.evaluate_every, folder=place, digest=digest,
             )  # fmt: skip
@@ -122,6 +126,20 @@ def run_experiment(
             return _result(simulation, simulation.run(state, history, progress))
         finally:
             book.close()
+
+
+def _rehearse(model: nn.Module, federation: Federation, strategy: Strategy, experiment: Experiment) -> None:
+    """Plan everything against a ledger in memory, so that what cannot be done is refused before a folder is made."""
+    book = Ledger.create(":memory:", "rehearsal")
+    try:
+        run = Run(name="rehearsal", ledger=book, seed=None, public=experiment.public_seed())
+        simulation = Simulation(
+            model=model, federation=federation, strategy=strategy, rounds=experiment.run.rounds, run=run
+        )
+        for member in list(simulation.members.values())[:MOST_REHEARSED]:
+            simulation.agreement.phases(member.participant)
+    finally:
+        book.close()
 
 
 def _interrupted(place: RunFolder, experiment: Experiment, digest: str) -> tuple[Any, str]:
