@@ -23,9 +23,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-import dp_accounting
-from dp_accounting import pld, rdp
-
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal, unknown_name
 from dpfl.core.types import Adjacency
 from dpfl.privacy.cache import remembered
@@ -47,12 +44,6 @@ INTERVAL = 1e-4
 
 COARSEST_INTERVAL = 2e-3
 _MOST_POINTS = 2_000_000  # of one step's discretised loss: bounds memory at very small noise
-
-_RELATION = {
-    Adjacency.ADD_REMOVE: dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    Adjacency.ZERO_OUT: dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,  # same pair of output distributions
-    Adjacency.REPLACE_ONE: dp_accounting.NeighboringRelation.REPLACE_ONE,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,21 +197,29 @@ def _group_epsilon(name: AccountantName, events: History, delta: float, adjacenc
 
 
 def _compute(name: AccountantName, events: History, delta: float, adjacency: Adjacency, interval: float) -> float:
+    # Imported here: a second, which a result from the cache does not cost.
+    from dp_accounting import NeighboringRelation, pld, rdp
+
+    # Zero-out has add/remove's pair of output distributions.
+    replace_one = adjacency is Adjacency.REPLACE_ONE
+    relation = NeighboringRelation.REPLACE_ONE if replace_one else NeighboringRelation.ADD_OR_REMOVE_ONE
     logging.getLogger("absl").setLevel(logging.ERROR)  # the RDP search warns thousands of times
     if name == "pld":
         widest = max(_loss_range(event) for event in events)
         step = max(interval, widest / _MOST_POINTS)  # coarser only where noise is tiny; still an upper bound
-        accountant: Any = pld.PLDAccountant(_RELATION[adjacency], value_discretization_interval=step)
+        accountant: Any = pld.PLDAccountant(relation, value_discretization_interval=step)
         factor = 1.0
     else:
-        accountant = rdp.RdpAccountant(neighboring_relation=_RELATION[adjacency])
-        factor = 0.5 if adjacency is Adjacency.REPLACE_ONE else 1.0
+        accountant = rdp.RdpAccountant(neighboring_relation=relation)
+        factor = 0.5 if replace_one else 1.0
     for event in events:
         accountant.compose(_as_dp_event(event, factor), event.steps)
     return max(0.0, float(accountant.get_epsilon(delta)))
 
 
 def _as_dp_event(event: Event, factor: float) -> Any:
+    import dp_accounting
+
     gaussian = dp_accounting.GaussianDpEvent(event.noise_multiplier * factor)
     if event.sampling_rate == 0:
         return dp_accounting.NoOpDpEvent()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from scipy import optimize, special
-
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Adjacency
 from dpfl.privacy.accountant import RULES, AccountantName, adjacency_named, quick_epsilon, spend
@@ -120,6 +118,7 @@ def _next_guess(points: list[tuple[float, float]], goal: float, low: float, high
 
 def _central_limit_guess(target: float, delta: float, template: Event, adjacency: Adjacency) -> float:
     """Where to start: Gaussian-DP's limit. An approximation, used for speed only and never reported."""
+    from scipy import optimize, special
 
     def log_delta_gap(log_mu: float) -> float:
         mu = math.exp(log_mu)
