@@ -178,6 +178,8 @@ BAD = [
     (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--lr", "-1"], 2, "lr = -1"),
     (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--cohort", "9"], 2, "9 of 4 clients"),
     (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--cohort", "many"], 2, "no number"),
+    (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--cohort", "nan"], 2, "nan of 4 clients"),
+    (["run", "--dataset", "heart_disease", "--clients", "5", *PRIVATE, "--method", "weiavg"], 2, "natural silos"),
     (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--rounds", "0"], 2, "rounds"),
     (["run", "nowhere.toml"], 2, "cannot be read"),
     (["run", "--dataset", "digits", "--clients", "5000", *PRIVATE, "--method", "weiavg"], 3, "clients"),
@@ -321,6 +323,56 @@ def test_ctrl_c_ends_with_130_and_the_run_can_be_resumed(capsys: pytest.CaptureF
     assert code == 0
     assert before < 400
     assert json.loads(out_text)["rounds"]["done"] == 400
+
+
+def test_a_client_that_cannot_afford_one_round_is_still_on_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    budgets = ["--budgets", "0.01,2,3,4", "--delta", "1e-3", "--clip", "1", "--spending", "uniform"]
+    code, out, _ = _run(capsys, "describe", "--dataset", "digits", "--clients", "4", *budgets, "--method", "weiavg")
+    assert code == 0
+    assert "1 client(s) will run out" in out
+    code, out, _ = _run(capsys, "run", *QUICK, *budgets, "--method", "weiavg", "--out", "r")
+    assert "1 of 4 clients (client-0)" in out
+    assert re.search(r"client-0\s+0\s+0\.000\s+0\.010", out)
+    _, out, _ = _run(capsys, "account", "--ledger", "r/ledger.sqlite")
+    assert re.search(r"client-0\s+0\s+0\.000\s+0\.010", out)
+
+
+def test_a_delta_column_and_a_delta_for_all_do_not_contradict_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "".join(f"client-{i},2,1e-3\n" for i in range(4))
+    Path("b.csv").write_text("id,epsilon,delta\n" + rows)
+    arguments = ["run", *QUICK, "--method", "weiavg", "--clip", "1", "--budgets", "b.csv"]
+    code, _, err = _run(capsys, *arguments, "--delta", "1e-5")
+    assert code == 2
+    assert "leave one of the two out" in err
+    assert _run(capsys, *arguments)[0] == 0
+
+
+def test_spreadsheets_are_read_as_they_are_saved(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("sites").mkdir()
+    rows = "".join(f"{i % 7},{(i * 3) % 5},{int(i % 7 > 3)}\n" for i in range(40))
+    for site in ("north", "south"):
+        Path(f"sites/{site}.csv").write_text("\ufeffa,b,ill\r\n" + rows.replace("\n", "\r\n"), encoding="utf-8")
+    assert (
+        _run(capsys, "run", "--dataset", "./sites", *PRIVATE, "--method", "weiavg", "--rounds", "1", "--quiet")[0] == 0
+    )
+    Path("sites/south.csv").write_text("a;b;ill\n1;2;0\n")
+    code, _, err = _run(capsys, "run", "--dataset", "./sites", *PRIVATE, "--method", "weiavg")
+    assert code == 3
+    assert "semicolons" in err
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -m dpfl.cli.main budgets | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_name_of_a_row_survives_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    _, out, _ = _run(capsys, "compare", *QUICK, *PRIVATE, "--seeds", "1", "--workers", "1", "--methods", "fedavg_dp")
+    assert out.count("fedavg_dp") == 2
 
 
 def _children(pid: int) -> set[int]:

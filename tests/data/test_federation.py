@@ -425,3 +425,26 @@ def test_a_data_set_with_its_own_test_part_keeps_it_apart() -> None:
     federation = Federation.from_dataset(data, Partition(), 5, PublicSeed(0))
     tested = torch.cat([shard.test_features for shard in federation.shards.values()]).flatten()
     assert sorted(tested.tolist()) == numbers.float().tolist()
+
+
+def test_a_federation_shows_no_record_when_it_is_printed() -> None:
+    federation = Federation.from_arrays({"a": ([[123.5], [456.5]] * 5, [0, 1] * 5)})
+    for text in (repr(federation), str(federation), repr(federation.shards)):
+        assert "123" not in text
+        assert "456" not in text
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
+def test_features_that_are_not_finite_are_refused(value: float) -> None:
+    with pytest.raises(DataError, match="not finite"):
+        Federation.from_arrays({"a": ([[1.0], [value]] * 5, [0, 1] * 5)})
+
+
+def test_a_number_that_is_no_label_is_not_taken_for_one() -> None:
+    with pytest.raises(DataError, match="more than records"):
+        Federation.from_arrays({"a": ([[1.0], [2.0]] * 5, [0, 1_000_000] * 5)})
+
+
+def test_what_is_no_budget_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError, match="is no Budget"):
+        Federation.from_arrays({"a": ([[1.0], [2.0]] * 5, [0, 1] * 5)}, budgets={"a": 1.0})  # type: ignore[dict-item]

@@ -132,7 +132,7 @@ def test_deltas_may_differ_between_clients(delta: object) -> None:
     ("name", "text"),
     [
         ("b.csv", "id,epsilon\nb,2\na,1\nc,3\n"),
-        ("b.CSV", "epsilon,site,id\n2,x,b\n1,y,a\n3,z,c\n"),
+        ("b.CSV", "epsilon,id\n2,b\n1,a\n3,c\n"),
         ("b.json", '{"b": 2, "a": 1.0, "c": 3}'),
         ("b.json", '{"b": [2], "a": [1.0], "c": 3}'),
     ],
@@ -196,7 +196,10 @@ def test_a_budget_that_cannot_be_is_one_clear_error(source: object, delta: objec
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("b.csv", b"", "no value for client 'a'"),
+        ("b.csv", b"", "its columns are none"),
+        ("b.csv", b"id,epsilon,dleta\na,1,1e-5\n", "dleta"),
+        ("b.csv", b"id,epsilon\na,1,5\n", "line 2 has 3 cells"),
+        ("b.csv", b"id,epsilon\na,1\na,2\n", "names client 'a' twice"),
         ("b.csv", b"id,epsilon\na,1\nb,2\n", "no value for client 'c'"),
         ("b.csv", b"id,epsilon\na,1\nb,2\nc,3\nd,4\n", "there is no client 'd'"),
         ("b.csv", b"name,epsilon\na,1\nb,2\nc,3\n", "not as expected"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -168,6 +170,14 @@ def test_a_run_does_not_go_on_with_an_older_or_foreign_ledger(tmp_path: Path, mo
         path.unlink()
     Ledger.create(folder / "ledger.sqlite", "another").close()
     with pytest.raises(LedgerError, match="another run"):
+        run_experiment(experiment, folder, resume=True)
+
+
+def test_a_run_does_not_go_on_with_a_ledger_that_lost_charges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment, folder = _interrupted(tmp_path, monkeypatch)
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as book, book:
+        book.execute("DELETE FROM charges WHERE round = 1")
+    with pytest.raises(LedgerError, match="does not hold round 1's charge"):
         run_experiment(experiment, folder, resume=True)
 
 

@@ -112,7 +112,9 @@ def test_training_ends_early_and_says_so_when_nobody_is_left(tmp_path: Path) -> 
     dpfl.train(nn.Linear(5, 3), federation, dpfl.fedavg_dp(**SETTINGS), rounds=6, ledger=book, new_ledger=True)
     with pytest.raises(dpfl.DpflError, match="already exists"):
         dpfl.train(nn.Linear(5, 3), federation, dpfl.fedavg_dp(**SETTINGS), rounds=6, ledger=book, new_ledger=True)
-    second = dpfl.train(nn.Linear(5, 3), federation, dpfl.fedavg_dp(**SETTINGS), rounds=6, ledger=book)
+    with pytest.warns(RuntimeWarning, match="no client can afford"):
+        second = dpfl.train(nn.Linear(5, 3), federation, dpfl.fedavg_dp(**SETTINGS), rounds=6, ledger=book)
+    assert len(second.summary["clients_left"]) == 4
     assert "no client can afford" in second.summary["rounds"]["ended_early"]
     assert second.summary["rounds"]["done"] == 0
     assert all(line.epsilon <= federation.budgets[site].epsilon for site, line in second.spent.items())
@@ -122,7 +124,7 @@ def test_a_seeded_past_stays_on_the_stamp(tmp_path: Path) -> None:
     book = tmp_path / "sites.sqlite"
     federation = _federation(epsilon=20.0)
     for seed, new in ((0, True), (None, False)):
-        strategy = dpfl.fedavg_dp(**SETTINGS)
+        strategy = dpfl.minimum(**SETTINGS)  # leaves something of the larger budgets
         result = dpfl.train(nn.Linear(5, 3), federation, strategy, rounds=1, seed=seed, ledger=book, new_ledger=new)
         assert any("SEEDED" in stamp for stamp in result.summary["stamps"])
 

@@ -15,8 +15,16 @@ from rich.table import Table
 
 from dpfl.privacy.accountant import shown
 
-out = Console(highlight=False, soft_wrap=False)
-err = Console(stderr=True, highlight=False)
+
+class _Pipe(Console):
+    """A console whose reader may leave: that is no error of ours."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+out = _Pipe(highlight=False, soft_wrap=False, markup=False)
+err = _Pipe(stderr=True, highlight=False, markup=False)
 
 
 def print_json(value: Any) -> None:
@@ -43,7 +51,9 @@ def table(*columns: str, title: str | None = None, left: int = 1) -> Table:
     """A table whose first ``left`` columns are words and the rest numbers."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for number, column in enumerate(columns):
-        made.add_column(column, justify="left" if number < left else "right", no_wrap=number >= left)
+        words = number < left
+        narrowest = 9 if number == 0 and left == 1 else None  # a row without its name says nothing
+        made.add_column(column, justify="left" if words else "right", no_wrap=not words, min_width=narrowest)
     return made
 
 

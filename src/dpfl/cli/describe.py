@@ -60,15 +60,20 @@ def description_of(experiment: Experiment, data_folder: Path | None = None) -> d
 
 def _planned(agreement: Agreement, members: dict[str, Member], observer: Observer) -> dict[str, Any]:
     """Spread of what the planned participations will have cost, by the accountant that the ledger will use."""
-    epsilons, accountants = [], set()
+    epsilons, accountants, early = [], set(), 0
     for member in members.values():
         bill = agreement.bill(observer, member.participant)
         delta = member.budget.delta if member.budget else 1e-5
         history = [event.times(event.steps * agreement.terms.participations) for event in bill.events]
         spent = spend(history, delta, adjacency=bill.adjacency)
-        epsilons.append(spent.epsilon)
+        enforced = member.budget and agreement.strategy.observer is not Observer.NOBODY
+        limit = (
+            member.budget.epsilon if member.budget and enforced and not agreement.strategy.local.hypothetical else None
+        )
+        early += limit is not None and spent.epsilon > limit
+        epsilons.append(spent.epsilon if limit is None else min(spent.epsilon, limit))
         accountants.add(spent.accountant)
-    return {**_three(epsilons), "accountant": sorted(accountants)}
+    return {**_three(epsilons), "accountant": sorted(accountants), "clients_that_run_out": early}
 
 
 def _three(values: list[float]) -> dict[str, Any]:
@@ -94,6 +99,9 @@ def show(description: dict[str, Any]) -> None:
     for observer, spread in description["epsilon"].items():
         prices.add_row(f"against the {observer}", *three_text(spread), ", ".join(spread["accountant"]))
     out.print(prices)
+    early = max(spread["clients_that_run_out"] for spread in description["epsilon"].values())
+    if early:
+        out.print(f"{early} client(s) will run out of budget before their planned participations, and leave")
     noise = description["noise_multiplier"]
     if noise:
         spread = " / ".join(f"{noise[key]:.3g}" for key in ("smallest", "median", "largest"))

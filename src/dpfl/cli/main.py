@@ -56,6 +56,7 @@ def run_command(arguments: list[str]) -> int:
     """Run a command and return its exit code; errors are one sentence on stderr."""
     try:
         result = typer.main.get_command(app).main(arguments, prog_name="dpfl", standalone_mode=False)
+        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         err.print(error.format_message(), markup=False)

@@ -140,7 +140,7 @@ _PLACES = {
 
 def _data(name: str, label: str | None) -> dict[str, Any]:
     if name not in DATASETS and (Path(name).is_dir() or "/" in name):
-        return {"folder": name, **({"label": label} if label else {})}
+        return {"folder": str(Path(name).absolute()), **({"label": label} if label else {})}
     return {"name": name}
 
 
@@ -159,20 +159,22 @@ def build(file: Path | None, values: dict[str, Any]) -> Experiment:
     """Validate, and name what is missing in the words of the command line."""
     if not values.get("data"):
         raise ConfigurationError(
-            "dpfl", "no data set was named", "give --dataset, or an experiment file; dpfl datasets lists them"
+            "options", "no data set was named", "give --dataset, or an experiment file; dpfl datasets lists them"
         )
     if "name" not in values.get("method", {}):
         raise ConfigurationError(
-            "dpfl", "no method was named", "give --method, or an experiment file; dpfl methods lists them"
+            "options", "no method was named", "give --method, or an experiment file; dpfl methods lists them"
         )
     known = settings_of(values["method"]["name"])
     if "clip" in known and "clip" not in values["method"]:
         raise ConfigurationError(
-            "dpfl", "no clip was given, and it has no default", "give --clip: the largest norm of one record's gradient"
+            "options",
+            "no clip was given, and it has no default",
+            "give --clip: the largest norm of one record's gradient",
         )
     if "clip" in known and "epsilon" not in values.get("budgets", {}):
         raise ConfigurationError(
-            "dpfl",
+            "options",
             "no budgets were given, and they have no default",
             "give --budgets and --delta; dpfl budgets lists distributions",
         )

@@ -80,7 +80,9 @@ def show(folder: Path, summary: dict[str, Any]) -> None:
         "rounds",
         f"{rounds['done']} of {rounds['planned']}" + (f" ({rounds['ended_early']})" if rounds["ended_early"] else ""),
     )
-    facts.add_row("clients left early", f"{len(summary['clients_left'])} of {summary['clients']}")
+    left = summary["clients_left"]
+    named = f" ({', '.join(left[:5])}{', ...' if len(left) > 5 else ''})" if left else ""
+    facts.add_row("budget ran out", f"{len(left)} of {summary['clients']} clients{named}")
     facts.add_row("bytes up / down", f"{bytes_text(summary['bytes_up'])} / {bytes_text(summary['bytes_down'])}")
     epsilon = summary["epsilon"]
     for name in ("spent", "granted"):

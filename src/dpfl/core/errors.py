@@ -93,7 +93,7 @@ class Interrupted(DpflError):
     exit_code = 130
 
 
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def disk_error(where: str, error: OSError) -> DpflError:
@@ -103,6 +103,8 @@ def disk_error(where: str, error: OSError) -> DpflError:
         return DiskError(
             where, f"cannot be written ({reason})", "free some space and resume; nothing already recorded is lost"
         )
+    if error.errno == errno.EROFS:
+        return DiskError(where, f"cannot be written ({reason})", "choose a place that can be written")
     return FolderError(where, f"cannot be used ({reason})", "check the path and its permissions")
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dpfl.core.errors import DataError, unknown_name
+from dpfl.data.census import read_adult, read_bank
 from dpfl.privacy.cache import cache_folder
 
 
@@ -144,6 +145,19 @@ def _idx_images(name: str, subfolder: str, mean: float, deviation: float) -> Cal
     return load
 
 
+def _adult(folder: Path | None) -> Dataset:
+    base = _find("adult", "adult", folder, ["adult.data.gz", "adult.test.gz"])
+    (x, y), (test_x, test_y) = (read_adult(base / f"adult.{part}.gz") for part in ("data", "test"))
+    test = (_float(test_x), _int(test_y))
+    return Dataset(name="adult", features=_float(x), labels=_int(y), classes=2, test=test)
+
+
+def _bank_marketing(folder: Path | None) -> Dataset:
+    base = _find("bank_marketing", "bank-marketing", folder, ["bank-full.csv.gz"])
+    x, y = read_bank(base / "bank-full.csv.gz")
+    return Dataset(name="bank_marketing", features=_float(x), labels=_int(y), classes=2)
+
+
 def _find(name: str, subfolder: str, given: Path | None, files: list[str]) -> Path:
     for base in data_folders(given):
         for candidate in (base / subfolder, base):
@@ -182,6 +196,10 @@ DATASETS: dict[str, Source] = {
     "breast_cancer": Source(_breast_cancer, "569 biopsies, 30 features, 2 classes (scikit-learn)", True),
     "heart_disease": Source(
         _heart_disease, "920 patients of four hospitals, 32 features, 2 classes (UCI, CC BY 4.0)", True
+    ),
+    "adult": Source(_adult, "48,842 people, income above 50K or not, 49 features, 2 classes (UCI, CC BY 4.0)", False),
+    "bank_marketing": Source(
+        _bank_marketing, "45,211 clients of a bank, subscribed or not, 42 features, 2 classes (UCI, CC BY 4.0)", False
     ),
     "mnist": Source(
         _idx_images("mnist", "mnist", 0.1307, 0.3081), "70,000 handwritten digits, 28 x 28, 10 classes", False

@@ -31,6 +31,10 @@ class Shard:
     test_features: Tensor
     test_labels: Tensor
 
+    def __repr__(self) -> str:
+        """Say how much there is, and show none of it."""
+        return f"Shard({len(self.labels)} training and {len(self.test_labels)} test records)"
+
     @property
     def examples(self) -> int:
         """Training records: the number a client declares."""
@@ -49,6 +53,13 @@ class Federation:
     def __post_init__(self) -> None:
         if not self.shards:
             raise DataError("federation", "has no clients", "give at least one")
+        wrong = next((c for c, budget in self.budgets.items() if not isinstance(budget, Budget)), None)
+        if wrong is not None:
+            raise ConfigurationError(
+                f"budget of '{wrong}'",
+                f"{self.budgets[wrong]!r} is no Budget",
+                "give dpfl.Budget(epsilon=..., delta=...)",
+            )
         for name, others in (("budget", self.budgets), ("practice", self.practices)):
             unknown = sorted(set(others) - set(self.shards))
             if unknown:
@@ -63,6 +74,10 @@ class Federation:
                     raise DataError(
                         f"client '{client}'", f"has a label outside 0..{self.classes - 1}", "number the classes from 0"
                     )
+
+    def __repr__(self) -> str:
+        """Say who there is, and show no record."""
+        return f"Federation({len(self.shards)} clients, records of shape {self.feature_shape}, {self.classes} classes)"
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -124,8 +139,19 @@ class Federation:
         shapes = {tuple(x.shape[1:]) for s in shards.values() for x in (s.features, s.test_features)}
         if len(shapes) > 1:
             raise DataError("federation", f"clients have records of different shapes {sorted(shapes)}", "use one shape")
+        odd = next(
+            (client for client in shards if not (isinstance(client, str) and client.isprintable() and client)), None
+        )
+        if odd is not None:
+            raise DataError(
+                f"client {odd!r}", "has no printable name", "name clients by text without control characters"
+            )
         both = [y for s in shards.values() for y in (s.labels, s.test_labels) if len(y)]
         largest = max((int(y.max()) for y in both), default=0)
+        if classes is None and both and largest >= sum(len(y) for y in both):
+            raise DataError(
+                "federation", f"there is a label {largest}, more than records", "check which column is the label"
+            )
         return cls(shards=shards, classes=classes or largest + 1, budgets=budgets or {}, practices=practices or {})
 
     @classmethod
@@ -194,12 +220,17 @@ def _as_array(values: Any) -> Any:
 def _pair(client: str, features: Any, labels: Any) -> tuple[Tensor, Tensor]:
     where = f"client '{client}'"
     try:
-        x = torch.from_numpy(np.array(_as_array(features), dtype=np.float32))
+        with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
+            x = torch.from_numpy(np.array(_as_array(features), dtype=np.float32))
         y = np.array(_as_array(labels), dtype=np.float64)
     except (ValueError, TypeError) as error:
         raise DataError(
             where, f"has features or labels that are no numbers ({error})", "give arrays of numbers"
         ) from error
+    if not bool(torch.isfinite(x).all()):
+        raise DataError(
+            where, "has features that are not finite numbers", "fill missing values and scale huge ones first"
+        )
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1 or x.ndim < 1:

@@ -44,8 +44,9 @@ def _split(path: Path, names: list[str], table: np.ndarray, label: str | None) -
     y = table[:, column]
     if len(y) == 0:
         raise DataError(str(path), "holds no record", "leave this client out")
-    if not np.all(np.isfinite(table)):
-        row, at = np.argwhere(~np.isfinite(table))[0]
+    representable = np.isfinite(table) & (np.abs(table) < np.finfo(np.float32).max)
+    if not np.all(representable):
+        row, at = np.argwhere(~representable)[0]
         raise DataError(
             str(path), f"record {row + 1} has no number in '{names[at]}'", "fill or drop missing values first"
         )
@@ -58,20 +59,35 @@ def _split(path: Path, names: list[str], table: np.ndarray, label: str | None) -
     return np.delete(table, column, axis=1).astype(np.float32), y.astype(np.int64)
 
 
+def _no_table(path: Path, reason: str) -> DataError:
+    remedy = "use a header line, then numbers separated by commas"
+    return DataError(str(path), f"cannot be read as a table of numbers ({reason})", remedy)
+
+
 def _read_csv(path: Path) -> tuple[list[str], np.ndarray]:
+    """Read a header and numbers, as a spreadsheet saves them; an error names the line."""
     try:
-        with path.open(newline="") as stream:
-            reader = csv.reader(stream)
-            names = next(reader)
-            if not names:
-                raise ValueError("the first line is empty")
-            rows = [[float(cell) if cell.strip() else np.nan for cell in row] for row in reader if row]
-        table = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
-    except (OSError, ValueError, StopIteration, csv.Error) as error:
-        raise DataError(
-            str(path), f"cannot be read as a table of numbers ({error})", "use a header line and numbers"
-        ) from error
-    return names, table
+        rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise _no_table(path, str(error)) from error
+    names = rows[0] if rows else []
+    if not names:
+        raise _no_table(path, "it is empty, or its first line is")
+    if len(names) == 1 and ";" in names[0]:
+        raise _no_table(path, "it is separated by semicolons")
+    if len(set(names)) != len(names):
+        raise _no_table(path, f"two columns have one name among {', '.join(names)}")
+    table = []
+    for number, row in enumerate(rows[1:], 2):
+        if not row:
+            continue
+        if len(row) != len(names):
+            raise _no_table(path, f"line {number} has {len(row)} cells for {len(names)} columns")
+        try:
+            table.append([float(cell) if cell.strip() else np.nan for cell in row])
+        except ValueError as error:
+            raise _no_table(path, f"line {number}: {error}") from error
+    return names, np.array(table, dtype=np.float64).reshape(len(table), len(names))
 
 
 def _read_parquet(path: Path) -> tuple[list[str], np.ndarray]:

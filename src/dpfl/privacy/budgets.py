@@ -151,6 +151,8 @@ def _epsilons(
     try:
         numbers = [float(word) for word in text.replace(",", " ").split()]
     except ValueError:
+        if Path(text).exists():
+            raise ConfigurationError("budgets", f"'{text}' is neither .csv nor .json", "name the file so") from None
         raise unknown_name("budgets", "distribution", text, DISTRIBUTIONS) from None
     return _per_client("epsilon", numbers[0] if len(numbers) == 1 else numbers, ids), {}
 
@@ -185,31 +187,45 @@ def is_budget_file(text: str) -> bool:
 
 
 def read_budget_file(path: Path) -> tuple[dict[str, float], dict[str, float]]:
-    """Read epsilons, and deltas where there are any, by client."""
+    """Read epsilons, and deltas where there are any, by client. Whatever is not understood is refused."""
+    where = f"budgets file {path}"
+    remedy = "use the columns id,epsilon[,delta], or JSON {id: epsilon} or {id: [epsilon, delta]}"
     try:
-        if path.suffix.lower() == ".json":
-            content = json.loads(path.read_text())
-            pairs = {str(k): v if isinstance(v, list) else [v] for k, v in content.items()}
-        else:
-            with path.open(newline="") as stream:
-                rows = list(csv.DictReader(stream))
-            twice = [row["id"] for i, row in enumerate(rows) if row["id"] in {other["id"] for other in rows[:i]}]
-            if twice:
-                raise ValueError(f"client '{twice[0]}' stands there twice")
-            pairs = {row["id"]: [row["epsilon"], *([row["delta"]] if row.get("delta") else [])] for row in rows}
-        epsilons = {client: float(pair[0]) for client, pair in pairs.items()}
-        deltas = {client: float(pair[1]) for client, pair in pairs.items() if len(pair) > 1}
+        text = path.read_text(encoding="utf-8-sig")
+        pairs = _json_pairs(text) if path.suffix.lower() == ".json" else _csv_pairs(text)
+        epsilons = {client: float(pair[0]) for client, pair in pairs}
+        deltas = {client: float(pair[1]) for client, pair in pairs if len(pair) > 1}
     except OSError as error:
-        raise ConfigurationError(
-            f"budgets file {path}", f"cannot be read ({error.strerror})", "check the path"
-        ) from error
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, csv.Error) as error:
-        raise ConfigurationError(
-            f"budgets file {path}",
-            f"is not as expected ({error})",
-            "use columns id,epsilon[,delta] or JSON {id: epsilon}",
-        ) from error
+        raise ConfigurationError(where, f"cannot be read ({error.strerror})", "check the path") from error
+    except (ValueError, TypeError, csv.Error) as error:
+        raise ConfigurationError(where, f"is not as expected ({error})", remedy) from error
+    if len(epsilons) != len(pairs):
+        names = [client for client, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigurationError(where, f"names client '{twice}' twice", "keep one line per client")
     return epsilons, deltas
+
+
+def _json_pairs(text: str) -> list[tuple[str, list[float]]]:
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError("it holds no object")
+    pairs = [(str(client), value if isinstance(value, list) else [value]) for client, value in content.items()]
+    if any(len(pair) not in (1, 2) or any(isinstance(number, bool) for number in pair) for _, pair in pairs):
+        raise ValueError("a client has something else than epsilon, or epsilon and delta")
+    return pairs
+
+
+def _csv_pairs(text: str) -> list[tuple[str, list[str]]]:
+    rows = [row for row in csv.reader(text.splitlines()) if row]
+    header = [name.strip() for name in rows[0]] if rows else []
+    if sorted(header) not in (["epsilon", "id"], ["delta", "epsilon", "id"]):
+        raise ValueError(f"its columns are {', '.join(header) or 'none'}")
+    wrong = next((number for number, row in enumerate(rows, 1) if len(row) != len(header)), None)
+    if wrong is not None:
+        raise ValueError(f"line {wrong} has {len(rows[wrong - 1])} cells, not {len(header)}")
+    table = [dict(zip(header, row, strict=True)) for row in rows[1:]]
+    return [(row["id"].strip(), [row["epsilon"], *filter(str.strip, [row.get("delta", "")])]) for row in table]
 
 
 def planned_epsilon(spending: Spending, budget: Budget, terms: Terms) -> float:

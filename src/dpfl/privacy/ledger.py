@@ -94,7 +94,9 @@ class Ledger:
         name = str(path)
         if not Path(path).is_file():
             raise LedgerError(
-                name, "there is no ledger", "restore it from a backup: a run does not go on without its ledger"
+                name,
+                "there is no ledger",
+                "check the path, or restore the file: a run does not go on without its ledger",
             )
         ledger = cls(_connect(name, "ro" if read_only else "rw"), name)
         with ledger._guard():
@@ -359,6 +361,12 @@ class Ledger:
                    AND account IN (SELECT ? UNION SELECT population FROM members WHERE account = ?)"""
         with self._guard():
             return int(self._connection.execute(query, (str(observer), account, account)).fetchone()[0])
+
+    def charged(self, run: str) -> set[tuple[int, str]]:
+        """Return every (round, client) that a run has charged against the server."""
+        query = "SELECT round, account FROM charges WHERE run = ? AND observer = 'server'"
+        with self._guard():
+            return set(self._connection.execute(query, (run,)).fetchall())
 
     def last_round(self, run: str) -> int | None:
         """Return the newest round of a run that was charged to anyone."""

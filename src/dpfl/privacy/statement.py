@@ -41,6 +41,9 @@ def statement(ledger: Ledger, account: str, observer: Observer, delta: float | N
     tab = ledger.tab(account, observer)
     grant = ledger.grants().get(account)
     chosen = delta if delta is not None else (grant.delta if grant else None)
+    if tab is None and grant is not None and grant.unit and grant.observer is observer:
+        nothing = Tab(unit=grant.unit, adjacency=Adjacency.ZERO_OUT, history=())  # granted, and never took part
+        return _stated(ledger, account, observer, nothing, chosen)
     return None if tab is None else _stated(ledger, account, observer, tab, chosen)
 
 
@@ -73,7 +76,9 @@ def statements(ledger: Ledger, delta: float | None = None) -> list[Statement]:
     """
     found = []
     for account in ledger.accounts():
-        for observer in ledger.observers(account):
+        grant = ledger.grants().get(account)
+        unused = [grant.observer] if grant and grant.observer else []
+        for observer in ledger.observers(account) or unused:
             line = statement(ledger, account, observer, delta)
             if line is not None:
                 found.append(line)

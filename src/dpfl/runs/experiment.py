@@ -146,7 +146,7 @@ class Experiment(Section):
         cohort = self.run.cohort
         if cohort is None:
             return Everyone()
-        if cohort <= 0 or (isinstance(cohort, float) and cohort > 1) or cohort > population:
+        if not cohort > 0 or (isinstance(cohort, float) and cohort > 1) or cohort > population:
             raise ConfigurationError(
                 "[run] cohort",
                 f"{cohort} of {population} clients",
@@ -196,7 +196,13 @@ class Experiment(Section):
             return Federation.from_files(self.data.folder, label=self.data.label, seed=seed.value)
         assert self.data.name is not None
         dataset = load_dataset(self.data.name, data_folder)
-        kind = self.partition.kind or ("natural" if dataset.silos and self.partition.clients is None else "iid")
+        if dataset.silos and self.partition.kind is None and self.partition.clients is not None:
+            raise ConfigurationError(
+                "[partition] clients",
+                f"'{self.data.name}' comes in {len(dataset.silos)} natural silos",
+                "leave the number out, or name another partition, for instance iid",
+            )
+        kind = self.partition.kind or ("natural" if dataset.silos else "iid")
         law = Partition(**{**self.partition.model_dump(exclude={"clients", "kind"}), "kind": kind})
         return Federation.from_dataset(dataset, law, self.partition.clients, seed)
 
@@ -226,6 +232,14 @@ def _with_budgets_read(values: dict[str, Any]) -> dict[str, Any]:
         return values
     epsilons, deltas = read_budget_file(Path(source))
     common = budgets.get("delta")
+    complete = isinstance(common, float) and set(deltas) == set(epsilons)
+    clash = next((c for c, own in deltas.items() if complete and own != common), None)
+    if clash is not None:
+        raise ConfigurationError(
+            f"budgets file {source}",
+            f"gives '{clash}' delta {deltas[clash]:g}, and delta = {common:g} was given for all",
+            "leave one of the two out; a delta for all fills only empty cells of the column",
+        )
     delta = {c: deltas.get(c, common) for c in epsilons} if deltas and isinstance(common, float | None) else common
     if isinstance(delta, dict) and None in delta.values():
         client = next(c for c, value in delta.items() if value is None)

@@ -114,12 +114,13 @@ class Simulation:
             run=self.run_.name,
             seed=self.run_.seed,
         )
-        ended_early = None
+        ended_early, left_at_the_end = None, []
         with Workers(bench, self.workers) as workers:
             while state.round < rounds:
                 started = time.perf_counter()
                 plan = open_round(self.agreement, state, self.run_, self._willing(state.round))
                 if plan.over:
+                    left_at_the_end = list(plan.unwilling)
                     ended_early = f"after {state.round} of {rounds} rounds: no client can afford another one"
                     break
                 # ---- clients: each charges its own account, then works --------------------------------------------------
@@ -138,7 +139,7 @@ class Simulation:
                 self._keep(state, line, time.perf_counter() - started)
                 if progress is not None:
                     progress(state.round, rounds, line)
-        return self._outcome(state, history, ended_early, time.perf_counter() - began)
+        return self._outcome(state, history, ended_early, left_at_the_end, time.perf_counter() - began)
 
     def _keep(self, state: State, line: dict[str, Any], seconds: float) -> None:
         if self.folder is None:
@@ -195,6 +196,15 @@ class Simulation:
                 "restore the newest ledger",
             )
         history = self.folder.cut_back(state.round)
+        charged_to = self.run_.ledger.charged(self.run_.name)
+        for line in history:
+            unpaid = [client for client in line.get("arrived", []) if (line["round"], client) not in charged_to]
+            if unpaid:
+                raise LedgerError(
+                    str(self.folder.ledger),
+                    f"does not hold round {line['round']}'s charge to '{unpaid[0]}', who took part",
+                    "restore the ledger this run has written",
+                )
         if self.run_.seed is None and charged is not None:
             while state.round <= charged:
                 line = {"round": state.round, "lost": "charged, but interrupted before it was published"}
@@ -206,7 +216,9 @@ class Simulation:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def _outcome(self, state: State, history: list[dict[str, Any]], ended_early: str | None, seconds: float) -> Outcome:
+    def _outcome(
+        self, state: State, history: list[dict[str, Any]], ended_early: str | None, left: list[str], seconds: float
+    ) -> Outcome:
         lines: dict[str, Statement] = {}
         for client in self.members:
             line = statement(self.run_.ledger, client, self._billed(client))
@@ -230,7 +242,7 @@ class Simulation:
             "rounds": {"planned": self.agreement.terms.rounds, "done": state.round, "ended_early": ended_early},
             **last,
             "epsilon": _spread(lines),
-            "clients_left": sorted({client for line in history for client in line.get("left", [])}),
+            "clients_left": sorted({*left, *(client for line in history for client in line.get("left", []))}),
             "bytes_up": sum(line.get("bytes_up", 0) for line in history),
             "payload_bytes_up": sum(line.get("payload_bytes_up", 0) for line in history),
             "bytes_down": sum(line.get("bytes_down", 0) for line in history),
@@ -255,6 +267,12 @@ class Simulation:
     def stamps(self) -> list[str]:
         """Return what must stand on everything this run leaves behind."""
         stamps = [UNACCOUNTED]
+        budgets = {client: member.budget for client, member in self.members.items() if member.budget}
+        weak = [c for c, b in budgets.items() if b.delta * self.members[c].shard.examples >= 1 and self._grants()]
+        if weak:
+            stamps.insert(
+                0, f"WEAK: delta is at or above 1 / records for {len(weak)} client(s), '{weak[0]}' among them"
+            )
         if self.strategy.local.hypothetical:
             stamps.insert(0, HYPOTHETICAL)
         if not self._grants():

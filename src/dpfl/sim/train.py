@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import uuid
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from dpfl.core.errors import ConfigurationError, FolderError
+from dpfl.core.errors import ConfigurationError, FolderError, LedgerError
 from dpfl.core.random import PublicSeed
 from dpfl.data.federation import Federation
 from dpfl.privacy.ledger import Ledger
@@ -61,8 +62,12 @@ def train(
     there is refused, since it may have been mislaid, unless ``new_ledger`` says that this is its first run. Without a
     file, the run is billed alone and its ledger is gone with it.
     """
-    if rounds < 1:
-        raise ConfigurationError("train", f"rounds = {rounds}", "train for at least one round")
+    if not (isinstance(rounds, int) and rounds >= 1):
+        raise ConfigurationError("train", f"rounds = {rounds!r}", "train for a whole number of rounds, at least one")
+    if not isinstance(strategy, Strategy) or not isinstance(federation, Federation):
+        raise ConfigurationError(
+            "train", "was not given a Federation and a Strategy", "build them, as dpfl.weiavg(...) does"
+        )
     name = f"{strategy.name}-{uuid.uuid4().hex[:12]}"
     book = _book(ledger, new_ledger)
     try:
@@ -73,6 +78,8 @@ def train(
             workers=workers, evaluate_every=evaluate_every,
         )  # fmt: skip
         outcome = simulation.run(simulation.start(), [], progress)
+        if outcome.summary["rounds"]["ended_early"]:
+            warnings.warn(f"training ended {outcome.summary['rounds']['ended_early']}", RuntimeWarning, stacklevel=2)
         return _result(simulation, outcome)
     finally:
         book.close()
@@ -168,6 +175,8 @@ def _secret_seed(seed: int | None) -> PublicSeed | None:
 def _book(path: Path | str | None, new: bool) -> Ledger:
     if path is None:
         return Ledger.create(":memory:", "memory")
+    if not new and not Path(path).exists():
+        raise LedgerError(str(path), "there is no ledger", "check the path, or say new_ledger=True for its first run")
     return Ledger.create(path, uuid.uuid4().hex) if new else Ledger.open(path)
 
 

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -17,6 +18,7 @@ import torch.multiprocessing
 from torch import nn
 
 from dpfl.client.member import Member
+from dpfl.core.errors import DpflError
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.engine import make_engine
 from dpfl.protocols import Engine
@@ -102,7 +104,12 @@ class Workers:
                 distinct = list({id(downloads[c]): downloads[c] for c in ids}.values())
                 which = {c: next(i for i, d in enumerate(distinct) if d is downloads[c]) for c in ids}
                 futures.append(self._pool.submit(_work, round_, distinct, which, ids))
-            found = [future.result() for future in futures]
+            try:
+                found = [future.result() for future in futures]
+            except BrokenProcessPool as error:
+                raise DpflError(
+                    "workers", "a worker process ended", 'in a script, call dpfl under if __name__ == "__main__":'
+                ) from error
         return sorted((uplink for part in found for uplink in part), key=lambda uplink: uplink.client)
 
     def __enter__(self) -> Workers:
