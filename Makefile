@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Where torch comes from: `make TORCH_INDEX=https://download.pytorch.org/whl/cpu demo` avoids several GB of CUDA.
+# Where torch comes from: `make TORCH_INDEX=<address of PyTorch's CPU-only index> demo` avoids several GB of CUDA.
 TORCH_INDEX ?=
 STAMP := $(VENV)/.set-up
 
