@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
-from dpfl.core.types import Budget, Claims, Cohort, Observer, Phase, Practice, Rows, Unit, flat
+from dpfl.core.types import Budget, Claims, Cohort, Observer, Phase, Practice, Rows, Unit
 
 ANYONE = Claims(epsilon=1.0, delta=1e-5, examples=10)
 WHOLE = st.none() | st.integers(1, 100)
@@ -144,8 +144,3 @@ def test_rows_need_one_row_per_client() -> None:
     cohort = Cohort.of({"a": ANYONE, "b": ANYONE})
     with pytest.raises(ConfigurationError, match="3 rows for 2 clients"):
         Rows(matrix=torch.zeros(3, 2), origin=torch.zeros(2), cohort=cohort, layout=layout)
-
-
-def test_a_model_travels_as_a_detached_float32_vector() -> None:
-    vector = flat(torch.ones(2, 3, dtype=torch.float64, requires_grad=True))
-    assert vector.shape == (6,) and vector.dtype == torch.float32 and not vector.requires_grad
