@@ -71,6 +71,26 @@ def test_account_reads_a_ledger_from_the_stored_events_alone(
     assert json.loads(text)["statements"] == json.loads(out)["statements"]
 
 
+def test_raised_grants_are_called_hypothetical_in_the_ledger_too(capsys: pytest.CaptureFixture[str]) -> None:
+    _run(
+        capsys,
+        "run",
+        *QUICK,
+        "--budgets",
+        "1,2,3,4",
+        "--delta",
+        "1e-3",
+        "--clip",
+        "1",
+        "--method",
+        "maximum",
+        "--out",
+        "r",
+    )
+    _, _, err = _run(capsys, "account", "--ledger", "r/ledger.sqlite")
+    assert "HYPOTHETICAL" in err
+
+
 def test_noise_and_epsilon_are_inverse(capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--sampling-rate", "0.05", "--steps", "100", "--delta", "1e-5", "--json"]
     _, out, _ = _run(capsys, "account", "--epsilon", "2", *common)

@@ -391,3 +391,9 @@ def test_a_value_that_has_only_the_digits_shown_is_shown_as_it_is(thousandths: i
 
 def test_an_infinite_epsilon_is_shown_in_words() -> None:
     assert shown(math.inf) == "infinite"
+
+
+def test_a_delta_below_what_the_curves_can_carry_is_refused() -> None:
+    with pytest.raises(PrivacyRefusal, match="1e-12"):
+        epsilon(10.0, 1.0, 400, 1e-13, sampling="none")
+    assert math.isfinite(epsilon(10.0, 1.0, 400, 1e-12, sampling="none"))

@@ -625,3 +625,23 @@ def test_a_backup_of_nothing_or_to_nowhere_is_refused(path: Path, tmp_path: Path
     with pytest.raises(LedgerError):
         backup(path, tmp_path / "no folder" / "copy.sqlite")
     assert len(charged_rounds(path)) == 6
+
+
+def test_a_ledger_made_meanwhile_is_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes start together: the second finds nothing, and by the time it is ready the first has charged."""
+    path = tmp_path / "ledger.sqlite"
+    original = Ledger._set_up
+
+    def overtaken(self: Ledger, identity: str) -> None:
+        original(self, identity)
+        if identity == "second":
+            first = Ledger.create(path, "first")
+            first.register("run", seeded=False, title="t")
+            first.charge("run", 0, [charge()])
+            first.close()
+
+    monkeypatch.setattr(Ledger, "_set_up", overtaken)
+    with pytest.raises(LedgerError, match="already exists"):
+        Ledger.create(path, "second")
+    assert Ledger.open(path, "first").participations("a", SERVER) == 1
+    assert not list(tmp_path.glob("*.new"))

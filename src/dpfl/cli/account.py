@@ -112,8 +112,10 @@ def _from_ledger(path: Path, delta: float | None, json: bool) -> None:
         return
     for run in seeded:
         err.print(f"NOT PRIVATE: SEEDED: run {run}", style="yellow")
+    for run in hypothetical:
+        err.print(f"HYPOTHETICAL: the grants beside run {run} were raised to the largest of all", style="yellow")
     if not lines:
-        out.print(
-            "Nothing was charged." if delta is not None else "Nothing was charged, or no delta is known: give --delta."
-        )
+        out.print("Nothing was charged.")
+    if any(line.delta is None for line in lines):
+        err.print("Some accounts granted nothing, so no delta is known for them: give --delta.")
     show_statements([line.to_dict() for line in lines])
