@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from dpfl.core.inputs import NUMBERS, Inputs
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import (
@@ -219,7 +220,7 @@ class Denoiser(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One client's local work: where it starts, its phases, its data, its secret generator."""
+    """One client's local work: where it starts, its phases, its data and how to read them, its secret generator."""
 
     client: str
     start: Tensor
@@ -227,6 +228,7 @@ class Job:
     features: Tensor
     labels: Tensor
     rng: SecretRng
+    inputs: Inputs = NUMBERS
 
 
 @runtime_checkable

@@ -151,7 +151,7 @@ def test_a_client_that_cannot_be_used_is_named_with_the_reason(case: str) -> Non
 
 @pytest.mark.parametrize("arrays", [([[1.0]] * 9, [2] * 9), ([[1.0]] * 4, [0, 1, 0, 1], [[1.0]], [2])])
 def test_a_label_beyond_the_classes_is_refused_in_either_part(arrays: tuple[object, ...]) -> None:
-    with pytest.raises(DataError, match=r"client 'a': has a label outside 0..1"):
+    with pytest.raises(DataError, match=r"client 'a': has label 2, outside 0..1"):
         Federation.from_arrays({"a": arrays}, classes=2)
 
 
@@ -190,10 +190,8 @@ def test_budgets_may_be_given_later_and_are_checked_again() -> None:
 
 
 def test_a_shard_without_records_is_refused_even_when_built_by_hand() -> None:
-    empty = Shard(
-        features=torch.zeros(0, 2), labels=torch.zeros(0, dtype=torch.int64),
-        test_features=torch.zeros(1, 2), test_labels=torch.zeros(1, dtype=torch.int64),
-    )  # fmt: skip
+    none, one = (torch.zeros(n, dtype=torch.int64) for n in (0, 1))
+    empty = Shard.of(torch.zeros(0, 2), none, torch.zeros(1, 2), one)
     with pytest.raises(DataError, match="client 'a': has no data"):
         Federation(shards={"a": empty}, classes=2)
 
@@ -389,7 +387,7 @@ def test_natural_silos_keep_their_names_and_their_patients() -> None:
     assert federation.ids == ("cleveland", "hungarian", "switzerland", "va")
     assert data.silos is not None
     for name, shard in federation.shards.items():
-        mine = data.features[data.silos[name]]
+        mine = data.features[slice(*data.silos[name])]
         assert sorted(rows(shard.features, shard.test_features)) == sorted(rows(mine))
         assert len(shard.test_labels) == round(0.2 * len(mine))
 

@@ -7,7 +7,7 @@ from dpfl.cli import options as o
 from dpfl.cli.console import out, print_json, table
 from dpfl.data.datasets import DATASETS
 from dpfl.data.partition import PARTITIONS
-from dpfl.models import MODELS
+from dpfl.models import MODELS, TEXT_MODELS
 from dpfl.models import about as about_model
 from dpfl.privacy.budgets import DISTRIBUTIONS, SPENDINGS
 
@@ -57,4 +57,4 @@ def budgets(json: o.Json = False) -> None:
 
 def models(json: o.Json = False) -> None:
     """List the models."""
-    _print("model", {name: about_model(name) for name in sorted(MODELS)}, json)
+    _print("model", {name: about_model(name) for name in sorted(MODELS | TEXT_MODELS)}, json)

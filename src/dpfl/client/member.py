@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dpfl.core.errors import ConfigurationError
+from dpfl.core.inputs import NUMBERS, Inputs
 from dpfl.core.types import Budget, Claims, Observer, Practice, Unit
 from dpfl.data.federation import Federation, Shard
 from dpfl.protocols import Participant
@@ -20,6 +21,7 @@ class Member:
     budget: Budget | None
     claims: Claims
     practice: Practice = field(default_factory=Practice)
+    inputs: Inputs = NUMBERS
 
     @property
     def participant(self) -> Participant:
@@ -43,6 +45,7 @@ def honest_members(federation: Federation, claims: Mapping[str, Claims] | None =
             budget=budget,
             claims=(claims or {}).get(client, truth),
             practice=federation.practices.get(client, Practice()),
+            inputs=federation.inputs,
         )
     return members
 

@@ -16,20 +16,23 @@ import torch
 from torch import Tensor
 
 from dpfl.core.errors import DataError, unknown_name
+from dpfl.core.inputs import NUMBERS, Inputs
 from dpfl.data.census import read_adult, read_bank
 from dpfl.privacy.cache import cache_folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Records with labels; with a test part of its own, or with natural silos (which record belongs to whom)."""
+    """Records with labels; with a test part of its own, or natural silos: who holds which stretch of the records."""
 
     name: str
     features: Tensor
     labels: Tensor
     classes: int
+    inputs: Inputs = NUMBERS
     test: tuple[Tensor, Tensor] | None = None
-    silos: Mapping[str, Tensor] | None = None
+    silos: Mapping[str, tuple[int, int]] | None = None
+    test_silos: Mapping[str, tuple[int, int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def _heart_disease(folder: Path | None) -> Dataset:
         table = np.array(rows)
         features.append(_heart_features(table[:, :13]))
         labels.append((table[:, 13] > 0).astype(np.int64))
-        silos[hospital] = torch.arange(start, start + len(table))
+        silos[hospital] = (start, start + len(table))
         start += len(table)
     x, y = np.concatenate(features), np.concatenate(labels)
     return Dataset(name="heart_disease", features=_float(x), labels=_int(y), classes=2, silos=silos)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dpfl.core.errors import ConfigurationError, DataError
+from dpfl.core.inputs import NUMBERS, Inputs, Tokens
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, Practice
 from dpfl.data.datasets import Dataset
@@ -22,23 +25,89 @@ from dpfl.data.tables import read_folder
 TEST_FRACTION = 0.2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    """One client's records: what it trains on, and what it keeps for testing."""
+@dataclass(frozen=True)
+class Records:
+    """Records with their labels, in one storage of which every client holds a stretch."""
 
     features: Tensor
     labels: Tensor
-    test_features: Tensor
-    test_labels: Tensor
 
     def __repr__(self) -> str:
         """Say how much there is, and show none of it."""
-        return f"Shard({len(self.labels)} training and {len(self.test_labels)} test records)"
+        return f"Records({len(self.labels)})"
+
+    @cached_property
+    def label_range(self) -> tuple[int, int]:
+        """Smallest and largest label (0, -1 if there is none)."""
+        return _extremes(self.labels)
+
+    @cached_property
+    def feature_range(self) -> tuple[int, int]:
+        """Smallest and largest token (0, -1 if there is none)."""
+        return _extremes(self.features)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Name the records: the bytes behind them and how they lie there (windows of a text overlap)."""
+        digest = hashlib.sha256()
+        for tensor in (self.features, self.labels):
+            geometry = f"{tensor.dtype}{tuple(tensor.shape)}{tensor.stride()}{tensor.storage_offset()}"
+            digest.update(geometry.encode())
+            storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+            digest.update(storage.numpy().data)
+        return digest.digest()
+
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One client's records: what it trains on, and what it keeps for testing. Views of storage shared with others."""
+
+    train: Records
+    span: Span
+    test: Records
+    test_span: Span
+
+    @classmethod
+    def of(cls, features: Tensor, labels: Tensor, test_features: Tensor, test_labels: Tensor) -> Shard:
+        """Hold records that nobody else shares."""
+        return cls(
+            train=Records(features, labels),
+            span=(0, len(labels)),
+            test=Records(test_features, test_labels),
+            test_span=(0, len(test_labels)),
+        )
+
+    @property
+    def features(self) -> Tensor:
+        """What the client trains on."""
+        return self.train.features[slice(*self.span)]
+
+    @property
+    def labels(self) -> Tensor:
+        """The classes of what it trains on."""
+        return self.train.labels[slice(*self.span)]
+
+    @property
+    def test_features(self) -> Tensor:
+        """What it keeps for testing."""
+        return self.test.features[slice(*self.test_span)]
+
+    @property
+    def test_labels(self) -> Tensor:
+        """The classes of what it keeps for testing."""
+        return self.test.labels[slice(*self.test_span)]
+
+    def __repr__(self) -> str:
+        """Say how much there is, and show none of it."""
+        return f"Shard({self.examples} training and {self.test_span[1] - self.test_span[0]} test records)"
 
     @property
     def examples(self) -> int:
         """Training records: the number a client declares."""
-        return len(self.labels)
+        return self.span[1] - self.span[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +116,7 @@ class Federation:
 
     shards: Mapping[str, Shard]
     classes: int
+    inputs: Inputs = NUMBERS
     budgets: Mapping[str, Budget] = field(default_factory=dict)
     practices: Mapping[str, Practice] = field(default_factory=dict)
 
@@ -69,11 +139,11 @@ class Federation:
         for client, shard in self.shards.items():
             if shard.examples == 0:
                 raise DataError(f"client '{client}'", "has no data", "leave it out of the federation")
-            for labels in (shard.labels, shard.test_labels):
-                if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < self.classes):
-                    raise DataError(
-                        f"client '{client}'", f"has a label outside 0..{self.classes - 1}", "number the classes from 0"
-                    )
+        for client, shard in self.shards.items():
+            for records, span in ((shard.train, shard.span), (shard.test, shard.test_span)):
+                _check_range(client, "label", records.labels, records.label_range, span, self.classes)
+                if isinstance(self.inputs, Tokens):
+                    _check_range(client, "token", records.features, records.feature_range, span, self.inputs.vocabulary)
 
     def __repr__(self) -> str:
         """Say who there is, and show no record."""
@@ -92,16 +162,19 @@ class Federation:
     def test_set(self) -> tuple[Tensor, Tensor]:
         """All clients' test parts together; for simulations, which may look."""
         shards = [self.shards[client] for client in self.ids]
+        first, last = shards[0], shards[-1]
+        if all(a.test is b.test and a.test_span[1] == b.test_span[0] for a, b in pairwise(shards)):
+            whole = slice(first.test_span[0], last.test_span[1])
+            return first.test.features[whole], first.test.labels[whole]
         return torch.cat([s.test_features for s in shards]), torch.cat([s.test_labels for s in shards])
 
     def fingerprint(self) -> str:
         """Name the data: equal fingerprints mean equal records, held by the same clients."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(repr(self.inputs).encode())
         for client in self.ids:
             shard = self.shards[client]
-            digest.update(f"{client}\x1f{tuple(shard.features.shape)}".encode())
-            for tensor in (shard.features, shard.labels, shard.test_features, shard.test_labels):
-                digest.update(tensor.contiguous().numpy().tobytes())
+            digest.update(f"{client}\x1f{shard.span}{shard.test_span}".encode())
+            digest.update(shard.train.digest + shard.test.digest)
         return digest.hexdigest()
 
     def with_budgets(self, budgets: Mapping[str, Budget]) -> Federation:
@@ -116,13 +189,16 @@ class Federation:
         budgets: Mapping[str, Budget] | None = None,
         practices: Mapping[str, Practice] | None = None,
         classes: int | None = None,
+        tokens: int | None = None,
         seed: int = 0,
     ) -> Federation:
         """Build from ``{id: (features, labels)}`` or ``{id: (features, labels, test_features, test_labels)}``.
 
         Arrays may be numpy, torch or lists. Without a test part, a fifth of each client's records is set aside.
+        Features are numbers; with ``tokens`` (the size of the vocabulary) they are whole numbers for an embedding.
         """
-        shards = {}
+        parts: dict[str, _Parts] = {}
+        kind = np.float32 if tokens is None else np.int64
         for client, arrays in sorted(clients.items()):
             if len(arrays) not in (2, 4):
                 raise DataError(
@@ -130,29 +206,36 @@ class Federation:
                     f"has {len(arrays)} arrays",
                     "give (features, labels), with test parts or without",
                 )
-            features, labels = _pair(client, arrays[0], arrays[1])
+            features, labels = _pair(client, arrays[0], arrays[1], kind)
             if len(arrays) == 4:
-                test = _pair(client, arrays[2], arrays[3])
-                shards[client] = Shard(features=features, labels=labels, test_features=test[0], test_labels=test[1])
+                parts[client] = (features, labels, *_pair(client, arrays[2], arrays[3], kind))
             else:
-                shards[client] = _own_split(client, features, labels, PublicSeed(seed).child("split", client))
-        shapes = {tuple(x.shape[1:]) for s in shards.values() for x in (s.features, s.test_features)}
+                parts[client] = _own_split(client, features, labels, PublicSeed(seed).child("split", client))
+        if not parts:
+            raise DataError("federation", "has no clients", "give at least one")
+        shapes = {tuple(x.shape[1:]) for part in parts.values() for x in (part[0], part[2])}
         if len(shapes) > 1:
             raise DataError("federation", f"clients have records of different shapes {sorted(shapes)}", "use one shape")
         odd = next(
-            (client for client in shards if not (isinstance(client, str) and client.isprintable() and client)), None
+            (client for client in parts if not (isinstance(client, str) and client.isprintable() and client)), None
         )
         if odd is not None:
             raise DataError(
                 f"client {odd!r}", "has no printable name", "name clients by text without control characters"
             )
-        both = [y for s in shards.values() for y in (s.labels, s.test_labels) if len(y)]
+        both = [y for part in parts.values() for y in (part[1], part[3]) if len(y)]
         largest = max((int(y.max()) for y in both), default=0)
         if classes is None and both and largest >= sum(len(y) for y in both):
             raise DataError(
                 "federation", f"there is a label {largest}, more than records", "check which column is the label"
             )
-        return cls(shards=shards, classes=classes or largest + 1, budgets=budgets or {}, practices=practices or {})
+        return cls(
+            shards=_side_by_side(parts),
+            classes=classes or largest + 1,
+            inputs=NUMBERS if tokens is None else Tokens(tokens),
+            budgets=budgets or {},
+            practices=practices or {},
+        )
 
     @classmethod
     def from_torch(cls, clients: Mapping[str, Any], **options: Any) -> Federation:
@@ -177,51 +260,102 @@ class Federation:
     def from_dataset(cls, dataset: Dataset, partition: Partition, clients: int | None, seed: PublicSeed) -> Federation:
         """Share out a named data set; natural silos keep their names."""
         if partition.kind == "natural":
-            return cls._natural(dataset, clients, seed)
+            return cls._natural(dataset, partition, clients, seed)
         count = 20 if clients is None else clients
         features, labels, test_features, test_labels = _train_and_test(dataset, seed.child("test"))
         train = partition.split(labels.numpy(), count, seed.child("partition"))
         test = matching_test(train, labels.numpy(), test_labels.numpy(), seed.child("matching"))
         digits = len(str(count - 1))
+        # Records are laid out client by client: each holds a stretch, and many clients' batches are one look-up.
+        own, own_test = np.concatenate(train), np.concatenate(test)
+        records, test_records = (
+            Records(features[own], labels[own]),
+            Records(test_features[own_test], test_labels[own_test]),
+        )
         shards = {
-            f"client-{i:0{digits}d}": Shard(
-                features=features[mine],
-                labels=labels[mine],
-                test_features=test_features[own],
-                test_labels=test_labels[own],
-            )
-            for i, (mine, own) in enumerate(zip(train, test, strict=True))
+            f"client-{i:0{digits}d}": Shard(train=records, span=span, test=test_records, test_span=test_span)
+            for i, (span, test_span) in enumerate(zip(_spans(train), _spans(test), strict=True))
         }
-        return cls(shards=shards, classes=dataset.classes)
+        return cls(shards=shards, classes=dataset.classes, inputs=dataset.inputs)
 
     @classmethod
-    def _natural(cls, dataset: Dataset, clients: int | None, seed: PublicSeed) -> Federation:
+    def _natural(cls, dataset: Dataset, law: Partition, clients: int | None, seed: PublicSeed) -> Federation:
         if dataset.silos is None:
             raise ConfigurationError(
                 "partition", f"'{dataset.name}' has no natural silos", "use iid, shards, classes, dirichlet or unequal"
             )
-        if clients is not None and clients != len(dataset.silos):
+        names = sorted(dataset.silos)
+        if clients is not None and not 1 <= clients <= len(names):
             raise ConfigurationError(
                 "partition",
-                f"'{dataset.name}' has {len(dataset.silos)} natural silos, not {clients}",
-                "leave the number of clients out",
+                f"'{dataset.name}' has {len(names)} natural silos, not {clients}",
+                "name at most as many clients, or leave the number out",
             )
-        shards = {
-            name: _own_split(name, dataset.features[index], dataset.labels[index], seed.child("split", name))
-            for name, index in dataset.silos.items()
-        }
-        return cls(shards=shards, classes=dataset.classes)
+        if clients is not None:  # some of them, by the public seed
+            names = sorted(seed.child("silos").numpy().choice(names, clients, replace=False).tolist())
+        if dataset.test is not None and dataset.test_silos is not None:
+            train, test = Records(dataset.features, dataset.labels), Records(*dataset.test)
+            shards = {}
+            for name in names:
+                first, last = dataset.silos[name]
+                last = last if law.records is None else min(last, first + law.records)
+                shards[name] = Shard(train=train, span=(first, last), test=test, test_span=dataset.test_silos[name])
+            return cls(shards=shards, classes=dataset.classes, inputs=dataset.inputs)
+        parts: dict[str, _Parts] = {}
+        for name in names:
+            own = slice(*dataset.silos[name])
+            x, y, *rest = _own_split(name, dataset.features[own], dataset.labels[own], seed.child("split", name))
+            parts[name] = (x[: law.records], y[: law.records], rest[0], rest[1])
+        return cls(shards=_side_by_side(parts), classes=dataset.classes, inputs=dataset.inputs)
+
+
+_Parts = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _spans(parts: Sequence[Sized]) -> list[Span]:
+    """Where each part begins and ends when all lie one after the other."""
+    ends = np.cumsum([0, *map(len, parts)]).tolist()
+    return list(pairwise(ends))
+
+
+def _side_by_side(parts: Mapping[str, _Parts]) -> dict[str, Shard]:
+    """Lay the clients' records into one storage, so that the batches of many clients are one look-up."""
+    columns = list(zip(*parts.values(), strict=True))
+    train = Records(torch.cat(columns[0]), torch.cat(columns[1]))
+    test = Records(torch.cat(columns[2]), torch.cat(columns[3]))
+    spans = zip(parts, _spans(columns[1]), _spans(columns[3]), strict=True)
+    return {name: Shard(train=train, span=span, test=test, test_span=own) for name, span, own in spans}
+
+
+def _extremes(values: Tensor) -> tuple[int, int]:
+    if values.numel() == 0:
+        return 0, -1
+    low, high = torch.aminmax(values)
+    return int(low), int(high)
+
+
+def _check_range(client: str, what: str, values: Tensor, range_: tuple[int, int], span: Span, count: int) -> None:
+    if range_[0] >= 0 and range_[1] < count:
+        return  # nobody in this storage has a wrong one
+    low, high = _extremes(values[slice(*span)])
+    if low < 0 or high >= count:
+        odd = low if low < 0 else high
+        advice = "number the classes from 0" if what == "label" else "encode texts with the vocabulary that was named"
+        raise DataError(f"client '{client}'", f"has {what} {odd}, outside 0..{count - 1}", advice)
 
 
 def _as_array(values: Any) -> Any:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
 
 
-def _pair(client: str, features: Any, labels: Any) -> tuple[Tensor, Tensor]:
+def _pair(client: str, features: Any, labels: Any, kind: type[np.generic]) -> tuple[Tensor, Tensor]:
     where = f"client '{client}'"
     try:
+        given = np.asarray(_as_array(features))
         with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
-            x = torch.from_numpy(np.array(_as_array(features), dtype=np.float32))
+            x = torch.from_numpy(np.array(given, dtype=kind))
+        if kind is np.int64 and given.dtype.kind not in "iu" and given.size:
+            raise DataError(where, f"has tokens of type {given.dtype}", "give whole numbers, one a token")
         y = np.array(_as_array(labels), dtype=np.float64)
     except (ValueError, TypeError) as error:
         raise DataError(
@@ -245,7 +379,7 @@ def _pair(client: str, features: Any, labels: Any) -> tuple[Tensor, Tensor]:
     return x, torch.from_numpy(y.astype(np.int64))
 
 
-def _own_split(client: str, features: Tensor, labels: Tensor, seed: PublicSeed) -> Shard:
+def _own_split(client: str, features: Tensor, labels: Tensor, seed: PublicSeed) -> _Parts:
     if len(labels) < 2:
         raise DataError(
             f"client '{client}'",
@@ -255,7 +389,7 @@ def _own_split(client: str, features: Tensor, labels: Tensor, seed: PublicSeed) 
     order = torch.randperm(len(labels), generator=seed.generator())
     cut = max(1, round(TEST_FRACTION * len(labels)))
     test, train = order[:cut].sort().values, order[cut:].sort().values
-    return Shard(features=features[train], labels=labels[train], test_features=features[test], test_labels=labels[test])
+    return features[train], labels[train], features[test], labels[test]
 
 
 def _train_and_test(dataset: Dataset, seed: PublicSeed) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -8,9 +8,14 @@ import torch
 from torch import nn
 
 from dpfl.core.errors import ConfigurationError, unknown_name
+from dpfl.core.inputs import NUMBERS, Inputs, Tokens
 from dpfl.core.random import PublicSeed
 from dpfl.models import networks
 
+TEXT_MODELS: dict[str, networks.BuildText] = {
+    "lstm": networks.lstm,
+    "lstm_shakespeare": networks.lstm_shakespeare,
+}
 MODELS: dict[str, networks.Build] = {
     "alexnet": networks.alexnet,
     "cnn": networks.cnn,
@@ -25,20 +30,37 @@ MODELS: dict[str, networks.Build] = {
 
 def about(name: str) -> str:
     """Return the first line of a model's own description."""
-    return (inspect.getdoc(MODELS[name]) or "").splitlines()[0]
+    return (inspect.getdoc((MODELS | TEXT_MODELS)[name]) or "").splitlines()[0]
 
 
-def make_model(name: str, shape: tuple[int, ...], classes: int, seed: PublicSeed, hidden: int = 64) -> nn.Module:
+def make_model(
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    seed: PublicSeed,
+    hidden: int = 64,
+    inputs: Inputs = NUMBERS,
+) -> nn.Module:
     """Build a model with a reproducible start that does not touch the global generator.
 
     >>> sum(p.numel() for p in make_model("logistic", (64,), 10, PublicSeed(0)).parameters())
     650
     """
-    if name not in MODELS:
-        raise unknown_name("model", "model", name, MODELS)
+    if name not in MODELS | TEXT_MODELS:
+        raise unknown_name("model", "model", name, [*MODELS, *TEXT_MODELS])
+    reads_tokens = isinstance(inputs, Tokens)
+    if reads_tokens != (name in TEXT_MODELS):
+        have, want = ("tokens", "numbers") if reads_tokens else ("numbers", "tokens")
+        raise ConfigurationError(
+            f"model '{name}'",
+            f"reads {want}, and the data are {have}",
+            f"choose one of {', '.join(sorted(TEXT_MODELS if reads_tokens else MODELS))}",
+        )
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed.value % 2**63)
+            if isinstance(inputs, Tokens):
+                return TEXT_MODELS[name](inputs.vocabulary, classes, hidden)
             return MODELS[name](shape, classes, hidden)
     except (RuntimeError, ValueError) as error:
         raise ConfigurationError(
@@ -48,7 +70,7 @@ def make_model(name: str, shape: tuple[int, ...], classes: int, seed: PublicSeed
         ) from error
 
 
-def check_model(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+def check_model(model: nn.Module, shape: tuple[int, ...], classes: int, inputs: Inputs = NUMBERS) -> None:
     """Refuse what cannot be trained here, by name, with what to use instead."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "track_running_stats", False):
@@ -70,7 +92,7 @@ def check_model(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
     everywhere = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
     if len(set(everywhere)) != len(everywhere):
         raise ConfigurationError("model", "shares (ties) parameters between layers", "give each layer its own")
-    outputs = _tried(model, shape)
+    outputs = _tried(model, shape, inputs)
     if (
         not isinstance(outputs, torch.Tensor)
         or outputs.ndim != 2
@@ -83,10 +105,10 @@ def check_model(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
         )
 
 
-def _tried(model: nn.Module, shape: tuple[int, ...]) -> object:
+def _tried(model: nn.Module, shape: tuple[int, ...], inputs: Inputs) -> object:
     """Run a few made-up records through the model, together and alone, and leave it as it was."""
     modes = {module: module.training for module in model.modules()}
-    records = torch.rand(2, *shape, generator=PublicSeed(0).generator())
+    records = inputs(inputs.made_up(2, shape, PublicSeed(0).generator()))
     try:
         with torch.no_grad():
             model.eval()
@@ -94,7 +116,9 @@ def _tried(model: nn.Module, shape: tuple[int, ...]) -> object:
             alone: object = model(records[:1])
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise ConfigurationError(
-            "model", f"does not accept records of shape {shape} ({error})", "fit the model to the data"
+            "model",
+            f"does not accept {'tokens' if isinstance(inputs, Tokens) else 'records'} of shape {shape} ({error})",
+            "fit the model to the data",
         ) from error
     finally:
         for module, mode in modes.items():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 Shape = tuple[int, ...]
 Build = Callable[[Shape, int, int], nn.Module]
+BuildText = Callable[[int, int, int], nn.Module]
 
 
 def logistic(shape: Shape, classes: int, hidden: int) -> nn.Module:
@@ -101,6 +102,32 @@ def resnet18(shape: Shape, classes: int, hidden: int) -> nn.Module:
         layers += [Residual(inputs, outputs, stride), Residual(outputs, outputs, 1)]
         inputs = outputs
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+
+
+class Reader(nn.Module):
+    """An embedding, recurrent layers, and a dense layer on the last position."""
+
+    def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int, classes: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.recurrent = nn.LSTM(embedding, hidden, layers, batch_first=True)
+        self.dense = nn.Linear(hidden, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Score each text."""
+        states, _ = self.recurrent(self.embedding(tokens))
+        scores: Tensor = self.dense(states[:, -1])
+        return scores
+
+
+def lstm(vocabulary: int, classes: int, hidden: int) -> nn.Module:
+    """PFA's two-layer LSTM for texts (IMDb): embedding and layers of ``hidden`` units, dense on the last word."""
+    return Reader(vocabulary, hidden, hidden, 2, classes)
+
+
+def lstm_shakespeare(vocabulary: int, classes: int, hidden: int) -> nn.Module:
+    """DP-Fed-LS's next-character LSTM: embedding of 8, two layers of 256, dense."""
+    return Reader(vocabulary, 8, 256, 2, classes)
 
 
 def _size(body: nn.Module, shape: Shape) -> int:

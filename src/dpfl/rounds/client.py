@@ -65,6 +65,7 @@ def work(
                 features=members[client].shard.features,
                 labels=members[client].shard.labels,
                 rng=rngs[client].child("work"),
+                inputs=members[client].inputs,
             )
             for client in block
         ]

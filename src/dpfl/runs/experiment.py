@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -184,9 +185,7 @@ class Experiment(Section):
                 f"[clients.{unknown[0]}]", "is not in the federation", did_you_mean(unknown[0], federation.ids)
             )
         practices = {client: Practice(**section.model_dump()) for client, section in self.clients.items()}
-        return Federation(
-            shards=federation.shards, classes=federation.classes, budgets=federation.budgets, practices=practices
-        )
+        return replace(federation, practices=practices)
 
     def _clients(self, data_folder: Path | None) -> Federation:
         seed = self.public_seed().child("data")
@@ -214,6 +213,7 @@ class Experiment(Section):
             federation.classes,
             self.public_seed().child("model"),
             self.model.hidden,
+            federation.inputs,
         )
 
     def check(self) -> None:

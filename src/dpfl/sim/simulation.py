@@ -66,7 +66,7 @@ class Simulation:
         folder: RunFolder | None = None,
         digest: str = "",
     ) -> None:
-        check_model(model, federation.feature_shape, federation.classes)
+        check_model(model, federation.feature_shape, federation.classes, federation.inputs)
         self.members = honest_members(federation, claims)
         if strategy.local.hypothetical:
             self.members = _all_granted_the_largest(self.members)
