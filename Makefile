@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 STAMP := $(VENV)/.set-up
 
-.PHONY: demo test check lint setup clean help
+.PHONY: demo test check lint bench setup clean help
 
 help:
 	@echo "make demo   set up and compare four methods on a federation of 20 clients (about a minute)"
 	@echo "make test   set up and run all tests, style and type checks"
 	@echo "make lint   style, types and import contracts only"
+	@echo "make bench  measure against Opacus, pfl and Flower (about half an hour; BENCH=--quick to see that it runs)"
 	@echo "make clean  remove .venv and caches"
 
 demo: $(STAMP)
@@ -24,6 +25,9 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(STAMP)
+	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m bench.run $(BENCH)
 
 setup: $(STAMP)
 

@@ -201,6 +201,6 @@ def test_a_layer_called_twice_is_noticed_and_still_right() -> None:
 
 def test_parameters_outside_known_layers_are_not_booked() -> None:
     assert not bookable(Bare())
-    assert not bookable(nn.LSTM(3, 4))
+    assert not bookable(nn.LSTM(3, 4, proj_size=2))
     assert not bookable(nn.Sequential(nn.Embedding(5, 3, max_norm=1.0), nn.Flatten(), nn.Linear(6, 3)))
     assert bookable(deep())

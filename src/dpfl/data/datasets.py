@@ -16,8 +16,12 @@ import torch
 from torch import Tensor
 
 from dpfl.core.errors import DataError, unknown_name
-from dpfl.core.inputs import NUMBERS, Inputs
+from dpfl.core.inputs import NUMBERS, Inputs, Pixels, Tokens
+from dpfl.data import imdb, shakespeare
 from dpfl.data.census import read_adult, read_bank
+from dpfl.data.cifar import read_cifar10
+from dpfl.data.imdb import read_imdb
+from dpfl.data.shakespeare import WINDOW, read_shakespeare, windows
 from dpfl.privacy.cache import cache_folder
 
 
@@ -161,6 +165,53 @@ def _bank_marketing(folder: Path | None) -> Dataset:
     return Dataset(name="bank_marketing", features=_float(x), labels=_int(y), classes=2)
 
 
+def _cifar10(folder: Path | None) -> Dataset:
+    x, y, test_x, test_y = read_cifar10(data_folders(folder))
+    return Dataset(
+        name="cifar10",
+        features=torch.from_numpy(x),
+        labels=_int(y),
+        classes=10,
+        inputs=Pixels(mean=(0.4914, 0.4822, 0.4465), deviation=(0.2470, 0.2435, 0.2616)),
+        test=(torch.from_numpy(test_x), _int(test_y)),
+    )
+
+
+def _imdb(folder: Path | None) -> Dataset:
+    x, y, test_x, test_y = read_imdb(data_folders(folder))
+    test = (torch.from_numpy(test_x), _int(test_y))
+    inputs = Tokens(imdb.VOCABULARY)
+    return Dataset(name="imdb", features=torch.from_numpy(x), labels=_int(y), classes=2, inputs=inputs, test=test)
+
+
+def _shakespeare(folder: Path | None) -> Dataset:
+    """Every role is a silo. Training windows overlap, and are views of one text; test windows do not overlap."""
+    file = "moby-shakespeare.tar.xz"
+    roles = read_shakespeare(_find("shakespeare", "shakespeare", folder, [file]) / file)
+    text = torch.from_numpy(roles.tokens)
+    features, labels = windows(text)
+    silos, test_silos, test = {}, {}, []
+    end = 0
+    for i, name in enumerate(roles.names):
+        train, own = roles.split(i)
+        first = int(roles.offsets[i])
+        silos[name] = (first, first + len(train) - WINDOW)
+        x, y = windows(own)
+        test.append((x[::WINDOW], y[::WINDOW]))
+        test_silos[name] = (end, end + len(test[-1][1]))
+        end = test_silos[name][1]
+    return Dataset(
+        name="shakespeare",
+        features=features,
+        labels=labels,
+        classes=shakespeare.VOCABULARY,
+        inputs=Tokens(shakespeare.VOCABULARY),
+        test=(torch.cat([x for x, _ in test]), torch.cat([y for _, y in test])),
+        silos=silos,
+        test_silos=test_silos,
+    )
+
+
 def _find(name: str, subfolder: str, given: Path | None, files: list[str]) -> Path:
     for base in data_folders(given):
         for candidate in (base / subfolder, base):
@@ -203,6 +254,11 @@ DATASETS: dict[str, Source] = {
     "adult": Source(_adult, "48,842 people, income above 50K or not, 49 features, 2 classes (UCI, CC BY 4.0)", False),
     "bank_marketing": Source(
         _bank_marketing, "45,211 clients of a bank, subscribed or not, 42 features, 2 classes (UCI, CC BY 4.0)", False
+    ),
+    "cifar10": Source(_cifar10, "60,000 small photographs, 32 x 32 in colour, 10 classes", False),
+    "imdb": Source(_imdb, "film reviews, the last 200 words as tokens, liked or not (20,000 of 50,000 will do)", False),
+    "shakespeare": Source(
+        _shakespeare, "next character after 80, by speaking role: 857 roles of 37 plays (Moby, public domain)", False
     ),
     "mnist": Source(
         _idx_images("mnist", "mnist", 0.1307, 0.3081), "70,000 handwritten digits, 28 x 28, 10 classes", False

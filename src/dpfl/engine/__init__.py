@@ -1,15 +1,19 @@
 """How phases are executed: ``stacked`` (default) and ``one_by_one`` (the oracle)."""
 
+from collections.abc import Callable
+
 from dpfl.core.errors import unknown_name
 from dpfl.engine.one_by_one import OneByOne
+from dpfl.engine.process import check_device
 from dpfl.engine.stacked import Stacked
 from dpfl.protocols import Engine
 
-ENGINES: dict[str, type[Engine]] = {"stacked": Stacked, "one_by_one": OneByOne}
+ENGINES: dict[str, Callable[[str], Engine]] = {"stacked": Stacked, "one_by_one": OneByOne}
 
 
-def make_engine(name: str) -> Engine:
-    """Return the engine of this name."""
+def make_engine(name: str, device: str = "cpu") -> Engine:
+    """Return the engine of this name, computing on this device."""
     if name not in ENGINES:
         raise unknown_name("engine", "engine", name, ENGINES)
-    return ENGINES[name]()
+    check_device(device)
+    return ENGINES[name](device)

@@ -2,10 +2,15 @@
 
 *Formal guarantees.* The sum returned is over per-record gradients of norm at most ``clip`` each, provided that the model
 treats records apart (:func:`dpfl.models.check_model` tries it) and calls each of its layers once. A layer called twice is
-noticed and refused here; the caller then writes per-record gradients out.
+noticed and refused here, as is one whose output was changed in place; the caller then writes per-record gradients out.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +19,9 @@ from torch.nn import functional as F
 
 from dpfl.core.layout import Layout
 from dpfl.core.linalg import clip_factor
-from dpfl.engine.one_by_one import OneByOne
-from dpfl.engine.rules import RULES, Piece
+from dpfl.engine.one_by_one import OneByOne, on_copies
+from dpfl.engine.recurrent import Tap, unrollable, unrolled
+from dpfl.engine.rules import RULES, Piece, recurrent
 
 MICRO_BATCH = 256
 
@@ -26,10 +32,65 @@ class NotBookable(Exception):
 
 def bookable(model: nn.Module) -> bool:
     """Whether every parameter belongs to a layer that has a rule."""
-    covered = {id(p) for m in model.modules() if type(m) in RULES for p in m.parameters(recurse=False)}
+    covered = {id(p) for m in _layers(model) for p in m.parameters(recurse=False)}
     return {id(p) for p in model.parameters()} == covered and not any(
         isinstance(m, nn.Embedding) and (m.max_norm is not None or m.scale_grad_by_freq) for m in model.modules()
     )
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    return [m for m in model.modules() if type(m) in RULES or (isinstance(m, nn.RNNBase) and unrollable(m))]
+
+
+@dataclass
+class _Book:
+    """What one forward leaves behind: every layer's input, and the tensors whose gradients are wanted."""
+
+    names: dict[nn.Module, str]
+    copies: bool
+    inputs: dict[nn.Module, Tensor] = field(default_factory=dict)
+    outputs: dict[nn.Module, Tensor] = field(default_factory=dict)
+    taps: dict[nn.Module, list[Tap]] = field(default_factory=dict)
+
+    def keep(self, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        """Write down a layer's input and output, as a forward hook."""
+        self._once(module)
+        self.inputs[module] = arguments[0].detach()
+        self.outputs[module] = output if output.requires_grad else output.requires_grad_()
+        return output.clone() if self.copies else None  # an activation may work in place on what follows
+
+    def unroll(self, module: nn.RNNBase, x: Tensor, *state: Any) -> tuple[Tensor, Any]:
+        """Stand in for a recurrent layer."""
+        self._once(module)
+        if state or not isinstance(x, Tensor) or x.ndim != 3:
+            raise NotBookable(f"layer '{self.names[module]}' is given a state, or packed or single texts")
+        output, last, self.taps[module] = unrolled(module, x)
+        return output, last
+
+    def _once(self, module: nn.Module) -> None:
+        if module in self.inputs or module in self.taps:
+            raise NotBookable(f"layer '{self.names[module]}' is called twice")
+
+    def wanted(self) -> list[Tensor]:
+        """All tensors whose gradients are wanted, in a fixed order."""
+        if any(output._version for output in self.outputs.values()) and not self.copies:
+            raise NotBookable("a layer's output was changed in place")
+        return [*self.outputs.values(), *(gate for taps in self.taps.values() for tap in taps for gate in tap.gates)]
+
+
+@contextmanager
+def _watched(model: nn.Module, book: _Book) -> Iterator[None]:
+    hooks = [module.register_forward_hook(book.keep) for module in book.names if type(module) in RULES]
+    stood_in = [module for module in book.names if isinstance(module, nn.RNNBase)]
+    for module in stood_in:
+        module.forward = lambda x, *state, _module=module: book.unroll(_module, x, *state)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module in stood_in:
+            del module.forward
 
 
 def clipped_sum(
@@ -38,85 +99,81 @@ def clipped_sum(
     """Sum of per-record gradients, each within ``clip``; a non-finite one counts as zero."""
     if len(labels) == 0:
         return torch.zeros_like(vector)
-    names = {module: name for name, module in model.named_modules() if type(module) in RULES}
-    inputs: dict[nn.Module, Tensor] = {}
-    outputs: dict[nn.Module, Tensor] = {}
-
-    def keep(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        if module in inputs:
-            raise NotBookable(f"layer '{names[module]}' is called twice")
-        inputs[module] = arguments[0].detach()
-        outputs[module] = output if output.requires_grad else output.requires_grad_()
-        return output.clone()  # so that an activation may work in place on what follows
-
-    hooks = [module.register_forward_hook(keep) for module in names]
-    try:
-        parameters = {name: _fast_layout(tensor) for name, tensor in layout.unflatten(vector).items()}
-        features = _fast_layout(features)
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        with torch.enable_grad():
-            logits = functional_call(model, {**parameters, **buffers}, (features,))
-            loss = F.cross_entropy(logits, labels, reduction="sum")
-        used = list(outputs)
-        slopes = torch.autograd.grad(loss, [outputs[module] for module in used], allow_unused=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    layers = set(_layers(model))
+    names = {module: name for name, module in model.named_modules() if module in layers}
+    book = _Book(names, copies=any(getattr(module, "inplace", False) for module in model.modules()))
+    with _watched(model, book), torch.enable_grad():
+        parameters = {name: fast_layout(tensor) for name, tensor in layout.unflatten(vector).items()}
+        logits = functional_call(model, on_copies(model, parameters), (fast_layout(features),))
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        slopes = torch.autograd.grad(loss, book.wanted(), allow_unused=True)
     with torch.no_grad():
-        return _combined(layout, names, used, inputs, slopes, clip, len(labels))
+        return _combined(layout, book, list(slopes), clip, len(labels))
 
 
-def _fast_layout(tensor: Tensor) -> Tensor:
+def fast_layout(tensor: Tensor) -> Tensor:
     """Channels last for images and kernels: pooling and convolution are several times faster that way on a CPU."""
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
-def _combined(
-    layout: Layout,
-    names: dict[nn.Module, str],
-    used: list[nn.Module],
-    inputs: dict[nn.Module, Tensor],
-    slopes: tuple[Tensor | None, ...],
-    clip: float,
-    records: int,
-) -> Tensor:
-    pairs = [(module, inputs[module], d) for module, d in zip(used, slopes, strict=True) if d is not None]
-    pieces, squares = _pieces(pairs, torch.zeros(records, dtype=torch.bool))
+def _combined(layout: Layout, book: _Book, slopes: list[Tensor | None], clip: float, records: int) -> Tensor:
+    device = next(slope.device for slope in slopes if slope is not None)
+    pieces, squares = _pieces(book, slopes, torch.zeros(records, dtype=torch.bool, device=device), spoilt=False)
     broken = ~torch.isfinite(squares)  # whatever is not finite in a or d shows here, and so does their product
     if bool(broken.any()):
-        pieces, squares = _pieces(pairs, broken)
+        pieces, squares = _pieces(book, slopes, broken, spoilt=True)
     factor = clip_factor(squares.sqrt(), clip).to(torch.float32)
-    total = torch.zeros(layout.size)
+    total = torch.zeros(layout.size, device=device)
     blocks = {block.name: block for block in layout}
-    for module, piece in pieces.items():
-        prefix = f"{names[module]}." if names[module] else ""
+    for module, piece in pieces:
+        prefix = f"{book.names[module]}." if book.names[module] else ""
         for name, gradient in piece.weighted(factor).items():
             total[blocks[prefix + name].slice] = gradient.reshape(-1)
     return total
 
 
-def _pieces(pairs: list[tuple[nn.Module, Tensor, Tensor]], broken: Tensor) -> tuple[dict[nn.Module, Piece], Tensor]:
+def _pieces(
+    book: _Book, slopes: list[Tensor | None], broken: Tensor, *, spoilt: bool
+) -> tuple[list[tuple[nn.Module, Piece]], Tensor]:
     """Ask every layer's rule; broken records are taken out first, because zero times infinity is not zero."""
-    pieces: dict[nn.Module, Piece] = {}
-    squares = torch.zeros(len(broken), dtype=torch.float64)
-    spoilt = bool(broken.any())
-    for module, a, d in pairs:
-        if spoilt:
-            d = d.masked_fill(broken.reshape(-1, *[1] * (d.ndim - 1)), 0.0)
-            a = a.masked_fill(broken.reshape(-1, *[1] * (a.ndim - 1)), 0)
-        pieces[module] = RULES[type(module)](module, a, d)
-        squares += pieces[module].squares
+
+    def whole(x: Tensor) -> Tensor:
+        return x.masked_fill(broken.reshape(-1, *[1] * (x.ndim - 1)), 0) if spoilt else x
+
+    pieces: list[tuple[nn.Module, Piece]] = []
+    found = iter(slopes)
+    for module in book.outputs:
+        d = next(found)
+        if d is not None:
+            pieces.append((module, RULES[type(module)](module, whole(book.inputs[module]), whole(d))))
+    for module, taps in book.taps.items():
+        for tap in taps:
+            each = [next(found) for _ in tap.gates]
+            if all(d is not None for d in each):
+                halves = [whole(d) for d in each if d is not None]
+                pieces.append((module, recurrent(module, tap.suffix, whole(tap.inputs), whole(tap.hidden), halves)))
+    squares = torch.zeros(len(broken), dtype=torch.float64, device=broken.device)
+    for _, piece in pieces:
+        squares += piece.squares
     return pieces, squares
 
 
 class Booked(OneByOne):
     """One client after the other, in one pass per step wherever the layers' rules cover the model."""
 
+    def mean_gradient(
+        self, model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor
+    ) -> Tensor:
+        """Gradient of the mean loss of a batch, with images in the layout that is fastest."""
+        return super().mean_gradient(model, layout, vector, fast_layout(features), labels)
+
     def clipped_sum(
         self, model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor, clip: float
     ) -> Tensor:
         """Sum of clipped per-record gradients, in micro-batches of bounded memory."""
         try:
+            if len(labels) <= MICRO_BATCH:
+                return clipped_sum(model, layout, vector, features, labels, clip)
             parts = zip(torch.split(features, MICRO_BATCH), torch.split(labels, MICRO_BATCH), strict=True)
             return sum((clipped_sum(model, layout, vector, x, y, clip) for x, y in parts), torch.zeros_like(vector))
         except NotBookable:

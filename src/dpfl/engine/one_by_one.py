@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from dpfl.client.sampling import PoissonBatches, sampler
 from dpfl.core.errors import DpflError
 from dpfl.core.layout import Layout
 from dpfl.core.linalg import clip_factor
+from dpfl.core.random import SecretRng
 from dpfl.core.types import Phase
 from dpfl.engine.process import one_thread
 from dpfl.protocols import Job
@@ -21,7 +23,10 @@ _MOST_NUMBERS = 1 << 25  # per-record gradient entries held at once
 
 
 class OneByOne:
-    """Runs any supported module."""
+    """Runs any supported module, on any device that torch knows."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = torch.device(device)
 
     def blocks(self, plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
         """Each client is a block of its own."""
@@ -33,7 +38,7 @@ class OneByOne:
             return [self._client(model, layout, job) for job in jobs]
 
     def _client(self, model: nn.Module, layout: Layout, job: Job) -> Tensor:
-        vector = job.start.clone()
+        vector = job.start.to(self.device, copy=True)
         for number, phase in enumerate(job.phases):
             try:
                 vector = self._phase(model, layout, job, phase, number, vector)
@@ -43,7 +48,7 @@ class OneByOne:
                     f"the model failed on its data ({error})",
                     "check model and data",
                 ) from error
-        return vector
+        return vector.cpu()
 
     def _phase(self, model: nn.Module, layout: Layout, job: Job, phase: Phase, number: int, start: Tensor) -> Tensor:
         records = sampler(phase, len(job.labels))
@@ -51,23 +56,48 @@ class OneByOne:
         noise = job.rng.child("noise", number)
         dropout = job.rng.child("dropout", number)
         vector = start.clone()
-        buffer = torch.empty_like(vector)
+        buffer = torch.empty(layout.size)  # noise is drawn where its generator is, on the CPU
         for batch in batches:
-            features, labels = job.features[batch], job.labels[batch]
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(dropout.integer())
+            features = job.inputs(job.features[batch].to(self.device))
+            labels = job.labels[batch].to(self.device)
+            with self._dropout_from(model, dropout):
                 if phase.clip is None:
-                    gradient = _mean_gradient(model, layout, vector, features, labels)
+                    gradient = self.mean_gradient(model, layout, vector, features, labels)
                 else:
                     gradient = self.clipped_sum(model, layout, vector, features, labels, phase.clip)
             if phase.noise_multiplier > 0 and phase.clip is not None:
-                gradient = gradient + phase.noise_multiplier * phase.clip * noise.normal_(buffer)
+                noise.normal_(buffer)
+                gradient = gradient.add_(buffer.to(self.device), alpha=phase.noise_multiplier * phase.clip)
             if phase.clip is not None:
-                gradient = gradient / (records.expected_size if isinstance(records, PoissonBatches) else len(batch))
-            vector = vector - phase.lr * (gradient + phase.weight_decay * vector)
+                gradient = gradient.div_(
+                    records.expected_size if isinstance(records, PoissonBatches) else max(len(batch), 1)
+                )
+            if phase.weight_decay:
+                gradient = gradient.add_(vector, alpha=phase.weight_decay)
+            vector = vector.sub_(gradient, alpha=phase.lr)
             if phase.ball is not None:
                 vector = start + into_ball(vector - start, phase.ball)
         return vector
+
+    @contextmanager
+    def _dropout_from(self, model: nn.Module, rng: SecretRng) -> Iterator[None]:
+        """Seed torch's own generator, which dropout layers draw from, and leave it as it was."""
+        seed = rng.integer()
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            yield
+
+    def mean_gradient(
+        self, model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor
+    ) -> Tensor:
+        """Gradient of the mean loss of a batch: plain SGD."""
+        if len(labels) == 0:
+            return torch.zeros_like(vector)
+        parameters = {name: tensor.detach().requires_grad_() for name, tensor in layout.unflatten(vector).items()}
+        loss = F.cross_entropy(functional_call(model, on_copies(model, parameters), (features,)), labels)
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+        return layout.flatten(dict(zip(parameters, gradients, strict=True)))
 
     def clipped_sum(
         self, model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor, clip: float
@@ -76,20 +106,23 @@ class OneByOne:
         parameters = layout.unflatten(vector)
 
         def loss(parameters: dict[str, Tensor], feature: Tensor, label: Tensor) -> Tensor:
-            logits = functional_call(model, _on_copies(model, parameters), (feature.unsqueeze(0),))
+            logits = functional_call(model, on_copies(model, parameters), (feature.unsqueeze(0),))
             return F.cross_entropy(logits, label.unsqueeze(0))
 
         total = torch.zeros_like(vector)
-        at_once = max(1, _MOST_NUMBERS // max(layout.size, 1))
-        for some_features, some_labels in zip(
-            torch.split(features, at_once), torch.split(labels, at_once), strict=True
-        ):
-            if len(some_labels) == 0:
-                continue
-            gradients = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")(
-                parameters, some_features, some_labels
-            )
-            rows = torch.cat([gradients[block.name].reshape(len(some_labels), -1) for block in layout], dim=1)
+        gradient = grad(loss)
+        # torch has no batched recurrent layers: their records are done one after the other.
+        one_at_a_time = any(isinstance(module, nn.RNNBase) for module in model.modules())
+        at_once = 1 if one_at_a_time else max(1, _MOST_NUMBERS // max(layout.size, 1))
+        for first in range(0, len(labels), at_once):
+            some = slice(first, first + at_once)
+            if one_at_a_time:
+                found = gradient(parameters, features[first], labels[first])
+            else:
+                found = vmap(gradient, in_dims=(None, 0, 0), randomness="different")(
+                    parameters, features[some], labels[some]
+                )
+            rows = torch.cat([found[b.name].reshape(len(labels[some]), -1) for b in layout], dim=1)
             norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
             rows = torch.where(torch.isfinite(norms)[:, None], rows, torch.zeros_like(rows))
             total = total + clip_factor(norms, clip).to(rows.dtype) @ rows
@@ -102,13 +135,7 @@ def into_ball(difference: Tensor, radius: float | Tensor) -> Tensor:
     return difference * clip_factor(norm, radius).to(difference.dtype)
 
 
-def _mean_gradient(model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-    parameters = {name: tensor.detach().requires_grad_() for name, tensor in layout.unflatten(vector).items()}
-    loss = F.cross_entropy(functional_call(model, _on_copies(model, parameters), (features,)), labels)
-    gradients = torch.autograd.grad(loss, list(parameters.values()))
-    return layout.flatten(dict(zip(parameters, gradients, strict=True)))
-
-
-def _on_copies(model: nn.Module, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Add copies of the buffers: whatever a layer writes into one stays here."""
-    return {**parameters, **{name: buffer.clone() for name, buffer in model.named_buffers()}}
+def on_copies(model: nn.Module, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Add copies of the buffers, on the parameters' device: whatever a layer writes into one stays here."""
+    device = next(iter(parameters.values())).device
+    return {**parameters, **{name: buffer.to(device, copy=True) for name, buffer in model.named_buffers()}}

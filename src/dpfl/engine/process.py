@@ -10,7 +10,9 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's <malloc.h>
+from dpfl.core.errors import ConfigurationError
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # glibc's <malloc.h>
 
 
 @contextmanager
@@ -25,6 +27,15 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def check_device(name: str) -> None:
+    """Refuse a device that torch does not know, or that this machine does not have."""
+    try:
+        torch.empty(1, device=torch.device(name)).add_(1).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ConfigurationError(f"device '{name}'", f"cannot be used here ({reason})", "use cpu") from error
+
+
 @functools.cache
 def _keep_memory() -> None:
     """Let glibc reuse large blocks instead of mapping and clearing fresh pages at every step (10-40 % of a CNN's time).
@@ -34,5 +45,5 @@ def _keep_memory() -> None:
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             libc = ctypes.CDLL("libc.so.6")
-            libc.mallopt(_MMAP_THRESHOLD, 1 << 30)
+            libc.mallopt(_MMAP_MAX, 0)  # a higher mapping threshold would do, but glibc refuses one above 32 MiB
             libc.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)

@@ -11,6 +11,7 @@ is cheaper than two products; never all of them at once.
 | Conv2d | the same, with a_t the patch of the input under output position t |
 | Embedding | sum over positions of d_t, into the row of the token at t |
 | GroupNorm, LayerNorm | sum over positions of d_t times the normalised input |
+| LSTM, GRU, RNN | as Linear, on inputs and on hidden states, with d_t the gradient of the gates |
 
 Squares are added up in double precision: their float32 sums under- and overflow where the gradient itself does not.
 """
@@ -24,6 +25,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from dpfl.core.linalg import squared_norms
 
 _MOST_NUMBERS = 1 << 24  # entries of per-record gradients or patches held at once
 
@@ -40,31 +43,42 @@ class Piece:
 
 def _squared(x: Tensor) -> Tensor:
     """Squared norm of each record, in double precision."""
-    norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
-    return norms.square()
+    return squared_norms(x.flatten(1))
 
 
-def _products(a: Tensor, d: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Squared norms and weighted sum of sum_t d_t a_t^T for a (B, T, in) and d (B, T, out).
+def _by_gram(positions: int, inputs: int, outputs: int) -> bool:
+    """Whether two T x T Gram matrices are cheaper than writing out and reading again what has the weight's size."""
+    return positions**2 * (inputs + outputs) < 32 * inputs * outputs
+
+
+def _products(blocks: list[Tensor], d: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Squared norms and weighted sum of sum_t d_t a_t^T, for d (B, T, out) and a (B, T, in) in blocks of columns.
 
     With one position the norm factors. With few positions and a large weight, norms come from two T x T Gram matrices
     (nothing of the weight's size is written); else per-record gradients are formed once and serve both.
     """
-    records, positions, inputs = a.shape
-    outputs = d.shape[2]
+    records, positions, outputs = d.shape
+    inputs = sum(a.shape[2] for a in blocks)
     if positions == 1:
-        squares = _squared(a) * _squared(d)
-        return squares, lambda factor: (d[:, 0] * factor[:, None]).T @ a[:, 0]
-    if 2 * positions**2 < inputs * outputs or records * inputs * outputs > _MOST_NUMBERS:
+        squares = torch.stack([_squared(a) for a in blocks]).sum(dim=0) * _squared(d)
+        return squares, lambda factor: torch.cat([(d[:, 0] * factor[:, None]).T @ a[:, 0] for a in blocks], dim=1)
+    if _by_gram(positions, inputs, outputs) or records * inputs * outputs > _MOST_NUMBERS:
         at_once = max(1, _MOST_NUMBERS // (2 * positions**2))
-        parts = []
-        for some_a, some_d in zip(torch.split(a, at_once), torch.split(d, at_once), strict=True):
-            gram = torch.bmm(some_a, some_a.transpose(1, 2)).double() * torch.bmm(some_d, some_d.transpose(1, 2))
-            parts.append(gram.sum(dim=(1, 2)).clamp_min(0.0))
-        squares = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
-        return squares, lambda factor: (d * factor[:, None, None]).flatten(0, 1).T @ a.flatten(0, 1)
-    gradients = torch.bmm(d.transpose(1, 2), a)
-    return _squared(gradients), lambda factor: (factor @ gradients.flatten(1)).reshape(outputs, inputs)
+        squares = torch.zeros(records, dtype=torch.float64, device=d.device)
+        for first in range(0, records, at_once):
+            some = slice(first, first + at_once)
+            of_inputs = torch.stack([torch.bmm(a[some], a[some].transpose(1, 2)) for a in blocks]).sum(dim=0)
+            gram = of_inputs.double() * torch.bmm(d[some], d[some].transpose(1, 2))
+            squares[some] = gram.sum(dim=(1, 2)).clamp_min(0.0)
+
+        def summed(factor: Tensor) -> Tensor:
+            weighted = (d * factor[:, None, None]).flatten(0, 1).T
+            return torch.cat([weighted @ a.flatten(0, 1) for a in blocks], dim=1)
+
+        return squares, summed
+    gradients = [torch.bmm(d.transpose(1, 2), a) for a in blocks]
+    squares = torch.stack([_squared(g) for g in gradients]).sum(dim=0)
+    return squares, lambda factor: torch.cat([(factor @ g.flatten(1)).reshape(outputs, -1) for g in gradients], dim=1)
 
 
 def _bias(d: Tensor) -> Tensor:
@@ -87,20 +101,21 @@ def linear(layer: nn.Linear, a: Tensor, d: Tensor) -> Piece:
     """A dense layer on the last axis; the axes between are positions."""
     records = len(a)
     a, d = a.reshape(records, -1, layer.in_features), d.reshape(records, -1, layer.out_features)
-    squares, weight = _products(a, d)
+    squares, weight = _products([a], d)
     return _with_bias(squares, weight, None if layer.bias is None else _bias(d), layer.weight.shape)
 
 
 def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
     """A convolution: a dense layer on patches, group by group. Channels are the innermost axis of every copy."""
     records, groups = len(a), layer.groups
-    patches = _patches(layer, a)  # (B, positions, kernel, channels)
+    a = _padded(layer, a)
     slopes = d.permute(0, 2, 3, 1).reshape(records, -1, layer.out_channels)
     each, outputs = layer.in_channels // groups, layer.out_channels // groups
     pairs = []
     for g in range(groups):
-        own = patches[..., g * each : (g + 1) * each].reshape(records, slopes.shape[1], -1)
-        pairs.append(_products(own, slopes[..., g * outputs : (g + 1) * outputs].contiguous()))
+        own = a if groups == 1 else a[..., g * each : (g + 1) * each].contiguous()
+        mine = slopes[..., g * outputs : (g + 1) * outputs].contiguous()
+        pairs.append(_products(_patches(layer, own, mine.shape[1], outputs), mine))
     squares = torch.stack([s for s, _ in pairs]).sum(dim=0)
     kernel = layer.kernel_size
 
@@ -111,23 +126,36 @@ def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
     return _with_bias(squares, weight, None if layer.bias is None else _bias(slopes), layer.weight.shape)
 
 
-def _patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    """Copy the patch under every output position, by strides: several times faster than ``F.unfold``."""
-    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+def _padded(layer: nn.Conv2d, a: Tensor) -> Tensor:
+    """Channels last, and padded as the layer pads."""
     if layer.padding_mode != "zeros":
-        a = F.pad(a, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
-    elif layer.padding == "same":
-        a = F.pad(a, layer._reversed_padding_repeated_twice)
-    elif layer.padding != "valid" and any(layer.padding):
-        ph, pw = (int(p) for p in layer.padding)
-        a = F.pad(a, (pw, pw, ph, ph))
-    records, channels, height, width = a.shape
+        a = F.pad(a, layer._reversed_padding_repeated_twice, mode=layer.padding_mode).permute(0, 2, 3, 1)
+    elif layer.padding == "valid" or not any(layer._reversed_padding_repeated_twice):
+        a = a.permute(0, 2, 3, 1)
+    else:
+        a = F.pad(a.permute(0, 2, 3, 1), (0, 0, *layer._reversed_padding_repeated_twice))
+    return a.contiguous()
+
+
+_WIDE = 64  # columns from which a product with one row of the kernel is as fast as one with all of it
+
+
+def _patches(layer: nn.Conv2d, a: Tensor, positions: int, outputs: int) -> list[Tensor]:
+    """Copy the patch under every output position, by strides: several times faster than ``F.unfold``.
+
+    Patches of neighbouring output rows share all but one row of the kernel. Where nothing skips, patches of one kernel
+    row are copied once and every row of the kernel is a view of them: a fifth of the copying for a 5 x 5 kernel.
+    """
+    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+    records, height, width, channels = a.shape
     rows, columns = (height - dh * (kh - 1) - 1) // sh + 1, (width - dw * (kw - 1) - 1) // sw + 1
-    rs, cs, hs, ws = a.stride()
-    view = a.as_strided(
-        (records, rows, columns, kh, kw, channels), (rs, sh * hs, sw * ws, dh * hs, dw * ws, cs), a.storage_offset()
-    )
-    return view.reshape(records, rows * columns, kh * kw, channels)
+    rs, hs, ws, _ = a.stride()
+    wide = kw * channels
+    if sh == dh == dw == 1 and kh > 1 and wide >= _WIDE and not _by_gram(positions, kh * wide, outputs):
+        strips = a.as_strided((records, height, columns, wide), (rs, hs, sw * ws, 1)).contiguous()
+        return [strips[:, i : i + rows].flatten(1, 2) for i in range(kh)]
+    view = a.as_strided((records, rows, columns, kh, kw, channels), (rs, sh * hs, sw * ws, dh * hs, dw * ws, 1))
+    return [view.reshape(records, rows * columns, kh * wide)]
 
 
 def embedding(layer: nn.Embedding, a: Tensor, d: Tensor) -> Piece:
@@ -168,6 +196,25 @@ def _scale_and_shift(product: Tensor, shift: Tensor | None, shape: torch.Size | 
     def weighted(factor: Tensor) -> Gradients:
         found = {"weight": factor @ product} | ({} if shift is None else {"bias": factor @ shift})
         return found if shape is None else {name: tensor.reshape(shape) for name, tensor in found.items()}
+
+    return Piece(squares, weighted)
+
+
+def recurrent(layer: nn.Module, suffix: str, x: Tensor, hidden: Tensor, slopes: list[Tensor]) -> Piece:
+    """One direction of one recurrent layer: two dense layers whose positions are the steps, and two biases."""
+    of_inputs, of_hidden = slopes[0], slopes[-1]
+    squares, weight = _products([x], of_inputs)
+    more, recurrent_weight = _products([hidden], of_hidden)
+    squares = squares + more
+    biased = hasattr(layer, f"bias_ih{suffix}")
+    biases = {"bias_ih": _bias(of_inputs), "bias_hh": _bias(of_hidden)} if biased else {}
+    for bias in biases.values():
+        squares = squares + _squared(bias)
+
+    def weighted(factor: Tensor) -> Gradients:
+        found = {"weight_ih": weight(factor), "weight_hh": recurrent_weight(factor)}
+        found |= {name: factor @ bias for name, bias in biases.items()}
+        return {f"{name}{suffix}": gradient for name, gradient in found.items()}
 
     return Piece(squares, weighted)
 
