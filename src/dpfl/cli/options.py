@@ -46,6 +46,7 @@ EXPERIMENT: dict[str, Any] = {
     "cohort": _option(str, "Clients per round: a number, or a fraction such as 0.8."),
     "sampling": _option(str, "How the cohort is drawn: uniform or poisson."),
     "engine": _option(str, "stacked or one_by_one."),
+    "device": _option(str, "Where local work is computed: cpu, or cuda where torch has it."),
     "set": _option(list[str], "Any other setting of the method.", "--set", metavar="KEY=VALUE"),
 }
 ONE_METHOD: dict[str, Any] = {
@@ -134,6 +135,7 @@ _PLACES = {
     "sampling": ("run", "sampling"),
     "seed": ("run", "seed"),
     "engine": ("run", "engine"),
+    "device": ("run", "device"),
     "workers": ("run", "workers"),
 }
 

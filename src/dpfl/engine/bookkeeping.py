@@ -113,7 +113,13 @@ def clipped_sum(
 
 def fast_layout(tensor: Tensor) -> Tensor:
     """Channels last for images and kernels: pooling and convolution are several times faster that way on a CPU."""
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+    if tensor.ndim != 4:
+        return tensor
+    tensor = tensor.contiguous(memory_format=torch.channels_last)
+    if tensor.shape[1] == 1:  # one channel is contiguous either way, and torch takes it for channels first
+        _, _, height, width = tensor.shape
+        return tensor.as_strided(tensor.shape, (height * width, 1, width, 1))
+    return tensor
 
 
 def _combined(layout: Layout, book: _Book, slopes: list[Tensor | None], clip: float, records: int) -> Tensor:

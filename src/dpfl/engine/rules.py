@@ -76,6 +76,9 @@ def _products(blocks: list[Tensor], d: Tensor) -> tuple[Tensor, Callable[[Tensor
             return torch.cat([weighted @ a.flatten(0, 1) for a in blocks], dim=1)
 
         return squares, summed
+    if len(blocks) == 1 and blocks[0].stride(1) == 1:  # positions innermost: the other way round is faster
+        transposed = torch.bmm(blocks[0].transpose(1, 2), d)
+        return _squared(transposed), lambda factor: (factor @ transposed.flatten(1)).reshape(inputs, outputs).T
     gradients = [torch.bmm(d.transpose(1, 2), a) for a in blocks]
     squares = torch.stack([_squared(g) for g in gradients]).sum(dim=0)
     return squares, lambda factor: torch.cat([(factor @ g.flatten(1)).reshape(outputs, -1) for g in gradients], dim=1)
@@ -115,12 +118,16 @@ def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
     for g in range(groups):
         own = a if groups == 1 else a[..., g * each : (g + 1) * each].contiguous()
         mine = slopes[..., g * outputs : (g + 1) * outputs].contiguous()
-        pairs.append(_products(_patches(layer, own, mine.shape[1], outputs), mine))
+        planes = _in_planes(layer, each)
+        blocks = _planes(layer, own) if planes else _patches(layer, own, mine.shape[1], outputs)
+        pairs.append(_products(blocks, mine))
     squares = torch.stack([s for s, _ in pairs]).sum(dim=0)
     kernel = layer.kernel_size
 
     def weight(factor: Tensor) -> Tensor:
         found = torch.cat([w(factor) for _, w in pairs])
+        if planes:
+            return found.reshape(layer.out_channels, each, *kernel)
         return found.reshape(layer.out_channels, *kernel, each).permute(0, 3, 1, 2)
 
     return _with_bias(squares, weight, None if layer.bias is None else _bias(slopes), layer.weight.shape)
@@ -138,6 +145,24 @@ def _padded(layer: nn.Conv2d, a: Tensor) -> Tensor:
 
 
 _WIDE = 64  # columns from which a product with one row of the kernel is as fast as one with all of it
+
+
+def _in_planes(layer: nn.Conv2d, channels: int) -> bool:
+    """Whether whole rows of the image are the longest stretches to copy: few channels, and no column skipped."""
+    return layer.stride[1] == 1 and layer.kernel_size[1] * channels < _WIDE
+
+
+def _planes(layer: nn.Conv2d, a: Tensor) -> list[Tensor]:
+    """Patches with output positions innermost: one shifted copy of the image for every entry of the kernel."""
+    (kh, kw), (sh, _), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+    records, height, width, channels = a.shape
+    rows, columns = (height - dh * (kh - 1) - 1) // sh + 1, width - dw * (kw - 1)
+    a = a.permute(0, 3, 1, 2).contiguous()
+    shape, strides = (
+        (records, channels, kh, kw, rows, columns),
+        (a.stride(0), a.stride(1), dh * width, dw, sh * width, 1),
+    )
+    return [a.as_strided(shape, strides).reshape(records, -1, rows * columns).transpose(1, 2)]
 
 
 def _patches(layer: nn.Conv2d, a: Tensor, positions: int, outputs: int) -> list[Tensor]:

@@ -207,12 +207,10 @@ def _run_phase(steps: Chain, jobs: list[Job], number: int, start: Tensor) -> Ten
         rates = lr / [e or max(int(n), 1) for e, n in zip(expected, sizes, strict=True)]
         rows, places, width = batches.step(step)
         if width > 0:
-            x = jobs[0].inputs(features[rows].to(device))
+            x = jobs[0].inputs(features.index_select(0, rows).to(device))
             y = labels[labelled.step(step)[0]].to(device)
             table = _Table(places.to(device), len(jobs), width)
-            _gradient_sums(
-                steps, vectors, table.filled(x), table.filled(y), table.counted(), clips, column(rates), update
-            )
+            _gradient_sums(steps, vectors, table, x, y, clips, column(rates), update)
         else:
             update.zero_()
         noise.add(update, column(rates * noise.stds))
@@ -271,19 +269,19 @@ class _Noise:
 def _gradient_sums(
     steps: Chain,
     vectors: Tensor,
-    features: Tensor,
+    table: _Table,
+    rows: Tensor,
     labels: Tensor,
-    counted: Tensor,
     clips: Tensor | None,
     rates: Tensor,
     out: Tensor,
 ) -> None:
     """Write each client's ``rate`` times its sum of (clipped) per-record gradients: one forward, one backward, no more."""
-    clients, width = counted.shape
+    clients, width, counted = table.clients, table.width, table.counted()
     activations: list[Tensor] = []
     outputs: list[Tensor] = []
     layers: list[_Linear] = []
-    x = features
+    x = x0 = table.filled(rows)
     for step in steps:
         if isinstance(step, _Linear):
             weight, bias = step.stacked(vectors)
@@ -298,7 +296,7 @@ def _gradient_sums(
             x = x.reshape(clients, width, -1)
         else:
             x = step(x.clone() if getattr(step, "inplace", False) else x)
-    loss = F.cross_entropy(x.reshape(clients * width, -1), labels.reshape(-1), reduction="sum")
+    loss = F.cross_entropy(x.reshape(clients * width, -1), table.filled(labels).reshape(-1), reduction="sum")
     deltas = list(torch.autograd.grad(loss, outputs))
     with torch.no_grad():
         factor = counted
@@ -306,7 +304,10 @@ def _gradient_sums(
             # In double precision and as |a| |d|: squares of float32 numbers under- and overflow where the product does not.
             squares = torch.zeros(counted.shape, dtype=torch.float64, device=counted.device)
             for layer, a, d in zip(layers, activations, deltas, strict=True):
-                squares += (squared_norms(a) + (0.0 if layer.bias is None else 1.0)) * squared_norms(d)
+                # What reaches the first layer untouched is cheaper before it is laid out, without the gaps.
+                untouched = a is activations[0] and a.data_ptr() == x0.data_ptr()
+                inputs = table.filled(squared_norms(rows.flatten(1))) if untouched else squared_norms(a)
+                squares += (inputs + (0.0 if layer.bias is None else 1.0)) * squared_norms(d)
             factor = clip_factor(squares.sqrt(), clips).to(counted.dtype) * counted
             broken = ~torch.isfinite(squares)
             if bool(broken.any()):  # zero times infinity is not zero: such records are taken out, not scaled

@@ -21,6 +21,7 @@ from dpfl.data.datasets import load_dataset
 from dpfl.data.federation import Federation
 from dpfl.data.partition import Partition
 from dpfl.engine import ENGINES
+from dpfl.engine.process import check_device
 from dpfl.models import make_model
 from dpfl.privacy.budgets import is_budget_file, make_budgets, read_budget_file
 from dpfl.protocols import Selection
@@ -88,6 +89,7 @@ class RunSection(Section):
     seed: int = 0
     noise: Literal["seeded", "system"] = "seeded"
     engine: str = "stacked"
+    device: str = "cpu"
     workers: int = Field(default=1, ge=1)
     evaluate_every: int = Field(default=1, ge=1)
 
@@ -219,6 +221,7 @@ class Experiment(Section):
     def check(self) -> None:
         """Refuse unknown names before anything is loaded."""
         settings_of(self.method.name)
+        check_device(self.run.device)
         if self.run.engine not in ENGINES:
             raise ConfigurationError(
                 "[run] engine", f"there is no engine '{self.run.engine}'", did_you_mean(self.run.engine, ENGINES)

@@ -19,7 +19,8 @@ from dpfl.core.errors import LedgerError, PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Observer, State
 from dpfl.data.federation import Federation
-from dpfl.engine import make_engine
+from dpfl.engine.bookkeeping import fast_layout
+from dpfl.engine.one_by_one import on_copies
 from dpfl.engine.process import one_thread
 from dpfl.models import check_model
 from dpfl.privacy.statement import Statement, statement
@@ -28,6 +29,7 @@ from dpfl.runs.folder import RunFolder
 from dpfl.sim.workers import Bench, Workers
 from dpfl.strategy import Strategy
 
+EVALUATED_AT_ONCE = 512
 Progress = Callable[[int, int, dict[str, Any]], None]
 
 SEEDED = "NOT PRIVATE: SEEDED (anyone who knows the seed can subtract the noise; for simulations only)"
@@ -60,6 +62,7 @@ class Simulation:
         rounds: int,
         run: Run,
         engine: str = "stacked",
+        device: str = "cpu",
         workers: int = 1,
         evaluate_every: int = 1,
         claims: Mapping[str, Claims] | None = None,
@@ -83,6 +86,8 @@ class Simulation:
         self.strategy = strategy
         self.run_ = run
         self.engine = engine
+        self.device = device
+        self.inputs = federation.inputs
         self.workers = workers
         self.evaluate_every = evaluate_every
         self.folder = folder
@@ -111,6 +116,7 @@ class Simulation:
             members=self.members,
             model=self.model,
             engine=self.engine,
+            device=self.device,
             run=self.run_.name,
             seed=self.run_.seed,
         )
@@ -127,7 +133,7 @@ class Simulation:
                 members = {client: self.members[client] for client in plan.cohort.ids}
                 abstaining = admit(self.agreement, self.run_, state.round, members)
                 active = {client: member for client, member in members.items() if client not in abstaining}
-                blocks = blocks_of(self.agreement, active, make_engine(self.engine))
+                blocks = blocks_of(self.agreement, active, workers.engine)
                 uplinks = workers.run(state.round, plan.downloads, blocks)
                 uplinks += [Uplink(client=c, payload=None, reason=why) for c, why in sorted(abstaining.items())]
                 # ---- server: aggregate, evaluate, write down -------------------------------------------------------------
@@ -167,13 +173,15 @@ class Simulation:
     def evaluate(self, vector: Tensor) -> dict[str, float]:
         """Accuracy and loss on all test records: a simulator's privilege, not covered by any bill."""
         features, labels = self.test
-        parameters = self.layout.unflatten(vector)
+        parameters = on_copies(self.model, self.layout.unflatten(vector.to(self.device)))
         was_training = self.model.training
         self.model.eval()
         with torch.no_grad(), one_thread():
-            outputs = torch.cat(
-                [functional_call(self.model, parameters, (part,)) for part in torch.split(features, 2048)]
-            )
+            parts = []
+            for part in torch.split(features, EVALUATED_AT_ONCE):
+                batch = fast_layout(self.inputs(part.to(self.device)))
+                parts.append(functional_call(self.model, parameters, (batch,)).cpu())
+            outputs = torch.cat(parts)
             loss = F.cross_entropy(outputs, labels).item()
             accuracy = (outputs.argmax(1) == labels).float().mean().item()
         self.model.train(was_training)

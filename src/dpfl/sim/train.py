@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import uuid
 import warnings
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ from dpfl.runs.folder import RunFolder
 from dpfl.sim.simulation import Outcome, Progress, Simulation
 from dpfl.strategy import Strategy
 
-MOST_REHEARSED = 1000
-"""Clients whose noise is planned before a run starts; of larger populations, the others plan when they are drawn."""
+MOST_REHEARSED = 64
+"""Clients whose noise is planned before a run starts: the hardest to serve. The others plan when they are drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ def train(
     rounds: int,
     seed: int | None = 0,
     engine: str = "stacked",
+    device: str = "cpu",
     workers: int = 1,
     evaluate_every: int = 1,
     ledger: Path | str | None = None,
@@ -75,7 +77,7 @@ def train(
         run = Run(name=name, ledger=book, seed=_secret_seed(seed), public=PublicSeed(seed or 0).child("run"))
         simulation = Simulation(
             model=copy.deepcopy(model), federation=federation, strategy=strategy, rounds=rounds, run=run, engine=engine,
-            workers=workers, evaluate_every=evaluate_every,
+            device=device, workers=workers, evaluate_every=evaluate_every,
         )  # fmt: skip
         outcome = simulation.run(simulation.start(), [], progress)
         if outcome.summary["rounds"]["ended_early"]:
@@ -122,7 +124,7 @@ def run_experiment(
             simulation = Simulation(
                 model=model, federation=federation, strategy=strategy, rounds=experiment.run.rounds,
                 run=Run(name=name, ledger=book, seed=seed, public=public.child("run")),
-                engine=experiment.run.engine, workers=workers or experiment.run.workers,
+                engine=experiment.run.engine, device=experiment.run.device, workers=workers or experiment.run.workers,
                 evaluate_every=experiment.run.evaluate_every, folder=place, digest=digest,
             )  # fmt: skip
             history: list[dict[str, Any]] = []
@@ -143,7 +145,13 @@ def _rehearse(model: nn.Module, federation: Federation, strategy: Strategy, expe
         simulation = Simulation(
             model=model, federation=federation, strategy=strategy, rounds=experiment.run.rounds, run=run
         )
-        for member in list(simulation.members.values())[:MOST_REHEARSED]:
+        # What cannot be done fails first where epsilon is smallest, or where few records make for a high sampling rate.
+        hardest = sorted(
+            simulation.members.values(),
+            key=lambda member: (member.budget.epsilon if member.budget else math.inf, member.shard.examples),
+        )
+        smallest = min(hardest, key=lambda member: member.shard.examples)
+        for member in [*hardest[: MOST_REHEARSED - 1], smallest]:
             simulation.agreement.phases(member.participant)
     finally:
         book.close()

@@ -33,6 +33,7 @@ class Bench:
     members: Mapping[str, Member]
     model: nn.Module
     engine: str
+    device: str
     run: str
     seed: PublicSeed | None
 
@@ -74,7 +75,7 @@ _held: tuple[Bench, Engine] | None = None
 def _hold(bench: Bench) -> None:
     global _held
     become_worker()
-    _held = (bench, make_engine(bench.engine))
+    _held = (bench, make_engine(bench.engine, bench.device))
 
 
 def _work(round_: int, common: Sequence[bytes], which: Mapping[str, int], ids: Sequence[str]) -> list[Uplink]:
@@ -88,7 +89,7 @@ class Workers:
 
     def __init__(self, bench: Bench, count: int) -> None:
         self._bench = bench
-        self._engine = make_engine(bench.engine)
+        self.engine = make_engine(bench.engine, bench.device)
         self._pool: ProcessPoolExecutor | None = None
         if count > 1:
             context = torch.multiprocessing.get_context("spawn")
@@ -97,7 +98,7 @@ class Workers:
     def run(self, round_: int, downloads: Mapping[str, bytes], blocks: Sequence[Sequence[str]]) -> list[Uplink]:
         """Work for all blocks; results come back in canonical order."""
         if self._pool is None:
-            found = [self._bench.block(self._engine, round_, {c: downloads[c] for c in ids}, ids) for ids in blocks]
+            found = [self._bench.block(self.engine, round_, {c: downloads[c] for c in ids}, ids) for ids in blocks]
         else:
             futures = []
             for ids in blocks:
