@@ -24,12 +24,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from dpfl.core.errors import DiskError, LedgerError, disk_error
+from dpfl.core.errors import LedgerError, disk_error
 from dpfl.core.files import sync_folder
 from dpfl.core.types import Budget, Observer, Unit
 from dpfl.privacy.allowance import Allowance
 from dpfl.privacy.bills import Bill, Charge, Tab, tab_of
 from dpfl.privacy.events import merged
+from dpfl.privacy.readings import Readings, translated
 
 FORMAT = "dpfl-ledger-1"
 _SCHEMA = """
@@ -49,12 +50,11 @@ CREATE TABLE journal (run TEXT NOT NULL, round INTEGER NOT NULL, at REAL NOT NUL
 """
 
 
-class Ledger:
+class Ledger(Readings):
     """An open ledger file. Use :meth:`create` once, :meth:`open` ever after: a missing file is refused, not made."""
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
-        self._connection = connection
-        self._name = name
+        super().__init__(connection, name)
         self._allowance = Allowance()
 
     @classmethod
@@ -123,13 +123,6 @@ class Ledger:
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
-
-    @contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise _translated(self._name, error) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -333,57 +326,6 @@ class Ledger:
         with self._guard():
             return tab_of(self._bills(account, observer))
 
-    def accounts(self) -> list[str]:
-        """Every client that was granted or charged anything; populations are listed by their members."""
-        query = """SELECT account FROM grants UNION SELECT account FROM members
-                   UNION SELECT account FROM charges WHERE account NOT IN (SELECT population FROM members)"""
-        with self._guard():
-            return sorted(row[0] for row in self._connection.execute(query))
-
-    def grants(self) -> dict[str, Budget]:
-        """What each account enforces."""
-        with self._guard():
-            rows = self._connection.execute("SELECT * FROM grants").fetchall()
-        return {
-            row[0]: Budget(epsilon=row[3], delta=row[4], unit=Unit(row[2]), observer=Observer(row[1])) for row in rows
-        }
-
-    def observers(self, account: str) -> list[Observer]:
-        """Against whom the account was ever billed."""
-        query = """SELECT DISTINCT observer FROM charges
-                   WHERE account IN (SELECT ? UNION SELECT population FROM members WHERE account = ?)"""
-        with self._guard():
-            return sorted(Observer(row[0]) for row in self._connection.execute(query, (account, account)))
-
-    def participations(self, account: str, observer: Observer) -> int:
-        """How many rounds were charged to the account, itself or through a population."""
-        query = """SELECT COUNT(*) FROM charges WHERE observer = ?
-                   AND account IN (SELECT ? UNION SELECT population FROM members WHERE account = ?)"""
-        with self._guard():
-            return int(self._connection.execute(query, (str(observer), account, account)).fetchone()[0])
-
-    def charged(self, run: str) -> set[tuple[int, str]]:
-        """Return every (round, client) that a run has charged against the server."""
-        query = "SELECT round, account FROM charges WHERE run = ? AND observer = 'server'"
-        with self._guard():
-            return set(self._connection.execute(query, (run,)).fetchall())
-
-    def last_round(self, run: str) -> int | None:
-        """Return the newest round of a run that was charged to anyone."""
-        with self._guard():
-            row = self._connection.execute("SELECT MAX(round) FROM journal WHERE run = ?", (run,)).fetchone()
-        return None if row[0] is None else int(row[0])
-
-    def titles(self) -> dict[str, str]:
-        """Return every run and what it was called."""
-        with self._guard():
-            return dict(self._connection.execute("SELECT run, title FROM runs ORDER BY run").fetchall())
-
-    def seeded_runs(self) -> list[str]:
-        """Runs whose noise anyone with the seed can reproduce."""
-        with self._guard():
-            return [row[0] for row in self._connection.execute("SELECT run FROM runs WHERE seeded ORDER BY run")]
-
 
 def _connect(name: str, mode: str) -> sqlite3.Connection:
     try:
@@ -397,16 +339,7 @@ def _connect(name: str, mode: str) -> sqlite3.Connection:
             connection.execute("PRAGMA foreign_keys=ON")
         return connection
     except sqlite3.Error as error:
-        raise _translated(name, error) from error
-
-
-def _translated(name: str, error: sqlite3.Error) -> LedgerError | DiskError:
-    text = str(error)
-    if "full" in text or "disk I/O" in text:
-        return DiskError(name, f"cannot be written ({text})", "free some space and resume; what was charged is kept")
-    return LedgerError(
-        name, f"cannot be used ({text})", "restore it from a backup; a run does not go on without its ledger"
-    )
+        raise translated(name, error) from error
 
 
 def backup(source: Path, target: Path) -> None:
@@ -416,5 +349,5 @@ def backup(source: Path, target: Path) -> None:
             old.backup(new)
     except (sqlite3.Error, OSError) as error:
         raise (
-            disk_error(str(target), error) if isinstance(error, OSError) else _translated(str(target), error)
+            disk_error(str(target), error) if isinstance(error, OSError) else translated(str(target), error)
         ) from error

@@ -39,7 +39,7 @@ def statement(ledger: Ledger, account: str, observer: Observer, delta: float | N
     ``delta`` left out takes the granted one; where none is known, no finite epsilon can be stated.
     """
     tab = ledger.tab(account, observer)
-    grant = ledger.grants().get(account)
+    grant = ledger.grant_of(account)
     chosen = delta if delta is not None else (grant.delta if grant else None)
     if tab is None and grant is not None and grant.unit and grant.observer is observer:
         nothing = Tab(unit=grant.unit, adjacency=Adjacency.ZERO_OUT, history=())  # granted, and never took part
@@ -48,7 +48,7 @@ def statement(ledger: Ledger, account: str, observer: Observer, delta: float | N
 
 
 def _stated(ledger: Ledger, account: str, observer: Observer, tab: Tab, delta: float | None) -> Statement:
-    grant = ledger.grants().get(account)
+    grant = ledger.grant_of(account)
     unit = grant.unit if grant and grant.unit else tab.unit
     readable = tab.adjacency_as(Unit(unit))
     # Without any delta nothing finite can be said; what hides nothing is infinite at every delta.
@@ -76,7 +76,7 @@ def statements(ledger: Ledger, delta: float | None = None) -> list[Statement]:
     """
     found = []
     for account in ledger.accounts():
-        grant = ledger.grants().get(account)
+        grant = ledger.grant_of(account)
         unused = [grant.observer] if grant and grant.observer else []
         for observer in ledger.observers(account) or unused:
             line = statement(ledger, account, observer, delta)
