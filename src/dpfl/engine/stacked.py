@@ -153,33 +153,29 @@ def _side_by_side(tensors: list[Tensor]) -> tuple[Tensor, list[int]]:
     return first.as_strided((height, *first.shape[1:]), first.stride(), origin), starts
 
 
-@dataclass(frozen=True)
 class _Batches:
-    """The records of every step and client: rows of one tensor, step after step, client after client."""
+    """The records of every step, as rows of one tensor laid into a (clients x width) table.
 
-    rows: Tensor
-    sizes: np.ndarray  # (steps, clients)
-    ends: np.ndarray  # of each step, in rows
+    A client with fewer records than the widest repeats its own first one; what is repeated is not counted.
+    """
 
-    @classmethod
-    def of(cls, drawn: list[list[Tensor]], starts: list[int]) -> _Batches:
-        sizes = np.array([[len(batch) for batch in batches] for batches in drawn]).T
-        shifted = [torch.cat(batches) + start for batches, start in zip(drawn, starts, strict=True)]
-        # From client-major to step-major: where each client's part of each step begins in the concatenation.
-        clients, steps = sizes.shape[1], sizes.shape[0]
-        begins = np.concatenate([[0], np.cumsum(sizes.T.ravel())[:-1]]).reshape(clients, steps).T.ravel()
-        lengths = sizes.ravel()
-        offsets = np.repeat(begins - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
-        order = torch.from_numpy(offsets + np.arange(lengths.sum()))
-        return cls(torch.cat(shifted)[order], sizes, np.cumsum(sizes.sum(axis=1)))
+    def __init__(self, drawn: list[list[Tensor]], starts: list[int]) -> None:
+        self.sizes = np.array([[len(batch) for batch in batches] for batches in drawn]).T  # (steps, clients)
+        self._starts = np.array(starts)
+        self._rows = [torch.cat(batches).numpy() for batches in drawn]
+        self._ends = np.cumsum(self.sizes, axis=0)
 
-    def step(self, number: int) -> tuple[Tensor, Tensor, int]:
-        """The rows of a step, where each of them goes in a (clients x width) table, and the width."""
+    def step(self, number: int) -> tuple[Tensor, Tensor]:
+        """The rows of a step, client after client, and which of them count."""
         sizes = self.sizes[number]
-        width = int(sizes.max())
-        end = int(self.ends[number])
-        places = np.repeat(np.arange(len(sizes)) * width - np.concatenate([[0], np.cumsum(sizes)[:-1]]), sizes)
-        return self.rows[end - int(sizes.sum()) : end], torch.from_numpy(places + np.arange(sizes.sum())), width
+        counted = np.arange(sizes.max()) < sizes[:, None]
+        rows = np.zeros(counted.shape, dtype=np.int64)
+        ends = self._ends[number]
+        rows[counted] = np.concatenate(
+            [rows[end - size : end] for rows, end, size in zip(self._rows, ends, sizes, strict=True)]
+        )
+        rows += self._starts[:, None]
+        return torch.from_numpy(rows.ravel()), torch.from_numpy(counted)
 
 
 def _run_phase(steps: Chain, jobs: list[Job], number: int, start: Tensor) -> Tensor:
@@ -189,8 +185,8 @@ def _run_phase(steps: Chain, jobs: list[Job], number: int, start: Tensor) -> Ten
     drawn = [s.draw(job.rng.child("records", number), first.steps) for s, job in zip(samplers, jobs, strict=True)]
     features, starts = _side_by_side([job.features for job in jobs])
     labels, label_starts = _side_by_side([job.labels for job in jobs])
-    batches = _Batches.of(drawn, starts)
-    labelled = batches if label_starts == starts else _Batches.of(drawn, label_starts)
+    batches = _Batches(drawn, starts)
+    shifts = torch.tensor(label_starts)[:, None] - torch.tensor(starts)[:, None]
     noise = _Noise(jobs, phases, number, start)
 
     def column(values: Sequence[float] | np.ndarray) -> Tensor:
@@ -205,12 +201,11 @@ def _run_phase(steps: Chain, jobs: list[Job], number: int, start: Tensor) -> Ten
     for step in range(first.steps):
         sizes = batches.sizes[step]
         rates = lr / [e or max(int(n), 1) for e, n in zip(expected, sizes, strict=True)]
-        rows, places, width = batches.step(step)
-        if width > 0:
+        rows, counted = batches.step(step)
+        if counted.shape[1] > 0:
             x = jobs[0].inputs(features.index_select(0, rows).to(device))
-            y = labels[labelled.step(step)[0]].to(device)
-            table = _Table(places.to(device), len(jobs), width)
-            _gradient_sums(steps, vectors, table, x, y, clips, column(rates), update)
+            y = labels.index_select(0, (rows.view(counted.shape) + shifts).view(-1)).to(device)
+            _gradient_sums(steps, vectors, x, y, counted.to(device), clips, column(rates), update)
         else:
             update.zero_()
         noise.add(update, column(rates * noise.stds))
@@ -222,26 +217,6 @@ def _run_phase(steps: Chain, jobs: list[Job], number: int, start: Tensor) -> Ten
     return vectors
 
 
-@dataclass(frozen=True)
-class _Table:
-    """Rows of different clients laid into a (clients x width) table, zero where a client has fewer."""
-
-    places: Tensor
-    clients: int
-    width: int
-
-    def filled(self, rows: Tensor) -> Tensor:
-        """Lay out one entry a row."""
-        if len(rows) == self.clients * self.width:
-            return rows.reshape(self.clients, self.width, *rows.shape[1:])
-        table = rows.new_zeros(self.clients * self.width, *rows.shape[1:])
-        return table.index_copy_(0, self.places, rows).reshape(self.clients, self.width, *rows.shape[1:])
-
-    def counted(self) -> Tensor:
-        """One where there is a record, zero where there is none."""
-        return self.filled(torch.ones(len(self.places), device=self.places.device))
-
-
 class _Noise:
     """Each client's noise from its own generator, drawn some steps ahead: one call instead of one a step."""
 
@@ -250,7 +225,7 @@ class _Noise:
         self._rngs = {i: jobs[i].rng.child("noise", number) for i, p in enumerate(phases) if p.noise_multiplier > 0}
         self._left = phases[0].steps
         self._ahead = max(1, min(self._left, _MOST_AHEAD // max(like.numel(), 1)))
-        self._drawn = torch.zeros(self._ahead if self._rngs else 0, *like.shape)
+        self._drawn = torch.empty(self._ahead if self._rngs else 0, *like.shape)
         self._next = self._ahead
 
     def add(self, update: Tensor, scale: Tensor) -> None:
@@ -259,8 +234,11 @@ class _Noise:
             return
         if self._next == self._ahead:
             count = min(self._ahead, self._left)
-            for i, rng in self._rngs.items():
-                rng.normal_(self._drawn[:count, i])
+            for i in range(self._drawn.shape[1]):
+                if i in self._rngs:
+                    self._rngs[i].normal_(self._drawn[:count, i])
+                else:
+                    self._drawn[:count, i] = 0.0
             self._next, self._left = 0, self._left - count
         update.addcmul_(scale, self._drawn[self._next].to(update.device))
         self._next += 1
@@ -269,26 +247,26 @@ class _Noise:
 def _gradient_sums(
     steps: Chain,
     vectors: Tensor,
-    table: _Table,
-    rows: Tensor,
+    features: Tensor,
     labels: Tensor,
+    counted: Tensor,
     clips: Tensor | None,
     rates: Tensor,
     out: Tensor,
 ) -> None:
     """Write each client's ``rate`` times its sum of (clipped) per-record gradients: one forward, one backward, no more."""
-    clients, width, counted = table.clients, table.width, table.counted()
+    clients, width = counted.shape
     activations: list[Tensor] = []
     outputs: list[Tensor] = []
     layers: list[_Linear] = []
-    x = x0 = table.filled(rows)
+    x = features.reshape(clients, width, *features.shape[1:])
     for step in steps:
         if isinstance(step, _Linear):
             weight, bias = step.stacked(vectors)
             x = x.reshape(clients, width, -1)
             activations.append(x.detach())
-            x = torch.bmm(weight.detach(), x.transpose(1, 2)).transpose(1, 2)  # twice as fast as the other way round
-            x = x if bias is None else x + bias.detach()
+            x = torch.bmm(weight, x.transpose(1, 2)).transpose(1, 2)  # twice as fast as the other way round
+            x = x if bias is None else x + bias
             x = x if x.requires_grad else x.requires_grad_()
             outputs.append(x)
             layers.append(step)
@@ -296,27 +274,25 @@ def _gradient_sums(
             x = x.reshape(clients, width, -1)
         else:
             x = step(x.clone() if getattr(step, "inplace", False) else x)
-    loss = F.cross_entropy(x.reshape(clients * width, -1), table.filled(labels).reshape(-1), reduction="sum")
+    loss = F.cross_entropy(x.reshape(clients * width, -1), labels, reduction="sum")
     deltas = list(torch.autograd.grad(loss, outputs))
     with torch.no_grad():
-        factor = counted
-        if clips is not None:
+        factor = counted.to(torch.float32)
+        if clips is None:
+            broken = ~counted & ~torch.isfinite(deltas[-1]).all(dim=-1)  # not counted, and not to be multiplied by zero
+        else:
             # In double precision and as |a| |d|: squares of float32 numbers under- and overflow where the product does not.
             squares = torch.zeros(counted.shape, dtype=torch.float64, device=counted.device)
             for layer, a, d in zip(layers, activations, deltas, strict=True):
-                # What reaches the first layer untouched is cheaper before it is laid out, without the gaps.
-                untouched = a is activations[0] and a.data_ptr() == x0.data_ptr()
-                inputs = table.filled(squared_norms(rows.flatten(1))) if untouched else squared_norms(a)
-                squares += (inputs + (0.0 if layer.bias is None else 1.0)) * squared_norms(d)
-            factor = clip_factor(squares.sqrt(), clips).to(counted.dtype) * counted
+                squares += (squared_norms(a) + (0.0 if layer.bias is None else 1.0)) * squared_norms(d)
+            factor = clip_factor(squares.sqrt(), clips).to(torch.float32) * factor
             broken = ~torch.isfinite(squares)
-            if bool(broken.any()):  # zero times infinity is not zero: such records are taken out, not scaled
-                activations = [a.masked_fill(broken[..., None], 0.0) for a in activations]
-                deltas = [d.masked_fill(broken[..., None], 0.0) for d in deltas]
+        if bool(broken.any()):  # zero times infinity is not zero: such records are taken out, not scaled
+            activations = [a.masked_fill(broken[..., None], 0.0) for a in activations]
+            deltas = [d.masked_fill(broken[..., None], 0.0) for d in deltas]
         factor = (factor * rates)[..., None]
         for layer, a, d in zip(layers, activations, deltas, strict=True):
-            weight, bias = layer.stacked(out)
             weighted = (d * factor).transpose(1, 2).contiguous()  # one layout, whatever was taken out: one result
-            weight.baddbmm_(weighted, a.contiguous(), beta=0.0)
-            if bias is not None:
-                bias.copy_(weighted.sum(2).unsqueeze(1))
+            out[:, layer.weight.slice] = torch.bmm(weighted, a.contiguous()).flatten(1)
+            if layer.bias is not None:
+                out[:, layer.bias.slice] = weighted.sum(2)
