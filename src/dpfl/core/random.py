@@ -84,7 +84,7 @@ class SecretRng:
     def __init__(self, seed: PublicSeed | None) -> None:
         self._seed = seed
         self._process = os.getpid()
-        self._generator = _secret_stream(seed)
+        self._generator: np.random.Generator | None = None  # made when first drawn from: most only name their children
 
     @classmethod
     def from_system(cls) -> SecretRng:
@@ -106,9 +106,10 @@ class SecretRng:
         return SecretRng(None if self._seed is None else self._seed.child(*labels))
 
     def _stream(self) -> np.random.Generator:
-        if self._seed is None and os.getpid() != self._process:  # a fork must not repeat its parent's noise
+        forked = self._seed is None and os.getpid() != self._process  # a fork must not repeat its parent's noise
+        if self._generator is None or forked:
             self._process = os.getpid()
-            self._generator = _secret_stream(None)
+            self._generator = _secret_stream(self._seed)
         return self._generator
 
     def normal_(self, out: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from dpfl.client.sampling import PoissonBatches, sampler
 from dpfl.core.errors import DpflError
 from dpfl.core.layout import Layout
-from dpfl.core.linalg import clip_factor
+from dpfl.core.linalg import clip_factor, squared_norms
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Phase
 from dpfl.engine.process import one_thread
@@ -76,7 +76,7 @@ class OneByOne:
                 gradient = gradient.add_(vector, alpha=phase.weight_decay)
             vector = vector.sub_(gradient, alpha=phase.lr)
             if phase.ball is not None:
-                vector = start + into_ball(vector - start, phase.ball)
+                vector = into_ball(vector, start, phase.ball)
         return vector
 
     @contextmanager
@@ -139,10 +139,12 @@ class OneByOne:
         return total
 
 
-def into_ball(difference: Tensor, radius: float | Tensor) -> Tensor:
-    """Scale a difference (or each row, to its own radius) to at most ``radius``."""
-    norm = torch.linalg.vector_norm(difference, dim=-1, keepdim=True, dtype=torch.float64)
-    return difference * clip_factor(norm, radius).to(difference.dtype)
+def into_ball(vector: Tensor, centre: Tensor, radius: float | Tensor) -> Tensor:
+    """Bring a vector (or each row, to its own radius) back to within ``radius`` of ``centre``; what is within stays."""
+    difference = vector - centre
+    factor = clip_factor(squared_norms(difference).sqrt().unsqueeze(-1), radius).to(vector.dtype)
+    outside = factor < 1
+    return torch.where(outside, centre + difference * factor, vector) if bool(outside.any()) else vector
 
 
 def on_copies(model: nn.Module, parameters: dict[str, Tensor]) -> dict[str, Tensor]:

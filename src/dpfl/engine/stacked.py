@@ -34,7 +34,8 @@ from dpfl.protocols import Job
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid, nn.Identity,
 )  # fmt: skip
-_MOST_CLIENTS = 32
+_MOST_CLIENTS = 64
+_LITTLE_WORK = 1 << 16  # records, or steps' worth of noise
 _MOST_NUMBERS = 1 << 26  # parameters held for one block
 _MOST_AHEAD = 1 << 22  # noise drawn at once
 
@@ -85,6 +86,11 @@ def _alike(plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
     return list(groups.values())
 
 
+def _work(phases: tuple[Phase, ...]) -> int:
+    """How much a client computes: records, and noise as the 64 records it costs in a small model."""
+    return sum(p.steps * (p.batch_size + (64 if p.noise_multiplier > 0 else 0)) for p in phases)
+
+
 def _fits(steps: Chain, job: Job) -> bool:
     """Whether records are vectors by the time they meet the first linear layer."""
     before = steps[: next(i for i, step in enumerate(steps) if isinstance(step, _Linear))]
@@ -101,7 +107,9 @@ class Stacked:
         """Group clients of equal shape; a pure function of the cohort, so that workers never change a bit."""
         blocks: list[list[int]] = []
         for members in _alike(plans):
-            count = max(math.ceil(len(members) / _MOST_CLIENTS), 2 if len(members) >= 8 else 1)
+            # Two blocks let two workers share the work; where there is little of it, splitting costs more than it gives.
+            heavy = len(members) >= 8 and sum(_work(plans[i]) for i in members) > _LITTLE_WORK
+            count = max(math.ceil(len(members) / _MOST_CLIENTS), 2 if heavy else 1)
             size = math.ceil(len(members) / count)
             blocks.extend(members[i : i + size] for i in range(0, len(members), size))
         return blocks
@@ -213,7 +221,7 @@ def _run_phase(steps: Chain, jobs: list[Job], number: int, start: Tensor) -> Ten
             update.addcmul_(decay, vectors)
         vectors.sub_(update)  # all of a step in one rounding
         if balls is not None:
-            vectors = start + into_ball(vectors - start, balls)
+            vectors = into_ball(vectors, start, balls)
     return vectors
 
 
