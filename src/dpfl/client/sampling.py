@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,23 @@ from dpfl.core.types import Phase
 from dpfl.privacy.events import Event
 
 _CHUNK = 1 << 22  # uniform numbers drawn at once
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The records of every step, one step after the other, and how many there are in each."""
+
+    records: Tensor
+    sizes: Tensor
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.split(self.records, self.sizes.tolist()))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, step: int) -> Tensor:
+        return list(self)[step]
 
 
 @dataclass(frozen=True)
@@ -33,16 +51,17 @@ class PoissonBatches:
         """The fixed, public denominator."""
         return self.rate * self.examples
 
-    def draw(self, rng: SecretRng, steps: int) -> list[Tensor]:
+    def draw(self, rng: SecretRng, steps: int) -> Draw:
         """Draw the records of every step."""
-        batches: list[Tensor] = []
+        none = torch.zeros(0, dtype=torch.int64)
+        records, sizes = [none], [none]
         at_once = max(1, _CHUNK // self.examples)
         for first in range(0, steps, at_once):
             count = min(at_once, steps - first)
             drawn = (rng.uniform(count, self.examples) < self.rate).nonzero()
-            sizes = torch.bincount(drawn[:, 0], minlength=count).tolist()
-            batches.extend(torch.split(drawn[:, 1], sizes))
-        return batches
+            sizes.append(torch.bincount(drawn[:, 0], minlength=count))
+            records.append(drawn[:, 1])
+        return Draw(torch.cat(records), torch.cat(sizes))
 
     def event(self, noise_multiplier: float, steps: int) -> Event:
         """What ``steps`` noisy clipped sums over these batches release of one record."""
@@ -56,12 +75,17 @@ class ShuffledBatches:
     examples: int
     batch_size: int
 
-    def draw(self, rng: SecretRng, steps: int) -> list[Tensor]:
+    def draw(self, rng: SecretRng, steps: int) -> Draw:
         """Draw the records of every step."""
-        batches: list[Tensor] = []
-        while len(batches) < steps:
-            batches.extend(torch.split(rng.permutation(self.examples), self.batch_size))
-        return batches[:steps]
+        each = math.ceil(self.examples / self.batch_size)
+        epochs = math.ceil(steps / each)
+        records = torch.cat(
+            [torch.zeros(0, dtype=torch.int64), *(rng.permutation(self.examples) for _ in range(epochs))]
+        )
+        sizes = torch.full((epochs, each), self.batch_size)
+        sizes[:, -1] = self.examples - (each - 1) * self.batch_size
+        sizes = sizes.flatten()[:steps]
+        return Draw(records[: int(sizes.sum())], sizes)
 
     def event(self, noise_multiplier: float, steps: int) -> Event:
         """Refuse noise: shuffled batches billed as Poisson samples understate the loss several times over."""

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 _WORDS = 624
+_AT_ONCE = 1 << 14
 _STATE_OFFSET = 24  # int64 seed, int32 left, int32 seeded, uint64 next, then the words as uint64
 
 
@@ -114,7 +115,18 @@ class SecretRng:
 
     def normal_(self, out: Tensor) -> Tensor:
         """Fill ``out`` with standard normal noise, in place. The one place where noise is made."""
-        return out.copy_(torch.from_numpy(self._stream().standard_normal(tuple(out.shape))))
+        if not out.is_contiguous() and out.ndim > 1:
+            for row in out:  # in the same order as if it were contiguous
+                self.normal_(row)
+            return out
+        stream, count = self._stream(), out.numel()
+        double = np.empty(min(count, _AT_ONCE))  # small enough to stay in the cache between drawing and rounding
+        flat = out.view(-1) if out.is_contiguous() else out
+        for first in range(0, count, _AT_ONCE):
+            part = double[: min(_AT_ONCE, count - first)]
+            stream.standard_normal(out=part)
+            flat[first : first + len(part)] = torch.from_numpy(part)
+        return out
 
     def uniform(self, *shape: int) -> Tensor:
         """Draw from [0, 1) with 53 bits, so that a sampling rate is met to double precision."""

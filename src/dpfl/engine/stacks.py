@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpfl.client.sampling import PoissonBatches, sampler
+from dpfl.client.sampling import Draw, PoissonBatches, sampler
 from dpfl.core.layout import Block
 from dpfl.core.linalg import clip_factor, squared_norms
 from dpfl.core.types import Phase
@@ -145,29 +145,31 @@ class _Batches:
     A client with fewer records than the widest repeats its own first one; what is repeated is not counted.
     """
 
-    def __init__(self, jobs: list[Job], drawn: list[list[Tensor]], device: torch.device) -> None:
+    def __init__(self, jobs: list[Job], drawn: list[Draw], device: torch.device) -> None:
         self._features, starts = _side_by_side([job.features for job in jobs])
         self._labels, label_starts = _side_by_side([job.labels for job in jobs])
         self._inputs, self._device = jobs[0].inputs, device
-        self.sizes = np.array([[len(batch) for batch in batches] for batches in drawn]).T  # (steps, clients)
-        self._starts, self._label_starts = np.array(starts), np.array(label_starts)
-        self._rows = [torch.cat(batches).numpy() for batches in drawn]
-        self._ends = np.cumsum(self.sizes, axis=0)
+        self.sizes = torch.stack([draw.sizes for draw in drawn], dim=1).numpy()  # (steps, clients)
+        self._records = torch.cat([draw.records for draw in drawn]).numpy()
+        self._starts, self._shift = (
+            np.array(starts)[:, None],
+            np.array(label_starts)[:, None] - np.array(starts)[:, None],
+        )
+        # Where each client's part of each step begins in the records, which lie client after client.
+        before = np.concatenate([[0], np.cumsum(self.sizes.sum(axis=0))[:-1]])
+        self._begins = before + np.cumsum(self.sizes, axis=0) - self.sizes
 
     def step(self, number: int) -> _Rows:
         """Gather one step's records: one look-up for all clients."""
         sizes = self.sizes[number]
-        counted = np.arange(sizes.max()) < sizes[:, None]
-        rows = np.zeros(counted.shape, dtype=np.int64)
-        ends = self._ends[number]
-        rows[counted] = np.concatenate(
-            [rows[end - size : end] for rows, end, size in zip(self._rows, ends, sizes, strict=True)]
-        )
-        wanted = torch.from_numpy((rows + self._starts[:, None]).ravel())
-        features = self._inputs(self._features.index_select(0, wanted).to(self._device))
-        if self._label_starts is not self._starts:
-            wanted = torch.from_numpy((rows + self._label_starts[:, None]).ravel())
-        labels = self._labels.index_select(0, wanted).to(self._device)
+        places = np.arange(sizes.max())
+        counted = places < sizes[:, None]
+        chosen = np.minimum(self._begins[number][:, None] + places, len(self._records) - 1)
+        rows = np.where(counted, self._records[chosen], 0) + self._starts
+        features = self._inputs(self._features.index_select(0, torch.from_numpy(rows.ravel())).to(self._device))
+        if self._shift.any():
+            rows = rows + self._shift
+        labels = self._labels.index_select(0, torch.from_numpy(rows.ravel())).to(self._device)
         return _Rows(features, labels, torch.from_numpy(counted).to(self._device))
 
 
