@@ -7,6 +7,7 @@ noticed and refused here, as is one whose output was changed in place; the calle
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from dpfl.engine.recurrent import Tap, unrollable, unrolled
 from dpfl.engine.rules import RULES, Piece, recurrent
 
 MICRO_BATCH = 256
+_MOST_NUMBERS = 1 << 27  # float32 numbers held for one micro-batch
 
 
 class NotBookable(Exception):
@@ -164,8 +166,44 @@ def _pieces(
     return pieces, squares
 
 
+def numbers_per_record(model: nn.Module, features: Tensor) -> int:
+    """About how many numbers book-keeping holds for one record: inputs, outputs and their gradients, and patches."""
+    total = 0
+
+    def count(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        nonlocal total
+        first = output[0] if isinstance(output, tuple) else output
+        if isinstance(first, Tensor):
+            total += 2 * first.numel() + (arguments[0].numel() if isinstance(arguments[0], Tensor) else 0)
+            if isinstance(module, nn.Conv2d):
+                total += first.numel() // module.out_channels * math.prod(module.weight.shape[1:])
+            if isinstance(module, nn.RNNBase):
+                total += 16 * first.numel() * module.num_layers
+
+    hooks = [m.register_forward_hook(count) for m in model.modules() if not list(m.children())]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):  # dropout must not draw here
+            model(features[:1])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(total, 1)
+
+
 class Booked(OneByOne):
     """One client after the other, in one pass per step wherever the layers' rules cover the model."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self._sizes: dict[tuple[int, tuple[int, ...]], int] = {}
+
+    def _at_once(self, model: nn.Module, features: Tensor) -> int:
+        """How many records fit into bounded memory; a function of model and shape alone."""
+        key = (id(model), tuple(features.shape[1:]))
+        if key not in self._sizes:
+            each = numbers_per_record(model, features.to(next(model.parameters()).device))
+            self._sizes[key] = min(MICRO_BATCH, max(1, _MOST_NUMBERS // each))
+        return self._sizes[key]
 
     def mean_gradient(
         self, model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor
@@ -178,9 +216,10 @@ class Booked(OneByOne):
     ) -> Tensor:
         """Sum of clipped per-record gradients, in micro-batches of bounded memory."""
         try:
-            if len(labels) <= MICRO_BATCH:
+            at_once = self._at_once(model, features) if len(labels) > 1 else MICRO_BATCH
+            if len(labels) <= at_once:
                 return clipped_sum(model, layout, vector, features, labels, clip)
-            parts = zip(torch.split(features, MICRO_BATCH), torch.split(labels, MICRO_BATCH), strict=True)
+            parts = zip(torch.split(features, at_once), torch.split(labels, at_once), strict=True)
             return sum((clipped_sum(model, layout, vector, x, y, clip) for x, y in parts), torch.zeros_like(vector))
         except NotBookable:
             return super().clipped_sum(model, layout, vector, features, labels, clip)
