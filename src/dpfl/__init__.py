@@ -2,6 +2,7 @@
 
 from dpfl.algorithms.fedavg import dpfedavg, fedavg, fedavg_dp
 from dpfl.algorithms.minimum import maximum, minimum
+from dpfl.algorithms.robust_hdp import robust_hdp
 from dpfl.algorithms.weiavg import weiavg
 from dpfl.core.errors import DpflError
 from dpfl.core.random import PublicSeed, SecretRng
@@ -39,6 +40,7 @@ __all__ = [
     "make_budgets",
     "maximum",
     "minimum",
+    "robust_hdp",
     "train",
     "weiavg",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from dpfl.algorithms.fedavg import dpfedavg, fedavg, fedavg_dp
 from dpfl.algorithms.minimum import maximum, minimum
+from dpfl.algorithms.robust_hdp import robust_hdp
 from dpfl.algorithms.weiavg import weiavg
 from dpfl.core.errors import ConfigurationError, did_you_mean, unknown_name
 from dpfl.strategy import Strategy
@@ -18,6 +19,7 @@ METHODS: dict[str, Callable[..., Strategy]] = {
     "fedavg_dp": fedavg_dp,
     "maximum": maximum,
     "minimum": minimum,
+    "robust_hdp": robust_hdp,
     "weiavg": weiavg,
 }
 

@@ -207,8 +207,9 @@ class _Noise:
         if self._next == self._ahead:
             count = min(self._ahead, self._left)
             for i in range(self._drawn.shape[1]):
-                if i in self._rngs:
-                    self._rngs[i].normal_(self._drawn[:count, i])
+                rng = self._rngs.get(i)
+                if rng is not None:
+                    rng.normal_(self._drawn[:count, i])
                 else:
                     self._drawn[:count, i] = 0.0
             self._next, self._left = 0, self._left - count

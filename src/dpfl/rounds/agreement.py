@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -25,14 +25,22 @@ class Agreement:
     terms: Terms
     layout: Layout
     claims: Mapping[str, Claims]
+    _plans: dict[Participant, tuple[Phase, ...]] = field(default_factory=dict, compare=False, repr=False)
+    _bills: dict[tuple[Observer, Participant], Bill] = field(default_factory=dict, compare=False, repr=False)
 
     def phases(self, participant: Participant) -> tuple[Phase, ...]:
-        """Plan a participant's local work for one round."""
-        return self.strategy.local.phases(self.terms, participant)
+        """Plan a participant's local work for one round: the same every round, so it is planned once."""
+        if participant not in self._plans:
+            self._plans[participant] = self.strategy.local.phases(self.terms, participant)
+        return self._plans[participant]
 
     def bill(self, observer: Observer, participant: Participant) -> Bill:
         """What a round costs this participant against this observer."""
-        return self.strategy.bill(observer, self.phases(participant), participant.examples, self.terms)
+        key = (observer, participant)
+        if key not in self._bills:
+            phases = self.phases(participant)
+            self._bills[key] = self.strategy.bill(observer, phases, participant.examples, self.terms)
+        return self._bills[key]
 
     @property
     def bills_world(self) -> bool:
