@@ -2,6 +2,7 @@
 
 from dpfl.algorithms.fedavg import dpfedavg, fedavg, fedavg_dp
 from dpfl.algorithms.minimum import maximum, minimum
+from dpfl.algorithms.pfa import pfa, pfa_plus
 from dpfl.algorithms.robust_hdp import robust_hdp
 from dpfl.algorithms.weiavg import weiavg
 from dpfl.core.errors import DpflError
@@ -40,6 +41,8 @@ __all__ = [
     "make_budgets",
     "maximum",
     "minimum",
+    "pfa",
+    "pfa_plus",
     "robust_hdp",
     "train",
     "weiavg",

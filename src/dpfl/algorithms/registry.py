@@ -8,6 +8,7 @@ from typing import Any
 
 from dpfl.algorithms.fedavg import dpfedavg, fedavg, fedavg_dp
 from dpfl.algorithms.minimum import maximum, minimum
+from dpfl.algorithms.pfa import pfa, pfa_plus
 from dpfl.algorithms.robust_hdp import robust_hdp
 from dpfl.algorithms.weiavg import weiavg
 from dpfl.core.errors import ConfigurationError, did_you_mean, unknown_name
@@ -19,6 +20,8 @@ METHODS: dict[str, Callable[..., Strategy]] = {
     "fedavg_dp": fedavg_dp,
     "maximum": maximum,
     "minimum": minimum,
+    "pfa": pfa,
+    "pfa_plus": pfa_plus,
     "robust_hdp": robust_hdp,
     "weiavg": weiavg,
 }

@@ -170,6 +170,7 @@ class Terms:
     smallest_epsilon: float
     largest_epsilon: float
     noise_multiplier: float | None = None
+    public: tuple[str, ...] = ()
 
     def with_noise(self, noise_multiplier: float) -> Terms:
         """Agree on one noise level for all."""
@@ -203,6 +204,7 @@ class Who:
     id: str
     claims: Claims
     drawn: int
+    public: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,7 +80,8 @@ def _upload(
     agreement: Agreement, run_name: str, member: Member, downlink: Downlink, after: Tensor, rng: SecretRng
 ) -> Uplink:
     message = after - downlink.start
-    who = Who(id=member.id, claims=member.claims, drawn=downlink.drawn)
+    public = member.id in agreement.terms.public
+    who = Who(id=member.id, claims=member.claims, drawn=downlink.drawn, public=public)
     for number, stage in enumerate(agreement.strategy.stages):
         shared = downlink.shared.get(f"stage{number}", {})
         message = stage.client(message, dict(shared), who, rng.child("stage", number))

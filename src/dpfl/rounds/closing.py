@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dpfl.core.errors import PeerError
 from dpfl.core.types import Cohort, Metrics, Record, Rows, State, Total, Who
+from dpfl.engine.process import one_thread
 from dpfl.protocols import Summed
 from dpfl.rounds.agreement import Agreement, Plan, Run, Uplink
 from dpfl.wire.payload import FRAME_BYTES, decode_upload
@@ -46,7 +47,8 @@ def close_round(
     # An upload that is not finite was replaced by zero: it carries no noise either.
     enough = len(set(ids) - set(broken)) >= strategy.shares_needed(agreement.terms)
     if (ids or strategy.central_noise is not None) and enough:
-        model, plugs, told = _aggregate(agreement, state, received, run)
+        with one_thread():  # the same bits on every machine, and no fight over cores
+            model, plugs, told = _aggregate(agreement, state, received, run)
         operator |= told
     else:
         model, plugs = state.model, dict(state.plugs)
@@ -76,7 +78,10 @@ def _unpack(
             continue
         try:
             messages[uplink.client] = decode_upload(uplink.payload, length, run.name, plan.round, uplink.client)
+            if agreement.strategy.stages and agreement.strategy.channel.sees_rows:
+                _check_undone(agreement, plan, uplink.client, messages[uplink.client])
         except PeerError as error:
+            messages.pop(uplink.client, None)
             missing[uplink.client] = str(error)
             continue
         missing[uplink.client] = ""
@@ -86,6 +91,21 @@ def _unpack(
                 messages[client] = torch.zeros_like(message)
                 broken.append(client)
     return messages, {client: reason for client, reason in missing.items() if reason}, broken
+
+
+def _check_undone(agreement: Agreement, plan: Plan, client: str, message: Tensor) -> None:
+    """Refuse a message that the stages' server halves cannot turn back into an update."""
+    try:
+        length = len(_undo(agreement, plan, message, _who(agreement, plan, client)))
+    except (RuntimeError, IndexError):
+        length = -1
+    if length != agreement.layout.size:
+        raise PeerError(f"upload of '{client}'", f"{len(message)} numbers are not what was agreed", "send those")
+
+
+def _who(agreement: Agreement, plan: Plan, client: str) -> Who:
+    public = client in agreement.terms.public
+    return Who(id=client, claims=plan.cohort.claims[client], drawn=len(plan.cohort), public=public)
 
 
 def _undo(agreement: Agreement, plan: Plan, message: Tensor, who: Who | None) -> Tensor:
@@ -98,8 +118,7 @@ def _rows(agreement: Agreement, state: State, plan: Plan, cohort: Cohort, arrive
     """Undo the stages and re-base every row on the global model, wherever its client started."""
     matrix = torch.zeros(len(cohort), agreement.layout.size)
     for i, client in enumerate(cohort.ids):
-        who = Who(id=client, claims=cohort.claims[client], drawn=len(plan.cohort))
-        matrix[i] = _undo(agreement, plan, arrived[client], who)
+        matrix[i] = _undo(agreement, plan, arrived[client], _who(agreement, plan, client))
         if client in plan.starts:
             matrix[i] += plan.starts[client] - state.model
     return Rows(matrix=matrix, origin=state.model, cohort=cohort, layout=agreement.layout)
