@@ -190,6 +190,10 @@ class RowDenoiser(Plug):
         raise NotImplementedError
 
 
+TRUE_NOISE = "true_noise/"
+"""Under this prefix a simulator, and nobody else, tells weights that ask for it each client's true noise."""
+
+
 class Weights(Plug):
     """One weight per client.
 
@@ -207,6 +211,11 @@ class Weights(Plug):
     def value(self, terms: Terms) -> float:
         """Return the constant weight; only where ``constant``."""
         raise NotImplementedError
+
+    @property
+    def asks_for_the_truth(self) -> bool:
+        """Whether the weights know the clients' true noise: in a simulation only, for comparison."""
+        return False
 
 
 @runtime_checkable

@@ -44,7 +44,7 @@ from dpfl.algorithms.record_level import record_level
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.types import Metrics, PlugState, Practice, Rows, Total
 from dpfl.privacy.budgets import Spending
-from dpfl.protocols import Selection, Weights
+from dpfl.protocols import TRUE_NOISE, Selection, Weights
 from dpfl.strategy import Strategy
 
 Estimator = Literal["pcp", "moment", "oracle"]
@@ -210,10 +210,6 @@ def noise_aware_weights(rows: Tensor, **options: int) -> Tensor:
     return inverse_weights(noise_estimates(rows, **options)[0])
 
 
-TRUE_NOISE = "true_noise/"
-"""Under this prefix a simulator, and nobody else, may tell the weights each client's true noise."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class NoiseAwareWeights(Weights):
     """Inverse to each update's noise, estimated from the updates of the round, or of the last ``refresh`` rounds."""
@@ -237,6 +233,11 @@ class NoiseAwareWeights(Weights):
                 raise ConfigurationError("robust_hdp", f"{name} = {value}", "give a whole number above 0")
         if self.max_weight is not None and not 0 < self.max_weight <= 1:
             raise ConfigurationError("robust_hdp", f"max_weight = {self.max_weight}", "give a share above 0 up to 1")
+
+    @property
+    def asks_for_the_truth(self) -> bool:
+        """The oracle does."""
+        return self.estimator == "oracle"
 
     def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> tuple[Tensor, PlugState, Metrics]:
         """Return the weights, what is remembered of the estimates, and how the pursuit went."""

@@ -47,6 +47,7 @@ EXPERIMENT: dict[str, Any] = {
     "sampling": _option(str, "How the cohort is drawn: uniform or poisson."),
     "engine": _option(str, "stacked or one_by_one."),
     "device": _option(str, "Where local work is computed: cpu, or cuda where torch has it."),
+    "liar": _option(list[str], "A client that claims a multiple of its epsilon.", "--liar", metavar="ID:FACTOR"),
     "set": _option(list[str], "Any other setting of the method.", "--set", metavar="KEY=VALUE"),
 }
 ONE_METHOD: dict[str, Any] = {
@@ -107,6 +108,11 @@ def experiment_values(file: Path | None, options: dict[str, Any]) -> dict[str, A
         values.setdefault("method", {}).pop("local_steps", None)
         values["method"].pop("local_epochs", None)
         settings |= {name: given[name] for name in ("local_steps", "local_epochs") if name in given}
+    for text in given.get("liar", []):
+        client, _, factor = text.rpartition(":")
+        if not client or not isinstance(_number(factor, None), int | float):
+            raise ConfigurationError("--liar", f"'{text}' is no ID:FACTOR", "write for instance --liar 12:100")
+        values.setdefault("run", {}).setdefault("liars", {})[client] = _number(factor, None)
     for pair in given.get("set", []):
         key, equals, text = pair.partition("=")
         if not equals:

@@ -41,6 +41,18 @@ class _Habits:
         return cls(batch_size=whole.batch_size, steps=steps, lr=whole.lr)
 
 
+def noise_variance(phases: Sequence[Phase], examples: int, parameters: int) -> float:
+    """Variance of the noise in an update, summed over its coordinates: steps x lr^2 x p x (clip z / b)^2 a phase.
+
+    Robust-HDP's Eq. 3 and 7; with a fixed expected batch size b it is exact for what DP-SGD adds.
+    """
+    total = 0.0
+    for phase in phases:
+        size = PoissonBatches(examples, phase.batch_size).expected_size
+        total += phase.steps * parameters * (phase.lr * phase.noise_multiplier * (phase.clip or 0.0) / size) ** 2
+    return total
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sgd:
     """Plain SGD over shuffled batches; ``ball`` keeps the model near its start after every step. Hides nothing itself."""

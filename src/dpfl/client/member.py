@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -48,6 +49,24 @@ def honest_members(federation: Federation, claims: Mapping[str, Claims] | None =
             inputs=federation.inputs,
         )
     return members
+
+
+def false_claims(federation: Federation, liars: Mapping[str, float]) -> dict[str, Claims]:
+    """Claims of clients that multiply their epsilon; a client is named by its id, or by its number in the order of ids."""
+    claims = {}
+    for name, factor in liars.items():
+        client = name
+        if name not in federation.shards and name.isdecimal() and int(name) < len(federation.ids):
+            client = federation.ids[int(name)]
+        if client not in federation.shards or client not in federation.budgets:
+            raise ConfigurationError(
+                f"liar '{name}'", "is no client with a budget", "name a client, or its number from 0"
+            )
+        if not (math.isfinite(factor) and factor > 0):
+            raise ConfigurationError(f"liar '{name}'", f"multiplies by {factor}", "give a positive number")
+        budget, shard = federation.budgets[client], federation.shards[client]
+        claims[client] = Claims(epsilon=budget.epsilon * factor, delta=budget.delta, examples=shard.examples)
+    return claims
 
 
 def check_budget(member: Member, *, unit: Unit, observer: Observer) -> None:

@@ -92,6 +92,7 @@ class RunSection(Section):
     device: str = "cpu"
     workers: int = Field(default=1, ge=1)
     evaluate_every: int = Field(default=1, ge=1)
+    liars: dict[str, float] = {}
 
 
 class ClientSection(Section):

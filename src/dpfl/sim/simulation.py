@@ -14,16 +14,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from dpfl.client.member import Member, check_budget, honest_members
+from dpfl.client.local_work import noise_variance
+from dpfl.client.member import Member, check_budget, false_claims, honest_members
 from dpfl.core.errors import LedgerError, PrivacyRefusal
 from dpfl.core.layout import Layout
-from dpfl.core.types import Claims, Observer, State
+from dpfl.core.types import Observer, Record, State
 from dpfl.data.federation import Federation
 from dpfl.engine.bookkeeping import fast_layout
 from dpfl.engine.one_by_one import on_copies
 from dpfl.engine.process import one_thread
 from dpfl.models import check_model
 from dpfl.privacy.statement import Statement, statement
+from dpfl.protocols import TRUE_NOISE
 from dpfl.rounds import Agreement, Run, Uplink, admit, blocks_of, close_round, enrol, first_state, open_round
 from dpfl.runs.folder import RunFolder
 from dpfl.sim.workers import Bench, Workers
@@ -65,12 +67,13 @@ class Simulation:
         device: str = "cpu",
         workers: int = 1,
         evaluate_every: int = 1,
-        claims: Mapping[str, Claims] | None = None,
+        liars: Mapping[str, float] | None = None,
         folder: RunFolder | None = None,
         digest: str = "",
     ) -> None:
         check_model(model, federation.feature_shape, federation.classes, federation.inputs)
-        self.members = honest_members(federation, claims)
+        self.members = honest_members(federation, false_claims(federation, liars or {}))
+        self.liars = dict(liars or {})
         if strategy.local.hypothetical:
             self.members = _all_granted_the_largest(self.members)
         for member in self.members.values():
@@ -137,8 +140,11 @@ class Simulation:
                 uplinks = workers.run(state.round, plan.downloads, blocks)
                 uplinks += [Uplink(client=c, payload=None, reason=why) for c, why in sorted(abstaining.items())]
                 # ---- server: aggregate, evaluate, write down -------------------------------------------------------------
+                noise = {client: self._true_noise(client) for client in active}
+                if self.strategy.weights.asks_for_the_truth:
+                    state = _told(state, noise)
                 state, record = close_round(self.agreement, state, plan, uplinks, self.run_)
-                line: dict[str, Any] = {"round": record.round, **record.operator}
+                line: dict[str, Any] = {"round": record.round, **record.operator, **self._truth(record, noise)}
                 if state.round % self.evaluate_every == 0 or state.round == rounds:
                     line |= self.evaluate(state.model)
                 history.append(line)
@@ -153,6 +159,29 @@ class Simulation:
         self.folder.append(self.folder.rounds, line)
         self.folder.append(self.folder.timings, {"round": line["round"], "seconds": seconds})
         self.folder.save_state(state, self.run_.name, self.digest)
+
+    def _true_noise(self, client: str) -> float:
+        """Variance of the noise in a client's update: known to a simulator, who planned it."""
+        if not self.strategy.local.private:
+            return 0.0
+        participant = self.members[client].participant
+        return noise_variance(self.agreement.phases(participant), participant.examples, self.layout.size)
+
+    def _truth(self, record: Record, noise: Mapping[str, float]) -> dict[str, Any]:
+        """The noise in the round's aggregate beside the least there could be (Robust-HDP, Eq. 8): a simulator's knowledge."""
+        weights: Any = record.operator.get("weights")
+        if not isinstance(weights, dict) or not weights or min(noise.get(c, 0.0) for c in weights) <= 0:
+            return {}
+        inverse = {client: 1 / noise[client] for client in weights}
+        least = 1 / sum(inverse.values())
+        truth: dict[str, Any] = {
+            "noise_variance": {client: noise[client] for client in weights},
+            "oracle_weights": {client: value * least for client, value in inverse.items()},
+            "least_noise_variance": least,
+        }
+        if self.strategy.clean is None and not self.strategy.stages:  # otherwise rows are not what was sent
+            truth["aggregate_noise_variance"] = sum(w**2 * noise[client] for client, w in weights.items())
+        return {"simulated_truth": truth}
 
     def _willing(self, round_: int) -> Callable[[str], bool]:
         """Ask a member whether its own ledger covers this round; asked only of those who come up in the draw."""
@@ -281,6 +310,9 @@ class Simulation:
             stamps.insert(
                 0, f"WEAK: delta is at or above 1 / records for {len(weak)} client(s), '{weak[0]}' among them"
             )
+        if self.liars:
+            told = ", ".join(f"{client} (x {factor:g})" for client, factor in sorted(self.liars.items()))
+            stamps.insert(0, f"FALSE CLAIMS: these clients claim a multiple of their epsilon: {told}")
         if self.strategy.local.hypothetical:
             stamps.insert(0, HYPOTHETICAL)
         if not self._grants():
@@ -288,6 +320,12 @@ class Simulation:
         if self.run_.ledger.seeded_runs():  # this run, or an earlier one from the same accounts
             stamps.insert(0, SEEDED)
         return stamps
+
+
+def _told(state: State, noise: Mapping[str, float]) -> State:
+    """Tell the weights what only a simulator knows."""
+    told = {f"{TRUE_NOISE}{client}": torch.tensor([value], dtype=torch.float64) for client, value in noise.items()}
+    return replace(state, plugs={**state.plugs, "weights": {**state.plugs.get("weights", {}), **told}})
 
 
 def _all_granted_the_largest(members: Mapping[str, Member]) -> dict[str, Member]:

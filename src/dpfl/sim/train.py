@@ -6,6 +6,7 @@ import copy
 import math
 import uuid
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ def train(
     evaluate_every: int = 1,
     ledger: Path | str | None = None,
     new_ledger: bool = False,
+    liars: Mapping[str, float] | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Simulate a federation. The model given is not changed; the trained one is in the result.
@@ -62,7 +64,8 @@ def train(
     ``seed=None`` draws all noise from the operating system; a number makes the run repeatable, and NOT PRIVATE. ``ledger``
     names a file that spans runs: everything ever released from this data adds up there, as it must. A file that is not
     there is refused, since it may have been mislaid, unless ``new_ledger`` says that this is its first run. Without a
-    file, the run is billed alone and its ledger is gone with it.
+    file, the run is billed alone and its ledger is gone with it. ``liars`` claim a multiple of their epsilon; bills and
+    noise rest on the true one.
     """
     if not (isinstance(rounds, int) and rounds >= 1):
         raise ConfigurationError("train", f"rounds = {rounds!r}", "train for a whole number of rounds, at least one")
@@ -77,7 +80,7 @@ def train(
         run = Run(name=name, ledger=book, seed=_secret_seed(seed), public=PublicSeed(seed or 0).child("run"))
         simulation = Simulation(
             model=copy.deepcopy(model), federation=federation, strategy=strategy, rounds=rounds, run=run, engine=engine,
-            device=device, workers=workers, evaluate_every=evaluate_every,
+            device=device, workers=workers, evaluate_every=evaluate_every, liars=liars,
         )  # fmt: skip
         outcome = simulation.run(simulation.start(), [], progress)
         if outcome.summary["rounds"]["ended_early"]:
@@ -125,7 +128,7 @@ def run_experiment(
                 model=model, federation=federation, strategy=strategy, rounds=experiment.run.rounds,
                 run=Run(name=name, ledger=book, seed=seed, public=public.child("run")),
                 engine=experiment.run.engine, device=experiment.run.device, workers=workers or experiment.run.workers,
-                evaluate_every=experiment.run.evaluate_every, folder=place, digest=digest,
+                evaluate_every=experiment.run.evaluate_every, liars=experiment.run.liars, folder=place, digest=digest,
             )  # fmt: skip
             history: list[dict[str, Any]] = []
             if state is None:
@@ -143,8 +146,9 @@ def _rehearse(model: nn.Module, federation: Federation, strategy: Strategy, expe
     try:
         run = Run(name="rehearsal", ledger=book, seed=None, public=experiment.public_seed())
         simulation = Simulation(
-            model=model, federation=federation, strategy=strategy, rounds=experiment.run.rounds, run=run
-        )
+            model=model, federation=federation, strategy=strategy, rounds=experiment.run.rounds, run=run,
+            liars=experiment.run.liars,
+        )  # fmt: skip
         # What cannot be done fails first where epsilon is smallest, or where few records make for a high sampling rate.
         hardest = sorted(
             simulation.members.values(),
