@@ -198,6 +198,116 @@ def test_a_simulated_generator_repeats_itself_in_a_fork() -> None:
     assert torch.equal(in_a_fork(lambda: noise(rng, 16)), noise(rng, 16))
 
 
+@pytest.fixture
+def asked_of_the_system(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes the operating system was asked for, call by call."""
+    calls: list[int] = []
+    urandom = os.urandom
+    monkeypatch.setattr(os, "urandom", lambda size: calls.append(size) or urandom(size))
+    return calls
+
+
+DRAWN: dict[str, Callable[[SecretRng], object]] = {
+    "noise": lambda rng: rng.normal_(torch.empty(8, dtype=torch.float64)).tolist(),
+    "uniform": lambda rng: rng.uniform(8).tolist(),
+    "permutation": lambda rng: rng.permutation(50).tolist(),
+    "integer": lambda rng: rng.integer(),
+    "seed": lambda rng: rng.secret_seed(),
+}
+EVERY_DRAW = pytest.mark.parametrize("drawn", DRAWN.values(), ids=DRAWN)
+
+
+@EVERY_DRAW
+def test_a_system_generator_is_made_when_it_is_first_drawn_from_and_once(
+    drawn: Callable[[SecretRng], object], asked_of_the_system: list[int]
+) -> None:
+    rng = SecretRng.from_system()
+    child = rng.child("a").child("b", 3)
+    assert not rng.seeded and repr(rng) == "SecretRng(system)"
+    assert asked_of_the_system == []
+    first = drawn(rng)
+    assert asked_of_the_system == [32]
+    assert drawn(rng) != first
+    assert asked_of_the_system == [32]
+    drawn(child)
+    assert asked_of_the_system == [32, 32]
+
+
+@EVERY_DRAW
+def test_a_simulated_generator_asks_nothing_of_the_system(
+    drawn: Callable[[SecretRng], object], asked_of_the_system: list[int]
+) -> None:
+    rng = SecretRng.simulated(PublicSeed(1))
+    drawn(rng)
+    drawn(rng.child("a"))
+    assert asked_of_the_system == []
+
+
+@EVERY_DRAW
+@given(st.lists(st.tuples(LABELS, st.booleans()), max_size=4), st.lists(st.tuples(LABELS, st.booleans()), max_size=4))
+def test_equal_seeds_give_equal_streams_whatever_was_asked_of_children(
+    drawn: Callable[[SecretRng], object],
+    before: list[tuple[list[str | int], bool]],
+    between: list[tuple[list[str | int], bool]],
+) -> None:
+    """Naming children, and drawing from them, moves neither the parent's stream nor another child's."""
+    plain, busy = (SecretRng.simulated(PublicSeed(8)) for _ in range(2))
+    for asked in (before, between):
+        for labels, draws in asked:
+            child = busy.child(*labels)
+            if draws:
+                drawn(child)
+        assert drawn(busy) == drawn(plain)
+    assert drawn(busy.child("late")) == drawn(SecretRng.simulated(PublicSeed(8)).child("late"))
+
+
+@EVERY_DRAW
+def test_a_child_named_before_or_after_its_parent_draws_is_the_same(drawn: Callable[[SecretRng], object]) -> None:
+    rng = SecretRng.simulated(PublicSeed(9))
+    early = rng.child("a")
+    drawn(rng)
+    assert drawn(early) == drawn(rng.child("a"))
+
+
+@pytest.mark.parametrize("drawn_before", [0, 3], ids=["untouched", "in the middle of its stream"])
+@pytest.mark.parametrize("parent_first", [True, False])
+def test_forks_and_their_parent_all_have_streams_of_their_own(drawn_before: int, parent_first: bool) -> None:
+    rng, named = SecretRng.from_system(), SecretRng.from_system().child("named before the fork")
+    for each in (rng, named):
+        if drawn_before:
+            noise(each, drawn_before)
+
+    def both() -> Tensor:
+        return torch.cat([noise(rng, 8), noise(named, 8), noise(rng, 8), noise(rng.child("x"), 8)])
+
+    own = [both()] if parent_first else []
+    streams = [in_a_fork(both), in_a_fork(lambda: in_a_fork(both)), in_a_fork(both)]
+    drawn = torch.cat([*own, *streams, both()])
+    assert len(drawn) == 32 * (4 + parent_first)
+    assert len(drawn.unique()) == len(drawn)
+
+
+@pytest.mark.parametrize("drawn_before", [0, 3])
+def test_a_fork_asks_the_system_once_and_then_has_one_stream(drawn_before: int, asked_of_the_system: list[int]) -> None:
+    rng = SecretRng.from_system()
+    if drawn_before:
+        noise(rng, drawn_before)
+
+    def how_often() -> Tensor:
+        asked_of_the_system.clear()
+        for _ in range(3):
+            noise(rng, 2)
+        return torch.tensor(asked_of_the_system, dtype=torch.float64)
+
+    assert in_a_fork(how_often).tolist() == [32.0]
+
+
+def test_a_simulated_generator_goes_on_in_a_fork_where_it_was() -> None:
+    rng = SecretRng.simulated(PublicSeed(4))
+    noise(rng, 5)
+    assert torch.equal(in_a_fork(lambda: noise(rng, 16)), noise(rng, 16))
+
+
 def test_drawing_leaves_the_global_generator_alone() -> None:
     before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
     for rng in (SecretRng.from_system(), SecretRng.simulated(PublicSeed(1)).child("x")):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
+from dpfl.engine import rules
 from dpfl.engine.bookkeeping import Booked, NotBookable, bookable, clipped_sum
 from dpfl.engine.one_by_one import OneByOne
 
@@ -125,6 +126,232 @@ def test_both_ways_of_taking_norms_are_exercised() -> None:
     many = made(lambda: Head(nn.Linear(2, 3), (30, 2)), 0)
     agree(few, draw(1, 4, 2, 40), 0.5)
     agree(many, draw(2, 4, 30, 2), 0.5)
+
+
+# ---- every way through a convolution ---------------------------------------------------------------------------------
+
+
+def conv(
+    seed: int, channels: tuple[int, int], size: tuple[int, int], kernel: tuple[int, int], **options: object
+) -> nn.Module:
+    return made(lambda: Head(nn.Conv2d(*channels, kernel, **options), (channels[0], *size)), seed)  # type: ignore[arg-type]
+
+
+@settings(max_examples=50)
+@given(
+    seed=SEEDS,
+    clip=CLIPS,
+    batch=st.integers(1, 4),
+    groups=st.integers(1, 3),
+    channels=st.tuples(st.integers(1, 24), st.integers(1, 8)),
+    size=st.tuples(st.integers(7, 9), st.integers(7, 9)),
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 2)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    padding=st.sampled_from([0, 1, (2, 1), "valid", "same"]),
+    mode=st.sampled_from(["zeros", "reflect", "circular", "replicate"]),
+    channels_last=st.booleans(),
+)
+def test_convolutions_of_many_channels(
+    seed: int, clip: float, batch: int, groups: int, channels: tuple[int, int], size: tuple[int, int],
+    kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int], padding: object, mode: str,
+    channels_last: bool,
+) -> None:  # fmt: skip
+    """Few or many to a group, so that every way of copying patches is met."""
+    if padding == "same":
+        stride, kernel = (1, 1), (kernel[0] // 2 * 2 + 1, kernel[1] // 2 * 2 + 1)
+    dilation = tuple(1 if k == 5 else d for k, d in zip(kernel, dilation, strict=True))  # type: ignore[assignment]
+    inside = max(1, channels[0] // groups) * groups, channels[1] * groups
+    model = conv(seed, inside, size, kernel, stride=stride, dilation=dilation, padding=padding, groups=groups,
+                 padding_mode=mode)  # fmt: skip
+    features = draw(seed, batch, inside[0], *size)
+    agree(model, features.to(memory_format=torch.channels_last) if channels_last else features, clip)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "circular"])
+@pytest.mark.parametrize("channels", [2, 40])
+def test_an_even_kernel_is_padded_on_the_side_where_torch_pads_it(mode: str, channels: int) -> None:
+    model = conv(0, (channels, 3), (6, 7), (2, 4), padding="same", padding_mode=mode)
+    agree(model, draw(0, 3, channels, 6, 7), 0.3)
+
+
+def ways(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
+    """Fill a set with (how patches are copied, how norms are taken), while convolutions run."""
+    taken: set[tuple[str, str]] = set()
+    copied = ["linear"]
+    planes, patches, products = rules._planes, rules._patches, rules._products
+
+    def spy_planes(*arguments: object) -> list[Tensor]:
+        copied[0] = "planes"
+        return planes(*arguments)  # type: ignore[arg-type]
+
+    def spy_patches(*arguments: object) -> list[Tensor]:
+        found = patches(*arguments)  # type: ignore[arg-type]
+        copied[0] = "strips" if len(found) > 1 else "full"
+        return found
+
+    def spy_products(blocks: list[Tensor], d: Tensor) -> object:
+        inputs, (records, positions, outputs) = sum(a.shape[2] for a in blocks), d.shape
+        if positions == 1:
+            norms = "factored"
+        elif rules._by_gram(positions, inputs, outputs) or records * inputs * outputs > rules._MOST_NUMBERS:
+            norms = "gram"
+        else:
+            norms = "written, transposed" if len(blocks) == 1 and blocks[0].stride(1) == 1 else "written"
+        taken.add((copied[0], norms))
+        copied[0] = "linear"
+        return products(blocks, d)
+
+    monkeypatch.setattr(rules, "_planes", spy_planes)
+    monkeypatch.setattr(rules, "_patches", spy_patches)
+    monkeypatch.setattr(rules, "_products", spy_products)
+    return taken
+
+
+CONVOLUTIONS: dict[tuple[str, str], list[tuple[tuple[int, int], tuple[int, int], tuple[int, int], dict[str, object]]]] = {
+    ("planes", "factored"): [
+        ((2, 5), (3, 4), (3, 4), {}),
+        ((24, 24), (2, 2), (2, 2), {"groups": 3}),
+    ],
+    ("planes", "gram"): [
+        ((12, 24), (4, 4), (3, 3), {}),
+        ((12, 20), (5, 4), (3, 3), {"stride": (2, 1), "bias": False}),
+        ((24, 24), (4, 5), (3, 3), {"groups": 2, "dilation": (1, 2)}),
+    ],
+    ("planes", "written, transposed"): [
+        ((1, 4), (9, 8), (3, 3), {"padding": 1}),
+        ((3, 5), (9, 9), (5, 3), {"padding": (2, 1), "padding_mode": "circular"}),
+        ((6, 4), (9, 8), (2, 3), {"groups": 2, "stride": (2, 1), "dilation": (2, 2)}),
+        ((4, 4), (9, 8), (3, 1), {"groups": 4, "padding": "same", "padding_mode": "reflect"}),
+    ],
+    ("full", "factored"): [
+        ((24, 6), (3, 3), (3, 3), {}),
+        ((2, 6), (4, 4), (3, 3), {"stride": 2}),
+    ],
+    ("full", "gram"): [
+        ((24, 24), (4, 4), (3, 3), {}),
+        ((16, 24), (6, 6), (3, 3), {"stride": (1, 2), "padding": 1, "padding_mode": "reflect"}),
+        ((24, 16), (5, 5), (2, 2), {"stride": 2, "groups": 2}),
+    ],
+    ("full", "written"): [
+        ((24, 2), (9, 9), (3, 3), {"dilation": 2, "padding": 2}),
+        ((24, 2), (9, 9), (3, 3), {"dilation": (1, 2)}),
+        ((24, 2), (12, 9), (3, 3), {"dilation": (2, 1)}),
+        ((24, 2), (14, 9), (3, 3), {"stride": (2, 1), "padding": "valid"}),
+        ((4, 4), (9, 9), (3, 3), {"stride": (1, 2), "padding": 1, "groups": 2}),
+        ((64, 2), (9, 8), (1, 1), {}),
+    ],
+    ("full", "written, transposed"): [((1, 3), (9, 9), (1, 1), {"stride": 2})],
+    ("strips", "written"): [
+        ((24, 2), (9, 8), (3, 3), {}),
+        ((24, 2), (9, 8), (3, 3), {"padding": "same"}),
+        ((24, 3), (7, 14), (2, 3), {"stride": (1, 2), "padding": 1}),
+        ((48, 4), (8, 9), (4, 3), {"groups": 2, "padding": 1, "padding_mode": "circular", "bias": False}),
+        ((16, 2), (9, 8), (5, 4), {}),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", CONVOLUTIONS, ids=" ".join)
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_each_way_through_a_convolution_is_taken_and_right(
+    way: tuple[str, str], channels_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed, (channels, size, kernel, options) in enumerate(CONVOLUTIONS[way]):
+        model = conv(seed, channels, size, kernel, **options)
+        features = draw(seed, 4, channels[0], *size)
+        features = features.to(memory_format=torch.channels_last) if channels_last else features
+        with monkeypatch.context() as patch:
+            taken = ways(patch)
+            agree(model, features, 0.3)
+            agree(model, features, 100.0)
+        assert taken == {way, ("linear", "factored")}
+        layout = Layout.of_module(model)
+        nothing = clipped_sum(model, layout, layout.read(model), features[:0], torch.zeros(0).long(), 1.0)
+        assert torch.equal(nothing, torch.zeros(layout.size))
+
+
+@pytest.mark.parametrize("way", CONVOLUTIONS, ids=" ".join)
+@pytest.mark.parametrize("most", [1, 4000])
+def test_what_does_not_fit_is_done_in_pieces_by_gram_matrices(
+    way: tuple[str, str], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strips are asked for their Gram matrices only here."""
+    monkeypatch.setattr(rules, "_MOST_NUMBERS", most)
+    taken = ways(monkeypatch)
+    for seed, (channels, size, kernel, options) in enumerate(CONVOLUTIONS[way]):
+        agree(conv(seed, channels, size, kernel, **options), draw(seed, 5, channels[0], *size), 0.3)
+    if most == 1:
+        assert taken - {("linear", "factored")} == {(way[0], "factored" if way[1] == "factored" else "gram")}
+
+
+@pytest.mark.parametrize("layout", ["flipped", "every other row", "a window", "one record many times"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_may_lie_in_memory_as_they_like(layout: str, channels: int) -> None:
+    wide = draw(0, 4, channels, 18, 20)
+    features = {
+        "flipped": wide.transpose(2, 3)[..., :9, :8],
+        "every other row": wide[:, :, ::2, ::2],
+        "a window": wide[:, :, 5:14, 7:16],
+        "one record many times": wide[:1, :, :9, :9].expand(4, channels, 9, 9),
+    }[layout]
+    assert not features.is_contiguous()
+    model = conv(0, (channels, 4), tuple(features.shape[2:]), (3, 3), padding=1)  # type: ignore[arg-type]
+    assert torch.equal(agree(model, features, 0.3), agree(model, features.contiguous(), 0.3))
+
+
+# ---- positions of a dense layer --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("positions", "inputs", "outputs", "way"),
+    [(1, 5, 4, "factored"), (2, 5, 4, "gram"), (5, 9, 7, "gram"), (16, 40, 30, "gram"), (9, 5, 4, "written"),
+     (30, 2, 3, "written"), (40, 30, 40, "written"), (9, 1, 4, "written, transposed"), (9, 4, 1, "written")],
+)  # fmt: skip
+def test_a_dense_layer_on_either_side_of_the_gram_matrices(
+    positions: int, inputs: int, outputs: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = ways(monkeypatch)
+    model = made(lambda: Head(nn.Linear(inputs, outputs), (positions, inputs)), 0)
+    for clip in (0.1, 100.0):
+        agree(model, draw(1, 4, positions, inputs), clip)
+    assert taken == {("linear", way), ("linear", "factored")}
+
+
+@given(SEEDS, CLIPS, st.integers(1, 5), st.integers(1, 20), st.integers(1, 12), st.integers(1, 12), st.booleans())
+def test_both_ways_of_taking_norms_give_the_same_for_any_shape(
+    seed: int, clip: float, batch: int, positions: int, inputs: int, outputs: int, gram: bool
+) -> None:
+    model = made(lambda: Head(nn.Linear(inputs, outputs), (positions, inputs)), seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rules, "_by_gram", lambda *_: gram)
+        agree(model, draw(seed, batch, positions, inputs), clip)
+
+
+class Difference(nn.Module):
+    """What its first layer says of one position, less what it says of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.top = nn.Linear(40, 40), nn.Linear(40, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x)
+        return self.top(x[:, 0] - x[:, 1])
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [0.0, 10.0, 1e2, 1e3, 1e4],
+)
+def test_a_record_whose_positions_nearly_cancel_is_within_the_clip(offset: float) -> None:
+    model = made(Difference, 0)
+    layout = Layout.of_module(model)
+    features = draw(0, 20, 2, 40) + offset
+    for record in features:
+        total = clipped_sum(model, layout, layout.read(model), record[None], torch.tensor([1]), 0.1)
+        assert float(total.double().norm()) <= 0.1
 
 
 def deep() -> nn.Module:

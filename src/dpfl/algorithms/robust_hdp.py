@@ -192,15 +192,14 @@ def _capped(weights: Tensor, largest: float) -> Tensor:
     """Hand what is above the cap to the others, in proportion, until nobody is above it."""
     largest = max(largest, 1 / len(weights))
     full = torch.zeros_like(weights, dtype=torch.bool)
-    for _ in range(len(weights)):
-        full = full | (weights > largest)
-        rest = weights[~full].sum()
-        if not bool(full.any()) or float(rest) == 0:
-            break
-        weights = torch.where(full, largest, weights * (1 - largest * full.sum()) / rest)
-        if not bool((weights > largest * (1 + 1e-12)).any()):
-            break
-    return weights / weights.sum()
+    shares = weights
+    while bool((~full & (shares > largest)).any()):
+        full = full | (shares > largest)
+        left, rest = 1 - largest * int(full.sum()), weights[~full]
+        even = torch.full_like(rest, 1 / max(len(rest), 1))
+        shares = torch.full_like(weights, largest)
+        shares[~full] = max(left, 0.0) * (rest / rest.sum() if float(rest.sum()) > 0 else even)
+    return shares / shares.sum()
 
 
 def noise_aware_weights(rows: Tensor, **options: int) -> Tensor:

@@ -35,8 +35,9 @@ _SMALL = 1e-18  # below, squares of float32 numbers may have vanished
 def squared_norms(x: Tensor) -> Tensor:
     """Squared norm over the last axis, in double precision, at nearly the price of single precision.
 
-    Runs of 256 squares are added up in float32 (any order: at most 8e-6 off, within the margin of :func:`clip_factor`),
-    the runs in double. A vector whose float32 squares could have under- or overflowed is done in double alone.
+    Runs of 256 squares are added up in float32 (any order: the norm is at most 8e-6 off, within the margin of
+    :func:`clip_factor`), the runs in double. A vector whose float32 squares could have under- or overflowed is done in
+    double alone.
     """
     length = x.shape[-1] // _RUN * _RUN
 
@@ -44,7 +45,7 @@ def squared_norms(x: Tensor) -> Tensor:
         norms: Tensor = torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64)
         return norms.square()
 
-    if length == 0 or x.dtype is not torch.float32:
+    if length == 0 or x.numel() == 0 or x.dtype is not torch.float32:
         return double(x)
     runs = torch.linalg.vector_norm(x[..., :length].reshape(*x.shape[:-1], -1, _RUN), dim=-1)
     squares = double(runs)

@@ -86,6 +86,9 @@ def read_adult(path: Path) -> tuple[np.ndarray, np.ndarray]:
     def rows(stream: Sequence[str]) -> list[dict[str, str]]:
         lines = (line.strip().rstrip(".") for line in stream)
         cells = [line.split(", ") for line in lines if line and not line.startswith("|")]
+        for number, row in enumerate(cells, 1):
+            if len(row) != len(ADULT_NAMES):
+                raise ValueError(f"record {number} has {len(row)} cells, not {len(ADULT_NAMES)}")
         return [dict(zip(ADULT_NAMES, row, strict=True)) for row in cells]
 
     table = _read(path, rows)
@@ -95,6 +98,10 @@ def read_adult(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def read_bank(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Read ``bank-full.csv.gz``: features, and 1 where the client subscribed."""
     table = _read(path, lambda stream: list(csv.DictReader(stream, delimiter=";")))
+    needed = [*BANK, "y"]
+    absent = next((name for name in needed if name not in table[0]), None)
+    if absent is not None:
+        raise DataError(str(path), f"has no column '{absent}' (columns are separated by ;)", "fetch the file again")
     return _encoded(path, table, BANK), _classes(path, [row["y"] for row in table], ("no", "yes"))
 
 

@@ -137,7 +137,12 @@ def _idx_images(name: str, subfolder: str, mean: float, deviation: float) -> Cal
         for part in ("train", "t10k"):
             images = _read_idx(base / f"{part}-images-idx3-ubyte.gz", 3)
             labels = _read_idx(base / f"{part}-labels-idx1-ubyte.gz", 1)
-            if len(images) != len(labels) or images.shape[1:] != (28, 28):
+            if images.shape[1:] != (28, 28) or len(images) == 0:
+                size = " x ".join(map(str, images.shape[1:]))
+                raise DataError(
+                    str(base), f"holds {len(images)} {part} images of {size}, not of 28 x 28", "fetch the files again"
+                )
+            if len(images) != len(labels):
                 raise DataError(
                     str(base),
                     f"{len(images)} images and {len(labels)} labels do not belong together",

@@ -197,6 +197,9 @@ class Federation:
         Arrays may be numpy, torch or lists. Without a test part, a fifth of each client's records is set aside.
         Features are numbers; with ``tokens`` (the size of the vocabulary) they are whole numbers for an embedding.
         """
+        for name, count in (("tokens", tokens), ("classes", classes)):
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                raise ConfigurationError("federation", f"{name} = {count!r}", "give a whole number above 0")
         parts: dict[str, _Parts] = {}
         kind = np.float32 if tokens is None else np.int64
         for client, arrays in sorted(clients.items()):
@@ -263,8 +266,11 @@ class Federation:
             return cls._natural(dataset, partition, clients, seed)
         count = 20 if clients is None else clients
         features, labels, test_features, test_labels = _train_and_test(dataset, seed.child("test"))
-        train = partition.split(labels.numpy(), count, seed.child("partition"))
-        test = matching_test(train, labels.numpy(), test_labels.numpy(), seed.child("matching"))
+        trains = None if dataset.test_silos is None else _inside(dataset.silos or {})  # not the texts kept for testing
+        known = labels.numpy() if trains is None else labels.numpy()[trains]
+        train = partition.split(known, count, seed.child("partition"))
+        test = matching_test(train, known, test_labels.numpy(), seed.child("matching"))
+        train = train if trains is None else [trains[part] for part in train]
         digits = len(str(count - 1))
         # Records are laid out client by client: each holds a stretch, and many clients' batches are one look-up.
         own, own_test = np.concatenate(train), np.concatenate(test)
@@ -312,6 +318,11 @@ class Federation:
 _Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
+def _inside(silos: Mapping[str, Span]) -> np.ndarray:
+    """Every record that some silo trains on."""
+    return np.concatenate([np.arange(*span) for _, span in sorted(silos.items())])
+
+
 def _spans(parts: Sequence[Sized]) -> list[Span]:
     """Where each part begins and ends when all lie one after the other."""
     ends = np.cumsum([0, *map(len, parts)]).tolist()
@@ -330,6 +341,8 @@ def _side_by_side(parts: Mapping[str, _Parts]) -> dict[str, Shard]:
 def _extremes(values: Tensor) -> tuple[int, int]:
     if values.numel() == 0:
         return 0, -1
+    if values.ndim == 2 and values.stride() == (1, 1):  # windows of one text: the text itself will do
+        values = values.as_strided((len(values) + values.shape[1] - 1,), (1,))
     low, high = torch.aminmax(values)
     return int(low), int(high)
 
@@ -352,10 +365,16 @@ def _pair(client: str, features: Any, labels: Any, kind: type[np.generic]) -> tu
     where = f"client '{client}'"
     try:
         given = np.asarray(_as_array(features))
+        if kind is np.int64 and given.dtype.kind not in "iu" and given.size:
+            raise DataError(
+                where, f"has tokens that are no numbers or no whole ones ({given.dtype})", "give one a token"
+            )
+        if given.dtype.kind == "c":
+            raise DataError(where, "has complex features", "give arrays of real numbers")
+        if kind is np.int64 and given.size and int(given.max()) > np.iinfo(np.int64).max:
+            raise DataError(where, f"has token {int(given.max())}", "encode texts with the vocabulary that was named")
         with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
             x = torch.from_numpy(np.array(given, dtype=kind))
-        if kind is np.int64 and given.dtype.kind not in "iu" and given.size:
-            raise DataError(where, f"has tokens of type {given.dtype}", "give whole numbers, one a token")
         y = np.array(_as_array(labels), dtype=np.float64)
     except (ValueError, TypeError) as error:
         raise DataError(

@@ -25,8 +25,9 @@ _MOST_NUMBERS = 1 << 25  # per-record gradient entries held at once
 class OneByOne:
     """Runs any supported module, on any device that torch knows."""
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self, device: str = "cpu", *, one_at_a_time: bool = False) -> None:
         self.device = torch.device(device)
+        self.one_at_a_time = one_at_a_time
 
     def blocks(self, plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
         """Each client is a block of its own."""
@@ -119,15 +120,15 @@ class OneByOne:
             logits = functional_call(model, on_copies(model, parameters), (feature.unsqueeze(0),))
             return F.cross_entropy(logits, label.unsqueeze(0))
 
+        # torch has no batched recurrent layers, nor buffers written to in a batch: such records are done one by one.
+        one_at_a_time = self.one_at_a_time or any(isinstance(module, nn.RNNBase) for module in model.modules())
         total = torch.zeros_like(vector)
         gradient = grad(loss)
-        # torch has no batched recurrent layers: their records are done one after the other.
-        one_at_a_time = any(isinstance(module, nn.RNNBase) for module in model.modules())
         at_once = 1 if one_at_a_time else max(1, _MOST_NUMBERS // max(layout.size, 1))
         for first in range(0, len(labels), at_once):
             some = slice(first, first + at_once)
             if one_at_a_time:
-                found = gradient(parameters, features[first], labels[first])
+                found = self._alone(model, parameters, features[some], labels[some])
             else:
                 found = vmap(gradient, in_dims=(None, 0, 0), randomness="different")(
                     parameters, features[some], labels[some]
@@ -137,6 +138,15 @@ class OneByOne:
             rows = torch.where(torch.isfinite(norms)[:, None], rows, torch.zeros_like(rows))
             total = total + clip_factor(norms, clip).to(rows.dtype) @ rows
         return total
+
+    @staticmethod
+    def _alone(model: nn.Module, parameters: dict[str, Tensor], feature: Tensor, label: Tensor) -> dict[str, Tensor]:
+        """One record's gradient, by plain autograd."""
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+        with torch.enable_grad():
+            loss = F.cross_entropy(functional_call(model, on_copies(model, leaves), (feature,)), label)
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(leaves, found, strict=True))
 
 
 def into_ball(vector: Tensor, centre: Tensor, radius: float | Tensor) -> Tensor:

@@ -63,13 +63,12 @@ def _products(blocks: list[Tensor], d: Tensor) -> tuple[Tensor, Callable[[Tensor
         squares = torch.stack([_squared(a) for a in blocks]).sum(dim=0) * _squared(d)
         return squares, lambda factor: torch.cat([(d[:, 0] * factor[:, None]).T @ a[:, 0] for a in blocks], dim=1)
     if _by_gram(positions, inputs, outputs) or records * inputs * outputs > _MOST_NUMBERS:
-        at_once = max(1, _MOST_NUMBERS // (2 * positions**2))
+        at_once = max(1, _MOST_NUMBERS // (2 * positions * (positions + inputs + outputs)))
         squares = torch.zeros(records, dtype=torch.float64, device=d.device)
         for first in range(0, records, at_once):
             some = slice(first, first + at_once)
-            of_inputs = torch.stack([torch.bmm(a[some], a[some].transpose(1, 2)) for a in blocks]).sum(dim=0)
-            gram = of_inputs.double() * torch.bmm(d[some], d[some].transpose(1, 2))
-            squares[some] = gram.sum(dim=(1, 2)).clamp_min(0.0)
+            of_inputs = torch.stack([_gram(a[some]) for a in blocks]).sum(dim=0)
+            squares[some] = _sum_of_products(of_inputs, _gram(d[some]))
 
         def summed(factor: Tensor) -> Tensor:
             weighted = (d * factor[:, None, None]).flatten(0, 1).T
@@ -82,6 +81,26 @@ def _products(blocks: list[Tensor], d: Tensor) -> tuple[Tensor, Callable[[Tensor
     gradients = [torch.bmm(d.transpose(1, 2), a) for a in blocks]
     squares = torch.stack([_squared(g) for g in gradients]).sum(dim=0)
     return squares, lambda factor: torch.cat([(factor @ g.flatten(1)).reshape(outputs, -1) for g in gradients], dim=1)
+
+
+def _gram(x: Tensor) -> Tensor:
+    """Inner products of a record's positions, in double precision: they may cancel almost entirely in the norm."""
+    x = x.double()
+    return torch.bmm(x, x.transpose(1, 2))
+
+
+_ROUNDING = 5e-7
+
+
+def _sum_of_products(of_inputs: Tensor, of_slopes: Tensor) -> Tensor:
+    """Squared norm of sum_t d_t a_t^T from the two Gram matrices, made larger by what float32 may add to that sum itself.
+
+    The clipped sum is formed in float32 from terms of norm |a_t| |d_t|. Where those cancel, its rounding is no longer small
+    against the gradient, and counts as part of it.
+    """
+    norms = (of_inputs * of_slopes).sum(dim=(1, 2)).clamp_min(0.0).sqrt()
+    terms = (of_inputs.diagonal(dim1=1, dim2=2) * of_slopes.diagonal(dim1=1, dim2=2)).clamp_min(0.0).sqrt().sum(dim=1)
+    return (norms + _ROUNDING * terms).square()
 
 
 def _bias(d: Tensor) -> Tensor:
@@ -189,11 +208,11 @@ def embedding(layer: nn.Embedding, a: Tensor, d: Tensor) -> Piece:
     tokens, d = a.reshape(records, -1), d.reshape(records, -1, layer.embedding_dim)
     if layer.padding_idx is not None:
         d = d * (tokens != layer.padding_idx)[..., None]
-    same = tokens[:, :, None] == tokens[:, None, :]
-    squares = (torch.bmm(d, d.transpose(1, 2)).double() * same).sum(dim=(1, 2)).clamp_min(0.0)
+    same = (tokens[:, :, None] == tokens[:, None, :]).double()
+    squares = _sum_of_products(same, _gram(d))
 
     def weighted(factor: Tensor) -> Gradients:
-        table = torch.zeros_like(layer.weight)
+        table = d.new_zeros(layer.weight.shape)
         return {"weight": table.index_add_(0, tokens.flatten(), (d * factor[:, None, None]).flatten(0, 1))}
 
     return Piece(squares, weighted)

@@ -79,6 +79,7 @@ class Stacked:
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = torch.device(device)
+        self._booked, self._plain = Booked(device), OneByOne(device)
 
     def blocks(self, plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
         """Group clients of equal shape; a pure function of the cohort, so that workers never change a bit."""
@@ -95,8 +96,7 @@ class Stacked:
         """Run the jobs given, those of equal shape together; a model that is no chain runs one by one."""
         steps = chain(model, layout)
         if steps is None or (jobs and not _fits(steps, jobs[0])):
-            alone = Booked if bookable(model) else OneByOne
-            return alone(str(self.device)).run(model, layout, jobs)
+            return (self._booked if bookable(model) else self._plain).run(model, layout, jobs)
         results: dict[int, Tensor] = {}
         with one_thread():
             for block in _alike([job.phases for job in jobs]):

@@ -6,8 +6,9 @@ import inspect
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
-from dpfl.core.errors import ConfigurationError, unknown_name
+from dpfl.core.errors import ConfigurationError, DpflError, unknown_name
 from dpfl.core.inputs import NUMBERS, Inputs, Tokens
 from dpfl.core.random import PublicSeed
 from dpfl.models import networks
@@ -92,48 +93,77 @@ def check_model(model: nn.Module, shape: tuple[int, ...], classes: int, inputs: 
     everywhere = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
     if len(set(everywhere)) != len(everywhere):
         raise ConfigurationError("model", "shares (ties) parameters between layers", "give each layer its own")
-    outputs = _tried(model, shape, inputs)
+    count = 3 if classes != 3 else 4  # records and classes must not be taken for each other
+    outputs = _tried(model, shape, inputs, count)
     if (
         not isinstance(outputs, torch.Tensor)
+        or not outputs.is_floating_point()
         or outputs.ndim != 2
-        or outputs.shape[0] != 2
+        or outputs.shape[0] != count
         or outputs.shape[1] < classes
     ):
-        given = f"outputs of shape {tuple(outputs.shape[1:])}" if isinstance(outputs, torch.Tensor) else "no tensor"
+        given = "no tensor"
+        if isinstance(outputs, torch.Tensor):
+            given = f"{str(outputs.dtype).removeprefix('torch.')} outputs of shape {tuple(outputs.shape[1:])}"
         raise ConfigurationError(
             "model", f"gives {given} for {classes} classes", f"let it return one row of {classes} scores per record"
         )
 
 
-def _tried(model: nn.Module, shape: tuple[int, ...], inputs: Inputs) -> object:
-    """Run a few made-up records through the model, together and alone, and leave it as it was."""
+def _tried(model: nn.Module, shape: tuple[int, ...], inputs: Inputs, count: int) -> object:
+    """Run a few made-up records through the model, and see that none of them changes the scores of another.
+
+    In training mode and in evaluation: each record is replaced by another one, with the same draws of dropout. Buffers are
+    copies, and the model is left as it was.
+    """
     modes = {module: module.training for module in model.modules()}
-    records = inputs(inputs.made_up(2, shape, PublicSeed(0).generator()))
+    generator = PublicSeed(0).generator()
+    records, others = (inputs(inputs.made_up(count, shape, generator)) for _ in range(2))
+    outputs: object = None
     try:
-        with torch.no_grad():
-            model.eval()
-            outputs: object = model(records)
-            alone: object = model(records[:1])
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        for training in (True, False):
+            model.train(training)
+            outputs = _scores(model, records)
+            for changed in range(len(records)):
+                mixed = records.clone()
+                mixed[changed] = others[changed]
+                _compare(outputs, _scores(model, mixed), [i for i in range(len(records)) if i != changed])
+        for i in range(len(records)):  # in evaluation: nothing is drawn, so a record alone can be compared
+            alone = _scores(model, records[i : i + 1])
+            if isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and len(outputs) == count:
+                _compare(outputs[i : i + 1], alone, [0])
+    except DpflError:
+        raise
+    except Exception as error:
         raise ConfigurationError(
             "model",
-            f"does not accept {'tokens' if isinstance(inputs, Tokens) else 'records'} of shape {shape} ({error})",
+            f"does not accept {'tokens' if isinstance(inputs, Tokens) else 'records'} of shape {shape} ({error!s:.200})",
             "fit the model to the data",
         ) from error
     finally:
         for module, mode in modes.items():
             module.training = mode
-    if _differs(outputs, alone):
-        raise ConfigurationError(
-            "model",
-            "gives a record other scores when another one is in the batch, so no record can be clipped on its own",
-            "let every record be computed apart",
-        )
     return outputs
 
 
-def _differs(together: object, alone: object) -> bool:
-    if not (isinstance(together, torch.Tensor) and isinstance(alone, torch.Tensor)):
-        return False
-    same_shape = together.ndim == alone.ndim == 2 and together.shape[1:] == alone.shape[1:]
-    return same_shape and not torch.allclose(together[:1], alone, rtol=1e-3, atol=1e-4)
+def _scores(model: nn.Module, records: torch.Tensor) -> object:
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return functional_call(model, {**dict(model.named_parameters()), **buffers}, (records,))
+
+
+def _compare(before: object, after: object, unchanged: list[int]) -> None:
+    """Refuse scores that depend on what else is in the batch. What is no table of scores is refused elsewhere."""
+    if not (isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and before.ndim == after.ndim == 2):
+        return
+    if not bool(torch.isfinite(before).all() and torch.isfinite(after).all()):
+        raise ConfigurationError("model", "gives scores that are not finite for made-up records", "check its layers")
+    if len(after) != len(before) or len(before) <= max(unchanged):
+        return
+    if not torch.allclose(before[unchanged].double(), after[unchanged].double(), rtol=1e-3, atol=1e-4):
+        raise ConfigurationError(
+            "model",
+            "gives a record other scores when another one is in the batch, so no record can be clipped on its own",
+            "let every record be computed apart (recurrent layers: batch_first=True)",
+        )

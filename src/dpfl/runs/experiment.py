@@ -202,7 +202,7 @@ class Experiment(Section):
             raise ConfigurationError(
                 "[partition] clients",
                 f"'{self.data.name}' comes in {len(dataset.silos)} natural silos",
-                "leave the number out, or name another partition, for instance iid",
+                "leave the number out, say --partition natural to draw some of them, or name another partition",
             )
         kind = self.partition.kind or ("natural" if dataset.silos else "iid")
         law = Partition(**{**self.partition.model_dump(exclude={"clients", "kind"}), "kind": kind})
