@@ -265,7 +265,7 @@ BAD_TOKENS: dict[str, tuple[Any, str]] = {
     "whole but floating": (GOOD.astype(np.float32), "has tokens of type float32"),
     "truths": (GOOD > 3, "has tokens of type bool"),
     "digits as text": (GOOD.astype(str), "has tokens of type"),
-    "words": (np.full((10, 2), "word"), "no numbers"),
+    "words": (np.full((10, 2), "word"), "has tokens of type"),
     "not a number": (np.full((10, 2), np.nan), "client 'b': has"),
     "infinite": (np.full((10, 2), np.inf), "client 'b': has"),
     "complex": (GOOD + 1j, "client 'b': has"),

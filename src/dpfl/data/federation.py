@@ -366,9 +366,7 @@ def _pair(client: str, features: Any, labels: Any, kind: type[np.generic]) -> tu
     try:
         given = np.asarray(_as_array(features))
         if kind is np.int64 and given.dtype.kind not in "iu" and given.size:
-            raise DataError(
-                where, f"has tokens that are no numbers or no whole ones ({given.dtype})", "give one a token"
-            )
+            raise DataError(where, f"has tokens of type {given.dtype}", "give whole numbers, one a token")
         if given.dtype.kind == "c":
             raise DataError(where, "has complex features", "give arrays of real numbers")
         if kind is np.int64 and given.size and int(given.max()) > np.iinfo(np.int64).max:
