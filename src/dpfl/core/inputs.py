@@ -28,8 +28,8 @@ class Numbers:
 class Pixels:
     """Bytes (channels first), scaled to numbers: (byte / 255 - mean) / deviation, per channel.
 
-    >>> Pixels(mean=(0.5,), deviation=(0.5,))(torch.tensor([[[[0, 255]]]], dtype=torch.uint8)).tolist()
-    [[[[-1.0, 1.0]]]]
+    >>> Pixels(mean=(0.5,), deviation=(0.5,))(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
+    tensor([[[[-1.,  1.]]]])
     """
 
     mean: tuple[float, ...]
