@@ -29,7 +29,7 @@ class Pixels:
     """Bytes (channels first), scaled to numbers: (byte / 255 - mean) / deviation, per channel.
 
     >>> Pixels(mean=(0.5,), deviation=(0.5,))(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
-    tensor([[[[-1.,  1.]]]])
+    tensor([[[[-1.0000,  1.0000]]]])
     """
 
     mean: tuple[float, ...]
