@@ -185,7 +185,7 @@ def _bases(state: PlugState, rows: Rows, k: int) -> list[Tensor]:
         return []
     weights = _within_group(rows, public)
     found = [public_subspace(rows.matrix[public, block.slice], weights, k) for block in rows.layout]
-    if any(basis.shape[1] < min(k, block.size) for basis, block in zip(found, rows.layout, strict=True)):
+    if any(0 < basis.shape[1] < min(k, block.size) for basis, block in zip(found, rows.layout, strict=True)):
         warnings.warn(
             f"k = {k} is above the rank of the public updates of a round, and was clamped", RuntimeWarning, stacklevel=2
         )
