@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 STAMP := $(VENV)/.set-up
 
-.PHONY: demo test check lint bench setup clean help
+.PHONY: demo test lint bench bench-kernels setup clean help
 
 help:
 	@echo "make demo   set up and compare four methods on a federation of 20 clients (about a minute)"
@@ -28,6 +28,9 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m bench.run $(BENCH)
+
+bench-kernels: $(STAMP)
+	$(BIN)/python -m bench.kernels
 
 setup: $(STAMP)
 
