@@ -394,3 +394,20 @@ def test_useless_claims_are_left_out_of_every_plan() -> None:
             terms = enrol(strategy, lies, 4, setting.layout).terms
             assert terms.noise_multiplier == honest.noise_multiplier
             assert terms.smallest_epsilon == honest.smallest_epsilon
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 20, 22])
+def test_coordinates_that_no_subspace_has_count_as_missing(length: int) -> None:
+    setting = Setting(dpfl.pfa_plus(**SETTINGS, public="top_fraction", public_fraction=0.4))
+    assert setting.agreement.terms.public == ("c3", "c4")
+    first = setting.open()
+    setting.state, _ = setting.close(first, setting.work(first))  # the warm-up: everything is sent
+    plan = setting.open()
+    uplinks = {u.client: u for u in setting.work(plan)}
+    frame = len(encode_upload(torch.zeros(0), "run", 1, "c0"))
+    assert len(uplinks["c0"].payload) == frame + 4 * 2  # one number for the weight, one for the bias
+    assert len(uplinks["c4"].payload) == frame + 4 * 21
+    uplinks["c0"] = replace(uplinks["c0"], payload=encode_upload(torch.ones(length), "run", 1, "c0"))
+    _, record = setting.close(plan, list(uplinks.values()))
+    assert f"{length} numbers are not what was agreed" in record.operator["missing"]["c0"]
+    assert record.operator["arrived"] == ["c1", "c2", "c3", "c4"]
