@@ -86,7 +86,7 @@ def pursuit(rows: int = 200_000, columns: int = 20) -> dict[str, Any]:
 def subspace(rows: int = 1_000_000, columns: int = 50, k: int = 10) -> dict[str, Any]:
     """PFA's public subspace."""
     generator = np.random.default_rng(0)
-    decay = (2.0 ** -np.arange(columns))[:, None]
+    decay = (0.8 ** np.arange(columns))[:, None]
     matrix = decay * generator.standard_normal((columns, rows)) + 0.01 * generator.standard_normal((columns, rows))
     updates = torch.from_numpy(matrix.astype(np.float32))
     weights = torch.full((columns,), 1 / columns)

@@ -53,8 +53,9 @@ from dpfl.server.weights import EpsilonWeights
 from dpfl.strategy import Strategy
 
 SPLITS = ("gmm", "kmeans", "top_fraction", "threshold")
+_CLEAR = 3e-2  # singular values above this fraction of the largest are right to 1e-4 from float32 products
 _RANK = 1e-6  # singular values below this fraction of the largest are rounding
-_AT_ONCE = 1 << 21  # numbers turned into doubles at once
+_AT_ONCE = 1 << 17  # numbers turned into doubles at once, small enough for the cache
 
 
 def public_subspace(rows: Tensor, weights: Tensor, k: int) -> Tensor:
@@ -70,19 +71,26 @@ def public_subspace(rows: Tensor, weights: Tensor, k: int) -> Tensor:
         size = torch.linalg.vector_norm(mean)
         return ((mean / size)[:, None] if float(size) > 0 else mean[:, None][:, :0]).to(rows.dtype)
     roots = weights.to(torch.float64).sqrt()[:, None]
-    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-    for piece in torch.split(rows, max(1, _AT_ONCE // max(len(rows), 1)), dim=1):
-        scaled = piece.to(torch.float64) * roots
-        gram.addmm_(scaled, scaled.T)
-    squares, vectors = torch.linalg.eigh(gram)
-    values = squares.clamp_min(0).sqrt().flip(0)
+    values, vectors = _spectrum(rows, roots, torch.float32)
+    if float(values[min(k, len(values)) - 1]) < _CLEAR * float(values[0]):  # too small for float32 products to tell
+        values, vectors = _spectrum(rows, roots, torch.float64)
     rank = int((values > _RANK * values[0]).sum()) if float(values[0]) > 0 else 0
     kept = min(k, rank)
-    combine = (roots * vectors.flip(1)[:, :kept] / values[:kept]).to(rows.dtype)
-    basis: Tensor = rows.T @ combine
+    combine = (roots * vectors[:, :kept] / values[:kept]).to(rows.dtype)
+    basis: Tensor = (combine.T @ rows).T
     if kept > 1 and float(values[kept - 1]) < 1e-3 * float(values[0]):  # a small one is not orthogonal to the digits
         basis = torch.linalg.qr(basis)[0]
     return basis
+
+
+def _spectrum(rows: Tensor, roots: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Singular values and (right) vectors of the scaled rows, largest first, through pieces of their Gram matrix."""
+    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for piece in torch.split(rows, max(1, _AT_ONCE // max(len(rows), 1)), dim=1):
+        exact = piece.to(kind)
+        gram += exact @ exact.T
+    squares, vectors = torch.linalg.eigh(roots * gram * roots.T)
+    return squares.clamp_min(0).sqrt().flip(0), vectors.flip(1)
 
 
 def _project(row: Tensor, basis: Tensor) -> Tensor:
