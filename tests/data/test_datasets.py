@@ -237,3 +237,14 @@ def test_images_and_labels_that_do_not_belong_together_are_refused(nowhere: Path
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ConfigurationError, match="did you mean 'heart_disease'"):
         load_dataset("heart-disease")
+
+
+@pytest.mark.data
+def test_another_set_s_folder_is_not_taken_for_a_set_with_the_same_file_names(
+    real_data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("DPFL_DATA")
+    monkeypatch.setenv("DPFL_CACHE", str(tmp_path))
+    with pytest.raises(DataError, match="fashion_mnist"):
+        load_dataset("fashion_mnist", real_data / "mnist")
+    assert len(load_dataset("mnist", real_data / "mnist").labels) == 60_000

@@ -217,9 +217,16 @@ def _shakespeare(folder: Path | None) -> Dataset:
     )
 
 
+_SUBFOLDERS = {"mnist", "fashion-mnist", "adult", "bank-marketing", "imdb", "shakespeare", "cifar-10-binary"}
+
+
 def _find(name: str, subfolder: str, given: Path | None, files: list[str]) -> Path:
     for base in data_folders(given):
         for candidate in (base / subfolder, base):
+            if candidate.name in _SUBFOLDERS - {
+                subfolder
+            }:  # another set's folder: Fashion-MNIST's files have MNIST's names
+                continue
             if all((candidate / file).is_file() for file in files):
                 return candidate
     places = ", ".join(str(base / subfolder) for base in data_folders(given))
