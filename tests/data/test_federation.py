@@ -17,8 +17,9 @@ from dpfl.core.errors import ConfigurationError, DataError
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, Practice
 from dpfl.data.datasets import Dataset, load_dataset
-from dpfl.data.federation import Federation, Shard
+from dpfl.data.federation import Federation
 from dpfl.data.partition import PARTITIONS, Partition
+from dpfl.data.records import Shard
 
 BUDGET = Budget(epsilon=1.0, delta=1e-5)
 

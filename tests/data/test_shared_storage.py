@@ -22,8 +22,9 @@ from dpfl.core.inputs import NUMBERS, Pixels, Tokens
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget
 from dpfl.data.datasets import Dataset, load_dataset
-from dpfl.data.federation import Federation, Records, Shard
+from dpfl.data.federation import Federation
 from dpfl.data.partition import Partition
+from dpfl.data.records import Records, Shard
 from dpfl.data.shakespeare import WINDOW, decode, read_shakespeare
 from dpfl.models import make_model
 

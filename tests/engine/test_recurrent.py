@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -629,3 +630,24 @@ def test_the_engines_agree_on_texts_with_noise(kind: str, look: str) -> None:
     for job, got, wanted in zip(jobs, fast, slow, strict=True):
         assert error(got - job.start, wanted - job.start) <= TOLERANCE
     assert error(fast[0] - jobs[0].start, fast[1] - jobs[1].start) > 0.1
+
+
+def test_a_trial_is_remembered_by_the_model_and_not_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[bool] = []
+    real = bookkeeping.agrees
+    monkeypatch.setattr(bookkeeping, "agrees", lambda *all_: tried.append(True) or real(*all_))
+    engine = bookkeeping.Booked()
+    phase = Phase(steps=1, batch_size=2, sampling="poisson", lr=0.1, clip=1.0)
+    features, labels = torch.rand(4, 3, 5), torch.tensor([0, 1, 0, 1])
+    for _ in range(3):  # each is gone before the next is made, which may get its address
+        model = nn.Sequential(nn.Linear(5, 2), nn.Flatten(), nn.Linear(6, 2))
+        layout = Layout.of_module(model)
+        rng = SecretRng.simulated(PublicSeed(0))
+        job = Job(client="a", start=layout.read(model), phases=(phase,), features=features, labels=labels, rng=rng)
+        engine.run(model, layout, [job])
+        engine.run(model, layout, [job])
+        assert len(engine._agrees) == 1
+        del model
+        gc.collect()
+        assert len(engine._agrees) == 0  # nothing is left for another model at the same address
+    assert len(tried) == 3

@@ -278,7 +278,7 @@ def test_projecting_recovers_what_plain_averaging_loses_and_so_does_its_compress
     assert abs(compressed - projected) < 0.1
 
 
-def test_some_drawn_and_some_lost_every_round_still_works() -> None:
+def test_cohorts_without_a_public_client_go_on() -> None:
     result = trained(dpfl.pfa_plus(**HABITS, selection=dpfl.FixedCohort(size=6)), 12)
     assert all(len(line["cohort"]) == 6 for line in result.history)
     assert any(not line["clean_metrics"]["public"] for line in result.history)

@@ -263,7 +263,7 @@ def test_in_training_the_noise_is_near_the_oracle_s_every_round_and_others_are_f
 
 
 def test_the_true_noise_is_what_an_update_really_carries() -> None:
-    """At a learning rate of nothing but noise (clip tiny against it), the update's squared norm is the stated variance."""
+    """Of the noisiest client nearly all of the update is noise: what the pursuit finds there is the stated variance."""
     result = trained(dpfl.robust_hdp(**HABITS), rounds=1)
     line = result.history[0]
     estimated = dict(zip(line["arrived"], line["weights_metrics"]["estimated_noise"], strict=True))

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.inputs import NUMBERS, Inputs
 from dpfl.core.types import Budget, Claims, Observer, Practice, Unit
-from dpfl.data.federation import Federation, Shard
+from dpfl.data.federation import Federation
+from dpfl.data.records import Shard
 from dpfl.protocols import Participant
 
 

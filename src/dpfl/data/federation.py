@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,94 +19,10 @@ from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, Practice
 from dpfl.data.datasets import Dataset
 from dpfl.data.partition import Partition, matching_test
+from dpfl.data.records import Records, Shard, Span, extremes
 from dpfl.data.tables import read_folder
 
 TEST_FRACTION = 0.2
-
-
-@dataclass(frozen=True)
-class Records:
-    """Records with their labels, in one storage of which every client holds a stretch."""
-
-    features: Tensor
-    labels: Tensor
-
-    def __repr__(self) -> str:
-        """Say how much there is, and show none of it."""
-        return f"Records({len(self.labels)})"
-
-    @cached_property
-    def label_range(self) -> tuple[int, int]:
-        """Smallest and largest label (0, -1 if there is none)."""
-        return _extremes(self.labels)
-
-    @cached_property
-    def feature_range(self) -> tuple[int, int]:
-        """Smallest and largest token (0, -1 if there is none)."""
-        return _extremes(self.features)
-
-    @cached_property
-    def digest(self) -> bytes:
-        """Name the records: the bytes behind them and how they lie there (windows of a text overlap)."""
-        digest = hashlib.sha256()
-        for tensor in (self.features, self.labels):
-            geometry = f"{tensor.dtype}{tuple(tensor.shape)}{tensor.stride()}{tensor.storage_offset()}"
-            digest.update(geometry.encode())
-            storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-            digest.update(storage.numpy().data)
-        return digest.digest()
-
-
-Span = tuple[int, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    """One client's records: what it trains on, and what it keeps for testing. Views of storage shared with others."""
-
-    train: Records
-    span: Span
-    test: Records
-    test_span: Span
-
-    @classmethod
-    def of(cls, features: Tensor, labels: Tensor, test_features: Tensor, test_labels: Tensor) -> Shard:
-        """Hold records that nobody else shares."""
-        return cls(
-            train=Records(features, labels),
-            span=(0, len(labels)),
-            test=Records(test_features, test_labels),
-            test_span=(0, len(test_labels)),
-        )
-
-    @property
-    def features(self) -> Tensor:
-        """What the client trains on."""
-        return self.train.features[slice(*self.span)]
-
-    @property
-    def labels(self) -> Tensor:
-        """The classes of what it trains on."""
-        return self.train.labels[slice(*self.span)]
-
-    @property
-    def test_features(self) -> Tensor:
-        """What it keeps for testing."""
-        return self.test.features[slice(*self.test_span)]
-
-    @property
-    def test_labels(self) -> Tensor:
-        """The classes of what it keeps for testing."""
-        return self.test.labels[slice(*self.test_span)]
-
-    def __repr__(self) -> str:
-        """Say how much there is, and show none of it."""
-        return f"Shard({self.examples} training and {self.test_span[1] - self.test_span[0]} test records)"
-
-    @property
-    def examples(self) -> int:
-        """Training records: the number a client declares."""
-        return self.span[1] - self.span[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,19 +253,10 @@ def _side_by_side(parts: Mapping[str, _Parts]) -> dict[str, Shard]:
     return {name: Shard(train=train, span=span, test=test, test_span=own) for name, span, own in spans}
 
 
-def _extremes(values: Tensor) -> tuple[int, int]:
-    if values.numel() == 0:
-        return 0, -1
-    if values.ndim == 2 and values.stride() == (1, 1):  # windows of one text: the text itself will do
-        values = values.as_strided((len(values) + values.shape[1] - 1,), (1,))
-    low, high = torch.aminmax(values)
-    return int(low), int(high)
-
-
 def _check_range(client: str, what: str, values: Tensor, range_: tuple[int, int], span: Span, count: int) -> None:
     if range_[0] >= 0 and range_[1] < count:
         return  # nobody in this storage has a wrong one
-    low, high = _extremes(values[slice(*span)])
+    low, high = extremes(values[slice(*span)])
     if low < 0 or high >= count:
         odd = low if low < 0 else high
         advice = "number the classes from 0" if what == "label" else "encode texts with the vocabulary that was named"

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -230,27 +231,28 @@ class Booked(OneByOne):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        self._sizes: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._agrees: dict[tuple[int, tuple[int, ...]], bool] = {}
+        # By the model itself: an address may be another model's tomorrow.
+        self._sizes: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = WeakKeyDictionary()
+        self._agrees: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], bool]] = WeakKeyDictionary()
 
     def run(self, model: nn.Module, layout: Layout, jobs: Sequence[Job]) -> list[Tensor]:
         """Run every job, in one pass per step if a trial shows that it gives what the slow path gives."""
         plain = OneByOne(str(self.device))
         for job in jobs:
-            key = (id(model), tuple(job.features.shape[1:]))
-            if key not in self._agrees and any(phase.clip is not None for phase in job.phases):
-                self._agrees[key] = agrees(model, layout, job.inputs, key[1], self.device)
-            if not self._agrees.get(key, True):
+            shape, known = tuple(job.features.shape[1:]), self._agrees.setdefault(model, {})
+            if shape not in known and any(phase.clip is not None for phase in job.phases):
+                known[shape] = agrees(model, layout, job.inputs, shape, self.device)
+            if not known.get(shape, True):
                 return plain.run(model, layout, jobs)
         return super().run(model, layout, jobs)
 
     def _at_once(self, model: nn.Module, features: Tensor) -> int:
         """How many records fit into bounded memory; a function of model and shape alone."""
-        key = (id(model), tuple(features.shape[1:]))
-        if key not in self._sizes:
+        shape, known = tuple(features.shape[1:]), self._sizes.setdefault(model, {})
+        if shape not in known:
             each = numbers_per_record(model, features.to(next(model.parameters()).device))
-            self._sizes[key] = min(MICRO_BATCH, max(1, _MOST_NUMBERS // each))
-        return self._sizes[key]
+            known[shape] = min(MICRO_BATCH, max(1, _MOST_NUMBERS // each))
+        return known[shape]
 
     def mean_gradient(
         self, model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor
