@@ -42,6 +42,7 @@ from torch import Tensor
 
 from dpfl.algorithms.record_level import record_level
 from dpfl.core.errors import ConfigurationError
+from dpfl.core.random import PublicSeed
 from dpfl.core.types import Metrics, PlugState, Practice, Rows, Total
 from dpfl.privacy.budgets import Spending
 from dpfl.protocols import TRUE_NOISE, Selection, Weights
@@ -216,6 +217,7 @@ class NoiseAwareWeights(Weights):
     estimator: Estimator = "pcp"
     block_rows: int = BLOCK_ROWS
     blocks: int | None = None
+    sampled_rows: int | None = None
     refresh: int | None = 1
     max_weight: float | None = None
     needs_rows: ClassVar[bool] = True
@@ -226,7 +228,7 @@ class NoiseAwareWeights(Weights):
             raise ConfigurationError(
                 "robust_hdp", f"estimator = '{self.estimator}'", "choose one of pcp, moment, oracle"
             )
-        for name in ("block_rows", "blocks", "refresh"):
+        for name in ("block_rows", "blocks", "sampled_rows", "refresh"):
             value = getattr(self, name)
             if value is not None and (value != int(value) or value < 1):
                 raise ConfigurationError("robust_hdp", f"{name} = {value}", "give a whole number above 0")
@@ -253,13 +255,20 @@ class NoiseAwareWeights(Weights):
         else:
             estimates = torch.zeros(len(rows), dtype=torch.float64)
             if int(there.sum()) >= 3:
-                estimates[there], told = self._estimated(rows[there])
+                estimates[there], told = self._estimated(self._sampled(rows, round_)[there])
             state = {**state, **{client: estimates[i : i + 1].clone() for i, client in enumerate(ids)}}
         weights = torch.zeros(len(rows), dtype=torch.float64)
         some = there if bool(there.any()) else torch.ones_like(there)
         weights[some] = inverse_weights(estimates[some], self.max_weight)
         told["estimated_noise"] = estimates.tolist()
         return weights.to(torch.float32), state, told
+
+    def _sampled(self, rows: Tensor, round_: int) -> Tensor:
+        """Some coordinates, drawn anew each round; the noise of an update is the same in all of them."""
+        if self.sampled_rows is None or self.sampled_rows >= rows.shape[1]:
+            return rows
+        generator = PublicSeed(round_).child("sampled rows").generator()
+        return rows[:, torch.randperm(rows.shape[1], generator=generator)[: self.sampled_rows].sort().values]
 
     def _estimated(self, rows: Tensor) -> tuple[Tensor, Metrics]:
         if self.estimator == "moment":
@@ -291,12 +300,18 @@ def robust_hdp(
     estimator: Estimator = "pcp",
     block_rows: int = BLOCK_ROWS,
     blocks: int | None = None,
+    sampled_rows: int | None = None,
     refresh: int | None = 1,
     max_weight: float | None = None,
 ) -> Strategy:
     """FedAvg over DP-SGD clients, weighted by the inverse of the noise found in their updates; claims are not used."""
     practice = Practice(lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs)
     weights = NoiseAwareWeights(
-        estimator=estimator, block_rows=block_rows, blocks=blocks, refresh=refresh, max_weight=max_weight
+        estimator=estimator,
+        block_rows=block_rows,
+        blocks=blocks,
+        sampled_rows=sampled_rows,
+        refresh=refresh,
+        max_weight=max_weight,
     )
     return record_level("robust_hdp", practice, clip, weights, selection, spending)

@@ -11,6 +11,7 @@ import typer
 from dpfl.cli import options as o
 from dpfl.cli.console import bytes_text, err, mean_and_spread, out, print_json, progress_bar, table, three_text
 from dpfl.core.errors import ConfigurationError, Interrupted
+from dpfl.runs.experiment import for_method
 from dpfl.runs.folder import free_name
 from dpfl.sim.compare import Task, run_all
 
@@ -40,7 +41,7 @@ def compare(
     tasks = []
     for name in names:
         for seed in numbers:
-            own = o.for_method(values, name)
+            own = for_method(values, name)
             own["run"] = {**own.get("run", {}), "seed": seed}
             tasks.append(Task(experiment=o.build(file, own), folder=base / f"{name}-seed{seed}", data_folder=data))
     for task in tasks:

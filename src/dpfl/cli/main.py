@@ -10,7 +10,7 @@ import click
 import typer
 
 import dpfl
-from dpfl.cli import account, compare, describe, lists, run
+from dpfl.cli import account, compare, describe, lists, run, study
 from dpfl.cli.console import err
 from dpfl.core.errors import DpflError, did_you_mean, disk_error
 
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 app.command()(run.run)
 app.command()(compare.compare)
+app.command()(study.study)
 app.command()(describe.describe)
 app.command()(account.account)
 app.command()(lists.methods)

@@ -45,6 +45,7 @@ EXPERIMENT: dict[str, Any] = {
     "rounds": _option(int, "Rounds."),
     "cohort": _option(str, "Clients per round: a number, or a fraction such as 0.8."),
     "sampling": _option(str, "How the cohort is drawn: uniform or poisson."),
+    "dropout": _option(float, "Share of uploads that get lost, to see what a method makes of it."),
     "engine": _option(str, "stacked or one_by_one."),
     "device": _option(str, "Where local work is computed: cpu, or cuda where torch has it."),
     "liar": _option(list[str], "A client that claims a multiple of its epsilon.", "--liar", metavar="ID:FACTOR"),
@@ -139,6 +140,7 @@ _PLACES = {
     "method": ("method", "name"),
     "rounds": ("run", "rounds"),
     "sampling": ("run", "sampling"),
+    "dropout": ("run", "dropout"),
     "seed": ("run", "seed"),
     "engine": ("run", "engine"),
     "device": ("run", "device"),
@@ -187,14 +189,6 @@ def build(file: Path | None, values: dict[str, Any]) -> Experiment:
             "give --budgets and --delta; dpfl budgets lists distributions",
         )
     return Experiment.from_dict(values, str(file) if file else "options")
-
-
-def for_method(values: dict[str, Any], method: str) -> dict[str, Any]:
-    """Return the same experiment for another method; settings that only the other methods have are left out."""
-    settings = values.get("method", {})
-    known = settings_of(method)
-    kept = {name: value for name, value in settings.items() if name in known}
-    return {**values, "method": {**kept, "name": method}}
 
 
 def check_settings(values: dict[str, Any], methods: list[str]) -> None:

@@ -96,6 +96,24 @@ class Federation:
         """Return the same clients with these budgets."""
         return replace(self, budgets=dict(budgets))
 
+    def with_validation(self, seed: PublicSeed) -> Federation:
+        """Set a fifth of each client's training records aside and test on those; the test records are not looked at."""
+        shards = [self.shards[client] for client in self.ids]
+        if not all(shard.train.features.is_contiguous() for shard in shards):  # overlapping windows of a text: its end
+            spans = {client: _tail(client, self.shards[client].span) for client in self.ids}
+            return replace(
+                self,
+                shards={
+                    client: replace(shard, span=spans[client][0], test=shard.train, test_span=spans[client][1])
+                    for client, shard in self.shards.items()
+                },
+            )
+        parts = {
+            client: _own_split(client, shard.features, shard.labels, seed.child("validation", client))
+            for client, shard in zip(self.ids, shards, strict=True)
+        }
+        return replace(self, shards=_side_by_side(parts))
+
     @classmethod
     def from_arrays(
         cls,
@@ -313,6 +331,14 @@ def _own_split(client: str, features: Tensor, labels: Tensor, seed: PublicSeed) 
     cut = max(1, round(TEST_FRACTION * len(labels)))
     test, train = order[:cut].sort().values, order[cut:].sort().values
     return features[train], labels[train], features[test], labels[test]
+
+
+def _tail(client: str, span: Span) -> tuple[Span, Span]:
+    first, last = span
+    if last - first < 2:
+        raise DataError(f"client '{client}'", "has one record, too few to set some aside", "leave it out")
+    cut = last - max(1, round(TEST_FRACTION * (last - first)))
+    return (first, cut), (cut, last)
 
 
 def _train_and_test(dataset: Dataset, seed: PublicSeed) -> tuple[Tensor, Tensor, Tensor, Tensor]:

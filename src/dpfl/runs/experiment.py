@@ -27,6 +27,7 @@ from dpfl.privacy.budgets import is_budget_file, make_budgets, read_budget_file
 from dpfl.protocols import Selection
 from dpfl.server.selection import Everyone, FixedCohort, PoissonCohort
 from dpfl.strategy import Strategy
+from dpfl.wire.channels import Dropout
 
 
 class Section(BaseModel):
@@ -53,6 +54,7 @@ class PartitionSection(Section):
     alpha: float = 1.0
     records: int | None = None
     smallest: int = 2
+    validation: bool = False
 
 
 class BudgetsSection(Section):
@@ -93,6 +95,7 @@ class RunSection(Section):
     workers: int = Field(default=1, ge=1)
     evaluate_every: int = Field(default=1, ge=1)
     liars: dict[str, float] = {}
+    dropout: float = 0.0
 
 
 class ClientSection(Section):
@@ -104,6 +107,15 @@ class ClientSection(Section):
     lr: float | None = None
 
 
+class PracticesSection(Section):
+    """Habits that each client draws from a list, by the public seed; its own section wins."""
+
+    batch_size: list[int] = []
+    local_steps: list[int] = []
+    local_epochs: list[int] = []
+    lr: list[float] = []
+
+
 class Experiment(Section):
     """A whole experiment. What decides privacy (epsilon, delta, clip) has no default."""
 
@@ -113,6 +125,7 @@ class Experiment(Section):
     model: ModelSection = ModelSection()
     method: MethodSection
     run: RunSection
+    practices: PracticesSection = PracticesSection()
     clients: dict[str, ClientSection] = {}
 
     @classmethod
@@ -121,7 +134,7 @@ class Experiment(Section):
         try:
             return cls.model_validate(_with_budgets_read(values))
         except ValidationError as error:
-            raise _explained(where, error) from error
+            raise explained(where, error, cls) from error
 
     @classmethod
     def from_file(cls, path: Path) -> Experiment:
@@ -162,7 +175,10 @@ class Experiment(Section):
 
     def strategy(self, population: int) -> Strategy:
         """Build the method with its settings and this experiment's selection."""
-        return make_strategy(self.method.name, {**self.method.settings(), "selection": self.selection(population)})
+        strategy = make_strategy(self.method.name, {**self.method.settings(), "selection": self.selection(population)})
+        if self.run.dropout == 0:
+            return strategy
+        return replace(strategy, channel=Dropout(rate=self.run.dropout, through=strategy.channel))
 
     def public_seed(self) -> PublicSeed:
         """Return the root of all public randomness."""
@@ -171,6 +187,8 @@ class Experiment(Section):
     def federation(self, data_folder: Path | None = None) -> Federation:
         """Load, share out, and attach budgets and practices."""
         federation = self._clients(data_folder)
+        if self.partition.validation:
+            federation = federation.with_validation(self.public_seed().child("data"))
         if self.budgets.epsilon is not None:
             if self.budgets.delta is None:
                 raise ConfigurationError(
@@ -187,8 +205,25 @@ class Experiment(Section):
             raise ConfigurationError(
                 f"[clients.{unknown[0]}]", "is not in the federation", did_you_mean(unknown[0], federation.ids)
             )
-        practices = {client: Practice(**section.model_dump()) for client, section in self.clients.items()}
-        return replace(federation, practices=practices)
+        return replace(federation, practices=self._practices(federation.ids))
+
+    def _practices(self, ids: tuple[str, ...]) -> dict[str, Practice]:
+        """What each client does in its own way: said of it, or drawn from a list."""
+        lists = {name: values for name, values in self.practices.model_dump().items() if values}
+        named = {client: section.model_dump(exclude_none=True) for client, section in self.clients.items()}
+        if not lists:
+            return {client: Practice(**own) for client, own in named.items()}
+        practices = {}
+        for client in ids:
+            seed = self.public_seed().child("practices", client)
+            drawn = {
+                name: values[int(seed.child(name).numpy().integers(len(values)))] for name, values in lists.items()
+            }
+            own = named.get(client, {})
+            if {"local_steps", "local_epochs"} & set(own):
+                drawn = {name: value for name, value in drawn.items() if name not in ("local_steps", "local_epochs")}
+            practices[client] = Practice(**{**drawn, **own})
+        return practices
 
     def _clients(self, data_folder: Path | None) -> Federation:
         seed = self.public_seed().child("data")
@@ -205,7 +240,7 @@ class Experiment(Section):
                 "leave the number out, say --partition natural to draw some of them, or name another partition",
             )
         kind = self.partition.kind or ("natural" if dataset.silos else "iid")
-        law = Partition(**{**self.partition.model_dump(exclude={"clients", "kind"}), "kind": kind})
+        law = Partition(**{**self.partition.model_dump(exclude={"clients", "kind", "validation"}), "kind": kind})
         return Federation.from_dataset(dataset, law, self.partition.clients, seed)
 
     def build_model(self, federation: Federation) -> nn.Module:
@@ -220,13 +255,21 @@ class Experiment(Section):
         )
 
     def check(self) -> None:
-        """Refuse unknown names before anything is loaded."""
-        settings_of(self.method.name)
+        """Refuse unknown names, and settings that make no method, before anything is loaded."""
+        make_strategy(self.method.name, self.method.settings())
         check_device(self.run.device)
         if self.run.engine not in ENGINES:
             raise ConfigurationError(
                 "[run] engine", f"there is no engine '{self.run.engine}'", did_you_mean(self.run.engine, ENGINES)
             )
+
+
+def for_method(values: dict[str, Any], method: str) -> dict[str, Any]:
+    """Return the same experiment for another method; settings that only the other methods have are left out."""
+    settings = values.get("method", {})
+    known = settings_of(method)
+    kept = {name: value for name, value in settings.items() if name in known}
+    return {**values, "method": {**kept, "name": method}}
 
 
 def _with_budgets_read(values: dict[str, Any]) -> dict[str, Any]:
@@ -263,14 +306,15 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(str(path), f"is not TOML ({error})", "mend that line") from error
 
 
-def _explained(where: str, error: ValidationError) -> ConfigurationError | DataError:
+def explained(where: str, error: ValidationError, top: type[Section]) -> ConfigurationError | DataError:
+    """Make one sentence of the first problem."""
     # A misspelt key also makes the right one missing: name the misspelling.
     problems = error.errors()
     first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     path = [str(part) for part in first["loc"]]
     at = f"{where}, [{path[0]}] {'.'.join(path[1:])}".rstrip() if path else where
     if first["type"] == "extra_forbidden":
-        section: Any = Experiment
+        section: Any = top
         for part in path[:-1]:
             annotation = (
                 section.model_fields[part].annotation if part in getattr(section, "model_fields", {}) else ClientSection

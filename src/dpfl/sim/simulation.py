@@ -52,6 +52,19 @@ class Outcome:
     summary: dict[str, Any]
 
 
+class Clock:
+    """Seconds of the stages of a round, one after the other."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, stage: str) -> None:
+        """End a stage."""
+        now = time.perf_counter()
+        self.laps[stage], self._since = now - self._since, now
+
+
 class Simulation:
     """A prepared federation: members, agreement, ledger grants. :meth:`run` plays the rounds."""
 
@@ -95,6 +108,7 @@ class Simulation:
         self.evaluate_every = evaluate_every
         self.folder = folder
         self.digest = digest
+        self.timings: list[dict[str, float]] = []
         self.agreement: Agreement = enrol(strategy, {c: m.claims for c, m in self.members.items()}, rounds, self.layout)
         self.test = federation.test_set()
         if strategy.observer is not Observer.NOBODY:
@@ -126,12 +140,13 @@ class Simulation:
         ended_early, left_at_the_end = None, []
         with Workers(bench, self.workers) as workers:
             while state.round < rounds:
-                started = time.perf_counter()
+                clock = Clock()
                 plan = open_round(self.agreement, state, self.run_, self._willing(state.round))
                 if plan.over:
                     left_at_the_end = list(plan.unwilling)
                     ended_early = f"after {state.round} of {rounds} rounds: no client can afford another one"
                     break
+                clock.lap("open")
                 # ---- clients: each charges its own account, then works --------------------------------------------------
                 members = {client: self.members[client] for client in plan.cohort.ids}
                 abstaining = admit(self.agreement, self.run_, state.round, members)
@@ -139,25 +154,30 @@ class Simulation:
                 blocks = blocks_of(self.agreement, active, workers.engine)
                 uplinks = workers.run(state.round, plan.downloads, blocks)
                 uplinks += [Uplink(client=c, payload=None, reason=why) for c, why in sorted(abstaining.items())]
+                clock.lap("clients")
                 # ---- server: aggregate, evaluate, write down -------------------------------------------------------------
                 noise = {client: self._true_noise(client) for client in active}
                 if self.strategy.weights.asks_for_the_truth:
                     state = _told(state, noise)
                 state, record = close_round(self.agreement, state, plan, uplinks, self.run_)
+                clock.lap("close")
                 line: dict[str, Any] = {"round": record.round, **record.operator, **self._truth(record, noise)}
                 if state.round % self.evaluate_every == 0 or state.round == rounds:
                     line |= self.evaluate(state.model)
+                clock.lap("evaluate")
                 history.append(line)
-                self._keep(state, line, time.perf_counter() - started)
+                self._keep(state, line, clock)
                 if progress is not None:
                     progress(state.round, rounds, line)
         return self._outcome(state, history, ended_early, left_at_the_end, time.perf_counter() - began)
 
-    def _keep(self, state: State, line: dict[str, Any], seconds: float) -> None:
+    def _keep(self, state: State, line: dict[str, Any], clock: Clock) -> None:
+        timing = {"round": line["round"], "seconds": sum(clock.laps.values()), **clock.laps}
+        self.timings.append(timing)
         if self.folder is None:
             return
         self.folder.append(self.folder.rounds, line)
-        self.folder.append(self.folder.timings, {"round": line["round"], "seconds": seconds})
+        self.folder.append(self.folder.timings, timing)
         self.folder.save_state(state, self.run_.name, self.digest)
 
     def _true_noise(self, client: str) -> float:

@@ -36,6 +36,7 @@ class Result:
     history: list[dict[str, Any]]
     spent: dict[str, Statement]
     summary: dict[str, Any]
+    timings: list[dict[str, float]]
 
     @property
     def accuracy(self) -> float:
@@ -198,4 +199,10 @@ def _title(strategy: Strategy) -> str:
 
 def _result(simulation: Simulation, outcome: Outcome) -> Result:
     simulation.layout.write(outcome.state.model, simulation.model)
-    return Result(model=simulation.model, history=outcome.history, spent=outcome.statements, summary=outcome.summary)
+    return Result(
+        model=simulation.model,
+        history=outcome.history,
+        spent=outcome.statements,
+        summary=outcome.summary,
+        timings=simulation.timings,
+    )
