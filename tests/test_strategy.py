@@ -100,8 +100,8 @@ def test_local_noise_bills_sigma_for_a_row_and_sigma_sqrt_k_for_the_sum() -> Non
     world = strategy.bill(Observer.WORLD, (), 1, TERMS).events[0]
     assert world.noise_multiplier == pytest.approx(0.5 * math.sqrt(4))
     assert (world.sampling, world.sampling_rate) == ("uniform", 0.2)
-    assert strategy.shares_needed(TERMS) == 4
-    assert replace(strategy, tolerated_dropouts=1).shares_needed(TERMS) == 3
+    assert strategy.shares_needed(TERMS, 4) == 4
+    assert replace(strategy, tolerated_dropouts=1).shares_needed(TERMS, 4) == 3
 
 
 def test_where_weights_are_not_constant_the_world_pays_as_the_server_does() -> None:
@@ -113,7 +113,7 @@ def test_where_weights_are_not_constant_the_world_pays_as_the_server_does() -> N
     world = strategy.bill(Observer.WORLD, (), 1, TERMS).events[0]
     assert world.noise_multiplier == pytest.approx(0.5)
     assert world.sampling == "none"
-    assert strategy.shares_needed(TERMS) == 0
+    assert strategy.shares_needed(TERMS, 4) == 0
 
 
 def test_dp_sgd_bills_the_same_against_server_and_world() -> None:

@@ -1,9 +1,14 @@
 """Differentially private federated learning for federations whose members do not agree on how much privacy they need."""
 
+from dpfl.algorithms.centaur import centaur
+from dpfl.algorithms.dp_fed_ls import dp_fed, dp_fed_ls
 from dpfl.algorithms.fedavg import dpfedavg, fedavg, fedavg_dp
+from dpfl.algorithms.fedceo import fedceo
 from dpfl.algorithms.minimum import maximum, minimum
 from dpfl.algorithms.pfa import pfa, pfa_plus
+from dpfl.algorithms.ppsgd import ppsgd
 from dpfl.algorithms.robust_hdp import robust_hdp
+from dpfl.algorithms.udp_fedavg import udp_fedavg
 from dpfl.algorithms.weiavg import weiavg
 from dpfl.core.errors import DpflError
 from dpfl.core.random import PublicSeed, SecretRng
@@ -35,15 +40,21 @@ __all__ = [
     "Strategy",
     "Unit",
     "__version__",
+    "centaur",
+    "dp_fed",
+    "dp_fed_ls",
     "dpfedavg",
     "fedavg",
     "fedavg_dp",
+    "fedceo",
     "make_budgets",
     "maximum",
     "minimum",
     "pfa",
     "pfa_plus",
+    "ppsgd",
     "robust_hdp",
     "train",
+    "udp_fedavg",
     "weiavg",
 ]

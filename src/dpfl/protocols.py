@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -16,6 +16,7 @@ from dpfl.core.inputs import NUMBERS, Inputs
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import (
+    Aggregate,
     Budget,
     Claims,
     Cohort,
@@ -44,6 +45,10 @@ class Plug:
     def agree(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
         """Settle once, at enrolment, what this piece needs everyone to know."""
         return terms
+
+    def settled(self, terms: Terms) -> Self:
+        """Fill what was left open (a noise level, a cohort's size) from the terms; itself where nothing was."""
+        return self
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Return the state before the first round."""
@@ -133,6 +138,11 @@ class Stage(Plug):
 
     linear: ClassVar[bool]
 
+    @property
+    def shares_noise(self) -> bool:
+        """Whether the noise it adds is a share of a whole that is complete only in the sum over the cohort."""
+        return False
+
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
         """Act before sending."""
         raise NotImplementedError
@@ -180,10 +190,15 @@ class Channel(Plug):
 class RowDenoiser(Plug):
     """Cleans the rows against each other (PFA, FedCEO).
 
-    Laws: the matrix keeps its shape; unless ``ordered``, permuting clients permutes rows.
+    Laws: the matrix keeps its shape; unless ``ordered``, permuting clients permutes rows. After a round of which
+    ``personal_starts`` is True each client of the cohort starts the next one from its own cleaned row.
     """
 
     ordered: ClassVar[bool]
+
+    def personal_starts(self, round_: int) -> bool:
+        """Whether clients start the next round from their own rows."""
+        return False
 
     def __call__(self, state: PlugState, rows: Rows, round_: int) -> tuple[Tensor, PlugState, Metrics]:
         """Return the cleaned matrix, the next state, and what a person would ask about."""
@@ -218,12 +233,34 @@ class Weights(Plug):
         return False
 
 
-@runtime_checkable
-class Denoiser(Protocol):
-    """Smooths the aggregate (Laplacian smoothing). Laws: pure, keeps the length, finite in gives finite out."""
+class Denoiser(Plug):
+    """Smooths the aggregate (Laplacian smoothing, the low-rank mean).
 
-    def __call__(self, vector: Tensor, layout: Layout) -> Tensor:
-        """Return the smoothed vector."""
+    Laws: pure, keeps the length, finite in gives finite out. A ``linear`` one acts on noise as it does on the rest, so
+    that what it leaves of the noise can be told.
+    """
+
+    linear: ClassVar[bool] = False
+
+    def __call__(self, aggregate: Aggregate) -> tuple[Tensor, Metrics]:
+        """Return the smoothed vector, and what a person would ask about."""
+        raise NotImplementedError
+
+
+@runtime_checkable
+class Personal(Protocol):
+    """A part of the model that stays at the client, from round to round (PPSGD, CENTAUR).
+
+    Laws: what counts as the client's shared model depends on the private part only through local work, and the private
+    part is never in a message. ``private`` is None before a client's first round.
+    """
+
+    def merge(self, shared: Tensor, private: Tensor | None, layout: Layout) -> Tensor:
+        """The model the client works with."""
+        ...
+
+    def split(self, shared: Tensor, before: Tensor, after: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Part what came of the work into the shared model and the private part."""
         ...
 
 

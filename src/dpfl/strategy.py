@@ -10,14 +10,16 @@ The same objects are folded twice: over data, by :mod:`dpfl.rounds`, and over an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 
+from dpfl.client.stages import GaussianNoise
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
-from dpfl.core.types import Adjacency, Observer, Phase, Terms, Unit
+from dpfl.core.types import Adjacency, Claims, Observer, Phase, Terms, Unit
 from dpfl.privacy.bills import Bill
+from dpfl.privacy.calibrate import calibrate
 from dpfl.privacy.exposure import Exposure
-from dpfl.protocols import Channel, Denoiser, LocalWork, Plug, RowDenoiser, Selection, Stage, Weights
+from dpfl.protocols import Channel, Denoiser, LocalWork, Personal, Plug, RowDenoiser, Selection, Stage, Weights
 from dpfl.server.aggregate import CentralNoise, Step
 from dpfl.server.selection import Everyone
 from dpfl.server.weights import UniformWeights
@@ -45,6 +47,7 @@ class Strategy:
     central_noise: CentralNoise | None = None
     denoise: tuple[Denoiser, ...] = ()
     step: Step = field(default_factory=Step)
+    personal: Personal | None = None
     tolerated_dropouts: int = 0
     assumptions: tuple[str, ...] = ()
 
@@ -72,6 +75,9 @@ class Strategy:
                 "central noise is scaled by what leaves a client, but a stage changes it on arrival or learns from rows",
                 "use stages without a server half",
             )
+        for stage in self.stages:
+            if isinstance(stage, GaussianNoise) and stage.distributed:
+                self._check_shares(stage)
         if self.observer is not Observer.NOBODY:
             self._check_adjacency()
         if self.observer is not Observer.NOBODY and not self._prototype().finite:
@@ -96,6 +102,20 @@ class Strategy:
         if amplified and self.selection.sampling == "uniform" and self.adjacency is not Adjacency.REPLACE_ONE:
             raise PrivacyRefusal(
                 self.name, f"fixed-size cohorts have no proven bound under {self.adjacency}", "bill them as replace_one"
+            )
+
+    def _check_shares(self, noise: GaussianNoise) -> None:
+        if self.selection.sampling == "poisson":
+            raise PrivacyRefusal(
+                self.name,
+                "shares of noise over a cohort of random size would tell who was drawn",
+                "draw a fixed number of clients (sampling = 'uniform'), or use noise = 'local'",
+            )
+        if noise.tolerated_dropouts != self.tolerated_dropouts:
+            raise ConfigurationError(
+                self.name,
+                f"noise is shared out for {noise.tolerated_dropouts} dropouts, {self.tolerated_dropouts} are tolerated",
+                "make the two agree",
             )
 
     def _check_sum(self) -> None:
@@ -129,7 +149,60 @@ class Strategy:
         if self.local.private:
             phase = Phase(steps=1, batch_size=1, sampling="poisson", lr=1.0, clip=1.0, noise_multiplier=1.0)
             return self.exposure(self.observer, self.local.exposure((phase,), 10), terms)
-        return self.exposure(self.observer, self.local.exposure((), 10), terms)
+        filled = self._filled(terms)
+        return filled.exposure(self.observer, self.local.exposure((), 10), terms)
+
+    # -- what enrolment settles -----------------------------------------------------------------------------------------
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        """The noise of a client-level method, relative to one client's contribution; None where it is left open."""
+        noisy = [stage for stage in self.stages if isinstance(stage, GaussianNoise)]
+        return (
+            noisy[0].noise_multiplier if noisy else self.central_noise.noise_multiplier if self.central_noise else None
+        )
+
+    @property
+    def _noisy(self) -> bool:
+        return self.central_noise is not None or any(isinstance(stage, GaussianNoise) for stage in self.stages)
+
+    def settled(self, terms: Terms, claims: Mapping[str, Claims]) -> tuple[Strategy, Terms]:
+        """Fill what was left open: noise from the smallest budget anyone claims, denominators from the population."""
+        if self._noisy:
+            multiplier = self.noise_multiplier
+            terms = terms.with_noise(self._calibrated(terms, claims) if multiplier is None else multiplier)
+        return self._filled(terms), terms
+
+    def _filled(self, terms: Terms) -> Strategy:
+        filled = {
+            "stages": tuple(stage.settled(terms) for stage in self.stages),
+            "clean": self.clean.settled(terms) if self.clean else None,
+            "weights": self.weights.settled(terms),
+            "central_noise": self.central_noise.settled(terms) if self.central_noise else None,
+            "denoise": tuple(denoiser.settled(terms) for denoiser in self.denoise),
+        }
+        changed = {name: piece for name, piece in filled.items() if piece != getattr(self, name)}
+        return replace(self, **changed) if changed else self  # type: ignore[arg-type]
+
+    def _calibrated(self, terms: Terms, claims: Mapping[str, Claims]) -> float:
+        """The least noise with which all planned rounds cost no more than the smallest claim."""
+        usable = [claim for claim in claims.values() if claim.usable]
+        if not usable:
+            raise PrivacyRefusal(
+                self.name, "neither a noise_multiplier nor a usable budget was given", "give one of the two"
+            )
+        unit = self._filled(terms.with_noise(1.0))
+        exposure = unit.exposure(self.observer, unit.local.exposure((), 1), terms)
+        amplified = self.amplifies(self.observer)
+        wanted = calibrate(
+            min(claim.epsilon for claim in usable),
+            min(claim.delta for claim in usable),
+            self.selection.rate(terms.population) if amplified else 1.0,
+            terms.rounds if amplified else terms.participations,
+            sampling=self.selection.sampling if amplified else "none",
+            adjacency=self.adjacency,
+        )
+        return wanted * exposure.bound / exposure.noise
 
     def slots(self) -> Iterator[tuple[str, Plug]]:
         """Yield every plug that may keep state, with the name its state and shared tensors go by."""
@@ -150,10 +223,12 @@ class Strategy:
         size = self.selection.cohort_size(terms.population)
         return 1 if size is None else max(1, size - self.tolerated_dropouts)
 
-    def shares_needed(self, terms: Terms) -> int:
+    def shares_needed(self, terms: Terms, drawn: int) -> int:
         """Uploads without which a published sum carries less noise than was billed."""
         if self.unit is Unit.RECORD or self.observer is Observer.NOBODY or not self._sums_only():
             return 0
+        if any(stage.shares_noise for stage in self.stages):  # shares were made for the clients really drawn
+            return max(1, drawn - self.tolerated_dropouts)
         return self.shares(terms) if self._sent(self.local.exposure((), 1), terms).noise > 0 else 0
 
     def _sent(self, work: Exposure, terms: Terms) -> Exposure:
@@ -199,6 +274,7 @@ class Strategy:
         return [
             ("select", _words(self.selection)),
             ("local work", _words(self.local)),
+            *([("stays", _words(self.personal))] if self.personal else []),
             *(("client stage", _words(stage)) for stage in self.stages),
             ("channel", _words(self.channel)),
             *([("clean rows", _words(self.clean))] if self.clean else []),

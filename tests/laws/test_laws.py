@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,10 +13,10 @@ from dpfl import testing
 from dpfl.client.local_work import DpSgd, Sgd
 from dpfl.client.stages import Clip, GaussianNoise
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Metrics, PlugState, Practice, Rows, Shared, Total, Who
+from dpfl.core.types import Aggregate, Metrics, PlugState, Practice, Rows, Shared, Total, Who
 from dpfl.engine import ENGINES
 from dpfl.privacy.exposure import Exposure
-from dpfl.protocols import Channel, RowDenoiser, Selection, Stage, Summed, Weights
+from dpfl.protocols import Channel, Denoiser, RowDenoiser, Selection, Stage, Summed, Weights
 from dpfl.server.selection import Everyone, FixedCohort, PoissonCohort
 from dpfl.server.weights import EpsilonWeights, ExampleWeights, ExpectedCohortWeights, UniformWeights
 from dpfl.wire.channels import Digital, Dropout, SecureSum
@@ -75,13 +74,13 @@ class LetsNaNThrough(Clip):
 @dataclass(frozen=True)
 class TooLittleNoise(GaussianNoise):
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        return x + 0.97 * self.std * rng.normal_(torch.empty_like(x))
+        return x + 0.97 * self.std(who.drawn) * rng.normal_(torch.empty_like(x))
 
 
 @dataclass(frozen=True)
 class GlobalNoise(GaussianNoise):
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        return x + self.std * torch.randn_like(x)
+        return x + self.std(who.drawn) * torch.randn_like(x)
 
 
 @dataclass(frozen=True)
@@ -160,13 +159,17 @@ def test_an_order_dependent_cleaner_must_say_so() -> None:
 
 
 def test_a_denoiser_that_changes_its_argument_is_caught() -> None:
-    def halve(vector: Tensor, layout: object) -> Tensor:
-        return vector.mul_(0.5)
+    class Halve(Denoiser):
+        def __call__(self, aggregate: Aggregate) -> tuple[Tensor, Metrics]:
+            return aggregate.vector * 0.5, {}
 
-    halve_copy: Callable[[Tensor, object], Tensor] = lambda vector, layout: vector * 0.5  # noqa: E731
-    testing.check_denoiser(halve_copy)  # type: ignore[arg-type]
+    class HalveInPlace(Denoiser):
+        def __call__(self, aggregate: Aggregate) -> tuple[Tensor, Metrics]:
+            return aggregate.vector.mul_(0.5), {}
+
+    testing.check_denoiser(Halve())
     with pytest.raises(AssertionError):
-        testing.check_denoiser(halve)  # type: ignore[arg-type]
+        testing.check_denoiser(HalveInPlace())
 
 
 class Favourite(Selection):

@@ -219,6 +219,7 @@ def test_every_method_goes_on_with_lost_uploads_partial_cohorts_and_clients_that
     experiment = Experiment.from_dict(
         {
             "data": {"name": "digits"},
+            "model": {"name": "mlp", "hidden": 8},
             "partition": {"kind": "iid", "clients": 8},
             "budgets": {"epsilon": [0.5, 0.5, 0.6, 1.0, 1.0, 8.0, 9.0, 9.0], "delta": 1e-3},
             "method": {"name": method, "lr": 0.2, "batch_size": 16, "local_steps": 3, **clip, **own},

@@ -6,25 +6,41 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dpfl.algorithms.centaur import centaur
+from dpfl.algorithms.dp_fed_ls import dp_fed, dp_fed_ls
 from dpfl.algorithms.fedavg import dpfedavg, fedavg, fedavg_dp
+from dpfl.algorithms.fedceo import fedceo
 from dpfl.algorithms.minimum import maximum, minimum
 from dpfl.algorithms.pfa import pfa, pfa_plus
+from dpfl.algorithms.ppsgd import ppsgd
 from dpfl.algorithms.robust_hdp import robust_hdp
+from dpfl.algorithms.udp_fedavg import udp_fedavg
 from dpfl.algorithms.weiavg import weiavg
 from dpfl.core.errors import ConfigurationError, did_you_mean, unknown_name
 from dpfl.strategy import Strategy
 
 METHODS: dict[str, Callable[..., Strategy]] = {
+    "centaur": centaur,
+    "dp_fed": dp_fed,
+    "dp_fed_ls": dp_fed_ls,
     "dpfedavg": dpfedavg,
     "fedavg": fedavg,
     "fedavg_dp": fedavg_dp,
+    "fedceo": fedceo,
     "maximum": maximum,
     "minimum": minimum,
     "pfa": pfa,
     "pfa_plus": pfa_plus,
+    "ppsgd": ppsgd,
     "robust_hdp": robust_hdp,
+    "udp_fedavg": udp_fedavg,
     "weiavg": weiavg,
 }
+
+
+def usual_sampling(name: str) -> str:
+    """How a method's paper draws cohorts, where the user does not say."""
+    return "poisson" if name in ("dp_fed", "dp_fed_ls") else "uniform"
 
 
 def settings_of(name: str) -> dict[str, inspect.Parameter]:

@@ -10,8 +10,9 @@ from dpfl.cli import options as o
 from dpfl.cli.console import bytes_text, out, print_json, table, three_text
 from dpfl.client.member import Member, honest_members
 from dpfl.core.layout import Layout
-from dpfl.core.types import Downlink, Observer
+from dpfl.core.types import Downlink, Observer, Unit
 from dpfl.privacy.accountant import spend
+from dpfl.privacy.published import MISREAD_REMARK, POISSON_REMARK, UNIFORM_REMARK, classic_epsilon
 from dpfl.rounds import Agreement, enrol
 from dpfl.runs.experiment import Experiment
 from dpfl.wire.payload import FRAME_BYTES, encode_download
@@ -35,10 +36,13 @@ def description_of(experiment: Experiment, data_folder: Path | None = None) -> d
     layout = Layout.of_module(experiment.build_model(federation))
     members = honest_members(federation)
     agreement = enrol(strategy, {c: m.claims for c, m in members.items()}, experiment.run.rounds, layout)
+    strategy = agreement.strategy  # with nothing left open
     start = encode_download(
         Downlink(round=0, start=layout.read(experiment.build_model(federation)), shared={}, drawn=0)
     )
     noise = [phase.noise_multiplier for m in members.values() for phase in agreement.phases(m.participant)]
+    if strategy.noise_multiplier is not None:
+        noise = [strategy.noise_multiplier]
     return {
         "method": strategy.name,
         "pipeline": [list(row) for row in strategy.describe()],
@@ -51,6 +55,7 @@ def description_of(experiment: Experiment, data_folder: Path | None = None) -> d
         "participations": agreement.terms.participations,
         "cohort": agreement.terms.expected_cohort,
         "epsilon": {str(o): _planned(agreement, members, o) for o in (Observer.SERVER, Observer.WORLD)},
+        "as_published": _published(agreement, members),
         "noise_multiplier": _three(noise) if any(noise) else None,
         "parameters": layout.size,
         "bytes_up_per_client": 4 * layout.size + FRAME_BYTES,
@@ -64,9 +69,13 @@ def _planned(agreement: Agreement, members: dict[str, Member], observer: Observe
     for member in members.values():
         bill = agreement.bill(observer, member.participant)
         delta = member.budget.delta if member.budget else 1e-5
-        history = [event.times(event.steps * agreement.terms.participations) for event in bill.events]
+        # What sampling amplifies is charged every round to everyone, drawn or not.
+        amplified = agreement.strategy.amplifies(observer)
+        times = agreement.terms.rounds if amplified else agreement.terms.participations
+        history = [event.times(event.steps * times) for event in bill.events]
         spent = spend(history, delta, adjacency=bill.adjacency)
-        enforced = member.budget and agreement.strategy.observer is not Observer.NOBODY
+        granted = (member.budget.observer if member.budget else None) or agreement.strategy.observer
+        enforced = member.budget and granted in (observer, Observer.SERVER)
         limit = (
             member.budget.epsilon if member.budget and enforced and not agreement.strategy.local.hypothetical else None
         )
@@ -74,6 +83,21 @@ def _planned(agreement: Agreement, members: dict[str, Member], observer: Observe
         epsilons.append(spent.epsilon if limit is None else min(spent.epsilon, limit))
         accountants.add(spent.accountant)
     return {**_three(epsilons), "accountant": sorted(accountants), "clients_that_run_out": early}
+
+
+def _published(agreement: Agreement, members: dict[str, Member]) -> dict[str, Any] | None:
+    """What the method's paper would print for the whole run: the moments accountant over sampled clients."""
+    strategy, terms = agreement.strategy, agreement.terms
+    sampling = strategy.selection.sampling
+    if strategy.unit is not Unit.CLIENT or strategy.noise_multiplier is None or sampling == "none":
+        return None
+    # FedCEO's paper reads its fixed-size cohorts as Poisson samples; DP-Fed-LS has a column for each.
+    read = sampling if strategy.central_noise is not None else "poisson"
+    delta = min(member.budget.delta if member.budget else 1e-5 for member in members.values())
+    rate = strategy.selection.rate(terms.population)
+    value = classic_epsilon(strategy.noise_multiplier, rate, terms.rounds, delta, read)
+    remark = {("poisson", "poisson"): POISSON_REMARK, ("uniform", "uniform"): UNIFORM_REMARK}.get((sampling, read))
+    return {"epsilon": value, "remark": remark or MISREAD_REMARK}
 
 
 def _three(values: list[float]) -> dict[str, Any]:
@@ -98,7 +122,12 @@ def show(description: dict[str, Any]) -> None:
     prices = table("planned epsilon", "smallest", "median", "largest", "accountant")
     for observer, spread in description["epsilon"].items():
         prices.add_row(f"against the {observer}", *three_text(spread), ", ".join(spread["accountant"]))
+    published = description["as_published"]
+    if published:
+        prices.add_row("as published", "", "", f"{published['epsilon']:.2f}", "display only")
     out.print(prices)
+    if published:
+        out.print(f"as published: {published['remark']}")
     early = max(spread["clients_that_run_out"] for spread in description["epsilon"].values())
     if early:
         out.print(f"{early} client(s) will run out of budget before their planned participations, and leave")

@@ -75,7 +75,7 @@ def show(folder: Path, summary: dict[str, Any]) -> None:
     facts = table("", "", left=2)
     rounds = summary["rounds"]
     facts.add_row("method", summary["method"])
-    facts.add_row("test accuracy", f"{100 * summary['accuracy']:.1f} %")
+    facts.add_row("test accuracy", f"{100 * summary['accuracy']:.1f} % ({summary['tested']})")
     facts.add_row(
         "rounds",
         f"{rounds['done']} of {rounds['planned']}" + (f" ({rounds['ended_early']})" if rounds["ended_early"] else ""),
@@ -87,6 +87,8 @@ def show(folder: Path, summary: dict[str, Any]) -> None:
     epsilon = summary["epsilon"]
     for name in ("spent", "granted"):
         facts.add_row(f"epsilon {name}", " / ".join(three_text(epsilon.get(name))) + "  (smallest / median / largest)")
+    for observer, spread in summary["epsilon_by_observer"].items():
+        facts.add_row(f"... against the {observer}", " / ".join(three_text(spread.get("spent"))))
     out.print(facts)
     show_statements(summary["statements"])
     err.print(f"Results: {folder}")

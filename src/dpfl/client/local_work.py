@@ -60,12 +60,18 @@ class Sgd:
     practice: Practice
     ball: float | None = None
     weight_decay: float = 0.0
+    lr_decay: float = 1.0
     unit: Unit = Unit.CLIENT
     private: ClassVar[bool] = False
     hypothetical: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _complete("sgd", self.practice)
+        for name, value, least in (("weight_decay", self.weight_decay, 0.0), ("lr_decay", self.lr_decay, 1e-300)):
+            if not (math.isfinite(value) and value >= least):
+                raise ConfigurationError("sgd", f"{name} = {value}", "give a number above 0")
+        if self.ball is not None and not (math.isfinite(self.ball) and self.ball > 0):
+            raise ConfigurationError("sgd", f"ball = {self.ball}", "give a radius above 0")
 
     def agree(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
         """Nothing to settle."""
@@ -82,6 +88,7 @@ class Sgd:
                 lr=habits.lr,
                 ball=self.ball,
                 weight_decay=self.weight_decay,
+                lr_decay=self.lr_decay,
             ),
         )
 

@@ -68,6 +68,15 @@ class Layout:
         """Length of the flat vector."""
         return sum(block.size for block in self.blocks)
 
+    @property
+    def head(self) -> slice:
+        """Where the last layer's tensors lie: at the end of the vector."""
+        layer = self.blocks[-1].name.rpartition(".")[0]
+        first = len(self.blocks)
+        while first > 0 and self.blocks[first - 1].name.rpartition(".")[0] == layer:
+            first -= 1
+        return slice(self.blocks[first].start, self.size)
+
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Put named tensors into one float32 vector; missing or misshapen ones are refused."""
         if set(tensors) != {block.name for block in self.blocks}:

@@ -132,7 +132,9 @@ class Phase:
     """A stretch of local work, as data, so that one engine can run many clients at once.
 
     ``clip`` bounds each record's gradient and ``noise_multiplier`` x ``clip`` is the noise on their sum; without
-    ``clip`` the phase is plain SGD. ``ball`` keeps the model within that distance of its start after every step.
+    ``clip`` the phase is plain SGD. ``ball`` keeps the model within that distance of its start after every step. ``part``
+    says what moves: everything, the head (the last layer), or the body (all but the head). ``lr_decay`` multiplies the
+    learning rate once a round.
     """
 
     steps: int
@@ -143,8 +145,12 @@ class Phase:
     noise_multiplier: float = 0.0
     ball: float | None = None
     weight_decay: float = 0.0
+    lr_decay: float = 1.0
+    part: Literal["all", "head", "body"] = "all"
 
     def __post_init__(self) -> None:
+        if self.part != "all" and self.clip is not None:
+            raise ConfigurationError("phase", f"records are clipped but only the {self.part} moves", "move everything")
         if self.steps < 1 or self.batch_size < 1:
             raise ConfigurationError(
                 "phase",
@@ -157,6 +163,10 @@ class Phase:
             raise ConfigurationError(
                 "phase", f"{self.sampling} batches cannot be billed as Poisson samples", "use sampling = 'poisson'"
             )
+
+    def in_round(self, round_: int) -> Phase:
+        """The same work with the learning rate that round has."""
+        return self if self.lr_decay == 1 else replace(self, lr=self.lr * self.lr_decay**round_, lr_decay=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +240,16 @@ class Total:
     vector: Tensor
     cohort: Cohort
     layout: Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregate:
+    """A round's weighted sum of updates, and where it will be added: what a denoiser acts on."""
+
+    vector: Tensor
+    model: Tensor
+    layout: Layout
+    round: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,6 +75,8 @@ class OneByOne:
                 )
             if phase.weight_decay:
                 gradient = gradient.add_(vector, alpha=phase.weight_decay)
+            if phase.part != "all":
+                gradient[still(layout, phase)] = 0.0
             vector = vector.sub_(gradient, alpha=phase.lr)
             if phase.ball is not None:
                 vector = into_ball(vector, start, phase.ball)
@@ -147,6 +149,11 @@ class OneByOne:
             loss = F.cross_entropy(functional_call(model, on_copies(model, leaves), (feature,)), label)
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(leaves, found, strict=True))
+
+
+def still(layout: Layout, phase: Phase) -> slice:
+    """What a phase that moves only a part leaves as it is."""
+    return layout.head if phase.part == "body" else slice(0, layout.head.start)
 
 
 def into_ball(vector: Tensor, centre: Tensor, radius: float | Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def _alike(plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
     """Group plans whose stacks have one shape."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, phases in enumerate(plans):
-        shape = tuple((p.steps, p.batch_size, p.sampling, p.clip is None, p.ball is None) for p in phases)
+        shape = tuple((p.steps, p.batch_size, p.sampling, p.clip is None, p.ball is None, p.part) for p in phases)
         groups.setdefault(shape, []).append(i)
     return list(groups.values())
 

@@ -85,7 +85,7 @@ class _Stack:
 
 
 def run_phase(chain: Chain, jobs: list[Job], number: int, start: Tensor) -> Tensor:
-    """Run phase ``number`` of all jobs, which share its shape, from the rows of ``start``."""
+    """Run phase ``number`` of all jobs, which share its shape, from the rows of ``start``; the head is the last layer."""
     phases, device = [job.phases[number] for job in jobs], start.device
     first = phases[0]
     samplers = [sampler(phase, len(job.labels)) for phase, job in zip(phases, jobs, strict=True)]
@@ -108,6 +108,7 @@ def run_phase(chain: Chain, jobs: list[Job], number: int, start: Tensor) -> Tens
     bare = noise is None and decay is None
     stacks = [_Stack.of(layer, start) for layer in chain if isinstance(layer, Linear)]
     updates = [_Stack.of(s.layer, start) for s in stacks]
+    moving = {"all": slice(None), "head": slice(-1, None), "body": slice(0, -1)}[first.part]
     centres = [] if balls is None else [_Stack.of(s.layer, start) for s in stacks]
     for step in range(first.steps):
         rates = lr / np.where(expected > 0, expected, np.maximum(batches.sizes[step], 1))
@@ -117,7 +118,7 @@ def run_phase(chain: Chain, jobs: list[Job], number: int, start: Tensor) -> Tens
             for stack, update in zip(stacks, updates, strict=True):
                 update.lay(stack, drawn_noise, column(rates * stds), decay)
         _add_gradients(chain, stacks, rows, clips, column(rates), updates, bare=bare)
-        for stack, update in zip(stacks, updates, strict=True):
+        for stack, update in zip(stacks[moving], updates[moving], strict=True):
             # All of a step in one rounding: products added to the weights themselves would round at their size.
             stack.weight.sub_(update.weight)
             if stack.bias is not None and update.bias is not None:

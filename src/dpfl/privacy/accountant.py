@@ -27,6 +27,7 @@ from dpfl.core.errors import ConfigurationError, PrivacyRefusal, unknown_name
 from dpfl.core.types import Adjacency
 from dpfl.privacy.cache import remembered
 from dpfl.privacy.events import Event, History, Sampling, merged
+from dpfl.privacy.published import CLASSIC, classic_epsilon
 
 AccountantName = Literal["pld", "rdp"]
 
@@ -64,19 +65,27 @@ def epsilon(
     *,
     sampling: Sampling = "poisson",
     adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
-    accountant: AccountantName | None = None,
+    accountant: AccountantName | Literal["classic-rdp"] | None = None,
 ) -> float:
     """Upper bound on epsilon after ``steps`` sampled Gaussian releases.
 
     ``noise_multiplier`` is std / clip under any adjacency. ``accountant`` left out takes the tightest that exists; a
-    combination the named accountant cannot do is refused.
+    combination the named accountant cannot do is refused. ``"classic-rdp"`` gives the figure a paper would print, with
+    sensitivity ``clip`` whatever the adjacency: **for display only**, nothing is ever billed by it.
 
     >>> round(epsilon(1.0, 0.05, 200, 2000**-1.1), 2)
     3.7
+    >>> round(epsilon(1.0, 0.05, 200, 2000**-1.1, accountant="classic-rdp"), 2)
+    5.07
     """
+    if accountant == CLASSIC:
+        if sampling == "none":
+            return classic_epsilon(noise_multiplier, 1.0, steps, delta)
+        return classic_epsilon(noise_multiplier, sampling_rate, steps, delta, sampling)
     rate = 1.0 if sampling == "none" else sampling_rate
     event = Event(noise_multiplier=noise_multiplier, sampling=sampling, sampling_rate=rate, steps=steps)
-    return spend((event,), delta, adjacency=adjacency_named(adjacency), accountant=accountant).epsilon
+    wanted: Any = accountant
+    return spend((event,), delta, adjacency=adjacency_named(adjacency), accountant=wanted).epsilon
 
 
 def adjacency_named(name: Adjacency | str) -> Adjacency:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from dpfl.core.layout import Layout
@@ -117,6 +118,9 @@ def enrol(strategy: Strategy, claims: Mapping[str, Claims], rounds: int, layout:
     terms = strategy.local.agree(terms, claims)
     for _, plug in strategy.slots():
         terms = plug.agree(terms, claims)
+    strategy, terms = strategy.settled(terms, claims)
+    if strategy.personal is not None:  # refuse a model that cannot be parted before anyone pays for it
+        strategy.personal.merge(torch.zeros(layout.size), None, layout)
     return Agreement(strategy=strategy, terms=terms, layout=layout, claims=dict(claims))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from torch import Tensor, nn
 
@@ -47,8 +47,13 @@ def work(
     engine: Engine,
     model: nn.Module,
     blocks: Sequence[Sequence[str]],
+    private: MutableMapping[str, Tensor] | None = None,
 ) -> list[Uplink]:
-    """Local work and client stages of members that were admitted; the raw update never leaves this function."""
+    """Local work and client stages of members that were admitted; the raw update never leaves this function.
+
+    ``private``: the parts of the model that stay at the clients (PPSGD, CENTAUR); read, and replaced by what came of them.
+    """
+    personal, private = agreement.strategy.personal, {} if private is None else private
     decoded: dict[int, Downlink] = {}
     downlinks = {}
     for client, payload in downloads.items():
@@ -60,8 +65,12 @@ def work(
         jobs = [
             Job(
                 client=client,
-                start=downlinks[client].start,
-                phases=agreement.phases(members[client].participant),
+                start=downlinks[client].start
+                if personal is None
+                else personal.merge(downlinks[client].start, private.get(client), agreement.layout),
+                phases=tuple(
+                    phase.in_round(downlinks[client].round) for phase in agreement.phases(members[client].participant)
+                ),
                 features=members[client].shard.features,
                 labels=members[client].shard.labels,
                 rng=rngs[client].child("work"),
@@ -70,6 +79,9 @@ def work(
             for client in block
         ]
         for job, after in zip(jobs, engine.run(model, agreement.layout, jobs), strict=True):
+            if personal is not None:
+                shared = downlinks[job.client].start
+                after, private[job.client] = personal.split(shared, job.start, after, agreement.layout)
             uplinks.append(
                 _upload(agreement, run_name, members[job.client], downlinks[job.client], after, rngs[job.client])
             )
@@ -89,7 +101,13 @@ def _upload(
 
 
 def client_rounds(
-    agreement: Agreement, run: Run, plan: Plan, members: Mapping[str, Member], engine: Engine, model: nn.Module
+    agreement: Agreement,
+    run: Run,
+    plan: Plan,
+    members: Mapping[str, Member],
+    engine: Engine,
+    model: nn.Module,
+    private: MutableMapping[str, Tensor] | None = None,
 ) -> list[Uplink]:
     """Admit, then work: what a real site does with its one member, and a simulator with a whole cohort."""
     abstaining = admit(agreement, run, plan.round, members)
@@ -97,7 +115,7 @@ def client_rounds(
     downloads = {client: plan.downloads[client] for client in active}
     rngs = {client: run.secret("client", plan.round, client) for client in active}
     blocks = blocks_of(agreement, active, engine)
-    uplinks = work(agreement, run.name, downloads, active, rngs, engine, model, blocks)
+    uplinks = work(agreement, run.name, downloads, active, rngs, engine, model, blocks, private)
     return uplinks + [
         Uplink(client=client, payload=None, reason=reason) for client, reason in sorted(abstaining.items())
     ]

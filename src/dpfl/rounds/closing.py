@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from dpfl.core.errors import PeerError
-from dpfl.core.types import Cohort, Metrics, Record, Rows, State, Total, Who
+from dpfl.core.types import Aggregate, Cohort, Metrics, Record, Rows, State, Total, Who
 from dpfl.engine.process import one_thread
 from dpfl.protocols import Summed
 from dpfl.rounds.agreement import Agreement, Plan, Run, Uplink
@@ -45,16 +47,16 @@ def close_round(
         "bytes_down": sum(map(len, plan.downloads.values())),
     }
     # An upload that is not finite was replaced by zero: it carries no noise either.
-    enough = len(set(ids) - set(broken)) >= strategy.shares_needed(agreement.terms)
+    enough = len(set(ids) - set(broken)) >= strategy.shares_needed(agreement.terms, len(plan.cohort))
     if (ids or strategy.central_noise is not None) and enough:
         with one_thread():  # the same bits on every machine, and no fight over cores
-            model, plugs, told = _aggregate(agreement, state, received, run)
+            model, starts, plugs, told = _aggregate(agreement, state, received, run)
         operator |= told
     else:
-        model, plugs = state.model, dict(state.plugs)
+        model, starts, plugs = state.model, {}, dict(state.plugs)
         operator["published"] = "nothing: too few uploads arrived"
     public = {"round": state.round}
-    next_state = State(round=state.round + 1, model=model, plugs=plugs)
+    next_state = State(round=state.round + 1, model=model, starts=starts, plugs=plugs)
     return next_state, Record(round=state.round, operator=operator, public=public)
 
 
@@ -140,7 +142,7 @@ def _without_non_finite(rows: Rows) -> tuple[Rows, list[str]]:
 
 def _aggregate(
     agreement: Agreement, state: State, received: Rows | Total, run: Run
-) -> tuple[Tensor, dict[str, dict[str, Tensor]], dict[str, object]]:
+) -> tuple[Tensor, dict[str, Tensor], dict[str, dict[str, Tensor]], dict[str, object]]:
     strategy = agreement.strategy
     plugs = {slot: dict(tensors) for slot, tensors in state.plugs.items()}
     metrics: dict[str, Metrics] = {}
@@ -150,6 +152,7 @@ def _aggregate(
     if strategy.clean is not None and isinstance(received, Rows):
         matrix, plugs["clean"], metrics["clean"] = strategy.clean(plugs.get("clean", {}), received, state.round)
         received = Rows(matrix=matrix, origin=received.origin, cohort=received.cohort, layout=received.layout)
+    starts = _personal_starts(agreement, state, received)
     # weigh
     weights, plugs["weights"], metrics["weights"] = strategy.weights(plugs.get("weights", {}), received, state.round)
     if isinstance(received, Rows):
@@ -157,14 +160,33 @@ def _aggregate(
     else:
         aggregate = (weights[0] if len(weights) else 0.0) * received.vector
     # central noise, denoise, step
+    noise = None
     if strategy.central_noise is not None:
         bound = strategy.published_bound(strategy.local.exposure((), 1), agreement.terms)
-        aggregate = strategy.central_noise.add(aggregate, bound, run.secret("central", state.round))
-    for denoiser in strategy.denoise:
-        aggregate = denoiser(aggregate, agreement.layout)
+        noise = strategy.central_noise.add(torch.zeros_like(aggregate), bound, run.secret("central", state.round))
+        aggregate = aggregate + noise
+        metrics["noise"] = {
+            "expected_norm": strategy.central_noise.std(bound) * math.sqrt(len(noise)),
+            "norm": float(torch.linalg.vector_norm(noise)),
+        }
+    for number, denoiser in enumerate(strategy.denoise):
+        place = Aggregate(vector=aggregate, model=state.model, layout=agreement.layout, round=state.round)
+        aggregate, metrics[f"denoise{number}"] = denoiser(place)
+        if noise is not None and denoiser.linear:  # what is left of the noise, beside what the formula says
+            noise, _ = denoiser(replace(place, vector=noise))
+            metrics["noise"]["norm_after"] = float(torch.linalg.vector_norm(noise))
     told: dict[str, object] = {
         "weights": {client: float(w) for client, w in zip(received.cohort.ids, weights.tolist(), strict=True)},
         "update_norm": float(torch.linalg.vector_norm(aggregate)),
         **{f"{slot}_metrics": told for slot, told in metrics.items() if told},
     }
-    return strategy.step(state.model, aggregate), plugs, told
+    return strategy.step(state.model, aggregate), starts, plugs, told
+
+
+def _personal_starts(agreement: Agreement, state: State, received: Rows | Total) -> dict[str, Tensor]:
+    """Where each client of the cohort starts next time, if its cleaned row says so; everyone else from the common model."""
+    clean = agreement.strategy.clean
+    if clean is None or not isinstance(received, Rows) or not clean.personal_starts(state.round):
+        return {}
+    rows = received.origin + received.matrix
+    return {client: rows[i].clone() for i, client in enumerate(received.cohort.ids)}

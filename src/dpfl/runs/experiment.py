@@ -13,7 +13,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
-from dpfl.algorithms.registry import make_strategy, settings_of
+from dpfl.algorithms.registry import make_strategy, settings_of, usual_sampling
 from dpfl.core.errors import ConfigurationError, DataError, did_you_mean
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Practice
@@ -87,7 +87,7 @@ class RunSection(Section):
 
     rounds: int = Field(ge=1)
     cohort: int | float | None = None
-    sampling: Literal["uniform", "poisson"] = "uniform"
+    sampling: Literal["uniform", "poisson"] | None = None
     seed: int = 0
     noise: Literal["seeded", "system"] = "seeded"
     engine: str = "stacked"
@@ -169,7 +169,7 @@ class Experiment(Section):
                 f"{cohort} of {population} clients",
                 "give a whole number of clients, or a fraction above 0 and at most 1",
             )
-        if self.run.sampling == "poisson":
+        if (self.run.sampling or usual_sampling(self.method.name)) == "poisson":
             return PoissonCohort(sampling_rate=cohort if isinstance(cohort, float) else cohort / population)
         return FixedCohort(size=max(1, round(cohort * population)) if isinstance(cohort, float) else cohort)
 

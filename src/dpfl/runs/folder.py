@@ -115,10 +115,11 @@ class RunFolder:
 
     # -- checkpoint ----------------------------------------------------------------------------------------------------
 
-    def save_state(self, state: State, run: str, digest: str) -> None:
-        """Write the whole state; safetensors, never pickle."""
+    def save_state(self, state: State, run: str, digest: str, private: Mapping[str, Tensor] | None = None) -> None:
+        """Write the whole state, and the parts of the model that stay at clients; safetensors, never pickle."""
         tensors: dict[str, Tensor] = {"model": state.model}
         tensors |= {f"starts/{client}": tensor for client, tensor in state.starts.items()}
+        tensors |= {f"private/{client}": tensor for client, tensor in (private or {}).items()}
         tensors |= {f"plugs/{slot}/{name}": t for slot, plug in state.plugs.items() for name, t in plug.items()}
         tensors = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
         metadata = {"format": CHECKPOINT_FORMAT, "round": str(state.round), "run": run, "experiment": digest}
@@ -126,8 +127,8 @@ class RunFolder:
         metadata["sha256"] = _fingerprint(tensors)
         write_safely(self.checkpoint, safetensors.save(tensors, metadata=metadata))
 
-    def load_state(self, digest: str) -> tuple[State, str]:
-        """Read the state back and the run it belongs to; damage, or another experiment's state, is refused."""
+    def load_state(self, digest: str) -> tuple[State, str, dict[str, Tensor]]:
+        """Read back the state, the run it belongs to, and private parts; damage, or another experiment's, is refused."""
         where = str(self.checkpoint)
         if not self.checkpoint.is_file():
             raise CheckpointError(
@@ -146,16 +147,18 @@ class RunFolder:
                 where, "belongs to another experiment or to other data", "put back the files of this run"
             )
         plugs: dict[str, dict[str, Tensor]] = {slot: {} for slot in json.loads(metadata["slots"])}
-        starts = {}
+        starts, private = {}, {}
         for name, tensor in tensors.items():
             kind, _, rest = name.partition("/")
             if kind == "starts":
                 starts[rest] = tensor
+            elif kind == "private":
+                private[rest] = tensor
             elif kind == "plugs":
                 slot, _, field = rest.partition("/")
                 plugs[slot][field] = tensor
         state = State(round=int(metadata["round"]), model=tensors["model"], starts=starts, plugs=plugs)
-        return state, metadata["run"]
+        return state, metadata["run"], private
 
     def save_model(self, vector: Tensor, layout: Layout, note: str) -> None:
         """Write the final model under its parameters' names."""

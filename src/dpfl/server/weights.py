@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -77,20 +77,29 @@ class EpsilonWeights(Weights):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedCohortWeights(Weights):
-    """1 / (expected cohort size), whoever arrives: the fixed, public denominator that noise on a sum needs."""
+    """1 / (expected cohort size), whoever arrives: the fixed, public denominator that noise on a sum needs.
 
-    expected_cohort: float
+    Left out, the size is settled at enrolment: sampling rate x population.
+    """
+
+    expected_cohort: float | None = None
     needs_rows: ClassVar[bool] = False
     constant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.expected_cohort) and self.expected_cohort > 0):
+        if self.expected_cohort is not None and not (math.isfinite(self.expected_cohort) and self.expected_cohort > 0):
             raise ConfigurationError("weights", f"expected_cohort = {self.expected_cohort}", "give a positive number")
+
+    def settled(self, terms: Terms) -> Self:
+        """Take the size that was agreed on."""
+        return self if self.expected_cohort is not None else replace(self, expected_cohort=terms.expected_cohort)
 
     def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> tuple[Tensor, PlugState, Metrics]:
         """Return the constant."""
+        if self.expected_cohort is None:
+            raise ConfigurationError("weights", "the expected cohort was left open", "enrol first, or give a number")
         return torch.full((len(received.cohort),), 1 / self.expected_cohort), state, {}
 
     def value(self, terms: Terms) -> float:
         """Return the constant."""
-        return 1 / self.expected_cohort
+        return 1 / (self.expected_cohort or terms.expected_cohort)

@@ -40,6 +40,8 @@ HYPOTHETICAL = "HYPOTHETICAL: every client was granted the largest budget, whate
 UNACCOUNTED = (
     "UNACCOUNTED: accuracy and loss are measured on the clients' test records, which only a simulation may see"
 )
+_COMMON = "the common model, on all clients' test records"
+_PERSONAL = "each client's own model, on its own test records"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +112,9 @@ class Simulation:
         self.digest = digest
         self.timings: list[dict[str, float]] = []
         self.agreement: Agreement = enrol(strategy, {c: m.claims for c, m in self.members.items()}, rounds, self.layout)
+        self.strategy = strategy = self.agreement.strategy  # with nothing left open
+        self.private: dict[str, Tensor] = {}  # what stays at clients, by client
+        self.shards = federation.shards
         self.test = federation.test_set()
         if strategy.observer is not Observer.NOBODY:
             budgets = {client: member.budget for client, member in self.members.items() if member.budget is not None}
@@ -152,7 +157,7 @@ class Simulation:
                 abstaining = admit(self.agreement, self.run_, state.round, members)
                 active = {client: member for client, member in members.items() if client not in abstaining}
                 blocks = blocks_of(self.agreement, active, workers.engine)
-                uplinks = workers.run(state.round, plan.downloads, blocks)
+                uplinks = workers.run(state.round, plan.downloads, blocks, self.private)
                 uplinks += [Uplink(client=c, payload=None, reason=why) for c, why in sorted(abstaining.items())]
                 clock.lap("clients")
                 # ---- server: aggregate, evaluate, write down -------------------------------------------------------------
@@ -178,7 +183,7 @@ class Simulation:
             return
         self.folder.append(self.folder.rounds, line)
         self.folder.append(self.folder.timings, timing)
-        self.folder.save_state(state, self.run_.name, self.digest)
+        self.folder.save_state(state, self.run_.name, self.digest, self.private)
 
     def _true_noise(self, client: str) -> float:
         """Variance of the noise in a client's update: known to a simulator, who planned it."""
@@ -220,8 +225,24 @@ class Simulation:
         return willing
 
     def evaluate(self, vector: Tensor) -> dict[str, float]:
-        """Accuracy and loss on all test records: a simulator's privilege, not covered by any bill."""
-        features, labels = self.test
+        """Accuracy and loss on all test records: a simulator's privilege, not covered by any bill.
+
+        Where parts of the model stay at clients, each client's own model is tested on its own test records, and the mean
+        over records is reported; the common model alone beside it.
+        """
+        everyone = self._tested(vector, *self.test)
+        if self.strategy.personal is None:
+            return everyone
+        sums = {"accuracy": 0.0, "loss": 0.0}
+        for client, shard in self.shards.items():
+            own = self.strategy.personal.merge(vector, self.private.get(client), self.layout)
+            if len(shard.test_labels):
+                found = self._tested(own, shard.test_features, shard.test_labels)
+                sums = {name: value + found[name] * len(shard.test_labels) for name, value in sums.items()}
+        means = {name: value / max(1, len(self.test[1])) for name, value in sums.items()}
+        return {**means, "common_accuracy": everyone["accuracy"]}
+
+    def _tested(self, vector: Tensor, features: Tensor, labels: Tensor) -> dict[str, float]:
         parameters = on_copies(self.model, self.layout.unflatten(vector.to(self.device)))
         was_training = self.model.training
         self.model.eval()
@@ -238,13 +259,14 @@ class Simulation:
 
     # -- going on after an interruption --------------------------------------------------------------------------------
 
-    def resume(self, state: State) -> tuple[State, list[dict[str, Any]]]:
+    def resume(self, state: State, private: Mapping[str, Tensor]) -> tuple[State, list[dict[str, Any]]]:
         """Check that ledger, record and checkpoint belong together, and say from where to go on.
 
         Seeded: a round that was charged but not checkpointed is repeated, bit for bit, without a new charge. Otherwise its
         noise is gone: the round is lost, its number and its charge are not.
         """
         assert self.folder is not None
+        self.private = dict(private)
         charged = self.run_.ledger.last_round(self.run_.name)
         if (-1 if charged is None else charged) < state.round - 1:
             raise LedgerError(
@@ -268,7 +290,7 @@ class Simulation:
                 self.folder.append(self.folder.rounds, line)
                 history.append(line)
                 state = replace(state, round=state.round + 1)
-                self.folder.save_state(state, self.run_.name, self.digest)
+                self.folder.save_state(state, self.run_.name, self.digest, self.private)
         return state, history
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -284,7 +306,7 @@ class Simulation:
         if not any("accuracy" in line for line in history[-1:]):
             last = self.evaluate(state.model)
         else:
-            last = {key: history[-1][key] for key in ("accuracy", "loss")}
+            last = {key: history[-1][key] for key in ("accuracy", "loss", "common_accuracy") if key in history[-1]}
         summary = {
             "format": "dpfl-summary-1",
             "method": self.strategy.name,
@@ -298,7 +320,9 @@ class Simulation:
             "parameters": self.layout.size,
             "rounds": {"planned": self.agreement.terms.rounds, "done": state.round, "ended_early": ended_early},
             **last,
+            "tested": _COMMON if self.strategy.personal is None else _PERSONAL,
             "epsilon": _spread(lines),
+            "epsilon_by_observer": self._by_observer(),
             "clients_left": sorted({*left, *(client for line in history for client in line.get("left", []))}),
             "bytes_up": sum(line.get("bytes_up", 0) for line in history),
             "payload_bytes_up": sum(line.get("payload_bytes_up", 0) for line in history),
@@ -310,6 +334,16 @@ class Simulation:
             self.folder.save_model(state.model, self.layout, "; ".join(self.stamps()))
             self.folder.save_summary(summary)
         return Outcome(state=state, history=history, statements=lines, summary=summary)
+
+    def _by_observer(self) -> dict[str, Any]:
+        """What was spent against each who was billed apart: of a client-level method, the server and the world."""
+        if not self.agreement.bills_world:
+            return {}
+        found = {}
+        for observer in (Observer.SERVER, Observer.WORLD):
+            lines = {client: statement(self.run_.ledger, client, observer) for client in self.members}
+            found[str(observer)] = _spread({client: line for client, line in lines.items() if line is not None})
+        return found
 
     def _grants(self) -> bool:
         return self.strategy.observer is not Observer.NOBODY

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from dpfl.core.errors import ConfigurationError, FolderError, LedgerError
 from dpfl.core.random import PublicSeed
@@ -111,10 +111,10 @@ def run_experiment(
         _rehearse(model, federation, strategy, experiment)
     with place.locked():
         if resume:
-            state, name = _interrupted(place, experiment, digest)
+            state, name, private = _interrupted(place, experiment, digest)
             book = Ledger.open(place.ledger, name)
         else:
-            state = None
+            state, private = None, {}
             place.create(experiment.to_toml())
             name = f"{experiment.method.name}-{experiment.digest()[:16]}"
             if experiment.run.noise == "system":
@@ -135,7 +135,7 @@ def run_experiment(
             if state is None:
                 state = simulation.start()
             else:
-                state, history = simulation.resume(state)
+                state, history = simulation.resume(state, private)
             return _result(simulation, simulation.run(state, history, progress))
         finally:
             book.close()
@@ -162,7 +162,7 @@ def _rehearse(model: nn.Module, federation: Federation, strategy: Strategy, expe
         book.close()
 
 
-def _interrupted(place: RunFolder, experiment: Experiment, digest: str) -> tuple[Any, str]:
+def _interrupted(place: RunFolder, experiment: Experiment, digest: str) -> tuple[Any, str, dict[str, Tensor]]:
     """Load the checkpoint; a run that was killed before its first one has released nothing and starts over."""
     if not place.experiment.exists():
         raise FolderError(str(place.path), "holds no run", "start one with dpfl run")
@@ -170,12 +170,12 @@ def _interrupted(place: RunFolder, experiment: Experiment, digest: str) -> tuple
         name = f"{experiment.method.name}-{experiment.digest()[:16]}"
         if not place.ledger.exists():
             Ledger.create(place.ledger, name).close()
-            return None, name
+            return None, name, {}
         with_name = Ledger.open(place.ledger)
         try:
             name = with_name.identity()
             if with_name.last_round(name) is None:
-                return None, name
+                return None, name, {}
         finally:
             with_name.close()
     return place.load_state(digest)

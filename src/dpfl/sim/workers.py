@@ -15,7 +15,7 @@ from types import TracebackType
 
 import torch
 import torch.multiprocessing
-from torch import nn
+from torch import Tensor, nn
 
 from dpfl.client.member import Member
 from dpfl.core.errors import DpflError
@@ -37,11 +37,18 @@ class Bench:
     run: str
     seed: PublicSeed | None
 
-    def block(self, engine: Engine, round_: int, downloads: Mapping[str, bytes], ids: Sequence[str]) -> list[Uplink]:
-        """Work for one block; secret generators are made here, where they are used."""
+    def block(
+        self,
+        engine: Engine,
+        round_: int,
+        downloads: Mapping[str, bytes],
+        ids: Sequence[str],
+        private: dict[str, Tensor],
+    ) -> tuple[list[Uplink], dict[str, Tensor]]:
+        """Work for one block; secret generators are made here, where they are used. Returns private parts as well."""
         members = {client: self.members[client] for client in ids}
         rngs = {client: self._secret(round_, client) for client in ids}
-        return work(self.agreement, self.run, downloads, members, rngs, engine, self.model, [ids])
+        return work(self.agreement, self.run, downloads, members, rngs, engine, self.model, [ids], private), private
 
     def _secret(self, round_: int, client: str) -> SecretRng:
         if self.seed is None:
@@ -78,10 +85,12 @@ def _hold(bench: Bench) -> None:
     _held = (bench, make_engine(bench.engine, bench.device))
 
 
-def _work(round_: int, common: Sequence[bytes], which: Mapping[str, int], ids: Sequence[str]) -> list[Uplink]:
+def _work(
+    round_: int, common: Sequence[bytes], which: Mapping[str, int], ids: Sequence[str], private: dict[str, Tensor]
+) -> tuple[list[Uplink], dict[str, Tensor]]:
     assert _held is not None
     bench, engine = _held
-    return bench.block(engine, round_, {client: common[which[client]] for client in ids}, ids)
+    return bench.block(engine, round_, {client: common[which[client]] for client in ids}, ids, private)
 
 
 class Workers:
@@ -95,23 +104,37 @@ class Workers:
             context = torch.multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_hold, initargs=(bench,))
 
-    def run(self, round_: int, downloads: Mapping[str, bytes], blocks: Sequence[Sequence[str]]) -> list[Uplink]:
-        """Work for all blocks; results come back in canonical order."""
+    def run(
+        self,
+        round_: int,
+        downloads: Mapping[str, bytes],
+        blocks: Sequence[Sequence[str]],
+        private: dict[str, Tensor],
+    ) -> list[Uplink]:
+        """Work for all blocks; results come back in canonical order. ``private`` parts are read, and replaced."""
+
+        def own(ids: Sequence[str]) -> dict[str, Tensor]:
+            return {client: private[client] for client in ids if client in private}
+
         if self._pool is None:
-            found = [self._bench.block(self.engine, round_, {c: downloads[c] for c in ids}, ids) for ids in blocks]
+            found = [
+                self._bench.block(self.engine, round_, {c: downloads[c] for c in ids}, ids, own(ids)) for ids in blocks
+            ]
         else:
             futures = []
             for ids in blocks:
                 distinct = list({id(downloads[c]): downloads[c] for c in ids}.values())
                 which = {c: next(i for i, d in enumerate(distinct) if d is downloads[c]) for c in ids}
-                futures.append(self._pool.submit(_work, round_, distinct, which, ids))
+                futures.append(self._pool.submit(_work, round_, distinct, which, ids, own(ids)))
             try:
                 found = [future.result() for future in futures]
             except BrokenProcessPool as error:
                 raise DpflError(
                     "workers", "a worker process ended", 'in a script, call dpfl under if __name__ == "__main__":'
                 ) from error
-        return sorted((uplink for part in found for uplink in part), key=lambda uplink: uplink.client)
+        for _, parts in found:
+            private.update(parts)
+        return sorted((uplink for part, _ in found for uplink in part), key=lambda uplink: uplink.client)
 
     def __enter__(self) -> Workers:
         return self

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dpfl.client.sampling import sampler
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Budget, Claims, Cohort, Phase, Practice, Rows, Terms, Unit, Who
+from dpfl.core.types import Aggregate, Budget, Claims, Cohort, Phase, Practice, Rows, Terms, Unit, Who
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.privacy.exposure import Exposure
 from dpfl.protocols import (
@@ -214,11 +214,14 @@ def check_denoiser(denoise: Denoiser) -> None:
     def tame(seed: PublicSeed) -> None:
         vector = torch.randn(LAYOUT.size, generator=seed.generator())
         before = vector.clone()
-        once = denoise(vector, LAYOUT)
+        place = Aggregate(
+            vector=vector, model=torch.randn(LAYOUT.size, generator=seed.generator()), layout=LAYOUT, round=1
+        )
+        once, _ = denoise(place)
         assert once.shape == vector.shape
         assert bool(torch.isfinite(once).all())
         assert torch.equal(vector, before), f"{denoise} changed its argument"
-        assert torch.equal(once, denoise(vector, LAYOUT)), f"{denoise} is not pure"
+        assert torch.equal(once, denoise(place)[0]), f"{denoise} is not pure"
 
     _always(tame)
 

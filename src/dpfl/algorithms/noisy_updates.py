@@ -1,0 +1,65 @@
+"""What the methods share in which clients add the noise: clip the whole update, add noise to it, send it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from dpfl.client.stages import Clip, GaussianNoise
+from dpfl.core.errors import ConfigurationError
+from dpfl.core.types import Adjacency, Observer, Unit
+from dpfl.protocols import Denoiser, LocalWork, Personal, RowDenoiser, Selection
+from dpfl.server.selection import Everyone
+from dpfl.server.weights import ExpectedCohortWeights, UniformWeights
+from dpfl.strategy import Strategy
+
+Noise = Literal["distributed", "local"]
+DISTRIBUTED = (
+    "every client adds its share of the noise: against the server only that share counts, against the world the sum of all",
+    "who was drawn stays the server's secret",
+)
+SHARE_ALONE = ("every client adds a share of the noise, and that share alone counts, against the server and the world",)
+LOCAL = ("every client adds all of the noise itself: nobody else is counted on",)
+
+
+def noisy_updates(
+    name: str,
+    local: LocalWork,
+    clip: float,
+    noise: Noise,
+    noise_multiplier: float | None,
+    tolerated_dropouts: int,
+    selection: Selection | None,
+    *,
+    clean: RowDenoiser | None = None,
+    denoise: tuple[Denoiser, ...] = (),
+    personal: Personal | None = None,
+    assumptions: tuple[str, ...] = (),
+) -> Strategy:
+    """Assemble a strategy whose guarantee is made of the clients' own noise on their whole updates."""
+    if noise not in ("distributed", "local"):
+        raise ConfigurationError(name, f"noise = '{noise}'", "choose distributed or local")
+    selection, distributed = selection or Everyone(), noise == "distributed"
+    stages = (
+        Clip(clip=clip),
+        GaussianNoise(
+            noise_multiplier=noise_multiplier,
+            clip=clip,
+            distributed=distributed,
+            tolerated_dropouts=tolerated_dropouts if distributed else 0,
+        ),
+    )
+    return Strategy(
+        name=name,
+        unit=Unit.CLIENT,
+        observer=Observer.WORLD if distributed else Observer.SERVER,
+        adjacency=Adjacency.REPLACE_ONE if selection.sampling == "uniform" else Adjacency.ZERO_OUT,
+        local=local,
+        selection=selection,
+        stages=stages,
+        clean=clean,
+        weights=ExpectedCohortWeights() if distributed else UniformWeights(),
+        denoise=denoise,
+        personal=personal,
+        tolerated_dropouts=tolerated_dropouts if distributed else 0,
+        assumptions=(*(LOCAL if not distributed else SHARE_ALONE if clean else DISTRIBUTED), *assumptions),
+    )

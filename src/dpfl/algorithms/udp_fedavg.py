@@ -1,0 +1,52 @@
+"""UDP-FedAvg: clients clip their updates and add the noise themselves.
+
+Paper
+    Li, Fu, Wang, Chen, Lou, Chen, Yang, Shen, Zheng: *Clients Collaborate: Flexible Differentially Private Federated
+    Learning with Guaranteed Improvement of Utility-Privacy Trade-off*, ICML 2025, Algorithm 1.
+
+In one sentence
+    FedAvg over updates that each client clips and noises: with a share of the noise, so that the sum is protected, or
+    with all of it, so that the update is.
+
+Equations
+    sent_i = clip(update_i) + N(0, std^2),  std = noise_multiplier x clip / sqrt(cohort) (``noise = "distributed"``, as
+    printed) or noise_multiplier x clip (``"local"``);  model <- model + sum_i sent_i / cohort.
+
+Formal guarantees
+    A client's whole contribution. ``distributed``: against the world by the sum of all shares, amplified by the secret
+    draw of a fixed-size cohort (replace-one); against the server by one share alone, without amplification, which is
+    stated beside it. ``local``: against the server, and so against everyone.
+
+Departures
+    - Line 10 multiplies by the learning rate a second time: dropped (server step 1).
+    - Shares are made for the clients really drawn, less ``tolerated_dropouts``; with more missing nothing is published.
+    - Cohorts of random size are refused for shares: the size of a share would tell who was drawn.
+"""
+
+from __future__ import annotations
+
+from dpfl.algorithms.noisy_updates import Noise, noisy_updates
+from dpfl.client.local_work import Sgd
+from dpfl.core.types import Practice
+from dpfl.protocols import Selection
+from dpfl.strategy import Strategy
+
+
+def udp_fedavg(
+    *,
+    lr: float,
+    clip: float,
+    batch_size: int,
+    local_steps: int | None = None,
+    local_epochs: int | None = None,
+    noise: Noise = "distributed",
+    noise_multiplier: float | None = None,
+    tolerated_dropouts: int = 0,
+    lr_decay: float = 1.0,
+    weight_decay: float = 0.0,
+    selection: Selection | None = None,
+) -> Strategy:
+    """Client-level privacy by the clients' own noise on their clipped updates."""
+    practice = Practice(lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs)
+    local = Sgd(practice=practice, weight_decay=weight_decay, lr_decay=lr_decay)
+    return noisy_updates("udp_fedavg", local, clip, noise, noise_multiplier, tolerated_dropouts, selection)
