@@ -28,6 +28,7 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m bench.run $(BENCH)
+	$(BIN)/python -m bench.kernels $(filter --quick,$(BENCH))
 
 bench-kernels: $(STAMP)
 	$(BIN)/python -m bench.kernels

@@ -26,8 +26,12 @@ from rich.console import Console
 from rich.table import Table
 from scipy.sparse.linalg import svds
 
+import dpfl
+from dpfl.algorithms.dp_fed_ls import laplacian_smoothing
+from dpfl.algorithms.fedceo import tensor_svt
 from dpfl.algorithms.pfa import public_subspace
-from dpfl.algorithms.robust_hdp import principal_component_pursuit
+from dpfl.algorithms.robust_hdp import inverse_weights, noise_estimates, principal_component_pursuit
+from dpfl.models import make_model
 
 LATEST = Path(__file__).resolve().parent / "results" / "latest.json"
 REPEATS = 3
@@ -99,26 +103,129 @@ def subspace(rows: int = 1_000_000, columns: int = 50, k: int = 10) -> dict[str,
     return {"name": name, "peer": "scipy svds", "ours": ours, "theirs": theirs, "error": float(1 - cosines.min())}
 
 
+def smoothing(length: int = 11_000_000, factor: float = 1.0) -> dict[str, Any]:
+    """DP-Fed-LS's Laplacian smoothing of one long tensor."""
+    vector = torch.from_numpy(np.random.default_rng(0).standard_normal(length).astype(np.float32))
+
+    def by_fft() -> np.ndarray:
+        spectrum = np.fft.rfft(vector.numpy().astype(np.float64))
+        angles = 2 * np.pi * np.arange(len(spectrum)) / length
+        return np.fft.irfft(spectrum / (1 + 2 * factor * (1 - np.cos(angles))), length)
+
+    expected = by_fft()
+    error = float(np.linalg.norm(laplacian_smoothing(vector, factor).numpy() - expected) / np.linalg.norm(expected))
+    ours, theirs = in_turns(lambda: laplacian_smoothing(vector, factor), by_fft)
+    name = f"smoothing of {length:,}"
+    return {"name": name, "peer": "numpy FFT, double", "ours": ours, "theirs": theirs, "error": error}
+
+
+def low_rank(rest: int = 1600, out: int = 512, clients: int = 10) -> dict[str, Any]:
+    """FedCEO's tensor SVT."""
+    generator = torch.Generator().manual_seed(0)
+    stack = torch.randn(rest, out, clients, generator=generator)
+    threshold = 0.5 * math.sqrt(clients) * (math.sqrt(rest) + math.sqrt(out))  # about half of the values survive
+
+    def by_svd() -> torch.Tensor:
+        slices = torch.fft.fft(stack, dim=2).permute(2, 0, 1)
+        u, values, v = torch.linalg.svd(slices, full_matrices=False)
+        kept = (u * (values - threshold).clamp_min(0)[:, None, :].to(u.dtype)) @ v
+        return torch.fft.ifft(kept.permute(1, 2, 0), dim=2).real
+
+    expected = by_svd()
+    error = float(
+        torch.linalg.vector_norm(tensor_svt(stack, threshold) - expected) / torch.linalg.vector_norm(expected)
+    )
+    ours, theirs = in_turns(lambda: tensor_svt(stack, threshold), by_svd)
+    name = f"tensor SVT ({rest}, {out}, {clients})"
+    return {"name": name, "peer": "torch SVD", "ours": ours, "theirs": theirs, "error": error, "goal": 2}
+
+
+def server_step(records: int = 2400) -> dict[str, float]:
+    """Robust-HDP's whole server step as a share of our own round: 20 clients, the CNN of 28,938 parameters, one core."""
+    generator = np.random.default_rng(0)
+    ids = [f"client-{i:02d}" for i in range(20)]
+    arrays = {
+        client: (
+            generator.standard_normal((records, 1, 28, 28), dtype=np.float32),
+            generator.integers(0, 10, records),
+            generator.standard_normal((2, 1, 28, 28), dtype=np.float32),
+            generator.integers(0, 10, 2),
+        )
+        for client in ids
+    }
+    federation = dpfl.Federation.from_arrays(
+        arrays,
+        classes=10,
+        budgets={c: dpfl.Budget(epsilon=(0.5, 1.0, 2.0, 8.0)[i % 4], delta=1e-5) for i, c in enumerate(ids)},
+        practices={c: dpfl.Practice(batch_size=(16, 32, 64, 128)[i % 4]) for i, c in enumerate(ids)},
+    )
+    model = make_model("cnn", (1, 28, 28), 10, dpfl.PublicSeed(0))
+    method = dpfl.robust_hdp(lr=0.1, clip=1.0, batch_size=64, local_epochs=1)
+    timings = dpfl.train(model, federation, method, rounds=3).timings[1:]
+    close, whole = (statistics.median(line[name] for line in timings) for name in ("close", "seconds"))
+    return {"server_step": close, "round": whole, "share": close / whole}
+
+
+def large_model(parameters: int = 11_173_962, clients: int = 20) -> dict[str, float]:
+    """Robust-HDP's estimates for a ResNet-18's updates, through row blocks: seconds, and memory beside the updates."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(clients, parameters, generator=generator)
+    rows *= torch.tensor([1.0, 3.0, 10.0]).repeat(clients)[:clients, None]
+    before = _peak_mib()
+    began = time.perf_counter()
+    weights = inverse_weights(noise_estimates(rows)[0])
+    seconds = time.perf_counter() - began
+    best = inverse_weights(torch.tensor([1.0, 9.0, 100.0], dtype=torch.float64).repeat(clients)[:clients])
+    return {
+        "parameters": parameters,
+        "seconds": seconds,
+        "mib_beside_updates": _peak_mib() - before,
+        "mib_of_updates": rows.numel() * 4 / 2**20,
+        "largest_weight_error": float((weights / best - 1).abs().max()),
+    }
+
+
+def _peak_mib() -> float:
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+
+
 def main() -> int:
     """Measure, print, keep."""
     torch.set_num_threads(1)
     small = "--quick" in sys.argv
-    lines = [pursuit(20_000) if small else pursuit(), subspace(50_000) if small else subspace()]
+    big = large_model(400_000, 6) if small else large_model()  # first: memory's peak is a process's own
+    lines = (
+        [pursuit(20_000), subspace(50_000), smoothing(100_000), low_rank(160, 64)]
+        if small
+        else [pursuit(), subspace(), smoothing(), low_rank()]
+    )
+    step = server_step(60 if small else 2400)
     table = Table(title="Seconds of a kernel (median)", title_justify="left", box=None)
     for name in ("kernel", "peer", "ours s", "peer s", "ratio", "goal", "difference"):
         table.add_column(name, justify="left" if name in ("kernel", "peer") else "right")
     for line in lines:
         line["ratio"] = line["theirs"] / line["ours"]
-        verdict = "reached" if line["ratio"] >= 3 else "missed"
+        goal = line.setdefault("goal", 3)
+        verdict = "reached" if line["ratio"] >= goal else "missed"
         table.add_row(
             line["name"], line["peer"], f"{line['ours']:.3g}", f"{line['theirs']:.3g}", f"{line['ratio']:.2f}",
-            f">= 3, {verdict}", f"{line['error']:.1e}",
+            f">= {goal}, {verdict}", f"{line['error']:.1e}",
         )  # fmt: skip
-    Console(width=100, highlight=False).print(table)
+    console = Console(width=100, highlight=False)
+    console.print(table)
+    console.print(
+        f"Robust-HDP's server step: {step['server_step']:.2f} s of a round of {step['round']:.1f} s, "
+        f"{100 * step['share']:.1f} % (goal: below 8 %)"
+    )
+    console.print(
+        f"Robust-HDP on {big['parameters']:,} parameters: {big['seconds']:.0f} s, {big['mib_beside_updates']:.0f} MiB beside "
+        f"{big['mib_of_updates']:.0f} MiB of updates"
+    )
     if not small:
         before = json.loads(LATEST.read_text()) if LATEST.exists() else {}
         date = datetime.datetime.now(datetime.UTC).date().isoformat()
-        LATEST.write_text(json.dumps({**before, "kernels": {"date": date, "lines": lines}}, indent=1) + "\n")
+        kernels = {"date": date, "lines": lines, "server_step": step, "large_model": big}
+        LATEST.write_text(json.dumps({**before, "kernels": kernels}, indent=1) + "\n")
     return 0 if all(line["error"] < 1e-5 for line in lines) else 1
 
 

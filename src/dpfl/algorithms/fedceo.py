@@ -69,24 +69,41 @@ def _tensor_svt(stack: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """The same, with the singular values of the slices of half the spectrum (slices, min(rest, out)), largest first."""
     if not (math.isfinite(threshold) and threshold >= 0):
         raise ConfigurationError("tensor SVT", f"threshold = {threshold}", "give 0 or a positive number")
+    clients = stack.shape[2]
     slices = torch.fft.rfft(stack, dim=2).permute(2, 0, 1)
-    tall = slices if slices.shape[1] >= slices.shape[2] else slices.mH
-    kept, values = _svt(tall, threshold)
-    smoothed = (kept if slices.shape[1] >= slices.shape[2] else kept.mH).permute(1, 2, 0)
-    return torch.fft.irfft(smoothed, n=stack.shape[2], dim=2).to(stack.dtype), values
+    wide = slices.shape[1] < slices.shape[2]
+    smoothed, found = torch.empty_like(slices), []
+    for number, piece in enumerate(slices):
+        tall = piece.mH if wide else piece
+        if number == 0 or 2 * number == clients:  # their own mirror images: real
+            tall = tall.real
+        kept, values = _svt(tall, threshold)
+        smoothed[number] = kept.mH if wide else kept
+        found.append(values)
+    return torch.fft.irfft(smoothed.permute(1, 2, 0), n=clients, dim=2).to(stack.dtype), torch.stack(found)
 
 
 def _svt(tall: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Soft-threshold singular values of tall matrices (..., a, b) through their b x b Gram matrices, in double precision."""
-    double = torch.complex128 if tall.is_complex() else torch.float64
-    wide = tall.to(double)
-    squares, vectors = torch.linalg.eigh(wide.mH @ wide)
+    """Soft-threshold the singular values of a tall matrix (a, b) through its b x b Gram matrix, in double precision."""
+    squares, vectors = torch.linalg.eigh(_gram(tall))
     values = squares.clamp_min(0).sqrt()
-    factors = (1 - threshold / values.clamp_min(1e-300)).clamp_min(0.0)
     if threshold == 0:
         return tall, values.flip(-1)
-    thresholding = (vectors * factors[..., None, :].to(double)) @ vectors.mH
+    kept = values > threshold
+    factors = 1 - threshold / values[kept]
+    thresholding = (vectors[:, kept] * factors.to(vectors.dtype)) @ vectors[:, kept].mH
     return tall @ thresholding.to(tall.dtype), values.flip(-1)
+
+
+def _gram(tall: Tensor) -> Tensor:
+    """X^H X in double precision; of complex numbers by real products, a quarter fewer than complex ones."""
+    if not tall.is_complex():
+        double = tall.to(torch.float64)
+        return double.T @ double
+    real, imaginary = tall.real.to(torch.float64), tall.imag.to(torch.float64)
+    both = torch.cat([real, imaginary])
+    crossed = real.T @ imaginary
+    return torch.complex(both.T @ both, crossed - crossed.T)
 
 
 def smoothness(stack: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from dpfl.core.types import Phase
 from dpfl.engine.bookkeeping import Booked, bookable
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.process import one_thread
+from dpfl.engine.spanned import run_spanned, spannable
 from dpfl.engine.stacks import Chain, Linear, run_phase
 from dpfl.protocols import Job
 
@@ -113,7 +114,11 @@ def _named(steps: Chain, jobs: list[Job], device: torch.device) -> list[Tensor]:
     try:
         vectors = torch.stack([job.start for job in jobs]).to(device)
         for number in range(len(jobs[0].phases)):
-            vectors = run_phase(steps, jobs, number, vectors)
+            spanned = None
+            if spannable(steps, jobs, number):
+                layer = next(step for step in steps if isinstance(step, Linear))
+                spanned = run_spanned(layer, jobs, number, vectors)
+            vectors = run_phase(steps, jobs, number, vectors) if spanned is None else spanned
         return list(vectors.cpu())
     except (RuntimeError, IndexError) as error:
         who = f"client '{jobs[0].client}'" + (f" to '{jobs[-1].client}'" if len(jobs) > 1 else "")
