@@ -290,7 +290,7 @@ def fedceo(
     noise: Noise = "distributed",
     noise_multiplier: float | None = None,
     interval: int = 10,
-    coefficient: float | None = None,
+    coefficient: float | Literal["auto"] = "auto",
     growth: float = 1.0,
     layers: int | Literal["all"] = "all",
     personal_starts: bool = True,
@@ -302,7 +302,10 @@ def fedceo(
     """UDP-FedAvg with a low-rank step on the stack of noisy models; the threshold comes from the noise, or from you."""
     practice = Practice(lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs)
     local = Sgd(practice=practice, weight_decay=weight_decay, lr_decay=lr_decay)
-    schedule = Schedule(interval=interval, coefficient=coefficient, growth=growth, layers=layers)
+    if isinstance(coefficient, str) and coefficient != "auto":
+        raise ConfigurationError("fedceo", f"coefficient = '{coefficient}'", "give a positive number, or 'auto'")
+    number = None if isinstance(coefficient, str) else coefficient
+    schedule = Schedule(interval=interval, coefficient=number, growth=growth, layers=layers)
     shared = {"distributed": noise == "distributed", "tolerated_dropouts": tolerated_dropouts}
     stack = LowRankStack(schedule=schedule, clip=clip, **shared) if personal_starts else None  # type: ignore[arg-type]
     mean = () if personal_starts else (LowRankMean(schedule=schedule, clip=clip, **shared),)  # type: ignore[arg-type]

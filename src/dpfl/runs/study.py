@@ -8,7 +8,7 @@ runs use other seeds and are tested on the test part, which tuning has not seen.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,16 +98,16 @@ class Study(Section):
         name = self.method(label)
         known = settings_of(name)
         values = for_method(_with(self.base, case), name)
-        values = _with(values, {f"method.{key}": value for key, value in own.items()})
         values = _with(values, {k: v for k, v in tuned.items() if not _foreign(k, known)})
+        values = _with(values, {f"method.{key}": value for key, value in own.items()})
         values = _with(values, {"run.seed": seed, **({"partition.validation": True} if validation else {})})
         return Experiment.from_dict(values, f"study, method '{label}'")
 
     def tunable(self, label: str) -> list[Values]:
-        """The candidates of one method: those that differ in something the method has."""
+        """The candidates of one method: those that differ in something it has and does not fix itself."""
         if self.tune is None:
             return [{}]
-        known = settings_of(self.method(label))
+        known = settings_of(self.method(label)).keys() - self.methods[label].keys()
         kept = [{k: v for k, v in c.items() if not _foreign(k, known)} for c in self.tune.candidates()]
         return [candidate for number, candidate in enumerate(kept) if candidate not in kept[:number]]
 
@@ -136,7 +136,7 @@ def combinations(lists: Mapping[str, list[Any]]) -> list[Values]:
     return [dict(zip(lists, chosen, strict=True)) for chosen in itertools.product(*lists.values())]
 
 
-def _foreign(field: str, known: Mapping[str, Any]) -> bool:
+def _foreign(field: str, known: Container[str]) -> bool:
     section, _, name = field.partition(".")
     return section == "method" and name not in known
 

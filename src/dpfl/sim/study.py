@@ -61,6 +61,7 @@ def _tuned(study: Study, folder: Path, data_folder: Path | None, workers: int, t
         for key, (_, label) in asked.items()
         for candidate in study.tunable(label)
         for seed in study.tune.seeds
+        if len(study.tunable(label)) > 1
     ]
     tasks = [
         _task(study, *asked[key], candidate, seed, folder, data_folder, validation=True)
@@ -71,8 +72,11 @@ def _tuned(study: Study, folder: Path, data_folder: Path | None, workers: int, t
     for (key, candidate, _), summary in zip(wanted, summaries, strict=True):
         place = study.tunable(asked[key][1]).index(candidate)
         accuracies.setdefault((key, place), []).append(summary["accuracy"])
-    chosen = {}
+    chosen: dict[str, dict[str, Any]] = {}
     for key, (_, label) in asked.items():
+        if len(study.tunable(label)) == 1:  # nothing to choose from
+            chosen[key] = {"chosen": study.tunable(label)[0], "tried": []}
+            continue
         tried = [
             {"values": candidate, "validation_accuracy": statistics.mean(accuracies[key, place])}
             for place, candidate in enumerate(study.tunable(label))
@@ -107,6 +111,8 @@ def _task(
 
 def _run(stage: str, tasks: list[Task], workers: int, told: Told) -> list[dict[str, Any]]:
     """Run each distinct task once: two cells may ask for the same run."""
+    if not tasks:
+        return []
     distinct = list({task.folder: task for task in tasks}.values())
     total = sum(task.rounds for task in distinct)
     summaries = run_all(distinct, workers, lambda done: told(stage, done, total))
