@@ -98,7 +98,7 @@ class Strategy:
             raise PrivacyRefusal(
                 self.name, f"whether a {self.unit} is there at all is not hidden (sizes are public)", "state zero_out"
             )
-        amplified = self.unit is Unit.CLIENT and self._sums_only()
+        amplified = self.unit is Unit.CLIENT and self._sums_only() and self.personal is None
         if amplified and self.selection.sampling == "uniform" and self.adjacency is not Adjacency.REPLACE_ONE:
             raise PrivacyRefusal(
                 self.name, f"fixed-size cohorts have no proven bound under {self.adjacency}", "bill them as replace_one"
@@ -256,8 +256,12 @@ class Strategy:
         return self._sent(work, terms).scaled(self.weights.value(terms)).bound
 
     def amplifies(self, observer: Observer) -> bool:
-        """Sampling of clients hides who took part from the world, never from the server that drew them."""
-        client_level = self.unit is Unit.CLIENT and self._sums_only()
+        """Sampling of clients hides who took part from the world, never from the server that drew them.
+
+        Not where clients remember something between rounds: what one of them does later may tell that it was drawn, and
+        so who was not; each round would have to be a fresh function of the models published before.
+        """
+        client_level = self.unit is Unit.CLIENT and self._sums_only() and self.personal is None
         return observer is Observer.WORLD and client_level and self.selection.sampling != "none"
 
     def bill(self, observer: Observer, phases: Sequence[Phase], examples: int, terms: Terms) -> Bill:

@@ -13,8 +13,9 @@ Equations
     body <- body + sum_i (clip(update_i) + noise) / cohort;  with a linear representation, columns orthonormalised by QR.
 
 Formal guarantees
-    As ``udp_fedavg`` for what is sent: the head's coordinates are exactly zero before the noise. The head never leaves its
-    client and is not billed.
+    As ``udp_fedavg`` for what is sent, but without amplification by the draw of cohorts: clients remember their heads, and
+    the proof needs rounds that depend on nothing but the models published before. The head's coordinates are exactly
+    zero before the noise. The head never leaves its client and is not billed.
 
 Departures
     Plain SGD in both phases, as many epochs of each as ``head_epochs`` and the local work say. QR only where

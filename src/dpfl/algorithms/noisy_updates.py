@@ -18,6 +18,10 @@ DISTRIBUTED = (
     "who was drawn stays the server's secret",
 )
 SHARE_ALONE = ("every client adds a share of the noise, and that share alone counts, against the server and the world",)
+REMEMBERED = (
+    "every client adds its share of the noise: against the server only that share counts, against the world the sum of all",
+    "clients remember their own parts of the model, so the secret draw of cohorts is not counted on",
+)
 LOCAL = ("every client adds all of the noise itself: nobody else is counted on",)
 
 
@@ -61,5 +65,13 @@ def noisy_updates(
         denoise=denoise,
         personal=personal,
         tolerated_dropouts=tolerated_dropouts if distributed else 0,
-        assumptions=(*(LOCAL if not distributed else SHARE_ALONE if clean else DISTRIBUTED), *assumptions),
+        assumptions=(*_assumptions(distributed, clean, personal), *assumptions),
     )
+
+
+def _assumptions(distributed: bool, clean: RowDenoiser | None, personal: Personal | None) -> tuple[str, ...]:
+    if not distributed:
+        return LOCAL
+    if clean is not None:
+        return SHARE_ALONE
+    return DISTRIBUTED if personal is None else REMEMBERED
