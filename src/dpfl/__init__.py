@@ -2,6 +2,7 @@
 
 from dpfl.algorithms.centaur import centaur
 from dpfl.algorithms.dp_fed_ls import dp_fed, dp_fed_ls
+from dpfl.algorithms.dprp import airsgd, dprp
 from dpfl.algorithms.fedavg import dpfedavg, fedavg, fedavg_dp
 from dpfl.algorithms.fedceo import fedceo
 from dpfl.algorithms.minimum import maximum, minimum
@@ -40,10 +41,12 @@ __all__ = [
     "Strategy",
     "Unit",
     "__version__",
+    "airsgd",
     "centaur",
     "dp_fed",
     "dp_fed_ls",
     "dpfedavg",
+    "dprp",
     "fedavg",
     "fedavg_dp",
     "fedceo",

@@ -143,6 +143,10 @@ class Stage(Plug):
         """Whether the noise it adds is a share of a whole that is complete only in the sum over the cohort."""
         return False
 
+    def client_rows(self, rows: Tensor, shared: Shared) -> Tensor | None:
+        """Act for many clients at once, a row each, where no secret is needed; None: one by one, by ``client``."""
+        return None
+
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
         """Act before sending."""
         raise NotImplementedError
@@ -178,9 +182,28 @@ class Channel(Plug):
     sees_rows: ClassVar[bool]
     simulated: ClassVar[bool]
 
-    def deliver(self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed) -> dict[str, Tensor] | Summed:
-        """Return each arrived message by client, or their sum."""
+    @property
+    def shares_noise(self) -> bool:
+        """Whether the noise that protects a message is made of what all clients add on the way."""
+        return False
+
+    def reachable(self, client: str, round_: int, seed: PublicSeed) -> bool:
+        """Whether a client can be heard in this round at all; it is not drawn otherwise."""
+        return True
+
+    def send(self, message: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
+        """The client's half: what leaves its antenna."""
+        return message
+
+    def deliver(
+        self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed, rng: SecretRng
+    ) -> dict[str, Tensor] | Summed:
+        """Return each arrived message by client, or their sum. ``seed`` draws what may be known, ``rng`` the noise."""
         raise NotImplementedError
+
+    def told(self, shared: Shared) -> Metrics:
+        """What a person would ask about this round's channel."""
+        return {}
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
         """What the server sees of one message."""
@@ -245,6 +268,21 @@ class Denoiser(Plug):
     def __call__(self, aggregate: Aggregate) -> tuple[Tensor, Metrics]:
         """Return the smoothed vector, and what a person would ask about."""
         raise NotImplementedError
+
+
+@runtime_checkable
+class NoiseMaker(Protocol):
+    """A piece whose Gaussian noise protects whole clients; a multiplier of None is settled at enrolment."""
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        """Std over the bound of one client's contribution."""
+        ...
+
+    @property
+    def makes_noise(self) -> bool:
+        """Whether it does."""
+        ...
 
 
 @runtime_checkable

@@ -19,7 +19,18 @@ from dpfl.core.types import Adjacency, Claims, Observer, Phase, Terms, Unit
 from dpfl.privacy.bills import Bill
 from dpfl.privacy.calibrate import calibrate
 from dpfl.privacy.exposure import Exposure
-from dpfl.protocols import Channel, Denoiser, LocalWork, Personal, Plug, RowDenoiser, Selection, Stage, Weights
+from dpfl.protocols import (
+    Channel,
+    Denoiser,
+    LocalWork,
+    NoiseMaker,
+    Personal,
+    Plug,
+    RowDenoiser,
+    Selection,
+    Stage,
+    Weights,
+)
 from dpfl.server.aggregate import CentralNoise, Step
 from dpfl.server.selection import Everyone
 from dpfl.server.weights import UniformWeights
@@ -157,18 +168,15 @@ class Strategy:
     @property
     def noise_multiplier(self) -> float | None:
         """The noise of a client-level method, relative to one client's contribution; None where it is left open."""
-        noisy = [stage for stage in self.stages if isinstance(stage, GaussianNoise)]
-        return (
-            noisy[0].noise_multiplier if noisy else self.central_noise.noise_multiplier if self.central_noise else None
-        )
+        return next((piece.noise_multiplier for piece in self._noise_makers()), None)
 
-    @property
-    def _noisy(self) -> bool:
-        return self.central_noise is not None or any(isinstance(stage, GaussianNoise) for stage in self.stages)
+    def _noise_makers(self) -> list[NoiseMaker]:
+        pieces = (*self.stages, self.channel, self.central_noise)
+        return [piece for piece in pieces if isinstance(piece, NoiseMaker) and piece.makes_noise]
 
     def settled(self, terms: Terms, claims: Mapping[str, Claims]) -> tuple[Strategy, Terms]:
         """Fill what was left open: noise from the smallest budget anyone claims, denominators from the population."""
-        if self._noisy:
+        if self._noise_makers():
             multiplier = self.noise_multiplier
             terms = terms.with_noise(self._calibrated(terms, claims) if multiplier is None else multiplier)
         return self._filled(terms), terms
@@ -176,6 +184,7 @@ class Strategy:
     def _filled(self, terms: Terms) -> Strategy:
         filled = {
             "stages": tuple(stage.settled(terms) for stage in self.stages),
+            "channel": self.channel.settled(terms),
             "clean": self.clean.settled(terms) if self.clean else None,
             "weights": self.weights.settled(terms),
             "central_noise": self.central_noise.settled(terms) if self.central_noise else None,
@@ -227,7 +236,9 @@ class Strategy:
         """Uploads without which a published sum carries less noise than was billed."""
         if self.unit is Unit.RECORD or self.observer is Observer.NOBODY or not self._sums_only():
             return 0
-        if any(stage.shares_noise for stage in self.stages):  # shares were made for the clients really drawn
+        if self.channel.shares_noise or any(
+            stage.shares_noise for stage in self.stages
+        ):  # shares were made for the clients really drawn
             return max(1, drawn - self.tolerated_dropouts)
         return self.shares(terms) if self._sent(self.local.exposure((), 1), terms).noise > 0 else 0
 
@@ -246,7 +257,10 @@ class Strategy:
             return seen
         if not self._sums_only():
             return seen.processed()
-        published = exposure.summed(self.weights.value(terms), self.shares(terms))
+        if seen.noise > exposure.noise:  # made on the way, for the sum: the world sees no less of it than the server
+            published = seen.scaled(self.weights.value(terms))
+        else:
+            published = exposure.summed(self.weights.value(terms), self.shares(terms))
         if self.central_noise is not None:
             published = published.noised(self.central_noise.std(published.bound))
         return published

@@ -129,7 +129,9 @@ class Half(Channel):
     sees_rows: ClassVar[bool] = False
     simulated: ClassVar[bool] = True
 
-    def deliver(self, messages: dict[str, Tensor], shared: Shared, seed: PublicSeed) -> Summed:  # type: ignore[override]
+    def deliver(  # type: ignore[override]
+        self, messages: dict[str, Tensor], shared: Shared, seed: PublicSeed, rng: SecretRng
+    ) -> Summed:
         return Summed(vector=sum(messages.values(), torch.zeros(5)) / 2, ids=tuple(messages))
 
 

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dpfl.core.errors import ConfigurationError
-from dpfl.core.random import PublicSeed
+from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Unit
 from dpfl.privacy.exposure import Exposure
 from dpfl.protocols import Summed
 from dpfl.wire.channels import Digital, Dropout, SecureSum
 
 SEED = PublicSeed(0)
+RNG = SecretRng.simulated(SEED)
 
 
 def messages(clients: int, size: int = 7, seed: int = 0) -> dict[str, Tensor]:
@@ -25,7 +26,7 @@ def messages(clients: int, size: int = 7, seed: int = 0) -> dict[str, Tensor]:
 
 def test_a_digital_channel_delivers_every_message_as_it_was_sent() -> None:
     sent = messages(5) | {"odd": torch.tensor([math.nan, math.inf, -0.0, 1e-45])}
-    arrived = Digital().deliver(sent, {}, SEED)
+    arrived = Digital().deliver(sent, {}, SEED, RNG)
     assert isinstance(arrived, dict)
     assert list(arrived) == list(sent)
     assert all(arrived[client].numpy().tobytes() == sent[client].numpy().tobytes() for client in sent)
@@ -34,7 +35,7 @@ def test_a_digital_channel_delivers_every_message_as_it_was_sent() -> None:
 @given(clients=st.integers(1, 40), size=st.integers(1, 20), seed=st.integers(0, 2**32))
 def test_a_secure_sum_is_the_sum_and_nothing_but_the_sum(clients: int, size: int, seed: int) -> None:
     sent = messages(clients, size, seed)
-    arrived = SecureSum().deliver(sent, {}, SEED)
+    arrived = SecureSum().deliver(sent, {}, SEED, RNG)
     assert isinstance(arrived, Summed)
     expected = torch.stack(list(sent.values())).to(torch.float64).sum(0)
     assert torch.allclose(arrived.vector.to(torch.float64), expected, atol=1e-5 * clients)
@@ -47,7 +48,7 @@ def test_a_secure_sum_does_not_depend_on_who_came_first(seed: int, order: list[i
     sent = messages(12, seed=seed)
     names = list(sent)
     shuffled = {names[i]: sent[names[i]] for i in order}
-    first, second = (SecureSum().deliver(these, {}, SEED) for these in (sent, shuffled))
+    first, second = (SecureSum().deliver(these, {}, SEED, RNG) for these in (sent, shuffled))
     assert isinstance(first, Summed)
     assert isinstance(second, Summed)
     assert torch.equal(first.vector, second.vector)
@@ -57,7 +58,7 @@ def losses(rate: float, clients: int, rounds: int) -> Tensor:
     sent = messages(clients, size=1)
     lost = torch.ones(rounds, clients, dtype=torch.float64)
     for i in range(rounds):
-        for client in Dropout(rate=rate, through=Digital()).deliver(sent, {}, SEED.child(i)):
+        for client in Dropout(rate=rate, through=Digital()).deliver(sent, {}, SEED.child(i), RNG):
             lost[i, int(client[1:])] = 0.0
     return lost
 
@@ -78,7 +79,7 @@ def test_each_message_is_lost_on_its_own_with_the_rate_given(rate: float) -> Non
 
 def test_what_is_not_lost_arrives_as_it_was_sent() -> None:
     sent = messages(50)
-    arrived = Dropout(rate=0.5, through=Digital()).deliver(sent, {}, SEED)
+    arrived = Dropout(rate=0.5, through=Digital()).deliver(sent, {}, SEED, RNG)
     assert isinstance(arrived, dict)
     assert 0 < len(arrived) < 50
     assert all(torch.equal(message, sent[client]) for client, message in arrived.items())
@@ -87,15 +88,15 @@ def test_what_is_not_lost_arrives_as_it_was_sent() -> None:
 def test_losses_are_a_function_of_the_public_seed() -> None:
     channel, sent = Dropout(rate=0.5, through=Digital()), messages(50)
     shuffled = dict(reversed(sent.items()))
-    first = channel.deliver(sent, {}, SEED)
+    first = channel.deliver(sent, {}, SEED, RNG)
     assert isinstance(first, dict)
-    assert set(first) == set(channel.deliver(shuffled, {}, SEED))  # type: ignore[arg-type]
-    assert set(first) != set(channel.deliver(sent, {}, SEED.child("other")))  # type: ignore[arg-type]
+    assert set(first) == set(channel.deliver(shuffled, {}, SEED, RNG))  # type: ignore[arg-type]
+    assert set(first) != set(channel.deliver(sent, {}, SEED.child("other"), RNG))  # type: ignore[arg-type]
 
 
 def test_a_sum_with_losses_is_the_sum_of_those_it_names() -> None:
     sent = messages(20)
-    arrived = Dropout(rate=0.4, through=SecureSum()).deliver(sent, {}, SEED)
+    arrived = Dropout(rate=0.4, through=SecureSum()).deliver(sent, {}, SEED, RNG)
     assert isinstance(arrived, Summed)
     assert 0 < len(arrived.ids) < 20
     expected = torch.stack([sent[client] for client in arrived.ids]).sum(0)
@@ -104,11 +105,11 @@ def test_a_sum_with_losses_is_the_sum_of_those_it_names() -> None:
 
 def test_nothing_is_lost_at_rate_zero_and_everything_at_rate_one() -> None:
     sent = messages(30)
-    kept = Dropout(rate=0.0, through=Digital()).deliver(sent, {}, SEED)
+    kept = Dropout(rate=0.0, through=Digital()).deliver(sent, {}, SEED, RNG)
     assert isinstance(kept, dict)
     assert set(kept) == set(sent)
-    assert Dropout(rate=1.0, through=Digital()).deliver(sent, {}, SEED) == {}
-    nothing = Dropout(rate=1.0, through=SecureSum()).deliver(sent, {}, SEED)
+    assert Dropout(rate=1.0, through=Digital()).deliver(sent, {}, SEED, RNG) == {}
+    nothing = Dropout(rate=1.0, through=SecureSum()).deliver(sent, {}, SEED, RNG)
     assert isinstance(nothing, Summed)
     assert nothing.ids == ()
     assert torch.equal(nothing.vector, torch.zeros(7))

@@ -8,6 +8,7 @@ from typing import Any
 
 from dpfl.algorithms.centaur import centaur
 from dpfl.algorithms.dp_fed_ls import dp_fed, dp_fed_ls
+from dpfl.algorithms.dprp import airsgd, dprp
 from dpfl.algorithms.fedavg import dpfedavg, fedavg, fedavg_dp
 from dpfl.algorithms.fedceo import fedceo
 from dpfl.algorithms.minimum import maximum, minimum
@@ -20,10 +21,12 @@ from dpfl.core.errors import ConfigurationError, did_you_mean, unknown_name
 from dpfl.strategy import Strategy
 
 METHODS: dict[str, Callable[..., Strategy]] = {
+    "airsgd": airsgd,
     "centaur": centaur,
     "dp_fed": dp_fed,
     "dp_fed_ls": dp_fed_ls,
     "dpfedavg": dpfedavg,
+    "dprp": dprp,
     "fedavg": fedavg,
     "fedavg_dp": fedavg_dp,
     "fedceo": fedceo,

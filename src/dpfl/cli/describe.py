@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ from dpfl.cli import options as o
 from dpfl.cli.console import bytes_text, out, print_json, table, three_text
 from dpfl.client.member import Member, honest_members
 from dpfl.core.layout import Layout
+from dpfl.core.random import PublicSeed
 from dpfl.core.types import Downlink, Observer, Unit
 from dpfl.privacy.accountant import spend
+from dpfl.privacy.events import Event
 from dpfl.privacy.published import MISREAD_REMARK, POISSON_REMARK, UNIFORM_REMARK, classic_epsilon
 from dpfl.rounds import Agreement, enrol
 from dpfl.runs.experiment import Experiment
+from dpfl.wire.air import OverTheAir
 from dpfl.wire.payload import FRAME_BYTES, encode_download
 
 
@@ -56,6 +60,7 @@ def description_of(experiment: Experiment, data_folder: Path | None = None) -> d
         "cohort": agreement.terms.expected_cohort,
         "epsilon": {str(o): _planned(agreement, members, o) for o in (Observer.SERVER, Observer.WORLD)},
         "as_published": _published(agreement, members),
+        "if_honest": _on_air(agreement, members, experiment.public_seed().child("run")),
         "noise_multiplier": _three(noise) if any(noise) else None,
         "parameters": layout.size,
         "bytes_up_per_client": 4 * layout.size + FRAME_BYTES,
@@ -100,6 +105,46 @@ def _published(agreement: Agreement, members: dict[str, Member]) -> dict[str, An
     return {"epsilon": value, "remark": remark or MISREAD_REMARK}
 
 
+ASSUMED: dict[str, Any] = {
+    "all clients are honest": 1.0,
+    "half of the others are": 0.5,
+    "own and receiver's noise": "own_and_receiver",
+    "own noise only": "own",
+}
+
+
+def _on_air(agreement: Agreement, members: dict[str, Member], public: PublicSeed) -> dict[str, Any] | None:
+    """Epsilon of all rounds over this run's own channel, by whose noise is counted on; Gaussians compose exactly."""
+    channel = agreement.strategy.channel
+    if not isinstance(channel, OverTheAir):
+        return None
+    terms, ids = agreement.terms, sorted(members)
+    numbers = channel.numbers or agreement.layout.size
+    delta = min(member.budget.delta if member.budget else 1e-5 for member in members.values())
+    assumed = ASSUMED | (
+        {} if isinstance(channel.honest, str) else {f"{100 * channel.honest:g} % of the others are": channel.honest}
+    )
+    losses: dict[str, dict[str, float]] = {name: dict.fromkeys(ids, 0.0) for name in assumed}
+    for round_ in range(terms.rounds):
+        seed = public.child("round", round_).child("channel")
+        heard = [client for client in ids if channel.reachable(client, round_, seed)]
+        for name, honest in assumed.items():
+            for client, multiplier in zip(
+                heard, channel.multipliers(heard, numbers, seed, honest) if heard else [], strict=True
+            ):
+                losses[name][client] += math.inf if multiplier < 1e-6 else multiplier**-2
+    return {
+        name: _three([_composed(loss, delta, agreement) for loss in found.values()]) for name, found in losses.items()
+    }
+
+
+def _composed(loss: float, delta: float, agreement: Agreement) -> float:
+    if loss == 0 or math.isinf(loss):
+        return loss
+    event = Event(noise_multiplier=loss**-0.5)
+    return spend([event], delta, adjacency=agreement.strategy.adjacency).epsilon
+
+
 def _three(values: list[float]) -> dict[str, Any]:
     numbers = {"smallest": min(values), "median": statistics.median(values), "largest": max(values)}
     return {key: "infinite" if value == float("inf") else value for key, value in numbers.items()}
@@ -128,6 +173,11 @@ def show(description: dict[str, Any]) -> None:
     out.print(prices)
     if published:
         out.print(f"as published: {published['remark']}")
+    if description["if_honest"]:
+        assumed = table("over this run's channel, if", "smallest", "median", "largest")
+        for name, spread in description["if_honest"].items():
+            assumed.add_row(name, *three_text(spread))
+        out.print(assumed)
     early = max(spread["clients_that_run_out"] for spread in description["epsilon"].values())
     if early:
         out.print(f"{early} client(s) will run out of budget before their planned participations, and leave")

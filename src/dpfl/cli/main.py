@@ -10,7 +10,7 @@ import click
 import typer
 
 import dpfl
-from dpfl.cli import account, compare, describe, lists, run, study
+from dpfl.cli import account, compare, describe, lists, plan_power, run, study
 from dpfl.cli.console import err
 from dpfl.core.errors import DpflError, did_you_mean, disk_error
 
@@ -29,6 +29,7 @@ app.command()(compare.compare)
 app.command()(study.study)
 app.command()(describe.describe)
 app.command()(account.account)
+app.command(name="plan-power")(plan_power.plan)
 app.command()(lists.methods)
 app.command()(lists.datasets)
 app.command()(lists.budgets)

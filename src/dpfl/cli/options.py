@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfl.algorithms.registry import settings_of
+from dpfl.algorithms.registry import METHODS, settings_of
 from dpfl.core.errors import ConfigurationError, did_you_mean
 from dpfl.data.datasets import DATASETS
 from dpfl.runs.experiment import Experiment, read_toml
@@ -31,7 +31,8 @@ EXPERIMENT: dict[str, Any] = {
     "label": _option(str, "Label column of files in a folder (default: the last)."),
     "budgets": _option(str, "Distribution, number, list or file of epsilons."),
     "delta": _option(float, "Delta of every client."),
-    "clip": _option(float, "Largest norm of one record's gradient."),
+    "clip": _option(float, "Largest norm of one record's gradient (client-level methods: of one client's update)."),
+    "noise_multiplier": _option(float, "Noise of a client-level method, over its clip (default: from the budgets)."),
     "partition": _option(str, "natural, iid, shards, classes, dirichlet or unequal."),
     "clients": _option(int, "Number of clients."),
     "records": _option(int, "Training records per client."),
@@ -81,6 +82,7 @@ def takes_experiment(**more: Any) -> Callable[[Callable[..., None]], Callable[..
     return decorate
 
 
+_SETTINGS = ("lr", "clip", "batch_size", "spending", "noise_multiplier")
 _LIGHT_DEFAULTS: dict[str, Any] = {"lr": 0.1, "batch_size": 16, "local_steps": 10}
 _ROUNDS = 30
 
@@ -104,7 +106,7 @@ def experiment_values(file: Path | None, options: dict[str, Any]) -> dict[str, A
         put("run", "cohort", _number(given["cohort"], "--cohort"))
     if given.get("system_noise"):
         put("run", "noise", "system")
-    settings: dict[str, Any] = {name: given[name] for name in ("lr", "clip", "batch_size", "spending") if name in given}
+    settings: dict[str, Any] = {name: given[name] for name in _SETTINGS if name in given}
     if "local_steps" in given or "local_epochs" in given:
         values.setdefault("method", {}).pop("local_steps", None)
         values["method"].pop("local_epochs", None)
@@ -123,10 +125,18 @@ def experiment_values(file: Path | None, options: dict[str, Any]) -> dict[str, A
     if file is None:
         method = values["method"]
         for name, value in _LIGHT_DEFAULTS.items():
-            if not (name == "local_steps" and "local_epochs" in method):
+            if not (name == "local_steps" and "local_epochs" in method) and _wanted(method.get("name"), name):
                 method.setdefault(name, value)
         values.setdefault("run", {}).setdefault("rounds", _ROUNDS)
     return values
+
+
+def _wanted(method: str | None, setting: str) -> bool:
+    """Whether a method cannot do without a setting; of a method not named yet, or not known, anything may be wanted."""
+    if method is None or method not in METHODS:
+        return True
+    known = settings_of(method).get(setting)
+    return known is not None and (known.default is inspect.Parameter.empty or setting == "local_steps")
 
 
 _PLACES = {

@@ -50,6 +50,7 @@ class GaussianNoise(Stage):
     distributed: bool = False
     tolerated_dropouts: int = 0
     linear: ClassVar[bool] = True
+    makes_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         multiplier = 0.0 if self.noise_multiplier is None else self.noise_multiplier

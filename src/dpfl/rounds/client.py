@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from dpfl.client.member import Member
 from dpfl.core.random import SecretRng
-from dpfl.core.types import Downlink, Observer, Who
+from dpfl.core.types import Downlink, Observer, Shared, Who
 from dpfl.privacy.bills import Charge
 from dpfl.protocols import Engine, Job
 from dpfl.rounds.agreement import Agreement, Plan, Run, Uplink
@@ -78,26 +79,49 @@ def work(
             )
             for client in block
         ]
+        updates = []
         for job, after in zip(jobs, engine.run(model, agreement.layout, jobs), strict=True):
+            shared = downlinks[job.client].start
             if personal is not None:
-                shared = downlinks[job.client].start
                 after, private[job.client] = personal.split(shared, job.start, after, agreement.layout)
-            uplinks.append(
-                _upload(agreement, run_name, members[job.client], downlinks[job.client], after, rngs[job.client])
-            )
+            updates.append(after - shared)
+        uplinks += _uploads(agreement, run_name, [members[client] for client in block], downlinks, updates, rngs)
     return sorted(uplinks, key=lambda uplink: uplink.client)
 
 
-def _upload(
-    agreement: Agreement, run_name: str, member: Member, downlink: Downlink, after: Tensor, rng: SecretRng
-) -> Uplink:
-    message = after - downlink.start
-    public = member.id in agreement.terms.public
-    who = Who(id=member.id, claims=member.claims, drawn=downlink.drawn, public=public)
-    for number, stage in enumerate(agreement.strategy.stages):
-        shared = downlink.shared.get(f"stage{number}", {})
-        message = stage.client(message, dict(shared), who, rng.child("stage", number))
-    return Uplink(client=member.id, payload=encode_upload(message, run_name, downlink.round, member.id))
+def _uploads(
+    agreement: Agreement,
+    run_name: str,
+    members: Sequence[Member],
+    downlinks: Mapping[str, Downlink],
+    messages: list[Tensor],
+    rngs: Mapping[str, SecretRng],
+) -> list[Uplink]:
+    """Client stages, and the client's half of the channel; what needs no secret is done for all members at once."""
+    strategy = agreement.strategy
+    who = [
+        Who(id=m.id, claims=m.claims, drawn=downlinks[m.id].drawn, public=m.id in agreement.terms.public)
+        for m in members
+    ]
+    for number, stage in enumerate(strategy.stages):
+        together = stage.client_rows(torch.stack(messages), _shared(downlinks[members[0].id], f"stage{number}"))
+        if together is not None:
+            messages = list(together)
+            continue
+        for i, member in enumerate(members):
+            shared, rng = _shared(downlinks[member.id], f"stage{number}"), rngs[member.id].child("stage", number)
+            messages[i] = stage.client(messages[i], shared, who[i], rng)
+    uplinks = []
+    for member, known, message in zip(members, who, messages, strict=True):
+        downlink = downlinks[member.id]
+        sent = strategy.channel.send(message, _shared(downlink, "channel"), known, rngs[member.id].child("channel"))
+        payload = encode_upload(sent, run_name, downlink.round, member.id)
+        uplinks.append(Uplink(client=member.id, payload=payload))
+    return uplinks
+
+
+def _shared(downlink: Downlink, slot: str) -> Shared:
+    return dict(downlink.shared.get(slot, {}))
 
 
 def client_rounds(

@@ -24,7 +24,9 @@ def close_round(
     strategy = agreement.strategy
     messages, missing, broken = _unpack(agreement, plan, uplinks, run)
     seed = run.public.child("round", state.round, "channel")
-    arrived = strategy.channel.deliver(messages, dict(plan.shared.get("channel", {})), seed) if messages else {}
+    on_air = dict(plan.shared.get("channel", {}))
+    noise = run.secret("channel", state.round)
+    arrived = strategy.channel.deliver(messages, on_air, seed, noise) if messages else {}
     ids = arrived.ids if isinstance(arrived, Summed) else tuple(sorted(arrived))
     missing.update({client: "lost on the way" for client in messages if client not in ids})
     cohort = Cohort.of({client: plan.cohort.claims[client] for client in ids})
@@ -46,6 +48,8 @@ def close_round(
         "payload_bytes_up": sum(len(u.payload) - FRAME_BYTES for u in uplinks if u.payload is not None),
         "bytes_down": sum(map(len, plan.downloads.values())),
     }
+    if on_air:
+        operator["channel_metrics"] = strategy.channel.told(on_air)
     # An upload that is not finite was replaced by zero: it carries no noise either.
     enough = len(set(ids) - set(broken)) >= strategy.shares_needed(agreement.terms, len(plan.cohort))
     if (ids or strategy.central_noise is not None) and enough:

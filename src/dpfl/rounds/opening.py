@@ -18,7 +18,10 @@ def open_round(agreement: Agreement, state: State, run: Run, willing: Callable[[
     """
     strategy, terms = agreement.strategy, agreement.terms
     seed = run.public.child("round", state.round)
-    candidates = sorted(agreement.claims)
+    on_air = seed.child("channel")
+    candidates = [c for c in sorted(agreement.claims) if strategy.channel.reachable(c, state.round, on_air)]
+    if not candidates:  # nobody can be heard: the round passes, and releases nothing
+        return Plan(round=state.round, cohort=Cohort(ids=(), claims={}), downloads={}, shared={}, starts={})
     # Who is drawn is a secret: where sampling is billed as amplification, a public draw would amplify nothing.
     order = strategy.selection.order(candidates, run.secret("cohort", state.round).secret_seed())
     size = strategy.selection.cohort_size(terms.population)
@@ -30,10 +33,10 @@ def open_round(agreement: Agreement, state: State, run: Run, willing: Callable[[
         if size is not None and len(drawn) == size:
             break
         (drawn if willing(client) else unwilling).append(client)
-    over = not drawn and not any(willing(client) for client in candidates)
+    over = not drawn and not any(willing(client) for client in sorted(agreement.claims))
     if over:
         nothing = Cohort(ids=(), claims={})
-        everyone = tuple(candidates)
+        everyone = tuple(sorted(agreement.claims))
         return Plan(
             round=state.round, cohort=nothing, downloads={}, shared={}, starts={}, unwilling=everyone, over=True
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ class CentralNoise:
     """
 
     noise_multiplier: float | None
+    makes_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         multiplier = self.noise_multiplier

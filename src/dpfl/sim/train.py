@@ -18,7 +18,7 @@ from dpfl.core.random import PublicSeed
 from dpfl.data.federation import Federation
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import Statement
-from dpfl.rounds import Run
+from dpfl.rounds import Run, first_state
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder
 from dpfl.sim.simulation import Outcome, Progress, Simulation
@@ -158,6 +158,7 @@ def _rehearse(model: nn.Module, federation: Federation, strategy: Strategy, expe
         smallest = min(hardest, key=lambda member: member.shard.examples)
         for member in [*hardest[: MOST_REHEARSED - 1], smallest]:
             simulation.agreement.phases(member.participant)
+        first_state(simulation.agreement, simulation.layout.read(model))
     finally:
         book.close()
 

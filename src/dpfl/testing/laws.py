@@ -116,7 +116,7 @@ def check_channel(channel: Channel) -> None:
     @given(st.integers(1, 6), _SEED)
     def delivers(size: int, seed: PublicSeed) -> None:
         messages = {f"c{i}": torch.randn(5, generator=seed.child(i).generator()) for i in range(size)}
-        arrived = channel.deliver(messages, {}, seed)
+        arrived = channel.deliver(messages, {}, seed, SecretRng.simulated(seed))
         if channel.sees_rows:
             assert isinstance(arrived, dict)
             assert all(torch.equal(arrived[c], messages[c]) for c in arrived), f"{channel} changed a message"

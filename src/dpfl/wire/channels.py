@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from dpfl.core.errors import ConfigurationError
-from dpfl.core.random import PublicSeed
-from dpfl.core.types import Shared
+from dpfl.core.layout import Layout
+from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.core.types import Claims, Cohort, Metrics, PlugState, Shared, Terms, Who
 from dpfl.privacy.exposure import Exposure
 from dpfl.protocols import Channel, Summed
 
@@ -23,7 +24,9 @@ class Digital(Channel):
     sees_rows: ClassVar[bool] = True
     simulated: ClassVar[bool] = False
 
-    def deliver(self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed) -> dict[str, Tensor] | Summed:
+    def deliver(
+        self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed, rng: SecretRng
+    ) -> dict[str, Tensor] | Summed:
         """Deliver each message."""
         return dict(messages)
 
@@ -39,7 +42,9 @@ class SecureSum(Channel):
     sees_rows: ClassVar[bool] = False
     simulated: ClassVar[bool] = True
 
-    def deliver(self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed) -> dict[str, Tensor] | Summed:
+    def deliver(
+        self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed, rng: SecretRng
+    ) -> dict[str, Tensor] | Summed:
         """Deliver the sum, added in canonical order."""
         ids = tuple(sorted(messages))
         return Summed(vector=torch.stack([messages[client] for client in ids]).sum(dim=0), ids=ids)
@@ -66,7 +71,52 @@ class Dropout(Channel):
         """As the channel underneath."""
         return self.through.sees_rows
 
-    def deliver(self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed) -> dict[str, Tensor] | Summed:
+    @property
+    def shares_noise(self) -> bool:
+        """As the channel underneath."""
+        return self.through.shares_noise
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        """As the channel underneath."""
+        return getattr(self.through, "noise_multiplier", None)
+
+    @property
+    def makes_noise(self) -> bool:
+        """As the channel underneath."""
+        return bool(getattr(self.through, "makes_noise", False))
+
+    def agree(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
+        """As the channel underneath."""
+        return self.through.agree(terms, claims)
+
+    def settled(self, terms: Terms) -> Self:
+        """As the channel underneath."""
+        return replace(self, through=self.through.settled(terms))
+
+    def start(self, terms: Terms, layout: Layout) -> PlugState:
+        """As the channel underneath."""
+        return self.through.start(terms, layout)
+
+    def open(self, state: PlugState, round_: int, cohort: Cohort, seed: PublicSeed) -> Shared:
+        """As the channel underneath."""
+        return self.through.open(state, round_, cohort, seed)
+
+    def reachable(self, client: str, round_: int, seed: PublicSeed) -> bool:
+        """As the channel underneath."""
+        return self.through.reachable(client, round_, seed)
+
+    def send(self, message: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
+        """As the channel underneath."""
+        return self.through.send(message, shared, who, rng)
+
+    def told(self, shared: Shared) -> Metrics:
+        """As the channel underneath."""
+        return self.through.told(shared)
+
+    def deliver(
+        self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed, rng: SecretRng
+    ) -> dict[str, Tensor] | Summed:
         """Deliver what is not lost."""
         lost = torch.rand(len(messages), generator=seed.child("dropout").generator()) < self.rate
         kept = {
@@ -74,7 +124,7 @@ class Dropout(Channel):
         }
         if not kept and not self.sees_rows:
             return Summed(vector=torch.zeros_like(next(iter(messages.values()))), ids=())
-        return self.through.deliver(kept, shared, seed)
+        return self.through.deliver(kept, shared, seed, rng)
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
         """As the channel underneath: who is lost depends on nothing private."""
