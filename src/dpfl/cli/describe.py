@@ -63,7 +63,7 @@ def description_of(experiment: Experiment, data_folder: Path | None = None) -> d
         "if_honest": _on_air(agreement, members, experiment.public_seed().child("run")),
         "noise_multiplier": _three(noise) if any(noise) else None,
         "parameters": layout.size,
-        "bytes_up_per_client": 4 * layout.size + FRAME_BYTES,
+        "bytes_up_per_client": 4 * (getattr(strategy.channel, "numbers", None) or layout.size) + FRAME_BYTES,
         "bytes_down_per_client": len(start),
     }
 
@@ -121,9 +121,9 @@ def _on_air(agreement: Agreement, members: dict[str, Member], public: PublicSeed
     terms, ids = agreement.terms, sorted(members)
     numbers = channel.numbers or agreement.layout.size
     delta = min(member.budget.delta if member.budget else 1e-5 for member in members.values())
-    assumed = ASSUMED | (
-        {} if isinstance(channel.honest, str) else {f"{100 * channel.honest:g} % of the others are": channel.honest}
-    )
+    assumed = dict(ASSUMED)
+    if channel.honest not in assumed.values():
+        assumed[f"{100 * float(channel.honest):g} % of the others are"] = channel.honest
     losses: dict[str, dict[str, float]] = {name: dict.fromkeys(ids, 0.0) for name in assumed}
     for round_ in range(terms.rounds):
         seed = public.child("round", round_).child("channel")
