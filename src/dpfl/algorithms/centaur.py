@@ -18,9 +18,10 @@ Formal guarantees
     zero before the noise. The head never leaves its client and is not billed.
 
 Departures
-    Plain SGD in both phases, as many epochs of each as ``head_epochs`` and the local work say. QR only where
-    ``linear_representation`` says that nothing stands between the matrices: elsewhere it would change what the model
-    computes. Tested are the clients' own models, each on its own records.
+    The head is the layer that the module registers last. Plain SGD in both phases, as many epochs of each as
+    ``head_epochs`` and the local work say. QR only where ``linear_representation`` says that nothing stands between the
+    matrices: elsewhere it would change what the model computes. Tested are the clients' own models, each on its own
+    records.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from torch import Tensor
 from dpfl.algorithms.noisy_updates import Noise, noisy_updates
 from dpfl.client.local_work import Sgd
 from dpfl.client.sampling import steps_per_epoch
+from dpfl.core.checks import whole_number
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
 from dpfl.core.types import Aggregate, Claims, Metrics, Phase, Practice, Terms, Unit
@@ -131,8 +133,7 @@ def centaur(
     selection: Selection | None = None,
 ) -> Strategy:
     """A shared representation, clipped and noised, under a last layer that never leaves its client."""
-    if head_epochs != int(head_epochs) or head_epochs < 1:
-        raise ConfigurationError("centaur", f"head_epochs = {head_epochs}", "give a whole number above 0")
+    head_epochs = whole_number("centaur", "head_epochs", head_epochs)
     practice = Practice(lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs)
     body = Sgd(practice=practice, weight_decay=weight_decay, lr_decay=lr_decay)
     return noisy_updates(

@@ -53,6 +53,9 @@ from dpfl.strategy import Strategy
 SMALLEST = 3
 """Entries below which a tensor is left alone: the cyclic Laplacian of two entries is another one."""
 
+SMOOTHINGS = (1e-9, 1e8)
+"""Beyond these nothing is smoothed, or nothing is left but the mean, and rounding would show."""
+
 ASSUMPTIONS = (
     "the server is trusted: it sees every client's update, and adds the noise",
     "who was drawn stays the server's secret",
@@ -83,15 +86,15 @@ def laplacian_smoothing(vector: Tensor, smoothing: float) -> Tensor:
 
 def _ratio(smoothing: float) -> float:
     """The root r < 1 of  smoothing (r + 1/r) = 1 + 2 smoothing."""
-    half = 1 + 1 / (2 * smoothing)
-    return 1 / (half + math.sqrt(half * half - 1))  # half - sqrt(...), without cancellation
+    half = 1 / (2 * smoothing)
+    return 1 / (1 + half + math.sqrt(1 / smoothing + half * half))  # 1 + half - sqrt(...), without cancellation
 
 
 def _recursion(x: np.ndarray, ratio: float) -> np.ndarray:
     """y_i = x_i + ratio y_(i-1), where y before the first entry is y after the last one."""
     tail = min(len(x), math.ceil(math.log(1e-18) / math.log(ratio)))  # what lies further back has died away
     end = float(np.dot(x[-tail:], ratio ** np.arange(tail - 1, -1, -1.0)))
-    before = end / (1 - ratio ** len(x)) if tail == len(x) else end
+    before = end / -math.expm1(len(x) * math.log(ratio)) if tail == len(x) else end
     filtered: np.ndarray = lfilter([1.0], [1.0, -ratio], x, zi=[ratio * before])[0]
     return filtered
 
@@ -114,8 +117,9 @@ def noise_gain(length: int, smoothing: float) -> float:
 
 
 def _check_smoothing(smoothing: float) -> None:
-    if not (math.isfinite(smoothing) and smoothing >= 0):
-        raise ConfigurationError("smoothing", f"smoothing = {smoothing}", "give 0 or a positive number")
+    if not (smoothing == 0 or SMOOTHINGS[0] <= smoothing <= SMOOTHINGS[1]):
+        least, most = SMOOTHINGS
+        raise ConfigurationError("smoothing", f"smoothing = {smoothing}", f"give 0, or from {least:g} to {most:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +187,7 @@ def closed_form_noise(
     found = _closed_form(epsilon, delta, sampling_rate, rounds, sampling)
     if found is None:
         smallest = _smallest_epsilon(delta, sampling_rate, rounds, sampling)
-        reach = "no epsilon at all" if smallest is None else f"epsilon >= {smallest:.3g}"
+        reach = "no epsilon at all" if smallest is None else f"epsilon >= {smallest:.2f}"
         raise ConfigurationError(
             "closed form",
             f"no lambda meets the theorem's conditions for epsilon = {epsilon:g}",
@@ -197,7 +201,7 @@ def _closed_form(
 ) -> float | None:
     """The noise multiplier, or None; on a grid of lambda that is dense at both ends."""
     constant, least = _THEOREMS[sampling]
-    half = np.geomspace(1e-8, 0.5, points)
+    half = np.geomspace(1e-13, 0.5, points)
     shares = np.concatenate([half, 1 - half[::-1]])
     odds = math.log(1 / delta) / (1 - shares)
     alphas = odds / epsilon + 1

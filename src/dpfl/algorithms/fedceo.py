@@ -23,6 +23,7 @@ Formal guarantees
 Departures
     - Left open by the text: the global model after smoothing is the mean of the smoothed models; in the next round each
       client of that cohort starts from its own smoothed model, everyone else from the global one.
+    - Where uploads are missing, their updates count as zero in the mean: the denominator is fixed.
     - Clients are stacked in canonical order: a DFT along clients depends on it.
     - 1-D tensors (biases) become their mean. A tensor of which the threshold would leave nothing is averaged instead, and
       the record says so.
@@ -42,6 +43,7 @@ from torch import Tensor
 
 from dpfl.algorithms.noisy_updates import Noise, noisy_updates
 from dpfl.client.local_work import Sgd
+from dpfl.core.checks import whole_number
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Block, Layout
 from dpfl.core.types import Aggregate, Metrics, PlugState, Practice, Rows, Terms
@@ -133,16 +135,13 @@ class Schedule:
     row_std: float | None = None
 
     def __post_init__(self) -> None:
-        if self.interval != int(self.interval) or self.interval < 1:
-            raise ConfigurationError("fedceo", f"interval = {self.interval}", "smooth every 1, 2, ... rounds")
+        whole_number("fedceo", "interval", self.interval)
         if self.coefficient is not None and not (math.isfinite(self.coefficient) and self.coefficient > 0):
             raise ConfigurationError("fedceo", f"coefficient = {self.coefficient}", "give a positive number, or none")
         if not (math.isfinite(self.growth) and self.growth >= 1):
             raise ConfigurationError("fedceo", f"growth = {self.growth}", "give 1 or more")
-        if self.layers != "all" and (
-            isinstance(self.layers, str) or self.layers != int(self.layers) or self.layers < 1
-        ):
-            raise ConfigurationError("fedceo", f"layers = {self.layers}", "give 'all' or a number of last layers")
+        if self.layers != "all":
+            whole_number("fedceo", "layers ('all', or the last so many)", self.layers)
 
     def due(self, round_: int) -> bool:
         """Whether this round (from 0) ends in smoothing."""
@@ -244,6 +243,13 @@ class LowRankMean(Denoiser):
 
 
 def _with_noise(schedule: Schedule, terms: Terms, clip: float, shares: float) -> Schedule:
+    largest = terms.rounds / schedule.interval * math.log(schedule.growth) - math.log(schedule.coefficient or 1.0)
+    if largest > 600:
+        raise ConfigurationError(
+            "fedceo",
+            f"growth = {schedule.growth}, coefficient = {schedule.coefficient} make a threshold beyond all numbers",
+            "let it grow less, or give a larger coefficient",
+        )
     if schedule.row_std is not None or terms.noise_multiplier is None:
         return schedule
     return replace(schedule, row_std=terms.noise_multiplier * clip / math.sqrt(shares))

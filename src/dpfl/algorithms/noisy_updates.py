@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from dpfl.client.stages import Clip, GaussianNoise
+from dpfl.core.checks import whole_number
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.types import Adjacency, Observer, Unit
 from dpfl.protocols import Denoiser, LocalWork, Personal, RowDenoiser, Selection
@@ -42,6 +43,7 @@ def noisy_updates(
     """Assemble a strategy whose guarantee is made of the clients' own noise on their whole updates."""
     if noise not in ("distributed", "local"):
         raise ConfigurationError(name, f"noise = '{noise}'", "choose distributed or local")
+    tolerated_dropouts = whole_number(name, "tolerated_dropouts", tolerated_dropouts, least=0)
     selection, distributed = selection or Everyone(), noise == "distributed"
     stages = (
         Clip(clip=clip),

@@ -20,7 +20,8 @@ Formal guarantees
 
 Departures
     Local epochs instead of single steps, and noise on the update instead of the gradient, as in the FedCEO comparison.
-    Tested are the clients' own models, each on its own records.
+    A client's own learning rate, if it has one, is that of both parts together. Tested are the clients' own models,
+    each on its own records.
 """
 
 from __future__ import annotations
@@ -77,8 +78,10 @@ def ppsgd(
 ) -> Strategy:
     """A shared model, clipped and noised, plus a personal one that never leaves its client."""
     own = lr if personal_lr is None else personal_lr
-    if not (math.isfinite(own) and own >= 0):
-        raise ConfigurationError("ppsgd", f"personal_lr = {own}", "give 0 or a positive number")
+    if not (math.isfinite(lr) and lr > 0 and math.isfinite(own) and own >= 0):
+        raise ConfigurationError(
+            "ppsgd", f"lr = {lr}, personal_lr = {own}", "give an lr above 0, personal_lr 0 or above"
+        )
     practice = Practice(lr=lr + own, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs)
     return noisy_updates(
         "ppsgd",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -64,7 +65,22 @@ def make_strategy(name: str, settings: Mapping[str, Any]) -> Strategy:
         raise ConfigurationError(
             f"method '{name}'", f"needs {' and '.join(missing)}", "give a value: it has no default"
         )
+    for setting, value in settings.items():
+        _check_kind(name, known[setting], value)
     return METHODS[name](**settings)
+
+
+def _check_kind(method: str, setting: inspect.Parameter, value: Any) -> None:
+    """Refuse text where a number belongs, and a broken number where a whole one does."""
+    kind = str(setting.annotation)
+    words = any(word in kind for word in ("str", "Literal", "Noise", "Projection", "Honest", "Spending", "Estimator"))
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, str) and not words and "Selection" not in kind:
+        raise ConfigurationError(f"method '{method}'", f"{setting.name} = '{value}' is no number", "give a number")
+    if kind.startswith("int") and number and value != "all" and not (math.isfinite(value) and value == int(value)):
+        raise ConfigurationError(f"method '{method}'", f"{setting.name} = {value}", "give a whole number")
+    if kind.startswith("float") and number and math.isnan(value):
+        raise ConfigurationError(f"method '{method}'", f"{setting.name} = {value}", "give a number")
 
 
 def about(name: str) -> str:

@@ -186,11 +186,24 @@ def _groups(
     return [("pld", able["pld"]), ("rdp", tuple(e for e in events if e not in able["pld"]))]
 
 
+def _gaussians_as_one(events: History) -> History:
+    """Compose unsampled Gaussians exactly: sum of 1 / z^2. (Thirty steps at z = 0.3 would take the PLD half a minute.)"""
+    plain = [event for event in events if event.sampling_rate == 1]
+    if len(plain) == 0 or (len(plain) == 1 and plain[0].steps == 1):
+        return events
+    total = math.fsum(event.steps / event.noise_multiplier**2 for event in plain)
+    one = Event(noise_multiplier=total**-0.5 * (1 - 1e-12))  # rounding on the safe side
+    return (*(event for event in events if event.sampling_rate < 1), one)
+
+
 def _poisson(event: Event) -> bool:
     return event.sampling == "poisson" and event.sampling_rate < 1
 
 
 def _group_epsilon(name: AccountantName, events: History, delta: float, adjacency: Adjacency, interval: float) -> float:
+    events = _gaussians_as_one(events)
+    if any(event.noise_multiplier < SMALLEST_NOISE for event in events):
+        return math.inf
     key = "|".join(
         [
             "epsilon",

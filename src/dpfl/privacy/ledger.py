@@ -22,6 +22,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from dpfl.core.errors import LedgerError, disk_error
@@ -266,13 +267,15 @@ class Ledger(Readings):
         *,
         before: tuple[str, int] | None = None,
         horizon: int = 1,
+        times: int = 1,
     ) -> bool:
-        """Pre-check: whether the account's own grant covers this bill on top of its history.
+        """Pre-check: whether the account's own grant covers this bill, ``times`` over, on top of its history.
 
         ``before`` (run, round) leaves out what this run charged from that round on, for a round that is being replayed.
         """
+        events = tuple(event.times(event.steps * times) for event in bill.events)
         with self._guard():
-            return self._affordable(account, bill, set(seen_by), horizon, before)
+            return self._affordable(account, replace(bill, events=events), set(seen_by), horizon, before)
 
     def _affordable(
         self, account: str, bill: Bill, seen_by: set[Observer], horizon: int, until: tuple[str, int] | None = None

@@ -17,6 +17,7 @@ from dpfl.rounds.agreement import Agreement, Plan, Run, Uplink
 from dpfl.wire.payload import FRAME_BYTES, decode_upload
 
 
+@one_thread()  # the same bits on every machine, and no fight over cores
 def close_round(
     agreement: Agreement, state: State, plan: Plan, uplinks: Sequence[Uplink], run: Run
 ) -> tuple[State, Record]:
@@ -53,8 +54,7 @@ def close_round(
     # An upload that is not finite was replaced by zero: it carries no noise either.
     enough = len(set(ids) - set(broken)) >= strategy.shares_needed(agreement.terms, len(plan.cohort))
     if (ids or strategy.central_noise is not None) and enough:
-        with one_thread():  # the same bits on every machine, and no fight over cores
-            model, starts, plugs, told = _aggregate(agreement, state, received, run)
+        model, starts, plugs, told = _aggregate(agreement, state, received, run)
         operator |= told
     else:
         model, starts, plugs = state.model, {}, dict(state.plugs)

@@ -85,6 +85,7 @@ class Simulation:
         liars: Mapping[str, float] | None = None,
         folder: RunFolder | None = None,
         digest: str = "",
+        exclusive: bool = True,
     ) -> None:
         check_model(model, federation.feature_shape, federation.classes, federation.inputs)
         self.members = honest_members(federation, false_claims(federation, liars or {}))
@@ -110,6 +111,8 @@ class Simulation:
         self.evaluate_every = evaluate_every
         self.folder = folder
         self.digest = digest
+        self.exclusive = exclusive  # nobody else charges this ledger meanwhile
+        self._covered: set[str] = set()
         self.timings: list[dict[str, float]] = []
         self.agreement: Agreement = enrol(strategy, {c: m.claims for c, m in self.members.items()}, rounds, self.layout)
         self.strategy = strategy = self.agreement.strategy  # with nothing left open
@@ -213,13 +216,23 @@ class Simulation:
         known: dict[str, bool] = {}
         horizon = self.agreement.terms.rounds - round_
 
-        def willing(client: str) -> bool:
-            if client not in known:
-                here = (self.run_.name, round_)
-                known[client] = all(
-                    self.run_.ledger.affordable(client, bill, seen_by, before=here, horizon=horizon)
-                    for bill, seen_by in self.agreement.bills(self.members[client].participant)
+        def covers(client: str, times: int) -> bool:
+            return all(
+                self.run_.ledger.affordable(
+                    client, bill, seen_by, before=(self.run_.name, round_), horizon=horizon, times=times
                 )
+                for bill, seen_by in self.agreement.bills(self.members[client].participant)
+            )
+
+        def willing(client: str) -> bool:
+            if client in self._covered:
+                return True
+            # Where everyone eligible is asked in every round, a client that can afford all that are left is asked once.
+            if self.exclusive and self.agreement.amplified and covers(client, horizon):
+                self._covered.add(client)
+                return True
+            if client not in known:
+                known[client] = covers(client, 1)
             return known[client]
 
         return willing
