@@ -105,14 +105,17 @@ def federation_of(work: Workload, path: str) -> dpfl.Federation:
     """All records train; a few more are made up for the one evaluation at the end."""
     features, labels = read_data(path)
     clients = {
-        f"client-{i:03d}": (features[i], labels[i], features[i, :TEST_RECORDS], labels[i, :TEST_RECORDS])
+        f"client-{i:04d}": (features[i], labels[i], features[i, :TEST_RECORDS], labels[i, :TEST_RECORDS])
         for i in range(work.clients)
     }
     tokens = {} if work.tokens is None else {"tokens": work.tokens}
     return dpfl.Federation.from_arrays(
         clients,
         classes=work.classes,
-        budgets={name: dpfl.Budget(epsilon=EPSILONS[i % 4], delta=DELTA) for i, name in enumerate(clients)},
+        budgets={
+            name: dpfl.Budget(epsilon=EPSILONS[i % 4] if work.cohort is None else 1e4, delta=DELTA)
+            for i, name in enumerate(clients)
+        },
         practices={name: dpfl.Practice(batch_size=work.batch_size(i)) for i, name in enumerate(clients)},
         **tokens,
     )
@@ -126,6 +129,9 @@ def strategy_of(work: Workload, variant: str) -> dpfl.Strategy:
     if work.clip is not None:
         return dpfl.fedavg_dp(clip=work.clip, **habits)
     assert work.ball is not None
+    if work.cohort is not None:
+        drawn = dpfl.PoissonCohort(sampling_rate=work.cohort / work.clients)
+        return dpfl.dp_fed(clip=work.ball, noise_multiplier=1.0, selection=drawn, **habits)
     return dpfl.Strategy(
         name="sgd-in-a-ball",
         unit=dpfl.Unit.CLIENT,

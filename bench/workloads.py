@@ -21,7 +21,8 @@ class Workload:
 
     Client number i uses ``batch_sizes[i % len(batch_sizes)]``. ``steps`` counts steps of local work, ``epochs`` passes; one
     of the two is given. With ``clip`` the work is DP-SGD on Poisson batches; otherwise it is plain SGD on shuffled ones,
-    with the model kept within ``ball`` of its start. ``deep`` networks are checked against double precision, because
+    with the model kept within ``ball`` of its start. With a ``cohort`` about that many clients are drawn each round, and our
+    side is ``dp_fed``, noise and ledger included. ``deep`` networks are checked against double precision, because
     float32 alone moves their updates by more than two implementations may differ elsewhere.
     """
 
@@ -40,6 +41,7 @@ class Workload:
     lr: float = 0.05
     clip: float | None = None
     ball: float | None = None
+    cohort: int | None = None
     deep: bool = False
     workers: int = 1
     repeats: int = 5
@@ -54,7 +56,8 @@ class Workload:
         """The same work in miniature: it shows that everything runs, and measures nothing."""
         return replace(
             self,
-            clients=1 if self.deep else 2,
+            clients=1 if self.deep else 2 if self.cohort is None else 20,
+            cohort=None if self.cohort is None else 2,
             batch_sizes=self.batch_sizes[:2],
             records=min(self.records, max(CHECK_RECORDS, 2 * self.batch_sizes[0])),
             steps=None if self.steps is None else min(self.steps, 1 if self.deep else 2),
@@ -123,6 +126,21 @@ WORKLOADS: dict[str, Workload] = {
             model="logistic",
             shape=(784,),
             clients=50,
+            records=50,
+            batch_sizes=(10,),
+            epochs=5,
+            ball=0.5,
+            repeats=10,
+            goal=10.0,
+        ),
+        Workload(
+            key="dp_fed",
+            about="50 of 1,000 clients x 50 records, logistic regression, 5 epochs in a ball; ours with noise and a ledger",
+            peer="pfl",
+            model="logistic",
+            shape=(784,),
+            clients=1000,
+            cohort=50,
             records=50,
             batch_sizes=(10,),
             epochs=5,

@@ -77,6 +77,7 @@ def run(
     lr: float,
     bound: float,
     callbacks: list[TrainingProcessCallback],
+    cohort: int | None = None,
 ) -> None:
     """Train in place."""
     sampler = get_user_sampler("minimize_reuse", list(users))
@@ -86,7 +87,7 @@ def run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=iterations,
             evaluation_frequency=10**9,
-            train_cohort_size=len(users),
+            train_cohort_size=cohort or len(users),
             val_cohort_size=None,
         ),
         backend=SimulatedBackend(training_data=data, val_data=data, postprocessors=[clipping]),
@@ -138,6 +139,7 @@ def main() -> None:
             lr=work.lr,
             bound=work.ball,
             callbacks=[Turns(gate, asked["rounds"])],
+            cohort=work.cohort,
         )
     gate.done(PACKAGES)
 

@@ -143,9 +143,16 @@ class Stage(Plug):
         """Whether the noise it adds is a share of a whole that is complete only in the sum over the cohort."""
         return False
 
-    def client_rows(self, rows: Tensor, shared: Shared) -> Tensor | None:
-        """Act for many clients at once, a row each, where no secret is needed; None: one by one, by ``client``."""
-        return None
+    def client_rows(self, rows: Tensor, shared: Shared) -> Tensor:
+        """Act as ``client`` does for many clients at once, a row each; only where no secret and no name is needed."""
+        raise NotImplementedError
+
+    @property
+    def acts_on_rows(self) -> bool:
+        """Whether ``client_rows`` is there, and not older than the ``client`` it stands for."""
+        order = type(self).__mro__
+        rows, one = (next(c for c in order if name in c.__dict__) for name in ("client_rows", "client"))
+        return rows is not Stage and order.index(rows) <= order.index(one)
 
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
         """Act before sending."""

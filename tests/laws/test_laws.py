@@ -90,6 +90,12 @@ class CrookedServer(Clip):
 
 
 @dataclass(frozen=True)
+class OtherwiseTogether(Clip):
+    def client_rows(self, rows: Tensor, shared: Shared) -> Tensor:
+        return super().client_rows(rows, shared) / 2
+
+
+@dataclass(frozen=True)
 class WrongPromise(Clip):
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
         return exposure.clipped(self.clip / 2)
@@ -102,6 +108,7 @@ class WrongPromise(Clip):
         TooLittleNoise(noise_multiplier=1.0, clip=1.0),
         GlobalNoise(noise_multiplier=1.0, clip=1.0),
         CrookedServer(clip=1.0),
+        OtherwiseTogether(clip=1.0),
         WrongPromise(clip=1.0),
     ],
     ids=lambda s: type(s).__name__,
@@ -109,6 +116,13 @@ class WrongPromise(Clip):
 def test_a_broken_stage_is_caught(stage: Stage) -> None:
     with pytest.raises(AssertionError):
         testing.check_stage(stage)
+
+
+def test_a_client_half_of_one_s_own_is_not_bypassed_by_the_rows_of_its_parent() -> None:
+    assert Clip(clip=1.0).acts_on_rows
+    assert OtherwiseTogether(clip=1.0).acts_on_rows
+    assert not LetsNaNThrough(clip=1.0).acts_on_rows
+    assert not GaussianNoise(noise_multiplier=1.0, clip=1.0).acts_on_rows
 
 
 class Trusting(Weights):

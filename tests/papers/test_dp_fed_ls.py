@@ -165,7 +165,7 @@ def test_a_smoothing_that_makes_no_sense_is_refused_in_one_sentence(
     with pytest.raises(ConfigurationError, match=f"smoothing = {smoothing}") as caught:
         use(smoothing)
     assert "\n" not in str(caught.value)
-    assert str(caught.value).endswith("give 0 or a positive number")
+    assert str(caught.value).endswith("give 0, or from 1e-09 to 1e+08")
 
 
 # ---- what is left of noise -------------------------------------------------------------------------------------------

@@ -28,6 +28,10 @@ class Clip(Stage):
         if not (math.isfinite(self.clip) and self.clip > 0):
             raise ConfigurationError("clip", f"{self.clip} is not a positive number", "give a clip above 0")
 
+    def client_rows(self, rows: Tensor, shared: Shared) -> Tensor:
+        """Clip every row on its own."""
+        return linalg.clip(rows, self.clip)
+
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
         """Clip."""
         return linalg.clip(x, self.clip)

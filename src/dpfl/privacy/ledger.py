@@ -180,15 +180,18 @@ class Ledger(Readings):
         to_world = {charge.account for charge in charges if charge.observer is Observer.WORLD}
         refused: set[str] = set()
         new: list[tuple[str, int, str, str, str, str]] = []
+        stored: dict[int, str] = {}  # many accounts of a round share one bill
         with self._transaction() as connection:
             # All are decided before any is written: what one of them adds must not count against another.
             for charge in charges:
+                if id(charge.bill) not in stored:
+                    stored[id(charge.bill)] = self._store(connection, charge.bill)
                 row = (
                     run,
                     round_,
                     charge.account,
                     str(charge.observer),
-                    self._store(connection, charge.bill),
+                    stored[id(charge.bill)],
                     charge.draw,
                 )
                 if self._replayed(connection, row):

@@ -104,9 +104,9 @@ def _uploads(
         for m in members
     ]
     for number, stage in enumerate(strategy.stages):
-        together = stage.client_rows(torch.stack(messages), _shared(downlinks[members[0].id], f"stage{number}"))
-        if together is not None:
-            messages = list(together)
+        if stage.acts_on_rows:
+            together = _shared(downlinks[members[0].id], f"stage{number}")
+            messages = list(stage.client_rows(torch.stack(messages), together))
             continue
         for i, member in enumerate(members):
             shared, rng = _shared(downlinks[member.id], f"stage{number}"), rngs[member.id].child("stage", number)

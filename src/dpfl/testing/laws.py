@@ -93,7 +93,16 @@ def check_stage(stage: Stage) -> None:
         parts = sum((stage.server(s, dict(shared), _who()) for s in sent), torch.zeros(LAYOUT.size))
         assert torch.allclose(whole, parts, rtol=1e-4, atol=1e-5), f"{stage} says linear, but is not"
 
+    @given(_SEED)
+    def many_at_once_as_one_by_one(seed: PublicSeed) -> None:
+        rows = torch.randn(3, LAYOUT.size, generator=seed.generator())
+        together = stage.client_rows(rows, dict(shared))
+        alone = [stage.client(row, dict(shared), _who(), SecretRng.simulated(seed)) for row in rows]
+        assert torch.allclose(together, torch.stack(alone), atol=1e-5), f"{stage} acts otherwise on many rows at once"
+
     _always(bounded_and_right_length)
+    if stage.acts_on_rows:
+        _always(many_at_once_as_one_by_one)
     _always(noise_is_the_generator_s)
     if stage.linear:
         _always(linear_server_half)
