@@ -28,6 +28,7 @@ from scipy.sparse.linalg import svds
 
 import dpfl
 from dpfl.algorithms.dp_fed_ls import laplacian_smoothing
+from dpfl.algorithms.dprp import project
 from dpfl.algorithms.fedceo import tensor_svt
 from dpfl.algorithms.pfa import public_subspace
 from dpfl.algorithms.robust_hdp import inverse_weights, noise_estimates, principal_component_pursuit
@@ -140,6 +141,18 @@ def low_rank(rest: int = 1600, out: int = 512, clients: int = 10) -> dict[str, A
     return {"name": name, "peer": "torch SVD", "ours": ours, "theirs": theirs, "error": error, "goal": 2}
 
 
+def projection(clients: int = 1000, length: int = 10_000, numbers: int = 1000) -> dict[str, Any]:
+    """DPRP's projection of all clients' gradients, the matrix made on the way, against one product with a matrix at hand."""
+    rows = torch.randn(clients, length, generator=torch.Generator().manual_seed(0))
+    seed = dpfl.PublicSeed(0)
+    matrix = project(torch.eye(length), seed, numbers).T.contiguous()
+    error = float(torch.linalg.vector_norm(project(rows, seed, numbers) - rows @ matrix.T))
+    error /= float(torch.linalg.vector_norm(rows))
+    ours, theirs = in_turns(lambda: project(rows, seed, numbers), lambda: rows @ matrix.T)
+    name = f"projection {clients:,} x {length:,} -> {numbers:,}"
+    return {"name": name, "peer": "dense product", "ours": ours, "theirs": theirs, "error": error, "goal": 0.667}
+
+
 def server_step(records: int = 2400) -> dict[str, float]:
     """Robust-HDP's whole server step as a share of our own round: 20 clients, the CNN of 28,938 parameters, one core."""
     generator = np.random.default_rng(0)
@@ -195,9 +208,9 @@ def main() -> int:
     small = "--quick" in sys.argv
     big = large_model(400_000, 6) if small else large_model()  # first: memory's peak is a process's own
     lines = (
-        [pursuit(20_000), subspace(50_000), smoothing(100_000), low_rank(160, 64)]
+        [pursuit(20_000), subspace(50_000), smoothing(100_000), low_rank(160, 64), projection(20, 500, 50)]
         if small
-        else [pursuit(), subspace(), smoothing(), low_rank()]
+        else [pursuit(), subspace(), smoothing(), low_rank(), projection()]
     )
     step = server_step(60 if small else 2400)
     table = Table(title="Seconds of a kernel (median)", title_justify="left", box=None)

@@ -60,7 +60,7 @@ from dpfl.wire.air import Honest, OverTheAir
 
 Projection = Literal["rademacher", "gaussian", "achlioptas", "fourier"]
 PROJECTIONS: tuple[Projection, ...] = ("rademacher", "gaussian", "achlioptas", "fourier")
-_AT_ONCE = 1 << 23  # entries of U held at once: 32 MiB
+_AT_ONCE = 1 << 22  # entries of U held at once: 16 MiB
 _WHOLE = 1 << 40  # a batch no data set exceeds
 
 ASSUMPTIONS = (
