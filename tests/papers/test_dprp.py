@@ -182,7 +182,7 @@ def test_lifting_too_much_or_a_fraction_of_a_dimension_is_refused() -> None:
 
 # ---- projections: on average -----------------------------------------------------------------------------------------
 
-LENGTH, SHORT, TRIALS = 6, 3, 15_000  # r x trials = 45,000
+LENGTH, SHORT, TRIALS = 26, 24, 1_800  # r x trials = 43,200
 
 
 @functools.cache
@@ -196,8 +196,8 @@ def sampled(kind: Any, sparsity: float, rows_at_once: int | None = None) -> Tens
     return torch.stack(draws).double()
 
 
-VECTOR = torch.tensor([0.9, -0.3, 0.5, 0.2, -1.1, 0.4], dtype=torch.float64)
-WAYS = [(*kind, None) for kind in KINDS] + [("rademacher", 1.0, 2), ("gaussian", 1.0, 2)]  # the last: in two blocks
+VECTOR = F.normalize(normal(LENGTH, seed=6).double(), dim=0)
+WAYS = [(*kind, None) for kind in KINDS] + [("rademacher", 1.0, 10)]  # the last in blocks of 10, 10 and 4 rows
 
 
 @pytest.mark.parametrize(("kind", "sparsity", "rows_at_once"), WAYS)
@@ -207,20 +207,22 @@ def test_a_projection_keeps_norms_and_inner_products_on_average(
     t = sampled(kind, sparsity, rows_at_once)
     squared = float(VECTOR @ VECTOR)
     z = t @ VECTOR
-    assert float(z.square().sum(1).mean()) / squared == pytest.approx(1, abs=0.02)
+    assert float(z.square().sum(1).mean()) / squared == pytest.approx(1, abs=0.025)
     estimates = torch.einsum("trd,tr->td", t, z)  # T^T T g
-    assert float((estimates @ VECTOR).mean()) / squared == pytest.approx(1, abs=0.02)
-    assert torch.allclose(estimates.mean(0), VECTOR, atol=0.03)
+    assert float((estimates @ VECTOR).mean()) / squared == pytest.approx(1, abs=0.025)
+    assert torch.allclose(estimates.mean(0), VECTOR, atol=0.025)
     assert torch.allclose(torch.einsum("trd,tre->de", t, t) / len(t), torch.eye(LENGTH).double(), atol=0.03)
 
 
 @pytest.mark.parametrize(("kind", "sparsity", "rows_at_once"), WAYS)
 def test_the_second_moment_of_the_estimate_is_theorem_3_s(kind: Any, sparsity: float, rows_at_once: int | None) -> None:
+    """Averaged over an orthonormal basis it is known to 0.3 %, so that one projection's factor is no other's."""
     t = sampled(kind, sparsity, rows_at_once)
-    estimates = torch.einsum("trd,tr->td", t, t @ VECTOR)
-    found = float(estimates.square().sum(1).mean() / (VECTOR @ VECTOR))
+    basis, _ = torch.linalg.qr(normal(LENGTH, LENGTH, seed=7).double())
+    estimates = torch.einsum("trd,trg->tgd", t, t @ basis)
+    found = float(estimates.square().sum(2).mean())
     extra = {"gaussian": LENGTH + 1, "fourier": LENGTH - SHORT}.get(kind, LENGTH + sparsity - 2) / SHORT
-    assert found == pytest.approx(1 + extra, rel=0.025)
+    assert found == pytest.approx(1 + extra, rel=0.01)
     bound = convergence_bound(  # with hardly any noise, the factor is all that is left of the bound
         [1e12, 1e12], [0.0, 0.0], SHORT, LENGTH, 1, kind=kind, sparsity=sparsity, strong_convexity=1.0
     )
@@ -243,9 +245,10 @@ def test_clipping_again_shortens_the_estimate_by_the_stated_factor(numbers: int,
     for trial in range(trials):
         shared = stage.open(stage.start(terms_of(2), layout), trial, cohort, PublicSeed(5).child(trial))
         clipped = stage.client_rows(clip * torch.eye(length), shared)
-        back = torch.stack([stage.server(row, shared, None) for row in clipped[:: max(1, numbers // 10)]])
-        kept = torch.arange(length)[:: max(1, numbers // 10)]
-        total += float(back[torch.arange(len(kept)), kept].double().mean()) / clip / trials
+        assert float(clipped.norm(dim=1).max()) <= clip
+        columns = torch.stack([stage.server(unit, shared, None) for unit in torch.eye(numbers)])
+        back = clipped @ columns  # the server's half of every row
+        total += float(back.diagonal().double().mean()) / clip / trials
     assert total == pytest.approx(exact, rel=0.025)
 
 
@@ -273,7 +276,7 @@ def test_a_million_numbers_onto_a_thousand_stay_below_a_gibibyte() -> None:
 # ---- the stage -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "sparsity"), KINDS)
+@pytest.mark.parametrize(("kind", "sparsity"), [("achlioptas", 3.0), ("fourier", 1.0)])
 def test_a_projection_obeys_the_laws_of_stages(kind: Any, sparsity: float) -> None:
     testing.check_stage(RandomProjection(dimension=5, clip=0.5, kind=kind, sparsity=sparsity))
 
@@ -385,7 +388,7 @@ def test_theorem_2_has_two_regimes_that_meet() -> None:
 
 def test_in_the_paper_s_setting_linear_composition_costs_a_hundred_and_tight_a_few() -> None:
     linear, tight = [], []
-    for seed in range(5):
+    for seed in range(3):
         kappas, shares = channel(1000, seed)
         linear.append(paper_epsilon(kappas, shares, 100, 1000, 5e-5, theorem=2))
         noise = sum(k * z for k, z in zip(kappas, shares, strict=True)) / 100 + 1
@@ -514,13 +517,20 @@ def check_refusal(ask: Callable[[float], PowerPlan], refused: float) -> None:
         ask(0.95 * named)
 
 
-@pytest.mark.parametrize("kind", ["rademacher", "gaussian", "fourier"])
-@pytest.mark.parametrize(("clients", "d", "seed"), [(3, 6, 0), (3, 12, 1), (4, 8, 2), (5, 12, 3), (5, 7, 4)])
+@pytest.mark.parametrize(
+    ("clients", "d", "seed", "kind"),
+    [
+        (3, 6, 0, "rademacher"),
+        (3, 12, 1, "gaussian"),
+        (4, 8, 2, "rademacher"),
+        (5, 12, 3, "fourier"),
+    ],
+)
 def test_brute_force_never_beats_the_plan(clients: int, d: int, seed: int, kind: Any) -> None:
     gains = (0.3 + np.random.default_rng(seed).exponential(size=clients)).tolist()
     kappas = 2 * np.square(gains)
     planned = 0
-    for target in (0.8, 2.0, 4.0, 8.0, 16.0):
+    for target in (1.0, 3.0, 6.0):
         needed = needed_tight(kappas, target)
         try:
             plan = plan_power(gains, d, 3, target, 1e-3, power=2.0, kind=kind)
@@ -530,10 +540,10 @@ def test_brute_force_never_beats_the_plan(clients: int, d: int, seed: int, kind:
         planned += 1
         assert 0.99 * target <= plan.epsilon <= target or (plan.dimension == d and max(plan.artificial) == 0)
         check_plan(plan, kappas, needed, range(1, d + 1), d, kind)
-        level = plan_power(gains, d, 3, target, 1e-3, power=2.0, kind=kind, filling="proportional")
-        assert (level.dimension, level.noise_multiplier) == pytest.approx((plan.dimension, plan.noise_multiplier))
-        assert level.bound == pytest.approx(plan.bound, rel=1e-9)
-        check_plan(level, kappas, needed, range(1, d + 1), d, kind)
+        if target == 3.0:
+            level = plan_power(gains, d, 3, target, 1e-3, power=2.0, kind=kind, filling="proportional")
+            assert level.bound == pytest.approx(plan.bound, rel=1e-9)
+            check_plan(level, kappas, needed, range(1, d + 1), d, kind)
     assert planned >= 1
 
 
@@ -591,16 +601,16 @@ def test_a_refusal_by_the_paper_s_accounting_names_its_own_smallest(clients: int
 
 def test_clients_that_are_heard_equally_well_have_no_power_for_noise() -> None:
     with pytest.raises(PrivacyRefusal, match="all spare power is too little"):
-        plan_power([1.0, 1.0, 1.0], 10, 3, 1.0, 1e-3)
-    plan = plan_power([0.05, 0.05, 0.05], 10, 3, 16.0, 1e-3)  # the receiver's noise is enough
+        plan_power([0.3, 0.3, 0.3], 10, 3, 1.0, 1e-3)
+    plan = plan_power([0.05, 0.05, 0.05], 10, 3, 3.0, 1e-3)  # the receiver's noise is enough
     assert plan.dimension == 10
     assert plan.artificial == (0.0, 0.0, 0.0)
 
 
 def test_half_the_noise_hides_as_much_where_nobody_is_replaced() -> None:
     gains = [0.4, 1.0, 2.0, 1.5]
-    replaced = plan_power(gains, 40, 3, 8.0, 1e-3)
-    zeroed = plan_power(gains, 40, 3, 8.0, 1e-3, adjacency="zero_out")
+    replaced = plan_power(gains, 40, 3, 3.0, 1e-3)
+    zeroed = plan_power(gains, 40, 3, 3.0, 1e-3, adjacency="zero_out")
     assert zeroed.dimension > replaced.dimension
     assert zeroed.bound < replaced.bound
 
@@ -631,7 +641,7 @@ def test_a_plan_that_makes_no_sense_is_refused_in_one_sentence(
     gains: list[float], wrong: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        plan_power(gains, **{"parameters": 9, "target": 16.0, **TIGHT, **wrong})
+        plan_power(gains, **{"parameters": 9, "target": 6.0, **TIGHT, **wrong})
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 160
@@ -640,16 +650,16 @@ def test_a_plan_that_makes_no_sense_is_refused_in_one_sentence(
 def test_the_figures_are_made_of_the_same_functions() -> None:
     kappas, shares = channel(40, 3)
     gains = np.sqrt(kappas).tolist()
-    found = curves(gains, 900, 5, 1e-4, failure=1e-3, total_delta=1e-3, dimensions=[3, 800], targets=[2.0, 500.0])
+    found = curves(gains, 900, 3, 1e-4, failure=1e-3, total_delta=1e-3, dimensions=[3, 800], targets=[1e-3, 8.0])
     few, many = found["over_dimension"]
     assert few["theorem_1"] is None  # below the bound's beginning
-    assert many["theorem_1"] == pytest.approx(paper_epsilon(kappas, shares, 800, 5, 1e-4, theorem=1, failure=1e-3))
+    assert many["theorem_1"] == pytest.approx(paper_epsilon(kappas, shares, 800, 3, 1e-4, theorem=1, failure=1e-3))
     assert few["theorem_2_s2"] == pytest.approx(
-        paper_epsilon(kappas, shares, 3, 5, 1e-4, theorem=2, sparsity=2.0, failure=1e-3)
+        paper_epsilon(kappas, shares, 3, 3, 1e-4, theorem=2, sparsity=2.0, failure=1e-3)
     )
-    assert few["bound_s1"] == pytest.approx(convergence_bound(kappas, shares, 3, 900, 5))
+    assert few["bound_s1"] == pytest.approx(convergence_bound(kappas, shares, 3, 900, 3))
     assert few["no_projection_printed"] == pytest.approx(
-        paper_epsilon(kappas, shares, 900, 5, 1e-4, theorem="none", failure=1e-3)
+        paper_epsilon(kappas, shares, 900, 3, 1e-4, theorem="none", failure=1e-3)
     )
     for line in (few, many):
         assert line["tight"] < line["theorem_2_s1"]  # type: ignore[operator]
@@ -657,7 +667,7 @@ def test_the_figures_are_made_of_the_same_functions() -> None:
         for accounting, delta in (("tight", 1e-3), ("paper", 1e-4)):
             try:
                 plan = plan_power(
-                    gains, 900, 5, line["epsilon"] or 0, delta, accounting=accounting, failure=1e-3  # type: ignore[arg-type]
+                    gains, 900, 3, line["epsilon"] or 0, delta, accounting=accounting, failure=1e-3  # type: ignore[arg-type]
                 )  # fmt: skip
             except PrivacyRefusal:
                 assert line[f"bound_{accounting}"] is None
@@ -717,35 +727,30 @@ def test_the_methods_run_and_spend_what_was_granted(method: Callable[[], dpfl.St
     )  # block fading
 
 
-def test_with_a_good_channel_and_much_budget_the_methods_learn() -> None:
-    quiet: dict[str, Any] = {"lr": 4.0, "clip": 1.0, "noise_multiplier": 0.2, "receiver_noise": 1e-6, "min_gain": 0.1}
-    untrained = trained(dpfl.airsgd(**{**quiet, "lr": 1e-9}), rounds=1, budget=10_000).accuracy
-    for strategy in (dpfl.airsgd(**quiet), dpfl.dprp(**quiet, dimension=300)):
-        assert trained(strategy, rounds=15, budget=10_000).accuracy > untrained + 0.3
-
-
 # ---- one round by hand -----------------------------------------------------------------------------------------------
 
 QUIET: dict[str, Any] = {"noise_multiplier": 1e-5, "receiver_noise": 1e-14}
-CLIP = 0.9
+CLIP = 0.6
 
 
-def one_round(strategy: dpfl.Strategy) -> tuple[Tensor, Plan]:
-    """What one round adds to the model; nobody has granted a budget, so nobody refuses."""
+def played(strategy: dpfl.Strategy, rounds: int = 1) -> tuple[Tensor, Tensor, Plan]:
+    """The model before and after some rounds; nobody has granted a budget, so nobody refuses."""
     model, federation = logistic(), federation_of(8.0)
     members = honest_members(federation)
     layout = Layout.of_module(model)
-    agreement = enrol(strategy, {c: m.claims for c, m in members.items()}, 1, layout)
+    agreement = enrol(strategy, {c: m.claims for c, m in members.items()}, rounds, layout)
     ledger = Ledger.create(":memory:", "test")
     ledger.register("run", seeded=True, title="test")
     run = Run(name="run", ledger=ledger, seed=PublicSeed(0), public=PublicSeed(5))
     state = first_state(agreement, layout.read(model))
-    plan = open_round(agreement, state, run, lambda _: True)
-    chosen = {client: members[client] for client in plan.cohort.ids}
-    uplinks = client_rounds(agreement, run, plan, chosen, Stacked(), model)
-    after, record = close_round(agreement, state, plan, uplinks, run)
-    assert record.operator["arrived"] == sorted(members)
-    return after.model - state.model, plan
+    before = state.model
+    for _ in range(rounds):
+        plan = open_round(agreement, state, run, lambda _: True)
+        chosen = {client: members[client] for client in plan.cohort.ids}
+        uplinks = client_rounds(agreement, run, plan, chosen, Stacked(), model)
+        state, record = close_round(agreement, state, plan, uplinks, run)
+        assert record.operator["arrived"] == sorted(members)
+    return before, state.model, plan
 
 
 @functools.cache
@@ -754,24 +759,12 @@ def clipped_gradients() -> Tensor:
     rows, cut = [], 0
     for client in federation_of(8.0).ids:
         model, shard = logistic(), federation_of(8.0).shards[client]
-        F.cross_entropy(model(shard.features), shard.labels).backward()
-        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-        row = torch.cat([grads[name].flatten() for name in sorted(grads)]).double()
-        cut += float(row.norm()) > CLIP
-        rows.append(row * min(1.0, CLIP / float(row.norm())))
+        loss = F.cross_entropy(model(shard.features), shard.labels)
+        gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))]).double()
+        cut += float(gradient.norm()) > CLIP
+        rows.append(gradient * min(1.0, CLIP / float(gradient.norm())))
     assert 0 < cut < len(rows)  # some are clipped, some are not
     return torch.stack(rows)
-
-
-def in_layout_order(row: Tensor) -> Tensor:
-    """From names in order of the alphabet to the layout's own order."""
-    model = logistic()
-    parts, first = {}, 0
-    for name, p in sorted(model.named_parameters()):
-        parts[name] = row[first : first + p.numel()].float().reshape(p.shape)
-        first += p.numel()
-    model.load_state_dict(parts)
-    return parameters(model).double()
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
@@ -779,44 +772,62 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 
 def test_without_noise_a_step_is_the_mean_of_the_clipped_gradients() -> None:
-    expected = -0.3 * in_layout_order(clipped_gradients().mean(0))
-    step, _ = one_round(dpfl.airsgd(lr=0.3, clip=CLIP, **QUIET))
-    assert relative(step, expected) < 1e-3
-    whole, _ = one_round(dpfl.dprp(lr=0.3, clip=CLIP, dimension=650, projection="fourier", **QUIET))
-    assert relative(whole, expected) < 1e-3  # r = d and orthonormal: the baseline
+    expected = -0.3 * clipped_gradients().mean(0)
+    before, after, _ = played(dpfl.airsgd(lr=0.3, clip=CLIP, **QUIET))
+    assert relative(after - before, expected) < 1e-3
+    before, after, _ = played(dpfl.dprp(lr=0.3, clip=CLIP, dimension=650, projection="fourier", **QUIET))
+    assert relative(after - before, expected) < 1e-3  # r = d and orthonormal: the baseline
 
 
 @pytest.mark.parametrize("kind", PROJECTIONS)
-@pytest.mark.parametrize("honest", [1.0, "own"])
-def test_without_noise_a_step_is_the_lifted_mean_of_the_projected_gradients(kind: Any, honest: Any) -> None:
+@pytest.mark.parametrize("fading", ["block", "static"])
+def test_without_noise_a_step_is_the_lifted_mean_of_the_projected_gradients(kind: Any, fading: Any) -> None:
     numbers = 40
-    step, plan = one_round(
+    before, after, plan = played(
         dpfl.dprp(
-            lr=0.3, clip=CLIP, dimension=numbers, projection=kind, sparsity=2.0, honest=honest, fading="static", **QUIET
+            lr=0.3, clip=CLIP, dimension=numbers, projection=kind, sparsity=2.0, fading=fading, **QUIET
         )
     )  # fmt: skip
     seed = PublicSeed(int.from_bytes(bytes(plan.shared["stage1"]["seed"].tolist()), "big"))
-    rows = torch.stack([in_layout_order(row) for row in clipped_gradients()]).float()
-    z = project(rows, seed, numbers, kind, 2.0)
+    z = project(clipped_gradients().float(), seed, numbers, kind, 2.0)
     z = z * (CLIP / z.norm(dim=1, keepdim=True)).clamp_max(1.0)
-    assert relative(step, -0.3 * lift(z.mean(0), seed, 650, kind, 2.0)) < 2e-3
+    assert relative(after - before, -0.3 * lift(z.mean(0), seed, 650, kind, 2.0)) < 2e-3
 
 
-def test_the_noise_of_a_step_is_the_billed_one_over_the_cohort() -> None:
-    """Without a gradient worth mentioning, the step itself is lr x noise / n; over some rounds, to 1 %."""
-    strategy = dpfl.airsgd(lr=1.0, clip=1.0, noise_multiplier=5.0, receiver_noise=1e-9, fading="static")
-    squares = []
-    for seed in range(12):
-        step, _ = one_round(replace(strategy, channel=replace(strategy.channel, gain_seed=seed, clip=1e3)))  # type: ignore[call-arg]
-        squares.append(float(step.double().square().mean()))
-    assert math.sqrt(sum(squares) / len(squares)) == pytest.approx(5.0 * 1e3 / CLIENTS, rel=0.03)
+def test_without_noise_the_methods_learn() -> None:
+    model, shards = logistic(), federation_of(8.0).shards.values()
+    for strategy in (dpfl.airsgd(lr=2.0, clip=1.0, **QUIET), dpfl.dprp(lr=1.0, clip=1.0, dimension=300, **QUIET)):
+        losses = []
+        for vector in played(strategy, rounds=6)[:2]:
+            torch.nn.utils.vector_to_parameters(vector, model.parameters())
+            with torch.no_grad():
+                losses.append(sum(float(F.cross_entropy(model(s.features), s.labels)) for s in shards))
+        assert losses[1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize(("honest", "receiver"), [(1.0, 1e-9), (1.0, 25.0), ("own_and_receiver", 0.5)])
+def test_a_step_carries_at_least_the_billed_noise(honest: Any, receiver: float) -> None:
+    """A gradient is nothing beside a noise of five thousand: over 7 steps of 650 numbers the std is known to 1 %."""
+    clip, squares, told = 1e3, [], []
+    for gain_seed in range(7):
+        strategy = dpfl.airsgd(
+            lr=1.0, clip=clip, noise_multiplier=5.0, receiver_noise=receiver, honest=honest, fading="static",
+            gain_seed=gain_seed,
+        )  # fmt: skip
+        before, after, plan = played(strategy)
+        multiplier = strategy.channel.told(dict(plan.shared["channel"]))["noise_multiplier_of_all"]
+        assert multiplier >= 5.0  # type: ignore[operator]
+        told.append(float(multiplier) * clip / CLIENTS)  # type: ignore[arg-type]
+        squares.append(float(((after - before).double() / told[-1]).square().mean()))
+    assert math.sqrt(sum(squares) / len(squares)) == pytest.approx(1, rel=0.025)
+    assert math.sqrt(sum(q * t**2 for q, t in zip(squares, told, strict=True)) / 7) >= 5.0 * clip / CLIENTS * 0.975
 
 
 @pytest.mark.parametrize("tolerated", [0, 2])
 def test_with_more_uploads_missing_than_tolerated_nothing_is_published(tolerated: int) -> None:
     strategy = dpfl.dprp(lr=1.0, clip=1.0, dimension=20, noise_multiplier=4.0, tolerated_dropouts=tolerated)
     lossy = replace(strategy, channel=Dropout(rate=0.15, through=strategy.channel))
-    result = trained(lossy, rounds=10, budget=100.0)
+    result = trained(lossy, rounds=6, budget=100.0)
     missing = [len(line["missing"]) for line in result.history]
     assert min(missing) <= tolerated < max(missing)
     for line, lost in zip(result.history, missing, strict=True):
@@ -867,7 +878,7 @@ def test_the_bill_is_a_gaussian_with_the_agreed_multiplier(observer: Observer) -
 
 
 def test_where_failures_eat_delta_the_epsilon_is_infinite() -> None:
-    risky = dpfl.dprp(lr=0.1, clip=0.5, dimension=900, noise_multiplier=3.0, clip_after=False, failure=5e-5)
+    risky = dpfl.dprp(lr=0.1, clip=0.5, dimension=900, noise_multiplier=9.0, clip_after=False, failure=5e-5)
     event = event_of(risky, Observer.SERVER)
     few = spend([event.times(10)], 1e-3, adjacency=risky.adjacency).epsilon
     assert math.isfinite(few)

@@ -92,7 +92,7 @@ def noise_counted_on(
 
 
 @given(STRENGTHS, LEVELS, st.integers(1, 2000), st.just(0.0) | LEVELS, SETTINGS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_the_noise_that_is_counted_on_is_enough_and_no_stronger_signal_would_do(
     kappas: list[float], multiplier: float, numbers: int, receiver: float, setting: tuple[Honest, int]
 ) -> None:
