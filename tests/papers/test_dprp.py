@@ -45,6 +45,7 @@ from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Claims, Cohort, Observer, Terms, Unit, Who
 from dpfl.data.datasets import load_dataset
 from dpfl.data.partition import Partition
+from dpfl.engine.process import one_thread
 from dpfl.engine.stacked import Stacked
 from dpfl.models import make_model
 from dpfl.privacy import epsilon
@@ -188,7 +189,7 @@ LENGTH, SHORT, TRIALS = 26, 24, 1_800  # r x trials = 43,200
 @functools.cache
 def sampled(kind: Any, sparsity: float, rows_at_once: int | None = None) -> Tensor:
     """Many draws of U / sqrt(r): (trials, r, d)."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, one_thread():
         if rows_at_once is not None:
             patch.setattr(module, "_AT_ONCE", rows_at_once * LENGTH)
         root, eye = PublicSeed(3), torch.eye(LENGTH)
@@ -641,7 +642,7 @@ def test_a_plan_that_makes_no_sense_is_refused_in_one_sentence(
     gains: list[float], wrong: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        plan_power(gains, **{"parameters": 9, "target": 6.0, **TIGHT, **wrong})
+        plan_power(gains, **{"parameters": 9, "target": 8.0, **TIGHT, **wrong})
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 160
