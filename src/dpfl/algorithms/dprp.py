@@ -200,12 +200,11 @@ class RandomProjection(Stage):
 
     def open(self, state: PlugState, round_: int, cohort: Cohort, seed: PublicSeed) -> Shared:
         """Publish the round's seed."""
-        code = torch.tensor(list(seed.value.to_bytes(16, "big")), dtype=torch.uint8)
-        return {"seed": code, "length": state["length"].clone()}
+        return {"seed": seed.to_tensor(), "length": state["length"].clone()}
 
     def client_rows(self, rows: Tensor, shared: Shared) -> Tensor:
         """Project all clients with one matrix."""
-        projected = project(rows, _seed(shared), self.dimension, self.kind, self.sparsity)
+        projected = project(rows, PublicSeed.from_tensor(shared["seed"]), self.dimension, self.kind, self.sparsity)
         return linalg.clip(projected, self.clip) if self.clip_after else projected
 
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
@@ -214,17 +213,13 @@ class RandomProjection(Stage):
 
     def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:
         """Project back."""
-        return lift(y, _seed(shared), int(shared["length"]), self.kind, self.sparsity)
+        return lift(y, PublicSeed.from_tensor(shared["seed"]), int(shared["length"]), self.kind, self.sparsity)
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
         """Clipped again the bound is sure; otherwise norms stretch, except with probability ``failure``."""
         if self.clip_after:
             return exposure.projected(math.inf).clipped(self.clip)
         return exposure.projected(math.sqrt(1 + self.distortion), self.failure)
-
-
-def _seed(shared: Shared) -> PublicSeed:
-    return PublicSeed(int.from_bytes(bytes(shared["seed"].tolist()), "big"))
 
 
 # -- Theorems 1 and 2, for the paper's figures -------------------------------------------------------------------------

@@ -62,6 +62,19 @@ class PublicSeed:
         text = json.dumps([str(self.value), *([type(x).__name__, str(x)] for x in labels)])
         return PublicSeed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big"))
 
+    def to_tensor(self) -> Tensor:
+        """Write a child seed as 16 bytes, to be shared with everyone."""
+        return torch.tensor(list(self.value.to_bytes(16, "big")), dtype=torch.uint8)
+
+    @classmethod
+    def from_tensor(cls, code: Tensor) -> PublicSeed:
+        """Read back.
+
+        >>> PublicSeed.from_tensor(PublicSeed(7).child("x").to_tensor()) == PublicSeed(7).child("x")
+        True
+        """
+        return cls(int.from_bytes(bytes(code.tolist()), "big"))
+
     def generator(self) -> torch.Generator:
         """Return a fresh torch generator; equal seeds give equal streams."""
         return _generator(hashlib.shake_256(str(self.value).encode()).digest(4 * _WORDS))

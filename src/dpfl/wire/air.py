@@ -170,7 +170,7 @@ class OverTheAir(Channel):
         split = self.split(cohort.ids, numbers, seed)
         weakest = math.sqrt(min(self.strengths(cohort.ids, seed)) / self.power)
         return {
-            "seed": torch.tensor(list(seed.value.to_bytes(16, "big")), dtype=torch.uint8),
+            "seed": seed.to_tensor(),
             "power": torch.tensor([split.signal, split.level, split.noise, weakest, numbers], dtype=torch.float64),
         }
 
@@ -178,7 +178,7 @@ class OverTheAir(Channel):
 
     def send(self, message: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
         """Scale the message to the common strength at the receiver, and spend spare power on noise."""
-        gain, (signal, level) = self.gain(who.id, _seed(shared)), shared["power"][:2].tolist()
+        gain, (signal, level) = self.gain(who.id, PublicSeed.from_tensor(shared["seed"])), shared["power"][:2].tolist()
         kappa = self.power * gain**2
         scaled = message * (math.sqrt(signal) / (gain * self.clip))
         std = math.sqrt(level * max(0.0, 1 - signal / kappa) * self.power / max(1, message.numel()))
@@ -188,7 +188,7 @@ class OverTheAir(Channel):
         self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed, rng: SecretRng
     ) -> dict[str, Tensor] | Summed:
         """What the receiver hears, divided by the strength at which one client's message arrives."""
-        ids, gains = tuple(sorted(messages)), _seed(shared)
+        ids, gains = tuple(sorted(messages)), PublicSeed.from_tensor(shared["seed"])
         heard = torch.zeros_like(messages[ids[0]], dtype=torch.float64)
         for client in ids:
             heard += self.gain(client, gains) * messages[client].to(torch.float64)
@@ -227,7 +227,3 @@ class OverTheAir(Channel):
             rest.remove(value)
             found.append(math.sqrt((receiver + value + math.fsum(rest[:others])) / split.signal))
         return found
-
-
-def _seed(shared: Shared) -> PublicSeed:
-    return PublicSeed(int.from_bytes(bytes(shared["seed"].tolist()), "big"))
