@@ -47,6 +47,7 @@ CREATE TABLE grants (
     account TEXT PRIMARY KEY, observer TEXT NOT NULL, unit TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE members (account TEXT NOT NULL, population TEXT NOT NULL, PRIMARY KEY (account, population)) WITHOUT ROWID;
+CREATE INDEX members_by_population ON members (population);
 CREATE TABLE journal (run TEXT NOT NULL, round INTEGER NOT NULL, at REAL NOT NULL);
 """
 

@@ -214,6 +214,7 @@ class Simulation:
     def _willing(self, round_: int) -> Callable[[str], bool]:
         """Ask a member whether its own ledger covers this round; asked only of those who come up in the draw."""
         known: dict[str, bool] = {}
+        answers: dict[object, bool] = {}
         horizon = self.agreement.terms.rounds - round_
 
         def covers(client: str, times: int) -> bool:
@@ -227,10 +228,16 @@ class Simulation:
         def willing(client: str) -> bool:
             if client in self._covered:
                 return True
-            # Where everyone eligible is asked in every round, a client that can afford all that are left is asked once.
-            if self.exclusive and self.agreement.amplified and covers(client, horizon):
-                self._covered.add(client)
-                return True
+            # Where everyone eligible is asked in every round, a client that can afford all that are left is asked once,
+            # and before anything was charged clients of one budget have one answer.
+            if self.exclusive and self.agreement.amplified:
+                member = self.members[client]
+                kind = (member.budget, tuple(bill for bill, _ in self.agreement.bills(member.participant)))
+                if round_ > 0 or kind not in answers:
+                    answers[kind] = covers(client, horizon)
+                if answers[kind]:
+                    self._covered.add(client)
+                    return True
             if client not in known:
                 known[client] = covers(client, 1)
             return known[client]
@@ -335,7 +342,7 @@ class Simulation:
             **last,
             "tested": _COMMON if self.strategy.personal is None else _PERSONAL,
             "epsilon": _spread(lines),
-            "epsilon_by_observer": self._by_observer(),
+            "epsilon_by_observer": self._by_observer(lines),
             "clients_left": sorted({*left, *(client for line in history for client in line.get("left", []))}),
             "bytes_up": sum(line.get("bytes_up", 0) for line in history),
             "payload_bytes_up": sum(line.get("payload_bytes_up", 0) for line in history),
@@ -348,14 +355,20 @@ class Simulation:
             self.folder.save_summary(summary)
         return Outcome(state=state, history=history, statements=lines, summary=summary)
 
-    def _by_observer(self) -> dict[str, Any]:
+    def _by_observer(self, known: Mapping[str, Statement]) -> dict[str, Any]:
         """What was spent against each who was billed apart: of a client-level method, the server and the world."""
         if not self.agreement.bills_world:
             return {}
         found = {}
         for observer in (Observer.SERVER, Observer.WORLD):
-            lines = {client: statement(self.run_.ledger, client, observer) for client in self.members}
-            found[str(observer)] = _spread({client: line for client, line in lines.items() if line is not None})
+            lines = dict(known)
+            for client in self.members:
+                if client not in lines or lines[client].observer != observer:
+                    line = statement(self.run_.ledger, client, observer)
+                    lines.pop(client, None)
+                    if line is not None:
+                        lines[client] = line
+            found[str(observer)] = _spread(lines)
         return found
 
     def _grants(self) -> bool:
