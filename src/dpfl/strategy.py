@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 
-from dpfl.client.stages import GaussianNoise
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Adjacency, Claims, Observer, Phase, Terms, Unit
 from dpfl.privacy.bills import Bill
@@ -86,9 +85,10 @@ class Strategy:
                 "central noise is scaled by what leaves a client, but a stage changes it on arrival or learns from rows",
                 "use stages without a server half",
             )
-        for stage in self.stages:
-            if isinstance(stage, GaussianNoise) and stage.distributed:
-                self._check_shares(stage)
+        sharing: list[Stage | Channel] = [*self.stages, self.channel]
+        for piece in sharing:
+            if piece.shares_noise:
+                self._check_shares(piece)
         if self.observer is not Observer.NOBODY:
             self._check_adjacency()
         if self.observer is not Observer.NOBODY and not self._prototype().finite:
@@ -109,23 +109,27 @@ class Strategy:
             raise PrivacyRefusal(
                 self.name, f"whether a {self.unit} is there at all is not hidden (sizes are public)", "state zero_out"
             )
-        amplified = self.unit is Unit.CLIENT and self._sums_only() and self.personal is None
-        if amplified and self.selection.sampling == "uniform" and self.adjacency is not Adjacency.REPLACE_ONE:
+        if (
+            self._hides_the_draw()
+            and self.selection.sampling == "uniform"
+            and self.adjacency is not Adjacency.REPLACE_ONE
+        ):
             raise PrivacyRefusal(
                 self.name, f"fixed-size cohorts have no proven bound under {self.adjacency}", "bill them as replace_one"
             )
 
-    def _check_shares(self, noise: GaussianNoise) -> None:
-        if self.selection.sampling == "poisson":
+    def _check_shares(self, noise: Stage | Channel) -> None:
+        if self.selection.sampling == "poisson" and isinstance(noise, Stage):
             raise PrivacyRefusal(
                 self.name,
                 "shares of noise over a cohort of random size would tell who was drawn",
                 "draw a fixed number of clients (sampling = 'uniform'), or use noise = 'local'",
             )
-        if noise.tolerated_dropouts != self.tolerated_dropouts:
+        for_dropouts = getattr(noise, "tolerated_dropouts", 0)
+        if for_dropouts != self.tolerated_dropouts:
             raise ConfigurationError(
                 self.name,
-                f"noise is shared out for {noise.tolerated_dropouts} dropouts, {self.tolerated_dropouts} are tolerated",
+                f"noise is shared out for {for_dropouts} dropouts, {self.tolerated_dropouts} are tolerated",
                 "make the two agree",
             )
 
@@ -203,11 +207,19 @@ class Strategy:
         unit = self._filled(terms.with_noise(1.0))
         exposure = unit.exposure(self.observer, unit.local.exposure((), 1), terms)
         amplified = self.amplifies(self.observer)
+        steps = terms.rounds if amplified else terms.participations
+        delta = min(claim.delta for claim in usable) - exposure.failure * steps
+        if delta <= 0:
+            raise PrivacyRefusal(
+                self.name,
+                f"bounds that fail with probability {exposure.failure:g} a round use up all of delta in {steps} rounds",
+                "plan fewer rounds, grant more delta, or use bounds that do not fail",
+            )
         wanted = calibrate(
             min(claim.epsilon for claim in usable),
-            min(claim.delta for claim in usable),
+            delta,
             self.selection.rate(terms.population) if amplified else 1.0,
-            terms.rounds if amplified else terms.participations,
+            steps,
             sampling=self.selection.sampling if amplified else "none",
             adjacency=self.adjacency,
         )
@@ -273,10 +285,14 @@ class Strategy:
         """Sampling of clients hides who took part from the world, never from the server that drew them.
 
         Not where clients remember something between rounds: what one of them does later may tell that it was drawn, and
-        so who was not; each round would have to be a fresh function of the models published before.
+        so who was not; each round would have to be a fresh function of the models published before. Nor where the channel
+        makes the noise out of those who take part: how much of it there is would tell who they are.
         """
-        client_level = self.unit is Unit.CLIENT and self._sums_only() and self.personal is None
-        return observer is Observer.WORLD and client_level and self.selection.sampling != "none"
+        return observer is Observer.WORLD and self._hides_the_draw() and self.selection.sampling != "none"
+
+    def _hides_the_draw(self) -> bool:
+        on_air = isinstance(self.channel, NoiseMaker) and self.channel.makes_noise
+        return self.unit is Unit.CLIENT and self._sums_only() and self.personal is None and not on_air
 
     def bill(self, observer: Observer, phases: Sequence[Phase], examples: int, terms: Terms) -> Bill:
         """What one round releases of one unit of a client with this work, to this observer."""

@@ -450,7 +450,7 @@ TIGHT = {"rounds": 3, "delta": 1e-3}
 
 
 def needed_tight(kappas: np.ndarray, target: float) -> float:
-    return calibrate(target, 1e-3, 1.0, 3, sampling="none", adjacency="replace_one") ** 2 * kappas.min()
+    return float(calibrate(target, 1e-3, 1.0, 3, sampling="none", adjacency="replace_one") ** 2 * kappas.min())
 
 
 def needed_paper(kappas: np.ndarray, target: float) -> float:
@@ -465,7 +465,7 @@ def needed_paper(kappas: np.ndarray, target: float) -> float:
 
 def estimate_bound(kappas: np.ndarray, noise: float, r: int, d: int, kind: str) -> float:
     extra = {"rademacher": d - 1, "gaussian": d + 1, "fourier": d - r}[kind] / r
-    return 2 / 1e-6 / 3 * (1 + extra + d * (noise / r + 1) / (len(kappas) ** 2 * kappas.min()))
+    return float(2 / 1e-6 / 3 * (1 + extra + d * (noise / r + 1) / (len(kappas) ** 2 * kappas.min())))
 
 
 def best_on_a_grid(
@@ -581,10 +581,22 @@ def test_water_is_filled_from_the_top_and_both_fillings_give_the_same_bound(gain
     assert level.bound == pytest.approx(water.bound, rel=1e-9)
     assert level.dimension == water.dimension
     spare = 1 - min(gains) ** 2 / np.square(gains)
-    partly = [i for i, (z, most) in enumerate(zip(water.artificial, spare, strict=True)) if 1e-9 < z < most - 1e-9]
-    assert len(partly) <= 1
+    for (gain, z, most), (other, y, _) in itertools.permutations(zip(gains, water.artificial, spare, strict=True), 2):
+        assert z > most - 1e-9 or y < 1e-9 or other >= gain  # nobody pours before those above are full
     used = np.array(level.artificial)
     assert np.allclose(used, spare * (used.sum() / max(spare.sum(), 1e-300)), atol=1e-9)
+
+
+def test_the_best_heard_give_all_they_have_before_others_give_anything() -> None:
+    gains = np.array([0.4, 1.0, 2.0, 1.5])
+    spare = 1 - 0.16 / gains**2
+    water = np.array(plan_power(gains.tolist(), 5, 3, 4.0, 1e-3).artificial)  # a small model: not all is needed
+    assert water[2] == pytest.approx(min(spare[2], water @ gains**2 / 4))
+    assert water[2] > 0
+    assert water[[0, 1]].tolist() == [0, 0]
+    level = np.array(plan_power(gains.tolist(), 5, 3, 4.0, 1e-3, filling="proportional").artificial)
+    assert (level[1:] > 0).all()
+    assert level @ gains**2 == pytest.approx(water @ gains**2)
 
 
 @pytest.mark.parametrize("adjacency", ["replace_one", "zero_out"])
@@ -633,7 +645,7 @@ def test_half_the_noise_hides_as_much_where_nobody_is_replaced() -> None:
         ([1.0, 2.0], {"delta": 1.0}, "delta = 1"),
         ([1.0, 2.0], {"rounds": 0}, "rounds = 0"),
         ([1.0, 2.0], {"parameters": 0}, "parameters = 0"),
-        ([1.0, 2.0], {"power": 0.0}, "strength is not a positive"),
+        ([1.0, 2.0], {"power": 0.0}, "power = 0"),
         ([1.0, 2.0], {"filling": "honey"}, "filling = 'honey'"),
         ([1.0, 2.0], {"adjacency": "nearby"}, "adjacency"),
     ],
@@ -903,3 +915,53 @@ def test_every_method_says_whose_noise_is_counted_on(honest: Any) -> None:
         assert words in strategy.assumptions[0]
         assert any("add up in the air" in said for said in strategy.assumptions)
         assert (strategy.unit, strategy.observer) == (Unit.CLIENT, Observer.SERVER)
+
+
+# -- found by review ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("selection", [dpfl.FixedCohort(size=5), dpfl.PoissonCohort(sampling_rate=0.1)], ids=repr)
+def test_sampling_amplifies_nothing_over_the_air(selection: Any) -> None:
+    strategy = dpfl.airsgd(lr=0.1, clip=1.0, noise_multiplier=2.0, selection=selection)
+    assert not strategy.amplifies(dpfl.Observer.WORLD)
+    assert not strategy.amplifies(dpfl.Observer.SERVER)
+
+
+def test_dropouts_that_the_channel_did_not_plan_for_are_refused() -> None:
+    strategy = dpfl.airsgd(lr=0.1, clip=1.0, noise_multiplier=2.0, tolerated_dropouts=1)
+    with pytest.raises(ConfigurationError, match="1 dropouts, 5 are tolerated"):
+        replace(strategy, tolerated_dropouts=5)
+
+
+def test_bounds_that_fail_too_often_for_delta_are_refused_before_anything_is_planned() -> None:
+    strategy = dpfl.dprp(lr=0.1, clip=1.0, dimension=600, clip_after=False, failure=1e-6)
+    claims = {f"c{i}": Claims(epsilon=4.0, delta=1e-5, examples=10) for i in range(5)}
+    plan = {"population": 5, "expected_cohort": 5.0, "smallest_epsilon": 4.0, "largest_epsilon": 4.0}
+    with pytest.raises(PrivacyRefusal, match="use up all of delta in 10 rounds"):
+        strategy.settled(Terms(rounds=10, participations=10, **plan), claims)  # type: ignore[arg-type]
+    settled, terms = strategy.settled(Terms(rounds=5, participations=5, **plan), claims)  # type: ignore[arg-type]
+    bill = settled.bill(dpfl.Observer.SERVER, (), 1, terms)
+    total = [event.times(5) for event in bill.events]
+    assert 0.95 * 4.0 < spend(total, 1e-5, adjacency=bill.adjacency).epsilon <= 4.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"clip": 0.0}, "clip = 0"),
+        ({"strong_convexity": 0.0}, "strong_convexity = 0"),
+        ({"receiver_noise": -1.0}, "receiver_noise = -1"),
+        ({"distortion": 2.0}, "distortion = 2"),
+        ({"sparsity": 0.0}, "sparsity = 0"),
+        ({"accounting": "x"}, "accounting = 'x'"),
+        ({"kind": "walsh"}, "there is no kind"),
+    ],
+)
+def test_a_plan_s_settings_are_checked_whatever_the_target(wrong: dict[str, object], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        plan_power([1.0, 2.0, 3.0], 10, 5, 1e-9, 1e-5, **wrong)  # type: ignore[arg-type]
+
+
+def test_the_paper_s_rule_has_no_plan_below_its_norm_bound_and_says_so() -> None:
+    with pytest.raises(PrivacyRefusal, match="10 parameters are fewer than the"):
+        plan_power([1.0, 2.0, 3.0], 10, 5, 1e9, 1e-5, accounting="paper")

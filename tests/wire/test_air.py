@@ -21,7 +21,7 @@ from dpfl.privacy.exposure import Exposure
 from dpfl.privacy.ledger import Ledger
 from dpfl.protocols import Summed
 from dpfl.rounds import Agreement, Plan, Run, enrol, first_state, open_round
-from dpfl.wire.air import Honest, OverTheAir, split_power
+from dpfl.wire.air import Honest, OverTheAir, counted_clients, split_power
 from dpfl.wire.channels import Dropout
 
 LAYOUT = Layout.of({"weight": torch.zeros(4, 5), "bias": torch.zeros(4)})
@@ -57,7 +57,9 @@ def opened(channel: OverTheAir, clients: int, round_: int = 0) -> tuple[Cohort, 
     return cohort, shared
 
 
-def sent_by(channel: OverTheAir, shared: Shared, cohort: Cohort, message: dict[str, Tensor], draw: int) -> dict:
+def sent_by(
+    channel: OverTheAir, shared: Shared, cohort: Cohort, message: dict[str, Tensor], draw: int
+) -> dict[str, Tensor]:
     return {
         client: channel.send(
             message[client],
@@ -123,7 +125,7 @@ def test_no_power_is_wasted_on_noise_that_nobody_needs(
     split = split_power(kappas, multiplier, numbers, receiver, honest, missing)
     enough = honest != "own" and receiver >= multiplier**2 * min(kappas)
     assert (split.level == 0) == enough
-    if 0 < split.level:
+    if split.level > 0:
         counted = noise_counted_on(kappas, split.signal, split.level, numbers, receiver, honest, missing)
         slack = 1e-6 * multiplier**2 * split.signal + 4e-9 * split.signal * len(kappas) / numbers
         assert counted <= multiplier**2 * split.signal + slack
@@ -430,3 +432,21 @@ def test_the_channel_delivers_sums_and_is_never_deployed() -> None:
     assert not channel.sees_rows
     assert channel.simulated
     assert channel.makes_noise
+
+
+def test_who_is_missing_may_be_among_the_honest() -> None:
+    assert counted_clients(10, 0.5, 0) == 5
+    assert counted_clients(10, 0.5, 2) == 3
+    assert counted_clients(10, 1.0, 2) == 8
+    assert counted_clients(10, 0.1, 5) == 1
+    assert counted_clients(10, "own", 5) == 1
+
+
+def test_a_message_of_another_length_than_noise_was_planned_for_is_refused() -> None:
+    channel = OverTheAir(clip=1.0, noise_multiplier=1.0, numbers=4)
+    cohort = Cohort.of({c: Claims(epsilon=1.0, delta=1e-5, examples=5) for c in "ab"})
+    shared = channel.open({"numbers": torch.tensor([4])}, 0, cohort, PublicSeed(1).child("x"))
+    who = Who(id="a", claims=cohort.claims["a"], drawn=2)
+    assert channel.send(torch.ones(4), shared, who, SecretRng.simulated(PublicSeed(2))).shape == (4,)
+    with pytest.raises(ConfigurationError, match="5 numbers, noise was planned for 4"):
+        channel.send(torch.ones(5), shared, who, SecretRng.simulated(PublicSeed(2)))

@@ -351,8 +351,16 @@ def plan_power(
             "plan", "a channel gain is not a positive number", "leave out clients that are not heard"
         )
     kappas = power * np.asarray(gains, dtype=np.float64) ** 2
+    _plan_check(
+        parameters=parameters, rounds=rounds, epsilon=target, delta=delta, clip=clip, power=power, smoothness=smoothness,
+        strong_convexity=strong_convexity, distortion=distortion, failure=failure,
+    )  # fmt: skip
     _channel(kappas.tolist(), [0.0] * len(kappas))
-    _plan_check(parameters, rounds, target, delta)
+    _check(kind, 1, parameters, sparsity)
+    if accounting not in ("tight", "paper"):
+        raise ConfigurationError("plan", f"accounting = '{accounting}'", "choose tight or paper")
+    if not (math.isfinite(receiver_noise) and receiver_noise >= 0):
+        raise ConfigurationError("plan", f"receiver_noise = {receiver_noise}", "give a variance, 0 or above")
     weakest, spare = float(kappas.min()), float((kappas - kappas.min()).sum())
     adjacency = adjacency_named(adjacency)
     least = 1 if accounting == "tight" else smallest_jl_dimension(len(kappas), failure, distortion)
@@ -371,6 +379,12 @@ def plan_power(
             return epsilon(multiplier, 1.0, rounds, delta, sampling="none", adjacency=adjacency)
         return rounds * math.sqrt((1 + distortion) * 8 * weakest * math.log(1.25 / delta) / noise)
 
+    if parameters < least:
+        raise PrivacyRefusal(
+            "plan",
+            f"{parameters} parameters are fewer than the {least} dimensions below which no norm is kept",
+            "use accounting = 'tight', which clips after the projection",
+        )
     most = receiver_noise + spare / least
     try:
         missing = needed(target) - receiver_noise  # Omega
@@ -401,18 +415,16 @@ def plan_power(
 
 
 def _rounded_up(value: float) -> str:
-    return f"{math.ceil(value * 1000) / 1000:g}"
+    return f"{math.ceil(value * 1000) / 1000:.3f}" if math.isfinite(value) else "infinite"
 
 
-def _plan_check(parameters: int, rounds: int, target: float, delta: float) -> None:
-    for name, value, good in (
-        ("parameters", parameters, parameters >= 1),
-        ("rounds", rounds, rounds >= 1),
-        ("epsilon", target, target > 0),
-        ("delta", delta, 0 < delta < 1),
-    ):
-        if not (good and math.isfinite(value)):
-            raise ConfigurationError("plan", f"{name} = {value}", "give a number in its range")
+def _plan_check(**numbers: float) -> None:
+    for name, value in numbers.items():
+        share = name in ("delta", "distortion", "failure")
+        if not (math.isfinite(value) and 0 < value < (1 if share else math.inf)):
+            raise ConfigurationError(
+                "plan", f"{name} = {value}", f"give a number {'between 0 and 1' if share else 'above 0'}"
+            )
 
 
 def _filled(kappas: np.ndarray, wanted: float, filling: str) -> np.ndarray:

@@ -12,13 +12,15 @@ from dpfl.cli.console import bytes_text, out, print_json, table, three_text
 from dpfl.client.member import Member, honest_members
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Downlink, Observer, Unit
+from dpfl.core.types import Cohort, Downlink, Observer, Unit
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.events import Event
 from dpfl.privacy.published import MISREAD_REMARK, POISSON_REMARK, UNIFORM_REMARK, classic_epsilon
-from dpfl.rounds import Agreement, enrol
+from dpfl.protocols import Channel
+from dpfl.rounds import Agreement, enrol, first_state
 from dpfl.runs.experiment import Experiment
 from dpfl.wire.air import OverTheAir
+from dpfl.wire.channels import Dropout
 from dpfl.wire.payload import FRAME_BYTES, encode_download
 
 
@@ -41,9 +43,15 @@ def description_of(experiment: Experiment, data_folder: Path | None = None) -> d
     members = honest_members(federation)
     agreement = enrol(strategy, {c: m.claims for c, m in members.items()}, experiment.run.rounds, layout)
     strategy = agreement.strategy  # with nothing left open
-    start = encode_download(
-        Downlink(round=0, start=layout.read(experiment.build_model(federation)), shared={}, drawn=0)
+    state = first_state(agreement, layout.read(experiment.build_model(federation)))
+    cohort = Cohort.of(
+        {c: members[c].claims for c in sorted(members)[: max(1, round(agreement.terms.expected_cohort))]}
     )
+    shared = {
+        slot: plug.open(state.plugs[slot], 0, cohort, PublicSeed(0).child(slot)) for slot, plug in strategy.slots()
+    }
+    told = {slot: tensors for slot, tensors in shared.items() if tensors}
+    start = encode_download(Downlink(round=0, start=state.model, shared=told, drawn=len(cohort)))
     noise = [phase.noise_multiplier for m in members.values() for phase in agreement.phases(m.participant)]
     if strategy.noise_multiplier is not None:
         noise = [strategy.noise_multiplier]
@@ -63,7 +71,7 @@ def description_of(experiment: Experiment, data_folder: Path | None = None) -> d
         "if_honest": _on_air(agreement, members, experiment.public_seed().child("run")),
         "noise_multiplier": _three(noise) if any(noise) else None,
         "parameters": layout.size,
-        "bytes_up_per_client": 4 * (getattr(strategy.channel, "numbers", None) or layout.size) + FRAME_BYTES,
+        "bytes_up_per_client": 4 * (getattr(_channel(agreement), "numbers", None) or layout.size) + FRAME_BYTES,
         "bytes_down_per_client": len(start),
     }
 
@@ -113,14 +121,18 @@ ASSUMED: dict[str, Any] = {
 }
 
 
+def _channel(agreement: Agreement) -> Channel:
+    """The channel itself, not what loses some of its messages."""
+    channel = agreement.strategy.channel
+    return channel.through if isinstance(channel, Dropout) else channel
+
+
 def _on_air(agreement: Agreement, members: dict[str, Member], public: PublicSeed) -> dict[str, Any] | None:
     """Epsilon of all rounds over this run's own channel, by whose noise is counted on; Gaussians compose exactly."""
-    channel = agreement.strategy.channel
-    if not isinstance(channel, OverTheAir):
+    channel, terms, ids = _channel(agreement), agreement.terms, sorted(members)
+    if not isinstance(channel, OverTheAir) or agreement.strategy.selection.sampling != "none":
         return None
-    terms, ids = agreement.terms, sorted(members)
     numbers = channel.numbers or agreement.layout.size
-    delta = min(member.budget.delta if member.budget else 1e-5 for member in members.values())
     assumed = dict(ASSUMED)
     if channel.honest not in assumed.values():
         assumed[f"{100 * float(channel.honest):g} % of the others are"] = channel.honest
@@ -129,20 +141,27 @@ def _on_air(agreement: Agreement, members: dict[str, Member], public: PublicSeed
         seed = public.child("round", round_).child("channel")
         heard = [client for client in ids if channel.reachable(client, round_, seed)]
         for name, honest in assumed.items():
-            for client, multiplier in zip(
-                heard, channel.multipliers(heard, numbers, seed, honest) if heard else [], strict=True
-            ):
+            multipliers = channel.multipliers(heard, numbers, seed, honest) if heard else []
+            for client, multiplier in zip(heard, multipliers, strict=True):
                 losses[name][client] += math.inf if multiplier < 1e-6 else multiplier**-2
-    return {
-        name: _three([_composed(loss, delta, agreement) for loss in found.values()]) for name, found in losses.items()
-    }
+    delta = min(member.budget.delta if member.budget else 1e-5 for member in members.values())
+    return {name: _composed(_three(list(found.values())), delta, agreement) for name, found in losses.items()}
 
 
-def _composed(loss: float, delta: float, agreement: Agreement) -> float:
-    if loss == 0 or math.isinf(loss):
-        return loss
-    event = Event(noise_multiplier=loss**-0.5)
-    return spend([event], delta, adjacency=agreement.strategy.adjacency).epsilon
+def _composed(losses: dict[str, Any], delta: float, agreement: Agreement) -> dict[str, Any]:
+    """Epsilons of the smallest, median and largest loss; bounds that may fail take their part of delta."""
+    strategy, terms = agreement.strategy, agreement.terms
+    sent = strategy.exposure(Observer.SERVER, strategy.local.exposure((), 1), terms)
+    stretch = sent.bound / getattr(_channel(agreement), "clip", sent.bound)
+    found: dict[str, Any] = {}
+    for name, loss in losses.items():
+        if loss in (0.0, "infinite"):
+            found[name] = loss
+            continue
+        event = Event(noise_multiplier=loss**-0.5 / stretch, failure=min(1.0, sent.failure * terms.rounds))
+        value = spend([event], delta, adjacency=strategy.adjacency).epsilon
+        found[name] = "infinite" if math.isinf(value) else value
+    return found
 
 
 def _three(values: list[float]) -> dict[str, Any]:

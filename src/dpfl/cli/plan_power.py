@@ -111,8 +111,11 @@ def _gains(path: Path | None, clients: int | None, seed: int) -> dict[str, float
     try:
         with path.open(newline="") as stream:
             lines = list(csv.DictReader(stream))
-        return {line["id"]: float(line["gain"]) for line in lines}
+        found = {line["id"]: float(line["gain"]) for line in lines}
     except OSError as error:
         raise DataError(str(path), f"cannot be read ({error.strerror})", "check the path") from error
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise DataError(str(path), f"is no table of gains ({error})", "give the columns id,gain") from error
+    if not found or len(found) != len(lines):
+        raise DataError(str(path), "names no client, or one twice", "give one line per client")
+    return found

@@ -72,7 +72,7 @@ def split_power(
 def counted_clients(clients: int, honest: Honest, missing: int) -> int:
     """On how many clients' artificial noise a bill counts, the client's own included."""
     others = math.floor(honest * (clients - 1)) if isinstance(honest, int | float) else 0
-    return max(1, min(1 + others, clients - missing))
+    return max(1, 1 + others - missing)  # those missing may be among the honest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +178,12 @@ class OverTheAir(Channel):
 
     def send(self, message: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
         """Scale the message to the common strength at the receiver, and spend spare power on noise."""
+        if message.numel() != int(shared["power"][4]):
+            raise ConfigurationError(
+                "over the air",
+                f"a message of {message.numel()} numbers, noise was planned for {int(shared['power'][4])}",
+                "make numbers and the length of a message agree",
+            )
         gain, (signal, level) = self.gain(who.id, PublicSeed.from_tensor(shared["seed"])), shared["power"][:2].tolist()
         kappa = self.power * gain**2
         scaled = message * (math.sqrt(signal) / (gain * self.clip))

@@ -77,6 +77,11 @@ class Dropout(Channel):
         return self.through.shares_noise
 
     @property
+    def tolerated_dropouts(self) -> int:
+        """As the channel underneath."""
+        return int(getattr(self.through, "tolerated_dropouts", 0))
+
+    @property
     def noise_multiplier(self) -> float | None:
         """As the channel underneath."""
         return getattr(self.through, "noise_multiplier", None)
