@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Adjacency, Claims, Observer, Phase, Terms, Unit
+from dpfl.privacy.accountant import SMALLEST_DELTA
 from dpfl.privacy.bills import Bill
 from dpfl.privacy.calibrate import calibrate
 from dpfl.privacy.exposure import Exposure
@@ -209,7 +210,7 @@ class Strategy:
         amplified = self.amplifies(self.observer)
         steps = terms.rounds if amplified else terms.participations
         delta = min(claim.delta for claim in usable) - exposure.failure * steps
-        if delta <= 0:
+        if delta < SMALLEST_DELTA:
             raise PrivacyRefusal(
                 self.name,
                 f"bounds that fail with probability {exposure.failure:g} a round use up all of delta in {steps} rounds",
