@@ -25,9 +25,7 @@ from torch import Tensor
 
 import dpfl
 from dpfl import testing
-from dpfl.algorithms import dprp as module
 from dpfl.algorithms.dprp import (
-    PROJECTIONS,
     PowerPlan,
     RandomProjection,
     convergence_bound,
@@ -54,8 +52,10 @@ from dpfl.privacy.calibrate import calibrate
 from dpfl.privacy.exposure import Exposure
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Plan, Run, client_rounds, close_round, enrol, first_state, open_round
+from dpfl.wire import projection as module
 from dpfl.wire.channels import Dropout
 from dpfl.wire.payload import FRAME_BYTES
+from dpfl.wire.projection import PROJECTIONS
 
 KINDS = [("rademacher", 1.0), ("gaussian", 1.0), ("achlioptas", 2.0), ("achlioptas", 3.0), ("fourier", 1.0)]
 RANDOM = KINDS[:4]  # those of which Theorem 3 speaks

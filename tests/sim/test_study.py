@@ -215,14 +215,15 @@ def test_practices_are_drawn_from_lists_and_a_client_s_own_wins() -> None:
 def test_every_method_goes_on_with_lost_uploads_partial_cohorts_and_clients_that_leave(method: str) -> None:
     settings = dpfl.algorithms.registry.settings_of(method)
     own = {"spending": "uniform"} if "spending" in settings else {}
-    clip = {"clip": 1.0} if "clip" in settings else {}
+    usual = {"clip": 1.0, "batch_size": 16, "local_steps": 3, "dimension": 20}
+    usual = {name: value for name, value in usual.items() if name in settings}
     experiment = Experiment.from_dict(
         {
             "data": {"name": "digits"},
             "model": {"name": "mlp", "hidden": 8},
             "partition": {"kind": "iid", "clients": 8},
             "budgets": {"epsilon": [0.5, 0.5, 0.6, 1.0, 1.0, 8.0, 9.0, 9.0], "delta": 1e-3},
-            "method": {"name": method, "lr": 0.2, "batch_size": 16, "local_steps": 3, **clip, **own},
+            "method": {"name": method, "lr": 0.2, **usual, **own},
             "run": {"rounds": 10, "cohort": 6, "dropout": 0.3},
         }
     )

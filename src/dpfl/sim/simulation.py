@@ -28,6 +28,7 @@ from dpfl.privacy.statement import Statement, statement
 from dpfl.protocols import TRUE_NOISE
 from dpfl.rounds import Agreement, Run, Uplink, admit, blocks_of, close_round, enrol, first_state, open_round
 from dpfl.runs.folder import RunFolder
+from dpfl.sim.clock import Clock
 from dpfl.sim.workers import Bench, Workers
 from dpfl.strategy import Strategy
 
@@ -52,19 +53,6 @@ class Outcome:
     history: list[dict[str, Any]]
     statements: dict[str, Statement]
     summary: dict[str, Any]
-
-
-class Clock:
-    """Seconds of the stages of a round, one after the other."""
-
-    def __init__(self) -> None:
-        self._since = time.perf_counter()
-        self.laps: dict[str, float] = {}
-
-    def lap(self, stage: str) -> None:
-        """End a stage."""
-        now = time.perf_counter()
-        self.laps[stage], self._since = now - self._since, now
 
 
 class Simulation:

@@ -1,0 +1,18 @@
+"""How long the stages of a round take."""
+
+from __future__ import annotations
+
+import time
+
+
+class Clock:
+    """Seconds of the stages of a round, one after the other."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, stage: str) -> None:
+        """End a stage."""
+        now = time.perf_counter()
+        self.laps[stage], self._since = now - self._since, now
