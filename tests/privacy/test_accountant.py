@@ -226,6 +226,12 @@ def test_very_small_deltas_and_very_little_noise_are_left_to_the_moments() -> No
             epsilon(noise, 0.1, 3, delta, **plan, accountant="pld")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("adjacency", [ADD_REMOVE, ZERO_OUT, REPLACE_ONE])
+def test_poisson_samples_keep_their_accountant_at_very_small_deltas(adjacency: Adjacency) -> None:
+    event = Event(noise_multiplier=2.0, sampling="poisson", sampling_rate=0.1, steps=10)
+    assert spend((event,), 1e-9, adjacency=adjacency).accountant == "PLD"
+
+
 @pytest.mark.parametrize("rate", [1 / 3, 0.1, 1e-9, 0.12345678912345, 0.4999999999])
 def test_a_fixed_size_sample_is_never_billed_as_a_smaller_one(rate: float) -> None:
     """The accountant wants whole numbers: rounding the rate must not round it down."""

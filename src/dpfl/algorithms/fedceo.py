@@ -34,7 +34,6 @@ Departures
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
@@ -164,7 +163,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class LowRankStack(RowDenoiser):
-    """Smooth the cohort's models against each other; with ``personal`` each client starts next from its own."""
+    """Smooth the cohort's models against each other; each client starts next from its own."""
 
     schedule: Schedule
     clip: float
@@ -174,10 +173,7 @@ class LowRankStack(RowDenoiser):
 
     def settled(self, terms: Terms) -> Self:
         """Learn the noise in a client's model."""
-        return replace(self, schedule=_with_noise(self.schedule, terms, self.clip, self._shares(terms)))
-
-    def _shares(self, terms: Terms) -> float:
-        return max(1.0, terms.expected_cohort - self.tolerated_dropouts) if self.distributed else 1.0
+        return replace(self, schedule=_with_noise(self, terms))
 
     def personal_starts(self, round_: int) -> bool:
         """After a smoothing round."""
@@ -217,9 +213,7 @@ class LowRankMean(Denoiser):
 
     def settled(self, terms: Terms) -> Self:
         """Learn the noise in a client's model, and how many there are."""
-        shares = max(1.0, terms.expected_cohort - self.tolerated_dropouts) if self.distributed else 1.0
-        schedule = _with_noise(self.schedule, terms, self.clip, shares)
-        return replace(self, schedule=schedule, clients=self.clients or terms.expected_cohort)
+        return replace(self, schedule=_with_noise(self, terms), clients=self.clients or terms.expected_cohort)
 
     def __call__(self, aggregate: Aggregate) -> tuple[Tensor, Metrics]:
         """Return the update that leads to the smoothed mean."""
@@ -242,7 +236,10 @@ class LowRankMean(Denoiser):
         return mean - aggregate.model, told
 
 
-def _with_noise(schedule: Schedule, terms: Terms, clip: float, shares: float) -> Schedule:
+def _with_noise(piece: LowRankStack | LowRankMean, terms: Terms) -> Schedule:
+    """Settle the noise in every entry of one client's model; refuse a threshold that grows beyond all numbers."""
+    schedule = piece.schedule
+    shares = max(1.0, terms.expected_cohort - piece.tolerated_dropouts) if piece.distributed else 1.0
     largest = terms.rounds / schedule.interval * math.log(schedule.growth) - math.log(schedule.coefficient or 1.0)
     if largest > 600:
         raise ConfigurationError(
@@ -252,7 +249,7 @@ def _with_noise(schedule: Schedule, terms: Terms, clip: float, shares: float) ->
         )
     if schedule.row_std is not None or terms.noise_multiplier is None:
         return schedule
-    return replace(schedule, row_std=terms.noise_multiplier * clip / math.sqrt(shares))
+    return replace(schedule, row_std=terms.noise_multiplier * piece.clip / math.sqrt(shares))
 
 
 def _stacked(models: Tensor, block: Block) -> Tensor:
@@ -279,11 +276,7 @@ def _smoothness_told(before: Tensor, after: Tensor) -> Metrics:
 
 
 def _rounded(values: Tensor) -> list[float]:
-    return [float(f"{value:.5g}") for value in _numbers(values)]
-
-
-def _numbers(values: Tensor) -> Iterable[float]:
-    return [float(value) for value in values.flatten().tolist()]
+    return [float(f"{value:.5g}") for value in values.flatten().tolist()]
 
 
 def fedceo(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -65,22 +66,31 @@ def make_strategy(name: str, settings: Mapping[str, Any]) -> Strategy:
         raise ConfigurationError(
             f"method '{name}'", f"needs {' and '.join(missing)}", "give a value: it has no default"
         )
+    hints = typing.get_type_hints(METHODS[name])
     for setting, value in settings.items():
-        _check_kind(name, known[setting], value)
+        _check_kind(name, setting, hints[setting], value)
     return METHODS[name](**settings)
 
 
-def _check_kind(method: str, setting: inspect.Parameter, value: Any) -> None:
-    """Refuse text where a number belongs, and a broken number where a whole one does."""
-    kind = str(setting.annotation)
-    words = any(word in kind for word in ("str", "Literal", "Noise", "Projection", "Honest", "Spending", "Estimator"))
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if isinstance(value, str) and not words and "Selection" not in kind:
-        raise ConfigurationError(f"method '{method}'", f"{setting.name} = '{value}' is no number", "give a number")
-    if kind.startswith("int") and number and value != "all" and not (math.isfinite(value) and value == int(value)):
-        raise ConfigurationError(f"method '{method}'", f"{setting.name} = {value}", "give a whole number")
-    if kind.startswith("float") and number and math.isnan(value):
-        raise ConfigurationError(f"method '{method}'", f"{setting.name} = {value}", "give a number")
+def _kinds(annotation: Any) -> set[Any]:
+    """The plain kinds a setting may have: of float | Literal["auto"] they are float and str."""
+    parts = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return {type(value) for value in parts}
+    return {kind for part in parts for kind in _kinds(part)} if parts else {annotation}
+
+
+def _check_kind(method: str, setting: str, annotation: Any, value: Any) -> None:
+    """Refuse text where only numbers belong, what is no number at all, and broken numbers where whole ones belong."""
+    kinds = _kinds(annotation) & {int, float, str}
+    where, given = f"method '{method}'", f"{setting} = {value!r}"
+    if isinstance(value, str) and kinds and str not in kinds:
+        raise ConfigurationError(where, f"{given} is no number", "give a number")
+    if isinstance(value, float) and kinds:
+        if math.isnan(value):
+            raise ConfigurationError(where, given, "give a number")
+        if float not in kinds and not value.is_integer():
+            raise ConfigurationError(where, given, "give a whole number")
 
 
 def about(name: str) -> str:

@@ -88,6 +88,8 @@ def show(results: dict[str, Any]) -> None:
         )
     out.print(lines)
     seeds = len(cells[0]["runs"])
+    for meaning in sorted({_meaning(run["epsilon"]) for cell in cells for run in cell["runs"]}):
+        out.print(meaning)
     out.print(f"accuracy: final model, test records, mean ± standard deviation over {seeds} seed(s)")
     if noisy:
         out.print(
@@ -99,3 +101,9 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} x {factor:g}" for name, factor in value.items()) or "-"
     return str(value)
+
+
+def _meaning(epsilon: dict[str, Any]) -> str:
+    if epsilon["observer"] == "nobody":
+        return "no epsilon: fedavg protects nobody"
+    return f"epsilon: per {epsilon['unit']}, {epsilon['adjacency']} adjacency, against the {epsilon['observer']}"

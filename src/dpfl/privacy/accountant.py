@@ -178,7 +178,7 @@ def _groups(
         )
     fixed = tuple(e for e in events if _fixed_size(e))
     rest = tuple(e for e in events if not _fixed_size(e))
-    curved = all(_has_curve(e) for e in fixed) and delta >= SMALLEST_CURVED_DELTA
+    curved = not fixed or (all(_has_curve(e) for e in fixed) and delta >= SMALLEST_CURVED_DELTA)
     able: dict[AccountantName, bool] = {
         "pld": (not fixed or not rest) and curved,
         "rdp": not (adjacency is Adjacency.REPLACE_ONE and any(_poisson(e) for e in events)),

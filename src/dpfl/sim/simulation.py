@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn import functional as F
 
 from dpfl.client.local_work import noise_variance
 from dpfl.client.member import Member, check_budget, false_claims, honest_members
@@ -20,19 +18,16 @@ from dpfl.core.errors import LedgerError, PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.types import Observer, Record, State
 from dpfl.data.federation import Federation
-from dpfl.engine.bookkeeping import fast_layout
-from dpfl.engine.one_by_one import on_copies
-from dpfl.engine.process import one_thread
 from dpfl.models import check_model
 from dpfl.privacy.statement import Statement, statement
 from dpfl.protocols import TRUE_NOISE
 from dpfl.rounds import Agreement, Run, Uplink, admit, blocks_of, close_round, enrol, first_state, open_round
 from dpfl.runs.folder import RunFolder
 from dpfl.sim.clock import Clock
+from dpfl.sim.evaluation import Evaluation
 from dpfl.sim.workers import Bench, Workers
 from dpfl.strategy import Strategy
 
-EVALUATED_AT_ONCE = 512
 Progress = Callable[[int, int, dict[str, Any]], None]
 
 SEEDED = "NOT PRIVATE: SEEDED (anyone who knows the seed can subtract the noise; for simulations only)"
@@ -94,7 +89,6 @@ class Simulation:
         self.run_ = run
         self.engine = engine
         self.device = device
-        self.inputs = federation.inputs
         self.workers = workers
         self.evaluate_every = evaluate_every
         self.folder = folder
@@ -105,8 +99,7 @@ class Simulation:
         self.agreement: Agreement = enrol(strategy, {c: m.claims for c, m in self.members.items()}, rounds, self.layout)
         self.strategy = strategy = self.agreement.strategy  # with nothing left open
         self.private: dict[str, Tensor] = {}  # what stays at clients, by client
-        self.shards = federation.shards
-        self.test = federation.test_set()
+        self.evaluation = Evaluation(model=model, layout=self.layout, federation=federation, device=device)
         if strategy.observer is not Observer.NOBODY:
             budgets = {client: member.budget for client, member in self.members.items() if member.budget is not None}
             run.ledger.grant(budgets, unit=strategy.unit, observer=strategy.observer)
@@ -233,37 +226,8 @@ class Simulation:
         return willing
 
     def evaluate(self, vector: Tensor) -> dict[str, float]:
-        """Accuracy and loss on all test records: a simulator's privilege, not covered by any bill.
-
-        Where parts of the model stay at clients, each client's own model is tested on its own test records, and the mean
-        over records is reported; the common model alone beside it.
-        """
-        everyone = self._tested(vector, *self.test)
-        if self.strategy.personal is None:
-            return everyone
-        sums = {"accuracy": 0.0, "loss": 0.0}
-        for client, shard in self.shards.items():
-            own = self.strategy.personal.merge(vector, self.private.get(client), self.layout)
-            if len(shard.test_labels):
-                found = self._tested(own, shard.test_features, shard.test_labels)
-                sums = {name: value + found[name] * len(shard.test_labels) for name, value in sums.items()}
-        means = {name: value / max(1, len(self.test[1])) for name, value in sums.items()}
-        return {**means, "common_accuracy": everyone["accuracy"]}
-
-    def _tested(self, vector: Tensor, features: Tensor, labels: Tensor) -> dict[str, float]:
-        parameters = on_copies(self.model, self.layout.unflatten(vector.to(self.device)))
-        was_training = self.model.training
-        self.model.eval()
-        with torch.no_grad(), one_thread():
-            parts = []
-            for part in torch.split(features, EVALUATED_AT_ONCE):
-                batch = fast_layout(self.inputs(part.to(self.device)))
-                parts.append(functional_call(self.model, parameters, (batch,)).cpu())
-            outputs = torch.cat(parts)
-            loss = F.cross_entropy(outputs, labels).item()
-            accuracy = (outputs.argmax(1) == labels).float().mean().item()
-        self.model.train(was_training)
-        return {"accuracy": accuracy, "loss": loss if math.isfinite(loss) else -1.0}
+        """Accuracy and loss on test records: a simulator's privilege, not covered by any bill."""
+        return self.evaluation(vector, self.strategy.personal, self.private)
 
     # -- going on after an interruption --------------------------------------------------------------------------------
 

@@ -135,7 +135,7 @@ def _run_of(study: Study, place: RunFolder, seed: int) -> dict[str, Any]:
         "bytes_up": summary["bytes_up"],
         "bytes_down": summary["bytes_down"],
         "clients_left": len(summary["clients_left"]),
-        "epsilon": summary["epsilon"],
+        "epsilon": summary["epsilon"] | {name: summary[name] for name in ("unit", "adjacency", "observer")},
     }
     if ratios:
         found["noise_over_least"] = {"mean": statistics.mean(ratios), "largest": max(ratios)}
