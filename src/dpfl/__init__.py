@@ -14,14 +14,13 @@ from dpfl.algorithms.weiavg import weiavg
 from dpfl.core.errors import DpflError
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Adjacency, Budget, Claims, Observer, Practice, Unit
+from dpfl.core.version import __version__
 from dpfl.data.federation import Federation
 from dpfl.privacy.budgets import make_budgets
 from dpfl.privacy.statement import Statement
 from dpfl.server.selection import Everyone, FixedCohort, PoissonCohort
 from dpfl.sim.train import Result, train
 from dpfl.strategy import Strategy
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Adjacency",

@@ -99,17 +99,22 @@ def test_noise_and_epsilon_are_inverse(capsys: pytest.CaptureFixture[str]) -> No
     assert 1.99 <= json.loads(out)["epsilon"] <= 2
 
 
-def test_compare_pairs_methods_and_completes_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["compare", *QUICK, *PRIVATE, "--seeds", "2", "--workers", "1", "--out", "c", "--json"]
+def test_compare_pairs_methods_and_runs_only_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["compare", *QUICK, *PRIVATE, "--seeds", "2", "--workers", "1", "--json"]
     code, out, _ = _run(capsys, *arguments, "--methods", "fedavg,weiavg")
     first = json.loads(out)
     assert code == 0
-    assert [len(runs) for runs in first["methods"].values()] == [2, 2]
-    stamp = Path("c/weiavg-seed0/summary.json").stat().st_mtime_ns
+    assert [len(cell["runs"]) for cell in first["cells"]] == [2, 2]
+    assert [run["seed"] for cell in first["cells"] for run in cell["runs"]] == [0, 1, 0, 1]
+    kept = {path: path.stat().st_mtime_ns for path in Path("runs/kept").glob("*/summary.json")}
+    assert len(kept) == 4
     code, out, _ = _run(capsys, *arguments, "--methods", "fedavg,weiavg,minimum")
+    second = json.loads(out)
     assert code == 0
-    assert json.loads(out)["methods"]["weiavg"] == first["methods"]["weiavg"]
-    assert Path("c/weiavg-seed0/summary.json").stat().st_mtime_ns == stamp
+    assert (first["folder"], second["folder"]) == ("runs/compare-1", "runs/compare-2")
+    assert second["cells"][:2] == first["cells"]
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert len(list(Path("runs/kept").glob("*/summary.json"))) == 6
 
 
 def test_compare_tables_fit_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,26 +128,16 @@ def test_compare_tables_fit_a_terminal_of_80_columns(capsys: pytest.CaptureFixtu
 
 
 def test_compare_in_two_processes_gives_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    results = []
+    results, models = [], []
     for workers in ("1", "2"):
-        out_folder = f"c{workers}"
-        arguments = [
-            "compare",
-            *QUICK,
-            *PRIVATE,
-            "--seeds",
-            "1",
-            "--methods",
-            "fedavg_dp,weiavg",
-            "--json",
-            "--out",
-            out_folder,
-        ]
-        _, out, _ = _run(capsys, *arguments, "--workers", workers)
-        results.append({m: [r["accuracy"] for r in runs] for m, runs in json.loads(out)["methods"].items()})
-        assert (Path(out_folder) / "weiavg-seed0" / "model.safetensors").exists()
+        arguments = ["compare", *QUICK, *PRIVATE, "--seeds", "1", "--methods", "fedavg_dp,weiavg", "--json"]
+        _, out, _ = _run(capsys, *arguments, "--workers", workers, "--kept", f"kept{workers}")
+        found = json.loads(out)
+        results.append(found["cells"])
+        models.append(
+            [Path(f"kept{workers}", c["runs"][0]["folder"], "model.safetensors").read_bytes() for c in found["cells"]]
+        )
     assert results[0] == results[1]
-    models = [Path(f"c{w}/weiavg-seed0/model.safetensors").read_bytes() for w in "12"]
     assert models[0] == models[1]
 
 

@@ -263,6 +263,14 @@ class PublicSubspace(Stage):
     k: int = 1
     linear: ClassVar[bool] = False
 
+    def coordinates(self, layout: Layout) -> int:
+        """Numbers that a private client sends once there is a subspace."""
+        return sum(min(self.k, block.size) for block in layout)
+
+    def basis_size(self, layout: Layout) -> int:
+        """Numbers of the subspace, which every client is sent."""
+        return sum(min(self.k, block.size) * block.size for block in layout)
+
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Remember who is public; there is no subspace yet."""
         return _public_state(terms)

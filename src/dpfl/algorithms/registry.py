@@ -43,6 +43,26 @@ METHODS: dict[str, Callable[..., Strategy]] = {
 }
 
 
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "heterogeneous": (
+        "fedavg", "minimum", "maximum", "fedavg_dp", "dpfedavg", "weiavg", "pfa", "pfa_plus", "robust_hdp",
+    ),
+    "client": ("fedavg", "dp_fed", "dp_fed_ls", "udp_fedavg", "fedceo", "ppsgd", "centaur"),
+    "wireless": ("fedavg", "airsgd", "dprp"),
+}  # fmt: skip
+"""Methods that are worth comparing with each other, each family with plain averaging for reference."""
+
+KNOBS: dict[str, tuple[str, tuple[float | str, ...]]] = {
+    "dp_fed_ls": ("smoothing", (0.1, 1.0, 10.0)),
+    "dprp": ("dimension", (1 / 64, 1 / 8)),
+    "fedceo": ("coefficient", ("auto", 1.0, 10.0)),
+    "pfa": ("k", (1, 2)),
+    "pfa_plus": ("k", (1, 2)),
+    "ppsgd": ("personal_lr", (0.03, 0.3)),
+}
+"""The setting that is a method's own, and what a search tries; a dimension is a share of the model's parameters."""
+
+
 def usual_sampling(name: str) -> str:
     """How a method's paper draws cohorts, where the user does not say."""
     return "poisson" if name in ("dp_fed", "dp_fed_ls") else "uniform"

@@ -7,15 +7,16 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from dpfl.algorithms.pfa import PublicSubspace
 from dpfl.cli import options as o
 from dpfl.cli.console import bytes_text, out, print_json, table, three_text
-from dpfl.client.member import Member, honest_members
+from dpfl.client.member import Member, false_claims, honest_members
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Cohort, Downlink, Observer, Unit
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.events import Event
-from dpfl.privacy.published import MISREAD_REMARK, POISSON_REMARK, UNIFORM_REMARK, classic_epsilon
+from dpfl.privacy.published import MISREAD_REMARK, POISSON_REMARK, UNAMPLIFIED_REMARK, UNIFORM_REMARK, classic_epsilon
 from dpfl.protocols import Channel
 from dpfl.rounds import Agreement, enrol, first_state
 from dpfl.runs.experiment import Experiment
@@ -40,7 +41,7 @@ def description_of(experiment: Experiment, data_folder: Path | None = None) -> d
     federation = experiment.federation(data_folder)
     strategy = experiment.strategy(len(federation.ids))
     layout = Layout.of_module(experiment.build_model(federation))
-    members = honest_members(federation)
+    members = honest_members(federation, false_claims(federation, experiment.run.liars))
     agreement = enrol(strategy, {c: m.claims for c, m in members.items()}, experiment.run.rounds, layout)
     strategy = agreement.strategy  # with nothing left open
     state = first_state(agreement, layout.read(experiment.build_model(federation)))
@@ -71,9 +72,22 @@ def description_of(experiment: Experiment, data_folder: Path | None = None) -> d
         "if_honest": _on_air(agreement, members, experiment.public_seed().child("run")),
         "noise_multiplier": _three(noise) if any(noise) else None,
         "parameters": layout.size,
-        "bytes_up_per_client": 4 * (getattr(_channel(agreement), "numbers", None) or layout.size) + FRAME_BYTES,
-        "bytes_down_per_client": len(start),
+        "bytes_up_per_client": _bytes_up(agreement),
+        "bytes_down_per_client": len(start) + sum(4 * stage.basis_size(layout) for stage in _subspaces(agreement)),
     }
+
+
+def _subspaces(agreement: Agreement) -> list[PublicSubspace]:
+    return [stage for stage in agreement.strategy.stages if isinstance(stage, PublicSubspace)]
+
+
+def _bytes_up(agreement: Agreement) -> int:
+    """A round's upload, averaged over clients; PFA+ in the rounds that have a subspace."""
+    numbers = float(getattr(_channel(agreement), "numbers", None) or agreement.layout.size)
+    for stage in _subspaces(agreement):
+        public = len(agreement.terms.public) / agreement.terms.population
+        numbers = public * numbers + (1 - public) * stage.coordinates(agreement.layout)
+    return math.ceil(4 * numbers) + FRAME_BYTES
 
 
 def _planned(agreement: Agreement, members: dict[str, Member], observer: Observer) -> dict[str, Any]:
@@ -110,6 +124,8 @@ def _published(agreement: Agreement, members: dict[str, Member]) -> dict[str, An
     rate = strategy.selection.rate(terms.population)
     value = classic_epsilon(strategy.noise_multiplier, rate, terms.rounds, delta, read)
     remark = {("poisson", "poisson"): POISSON_REMARK, ("uniform", "uniform"): UNIFORM_REMARK}.get((sampling, read))
+    if not strategy.amplifies(strategy.observer):
+        remark = UNAMPLIFIED_REMARK
     return {"epsilon": value, "remark": remark or MISREAD_REMARK}
 
 

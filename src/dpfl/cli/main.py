@@ -10,7 +10,7 @@ import click
 import typer
 
 import dpfl
-from dpfl.cli import account, compare, describe, lists, plan_power, run, study
+from dpfl.cli import account, compare, describe, lists, plan, plan_power, report, run, study, sweep, tune, watch
 from dpfl.cli.console import err
 from dpfl.core.errors import DpflError, did_you_mean, disk_error
 
@@ -26,9 +26,14 @@ app = typer.Typer(
 )
 app.command()(run.run)
 app.command()(compare.compare)
+app.command()(sweep.sweep)
+app.command()(tune.tune)
+app.command()(report.report)
+app.command()(watch.watch)
 app.command()(study.study)
 app.command()(describe.describe)
 app.command()(account.account)
+app.command()(plan.plan)
 app.command(name="plan-power")(plan_power.plan)
 app.command()(lists.methods)
 app.command()(lists.datasets)

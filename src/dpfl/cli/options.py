@@ -99,11 +99,11 @@ def experiment_values(file: Path | None, options: dict[str, Any]) -> dict[str, A
         if name in given:
             put(section, key, given[name])
     if "dataset" in given:
-        values["data"] = _data(given["dataset"], given.get("label"))
+        values["data"] = data_values(given["dataset"], given.get("label"))
     elif "label" in given:
         put("data", "label", given["label"])
     if "cohort" in given:
-        put("run", "cohort", _number(given["cohort"], "--cohort"))
+        put("run", "cohort", number(given["cohort"], "--cohort"))
     if given.get("system_noise"):
         put("run", "noise", "system")
     settings: dict[str, Any] = {name: given[name] for name in _SETTINGS if name in given}
@@ -113,14 +113,14 @@ def experiment_values(file: Path | None, options: dict[str, Any]) -> dict[str, A
         settings |= {name: given[name] for name in ("local_steps", "local_epochs") if name in given}
     for text in given.get("liar", []):
         client, _, factor = text.rpartition(":")
-        if not client or not isinstance(_number(factor, None), int | float):
+        if not client or not isinstance(number(factor, None), int | float):
             raise ConfigurationError("--liar", f"'{text}' is no ID:FACTOR", "write for instance --liar 12:100")
-        values.setdefault("run", {}).setdefault("liars", {})[client] = _number(factor, None)
+        values.setdefault("run", {}).setdefault("liars", {})[client] = number(factor, None)
     for pair in given.get("set", []):
         key, equals, text = pair.partition("=")
         if not equals:
             raise ConfigurationError("--set", f"'{pair}' is no KEY=VALUE", "write for instance --set k=1")
-        settings[key] = _number(text, None)
+        settings[key] = number(text, None)
     values.setdefault("method", {}).update(settings)
     if file is None:
         method = values["method"]
@@ -158,13 +158,15 @@ _PLACES = {
 }
 
 
-def _data(name: str, label: str | None) -> dict[str, Any]:
+def data_values(name: str, label: str | None) -> dict[str, Any]:
+    """A data set by name, or a folder."""
     if name not in DATASETS and (Path(name).is_dir() or "/" in name):
         return {"folder": str(Path(name).absolute()), **({"label": label} if label else {})}
     return {"name": name}
 
 
-def _number(text: str, where: str | None) -> Any:
+def number(text: str, where: str | None) -> Any:
+    """Read a number, true or false, or leave a word a word."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -78,7 +78,8 @@ def plan(
     facts = table("", "", left=2)
     facts.add_row("project onto", f"{found.dimension} of {parameters} numbers ({found.dimension} channel uses a round)")
     facts.add_row("epsilon", f"{epsilon_text(found.epsilon)} (target {epsilon:g})")
-    facts.add_row("", f"per client, {adjacency} adjacency, against the server, {accounting} composition")
+    facts.add_row("", f"per client, {adjacency} adjacency, against the server")
+    facts.add_row("", f"{accounting} composition")
     facts.add_row("noise / signal", f"{found.noise_multiplier:.4g}")
     facts.add_row("bound (Theorem 3)", f"{found.bound:.6g}")
     facts.add_row(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,12 +11,18 @@ import typer
 
 from dpfl.cli import options as o
 from dpfl.cli.console import bytes_text, epsilon_text, err, out, print_json, progress_bar, table, three_text
+from dpfl.cli.watch import Port
 from dpfl.core.errors import ConfigurationError, FolderError, Interrupted
+from dpfl.report.live import LiveServer
+from dpfl.report.page import write_report
+from dpfl.report.reading import of_folders
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder, free_name
+from dpfl.runs.loggers import logging_to
 from dpfl.sim.train import run_experiment
 
 MOST_LINES = 24
+LAST_LOOK = 2.5  # seconds; a page that asks once a second gets the end
 
 
 @o.takes_experiment(**o.ONE_METHOD)
@@ -28,6 +36,11 @@ def run(
     workers: Annotated[int | None, typer.Option(help="Worker processes; they never change a result.")] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Folder (default: a new one in runs/).")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.", metavar="FOLDER")] = None,
+    live: Annotated[bool, typer.Option("--live", help="Serve the report on 127.0.0.1 while the run goes on.")] = False,
+    port: Port = 0,
+    log: Annotated[
+        str | None, typer.Option(help="Log to tensorboard or mlflow, if installed.", show_default=False)
+    ] = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -45,7 +58,12 @@ def run(
         experiment = o.build(file, o.experiment_values(file, given))
         source = experiment.data.name or Path(experiment.data.folder or "own").name
         folder = folder or free_name(Path("runs"), f"{experiment.method.name}-{source}")
-    with progress_bar() as bar:
+    with ExitStack() as stack:
+        if live:
+            server = stack.enter_context(LiveServer(folder, port))
+            err.print(f"Live view: {server.address}", soft_wrap=True)
+        logger = stack.enter_context(logging_to(log, folder, experiment, err.print))
+        bar = stack.enter_context(progress_bar())
         bar.disable = bar.disable or quiet
         task = bar.add_task(experiment.method.name, total=experiment.run.rounds, note="planning noise")
 
@@ -53,6 +71,8 @@ def run(
             bar.update(
                 task, completed=done, note=f"accuracy {100 * line['accuracy']:.1f} %" if "accuracy" in line else ""
             )
+            if logger is not None:
+                logger.round(done, line)
 
         try:
             result = run_experiment(
@@ -62,6 +82,11 @@ def run(
             raise Interrupted(
                 str(folder), "stopped by you; what was charged stays charged", f"go on with: dpfl run --resume {folder}"
             ) from None
+        if logger is not None:
+            logger.end(result.summary)
+        write_report(of_folders([folder]), folder / "report.html")
+        if live:
+            time.sleep(LAST_LOOK)
     if json:
         print_json({"folder": str(folder), **result.summary})
     else:
@@ -92,6 +117,7 @@ def show(folder: Path, summary: dict[str, Any]) -> None:
     out.print(facts)
     show_statements(summary["statements"])
     err.print(f"Results: {folder}")
+    err.print(f"Report: {folder / 'report.html'}")
 
 
 def show_statements(lines: list[dict[str, Any]]) -> None:

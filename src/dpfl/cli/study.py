@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from dpfl.cli import options as o
-from dpfl.cli.console import err, mean_and_spread, out, print_json, progress_bar, table
-from dpfl.core.errors import FolderError, Interrupted
+from dpfl.cli import results as r
+from dpfl.cli.console import err, mean_and_spread, out, print_json, table
 from dpfl.core.files import write_safely
 from dpfl.runs.study import Study
-from dpfl.sim.study import RESULTS_FORMAT, run_study
+from dpfl.sim.study import run_study
 
 
 def study(
@@ -33,22 +33,10 @@ def study(
     asked = Study.from_file(file)
     recorded = file.with_suffix(".json")
     if show_recorded:
-        results = _read(recorded)
+        results = r.read_results(recorded, "run the study with --record first")
     else:
         base = folder or Path("runs") / f"study-{file.stem}"
-        with progress_bar() as bar:
-            bar.disable = bar.disable or quiet
-            shown = bar.add_task(asked.title, total=None, note="")
-
-            def told(stage: str, done: int, total: int) -> None:
-                bar.update(shown, completed=done, total=total, note=stage)
-
-            try:
-                results = run_study(asked, base, data, workers, told)
-            except KeyboardInterrupt:
-                raise Interrupted(
-                    str(base), "stopped by you", "complete it by repeating the command: finished runs are kept"
-                ) from None
+        results = r.run_shown(run_study, asked, base, data, workers, quiet)
         if record:
             write_safely(recorded, (json_.dumps(results, indent=1) + "\n").encode())
             err.print(f"Recorded: {recorded}")
@@ -56,16 +44,6 @@ def study(
         print_json(results)
     else:
         show(results)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        results: dict[str, Any] = json_.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise FolderError(str(path), f"cannot be read ({error})", "run the study with --record first") from error
-    if results.get("format") != RESULTS_FORMAT:
-        raise FolderError(str(path), "holds no results of a study", "run the study with --record")
-    return results
 
 
 def show(results: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ CLASSIC = "classic-rdp"
 POISSON_REMARK = "classic RDP: valid, looser than ours"
 UNIFORM_REMARK = "classic RDP with sensitivity clip: NOT a bound for replacing a client"
 MISREAD_REMARK = "classic RDP of Poisson samples: NOT a bound for cohorts of fixed size"
+UNAMPLIFIED_REMARK = "classic RDP of samples: NOT a bound against who sees which clients took part"
 
 _ORDERS = [1 + x / 10 for x in range(1, 100)] + [float(a) for a in range(12, 64)]
 _TIGHT_TERMS = 12  # orders up to which the theorem's alternating sums are not lost to rounding

@@ -17,6 +17,7 @@ from dpfl.algorithms.registry import make_strategy, settings_of, usual_sampling
 from dpfl.core.errors import ConfigurationError, DataError, did_you_mean
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Practice
+from dpfl.core.version import __version__
 from dpfl.data.datasets import load_dataset
 from dpfl.data.federation import Federation
 from dpfl.data.partition import Partition
@@ -58,10 +59,14 @@ class PartitionSection(Section):
 
 
 class BudgetsSection(Section):
-    """What each client grants: a distribution's name, a number, a list, a file or a table; and delta. No defaults."""
+    """What each client grants: a distribution's name, a number, a list, a file or a table; and delta. No defaults.
+
+    ``scale`` multiplies every epsilon, to see what more or less would buy.
+    """
 
     epsilon: str | float | list[float] | dict[str, float] | None = None
     delta: float | list[float] | dict[str, float] | None = None
+    scale: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
 
 class ModelSection(Section):
@@ -156,6 +161,15 @@ class Experiment(Section):
         values["run"].pop("workers", None)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
+    def content(self) -> str:
+        """Name the result by everything it rests on: also the bytes of a folder's files, and this version of dpfl."""
+        digest = hashlib.sha256(f"{__version__}:{self.digest()}".encode())
+        if self.data.folder is not None:
+            for path in sorted(Path(self.data.folder).glob("*")):
+                if path.is_file():
+                    digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest()
+
     # -- building what the file describes ------------------------------------------------------------------------------
 
     def selection(self, population: int) -> Selection:
@@ -197,9 +211,10 @@ class Experiment(Section):
                     "give a delta well below 1 / records of the smallest client",
                 )
             seed = self.public_seed().child("budgets")
-            federation = federation.with_budgets(
-                make_budgets(self.budgets.epsilon, self.budgets.delta, federation.ids, seed)
-            )
+            budgets = make_budgets(self.budgets.epsilon, self.budgets.delta, federation.ids, seed)
+            if self.budgets.scale is not None:
+                budgets = {c: replace(b, epsilon=b.epsilon * self.budgets.scale) for c, b in budgets.items()}
+            federation = federation.with_budgets(budgets)
         unknown = sorted(set(self.clients) - set(federation.ids))
         if unknown:
             raise ConfigurationError(

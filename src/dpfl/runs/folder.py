@@ -5,7 +5,7 @@
     experiment.toml     complete, re-runnable          ledger.sqlite       what was charged, before it was released
     rounds.jsonl        the operator's record          timings.jsonl       seconds, apart: they differ from run to run
     checkpoint/         the state to go on from        model.safetensors   the final model
-    summary.json        what came out
+    summary.json        what came out                  halts.jsonl         accuracy where a search made the run wait
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.types import State
 
 CHECKPOINT_FORMAT = "dpfl-checkpoint-1"
+SUMMARY_FORMAT = "dpfl-summary-1"
 
 
 class RunFolder:
@@ -41,6 +42,7 @@ class RunFolder:
         self.ledger = path / "ledger.sqlite"
         self.rounds = path / "rounds.jsonl"
         self.timings = path / "timings.jsonl"
+        self.halts = path / "halts.jsonl"
         self.model = path / "model.safetensors"
         self.summary = path / "summary.json"
         self.checkpoint = path / "checkpoint" / "state.safetensors"

@@ -26,26 +26,29 @@ class Task:
     experiment: Experiment
     folder: Path
     data_folder: Path | None = None
+    until: int | None = None  # stop there for now; the run can go on later as if it never had
 
     @property
     def rounds(self) -> int:
         """How long it takes, in the unit that progress is shown in."""
-        return self.experiment.run.rounds
+        return min(self.until or self.experiment.run.rounds, self.experiment.run.rounds)
 
 
 def run_task(task: Task, report: Callable[[int], None]) -> dict[str, Any]:
     """Run, go on with, or just read an experiment, whatever its folder needs."""
     place = RunFolder(task.folder)
     started = place.experiment.exists() and place.experiment.read_text() == task.experiment.to_toml()
-    if started and place.summary.exists():
+    known = [line for line in place.read_lines(place.halts) if line["rounds"]["done"] == task.rounds] if started else []
+    if started and (known or (place.summary.exists() and task.rounds == task.experiment.run.rounds)):
         report(task.rounds)
-        return place.read_summary()
+        return known[0] if known else place.read_summary()
     result = run_experiment(
         task.experiment,
         task.folder,
         resume=started,
         data_folder=task.data_folder,
         progress=lambda done, total, line: report(done),
+        until=task.until,
     )
     return result.summary
 

@@ -16,13 +16,14 @@ from dpfl.client.local_work import noise_variance
 from dpfl.client.member import Member, check_budget, false_claims, honest_members
 from dpfl.core.errors import LedgerError, PrivacyRefusal
 from dpfl.core.layout import Layout
-from dpfl.core.types import Observer, Record, State
+from dpfl.core.types import Observer, Record, State, Unit
+from dpfl.core.version import __version__
 from dpfl.data.federation import Federation
 from dpfl.models import check_model
 from dpfl.privacy.statement import Statement, statement
 from dpfl.protocols import TRUE_NOISE
 from dpfl.rounds import Agreement, Run, Uplink, admit, blocks_of, close_round, enrol, first_state, open_round
-from dpfl.runs.folder import RunFolder
+from dpfl.runs.folder import SUMMARY_FORMAT, RunFolder
 from dpfl.sim.clock import Clock
 from dpfl.sim.evaluation import Evaluation
 from dpfl.sim.workers import Bench, Workers
@@ -113,8 +114,14 @@ class Simulation:
             self.folder.save_state(state, self.run_.name, self.digest)
         return state
 
-    def run(self, state: State, history: list[dict[str, Any]], progress: Progress | None = None) -> Outcome:
-        """Play the rounds that are left."""
+    def run(
+        self,
+        state: State,
+        history: list[dict[str, Any]],
+        progress: Progress | None = None,
+        until: int | None = None,
+    ) -> Outcome:
+        """Play the rounds that are left; or halt at round ``until``, to go on another time."""
         began = time.perf_counter()
         rounds = self.agreement.terms.rounds
         bench = Bench(
@@ -127,8 +134,9 @@ class Simulation:
             seed=self.run_.seed,
         )
         ended_early, left_at_the_end = None, []
+        halt = min(until or rounds, rounds)
         with Workers(bench, self.workers) as workers:
-            while state.round < rounds:
+            while state.round < halt:
                 clock = Clock()
                 plan = open_round(self.agreement, state, self.run_, self._willing(state.round))
                 if plan.over:
@@ -158,7 +166,16 @@ class Simulation:
                 self._keep(state, line, clock)
                 if progress is not None:
                     progress(state.round, rounds, line)
+        if halt < rounds and ended_early is None:
+            return self._halted(state, history)
         return self._outcome(state, history, ended_early, left_at_the_end, time.perf_counter() - began)
+
+    def _halted(self, state: State, history: list[dict[str, Any]]) -> Outcome:
+        rounds = {"planned": self.agreement.terms.rounds, "done": state.round, "ended_early": None}
+        so_far = {"method": self.strategy.name, "rounds": rounds, **self.evaluate(state.model)}
+        if self.folder is not None:
+            self.folder.append(self.folder.halts, so_far)
+        return Outcome(state=state, history=history, statements={}, summary=so_far)
 
     def _keep(self, state: State, line: dict[str, Any], clock: Clock) -> None:
         timing = {"round": line["round"], "seconds": sum(clock.laps.values()), **clock.laps}
@@ -280,7 +297,8 @@ class Simulation:
         else:
             last = {key: history[-1][key] for key in ("accuracy", "loss", "common_accuracy") if key in history[-1]}
         summary = {
-            "format": "dpfl-summary-1",
+            "format": SUMMARY_FORMAT,
+            "dpfl": __version__,
             "method": self.strategy.name,
             "run": self.run_.name,
             "unit": str(self.strategy.unit),
@@ -337,11 +355,12 @@ class Simulation:
         """Return what must stand on everything this run leaves behind."""
         stamps = [UNACCOUNTED]
         budgets = {client: member.budget for client, member in self.members.items() if member.budget}
-        weak = [c for c, b in budgets.items() if b.delta * self.members[c].shard.examples >= 1 and self._grants()]
+        by_client = self.strategy.unit is Unit.CLIENT
+        hidden = {c: len(self.members) if by_client else self.members[c].shard.examples for c in budgets}
+        weak = [c for c, b in budgets.items() if b.delta * hidden[c] >= 1 and self._grants()]
         if weak:
-            stamps.insert(
-                0, f"WEAK: delta is at or above 1 / records for {len(weak)} client(s), '{weak[0]}' among them"
-            )
+            many = "clients" if by_client else "records"
+            stamps.insert(0, f"WEAK: delta is at or above 1 / {many} for {len(weak)} client(s), '{weak[0]}' among them")
         if self.liars:
             told = ", ".join(f"{client} (x {factor:g})" for client, factor in sorted(self.liars.items()))
             stamps.insert(0, f"FALSE CLAIMS: these clients claim a multiple of their epsilon: {told}")

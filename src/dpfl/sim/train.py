@@ -99,8 +99,9 @@ def run_experiment(
     data_folder: Path | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
+    until: int | None = None,
 ) -> Result:
-    """Run an experiment in its folder, or go on with one that was interrupted."""
+    """Run an experiment in its folder, or go on with one that was interrupted; with ``until``, only so many rounds of it."""
     place = RunFolder(folder)
     experiment.check()
     federation = experiment.federation(data_folder)
@@ -108,7 +109,7 @@ def run_experiment(
     model = experiment.build_model(federation)
     digest = f"{experiment.digest()}:{federation.fingerprint()}"
     if not resume:
-        _rehearse(model, federation, strategy, experiment)
+        _plan(model, federation, strategy, experiment)
     with place.locked():
         if resume:
             state, name, private = _interrupted(place, experiment, digest)
@@ -136,12 +137,19 @@ def run_experiment(
                 state = simulation.start()
             else:
                 state, history = simulation.resume(state, private)
-            return _result(simulation, simulation.run(state, history, progress))
+            return _result(simulation, simulation.run(state, history, progress, until))
         finally:
             book.close()
 
 
-def _rehearse(model: nn.Module, federation: Federation, strategy: Strategy, experiment: Experiment) -> None:
+def rehearse(experiment: Experiment, data_folder: Path | None = None) -> None:
+    """Refuse what cannot be run, before anything is."""
+    experiment.check()
+    federation = experiment.federation(data_folder)
+    _plan(experiment.build_model(federation), federation, experiment.strategy(len(federation.ids)), experiment)
+
+
+def _plan(model: nn.Module, federation: Federation, strategy: Strategy, experiment: Experiment) -> None:
     """Plan everything against a ledger in memory, so that what cannot be done is refused before a folder is made."""
     book = Ledger.create(":memory:", "rehearsal")
     try:

@@ -1,0 +1,1 @@
+"""Show what happened: one page for a board and for an engineer, figures for papers, and the page of a run that goes on."""
