@@ -9,14 +9,14 @@ STAMP := $(VENV)/.set-up
 .PHONY: demo test lint bench bench-kernels setup clean help
 
 help:
-	@echo "make demo   set up and compare four methods on a federation of 20 clients (about a minute)"
+	@echo "make demo   set up, compare nine methods on a federation of 20 clients and write a report (about a minute)"
 	@echo "make test   set up and run all tests, style and type checks"
 	@echo "make lint   style, types and import contracts only"
 	@echo "make bench  measure against Opacus, pfl and Flower (about half an hour; BENCH=--quick to see that it runs)"
 	@echo "make clean  remove .venv and caches"
 
 demo: $(STAMP)
-	$(BIN)/dpfl compare examples/demo.toml --methods fedavg,minimum,fedavg_dp,weiavg --seeds 3
+	$(BIN)/dpfl compare examples/demo.toml --family heterogeneous --seeds 3
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 -q

@@ -13,7 +13,7 @@ from dpfl.cli.main import app
 from dpfl.runs.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def _blocks(language: str) -> list[tuple[str, str]]:

@@ -55,6 +55,7 @@ from dpfl.strategy import Strategy
 SPLITS = ("gmm", "kmeans", "top_fraction", "threshold")
 _CLEAR = 3e-2  # singular values above this fraction of the largest are right to 1e-4 from float32 products
 _RANK = 1e-6  # singular values below this fraction of the largest are rounding
+_TOLD = 10  # singular values that are written down
 _AT_ONCE = 1 << 17  # numbers turned into doubles at once, small enough for the cache
 
 
@@ -245,7 +246,19 @@ class PublicProjection(RowDenoiser):
         inside = torch.cat([_project(mean[:, b.slice], v) for b, v in zip(rows.layout, bases, strict=True)], dim=1)
         told["public_energy_kept"] = _share(inside, mean)
         told["dimensions"] = [float(basis.shape[1]) for basis in bases]
+        told |= _spectra_told(rows, public)
         return matrix, ({**state, "done": torch.ones(1)} if self.warm_up_only else state), told
+
+
+def _spectra_told(rows: Rows, public: Tensor) -> Metrics:
+    """Singular values of the weighted public updates, tensor by tensor, as shares of the largest: what k is chosen from."""
+    roots = _within_group(rows, public).sqrt()[:, None]
+    told: Metrics = {}
+    for block in rows.layout:
+        values, _ = _spectrum(rows.matrix[public, block.slice], roots, torch.float32)
+        if float(values[0]) > 0:
+            told[f"{block.name}/spectrum"] = [float(f"{v:.5g}") for v in (values[:_TOLD] / values[0]).tolist()]
+    return told
 
 
 def _share(part: Tensor, whole: Tensor) -> float:

@@ -76,7 +76,7 @@ def tune(
                 "own": own,
                 "search": search,
                 "seeds": [TUNING_SEED + number for number in range(seeds)],
-                **({"on": o.data_values(tune_on, None)} if tune_on else {}),
+                **({"on": o.data_values(tune_on, values.get("data", {}).get("label"))} if tune_on else {}),
             },
         },
         str(file) if file else "options",

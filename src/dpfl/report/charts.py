@@ -165,13 +165,13 @@ def accuracy_by_epsilon(material: Material) -> list[Chart]:
                 y_label="test accuracy, %",
                 caption=f"Epsilon per {unit}, {adjacency} adjacency, against the {observer}. Left and high is good.",
                 series=series,
-                log_x=_wide([x for one in series for x in one.x]),
+                log_x=wide([x for one in series for x in one.x]),
             )
         )
     return charts
 
 
-def _wide(values: Sequence[float]) -> bool:
+def wide(values: Sequence[float]) -> bool:
     """Whether values span so much that only a logarithmic axis shows them."""
     return min(values) > 0 and max(values) >= 5 * min(values)
 
@@ -198,7 +198,7 @@ def accuracy_over_field(material: Material) -> list[Chart]:
                 y_label="test accuracy, %",
                 caption="Bands: one standard deviation over seeds.",
                 series=[_banded(name, list(column), list(column.values())) for name, column in columns.items()],
-                log_x=bool(numbers and _wide(xs)),
+                log_x=bool(numbers and wide(xs)),
             )
         )
     return charts
@@ -231,7 +231,7 @@ def privacy_charts(material: Material) -> list[Chart]:
                     Series(name="granted", x=x, y=[line["granted"] for line in lines], text=names, kind="rings"),
                     Series(name="spent", x=x, y=[line["epsilon"] for line in lines], text=names, kind="points"),
                 ],
-                log_y=_wide([line[key] for line in lines for key in ("granted", "epsilon")]),
+                log_y=wide([line[key] for line in lines for key in ("granted", "epsilon")]),
                 part="privacy",
             )
         )

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpfl.report.charts import MANY, Chart, Heat, Series, Values, chosen
+from dpfl.report.charts import MANY, Chart, Heat, Series, Values, chosen, wide
 from dpfl.report.reading import Material, ReadRun
 
 
@@ -68,7 +68,7 @@ def weights(label: str, run: ReadRun) -> list[Chart]:
             caption="Clients from the smallest to the largest grant."
             + (" The least noise is left by weights that go with the inverse of the true noise." if oracle else ""),
             series=series,
-            log_y=min(mean.values()) > 0 and max(mean.values()) > 20 * min(mean.values()),
+            log_y=wide([*mean.values(), *oracle.values()]),
             part=label,
         )
     ]

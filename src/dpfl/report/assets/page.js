@@ -1,5 +1,6 @@
 "use strict";
 // Draws the figures, sorts and filters tables, and, where the page is live, asks for news.
+const PAPER_WIDTH = 335;  // pixels; two figures side by side on a sheet of A4
 const settings = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
 
 function fitted(place, figure) {
@@ -49,12 +50,12 @@ function dressTables(root) {
 function widen() {
   // Paper has its own width, and nothing folded away.
   document.querySelectorAll("details").forEach((one) => { one.dataset.was = one.open ? "open" : ""; one.open = true; });
-  document.querySelectorAll(".plot").forEach((one) => { if (one.data) Plotly.Plots.resize(one); });
+  document.querySelectorAll(".plot").forEach((one) => { if (one.data) Plotly.relayout(one, { width: PAPER_WIDTH }); });
 }
 
 function restore() {
   document.querySelectorAll("details").forEach((one) => { one.open = one.dataset.was === "open"; });
-  document.querySelectorAll(".plot").forEach((one) => { if (one.data) Plotly.Plots.resize(one); });
+  document.querySelectorAll(".plot").forEach((one) => { if (one.data) Plotly.relayout(one, { width: null, autosize: true }); });
 }
 
 function replaceWords(parts) {
