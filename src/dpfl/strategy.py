@@ -165,7 +165,7 @@ class Strategy:
         if self.local.private:
             phase = Phase(steps=1, batch_size=1, sampling="poisson", lr=1.0, clip=1.0, noise_multiplier=1.0)
             return self.exposure(self.observer, self.local.exposure((phase,), 10), terms)
-        filled = self._filled(terms)
+        filled = self.filled(terms)
         return filled.exposure(self.observer, self.local.exposure((), 10), terms)
 
     # -- what enrolment settles -----------------------------------------------------------------------------------------
@@ -184,9 +184,10 @@ class Strategy:
         if self._noise_makers():
             multiplier = self.noise_multiplier
             terms = terms.with_noise(self._calibrated(terms, claims) if multiplier is None else multiplier)
-        return self._filled(terms), terms
+        return self.filled(terms), terms
 
-    def _filled(self, terms: Terms) -> Strategy:
+    def filled(self, terms: Terms) -> Strategy:
+        """The strategy with nothing left open under these terms: what a site works with once it was told them."""
         filled = {
             "stages": tuple(stage.settled(terms) for stage in self.stages),
             "channel": self.channel.settled(terms),
@@ -205,7 +206,7 @@ class Strategy:
             raise PrivacyRefusal(
                 self.name, "neither a noise_multiplier nor a usable budget was given", "give one of the two"
             )
-        unit = self._filled(terms.with_noise(1.0))
+        unit = self.filled(terms.with_noise(1.0))
         exposure = unit.exposure(self.observer, unit.local.exposure((), 1), terms)
         amplified = self.amplifies(self.observer)
         steps = terms.rounds if amplified else terms.participations

@@ -25,7 +25,7 @@ def read_folder(folder: Path, label: str | None = None) -> dict[str, Arrays]:
     clients: dict[str, Arrays] = {}
     first: list[str] | None = None
     for path in files:
-        names, table = _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
+        names, table = _read(path)
         first = first or names
         if names != first:
             raise DataError(
@@ -35,6 +35,18 @@ def read_folder(folder: Path, label: str | None = None) -> dict[str, Arrays]:
             raise DataError(str(path), f"client '{path.stem}' has two files", "keep one file per client")
         clients[path.stem] = _split(path, names, table, label)
     return clients
+
+
+def read_file(path: Path, label: str | None = None) -> Arrays:
+    """Read one client's file."""
+    if path.suffix.lower() not in {".csv", ".parquet"}:
+        raise DataError(str(path), "is neither .csv nor .parquet", "name the file so")
+    names, table = _read(path)
+    return _split(path, names, table, label)
+
+
+def _read(path: Path) -> tuple[list[str], np.ndarray]:
+    return _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
 
 
 def _split(path: Path, names: list[str], table: np.ndarray, label: str | None) -> Arrays:

@@ -20,7 +20,7 @@ import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -176,8 +176,19 @@ class Ledger(Readings):
                 connection.executemany("INSERT INTO members VALUES (?, ?)", [(account, name) for account in accounts])
         return name
 
-    def charge(self, run: str, round_: int, charges: Sequence[Charge], *, horizon: int = 1) -> frozenset[str]:
-        """Charge, durably and all in one transaction; returns the accounts that could not afford it (not charged)."""
+    def charge(
+        self,
+        run: str,
+        round_: int,
+        charges: Sequence[Charge],
+        *,
+        horizon: int = 1,
+        also: Callable[[sqlite3.Connection], None] | None = None,
+    ) -> frozenset[str]:
+        """Charge, durably and all in one transaction; returns the accounts that could not afford it (not charged).
+
+        ``also`` writes what belongs to the charge into the same transaction, if nobody was refused.
+        """
         to_world = {charge.account for charge in charges if charge.observer is Observer.WORLD}
         refused: set[str] = set()
         new: list[tuple[str, int, str, str, str, str]] = []
@@ -210,6 +221,8 @@ class Ledger(Readings):
             paid = [row for row in new if row[2] not in refused]
             connection.executemany("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?)", paid)
             connection.execute("INSERT INTO journal VALUES (?, ?, ?)", (run, round_, time.time()))
+            if also is not None and not refused:
+                also(connection)
         return frozenset(refused)
 
     def _replayed(self, connection: sqlite3.Connection, row: tuple[str, int, str, str, str, str]) -> bool:

@@ -57,11 +57,11 @@ class Readings:
         with self._guard():
             return int(self._connection.execute(query, (str(observer), account, account)).fetchone()[0])
 
-    def charged(self, run: str) -> set[tuple[int, str]]:
-        """Return every (round, client) that a run has charged against the server."""
-        query = "SELECT round, account FROM charges WHERE run = ? AND observer = 'server'"
+    def charged(self, run: str, observer: Observer = Observer.SERVER) -> set[tuple[int, str]]:
+        """Return every (round, account) that a run has charged against an observer."""
+        query = "SELECT round, account FROM charges WHERE run = ? AND observer = ?"
         with self._guard():
-            return set(self._connection.execute(query, (run,)).fetchall())
+            return set(self._connection.execute(query, (run, str(observer))).fetchall())
 
     def last_round(self, run: str) -> int | None:
         """Return the newest round of a run that was charged to anyone."""

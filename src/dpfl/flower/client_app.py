@@ -1,0 +1,31 @@
+"""The site as a Flower ClientApp. A new process may answer every message: all state is in the site's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from dpfl.core.errors import DpflError
+from dpfl.flower.grid import from_record, to_record
+from dpfl.flower.protocol import Letter, refusal
+from dpfl.flower.site import Site
+
+FOLDER_KEY = "dpfl-site"
+
+app = ClientApp()
+
+
+@app.train()
+def answer(message: Message, context: Context) -> Message:
+    """Answer whatever the server asks."""
+    return Message(to_record(answered(message, str(context.node_config.get(FOLDER_KEY, "")))), reply_to=message)
+
+
+def answered(message: Message, folder: str) -> Letter:
+    """What the site in this folder says to a message."""
+    try:
+        return Site(Path(folder)).answer(from_record(message.content))
+    except DpflError as error:
+        return refusal(str(error), code=error.exit_code)

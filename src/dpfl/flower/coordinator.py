@@ -1,0 +1,344 @@
+"""The server of a real federation: enrol the sites, then rounds, through the same functions a simulation calls.
+
+It knows no budget and sees no record. Whatever a site sends is a declaration, or an upload that is checked; a site that is
+silent, late, broken or refuses is missed, named with its reason, and the round goes on. Everything it needs to go on after
+a kill is on disk before the next message leaves. A round that was cut off is lost: its number is used up, and what sites
+paid for it stays paid.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from dpfl.core.errors import CheckpointError, FolderError, PeerError
+from dpfl.core.files import write_safely
+from dpfl.core.layout import Layout
+from dpfl.core.random import PublicSeed
+from dpfl.core.types import Claims, State
+from dpfl.core.version import __version__
+from dpfl.flower.protocol import HELLO, TERMS, TRAIN, Introduction, Letter, terms_to_dict
+from dpfl.privacy.ledger import Ledger
+from dpfl.privacy.statement import statements
+from dpfl.rounds import Agreement, Plan, Run, Uplink, close_round, enrol, first_state, open_round
+from dpfl.runs.deployment import STUDY_FILE, StudyFile
+from dpfl.runs.folder import RunFolder
+from dpfl.wire.payload import FRAME_BYTES
+
+ENROLMENT, OPENED, SUMMARY_FORMAT = "enrolment.json", "opened.json", "dpfl-deployment-1"
+SEEDED = "NOT PRIVATE: SEEDED (a rehearsal: anyone who knows the seed can subtract the noise)"
+Progress = Callable[[int, int, Mapping[str, Any]], None]
+
+
+class Post(Protocol):
+    """How messages travel. ``ask`` returns an answer, or the reason why there is none, for every node it was given."""
+
+    def nodes(self) -> list[int]:
+        """Who is connected."""
+
+    def ask(self, letters: Mapping[int, Letter], timeout: float) -> dict[int, Letter | str]:
+        """Send, and wait for answers."""
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+
+
+class Coordinator:
+    """One study in its folder. :meth:`start` begins it, :meth:`resume` goes on with it, :meth:`run` plays its rounds."""
+
+    def __init__(self, folder: Path, post: Post, progress: Progress | None = None) -> None:
+        self.place = RunFolder(folder)
+        self.post = post
+        self.progress = progress
+        if not (folder / STUDY_FILE).exists():
+            raise FolderError(str(folder), "holds no study", "make one with dpfl server init")
+        self.study = StudyFile.from_file(folder / STUDY_FILE)
+        self.strategy = self.study.strategy()
+        self.model = self.study.build_model()
+        self.layout = Layout.of_module(self.model)
+        self.name = ""
+        self.said: dict[str, Claims] = {}  # while the list of members is open
+        self.claims: dict[str, Claims] = {}
+        self.tokens: dict[str, str] = {}
+        self.nodes: dict[str, int] = {}  # where each site was last heard from
+        self.willing: dict[str, bool] = {}
+        self.refusals: dict[str, str] = {}
+        self.greeted: set[int] = set()
+
+    # -- enrolment -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the study, or go on with it if it was cut off."""
+        with self.place.locked():
+            if (self.place.path / ENROLMENT).exists():
+                self._resume()
+            else:
+                self._start()
+
+    def _start(self) -> None:
+        self.name = f"{self.study.study.name}-{uuid.uuid4().hex[:12]}"
+        self._gather(self.study.run.enrol_timeout)
+        ledger = Ledger.create(self.place.ledger, self.name)
+        ledger.close()
+        self._write_enrolment()
+        agreement = self._agreement()
+        state = first_state(agreement, self.layout.read(self.model))
+        self.place.save_state(state, self.name, self.study.digest())
+        self._play(agreement, state, [])
+
+    def _resume(self) -> None:
+        """Everything agreed on comes from disk; sites introduce themselves again, and must be the same."""
+        if self.place.summary.exists():
+            raise FolderError(str(self.place.path), "holds a study that has ended", "start another one in a new folder")
+        try:
+            told = json.loads((self.place.path / ENROLMENT).read_text())
+            self.name, self.tokens = told["run"], dict(told["tokens"])
+            self.claims = {site: Claims(**said) for site, said in told["claims"].items()}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                str(self.place.path / ENROLMENT), f"cannot be read ({error})", "restore it"
+            ) from error
+        agreement = self._agreement()
+        if not self.place.checkpoint.exists():
+            state = first_state(agreement, self.layout.read(self.model))
+            self.place.save_state(state, self.name, self.study.digest())
+        state, name, _ = self.place.load_state(self.study.digest())
+        if name != self.name:
+            raise CheckpointError(str(self.place.checkpoint), "belongs to another run", "restore the right one")
+        history = self.place.cut_back(state.round)
+        state, history = self._lose_cut_off_round(state, history)
+        self._gather(self.study.run.enrol_timeout)
+        self._play(agreement, state, history)
+
+    def _lose_cut_off_round(self, state: State, history: list[dict[str, Any]]) -> tuple[State, list[dict[str, Any]]]:
+        opened = self.place.path / OPENED
+        if opened.exists() and json.loads(opened.read_text())["round"] == state.round:
+            line = {"round": state.round, "lost": "the server was cut off; what sites paid for this round stays paid"}
+            self.place.append(self.place.rounds, line)
+            history.append(line)
+            state = State(round=state.round + 1, model=state.model, starts=state.starts, plugs=state.plugs)
+            self.place.save_state(state, self.name, self.study.digest())
+        return state, history
+
+    def _gather(self, timeout: float) -> None:
+        """Wait until every site has introduced itself, or until time is up and there are enough."""
+        waited = 0.0
+        wanted = set(self.claims) or set(self.study.study.sites)
+        while not wanted <= set(self.nodes):
+            self._greet()
+            if wanted <= set(self.nodes) or waited >= timeout:
+                break
+            self.post.wait(1.0)
+            waited += 1.0
+        here = wanted & set(self.nodes)
+        if len(here) < self.study.run.least_sites:
+            absent = sorted(wanted - here)
+            why = (
+                "; ".join(f"{site}: {reason}" for site, reason in sorted(self.refusals.items()))
+                or "they were not heard"
+            )
+            raise PeerError(
+                f"study '{self.study.study.name}'",
+                f"only {len(here)} of {len(wanted)} sites enrolled within {timeout:g} s, '{absent[0]}' did not ({why})",
+                "start those sites, or lower least_sites",
+            )
+
+    def _greet(self) -> None:
+        """Ask nodes that have not introduced themselves who they are."""
+        new = [node for node in self.post.nodes() if node not in self.greeted]
+        letter = Letter(header=self._header(HELLO))
+        for node, answer in self.post.ask(dict.fromkeys(new, letter), self.study.run.round_timeout).items():
+            self.greeted.add(node)
+            if isinstance(answer, str) or not answer.accepted:
+                why = answer if isinstance(answer, str) else answer.reason
+                site = (
+                    f"node {node}" if isinstance(answer, str) else str(answer.header.get("site", f"node {node}"))[:100]
+                )
+                self.refusals[site] = why
+                continue
+            self._welcome(node, answer)
+
+    def _welcome(self, node: int, answer: Letter) -> None:
+        try:
+            said = Introduction.from_header(answer.header)
+        except PeerError as error:
+            self.refusals[f"node {node}"] = str(error)
+            return
+        if said.site not in self.study.study.sites:
+            self.refusals[said.site] = "is not named in the study"
+        elif self.tokens.get(said.site, said.token) != said.token:
+            self.refusals[said.site] = "somebody else came under this name"
+        elif self.enrolled and said.site not in self.claims:
+            self.refusals[said.site] = "came after enrolment: it can join the next study"
+        else:
+            self.tokens[said.site] = said.token
+            self.nodes[said.site] = node
+            self.refusals.pop(said.site, None)
+            if not self.enrolled:
+                self.said[said.site] = said.claims
+
+    @property
+    def enrolled(self) -> bool:
+        """Whether the list of members is closed."""
+        return bool(self.claims)
+
+    def _write_enrolment(self) -> None:
+        self.claims = dict(sorted(self.said.items()))
+        told = {
+            "run": self.name,
+            "dpfl": __version__,
+            "claims": {site: vars(claims) for site, claims in self.claims.items()},
+            "tokens": self.tokens,
+        }
+        write_safely(self.place.path / ENROLMENT, (json.dumps(told, indent=1) + "\n").encode())
+
+    def _agreement(self) -> Agreement:
+        return enrol(self.strategy, self.claims, self.study.run.rounds, self.layout)
+
+    def _header(self, kind: str, **more: Any) -> dict[str, Any]:
+        return {"kind": kind, "dpfl": __version__, "study": self.study.offer(), "run": self.name, **more}
+
+    # -- rounds --------------------------------------------------------------------------------------------------------
+
+    def _play(self, agreement: Agreement, state: State, history: list[dict[str, Any]]) -> None:
+        ledger = Ledger.open(self.place.ledger, self.name)
+        try:
+            seeded = self.study.run.noise == "seeded"
+            ledger.register(self.name, seeded=seeded, title=f"{self.study.study.name}: {self.study.method.name}")
+            public = PublicSeed(self.study.run.seed)
+            run = Run(
+                name=self.name,
+                ledger=ledger,
+                seed=public.child("secret") if seeded else None,
+                public=public.child("run"),
+            )
+            self._settle(agreement)
+            ended = None
+            while state.round < agreement.terms.rounds:
+                state, line = self._round(agreement, state, run)
+                if line is None:
+                    ended = f"after {state.round} of {agreement.terms.rounds} rounds: no site can afford another one"
+                    break
+                history.append(line)
+                if self.progress is not None:
+                    self.progress(state.round, agreement.terms.rounds, line)
+            self._finish(agreement, state, history, ended, ledger)
+        finally:
+            ledger.close()
+
+    def _settle(self, agreement: Agreement) -> None:
+        """Tell the terms; a site that does not accept them takes no part, and says why."""
+        letter = Letter(header=self._header(TERMS, terms=terms_to_dict(agreement.terms)))
+        asked = {self.nodes[site]: letter for site in agreement.claims if site in self.nodes}
+        answers = self.post.ask(asked, self.study.run.round_timeout)
+        for site in agreement.claims:
+            answer = answers.get(self.nodes.get(site, -1), "is not connected")
+            self._note(site, answer)
+
+    def _note(self, site: str, answer: Letter | str) -> str:
+        """Remember whether a site will take another round; return why it gave none of this one."""
+        if isinstance(answer, str):  # silent: asked again next time, it may come back
+            self.willing.setdefault(site, True)
+            return answer
+        if "token" in answer.header and answer.header["token"] != self.tokens.get(site):
+            return "somebody else answered for it"
+        self.willing[site] = bool(answer.header.get("more", answer.accepted))
+        if not answer.accepted:
+            self.willing[site] = False
+            self.refusals[site] = answer.reason
+            return answer.reason
+        return ""
+
+    def _round(self, agreement: Agreement, state: State, run: Run) -> tuple[State, dict[str, Any] | None]:
+        self._greet()  # sites that came back under a new connection
+        plan = open_round(agreement, state, run, lambda site: self.willing.get(site, False))
+        if plan.over:
+            return state, None
+        # Before anything leaves: if the server dies now, this round is lost and not repeated with other randomness.
+        write_safely(self.place.path / OPENED, json.dumps({"round": state.round}).encode())
+        header = self._header(TRAIN, terms=terms_to_dict(agreement.terms), round=state.round)
+        asked = {
+            self.nodes[site]: Letter(header=header, payload=plan.downloads[site])
+            for site in plan.cohort.ids
+            if site in self.nodes
+        }
+        answers = self.post.ask(asked, self.study.run.round_timeout)
+        uplinks = [self._uplink(agreement, site, answers) for site in plan.cohort.ids]
+        state, record = close_round(agreement, state, plan, uplinks, run)
+        line = {
+            "round": record.round,
+            **record.operator,
+            "effective_noise": self._effective(agreement, plan, record.operator),
+        }
+        self.place.append(self.place.rounds, line)
+        self.place.save_state(state, self.name, self.study.digest())
+        return state, line
+
+    def _uplink(self, agreement: Agreement, site: str, answers: Mapping[int, Letter | str]) -> Uplink:
+        answer = answers.get(self.nodes.get(site, -1), "is not connected")
+        why = self._note(site, answer)
+        if why or isinstance(answer, str):
+            return Uplink(client=site, payload=None, reason=why or "no answer")
+        largest = FRAME_BYTES + 4 * agreement.layout.size
+        if len(answer.payload) > largest:
+            return Uplink(
+                client=site, payload=None, reason=f"sent {len(answer.payload)} bytes, at most {largest} were agreed"
+            )
+        return Uplink(client=site, payload=answer.payload)
+
+    def _effective(self, agreement: Agreement, plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
+        """How much noise the published sum carries, given who arrived."""
+        strategy, arrived = agreement.strategy, len(told["arrived"]) - len(told["not_finite"])
+        found: dict[str, Any] = {"arrived": arrived, "drawn": len(plan.cohort)}
+        if strategy.noise_multiplier is None:
+            return {**found, "made_by": "each site, within its own budget"}
+        if strategy.central_noise is not None:
+            return {**found, "made_by": "the server", "noise_multiplier": strategy.noise_multiplier}
+        shares = max(1, len(plan.cohort) - strategy.tolerated_dropouts)
+        distributed = any(stage.shares_noise for stage in strategy.stages)
+        factor = math.sqrt(arrived / shares) if distributed else math.sqrt(max(arrived, 0))
+        return {**found, "made_by": "shares of the sites", "noise_multiplier": strategy.noise_multiplier * factor}
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _finish(
+        self, agreement: Agreement, state: State, history: list[dict[str, Any]], ended: str | None, ledger: Ledger
+    ) -> None:
+        stamps = [SEEDED] if self.study.run.noise == "seeded" else []
+        self.place.save_model(state.model, self.layout, "; ".join(stamps))
+        summary = {
+            "format": SUMMARY_FORMAT,
+            "dpfl": __version__,
+            "run": self.name,
+            "study": self.study.study.name,
+            "method": self.study.method.name,
+            "unit": str(self.strategy.unit),
+            "observer": str(self.strategy.observer),
+            "adjacency": str(self.strategy.adjacency),
+            "stamps": stamps,
+            "assumptions": list(self.strategy.assumptions),
+            "sites": sorted(agreement.claims),
+            "refusals": self.refusals,
+            "parameters": self.layout.size,
+            "rounds": {"planned": agreement.terms.rounds, "done": state.round, "ended_early": ended},
+            "lost_rounds": [line["round"] for line in history if "lost" in line],
+            "missed": _missed(history),
+            "bytes_up": sum(line.get("bytes_up", 0) for line in history),
+            "payload_bytes_up": sum(line.get("payload_bytes_up", 0) for line in history),
+            "bytes_down": sum(line.get("bytes_down", 0) for line in history),
+            "world_statements": [line.to_dict() for line in statements(ledger)],
+        }
+        self.place.save_summary(summary)
+
+
+def _missed(history: list[dict[str, Any]]) -> dict[str, int]:
+    """How many rounds each site was drawn for and missed."""
+    counts: dict[str, int] = {}
+    for line in history:
+        for site in line.get("missing", {}):
+            counts[site] = counts.get(site, 0) + 1
+    return counts

@@ -1,0 +1,30 @@
+"""The server as a Flower ServerApp: the study's folder is named in the run's configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from dpfl.core.errors import DpflError
+from dpfl.core.files import write_safely
+from dpfl.flower.coordinator import Coordinator
+from dpfl.flower.grid import FlowerPost
+
+FOLDER_KEY, FAILED = "dpfl-study", "failed.txt"
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Play the study, or go on with it."""
+    folder = Path(str(context.run_config[FOLDER_KEY]))
+    (folder / FAILED).unlink(missing_ok=True)
+    try:
+        Coordinator(folder, FlowerPost(grid)).begin()
+    except DpflError as error:
+        # Whoever started the study reads it there: a server app's own output goes to Flower's log.
+        write_safely(folder / FAILED, f"{error.exit_code}\n{error}\n".encode())
+        raise

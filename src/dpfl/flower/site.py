@@ -1,0 +1,384 @@
+"""A site: its data, its policy, its ledger. It answers a server's messages, and believes none of them.
+
+What is checked before any work: that the study names this site, that method, clip, noise, sampling and rounds are within the
+site's own policy, and that its own ledger covers the round. Noise comes from the operating system. Nothing of the site's
+state lives in memory only: every answer may be given by a new process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import torch as safetensors
+from torch import Tensor
+
+from dpfl.client.member import Member, check_budget
+from dpfl.client.sampling import PoissonBatches
+from dpfl.core.errors import ConfigurationError, DataError, DpflError, LedgerError, PeerError, PrivacyRefusal
+from dpfl.core.files import write_safely
+from dpfl.core.layout import Layout
+from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.core.types import Claims, Observer, Phase
+from dpfl.core.version import __version__
+from dpfl.data.federation import Federation
+from dpfl.data.tables import read_file
+from dpfl.engine import make_engine
+from dpfl.flower.protocol import HELLO, TERMS, TRAIN, Introduction, Letter, refusal, terms_from_dict
+from dpfl.models import check_model
+from dpfl.privacy.bills import Charge
+from dpfl.privacy.site_ledger import SiteLedger
+from dpfl.privacy.statement import Statement, statement
+from dpfl.rounds import Agreement, blocks_of, work
+from dpfl.runs.deployment import SITE_FILE, SiteFile, StudyFile
+from dpfl.runs.experiment import Experiment
+
+LEDGER, TOKEN = "ledger.sqlite", "token"
+
+
+class Site:
+    """One site's folder. Paths in its file are relative to the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if not (folder / SITE_FILE).exists():
+            raise ConfigurationError(str(folder), "holds no site", "make one with dpfl site init")
+        self.file = SiteFile.from_file(folder / SITE_FILE)
+        self._federation: Federation | None = None
+
+    @property
+    def id(self) -> str:
+        """Its name in studies."""
+        return self.file.site.id
+
+    # -- made once -----------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Make what a new site lacks: a ledger with its grant, and a token that tells it from impostors."""
+        path = self.folder / LEDGER
+        if not path.exists():
+            SiteLedger.create(path, self.id).close()
+        ledger = self.ledger()
+        try:
+            budget = self.file.own_budget()
+            if budget is not None and budget.unit is not None and budget.observer is not None:
+                ledger.grant({self.id: budget}, unit=budget.unit, observer=budget.observer)
+        finally:
+            ledger.close()
+        if not (self.folder / TOKEN).exists():
+            write_safely(self.folder / TOKEN, secrets.token_hex(32).encode())
+            (self.folder / TOKEN).chmod(0o600)
+
+    def ledger(self) -> SiteLedger:
+        """Open the ledger; a missing one is refused, since it may have been mislaid."""
+        return SiteLedger.open_for(self.folder / LEDGER, self.id)
+
+    def federation(self) -> Federation:
+        """This site alone, as a federation of one."""
+        if self._federation is None:
+            self._federation = self._loaded()
+        return self._federation
+
+    def _loaded(self) -> Federation:
+        data = self.file.data
+        if data.dataset is not None:
+            values = {
+                "data": {"name": data.dataset},
+                "partition": data.partition,
+                "method": {"name": "fedavg"},
+                "run": {"rounds": 1, "seed": data.seed},
+            }
+            whole = Experiment.from_dict(values, f"{self.folder / SITE_FILE}, [data]").federation()
+            name = data.client or self.id
+            if name not in whole.shards:
+                raise DataError(f"data set '{data.dataset}'", f"has no client '{name}'", "name one of its clients")
+            return Federation(shards={self.id: whole.shards[name]}, classes=whole.classes, inputs=whole.inputs)
+        assert data.file is not None
+        return Federation.from_arrays({self.id: read_file(self.folder / data.file, data.label)})
+
+    def member(self) -> Member:
+        """The site as a member: it claims what it enforces."""
+        federation, budget = self.federation(), self.file.own_budget()
+        shard = federation.shards[self.id]
+        return Member(
+            id=self.id,
+            shard=shard,
+            budget=budget,
+            claims=Claims(
+                epsilon=budget.epsilon if budget else float("inf"),
+                delta=budget.delta if budget else 0.0,
+                examples=shard.examples,
+            ),
+            practice=self.file.own_practice(),
+            inputs=federation.inputs,
+        )
+
+    def token(self, run: str) -> str:
+        """What proves to the server of a run that a later message is from the same site; useless elsewhere."""
+        try:
+            own = (self.folder / TOKEN).read_bytes()
+        except OSError as error:
+            raise ConfigurationError(str(self.folder), "has no token", "prepare it with dpfl site init") from error
+        return hashlib.sha256(own + run.encode()).hexdigest()
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def answer(self, letter: Letter) -> Letter:
+        """Answer a server's message. What is refused is refused in one sentence, and costs nothing."""
+        try:
+            study = self._study(letter)
+            kind = letter.header.get("kind")
+            if kind == HELLO:
+                return self._hello(study, str(letter.header["run"]))
+            if kind == TERMS:
+                return self._agree(study, letter)
+            if kind == TRAIN:
+                return self._train(study, letter)
+            return refusal(f"there is no message '{kind}'")
+        except DpflError as error:
+            return refusal(str(error), site=self.id, code=error.exit_code)
+        except (KeyError, TypeError, ValueError) as error:
+            return refusal(f"the message cannot be read ({error})", site=self.id, code=PeerError.exit_code)
+
+    def _study(self, letter: Letter) -> StudyFile:
+        version = str(letter.header.get("dpfl", ""))
+        if version.split(".")[:2] != __version__.split(".")[:2]:
+            raise PeerError(
+                "server", f"runs dpfl {version or 'unknown'}, this site {__version__}", "use the same version"
+            )
+        return StudyFile.from_dict(dict(letter.header["study"]), "the server's study")
+
+    def _hello(self, study: StudyFile, run: str) -> Letter:
+        self._accepts(study)
+        member = self.member()
+        said = Introduction(site=self.id, claims=member.claims, token=self.token(run), version=__version__)
+        return Letter(header=said.to_header())
+
+    def _accepts(self, study: StudyFile) -> None:
+        """Check the study against this site's own policy and data."""
+        policy, here = self.file.policy, f"site '{self.id}'"
+        strategy = study.strategy()
+        if self.id not in study.study.sites:
+            raise PrivacyRefusal(here, f"is not named in the study '{study.study.name}'", "ask the server to name it")
+        if policy.methods is not None and study.method.name not in policy.methods:
+            raise PrivacyRefusal(here, f"its policy does not allow {study.method.name}", "change one of the two")
+        if policy.most_rounds is not None and study.run.rounds > policy.most_rounds:
+            raise PrivacyRefusal(
+                here, f"{study.run.rounds} rounds exceed its policy's {policy.most_rounds}", "plan fewer"
+            )
+        if len(study.study.sites) < policy.least_sites:
+            raise PrivacyRefusal(
+                here,
+                f"{len(study.study.sites)} sites are fewer than its policy's {policy.least_sites}",
+                "ask more sites",
+            )
+        if study.run.noise == "seeded" and not policy.allow_seeded:
+            raise PrivacyRefusal(here, "the study's noise is seeded, which protects nobody", 'use noise = "system"')
+        if strategy.observer is Observer.NOBODY:
+            if not policy.allow_unprotected or self.file.budget is not None:
+                raise PrivacyRefusal(
+                    here, f"{study.method.name} protects nobody", "choose a method that protects against the server"
+                )
+        elif self.file.budget is None:
+            raise PrivacyRefusal(here, "has granted nothing", "give it a [budget]")
+        elif strategy.observer is not Observer.SERVER and not policy.trust_server:
+            raise PrivacyRefusal(
+                here,
+                f"{study.method.name} protects against the {strategy.observer} only, and its policy trusts no server",
+                "use a method that protects against the server, or say trust_server = true at the site",
+            )
+        member = self.member()
+        check_budget(member, unit=strategy.unit, observer=strategy.observer)
+        federation = self.federation()
+        if (
+            list(federation.feature_shape) != list(study.study.feature_shape)
+            or federation.classes > study.study.classes
+        ):
+            raise DataError(
+                here,
+                f"holds records of shape {list(federation.feature_shape)} in {federation.classes} classes, the study asks "
+                f"for {study.study.feature_shape} in {study.study.classes}",
+                "prepare the same columns everywhere",
+            )
+        check_model(study.build_model(), federation.feature_shape, study.study.classes, federation.inputs)
+
+    def _agreement(self, study: StudyFile, letter: Letter) -> Agreement:
+        """What the server's terms make of the study: planned here, with this site's own budget and habits."""
+        terms = terms_from_dict(letter.header["terms"])
+        if terms.rounds != study.run.rounds or terms.population > len(study.study.sites):
+            raise PeerError("terms", "do not belong to this study", "enrol again")
+        strategy = study.strategy().filled(terms)
+        layout = Layout.of_module(study.build_model())
+        agreement = Agreement(strategy=strategy, terms=terms, layout=layout, claims={self.id: self.member().claims})
+        self._check_plan(agreement)
+        return agreement
+
+    def _check_plan(self, agreement: Agreement) -> None:
+        """Check clip, noise and sampling of this very plan against the policy."""
+        policy, here = self.file.policy, f"site '{self.id}'"
+        member = self.member()
+        noise, clips = [], []
+        for phase in agreement.phases(member.participant):
+            if agreement.strategy.local.private:
+                noise.append(phase.noise_multiplier)
+                clips.append(phase.clip)
+                self._check_sampling(phase, member)
+        if not agreement.strategy.local.private:
+            noise.append(agreement.strategy.noise_multiplier or 0.0)
+            clips += [clip for piece in agreement.strategy.stages if (clip := getattr(piece, "clip", None))]
+            clips += [clip] if (clip := getattr(agreement.strategy.central_noise, "clip", None)) else []
+        unprotected = agreement.strategy.observer is Observer.NOBODY
+        if min(noise, default=0.0) < policy.least_noise_multiplier and not unprotected:
+            raise PrivacyRefusal(
+                here,
+                f"noise of {min(noise, default=0.0):.3g} x clip is below its policy's {policy.least_noise_multiplier:g}",
+                "grant less, or plan more rounds; or lower least_noise_multiplier at the site",
+            )
+        largest = max((clip for clip in clips if clip is not None), default=None)
+        if policy.largest_clip is not None and (largest is None or largest > policy.largest_clip):
+            raise PrivacyRefusal(
+                here, f"a clip of {largest} exceeds its policy's {policy.largest_clip:g}", "clip lower, or allow more"
+            )
+
+    def _check_sampling(self, phase: Phase, member: Member) -> None:
+        rate = PoissonBatches(member.shard.examples, phase.batch_size).rate
+        if rate > self.file.policy.largest_sampling_rate:
+            raise PrivacyRefusal(
+                f"site '{self.id}'",
+                f"sampling {rate:.3g} of its records a step exceeds its policy's {self.file.policy.largest_sampling_rate:g}",
+                "use smaller batches",
+            )
+
+    def _charges(self, agreement: Agreement) -> list[Charge]:
+        """A round's bills, the world's first."""
+        bills = agreement.bills(self.member().participant)
+        world = [
+            Charge(account=self.id, observer=Observer.WORLD, bill=b) for b, seen in bills if seen == {Observer.WORLD}
+        ]
+        server = [
+            Charge(account=self.id, observer=Observer.SERVER, bill=b) for b, seen in bills if Observer.SERVER in seen
+        ]
+        # Where sampling amplifies, the world's bill of every round was paid on agreeing: a site cannot see the others.
+        return server if agreement.amplified else [*world, *server]
+
+    def _agree(self, study: StudyFile, letter: Letter) -> Letter:
+        """Accept the terms; an amplified bill is paid for all rounds now, drawn or not."""
+        self._accepts(study)
+        agreement, run = self._agreement(study, letter), str(letter.header["run"])
+        ledger = self.ledger()
+        try:
+            ledger.register(run, seeded=study.run.noise == "seeded", title=f"{study.study.name}: {study.method.name}")
+            if agreement.amplified:
+                self._pay_ahead(ledger, agreement, run)
+            return Letter(header={"ok": True, "site": self.id, "more": self._can_afford(ledger, agreement, run, 0)})
+        finally:
+            ledger.close()
+
+    def _pay_ahead(self, ledger: SiteLedger, agreement: Agreement, run: str) -> None:
+        rounds = agreement.terms.rounds
+        participant = self.member().participant
+        bill = agreement.bill(Observer.WORLD, participant)
+        paid = {round_ for round_, account in ledger.charged(run, Observer.WORLD) if account == self.id}
+        if not paid and not ledger.affordable(self.id, bill, {Observer.WORLD}, times=rounds):
+            raise PrivacyRefusal(
+                f"site '{self.id}'",
+                f"its budget does not cover {rounds} rounds of this study",
+                "grant more, or plan fewer",
+            )
+        for round_ in range(rounds):
+            if round_ not in paid:
+                charge = Charge(account=self.id, observer=Observer.WORLD, bill=bill)
+                if ledger.charge(run, round_, [charge], horizon=rounds - round_):
+                    raise PrivacyRefusal(f"site '{self.id}'", "its budget ran out", "grant more, or plan fewer rounds")
+
+    def _can_afford(self, ledger: SiteLedger, agreement: Agreement, run: str, round_: int) -> bool:
+        horizon = max(1, agreement.terms.rounds - round_)
+        return all(
+            ledger.affordable(self.id, bill, seen, horizon=horizon)
+            for bill, seen in agreement.bills(self.member().participant)
+            if not (agreement.amplified and seen == {Observer.WORLD})
+        )
+
+    def _train(self, study: StudyFile, letter: Letter) -> Letter:
+        """One round: check, work, pay and keep the answer, answer."""
+        run, round_ = str(letter.header["run"]), int(letter.header["round"])
+        self._accepts(study)
+        agreement = self._agreement(study, letter)
+        ledger = self.ledger()
+        try:
+            last = ledger.answered(run)
+            if last is not None and last.round == round_:
+                return self._answer(ledger, agreement, run, round_, last.payload)  # the same bytes, paid already
+            if last is not None and last.round > round_:
+                return refusal(f"round {round_} is over", site=self.id)
+            if not 0 <= round_ < agreement.terms.rounds:
+                return refusal(f"round {round_} is not in the plan", site=self.id)
+            if not self._can_afford(ledger, agreement, run, round_):
+                return refusal("its budget does not cover another round", site=self.id, more=False)
+            private = {} if last is None else _unpacked(last.private)
+            payload, private = self._work(study, agreement, run, round_, letter.payload, private)
+            horizon = agreement.terms.rounds - round_
+            paid = ledger.pay_and_answer(
+                run, round_, self._charges(agreement), payload, _packed(private), horizon=horizon
+            )
+            if not paid:
+                return refusal("its budget does not cover another round", site=self.id, more=False)
+            return self._answer(ledger, agreement, run, round_, payload)
+        except LedgerError as error:
+            return refusal(str(error), site=self.id, code=error.exit_code)
+        finally:
+            ledger.close()
+
+    def _work(
+        self, study: StudyFile, agreement: Agreement, run: str, round_: int, download: bytes, private: dict[str, Tensor]
+    ) -> tuple[bytes, dict[str, Tensor]]:
+        member = self.member()
+        seeded = study.run.noise == "seeded"
+        root = PublicSeed(study.run.seed).child("secret").child("client", round_, self.id)
+        rng = SecretRng.simulated(root) if seeded else SecretRng.from_system()
+        engine = make_engine("stacked")
+        blocks = blocks_of(agreement, {self.id: member}, engine)
+        (uplink,) = work(
+            agreement,
+            run,
+            {self.id: download},
+            {self.id: member},
+            {self.id: rng},
+            engine,
+            study.build_model(),
+            blocks,
+            private,
+        )
+        assert uplink.payload is not None
+        return uplink.payload, private
+
+    def _answer(self, ledger: SiteLedger, agreement: Agreement, run: str, round_: int, payload: bytes) -> Letter:
+        more = self._can_afford(ledger, agreement, run, round_ + 1)
+        header = {"ok": True, "site": self.id, "round": round_, "token": self.token(run), "more": more}
+        return Letter(header=header, payload=payload)
+
+    # -- for the people at the site ------------------------------------------------------------------------------------
+
+    def spent(self) -> list[Statement]:
+        """What this site has spent, over all studies, against everyone it was billed against."""
+        ledger = self.ledger()
+        try:
+            budget = self.file.own_budget()
+            observers = ledger.observers(self.id) or [
+                budget.observer if budget and budget.observer else Observer.SERVER
+            ]
+            lines = [statement(ledger, self.id, observer) for observer in observers]
+            return [line for line in lines if line is not None]
+        finally:
+            ledger.close()
+
+
+def _packed(private: Mapping[str, Tensor]) -> bytes:
+    return safetensors.save({name: tensor.contiguous() for name, tensor in private.items()}) if private else b""
+
+
+def _unpacked(packed: bytes) -> dict[str, Any]:
+    return dict(safetensors.load(packed)) if packed else {}

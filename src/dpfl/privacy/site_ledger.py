@@ -1,0 +1,62 @@
+"""A site's own ledger: what it was charged, and the very bytes it answered with.
+
+*Formal guarantees.* A round's charges and the answer they pay for are committed in one transaction before the answer leaves
+the site. A site that dies before has charged and released nothing; one that dies after sends the same bytes again, and is
+not charged again. There is no third case: an answer that is not in the ledger was never sent.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpfl.privacy.bills import Charge
+from dpfl.privacy.ledger import Ledger
+
+_OUTBOX = """
+CREATE TABLE IF NOT EXISTS outbox (
+    run TEXT NOT NULL, round INTEGER NOT NULL, payload BLOB NOT NULL, private BLOB NOT NULL, PRIMARY KEY (run)
+) WITHOUT ROWID
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """The last answer to a run: its round, its bytes, and the part of the model that stays at the site."""
+
+    round: int
+    payload: bytes
+    private: bytes
+
+
+class SiteLedger(Ledger):
+    """A ledger with an outbox of one answer per run; older answers have arrived or will never be asked for."""
+
+    @classmethod
+    def open_for(cls, path: Path, site: str) -> SiteLedger:
+        """Open the ledger of a site; another site's is refused."""
+        ledger = cls.open(path, site)
+        assert isinstance(ledger, SiteLedger)
+        with ledger._guard():
+            ledger._connection.execute(_OUTBOX)
+        return ledger
+
+    def answered(self, run: str) -> Answered | None:
+        """The last answer to a run."""
+        with self._guard():
+            row = self._connection.execute(
+                "SELECT round, payload, private FROM outbox WHERE run = ?", (run,)
+            ).fetchone()
+        return None if row is None else Answered(round=row[0], payload=row[1], private=row[2])
+
+    def pay_and_answer(
+        self, run: str, round_: int, charges: Sequence[Charge], payload: bytes, private: bytes, *, horizon: int
+    ) -> bool:
+        """Charge and keep the answer, all or nothing; False if the budget does not cover it."""
+
+        def keep(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)", (run, round_, payload, private))
+
+        return not self.charge(run, round_, charges, horizon=horizon, also=keep)

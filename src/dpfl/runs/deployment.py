@@ -1,0 +1,225 @@
+"""A real federation as data: the study that a server offers, and a site's own file, which decides what it accepts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import Field, ValidationError
+from torch import nn
+
+from dpfl.algorithms.registry import make_strategy, usual_sampling
+from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.random import PublicSeed
+from dpfl.core.types import Budget, Observer, Practice, Unit
+from dpfl.models import make_model
+from dpfl.protocols import Selection
+from dpfl.runs.experiment import ClientSection, MethodSection, ModelSection, Section, explained, read_toml
+from dpfl.server.selection import Everyone, FixedCohort, PoissonCohort
+from dpfl.strategy import Strategy
+
+STUDY_FILE, SITE_FILE = "study.toml", "site.toml"
+
+
+class StudySection(Section):
+    """What the study is called, who may take part, and what every site's records look like."""
+
+    name: str = Field(min_length=1)
+    sites: list[str] = Field(min_length=1)
+    feature_shape: list[int] = Field(min_length=1)
+    classes: int = Field(ge=2)
+
+
+class RoundsSection(Section):
+    """How long, with whom, and how long the server waits. Noise is the operating system's but in a rehearsal."""
+
+    rounds: int = Field(ge=1)
+    cohort: int | float | None = None
+    sampling: Literal["uniform", "poisson"] | None = None
+    round_timeout: float = Field(default=600.0, gt=0)
+    enrol_timeout: float = Field(default=600.0, gt=0)
+    least_sites: int = Field(default=2, ge=1)
+    noise: Literal["system", "seeded"] = "system"
+    seed: int = 0
+
+
+class NetworkSection(Section):
+    """Where the server listens, and under which names sites reach it."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=9092, ge=1, le=65535)
+    names: list[str] = Field(default=["localhost"])
+
+
+class StudyFile(Section):
+    """The server's file: everything that sites are told, and the network."""
+
+    study: StudySection
+    model: ModelSection = ModelSection()
+    method: MethodSection
+    run: RoundsSection
+    network: NetworkSection = NetworkSection()
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: str = "study") -> StudyFile:
+        """Validate; the first problem becomes one clear sentence."""
+        try:
+            found = cls.model_validate(values)
+        except ValidationError as error:
+            raise explained(where, error, cls) from error
+        if len(set(found.study.sites)) < len(found.study.sites):
+            raise ConfigurationError(where, "names a site twice", "name each site once")
+        return found
+
+    @classmethod
+    def from_file(cls, path: Path) -> StudyFile:
+        """Read a TOML file."""
+        return cls.from_dict(read_toml(path), str(path))
+
+    def to_toml(self) -> str:
+        """Write a complete file."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+    def offer(self) -> dict[str, Any]:
+        """What sites are told: all but the network."""
+        return self.model_dump(exclude_none=True, exclude={"network"})
+
+    def digest(self) -> str:
+        """Name what was agreed on."""
+        return hashlib.sha256(json.dumps(self.offer(), sort_keys=True).encode()).hexdigest()
+
+    def selection(self) -> Selection:
+        """Who is drawn in a round."""
+        cohort, population = self.run.cohort, len(self.study.sites)
+        if cohort is None:
+            return Everyone()
+        if not 0 < cohort <= population or (isinstance(cohort, float) and cohort > 1):
+            raise ConfigurationError("[run] cohort", f"{cohort} of {population} sites", "give a number, or a fraction")
+        if (self.run.sampling or usual_sampling(self.method.name)) == "poisson":
+            return PoissonCohort(sampling_rate=cohort if isinstance(cohort, float) else cohort / population)
+        return FixedCohort(size=max(1, round(cohort * population)) if isinstance(cohort, float) else cohort)
+
+    def strategy(self) -> Strategy:
+        """The method; what can exist in a simulation only is refused."""
+        strategy = make_strategy(self.method.name, {**self.method.settings(), "selection": self.selection()})
+        if strategy.channel.simulated:
+            raise PrivacyRefusal(
+                f"method '{self.method.name}'",
+                f"its channel ({type(strategy.channel).__name__}) exists in a simulation only: between real sites every "
+                "message arrives on its own, and the guarantee that rests on their sum would be gone",
+                "use another method, or simulate it",
+            )
+        if strategy.local.hypothetical:
+            raise PrivacyRefusal(
+                f"method '{self.method.name}'", "grants more than sites grant", "use it in a simulation only"
+            )
+        return strategy
+
+    def build_model(self) -> nn.Module:
+        """The same first model everywhere."""
+        seed = PublicSeed(self.run.seed).child("model")
+        shape = tuple(self.study.feature_shape)
+        return make_model(self.model.name, shape, self.study.classes, seed, self.model.hidden)
+
+
+class SiteSection(Section):
+    """Who this is."""
+
+    id: str = Field(min_length=1)
+
+
+class SiteDataSection(Section):
+    """The site's own records: a CSV or Parquet file, or a client of an embedded data set for a rehearsal."""
+
+    file: str | None = None
+    label: str | None = None
+    dataset: str | None = None
+    client: str | None = None
+    partition: dict[str, Any] = Field(default_factory=dict)
+    seed: int = 0
+
+
+class BudgetSection(Section):
+    """What this site grants, over all studies, and against whom. No defaults for what decides privacy."""
+
+    epsilon: float
+    delta: float
+    unit: Literal["record", "client"] = "record"
+    observer: Literal["server", "world"] = "server"
+
+
+class PolicySection(Section):
+    """What this site accepts, whatever a server says."""
+
+    methods: list[str] | None = None
+    trust_server: bool = False
+    least_noise_multiplier: float = Field(default=0.3, ge=0)
+    largest_clip: float | None = Field(default=None, gt=0)
+    largest_sampling_rate: float = Field(default=1.0, gt=0, le=1)
+    most_rounds: int | None = Field(default=None, ge=1)
+    least_sites: int = Field(default=2, ge=1)
+    allow_seeded: bool = False
+    allow_unprotected: bool = False
+
+
+class ServerSection(Section):
+    """How to reach the server, and with which key."""
+
+    address: str = "127.0.0.1:9092"
+    certificate: str = "ca.crt"
+    key: str = "site.key"
+
+
+class SiteFile(Section):
+    """A site's own file. It never leaves the site."""
+
+    site: SiteSection
+    data: SiteDataSection
+    budget: BudgetSection | None = None
+    policy: PolicySection = PolicySection()
+    practice: ClientSection = ClientSection()
+    server: ServerSection = ServerSection()
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: str = "site") -> SiteFile:
+        """Validate; the first problem becomes one clear sentence."""
+        try:
+            found = cls.model_validate(values)
+        except ValidationError as error:
+            raise explained(where, error, cls) from error
+        if found.own_budget() is None and not found.policy.allow_unprotected:
+            raise ConfigurationError(
+                f"{where}, [budget]", "is missing", "grant an epsilon and a delta: neither has a default"
+            )
+        if (found.data.file is None) == (found.data.dataset is None):
+            raise ConfigurationError(f"{where}, [data]", "needs either a file or a dataset", "name one of the two")
+        if found.budget is not None and found.budget.observer == "world" and not found.policy.trust_server:
+            raise ConfigurationError(
+                f"{where}, [budget] observer",
+                "a budget against the world alone trusts the server with everything it sees",
+                "say trust_server = true in [policy], or grant against the server",
+            )
+        return found
+
+    @classmethod
+    def from_file(cls, path: Path) -> SiteFile:
+        """Read a TOML file."""
+        return cls.from_dict(read_toml(path), str(path))
+
+    def to_toml(self) -> str:
+        """Write a complete file."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+    def own_budget(self) -> Budget | None:
+        """What the ledger enforces; nothing only where the site allows methods that protect nobody."""
+        own = self.budget
+        if own is None:
+            return None
+        return Budget(epsilon=own.epsilon, delta=own.delta, unit=Unit(own.unit), observer=Observer(own.observer))
+
+    def own_practice(self) -> Practice:
+        """The site's habits."""
+        return Practice(**self.practice.model_dump(exclude_none=True))
