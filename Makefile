@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 STAMP := $(VENV)/.set-up
 
-.PHONY: demo test lint bench bench-kernels setup clean help
+.PHONY: demo deploy-demo test lint bench bench-kernels setup clean help
 
 help:
 	@echo "make demo   set up, compare nine methods on a federation of 20 clients and write a report (about a minute)"
+	@echo "make deploy-demo  three real sites and a server on this machine, over TLS, with keys (about two minutes)"
 	@echo "make test   set up and run all tests, style and type checks"
 	@echo "make lint   style, types and import contracts only"
 	@echo "make bench  measure against Opacus, pfl and Flower (about half an hour; BENCH=--quick to see that it runs)"
@@ -17,6 +18,12 @@ help:
 
 demo: $(STAMP)
 	$(BIN)/dpfl compare examples/demo.toml --family heterogeneous --seeds 3
+
+deploy-demo: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[flower]'
+	rm -rf runs/deploy-demo
+	$(BIN)/dpfl deploy example runs/deploy-demo
+	$(BIN)/dpfl deploy run runs/deploy-demo
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 -q

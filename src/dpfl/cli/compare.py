@@ -11,6 +11,7 @@ from dpfl.cli import options as o
 from dpfl.cli import results as r
 from dpfl.cli.console import err, print_json
 from dpfl.core.errors import ConfigurationError
+from dpfl.report.reading import read_results
 from dpfl.runs.experiment import for_method
 from dpfl.runs.ranking import standings
 from dpfl.runs.study import Study
@@ -62,7 +63,7 @@ def compare(
 def _tuned(path: Path | None, method: str) -> dict[str, Any]:
     if path is None:
         return {}
-    cells = [cell for cell in r.read_results(path)["cells"] if cell["method"] == method]
+    cells = [cell for cell in read_results(path)["cells"] if cell["method"] == method]
     if not cells:
         raise ConfigurationError("--tuned", f"{path} does not hold '{method}'", "tune it as well, or leave it out")
     return {field.removeprefix("method."): value for field, value in cells[0]["chosen"].items()}

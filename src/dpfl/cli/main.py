@@ -10,7 +10,23 @@ import click
 import typer
 
 import dpfl
-from dpfl.cli import account, compare, describe, lists, plan, plan_power, report, run, study, sweep, tune, watch
+from dpfl.cli import (
+    account,
+    compare,
+    deploy,
+    describe,
+    lists,
+    plan,
+    plan_power,
+    report,
+    run,
+    server,
+    site,
+    study,
+    sweep,
+    tune,
+    watch,
+)
 from dpfl.cli.console import err
 from dpfl.core.errors import DpflError, did_you_mean, disk_error
 
@@ -35,6 +51,9 @@ app.command()(describe.describe)
 app.command()(account.account)
 app.command()(plan.plan)
 app.command(name="plan-power")(plan_power.plan)
+app.add_typer(site.app, name="site")
+app.add_typer(server.app, name="server")
+app.add_typer(deploy.app, name="deploy")
 app.command()(lists.methods)
 app.command()(lists.datasets)
 app.command()(lists.budgets)

@@ -13,7 +13,7 @@ import typer
 from dpfl.algorithms.registry import FAMILIES, METHODS
 from dpfl.cli import options as o
 from dpfl.cli.console import bytes_text, err, mean_and_spread, out, progress_bar, table, three_text
-from dpfl.core.errors import ConfigurationError, DpflError, FolderError, Interrupted, unknown_name
+from dpfl.core.errors import ConfigurationError, DpflError, Interrupted, unknown_name
 from dpfl.core.files import write_safely
 from dpfl.report.page import write_report
 from dpfl.report.reading import of_results
@@ -21,7 +21,6 @@ from dpfl.runs.experiment import for_method
 from dpfl.runs.folder import free_name
 from dpfl.runs.ranking import Standing, grouped
 from dpfl.runs.study import Study
-from dpfl.sim.study import RESULTS_FORMAT
 from dpfl.sim.train import rehearse
 from dpfl.sim.tuning import Told
 
@@ -120,22 +119,12 @@ def new_folder(given: Path | None, stem: str) -> Path:
 def keep(results: dict[str, Any], folder: Path, kept: Path) -> Path:
     """Write the results and, where there are runs to show, their page; say where it is."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_safely(folder / "results.json", (json.dumps({**results, "kept": str(kept)}, indent=1) + "\n").encode())
+    write_safely(
+        folder / "results.json", (json.dumps({**results, "kept": str(kept.absolute())}, indent=1) + "\n").encode()
+    )
     if any(cell["runs"] for cell in results["cells"]):
         write_report(of_results(results, kept), folder / "report.html")
     return folder
-
-
-def read_results(path: Path, remedy: str = "name the folder of a comparison") -> dict[str, Any]:
-    """Read a results.json, or a folder that holds one."""
-    place = path / "results.json" if path.is_dir() else path
-    try:
-        results: dict[str, Any] = json.loads(place.read_text())
-    except (OSError, ValueError) as error:
-        raise FolderError(str(place), f"cannot be read ({error})", remedy) from error
-    if results.get("format") != RESULTS_FORMAT:
-        raise FolderError(str(place), "holds no results of a study of this version", remedy)
-    return results
 
 
 def show_standings(lines: Sequence[Standing], title: str = "outcome") -> None:

@@ -13,6 +13,7 @@ from dpfl.cli import options as o
 from dpfl.cli import results as r
 from dpfl.cli.console import err, mean_and_spread, out, print_json, table
 from dpfl.core.files import write_safely
+from dpfl.report.reading import read_results
 from dpfl.runs.study import Study
 from dpfl.sim.study import run_study
 
@@ -33,7 +34,7 @@ def study(
     asked = Study.from_file(file)
     recorded = file.with_suffix(".json")
     if show_recorded:
-        results = r.read_results(recorded, "run the study with --record first")
+        results = read_results(recorded, "run the study with --record first")
     else:
         base = folder or Path("runs") / f"study-{file.stem}"
         results = r.run_shown(run_study, asked, base, data, workers, quiet)

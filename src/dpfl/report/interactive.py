@@ -23,8 +23,8 @@ def specification(chart: Chart) -> dict[str, Any]:
         data: list[dict[str, Any]] = [
             {
                 "type": "heatmap",
-                "x": chart.heat.x,
-                "y": chart.heat.y,
+                "x": [_plain(name) for name in chart.heat.x],
+                "y": [_plain(name) for name in chart.heat.y],
                 "z": chart.heat.z,
                 "colorscale": "Viridis",
                 "hovertemplate": "%{x}, %{y}: %{z:.4g}<extra></extra>",
@@ -37,8 +37,13 @@ def specification(chart: Chart) -> dict[str, Any]:
         ]
     axis = {"gridcolor": "#e6e6e6", "linecolor": "#999", "automargin": True, "zeroline": False}
     layout = {
-        "xaxis": {**axis, "title": {"text": chart.x_label}, **_scale(chart.log_x, _xs(chart))},
-        "yaxis": {**axis, "title": {"text": chart.y_label}, **_scale(chart.log_y, _ys(chart))},
+        "xaxis": {
+            **axis,
+            "title": {"text": _plain(chart.x_label)},
+            **_scale(chart.log_x, _xs(chart)),
+            **_words(_xs(chart)),
+        },
+        "yaxis": {**axis, "title": {"text": _plain(chart.y_label)}, **_scale(chart.log_y, _ys(chart)), **_rows(chart)},
         "barmode": "stack" if chart.stacked else "group",
         "margin": {"l": 60, "r": 16, "t": 16, "b": 48},
         "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#222"},
@@ -48,7 +53,26 @@ def specification(chart: Chart) -> dict[str, Any]:
         "showlegend": len(chart.series) > 1,
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
     }
-    return {"data": data, "layout": layout}
+    found: dict[str, Any] = finite({"data": data, "layout": layout})
+    return found
+
+
+def finite(value: Any) -> Any:
+    """What JSON can carry: a number that is none becomes a gap."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    return [finite(one) for one in value] if isinstance(value, list) else value
+
+
+def _words(values: list[Any]) -> dict[str, Any]:
+    """Names stay names, also where they look like numbers or dates."""
+    return {"type": "category"} if any(isinstance(value, str) for value in values) else {}
+
+
+def _rows(chart: Chart) -> dict[str, Any]:
+    return {"type": "category"} if chart.heat is not None else {}
 
 
 def colour_of(chart: Chart, number: int) -> str:
@@ -58,7 +82,7 @@ def colour_of(chart: Chart, number: int) -> str:
 
 
 def _xs(chart: Chart) -> list[Any]:
-    return [x for series in chart.series for x in series.x]
+    return list(chart.heat.x) if chart.heat is not None else [x for series in chart.series for x in series.x]
 
 
 def _ys(chart: Chart) -> list[Any]:
@@ -69,7 +93,7 @@ def _ys(chart: Chart) -> list[Any]:
 
 def _scale(log: bool, values: list[Any]) -> dict[str, Any]:
     """A logarithmic axis where asked for; within one decade plotly would print bare digits, so ticks are said outright."""
-    positive = [value for value in values if isinstance(value, int | float) and value > 0]
+    positive = [value for value in values if isinstance(value, int | float) and 0 < value < math.inf]
     if not log or not positive:
         return {}
     low, high = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
@@ -79,11 +103,14 @@ def _scale(log: bool, values: list[Any]) -> dict[str, Any]:
 
 
 def _traces(series: Series, colour: str) -> list[dict[str, Any]]:
-    trace: dict[str, Any] = {"name": series.name, "x": series.x, "y": series.y}
+    places = [_plain(x) if isinstance(x, str) else x for x in series.x]
+    name = _plain(series.name)
+    trace: dict[str, Any] = {"name": name, "x": places, "y": series.y}
     if series.text is not None:
-        trace |= {"text": series.text, "hovertemplate": "%{text}: %{y:.4g}<extra>" + _extra(series.name) + "</extra>"}
+        told = [_plain(one) for one in series.text]
+        trace |= {"text": told, "hovertemplate": "%{text}: %{y:.4g}<extra>" + name + "</extra>"}
     else:
-        trace |= {"hovertemplate": "%{x}: %{y:.4g}<extra>" + _extra(series.name) + "</extra>"}
+        trace |= {"hovertemplate": "%{x}: %{y:.4g}<extra>" + name + "</extra>"}
     if series.kind == "bars":
         return [trace | {"type": "bar", "marker": {"color": colour}}]
     if series.kind in ("points", "rings"):
@@ -113,6 +140,6 @@ def _traces(series: Series, colour: str) -> list[dict[str, Any]]:
     return [around, trace | {"legendgroup": series.name}]
 
 
-def _extra(name: str) -> str:
-    """plotly reads a little HTML in hover texts: a name must stay a name."""
-    return name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def _plain(name: str) -> str:
+    """plotly reads a little HTML in texts, and TeX between dollars: a name must stay a name."""
+    return name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("$", "&#36;")

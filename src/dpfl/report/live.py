@@ -31,6 +31,15 @@ def page_of(folder: Path) -> tuple[Page, str]:
     return going_on_page(run), f"{len(run.history)}-going-on"
 
 
+def _readable(folder: Path) -> tuple[Page, str]:
+    """The page; or, while a file is being written or is broken, a page that says so."""
+    try:
+        return page_of(folder)
+    except FolderError as error:
+        said = {"summary": "<h2>Waiting</h2>" + paragraph(str(error))}
+        return Page(title="waiting", parts=said, charts=[], finished=False), "unreadable"
+
+
 class LiveServer:
     """Serves one folder's page on 127.0.0.1. It only reads, and answers nobody who came under another name."""
 
@@ -72,7 +81,7 @@ def _handler(folder: Path, known: Callable[[], set[str]]) -> type[BaseHTTPReques
             if self.headers.get("Host") not in known():
                 self._send(403, "text/plain", b"this page is for this machine only\n")
             elif self.path == "/":
-                page, version = page_of(folder)
+                page, version = _readable(folder)
                 self._send(200, "text/html; charset=utf-8", render(page, live=NEWS, version=version).encode())
             elif self.path == NEWS:
                 self._send(200, "application/json", json.dumps(_news(folder)).encode())
@@ -98,11 +107,7 @@ def _handler(folder: Path, known: Callable[[], set[str]]) -> type[BaseHTTPReques
 
 
 def _news(folder: Path) -> dict[str, Any]:
-    try:
-        page, version = page_of(folder)
-    except FolderError as error:  # a file that is being written
-        said = {"summary": paragraph(str(error))}
-        return {"version": "unreadable", "title": "waiting", "parts": said, "figures": {}, "finished": False}
+    page, version = _readable(folder)
     return {
         "version": version,
         "title": page.title,

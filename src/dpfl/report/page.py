@@ -78,7 +78,7 @@ def render(page: Page, *, live: str = "", version: str = "") -> str:
     """The whole file. Nothing is fetched from anywhere, but news from its own server where the page is live."""
     body = "".join(f'<section data-part="{name}">{part}</section>' for name, part in page.parts.items())
     script = plotly_script() if page.charts or live else "window.Plotly = { react() {} };"
-    asked = f' data-live="{live}" data-version="{version}"' if live else ""
+    asked = f' data-live="{live}" data-version="{version}"' if live and not page.finished else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -31,6 +31,9 @@ def print_page(page: Path, pdf: Path) -> Path:
             "there is no Chromium on this machine",
             "install one (Debian: apt-get install chromium), or print the page",
         )
+    if pdf.resolve() == page.resolve():
+        raise ConfigurationError("--pdf", f"{page} would be overwritten by its own PDF", "name the page .html")
+    pdf.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as profile:
         # A sandbox needs user namespaces, which containers and root lack; the page is our own file.
         command = [found, *_FLAGS, "--no-sandbox", f"--user-data-dir={profile}", f"--print-to-pdf={pdf.absolute()}"]

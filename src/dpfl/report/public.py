@@ -65,8 +65,12 @@ def public_experiment(experiment: Mapping[str, Any]) -> dict[str, Any]:
     data = experiment["data"]
     budgets = experiment.get("budgets", {})
     hidden_count = {"clients", "records", "smallest"}
-    run = {name: value for name, value in experiment["run"].items() if name not in ("seed", "liars", "workers")}
-    method = {name: value for name, value in experiment["method"].items() if isinstance(value, int | float | str)}
+    hidden = {"seed", "liars", "workers"}
+    if isinstance(experiment["run"].get("cohort"), int):
+        hidden.add("cohort")  # with the sampling rate, which epsilon and noise tell, it would tell how many there are
+    run = {name: value for name, value in experiment["run"].items() if name not in hidden}
+    plain = {name: value for name, value in experiment["method"].items() if isinstance(value, int | float | str)}
+    method = {name: value for name, value in plain.items() if name != "gain_seed"}
     if isinstance(experiment["method"].get("public"), list):
         method["public"] = "withheld"
     return {

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpfl.core.errors import ConfigurationError, FolderError
 from dpfl.runs.experiment import Experiment
-from dpfl.runs.folder import SUMMARY_FORMAT, RunFolder
+from dpfl.runs.folder import RESULTS_FORMAT, SUMMARY_FORMAT, RunFolder
 from dpfl.runs.ranking import Standing, standings
 
 _SAME = ("data", "partition", "budgets", "model", "clients", "practices")
@@ -103,7 +103,10 @@ def read_run(path: Path, *, finished: bool = True) -> ReadRun:
     place = RunFolder(path)
     if not place.experiment.exists():
         raise FolderError(str(path), "holds no run", "name the folder of a run, or of a comparison")
-    text = place.experiment.read_text()
+    try:
+        text = place.experiment.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FolderError(str(place.experiment), f"cannot be read ({error})", "restore it from a backup") from error
     experiment = _experiment(place, text)
     summary: Mapping[str, Any] = {}
     if finished or place.summary.exists():
@@ -134,8 +137,10 @@ def _experiment(place: RunFolder, text: str) -> dict[str, Any]:
 def of_folders(paths: Sequence[Path]) -> Material:
     """Read the folders that were named: runs, or one comparison."""
     if len(paths) == 1 and (paths[0] / "results.json").exists():
-        results = json.loads((paths[0] / "results.json").read_text())
-        return of_results(results, Path(results["kept"]))
+        results = read_results(paths[0])
+        kept = Path(results["kept"])
+        beside = paths[0].resolve().parent / kept.name  # where the two were moved together
+        return of_results(results, beside if beside.is_dir() and not kept.is_dir() else kept)
     runs = [read_run(path) for path in paths]
     first = runs[0]
     for other in runs[1:]:
@@ -144,8 +149,7 @@ def of_folders(paths: Sequence[Path]) -> Material:
     for run in runs:
         methods.setdefault(run.method, []).append(run)
     for label, own in methods.items():
-        settings = {json.dumps(run.experiment["method"], sort_keys=True) for run in own}
-        if len(settings) > 1 or len({run.seed for run in own}) < len(own):
+        if len({_same_run(run) for run in own}) > 1 or len({run.seed for run in own}) < len(own):
             raise ConfigurationError(
                 "runs", f"two runs of '{label}' differ in settings or repeat a seed", "report them one by one"
             )
@@ -159,6 +163,24 @@ def of_folders(paths: Sequence[Path]) -> Material:
         )
     title = f"{first.method}: one run" if len(runs) == 1 else f"{len(methods)} methods compared"
     return Material(title=title, cases=[Case(methods=methods)])
+
+
+def read_results(path: Path, remedy: str = "name the folder of a comparison") -> dict[str, Any]:
+    """Read a results.json, or a folder that holds one."""
+    place = path / "results.json" if path.is_dir() else path
+    try:
+        results = json.loads(place.read_text())
+    except (OSError, ValueError) as error:
+        raise FolderError(str(place), f"cannot be read ({error})", remedy) from error
+    if not isinstance(results, dict) or results.get("format") != RESULTS_FORMAT:
+        raise FolderError(str(place), "holds no results of a study of this version", remedy)
+    return results
+
+
+def _same_run(run: ReadRun) -> str:
+    """Everything but the seed, and what never changes a result."""
+    own = {name: value for name, value in run.experiment["run"].items() if name not in ("seed", "workers")}
+    return json.dumps([run.experiment["method"], own], sort_keys=True)
 
 
 def _check_comparable(one: ReadRun, other: ReadRun) -> None:

@@ -63,11 +63,11 @@ def table(
         kind = f' class="{kinds[number]}"' if kinds and kinds[number] else ""
         lines.append(f"<tr{kind}>{''.join(cells)}</tr>")
     filtered = (
-        f'<input class="filter" data-table="{name}" placeholder="find a name" aria-label="find a name">'
+        f'<input class="filter" data-table="{text(name)}" placeholder="find a name" aria-label="find a name">'
         if len(rows) > FOLDED
         else ""
     )
-    body = f'<table id="{name}" class="sortable"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+    body = f'<table id="{text(name)}" class="sortable"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
     return f'{filtered}<div class="scroll">{body}</div>'
 
 

@@ -37,7 +37,11 @@ def against_server(summary: Mapping[str, Any]) -> str:
     largest = spent["largest"] if spent else "infinite"
     if largest == "infinite":
         return " The server is trusted: against it nothing is guaranteed."
-    return f" Against the server itself the loss of a site is larger: at most epsilon {shown(float(largest))}."
+    world = (summary["epsilon"].get("spent") or {}).get("largest")
+    if world == largest:
+        return " The same holds against the server itself."
+    larger = "larger: at most" if isinstance(world, int | float) and world < largest else "at most"
+    return f" Against the server itself the loss of a site is {larger} epsilon {shown(float(largest))}."
 
 
 def meaning(summary: Mapping[str, Any], epsilon: float, delta: float | None) -> str:
@@ -55,10 +59,10 @@ def meaning(summary: Mapping[str, Any], epsilon: float, delta: float | None) -> 
 
 def _up(factor: float) -> str:
     """Three digits, rounded up: an odds ratio must not look smaller than it is."""
-    if factor < 1:
-        return "1"
-    step = 10.0 ** (math.floor(math.log10(factor)) - 2)
-    return f"{math.ceil(factor / step - 1e-9) * step:.4g}"
+    if factor >= 1000:
+        return str(10 * math.ceil(factor / 10))
+    digits = 2 - math.floor(math.log10(factor))
+    return f"{math.ceil(factor * 10**digits) / 10**digits:.{digits}f}"
 
 
 def strength(epsilon: float) -> str:

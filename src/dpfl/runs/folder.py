@@ -31,6 +31,7 @@ from dpfl.core.types import State
 
 CHECKPOINT_FORMAT = "dpfl-checkpoint-1"
 SUMMARY_FORMAT = "dpfl-summary-1"
+RESULTS_FORMAT = "dpfl-study-1"
 
 
 class RunFolder:
@@ -91,13 +92,16 @@ class RunFolder:
         """Read JSON lines; a last line that was cut off by a kill is left out."""
         if not path.exists():
             return []
-        lines = path.read_text().split("\n")
+        try:
+            lines = path.read_text().split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise FolderError(str(path), f"cannot be read ({error})", "restore it from a backup") from error
         records = []
         for number, line in enumerate(lines):
             if not line:
                 continue
             try:
-                records.append(json.loads(line))
+                records.append(_table(line))
             except ValueError as error:
                 if number == len(lines) - 1:
                     break
@@ -174,12 +178,19 @@ class RunFolder:
     def read_summary(self) -> dict[str, Any]:
         """Read what came out."""
         try:
-            summary: dict[str, Any] = json.loads(self.summary.read_text())
+            summary = _table(self.summary.read_text())
         except (OSError, ValueError) as error:
             raise FolderError(
                 str(self.summary), f"cannot be read ({error})", "finish the run with dpfl run --resume"
             ) from error
         return summary
+
+
+def _table(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("it is no table of names and values")
+    return found
 
 
 def free_name(base: Path, stem: str) -> Path:

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 
 from dpfl.core.version import __version__
-from dpfl.runs.folder import RunFolder
+from dpfl.runs.folder import RESULTS_FORMAT, RunFolder
 from dpfl.runs.study import Study, cells
 from dpfl.sim.tuning import Place, Told, choose, key_of, remark
-
-RESULTS_FORMAT = "dpfl-study-1"
 
 
 def run_study(study: Study, kept: Path, data_folder: Path | None, workers: int, told: Told) -> dict[str, Any]:

@@ -24,8 +24,8 @@ function dressTables(root) {
   for (const field of root.querySelectorAll("input.filter")) {
     field.addEventListener("input", () => {
       const wanted = field.value.toLowerCase();
-      for (const row of document.querySelectorAll("#" + field.dataset.table + " tbody tr")) {
-        row.hidden = !row.textContent.toLowerCase().includes(wanted);
+      for (const row of document.getElementById(field.dataset.table).tBodies[0].rows) {
+        row.hidden = !row.cells[0].textContent.toLowerCase().includes(wanted);
       }
     });
   }

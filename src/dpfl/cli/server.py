@@ -1,0 +1,191 @@
+"""``dpfl server``: the side that offers a study, gathers the sites and trains."""
+
+from __future__ import annotations
+
+import json as json_
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpfl.cli import options as o
+from dpfl.cli.console import bytes_text, err, out, print_json, progress_bar, table
+from dpfl.cli.site import INSECURE
+from dpfl.core.errors import ConfigurationError, DpflError, FolderError, Interrupted, PeerError
+from dpfl.core.files import write_safely
+from dpfl.runs.deployment import STUDY_FILE, StudyFile
+from dpfl.runs.folder import RunFolder
+
+app = typer.Typer(no_args_is_help=True, help="The server of a real federation: a study, its sites, its rounds.")
+
+Folder = Annotated[Path, typer.Argument(help="The study's folder.", show_default=False)]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS, no keys. For a rehearsal on one machine.")]
+
+
+def _processes() -> Any:
+    try:
+        from dpfl.flower import processes
+    except ImportError as error:
+        raise ConfigurationError("Flower", "is not installed", "run: pip install 'dpfl[flower]'") from error
+    return processes
+
+
+@app.command()
+def init(
+    folder: Folder,
+    file: Annotated[Path, typer.Option("--study", help="The study (TOML): what sites are offered.")],
+) -> None:
+    """Make a study's folder: its file, certificates, and a place for the sites' public keys."""
+    from dpfl.flower.credentials import make_certificates
+
+    processes = _processes()
+    study = StudyFile.from_file(file)
+    study.strategy()
+    if (folder / STUDY_FILE).exists():
+        raise FolderError(str(folder), "already holds a study", "name another folder")
+    write_safely(folder / STUDY_FILE, study.to_toml().encode())
+    names = list(dict.fromkeys([*study.network.names, study.network.host, "127.0.0.1"]))
+    make_certificates(folder / processes.CERTIFICATES, [name for name in names if name != "0.0.0.0"])  # noqa: S104
+    (folder / processes.SITES).mkdir(exist_ok=True)
+    processes.write_app(folder)
+    out.print(
+        f"Study '{study.study.name}': {study.method.name}, {study.run.rounds} rounds, {len(study.study.sites)} sites"
+    )
+    err.print(
+        f"Give every site {folder / processes.CERTIFICATES / 'ca.crt'}, and nothing else from there", soft_wrap=True
+    )
+    err.print(f"Put the sites' public keys into {folder / processes.SITES}/NAME.pub", soft_wrap=True)
+    err.print(f"Then: dpfl server run {folder}", soft_wrap=True)
+
+
+@app.command()
+def run(folder: Folder, insecure: Insecure = False, quiet: o.Quiet = False) -> None:
+    """Gather the sites and train."""
+    if (folder / "enrolment.json").exists():
+        raise FolderError(str(folder), "holds a study that has begun", f"go on with: dpfl server resume {folder}")
+    _serve(folder, insecure, quiet)
+
+
+@app.command()
+def resume(folder: Folder, insecure: Insecure = False, quiet: o.Quiet = False) -> None:
+    """Go on with a study that was cut off: same sites, same ledger, from the last round that ended."""
+    if not (folder / "enrolment.json").exists():
+        raise FolderError(str(folder), "holds no study that has begun", f"begin it with: dpfl server run {folder}")
+    if RunFolder(folder).summary.exists():
+        raise FolderError(str(folder), "holds a study that has ended", f"see it with: dpfl server status {folder}")
+    _serve(folder, insecure, quiet)
+
+
+def _serve(folder: Path, insecure: bool, quiet: bool) -> None:
+    processes = _processes()
+    if not (folder / STUDY_FILE).exists():
+        raise FolderError(str(folder), "holds no study", "make one with dpfl server init")
+    study = StudyFile.from_file(folder / STUDY_FILE)
+    if insecure:
+        err.print(INSECURE, style="yellow")
+    (folder / "failed.txt").unlink(missing_ok=True)
+    processes.write_app(folder)
+    processes.write_connection(folder, study.network.host, study.network.port, insecure=insecure)
+    link = processes.start_superlink(folder, study.network.host, study.network.port, insecure=insecure)
+    write_safely(folder / "superlink.pid", str(link.process.pid).encode())
+    try:
+        if not insecure:
+            refused = processes.register_sites(folder)
+            for site, reason in refused.items():
+                err.print(f"key of '{site}' was not registered: {reason}", style="yellow", soft_wrap=True)
+        run_id = processes.start_run(folder)
+        err.print(f"Listening on {study.network.host}:{study.network.port}; waiting for {', '.join(study.study.sites)}")
+        _follow(folder, study, link, processes, run_id, quiet)
+    except KeyboardInterrupt:
+        raise Interrupted(str(folder), "stopped by you", f"go on with: dpfl server resume {folder}") from None
+    finally:
+        link.end()
+        (folder / "superlink.pid").unlink(missing_ok=True)
+    show(folder)
+
+
+def _follow(folder: Path, study: StudyFile, link: Any, processes: Any, run_id: str, quiet: bool) -> None:
+    """Wait for the end of the run, showing its rounds."""
+    place = RunFolder(folder)
+    asked = time.monotonic()
+    with progress_bar() as bar:
+        bar.disable = bar.disable or quiet
+        shown = bar.add_task(study.study.name, total=study.run.rounds, note="waiting for sites")
+        while not place.summary.exists():
+            time.sleep(0.5)
+            lines = place.read_lines(place.rounds)
+            if lines:
+                last = lines[-1]
+                note = f"{len(last.get('arrived', []))} of {len(last.get('cohort', []))} sites answered"
+                bar.update(shown, completed=last["round"] + 1, note=note)
+            if (folder / "failed.txt").exists():
+                code, sentence = (folder / "failed.txt").read_text().strip().split("\n", 1)
+                raise _named(int(code), sentence)
+            if link.process.poll() is not None:
+                raise PeerError(
+                    "SuperLink", f"ended ({link.last_words()[-200:]})", f"go on with: dpfl server resume {folder}"
+                )
+            if time.monotonic() - asked > 20:
+                asked = time.monotonic()
+                if processes.run_status(folder, run_id).startswith("finished:fail"):
+                    raise PeerError(
+                        "Flower", "says that the run has failed", f"see {link.log}, then: dpfl server resume {folder}"
+                    )
+
+
+def _named(code: int, sentence: str) -> DpflError:
+    """The error that the server app met, with its own exit code."""
+    where, _, rest = sentence.partition(": ")
+    problem, _, remedy = rest.rpartition("; ")
+    error = PeerError(where, problem or rest, remedy or "see the log")
+    error.exit_code = code
+    return error
+
+
+@app.command()
+def status(folder: Folder, json: o.Json = False) -> None:
+    """Say how far the study is, who takes part, and what went wrong."""
+    if not (folder / STUDY_FILE).exists():
+        raise FolderError(str(folder), "holds no study", "make one with dpfl server init")
+    place = RunFolder(folder)
+    if json:
+        lines = place.read_lines(place.rounds)
+        summary = json_.loads(place.summary.read_text()) if place.summary.exists() else None
+        print_json({"rounds_done": len(lines), "summary": summary, "last": lines[-1] if lines else None})
+        return
+    show(folder)
+
+
+def show(folder: Path) -> None:
+    """Print the study's outcome, or how far it is."""
+    study, place = StudyFile.from_file(folder / STUDY_FILE), RunFolder(folder)
+    lines = place.read_lines(place.rounds)
+    facts = table("", "", left=2)
+    facts.add_row("study", f"{study.study.name} ({study.method.name})")
+    facts.add_row("rounds", f"{len(lines)} of {study.run.rounds}")
+    missed: dict[str, list[str]] = {}
+    for line in lines:
+        for site, reason in line.get("missing", {}).items():
+            missed.setdefault(site, []).append(f"round {line['round'] + 1}: {reason}")
+    for site in study.study.sites:
+        own = missed.get(site, [])
+        took = sum(site in line.get("arrived", []) for line in lines)
+        facts.add_row(site, f"took part in {took} round(s)" + (f"; missed {len(own)} ({own[-1][:120]})" if own else ""))
+    lost = [line["round"] + 1 for line in lines if "lost" in line]
+    if lost:
+        facts.add_row("lost rounds", ", ".join(map(str, lost)))
+    facts.add_row(
+        "bytes up / down", " / ".join(bytes_text(sum(r.get(k, 0) for r in lines)) for k in ("bytes_up", "bytes_down"))
+    )
+    out.print(facts)
+    if place.summary.exists():
+        summary = json_.loads(place.summary.read_text())
+        for stamp in summary["stamps"]:
+            err.print(stamp, style="yellow")
+        for site, reason in summary["refusals"].items():
+            out.print(f"{site}: {reason}")
+        if summary["rounds"]["ended_early"]:
+            out.print(f"Ended early, {summary['rounds']['ended_early']}")
+        out.print("What each site has spent is in its own ledger: dpfl site spend")
+        err.print(f"Model: {place.model}")

@@ -1,0 +1,161 @@
+"""``dpfl site``: a hospital's side of a federation, from nothing to a running site with one file and two commands."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpfl.cli import options as o
+from dpfl.cli.console import epsilon_text, err, out, print_json, table
+from dpfl.core.errors import ConfigurationError, FolderError, Interrupted
+from dpfl.core.files import write_safely
+from dpfl.runs.deployment import SITE_FILE, SiteFile
+
+app = typer.Typer(no_args_is_help=True, help="A site of a real federation: its data, its budget, its own ledger.")
+
+Folder = Annotated[Path, typer.Argument(help="The site's folder.", show_default=False)]
+INSECURE = (
+    "--insecure: everything travels unencrypted, nobody proves who they are; whoever is on the network can read models and "
+    "uploads, and take part as any site"
+)
+
+
+def _site(folder: Path) -> Any:
+    try:
+        from dpfl.flower.site import Site
+    except ImportError as error:
+        raise ConfigurationError("Flower", "is not installed", "run: pip install 'dpfl[flower]'") from error
+    return Site(folder)
+
+
+@app.command()
+def init(
+    folder: Folder,
+    name: Annotated[str, typer.Option("--id", help="The site's name in studies.")],
+    data: Annotated[str, typer.Option(help="CSV or Parquet file with the site's records.")],
+    epsilon: Annotated[float, typer.Option(help="What the site grants, over all studies.")],
+    delta: Annotated[float, typer.Option(help="Well below 1 / records.")],
+    label: Annotated[str | None, typer.Option(help="Label column (default: the last).", show_default=False)] = None,
+    server: Annotated[str, typer.Option(help="The server's address.")] = "127.0.0.1:9092",
+    unit: Annotated[str, typer.Option(help="record, or client: the whole site.")] = "record",
+    trust_server: Annotated[
+        bool, typer.Option("--trust-server", help="Grant against the world only: the server may see everything.")
+    ] = False,
+) -> None:
+    """Make a site: its file, its key, its ledger. Read the file: it decides what the site accepts."""
+    from dpfl.flower.credentials import make_site_key
+
+    if (folder / SITE_FILE).exists():
+        raise FolderError(str(folder), "already holds a site", "edit its site.toml, or name another folder")
+    values: dict[str, Any] = {
+        "site": {"id": name},
+        "data": {"file": str(Path(data).absolute()), **({"label": label} if label else {})},
+        "budget": {"epsilon": epsilon, "delta": delta, "unit": unit, "observer": "world" if trust_server else "server"},
+        "policy": {"trust_server": trust_server},
+        "server": {"address": server},
+    }
+    file = SiteFile.from_dict(values, "options")
+    write_safely(folder / SITE_FILE, file.to_toml().encode())
+    try:
+        site = _site(folder)
+        site.member()  # the data must be readable before anything is promised
+        site.prepare()
+    except Exception:
+        (folder / SITE_FILE).unlink()
+        raise
+    public = make_site_key(folder / file.server.key)
+    records = site.member().shard.examples
+    out.print(f"Site '{name}': {records} training records, epsilon {epsilon:g} at delta {delta:g} per {unit}")
+    err.print(f"Its file: {folder / SITE_FILE} (read it: it decides what the site accepts)", soft_wrap=True)
+    err.print(f"Send to the server's operator: {public}; put the ca.crt you get into {folder}", soft_wrap=True)
+    err.print(f"Then: dpfl site run {folder}", soft_wrap=True)
+
+
+@app.command()
+def run(
+    folder: Folder,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No TLS, no keys. For a rehearsal on one machine.")
+    ] = False,
+) -> None:
+    """Take part: connect to the server and answer it, within policy and budget, until Ctrl-C."""
+    site = _site(folder)
+    from dpfl.flower import processes
+
+    site.ledger().close()  # a missing or damaged ledger is refused before anything else
+    site.member()
+    server = site.file.server
+    if insecure:
+        err.print(INSECURE, style="yellow")
+    certificate, key = folder / server.certificate, folder / server.key
+    processes.check_server(server.address, certificate, insecure=insecure)
+    started = processes.start_supernode(folder, server.address, certificate, key, insecure=insecure)
+    write_safely(folder / "supernode.pid", str(started.process.pid).encode())
+    err.print(f"Site '{site.id}' is connected to {server.address}; Ctrl-C ends it, nothing is lost", soft_wrap=True)
+    try:
+        while started.process.poll() is None:
+            time.sleep(0.5)
+        raise processes.ended_why(started)
+    except KeyboardInterrupt:
+        raise Interrupted(str(folder), "stopped by you", f"go on with: dpfl site run {folder}") from None
+    finally:
+        started.end()
+        (folder / "supernode.pid").unlink(missing_ok=True)
+
+
+@app.command()
+def spend(folder: Folder, json: o.Json = False) -> None:
+    """Print what the site has spent, over all studies: the page for its ethics board."""
+    lines = _site(folder).spent()
+    if json:
+        print_json([line.to_dict() for line in lines])
+        return
+    found = table("site", "rounds", "epsilon spent", "granted", "delta", "against")
+    for line in lines:
+        granted = "-" if line.granted is None else epsilon_text(line.granted)
+        delta = "-" if line.delta is None else f"{line.delta:g}"
+        found.add_row(line.account, str(line.rounds), epsilon_text(line.epsilon), granted, delta, line.observer)
+    out.print(found)
+    for line in lines[:1]:
+        out.print(f"per {line.unit}, {line.adjacency} adjacency, by {line.accountant}; rounded up")
+
+
+@app.command()
+def status(folder: Folder, json: o.Json = False) -> None:
+    """Say whether the site is connected, which studies it has served, and what is left of its budget."""
+    site = _site(folder)
+    ledger = site.ledger()
+    try:
+        studies = ledger.titles()
+        rounds = {run: ledger.last_round(run) for run in studies}
+    finally:
+        ledger.close()
+    running = _alive(folder / "supernode.pid")
+    lines = site.spent()
+    told = {
+        "site": site.id,
+        "running": running,
+        "studies": [{"run": run, "title": title, "last_round": rounds[run]} for run, title in studies.items()],
+        "spent": [line.to_dict() for line in lines],
+    }
+    if json:
+        print_json(told)
+        return
+    out.print(f"Site '{site.id}': {'connected' if running else 'not running'}")
+    for run, title in studies.items():
+        last = rounds[run]
+        out.print(f"  {title} ({run}): {'no round yet' if last is None else f'last charged round {last + 1}'}")
+    for line in lines:
+        if line.granted is not None:
+            spent = epsilon_text(line.epsilon)
+            out.print(f"  epsilon {spent} of {line.granted:g} spent against the {line.observer}, per {line.unit}")
+
+
+def _alive(path: Path) -> bool:
+    try:
+        return Path(f"/proc/{int(path.read_text())}").exists()
+    except (OSError, ValueError):
+        return False

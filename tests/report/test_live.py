@@ -1,0 +1,162 @@
+"""The live view without a browser: who is answered, and what a folder that grows, or is broken, looks like."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dpfl.cli import run as run_module
+from dpfl.cli.main import run_command
+from dpfl.core.errors import PeerError
+from dpfl.report.live import LiveServer
+from tests.report.conftest import copied, summary_of
+
+
+def ask(server: LiveServer, path: str = "/", *, host: str | None = None, method: str = "GET") -> tuple[int, str]:
+    place = server.address.removeprefix("http://").rstrip("/")
+    connection = http.client.HTTPConnection(place, timeout=30)
+    try:
+        connection.putrequest(method, path, skip_host=True)
+        connection.putheader("Host", host if host is not None else place)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def port_of(server: LiveServer) -> int:
+    return int(server.address.rstrip("/").rpartition(":")[2])
+
+
+def test_a_request_under_another_name_is_refused(weiavg: Path) -> None:
+    with LiveServer(weiavg) as server:
+        port = port_of(server)
+        for path in ("/", "/news.json", "/nothing"):
+            for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", f"127.0.0.1:{port + 1}", ""):
+                status, body = ask(server, path, host=host)
+                assert status == 403, host
+                assert "weiavg" not in body
+        assert ask(server, "/news.json")[0] == 200
+        assert ask(server, "/news.json", host=f"localhost:{port}")[0] == 200
+
+
+def test_only_this_machine_is_listened_to(weiavg: Path) -> None:
+    with LiveServer(weiavg) as server:
+        assert server.address == f"http://127.0.0.1:{port_of(server)}/"
+        assert server._server.socket.getsockname()[0] == "127.0.0.1"
+        for other in ("127.0.0.2", "127.1.2.3"):  # an address of this machine on which 0.0.0.0 would listen
+            with pytest.raises(OSError), socket.create_connection((other, port_of(server)), timeout=2):
+                pass
+
+
+def test_only_reading_is_answered_and_only_the_page(weiavg: Path) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in weiavg.iterdir()}
+    with LiveServer(weiavg) as server:
+        assert ask(server, "/summary.json")[0] == 404
+        assert ask(server, "/../summary.json")[0] == 404
+        assert ask(server, "/", method="POST")[0] == 501
+        assert ask(server)[0] == 200
+    assert {path.name: path.stat().st_mtime_ns for path in weiavg.iterdir()} == before
+
+
+def test_news_follow_the_folder_from_nothing_to_the_end(weiavg: Path, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    lines = (weiavg / "rounds.jsonl").read_text().splitlines(keepends=True)
+    with LiveServer(place) as server:
+
+        def news() -> dict[str, Any]:
+            status, text = ask(server, "/news.json")
+            assert status == 200
+            told: dict[str, Any] = json.loads(text)
+            return told
+
+        versions = [news()["version"]]
+        assert "holds no run yet" in news()["parts"]["summary"]
+        place.mkdir()
+        (place / "experiment.toml").write_text((weiavg / "experiment.toml").read_text())
+        versions.append(news()["version"])
+        for done in (1, 2):
+            with (place / "rounds.jsonl").open("a") as stream:
+                stream.write(lines[done - 1])
+            told = news()
+            versions.append(told["version"])
+            assert f'data-fact="rounds-done" data-value="{done}"' in told["parts"]["summary"]
+            assert not told["finished"]
+        with (place / "rounds.jsonl").open("a") as stream:
+            stream.write(lines[2][:30])
+        assert news()["version"] == versions[-1]  # half a line is no news
+        for name in ("rounds.jsonl", "timings.jsonl", "summary.json"):
+            (place / name).write_text((weiavg / name).read_text())
+        told = news()
+        assert told["finished"]
+        assert f'data-fact="accuracy" data-value="{summary_of(weiavg)["accuracy"]}"' in told["parts"]["summary"]
+        assert len({*versions, told["version"]}) == len(versions) + 1
+
+
+@pytest.mark.parametrize("path", ["/", "/news.json"])
+def test_a_folder_that_cannot_be_read_is_told_in_a_sentence(path: str, weiavg: Path, tmp_path: Path) -> None:
+    place = copied(weiavg, tmp_path / "run")
+    (place / "summary.json").write_text(json.dumps({"format": "dpfl-summary-0"}))
+    with LiveServer(place) as server:
+        status, body = ask(server, path)
+        assert status == 200
+        assert "dpfl-summary-0" in body
+
+
+def test_a_port_in_use_is_one_sentence_and_code_7(weiavg: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with LiveServer(weiavg) as server:
+        with pytest.raises(PeerError):
+            LiveServer(weiavg, port_of(server))
+        assert run_command(["watch", str(weiavg), "--port", str(port_of(server))]) == 7
+    err = capsys.readouterr().err
+    assert err.startswith("dpfl: 127.0.0.1:") and err.count("\n") == 1
+    assert "choose another --port" in err
+
+
+def test_watching_a_folder_without_a_run_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["watch", str(tmp_path)]) == 5
+    err = capsys.readouterr().err
+    assert err.startswith("dpfl: ") and "holds no run" in err and err.count("\n") == 1
+
+
+def test_watch_ends_with_the_run_where_asked_to(
+    weiavg: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dpfl.cli.watch.time", SimpleNamespace(sleep=lambda seconds: None))
+    assert run_command(["watch", str(weiavg), "--until-done"]) == 0
+    assert "Live view: http://127.0.0.1:" in capsys.readouterr().err
+
+
+def test_run_live_serves_from_before_the_run_to_its_end_and_changes_nothing(
+    weiavg: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    class Watched(LiveServer):
+        def __enter__(self) -> LiveServer:
+            super().__enter__()
+            seen.append(json.loads(ask(self, "/news.json")[1]))
+            return self
+
+        def __exit__(self, *rest: object) -> None:
+            seen.append(json.loads(ask(self, "/news.json")[1]))
+            super().__exit__(*rest)
+
+    monkeypatch.setattr(run_module, "LiveServer", Watched)
+    monkeypatch.setattr(run_module, "LAST_LOOK", 0)
+    arguments = ["run", str(weiavg / "experiment.toml"), "--quiet", "--live", "--out", str(tmp_path / "run")]
+    assert run_command(arguments) == 0
+    assert "Live view: http://127.0.0.1:" in capsys.readouterr().err
+    before, after = seen
+    assert (before["version"], after["version"]) == ("waiting", "5-finished")
+    assert (before["finished"], after["finished"]) == (False, True)
+    for name in ("rounds.jsonl", "model.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (weiavg / name).read_bytes()
+    assert (tmp_path / "run" / "report.html").exists()
