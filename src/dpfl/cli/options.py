@@ -47,7 +47,7 @@ EXPERIMENT: dict[str, Any] = {
     "cohort": _option(str, "Clients per round: a number, or a fraction such as 0.8."),
     "sampling": _option(str, "How the cohort is drawn: uniform or poisson."),
     "dropout": _option(float, "Share of uploads that get lost, to see what a method makes of it."),
-    "engine": _option(str, "stacked or one_by_one."),
+    "engine": _option(str, "stacked, one_by_one, or ray (a cluster; RAY_ADDRESS names it)."),
     "device": _option(str, "Where local work is computed: cpu, or cuda where torch has it."),
     "liar": _option(list[str], "A client that claims a multiple of its epsilon.", "--liar", metavar="ID:FACTOR"),
     "set": _option(list[str], "Any other setting of the method.", "--set", metavar="KEY=VALUE"),

@@ -1,4 +1,4 @@
-"""How phases are executed: ``stacked`` (default) and ``one_by_one`` (the oracle)."""
+"""How phases are executed: ``stacked`` (default), ``one_by_one`` (the oracle), ``ray`` (stacked, on a cluster)."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,8 @@ from dpfl.engine.process import check_device
 from dpfl.engine.stacked import Stacked
 from dpfl.protocols import Engine
 
-ENGINES: dict[str, Callable[[str], Engine]] = {"stacked": Stacked, "one_by_one": OneByOne}
+ENGINES: dict[str, Callable[[str], Engine]] = {"stacked": Stacked, "one_by_one": OneByOne, "ray": Stacked}
+"""``ray`` is the stacked engine on the workers of a cluster: the simulation spreads the blocks."""
 
 
 def make_engine(name: str, device: str = "cpu") -> Engine:

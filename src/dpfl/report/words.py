@@ -40,7 +40,7 @@ def against_server(summary: Mapping[str, Any]) -> str:
     world = (summary["epsilon"].get("spent") or {}).get("largest")
     if world == largest:
         return " The same holds against the server itself."
-    larger = "larger: at most" if isinstance(world, int | float) and world < largest else "at most"
+    larger = "larger: at most" if isinstance(world, int | float) and world < float(largest) else "at most"
     return f" Against the server itself the loss of a site is {larger} epsilon {shown(float(largest))}."
 
 

@@ -26,6 +26,7 @@ from dpfl.rounds import Agreement, Run, Uplink, admit, blocks_of, close_round, e
 from dpfl.runs.folder import SUMMARY_FORMAT, RunFolder
 from dpfl.sim.clock import Clock
 from dpfl.sim.evaluation import Evaluation
+from dpfl.sim.ray_workers import RayWorkers
 from dpfl.sim.workers import Bench, Workers
 from dpfl.strategy import Strategy
 
@@ -135,7 +136,7 @@ class Simulation:
         )
         ended_early, left_at_the_end = None, []
         halt = min(until or rounds, rounds)
-        with Workers(bench, self.workers) as workers:
+        with self._workers(bench) as workers:
             while state.round < halt:
                 clock = Clock()
                 plan = open_round(self.agreement, state, self.run_, self._willing(state.round))
@@ -169,6 +170,9 @@ class Simulation:
         if halt < rounds and ended_early is None:
             return self._halted(state, history)
         return self._outcome(state, history, ended_early, left_at_the_end, time.perf_counter() - began)
+
+    def _workers(self, bench: Bench) -> Workers | RayWorkers:
+        return RayWorkers(bench, self.workers) if self.engine == "ray" else Workers(bench, self.workers)
 
     def _halted(self, state: State, history: list[dict[str, Any]]) -> Outcome:
         rounds = {"planned": self.agreement.terms.rounds, "done": state.round, "ended_early": None}
