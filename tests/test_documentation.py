@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import click
 import pytest
 import typer
 
@@ -55,9 +56,22 @@ def test_every_command_and_option_in_the_documents_exists() -> None:
             if not line.startswith("dpfl ") or "|" in line:
                 continue
             words = shlex.split(line.split("#")[0])
-            known = {option for parameter in commands[words[1]].params for option in parameter.opts}
-            for word in words[2:]:
+            command, rest = commands[words[1]], words[2:]
+            if isinstance(command, click.Group):
+                command, rest = command.commands[words[2]], words[3:]
+            known = {option for parameter in command.params for option in parameter.opts}
+            for word in rest:
                 if word.startswith("--"):
                     assert word in known, line
             seen += 1
     assert seen >= 6
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    seen = 0
+    for page in [*PAGES, *sorted((ROOT / "studies").rglob("*.md")), ROOT / "bench" / "README.md"]:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+                seen += 1
+    assert seen > 40

@@ -26,6 +26,11 @@ def answer(message: Message, context: Context) -> Message:
 def answered(message: Message, folder: str) -> Letter:
     """What the site in this folder says to a message."""
     try:
-        return Site(Path(folder)).answer(from_record(message.content))
+        letter = from_record(message.content)
     except DpflError as error:
         return refusal(str(error), code=error.exit_code)
+    try:
+        site = Site(Path(folder))
+    except DpflError as error:
+        return refusal("the site's folder cannot be used; its operator must see to it", code=error.exit_code)
+    return site.answer(letter)

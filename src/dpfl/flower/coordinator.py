@@ -195,6 +195,7 @@ class Coordinator:
             "tokens": self.tokens,
         }
         write_safely(self.place.path / ENROLMENT, (json.dumps(told, indent=1) + "\n").encode())
+        (self.place.path / ENROLMENT).chmod(0o600)  # whoever has a token can answer for its site in this study
 
     def _agreement(self) -> Agreement:
         return enrol(self.strategy, self.claims, self.study.run.rounds, self.layout)

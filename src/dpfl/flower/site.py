@@ -7,6 +7,7 @@ state lives in memory only: every answer may be given by a new process.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import secrets
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from dpfl.client.member import Member, check_budget
 from dpfl.client.sampling import PoissonBatches
-from dpfl.core.errors import ConfigurationError, DataError, DpflError, LedgerError, PeerError, PrivacyRefusal
+from dpfl.core.errors import ConfigurationError, DataError, DpflError, PeerError, PrivacyRefusal
 from dpfl.core.files import write_safely
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
@@ -35,8 +36,9 @@ from dpfl.privacy.statement import Statement, statement
 from dpfl.rounds import Agreement, blocks_of, work
 from dpfl.runs.deployment import SITE_FILE, SiteFile, StudyFile
 from dpfl.runs.experiment import Experiment
+from dpfl.wire.payload import decode_download
 
-LEDGER, TOKEN = "ledger.sqlite", "token"
+LEDGER, TOKEN, LOG = "ledger.sqlite", "token", "site.log"
 
 
 class Site:
@@ -138,10 +140,19 @@ class Site:
             if kind == TRAIN:
                 return self._train(study, letter)
             return refusal(f"there is no message '{kind}'")
-        except DpflError as error:
+        except (ConfigurationError, PrivacyRefusal, PeerError) as error:
+            self._log(str(error))
             return refusal(str(error), site=self.id, code=error.exit_code)
-        except (KeyError, TypeError, ValueError) as error:
-            return refusal(f"the message cannot be read ({error})", site=self.id, code=PeerError.exit_code)
+        except Exception as error:
+            # What went wrong with data, ledger or code may tell of records: it stays here.
+            self._log(f"{type(error).__name__}: {error}")
+            code = error.exit_code if isinstance(error, DpflError) else 1
+            return refusal("something at the site went wrong; its own log says what", site=self.id, code=code)
+
+    def _log(self, sentence: str) -> None:
+        stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        with (self.folder / LOG).open("a") as stream:
+            stream.write(f"{stamp} {sentence}\n")
 
     def _study(self, letter: Letter) -> StudyFile:
         version = str(letter.header.get("dpfl", ""))
@@ -197,10 +208,10 @@ class Site:
             list(federation.feature_shape) != list(study.study.feature_shape)
             or federation.classes > study.study.classes
         ):
-            raise DataError(
+            self._log(f"records have shape {list(federation.feature_shape)} and labels below {federation.classes}")
+            raise ConfigurationError(
                 here,
-                f"holds records of shape {list(federation.feature_shape)} in {federation.classes} classes, the study asks "
-                f"for {study.study.feature_shape} in {study.study.classes}",
+                f"its records do not have the study's shape {study.study.feature_shape} and {study.study.classes} classes",
                 "prepare the same columns everywhere",
             )
         check_model(study.build_model(), federation.feature_shape, study.study.classes, federation.inputs)
@@ -318,6 +329,7 @@ class Site:
                 return refusal(f"round {round_} is not in the plan", site=self.id)
             if not self._can_afford(ledger, agreement, run, round_):
                 return refusal("its budget does not cover another round", site=self.id, more=False)
+            self._check_drawn(agreement, letter.payload)
             private = {} if last is None else _unpacked(last.private)
             payload, private = self._work(study, agreement, run, round_, letter.payload, private)
             horizon = agreement.terms.rounds - round_
@@ -327,10 +339,16 @@ class Site:
             if not paid:
                 return refusal("its budget does not cover another round", site=self.id, more=False)
             return self._answer(ledger, agreement, run, round_, payload)
-        except LedgerError as error:
-            return refusal(str(error), site=self.id, code=error.exit_code)
         finally:
             ledger.close()
+
+    def _check_drawn(self, agreement: Agreement, download: bytes) -> None:
+        """A share of noise is made for the number drawn: with a number larger than was agreed on it would be too small."""
+        drawn = decode_download(download, agreement.layout.size).drawn
+        size = agreement.strategy.selection.cohort_size(agreement.terms.population)
+        largest = agreement.terms.population if size is None else size
+        if not 1 <= drawn <= largest:
+            raise PeerError("download", f"says that {drawn} sites were drawn", f"draw at most {largest}, as was agreed")
 
     def _work(
         self, study: StudyFile, agreement: Agreement, run: str, round_: int, download: bytes, private: dict[str, Tensor]
