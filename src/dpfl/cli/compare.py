@@ -16,6 +16,7 @@ from dpfl.runs.experiment import for_method
 from dpfl.runs.ranking import standings
 from dpfl.runs.study import Study
 from dpfl.sim.study import run_study
+from dpfl.sim.train import rehearse
 
 
 @o.takes_experiment()
@@ -37,15 +38,18 @@ def compare(
 ) -> None:
     """Compare methods honestly: paired seeds, one table per privacy unit, spread beside every mean."""
     values = o.experiment_values(file, given)
-    names = r.chosen_methods(methods, family, values, file, data)
+    chosen = _tuned(tuned)
+    names = r.chosen_methods(methods, family, values, file, data, chosen)
     o.check_settings(values, names)
     for name in names:
-        o.build(file, for_method(values, name)).check()
+        if tuned is not None and name not in chosen:
+            raise ConfigurationError("--tuned", f"{tuned} does not hold '{name}'", "tune it as well, or leave it out")
+        rehearse(o.build(file, for_method(r.with_settings(values, chosen.get(name, {})), name)), data)
     study = Study.from_dict(
         {
             "title": f"{len(names)} methods compared",
             "base": values,
-            "methods": {name: _tuned(tuned, name) for name in names},
+            "methods": {name: chosen.get(name, {}) for name in names},
             "seeds": r.seeds_of(seeds),
         },
         str(file) if file else "options",
@@ -60,10 +64,14 @@ def compare(
     err.print(f"Report: {place / 'report.html'}")
 
 
-def _tuned(path: Path | None, method: str) -> dict[str, Any]:
+def _tuned(path: Path | None) -> dict[str, dict[str, Any]]:
+    """What was chosen, by method."""
     if path is None:
         return {}
-    cells = [cell for cell in read_results(path)["cells"] if cell["method"] == method]
-    if not cells:
-        raise ConfigurationError("--tuned", f"{path} does not hold '{method}'", "tune it as well, or leave it out")
-    return {field.removeprefix("method."): value for field, value in cells[0]["chosen"].items()}
+    results = read_results(path, "name the folder of a dpfl tune")
+    if "tuning" not in results:
+        raise ConfigurationError("--tuned", f"{path} holds no search", "name the folder of a dpfl tune")
+    return {
+        cell["method"]: {field.removeprefix("method."): value for field, value in cell["chosen"].items()}
+        for cell in results["cells"]
+    }

@@ -14,7 +14,7 @@ from dpfl.cli import options as o
 from dpfl.cli import results as r
 from dpfl.cli.console import bytes_text, epsilon_text, err, out, print_json, table
 from dpfl.cli.describe import description_of
-from dpfl.client.member import honest_members
+from dpfl.client.member import false_claims, honest_members
 from dpfl.core.errors import DpflError
 from dpfl.core.layout import Layout
 from dpfl.rounds import enrol
@@ -23,6 +23,7 @@ from dpfl.runs.planning import Outlook, Recommendation, outlook, recommend
 from dpfl.sim.pace import seconds_in_all
 
 MOST_LINES = 24
+MOST_COLUMNS = 3  # methods side by side in a terminal of 80 columns
 BASIS = (
     "noise / signal: noise in a round's aggregate over the longest that its signal can be, by closed forms; it ranks methods "
     "of one promise and does not predict accuracy"
@@ -49,15 +50,17 @@ def plan(
     if json:
         print_json(
             {
-                "methods": [
-                    {**one, "outlook": None, "noise_to_signal": _finite(one["outlook"].noise_to_signal)}
-                    for one in planned
-                ],
+                "methods": [_plain(one) for one in planned],
                 "recommended": [asdict(one) for one in advice],
             }
         )
         return
     show(planned, advice)
+
+
+def _plain(planned: dict[str, Any]) -> dict[str, Any]:
+    ratio = planned["outlook"].noise_to_signal
+    return {name: value for name, value in planned.items() if name != "outlook"} | {"noise_to_signal": _finite(ratio)}
 
 
 def _finite(value: float | None) -> float | str | None:
@@ -67,7 +70,7 @@ def _finite(value: float | None) -> float | str | None:
 def _planned(experiment: Experiment, data: Path | None, timing: bool) -> dict[str, Any]:
     described = description_of(experiment, data)
     federation = experiment.federation(data)
-    members = honest_members(federation)
+    members = honest_members(federation, false_claims(federation, experiment.run.liars))
     layout = Layout.of_module(experiment.build_model(federation))
     agreement = enrol(
         experiment.strategy(len(members)), {c: m.claims for c, m in members.items()}, experiment.run.rounds, layout
@@ -90,7 +93,7 @@ def _planned(experiment: Experiment, data: Path | None, timing: bool) -> dict[st
         "bytes_down_per_round": described["bytes_down_per_client"] * described["cohort"],
         "seconds": _seconds(experiment, data) if timing else None,
         "per_client": clients,
-        "outlook": outlook(agreement, members),
+        "outlook": outlook(agreement, members, experiment.public_seed()),
     }
 
 
@@ -152,8 +155,22 @@ def _show_noise(planned: list[dict[str, Any]]) -> None:
             columns.setdefault(key, []).append(one["method"])
     if not columns:
         return
+    for first in range(0, len(columns), MOST_COLUMNS):
+        part = dict(list(columns.items())[first : first + MOST_COLUMNS])
+        _show_noise_of(planned, part, "Noise multiplier (std / clip) by client" if first == 0 else None)
+    clients = planned[0]["per_client"]
+    if len(clients) > MOST_LINES:
+        out.print(f"... and {len(clients) - MOST_LINES} more: use --json")
+    for own in columns.values():
+        if len(own) > 1:
+            out.print(f"(+{len(own) - 1}): {', '.join(own)}")
+
+
+def _show_noise_of(
+    planned: list[dict[str, Any]], columns: dict[tuple[float, ...], list[str]], title: str | None
+) -> None:
     headings = [own[0] + (f" (+{len(own) - 1})" if len(own) > 1 else "") for own in columns.values()]
-    lines = table("client", "records", "granted", *headings, title="Noise multiplier (std / clip) by client")
+    lines = table("client", "records", "granted", *headings, title=title)
     clients = planned[0]["per_client"]
     for number, client in enumerate(clients[:MOST_LINES]):
         granted = next((one["per_client"][number]["granted"] for one in planned if one["observer"] != "nobody"), None)
@@ -165,11 +182,6 @@ def _show_noise(planned: list[dict[str, Any]]) -> None:
         )
     out.print()
     out.print(lines)
-    if len(clients) > MOST_LINES:
-        out.print(f"... and {len(clients) - MOST_LINES} more: use --json")
-    for own in columns.values():
-        if len(own) > 1:
-            out.print(f"(+{len(own) - 1}): {', '.join(own)}")
 
 
 def _ratio(one: Outlook) -> str:

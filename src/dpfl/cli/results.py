@@ -13,7 +13,7 @@ import typer
 from dpfl.algorithms.registry import FAMILIES, METHODS
 from dpfl.cli import options as o
 from dpfl.cli.console import bytes_text, err, mean_and_spread, out, progress_bar, table, three_text
-from dpfl.core.errors import ConfigurationError, DpflError, Interrupted, unknown_name
+from dpfl.core.errors import ConfigurationError, DataError, DpflError, Interrupted, unknown_name
 from dpfl.core.files import write_safely
 from dpfl.report.page import write_report
 from dpfl.report.reading import of_results
@@ -63,14 +63,26 @@ def lists_of(texts: Sequence[str]) -> dict[str, list[Any]]:
             raise ConfigurationError(
                 "--over", f"'{text}' is no FIELD=VALUE,VALUE,...", "write for instance --over budgets.scale=0.5,1,2"
             )
+        if field in ("run.seed", "method.name"):
+            raise ConfigurationError("--over", f"'{field}' is set by the command itself", "use --seeds, or --methods")
         if field in lists:
             raise ConfigurationError("--over", f"'{field}' was given twice", "give each field one list")
         lists[field] = [o.number(word, None) for word in words]
     return lists
 
 
+def with_settings(values: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The same values with some settings of the method."""
+    return {**values, "method": {**values.get("method", {}), **settings}}
+
+
 def chosen_methods(
-    methods: str, family: str | None, values: dict[str, Any], file: Path | None, data: Path | None
+    methods: str,
+    family: str | None,
+    values: dict[str, Any],
+    file: Path | None,
+    data: Path | None,
+    tuned: dict[str, dict[str, Any]] | None = None,
 ) -> list[str]:
     """Read the methods asked for; of ``all`` or a family, those that this federation cannot run are named and left out."""
     names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
@@ -87,8 +99,10 @@ def chosen_methods(
     fitting = []
     for name in FAMILIES[family] if family else METHODS:
         try:
-            rehearse(o.build(file, for_method(values, name)), data)
+            rehearse(o.build(file, for_method(with_settings(values, (tuned or {}).get(name, {})), name)), data)
             fitting.append(name)
+        except DataError:  # no method will do better
+            raise
         except DpflError as error:
             err.print(f"left out: {name} ({error})", soft_wrap=True)
     if not fitting:

@@ -11,9 +11,12 @@ from dpfl.cli import results as r
 from dpfl.cli.console import err, mean_and_spread, out, print_json, table
 from dpfl.core.errors import ConfigurationError
 from dpfl.runs.experiment import for_method
-from dpfl.runs.ranking import grouped, standings
+from dpfl.runs.ranking import Standing, grouped, standings
 from dpfl.runs.study import Study, set_fields
 from dpfl.sim.study import run_study
+from dpfl.sim.train import rehearse
+
+MOST_COLUMNS = 3  # methods beside each other in a terminal of 80 columns
 
 
 @o.takes_experiment()
@@ -54,6 +57,9 @@ def sweep(
         },
         str(file) if file else "options",
     )
+    for case in study.cases():
+        for name in names:
+            rehearse(study.experiment(case, name, {}, study.seeds[0]), data)
     results = r.run_shown(run_study, study, kept, data, workers, quiet)
     place = r.keep(results, r.new_folder(folder, "sweep"), kept)
     if json:
@@ -70,6 +76,9 @@ def show(study: Study, results: dict[str, Any]) -> None:
     by_case = [standings([cell for cell in results["cells"] if cell["case"] == case]) for case in cases]
     for unit, mine in grouped(by_case[0]).items():
         labels = [one.label for one in mine]
+        if len(labels) > MOST_COLUMNS:
+            _show_long(study, unit, labels, list(zip(cases, by_case, strict=True)))
+            continue
         lines = table(
             *(field.rpartition(".")[2] for field in study.vary),
             *labels,
@@ -81,5 +90,22 @@ def show(study: Study, results: dict[str, Any]) -> None:
             cells = [mean_and_spread(found[label].accuracies) + ("*" if found[label].best else "") for label in labels]
             lines.add_row(*(str(value) for value in case.values()), *cells)
         out.print(lines)
-        out.print(f"mean ± standard deviation over {len(study.seeds)} seed(s); * best of those that promise the same")
-        out.print()
+        _say_how(study)
+
+
+def _show_long(study: Study, unit: str, labels: list[str], ranked: list[tuple[dict[str, Any], list[Standing]]]) -> None:
+    """A line per value and method, where the methods do not fit beside each other."""
+    names = [field.rpartition(".")[2] for field in study.vary]
+    lines = table(*names, "method", "accuracy %", title=f"Protecting a {unit}", left=len(names) + 1)
+    for case, standing in ranked:
+        found = {one.label: one for one in standing}
+        for number, label in enumerate(labels):
+            told = [str(value) for value in case.values()] if number == 0 else [""] * len(names)
+            lines.add_row(*told, label, mean_and_spread(found[label].accuracies) + ("*" if found[label].best else ""))
+    out.print(lines)
+    _say_how(study)
+
+
+def _say_how(study: Study) -> None:
+    out.print(f"mean ± standard deviation over {len(study.seeds)} seed(s); * best of those that promise the same")
+    out.print()

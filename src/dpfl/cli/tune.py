@@ -62,6 +62,14 @@ def tune(
     values = o.experiment_values(file, given)
     first = set_fields(values, {field: choices[0] for field, choices in grid.items()})
     names = r.chosen_methods(methods, family, _with_knobs(first, methods, family, lists), file, data)
+    o.check_settings({"method": {field.removeprefix("method."): 0 for field in lists}}, names)
+    proxy = o.data_values(tune_on, values.get("data", {}).get("label")) if tune_on else None
+    if proxy is not None and _same_data(proxy, values.get("data", {})):
+        raise ConfigurationError(
+            "--tune-on",
+            "names the federation's own records",
+            "name other data: public ones, or a proxy; or leave it out",
+        )
     own = {name: knob for name in names if not lists and (knob := _knob(name, first, file, data))}
     for name in names:
         o.build(file, for_method(set_fields(first, {f: c[0] for f, c in own.get(name, {}).items()}), name))
@@ -76,7 +84,7 @@ def tune(
                 "own": own,
                 "search": search,
                 "seeds": [TUNING_SEED + number for number in range(seeds)],
-                **({"on": o.data_values(tune_on, values.get("data", {}).get("label"))} if tune_on else {}),
+                **({"on": proxy} if proxy else {}),
             },
         },
         str(file) if file else "options",
@@ -93,6 +101,12 @@ def tune(
     out.print(results["tuning"])
     err.print(f"Ready to run: {', '.join(str(path) for path in written.values())}", soft_wrap=True)
     err.print(f"Compare with these settings: dpfl compare ... --tuned {place}", soft_wrap=True)
+
+
+def _same_data(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    if "folder" in one and "folder" in other:
+        return Path(one["folder"]).resolve() == Path(other["folder"]).resolve()
+    return one.get("name") is not None and one.get("name") == other.get("name")
 
 
 def _knob(name: str, values: dict[str, Any], file: Path | None, data: Path | None) -> dict[str, list[Any]]:

@@ -197,6 +197,8 @@ def _check_comparable(one: ReadRun, other: ReadRun) -> None:
 
 def of_results(results: Mapping[str, Any], kept: Path) -> Material:
     """Read the runs behind a comparison's or a sweep's results."""
+    if not any(cell["runs"] for cell in results["cells"]):
+        raise FolderError("results", "hold a search and no final runs", "compare with --tuned, and report that")
     cases: list[Case] = []
     for cell in results["cells"]:
         runs = [read_run(kept / run["folder"]) for run in cell["runs"]]

@@ -308,7 +308,8 @@ def _with_budgets_read(values: dict[str, Any]) -> dict[str, Any]:
         raise ConfigurationError(
             f"budgets file {source}", f"has no delta for '{client}'", "give a delta column or --delta"
         )
-    return {**values, "budgets": {"epsilon": epsilons, **({} if delta is None else {"delta": delta})}}
+    rest = {name: value for name, value in budgets.items() if name != "delta"}
+    return {**values, "budgets": {**rest, "epsilon": epsilons, **({} if delta is None else {"delta": delta})}}
 
 
 def read_toml(path: Path) -> dict[str, Any]:

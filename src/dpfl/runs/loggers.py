@@ -48,7 +48,9 @@ class _TensorBoard:
 
     def __init__(self, library: Any, folder: Path, experiment: Experiment) -> None:
         self.writer = library.SummaryWriter(str(folder / "tensorboard"))
-        self.writer.add_text("experiment", f"```toml\n{experiment.to_toml()}```")
+        self.writer.add_text(
+            "experiment", "\n".join(f"{name} = {value}  " for name, value in _flat(experiment.to_dict()))
+        )
 
     def round(self, number: int, line: Mapping[str, Any]) -> None:
         for name, value in numbers_of(line):
@@ -120,7 +122,11 @@ class _Careful:
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, value in values.items():
-        if isinstance(value, Mapping):
+        if prefix == "" and name == "clients":
+            continue  # of single clients nothing is told
+        if isinstance(value, Mapping) and prefix:
+            yield f"{prefix}{name}", f"{len(value)} values, by client"
+        elif isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", str(value)[:500]

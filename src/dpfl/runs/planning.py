@@ -7,8 +7,10 @@ methods of a federation, so the ratio ranks methods; it does not predict accurac
 Record level    noise^2 = sum_i w_i^2 v_i,  v_i = steps x lr^2 x d x (clip z_i / b)^2 (Robust-HDP, Eq. 3 and 7)
                 Robust-HDP: w_i goes with 1 / v_i, as if every estimate were exact; PFA: of a private client's noise k of
                 each tensor's directions stay, and its signal counts as lost (our studies found about 1e-4 of it kept)
-Client level    noise = z clip sqrt(d) / cohort, and after Laplacian smoothing the root of its gain times that
-Over the air    the same; projecting onto r directions adds sqrt((d - 1) / r) times the signal
+Client level    noise = z clip sqrt(d) / cohort; z clip sqrt(d / cohort) where every client adds all of it; shares are made
+                for those who are not tolerated to drop out. After Laplacian smoothing the root of its gain times that
+Over the air    z is what arrives, of all clients and the receiver, over one client's signal, as the channel of the first
+                rounds has it; projecting onto r directions adds sqrt((d - 1) / r) times the signal
 """
 
 from __future__ import annotations
@@ -25,9 +27,15 @@ from dpfl.algorithms.pfa import PublicProjection, PublicSubspace
 from dpfl.algorithms.robust_hdp import NoiseAwareWeights
 from dpfl.client.local_work import noise_variance
 from dpfl.client.member import Member
+from dpfl.client.stages import GaussianNoise
+from dpfl.core.random import PublicSeed
 from dpfl.core.types import Cohort, Observer, Rows, Unit
 from dpfl.rounds import Agreement
+from dpfl.wire.air import OverTheAir
+from dpfl.wire.channels import Dropout
 
+CHANNEL_ROUNDS = 200  # over which a fading channel is averaged
+_ANY = PublicSeed(0)
 ALIKE = 1.05  # ratios closer than this are one: the simpler method is preferred
 DROWNED = 3.0  # noise so much longer than the longest signal leaves little to learn
 SIMPLEST_FIRST = (
@@ -53,15 +61,15 @@ class Outlook:
         return str(self.unit), self.adjacency, str(self.observer)
 
 
-def outlook(agreement: Agreement, members: Mapping[str, Member]) -> Outlook:
-    """Work out one method's ratio."""
+def outlook(agreement: Agreement, members: Mapping[str, Member], public: PublicSeed = _ANY) -> Outlook:
+    """Work out one method's ratio; ``public`` is the run's seed, from which a simulated channel has its gains."""
     strategy = agreement.strategy
     if strategy.observer is Observer.NOBODY:
         ratio: float | None = 0.0
     elif strategy.unit is Unit.RECORD:
         ratio = _record_level(agreement, members)
     else:
-        ratio = _client_level(agreement)
+        ratio = _client_level(agreement, sorted(members), public)
     return Outlook(
         method=strategy.name,
         unit=strategy.unit,
@@ -108,11 +116,12 @@ def _weights(agreement: Agreement, members: Mapping[str, Member], noise: Mapping
     return dict(zip(cohort.ids, found.tolist(), strict=True))
 
 
-def _client_level(agreement: Agreement) -> float | None:
-    strategy, terms, size = agreement.strategy, agreement.terms, agreement.layout.size
-    if strategy.noise_multiplier is None:
+def _client_level(agreement: Agreement, ids: Sequence[str], public: PublicSeed) -> float | None:
+    strategy, size = agreement.strategy, agreement.layout.size
+    multiplier = _multiplier_of_the_sum(agreement, ids, public)
+    if multiplier is None:
         return None
-    ratio = strategy.noise_multiplier * math.sqrt(size) / max(1.0, terms.expected_cohort)
+    ratio = multiplier * math.sqrt(size) / max(1.0, agreement.terms.expected_cohort)
     for denoiser in strategy.denoise:
         if isinstance(denoiser, LaplacianSmoothing):
             ratio *= math.sqrt(denoiser.gain(agreement.layout))
@@ -120,6 +129,25 @@ def _client_level(agreement: Agreement) -> float | None:
         if isinstance(stage, RandomProjection) and stage.dimension < size:
             ratio = math.hypot(ratio, math.sqrt((size - 1) / stage.dimension))
     return ratio
+
+
+def _multiplier_of_the_sum(agreement: Agreement, ids: Sequence[str], public: PublicSeed) -> float | None:
+    """Noise in the sum of a round's uploads over one client's clip, of all who make it."""
+    strategy, cohort = agreement.strategy, max(1, round(agreement.terms.expected_cohort))
+    for stage in strategy.stages:
+        if isinstance(stage, GaussianNoise):
+            return stage.std(cohort) * math.sqrt(cohort) / stage.clip
+    channel = strategy.channel.through if isinstance(strategy.channel, Dropout) else strategy.channel
+    if isinstance(channel, OverTheAir):
+        found = []
+        for round_ in range(min(agreement.terms.rounds, CHANNEL_ROUNDS)):
+            seed = public.child("run").child("round", round_).child("channel")
+            heard = [client for client in ids if channel.reachable(client, round_, seed)]
+            if heard:
+                split = channel.split(heard, channel.numbers or agreement.layout.size, seed)
+                found.append(split.noise / split.signal)
+        return math.sqrt(sum(found) / len(found)) if found else None
+    return strategy.noise_multiplier
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,6 +127,6 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 def grouped(lines: Sequence[Standing]) -> dict[str, list[Standing]]:
     """One table a unit; references that hide nothing stand beside every unit's methods."""
-    units = sorted({one.unit for one in lines if not one.reference}) or sorted({one.unit for one in lines})
-    free = [one for one in lines if one.reference and one.promise[2] == "nobody"]
+    free = [one for one in lines if one.promise[2] == "nobody"]
+    units = sorted({one.unit for one in lines if one not in free}) or sorted({one.unit for one in lines})
     return {unit: [one for one in lines if one in free or (one.unit == unit and one not in free)] for unit in units}

@@ -88,8 +88,8 @@ class Study(Section):
             )
         for case in self.cases():
             for label in self.methods:
-                tuned = self.tune.candidates(self.method(label))[0] if self.tune else {}
-                self.experiment(case, label, tuned, self.seeds[0]).check()
+                for tuned in self.tunable(label):
+                    self.experiment(case, label, tuned, self.seeds[0]).check()
 
     def cases(self) -> list[Values]:
         """Every combination of what varies; one empty case where nothing does."""

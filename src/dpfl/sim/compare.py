@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.multiprocessing
 
+from dpfl.core.errors import DpflError
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder
 from dpfl.sim.train import run_experiment
@@ -37,11 +38,11 @@ class Task:
 def run_task(task: Task, report: Callable[[int], None]) -> dict[str, Any]:
     """Run, go on with, or just read an experiment, whatever its folder needs."""
     place = RunFolder(task.folder)
-    started = place.experiment.exists() and place.experiment.read_text() == task.experiment.to_toml()
-    known = [line for line in place.read_lines(place.halts) if line["rounds"]["done"] == task.rounds] if started else []
-    if started and (known or (place.summary.exists() and task.rounds == task.experiment.run.rounds)):
+    started = place.experiment.exists() and _same(place, task.experiment)
+    known = _known(place, task.rounds, task.experiment.run.rounds) if started else None
+    if known is not None:
         report(task.rounds)
-        return known[0] if known else place.read_summary()
+        return known
     result = run_experiment(
         task.experiment,
         task.folder,
@@ -51,6 +52,35 @@ def run_task(task: Task, report: Callable[[int], None]) -> dict[str, Any]:
         until=task.until,
     )
     return result.summary
+
+
+def _same(place: RunFolder, experiment: Experiment) -> bool:
+    """Whether a folder holds this experiment; how many workers it had does not matter."""
+    try:
+        return Experiment.from_file(place.experiment).digest() == experiment.digest()
+    except DpflError:
+        return False  # of another version, or no experiment at all: creating a run there says so
+
+
+def _known(place: RunFolder, until: int, planned: int) -> dict[str, Any] | None:
+    """What is known of a run after so many rounds, if it has come so far."""
+    summary = place.read_summary() if place.summary.exists() else None
+    if summary is not None and (until >= planned or summary["rounds"]["ended_early"]):
+        return summary
+    halts = [line for line in place.read_lines(place.halts) if line["rounds"]["done"] == until]
+    if halts:
+        return halts[0]
+    history = place.read_lines(place.rounds)
+    if len(history) < until or (len(history) == until and summary is None):
+        return None
+    # It went further: take the accuracy it had then, or when it was last measured before.
+    measured = [line for line in history[:until] if "accuracy" in line] or [
+        line for line in history if "accuracy" in line
+    ]
+    if not measured:
+        return None
+    rounds = {"planned": planned, "done": until, "ended_early": None}
+    return {"rounds": rounds, "accuracy": measured[-1]["accuracy"], "loss": measured[-1]["loss"]}
 
 
 def _share(counters: Any) -> None:

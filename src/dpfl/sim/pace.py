@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from dpfl.core.errors import PrivacyRefusal
 from dpfl.data.federation import Federation
 from dpfl.data.records import Shard
 from dpfl.runs.experiment import Experiment
@@ -32,6 +33,8 @@ def seconds_in_all(experiment: Experiment, data_folder: Path | None = None) -> f
         evaluate_every=ROUNDS,
     )
     warm = result.timings[1:]  # the first round plans noise and warms caches
+    if not warm:
+        raise PrivacyRefusal("timing", "nobody can afford a round", "grant more, or ask for less")
     heard = strategy.selection.rate(len(federation.ids)) * len(federation.ids)
     stages = {name: statistics.mean(line[name] for line in warm) for name in ("open", "clients", "close")}
     per_client = (stages["clients"] / experiment.run.workers + stages["close"]) / len(few.ids)

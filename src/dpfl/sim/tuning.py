@@ -7,6 +7,7 @@ the start, noise included, so that a run that goes on is the run that was halted
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -48,7 +49,8 @@ class Place:
 
     def task(self, experiment: Experiment) -> Task:
         """One run, in the folder that its content names."""
-        return Task(experiment=experiment, folder=self.kept / kept_name(experiment), data_folder=self.data_folder)
+        folder = self.kept / kept_name(experiment, self.data_folder)
+        return Task(experiment=experiment, folder=folder, data_folder=self.data_folder)
 
     def run(self, stage: str, tasks: Sequence[Task]) -> list[dict[str, Any]]:
         """Run each distinct task once: two cells may ask for the same run."""
@@ -61,9 +63,10 @@ class Place:
         return [by_folder[task.folder] for task in tasks]
 
 
-def kept_name(experiment: Experiment) -> str:
-    """The folder of a run that is kept by content."""
-    return f"{experiment.method.name}-{experiment.content()[:20]}"
+def kept_name(experiment: Experiment, data_folder: Path | None = None) -> str:
+    """The folder of a run that is kept by content; data from another place may be other data."""
+    root = "" if data_folder is None else str(data_folder.resolve())
+    return f"{experiment.method.name}-{hashlib.sha256((root + experiment.content()).encode()).hexdigest()[:20]}"
 
 
 def key_of(study: Study, cell: Cell) -> str:
