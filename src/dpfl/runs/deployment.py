@@ -17,8 +17,15 @@ from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, Observer, Practice, Unit
 from dpfl.models import make_model
 from dpfl.protocols import Selection
-from dpfl.runs.experiment import ClientSection, MethodSection, ModelSection, Section, explained, read_toml
-from dpfl.server.selection import Everyone, FixedCohort, PoissonCohort
+from dpfl.runs.experiment import (
+    ClientSection,
+    MethodSection,
+    ModelSection,
+    Section,
+    explained,
+    read_toml,
+    selection_of,
+)
 from dpfl.strategy import Strategy
 
 STUDY_FILE, SITE_FILE = "study.toml", "site.toml"
@@ -93,14 +100,8 @@ class StudyFile(Section):
 
     def selection(self) -> Selection:
         """Who is drawn in a round."""
-        cohort, population = self.run.cohort, len(self.study.sites)
-        if cohort is None:
-            return Everyone()
-        if not 0 < cohort <= population or (isinstance(cohort, float) and cohort > 1):
-            raise ConfigurationError("[run] cohort", f"{cohort} of {population} sites", "give a number, or a fraction")
-        if (self.run.sampling or usual_sampling(self.method.name)) == "poisson":
-            return PoissonCohort(sampling_rate=cohort if isinstance(cohort, float) else cohort / population)
-        return FixedCohort(size=max(1, round(cohort * population)) if isinstance(cohort, float) else cohort)
+        sampling = self.run.sampling or usual_sampling(self.method.name)
+        return selection_of(self.run.cohort, sampling, len(self.study.sites))
 
     def strategy(self) -> Strategy:
         """The method; what can exist in a simulation only is refused."""

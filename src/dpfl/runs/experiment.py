@@ -174,18 +174,7 @@ class Experiment(Section):
 
     def selection(self, population: int) -> Selection:
         """Return who takes part: everyone, a number, or a fraction of the population."""
-        cohort = self.run.cohort
-        if cohort is None:
-            return Everyone()
-        if not cohort > 0 or (isinstance(cohort, float) and cohort > 1) or cohort > population:
-            raise ConfigurationError(
-                "[run] cohort",
-                f"{cohort} of {population} clients",
-                "give a whole number of clients, or a fraction above 0 and at most 1",
-            )
-        if (self.run.sampling or usual_sampling(self.method.name)) == "poisson":
-            return PoissonCohort(sampling_rate=cohort if isinstance(cohort, float) else cohort / population)
-        return FixedCohort(size=max(1, round(cohort * population)) if isinstance(cohort, float) else cohort)
+        return selection_of(self.run.cohort, self.run.sampling or usual_sampling(self.method.name), population)
 
     def strategy(self, population: int) -> Strategy:
         """Build the method with its settings and this experiment's selection."""
@@ -277,6 +266,21 @@ class Experiment(Section):
             raise ConfigurationError(
                 "[run] engine", f"there is no engine '{self.run.engine}'", did_you_mean(self.run.engine, ENGINES)
             )
+
+
+def selection_of(cohort: int | float | None, sampling: str, population: int) -> Selection:
+    """Everyone, a number of them, or a fraction of the population."""
+    if cohort is None:
+        return Everyone()
+    if not cohort > 0 or (isinstance(cohort, float) and cohort > 1) or cohort > population:
+        raise ConfigurationError(
+            "[run] cohort",
+            f"{cohort} of {population} clients",
+            "give a whole number of clients, or a fraction above 0 and at most 1",
+        )
+    if sampling == "poisson":
+        return PoissonCohort(sampling_rate=cohort if isinstance(cohort, float) else cohort / population)
+    return FixedCohort(size=max(1, round(cohort * population)) if isinstance(cohort, float) else cohort)
 
 
 def for_method(values: dict[str, Any], method: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from dpfl.core.random import SecretRng
 from dpfl.engine import make_engine
 from dpfl.protocols import Engine
 from dpfl.rounds import Uplink
-from dpfl.sim.workers import Bench
+from dpfl.sim.workers import Bench, collected
 
 RETRIES = 3
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -110,9 +110,7 @@ class RayWorkers:
                 f"a worker was lost {RETRIES + 1} times ({str(error)[:200]})",
                 "check the cluster's memory, and resume",
             ) from error
-        for _, parts in found:
-            private.update(parts)
-        return sorted((uplink for part, _ in found for uplink in part), key=lambda uplink: uplink.client)
+        return collected(found, private)
 
     def __enter__(self) -> RayWorkers:
         return self

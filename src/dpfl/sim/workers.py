@@ -93,6 +93,13 @@ def _work(
     return bench.block(engine, round_, {client: common[which[client]] for client in ids}, ids, private)
 
 
+def collected(found: Sequence[tuple[list[Uplink], dict[str, Tensor]]], private: dict[str, Tensor]) -> list[Uplink]:
+    """What all blocks sent, in canonical order; ``private`` parts are replaced by what came of them."""
+    for _, parts in found:
+        private.update(parts)
+    return sorted((uplink for part, _ in found for uplink in part), key=lambda uplink: uplink.client)
+
+
 class Workers:
     """One process (this one) or several; the same results either way."""
 
@@ -132,9 +139,7 @@ class Workers:
                 raise DpflError(
                     "workers", "a worker process ended", 'in a script, call dpfl under if __name__ == "__main__":'
                 ) from error
-        for _, parts in found:
-            private.update(parts)
-        return sorted((uplink for part, _ in found for uplink in part), key=lambda uplink: uplink.client)
+        return collected(found, private)
 
     def __enter__(self) -> Workers:
         return self
