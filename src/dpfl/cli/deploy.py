@@ -15,6 +15,7 @@ import typer
 from dpfl.cli.console import err, out
 from dpfl.core.errors import ConfigurationError, FolderError, Interrupted, PeerError
 from dpfl.core.files import write_safely
+from dpfl.core.types import Observer
 from dpfl.data.datasets import load_dataset
 from dpfl.runs.deployment import STUDY_FILE, SiteFile, StudyFile
 
@@ -42,10 +43,10 @@ Afterwards, at each hospital, the page for its ethics board:
 
     dpfl site spend {folder}/sites/cleveland
 
-To take it apart onto real machines: copy each folder in sites/ to its hospital, put the server's address into [server] of its
-site.toml and the server's names into [network] of server/study.toml before making new certificates (`dpfl server init`). A
-site's folder holds its private key and its ledger: it never leaves the hospital. The server's folder holds the authority's
-key: whoever has it can pretend to be the server.
+To take it apart onto real machines: copy each folder in sites/ to its hospital, put the server's address into [server] of
+its site.toml and the server's names into [network] of server/study.toml, make new certificates (`dpfl server renew`) and give
+every site the new ca.crt. A site's folder holds its private key and its ledger: it never leaves the hospital. The server's
+folder holds the authority's key: whoever has it can pretend to be the server.
 """
 
 
@@ -82,7 +83,8 @@ def example(
         },
         "example",
     )
-    study.strategy()
+    strategy = study.strategy()
+    trusting = strategy.observer is not Observer.SERVER
     server = folder / "server"
     write_safely(server / STUDY_FILE, study.to_toml().encode())
     make_certificates(server / processes.CERTIFICATES, ["127.0.0.1", "localhost"])
@@ -95,7 +97,13 @@ def example(
             {
                 "site": {"id": name},
                 "data": {"file": "records.csv", "label": "ill"},
-                "budget": {"epsilon": epsilon, "delta": 1e-4},
+                "budget": {
+                    "epsilon": epsilon,
+                    "delta": 1e-4,
+                    "unit": str(strategy.unit),
+                    "observer": "world" if trusting else "server",
+                },
+                "policy": {"trust_server": trusting},
                 "server": {"address": f"127.0.0.1:{port}"},
             }
         )
@@ -134,7 +142,7 @@ def run_example(
         _wait_for(server, folder / "server" / "superlink.pid")
         time.sleep(2)  # keys are being registered
         for home in homes:
-            with (home.parent / "site.log").open("ab") as log:
+            with (home.parent / "run.log").open("ab") as log:
                 sites.append(subprocess.Popen([*command, "site", "run", str(home.parent)], stdout=log, stderr=log))
         code = server.wait()
     except KeyboardInterrupt:

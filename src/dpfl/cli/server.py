@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as json_
+import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +13,7 @@ import typer
 
 from dpfl.cli import options as o
 from dpfl.cli.console import bytes_text, err, out, print_json, progress_bar, table
-from dpfl.cli.site import INSECURE
+from dpfl.cli.site import INSECURE, alive
 from dpfl.core.errors import ConfigurationError, DpflError, FolderError, Interrupted, PeerError
 from dpfl.core.files import write_safely
 from dpfl.runs.deployment import STUDY_FILE, StudyFile
@@ -45,8 +47,7 @@ def init(
     if (folder / STUDY_FILE).exists():
         raise FolderError(str(folder), "already holds a study", "name another folder")
     write_safely(folder / STUDY_FILE, study.to_toml().encode())
-    names = list(dict.fromkeys([*study.network.names, study.network.host, "127.0.0.1"]))
-    make_certificates(folder / processes.CERTIFICATES, [name for name in names if name != "0.0.0.0"])  # noqa: S104
+    make_certificates(folder / processes.CERTIFICATES, _names(study))
     (folder / processes.SITES).mkdir(exist_ok=True)
     processes.write_app(folder)
     out.print(
@@ -57,6 +58,30 @@ def init(
     )
     err.print(f"Put the sites' public keys into {folder / processes.SITES}/NAME.pub", soft_wrap=True)
     err.print(f"Then: dpfl server run {folder}", soft_wrap=True)
+
+
+@app.command()
+def renew(folder: Folder) -> None:
+    """Make new certificates, valid for a year: under the names in [network]. Every site needs the new ca.crt."""
+    from dpfl.flower.credentials import make_certificates
+
+    processes = _processes()
+    if not (folder / STUDY_FILE).exists():
+        raise FolderError(str(folder), "holds no study", "make one with dpfl server init")
+    if (folder / processes.CERTIFICATES).exists():
+        shutil.rmtree(folder / processes.CERTIFICATES)
+    make_certificates(folder / processes.CERTIFICATES, _names(StudyFile.from_file(folder / STUDY_FILE)))
+    err.print(f"Give every site the new {folder / processes.CERTIFICATES / 'ca.crt'}", soft_wrap=True)
+
+
+def _names(study: StudyFile) -> list[str]:
+    names = dict.fromkeys([*study.network.names, study.network.host, "127.0.0.1"])
+    return [name for name in names if name not in ("0.0.0.0", "::")]  # noqa: S104 - a name to be reached by, not to listen on
+
+
+def _as_interrupt(*_: Any) -> None:
+    """A polite request to end is one to end in order."""
+    raise KeyboardInterrupt
 
 
 @app.command()
@@ -86,12 +111,15 @@ def _serve(folder: Path, insecure: bool, quiet: bool) -> None:
         err.print(INSECURE, style="yellow")
     (folder / "failed.txt").unlink(missing_ok=True)
     processes.write_app(folder)
-    processes.write_connection(folder, study.network.host, study.network.port, insecure=insecure)
+    signal.signal(signal.SIGTERM, _as_interrupt)
     link = processes.start_superlink(folder, study.network.host, study.network.port, insecure=insecure)
-    write_safely(folder / "superlink.pid", str(link.process.pid).encode())
+    write_safely(folder / "superlink.pid", str(link.inner.process.pid).encode())
     try:
+        processes.write_connection(folder, link.port, insecure=insecure)
+        (folder / "nodes.json").unlink(missing_ok=True)
         if not insecure:
-            refused = processes.register_sites(folder)
+            nodes, refused = processes.register_sites(folder)
+            write_safely(folder / "nodes.json", json_.dumps(nodes).encode())
             for site, reason in refused.items():
                 err.print(f"key of '{site}' was not registered: {reason}", style="yellow", soft_wrap=True)
         run_id = processes.start_run(folder)
@@ -122,15 +150,17 @@ def _follow(folder: Path, study: StudyFile, link: Any, processes: Any, run_id: s
             if (folder / "failed.txt").exists():
                 code, sentence = (folder / "failed.txt").read_text().strip().split("\n", 1)
                 raise _named(int(code), sentence)
-            if link.process.poll() is not None:
-                raise PeerError(
-                    "SuperLink", f"ended ({link.last_words()[-200:]})", f"go on with: dpfl server resume {folder}"
-                )
+            dead = link.dead()
+            if dead is not None:
+                said = f"ended ({dead.last_words()[-200:]})"
+                raise PeerError(dead.log.stem, said, f"go on with: dpfl server resume {folder}")
             if time.monotonic() - asked > 20:
                 asked = time.monotonic()
                 if processes.run_status(folder, run_id).startswith("finished:fail"):
                     raise PeerError(
-                        "Flower", "says that the run has failed", f"see {link.log}, then: dpfl server resume {folder}"
+                        "Flower",
+                        "says that the run has failed",
+                        f"see {link.inner.log}, then: dpfl server resume {folder}",
                     )
 
 
@@ -152,7 +182,17 @@ def status(folder: Folder, json: o.Json = False) -> None:
     if json:
         lines = place.read_lines(place.rounds)
         summary = json_.loads(place.summary.read_text()) if place.summary.exists() else None
-        print_json({"rounds_done": len(lines), "summary": summary, "last": lines[-1] if lines else None})
+        study = StudyFile.from_file(folder / STUDY_FILE)
+        print_json(
+            {
+                "study": study.study.name,
+                "method": study.method.name,
+                "running": alive(folder / "superlink.pid"),
+                "rounds": {"planned": study.run.rounds, "done": len(lines)},
+                "last": lines[-1] if lines else None,
+                "summary": summary,
+            }
+        )
         return
     show(folder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,7 +50,7 @@ def init(
     from dpfl.flower.credentials import make_site_key
 
     if (folder / SITE_FILE).exists():
-        raise FolderError(str(folder), "already holds a site", "edit its site.toml, or name another folder")
+        raise FolderError(str(folder), "already holds a site", "run it, or name another folder")
     values: dict[str, Any] = {
         "site": {"id": name},
         "data": {"file": str(Path(data).absolute()), **({"label": label} if label else {})},
@@ -92,6 +93,7 @@ def run(
         err.print(INSECURE, style="yellow")
     certificate, key = folder / server.certificate, folder / server.key
     processes.check_server(server.address, certificate, insecure=insecure)
+    signal.signal(signal.SIGTERM, _as_interrupt)
     started = processes.start_supernode(folder, server.address, certificate, key, insecure=insecure)
     write_safely(folder / "supernode.pid", str(started.process.pid).encode())
     err.print(f"Site '{site.id}' is connected to {server.address}; Ctrl-C ends it, nothing is lost", soft_wrap=True)
@@ -109,7 +111,13 @@ def run(
 @app.command()
 def spend(folder: Folder, json: o.Json = False) -> None:
     """Print what the site has spent, over all studies: the page for its ethics board."""
-    lines = _site(folder).spent()
+    site = _site(folder)
+    lines = site.spent()
+    ledger = site.ledger()
+    seeded = ledger.seeded_runs()
+    ledger.close()
+    if seeded:
+        err.print("NOT PRIVATE: SEEDED (some of it was a rehearsal whose noise can be subtracted)", style="yellow")
     if json:
         print_json([line.to_dict() for line in lines])
         return
@@ -133,7 +141,7 @@ def status(folder: Folder, json: o.Json = False) -> None:
         rounds = {run: ledger.last_round(run) for run in studies}
     finally:
         ledger.close()
-    running = _alive(folder / "supernode.pid")
+    running = alive(folder / "supernode.pid")
     lines = site.spent()
     told = {
         "site": site.id,
@@ -154,7 +162,13 @@ def status(folder: Folder, json: o.Json = False) -> None:
             out.print(f"  epsilon {spent} of {line.granted:g} spent against the {line.observer}, per {line.unit}")
 
 
-def _alive(path: Path) -> bool:
+def _as_interrupt(*_: Any) -> None:
+    """A polite request to end is one to end in order."""
+    raise KeyboardInterrupt
+
+
+def alive(path: Path) -> bool:
+    """Whether the process that wrote its id there is still running."""
     try:
         return Path(f"/proc/{int(path.read_text())}").exists()
     except (OSError, ValueError):

@@ -18,12 +18,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_safely(path: Path, content: bytes) -> None:
-    """Replace a file so that a reader sees the old one or the new one."""
+def write_safely(path: Path, content: bytes, *, secret: bool = False) -> None:
+    """Replace a file so that a reader sees the old one or the new one; a secret was never readable by others."""
     draft = path.with_name(path.name + ".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as stream:
+        draft.unlink(missing_ok=True)
+        opened = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o666)
+        with os.fdopen(opened, "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import math
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from dpfl.core.errors import CheckpointError, FolderError, PeerError
+from dpfl.core.errors import CheckpointError, ConfigurationError, FolderError, PeerError, PrivacyRefusal
 from dpfl.core.files import write_safely
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
@@ -29,7 +30,8 @@ from dpfl.runs.deployment import STUDY_FILE, StudyFile
 from dpfl.runs.folder import RunFolder
 from dpfl.wire.payload import FRAME_BYTES
 
-ENROLMENT, OPENED, SUMMARY_FORMAT = "enrolment.json", "opened.json", "dpfl-deployment-1"
+ENROLMENT, OPENED, NODES, SUMMARY_FORMAT = "enrolment.json", "opened.json", "nodes.json", "dpfl-deployment-1"
+ASK_AGAIN = 30.0  # seconds after which a node that was refused is asked once more
 SEEDED = "NOT PRIVATE: SEEDED (a rehearsal: anyone who knows the seed can subtract the noise)"
 Progress = Callable[[int, int, Mapping[str, Any]], None]
 
@@ -68,6 +70,7 @@ class Coordinator:
         self.willing: dict[str, bool] = {}
         self.refusals: dict[str, str] = {}
         self.greeted: set[int] = set()
+        self.bound = _bound(folder)  # which node has the key that was registered for a site
 
     # -- enrolment -----------------------------------------------------------------------------------------------------
 
@@ -82,8 +85,6 @@ class Coordinator:
     def _start(self) -> None:
         self.name = f"{self.study.study.name}-{uuid.uuid4().hex[:12]}"
         self._gather(self.study.run.enrol_timeout)
-        ledger = Ledger.create(self.place.ledger, self.name)
-        ledger.close()
         self._write_enrolment()
         agreement = self._agreement()
         state = first_state(agreement, self.layout.read(self.model))
@@ -126,11 +127,14 @@ class Coordinator:
 
     def _gather(self, timeout: float) -> None:
         """Wait until every site has introduced itself, or until time is up and there are enough."""
-        waited = 0.0
+        began, waited, asked = time.monotonic(), 0.0, 0.0
         wanted = set(self.claims) or set(self.study.study.sites)
         while not wanted <= set(self.nodes):
+            if waited - asked >= ASK_AGAIN:  # what was refused may have been mended
+                self.greeted &= set(self.nodes.values())
+                asked = waited
             self._greet()
-            if wanted <= set(self.nodes) or waited >= timeout:
+            if wanted <= set(self.nodes) or max(waited, time.monotonic() - began) >= timeout:
                 break
             self.post.wait(1.0)
             waited += 1.0
@@ -170,6 +174,8 @@ class Coordinator:
             return
         if said.site not in self.study.study.sites:
             self.refusals[said.site] = "is not named in the study"
+        elif self.bound.get(said.site, node) != node:
+            self.refusals[said.site] = "somebody with another key came under this name"
         elif self.tokens.get(said.site, said.token) != said.token:
             self.refusals[said.site] = "somebody else came under this name"
         elif self.enrolled and said.site not in self.claims:
@@ -194,8 +200,8 @@ class Coordinator:
             "claims": {site: vars(claims) for site, claims in self.claims.items()},
             "tokens": self.tokens,
         }
-        write_safely(self.place.path / ENROLMENT, (json.dumps(told, indent=1) + "\n").encode())
-        (self.place.path / ENROLMENT).chmod(0o600)  # whoever has a token can answer for its site in this study
+        # Whoever has a token can answer for its site in this study.
+        write_safely(self.place.path / ENROLMENT, (json.dumps(told, indent=1) + "\n").encode(), secret=True)
 
     def _agreement(self) -> Agreement:
         return enrol(self.strategy, self.claims, self.study.run.rounds, self.layout)
@@ -206,6 +212,8 @@ class Coordinator:
     # -- rounds --------------------------------------------------------------------------------------------------------
 
     def _play(self, agreement: Agreement, state: State, history: list[dict[str, Any]]) -> None:
+        if not self.place.ledger.exists() and not self.place.rounds.exists():  # nothing was ever charged here
+            Ledger.create(self.place.ledger, self.name).close()
         ledger = Ledger.open(self.place.ledger, self.name)
         try:
             seeded = self.study.run.noise == "seeded"
@@ -249,7 +257,9 @@ class Coordinator:
             return "somebody else answered for it"
         self.willing[site] = bool(answer.header.get("more", answer.accepted))
         if not answer.accepted:
-            self.willing[site] = False
+            # A policy or a budget that says no will say no again; anything else may pass.
+            final = answer.header.get("code") in (ConfigurationError.exit_code, PrivacyRefusal.exit_code)
+            self.willing[site] = bool(answer.header.get("more", not final))
             self.refusals[site] = answer.reason
             return answer.reason
         return ""
@@ -334,6 +344,13 @@ class Coordinator:
             "world_statements": [line.to_dict() for line in statements(ledger)],
         }
         self.place.save_summary(summary)
+
+
+def _bound(folder: Path) -> dict[str, int]:
+    try:
+        return {site: int(node) for site, node in json.loads((folder / NODES).read_text()).items()}
+    except FileNotFoundError:
+        return {}
 
 
 def _missed(history: list[dict[str, Any]]) -> dict[str, int]:

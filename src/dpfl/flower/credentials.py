@@ -61,9 +61,7 @@ def make_site_key(path: Path) -> Path:
 
 def _write_secret(path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> None:
     encoded = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    path.touch(mode=0o600)
-    write_safely(path, encoded)
-    path.chmod(0o600)
+    write_safely(path, encoded, secret=True)
 
 
 def _certificate(

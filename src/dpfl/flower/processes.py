@@ -102,31 +102,52 @@ def free_port() -> int:
 # -- the server --------------------------------------------------------------------------------------------------------
 
 
-def start_superlink(folder: Path, host: str, port: int, *, insecure: bool) -> Started:
-    """Start the SuperLink of a study, with TLS and node authentication unless asked otherwise."""
+@dataclass(kw_only=True)
+class Link:
+    """A SuperLink on this machine, and the gate that sites come in by."""
+
+    inner: Started
+    gate: Started
+    port: int  # of the SuperLink itself, on 127.0.0.1
+
+    def end(self) -> None:
+        """End both."""
+        self.gate.end()
+        self.inner.end()
+
+    def dead(self) -> Started | None:
+        """The one that has ended, if one has."""
+        return next((one for one in (self.inner, self.gate) if one.process.poll() is not None), None)
+
+
+def start_superlink(folder: Path, host: str, port: int, *, insecure: bool) -> Link:
+    """Start the SuperLink of a study and its gate, with TLS and node authentication unless asked otherwise."""
     check_port(host, port)
-    command = [
-        _tool("flower-superlink"),
-        "--host",
-        host,
-        "--port",
-        str(port),
-        "--disable-runtime-dependency-installation",
-    ]
+    own, inner_port = folder / CERTIFICATES, free_port()
+    command = [_tool("flower-superlink"), "--host", "127.0.0.1", "--port", str(inner_port)]
+    command.append("--disable-runtime-dependency-installation")
+    door = [sys.executable, "-m", "dpfl.flower.gate", "--host", host, "--port", str(port)]
+    door += ["--inner", f"{'http' if insecure else 'https'}://127.0.0.1:{inner_port}"]
     if insecure:
         command.append("--insecure")
     else:
-        own = folder / CERTIFICATES
         for name in (CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY):
             if not (own / name).exists():
-                raise ConfigurationError(str(own / name), "is missing", "make certificates with dpfl server init")
+                raise ConfigurationError(str(own / name), "is missing", "make certificates with dpfl server renew")
         command += ["--ssl-ca-certfile", str(own / CA_CERTIFICATE), "--ssl-certfile", str(own / SERVER_CERTIFICATE)]
         command += ["--ssl-keyfile", str(own / SERVER_KEY), "--enable-supernode-auth"]
-    started = _start(command, folder / HOME, folder / "superlink.log")
-    _wait_until_ready(
-        started, _address(host, port, insecure), None if insecure else folder / CERTIFICATES / CA_CERTIFICATE
-    )
-    return started
+        door += ["--ca", str(own / CA_CERTIFICATE), "--certificate", str(own / SERVER_CERTIFICATE)]
+        door += ["--key", str(own / SERVER_KEY)]
+    certificate = None if insecure else own / CA_CERTIFICATE
+    inner = _start(command, folder / HOME, folder / "superlink.log")
+    try:
+        _wait_until_ready(inner, _address("127.0.0.1", inner_port, insecure), certificate)
+        outer = _start(door, folder / HOME, folder / "gate.log")
+        _wait_until_ready(outer, _address(host, port, insecure), certificate)
+    except BaseException:
+        inner.end()
+        raise
+    return Link(inner=inner, gate=outer, port=inner_port)
 
 
 def _address(host: str, port: int, insecure: bool) -> str:
@@ -139,14 +160,14 @@ def _wait_until_ready(started: Started, address: str, certificate: Path | None) 
     until = time.monotonic() + _READY_SECONDS
     while time.monotonic() < until:
         if started.process.poll() is not None:
-            raise PeerError("SuperLink", f"ended at once ({started.last_words()})", f"see {started.log}")
+            raise PeerError(started.log.stem, f"ended at once ({started.last_words()})", f"see {started.log}")
         try:
             _knock(address, context, 2)
             return
         except (urllib.error.URLError, OSError):
             time.sleep(0.3)
     started.end()
-    raise PeerError("SuperLink", f"was not ready within {_READY_SECONDS:g} s", f"see {started.log}")
+    raise PeerError(started.log.stem, f"was not ready within {_READY_SECONDS:g} s", f"see {started.log}")
 
 
 def _knock(address: str, context: ssl.SSLContext | None, timeout: float) -> None:
@@ -173,15 +194,14 @@ def write_app(folder: Path) -> Path:
     return app
 
 
-def write_connection(folder: Path, host: str, port: int, *, insecure: bool) -> None:
-    """How Flower's command line finds the SuperLink of this study."""
-    here = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104
+def write_connection(folder: Path, port: int, *, insecure: bool) -> None:
+    """How Flower's command line finds the SuperLink of this study, on this machine."""
     trust = (
         "insecure = true"
         if insecure
         else f'root-certificates = "{(folder / CERTIFICATES / CA_CERTIFICATE).absolute()}"'
     )
-    text = f'[superlink]\ndefault = "study"\n\n[superlink.study]\naddress = "{here}:{port}"\n{trust}\n'
+    text = f'[superlink]\ndefault = "study"\n\n[superlink.study]\naddress = "127.0.0.1:{port}"\n{trust}\n'
     write_safely(folder / HOME / "config.toml", text.encode())
 
 
@@ -198,16 +218,16 @@ def _flwr(folder: Path, *arguments: str) -> dict[str, object]:
     return answer
 
 
-def register_sites(folder: Path) -> dict[str, str]:
-    """Let the sites in whose public keys lie in ``sites/``; returns what was refused."""
-    refused = {}
+def register_sites(folder: Path) -> tuple[dict[str, int], dict[str, str]]:
+    """Let the sites in whose public keys lie in ``sites/``; returns which node each key is, and what was refused."""
+    nodes, refused = {}, {}
     for key in sorted((folder / SITES).glob("*.pub")):
         answer = _flwr(folder, "supernode", "register", str(key.absolute()), "study")
-        if not answer.get("success"):
-            said = " ".join(str(answer.get("error-message", "no reason")).split())
-            if "already" not in said.lower() and "in use" not in said.lower():
-                refused[key.stem] = said
-    return refused
+        if answer.get("success"):
+            nodes[key.stem] = int(str(answer["node-id"]))
+        else:
+            refused[key.stem] = " ".join(str(answer.get("error-message", "no reason")).split())
+    return nodes, refused
 
 
 def start_run(folder: Path) -> str:
@@ -255,6 +275,8 @@ def start_supernode(folder: Path, address: str, certificate: Path, key: Path, *,
 
 def check_server(address: str, certificate: Path, *, insecure: bool) -> None:
     """Ask the server once, to say in a sentence what is wrong: no answer, or a certificate that is not the study's."""
+    if not insecure and not certificate.exists():
+        raise ConfigurationError(str(certificate), "is missing", "put the study's certificate (ca.crt) there")
     try:
         context = None if insecure else ssl.create_default_context(cafile=str(certificate))
     except (OSError, ssl.SSLError) as error:

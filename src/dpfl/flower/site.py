@@ -11,6 +11,7 @@ import datetime
 import hashlib
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,20 +64,22 @@ class Site:
         path = self.folder / LEDGER
         if not path.exists():
             SiteLedger.create(path, self.id).close()
-        ledger = self.ledger()
-        try:
-            budget = self.file.own_budget()
-            if budget is not None and budget.unit is not None and budget.observer is not None:
-                ledger.grant({self.id: budget}, unit=budget.unit, observer=budget.observer)
-        finally:
-            ledger.close()
+        self.ledger().close()
         if not (self.folder / TOKEN).exists():
-            write_safely(self.folder / TOKEN, secrets.token_hex(32).encode())
-            (self.folder / TOKEN).chmod(0o600)
+            write_safely(self.folder / TOKEN, secrets.token_hex(32).encode(), secret=True)
+        self.folder.chmod(0o700)
 
     def ledger(self) -> SiteLedger:
-        """Open the ledger; a missing one is refused, since it may have been mislaid."""
-        return SiteLedger.open_for(self.folder / LEDGER, self.id)
+        """Open the ledger; a missing one is refused, since it may have been mislaid, and so is another grant than its own."""
+        ledger = SiteLedger.open_for(self.folder / LEDGER, self.id)
+        budget = self.file.own_budget()
+        try:
+            if budget is not None and budget.unit is not None and budget.observer is not None:
+                ledger.grant({self.id: budget}, unit=budget.unit, observer=budget.observer)
+        except DpflError:
+            ledger.close()
+            raise
+        return ledger
 
     def federation(self) -> Federation:
         """This site alone, as a federation of one."""
@@ -104,6 +107,8 @@ class Site:
     def member(self) -> Member:
         """The site as a member: it claims what it enforces."""
         federation, budget = self.federation(), self.file.own_budget()
+        if budget is not None and self.file.budget is not None and self.file.budget.per_study is not None:
+            budget = replace(budget, epsilon=self.file.budget.per_study)  # planned with; the ledger stops at the grant
         shard = federation.shards[self.id]
         return Member(
             id=self.id,
@@ -123,7 +128,11 @@ class Site:
         try:
             own = (self.folder / TOKEN).read_bytes()
         except OSError as error:
-            raise ConfigurationError(str(self.folder), "has no token", "prepare it with dpfl site init") from error
+            raise ConfigurationError(
+                str(self.folder / TOKEN),
+                "is missing",
+                "restore it from a backup, or make the site anew in another folder",
+            ) from error
         return hashlib.sha256(own + run.encode()).hexdigest()
 
     # -- answers -------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from dpfl.runs.experiment import (
 from dpfl.strategy import Strategy
 
 STUDY_FILE, SITE_FILE = "study.toml", "site.toml"
+_PATIENCE = ("round_timeout", "enrol_timeout", "least_sites")
 
 
 class StudySection(Section):
@@ -95,8 +96,10 @@ class StudyFile(Section):
         return self.model_dump(exclude_none=True, exclude={"network"})
 
     def digest(self) -> str:
-        """Name what was agreed on."""
-        return hashlib.sha256(json.dumps(self.offer(), sort_keys=True).encode()).hexdigest()
+        """Name what was agreed on; how long the server waits, and for how many, may change on the way."""
+        offer = self.offer()
+        offer["run"] = {name: value for name, value in offer["run"].items() if name not in _PATIENCE}
+        return hashlib.sha256(json.dumps(offer, sort_keys=True).encode()).hexdigest()
 
     def selection(self) -> Selection:
         """Who is drawn in a round."""
@@ -144,10 +147,14 @@ class SiteDataSection(Section):
 
 
 class BudgetSection(Section):
-    """What this site grants, over all studies, and against whom. No defaults for what decides privacy."""
+    """What this site grants, over all studies, and against whom. No defaults for what decides privacy.
+
+    ``per_study``: the part of epsilon that noise is planned for in one study; without it, a study may use all of it.
+    """
 
     epsilon: float
     delta: float
+    per_study: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     unit: Literal["record", "client"] = "record"
     observer: Literal["server", "world"] = "server"
 
@@ -194,6 +201,12 @@ class SiteFile(Section):
         if found.own_budget() is None and not found.policy.allow_unprotected:
             raise ConfigurationError(
                 f"{where}, [budget]", "is missing", "grant an epsilon and a delta: neither has a default"
+            )
+        if found.budget is not None and (found.budget.per_study or 0.0) > found.budget.epsilon:
+            raise ConfigurationError(
+                f"{where}, [budget] per_study",
+                f"{found.budget.per_study:g} is more than was granted",
+                "give a part of epsilon",
             )
         if (found.data.file is None) == (found.data.dataset is None):
             raise ConfigurationError(f"{where}, [data]", "needs either a file or a dataset", "name one of the two")
