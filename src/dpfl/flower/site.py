@@ -18,17 +18,17 @@ from typing import Any
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from dpfl.client.member import Member, check_budget
-from dpfl.client.sampling import PoissonBatches
+from dpfl.client.member import Member
 from dpfl.core.errors import ConfigurationError, DataError, DpflError, PeerError, PrivacyRefusal
 from dpfl.core.files import write_safely
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Claims, Observer, Phase
+from dpfl.core.types import Claims, Observer
 from dpfl.core.version import __version__
 from dpfl.data.federation import Federation
 from dpfl.data.tables import read_file
 from dpfl.engine import make_engine
+from dpfl.flower.policy import check_offer, check_plan
 from dpfl.flower.protocol import HELLO, TERMS, TRAIN, Introduction, Letter, refusal, terms_from_dict
 from dpfl.models import check_model
 from dpfl.privacy.bills import Charge
@@ -179,39 +179,7 @@ class Site:
 
     def _accepts(self, study: StudyFile) -> None:
         """Check the study against this site's own policy and data."""
-        policy, here = self.file.policy, f"site '{self.id}'"
-        strategy = study.strategy()
-        if self.id not in study.study.sites:
-            raise PrivacyRefusal(here, f"is not named in the study '{study.study.name}'", "ask the server to name it")
-        if policy.methods is not None and study.method.name not in policy.methods:
-            raise PrivacyRefusal(here, f"its policy does not allow {study.method.name}", "change one of the two")
-        if policy.most_rounds is not None and study.run.rounds > policy.most_rounds:
-            raise PrivacyRefusal(
-                here, f"{study.run.rounds} rounds exceed its policy's {policy.most_rounds}", "plan fewer"
-            )
-        if len(study.study.sites) < policy.least_sites:
-            raise PrivacyRefusal(
-                here,
-                f"{len(study.study.sites)} sites are fewer than its policy's {policy.least_sites}",
-                "ask more sites",
-            )
-        if study.run.noise == "seeded" and not policy.allow_seeded:
-            raise PrivacyRefusal(here, "the study's noise is seeded, which protects nobody", 'use noise = "system"')
-        if strategy.observer is Observer.NOBODY:
-            if not policy.allow_unprotected or self.file.budget is not None:
-                raise PrivacyRefusal(
-                    here, f"{study.method.name} protects nobody", "choose a method that protects against the server"
-                )
-        elif self.file.budget is None:
-            raise PrivacyRefusal(here, "has granted nothing", "give it a [budget]")
-        elif strategy.observer is not Observer.SERVER and not policy.trust_server:
-            raise PrivacyRefusal(
-                here,
-                f"{study.method.name} protects against the {strategy.observer} only, and its policy trusts no server",
-                "use a method that protects against the server, or say trust_server = true at the site",
-            )
-        member = self.member()
-        check_budget(member, unit=strategy.unit, observer=strategy.observer)
+        check_offer(self.file, study, self.member())
         federation = self.federation()
         if (
             list(federation.feature_shape) != list(study.study.feature_shape)
@@ -219,7 +187,7 @@ class Site:
         ):
             self._log(f"records have shape {list(federation.feature_shape)} and labels below {federation.classes}")
             raise ConfigurationError(
-                here,
+                f"site '{self.id}'",
                 f"its records do not have the study's shape {study.study.feature_shape} and {study.study.classes} classes",
                 "prepare the same columns everywhere",
             )
@@ -233,44 +201,8 @@ class Site:
         strategy = study.strategy().filled(terms)
         layout = Layout.of_module(study.build_model())
         agreement = Agreement(strategy=strategy, terms=terms, layout=layout, claims={self.id: self.member().claims})
-        self._check_plan(agreement)
+        check_plan(self.file, agreement, self.member())
         return agreement
-
-    def _check_plan(self, agreement: Agreement) -> None:
-        """Check clip, noise and sampling of this very plan against the policy."""
-        policy, here = self.file.policy, f"site '{self.id}'"
-        member = self.member()
-        noise, clips = [], []
-        for phase in agreement.phases(member.participant):
-            if agreement.strategy.local.private:
-                noise.append(phase.noise_multiplier)
-                clips.append(phase.clip)
-                self._check_sampling(phase, member)
-        if not agreement.strategy.local.private:
-            noise.append(agreement.strategy.noise_multiplier or 0.0)
-            clips += [clip for piece in agreement.strategy.stages if (clip := getattr(piece, "clip", None))]
-            clips += [clip] if (clip := getattr(agreement.strategy.central_noise, "clip", None)) else []
-        unprotected = agreement.strategy.observer is Observer.NOBODY
-        if min(noise, default=0.0) < policy.least_noise_multiplier and not unprotected:
-            raise PrivacyRefusal(
-                here,
-                f"noise of {min(noise, default=0.0):.3g} x clip is below its policy's {policy.least_noise_multiplier:g}",
-                "grant less, or plan more rounds; or lower least_noise_multiplier at the site",
-            )
-        largest = max((clip for clip in clips if clip is not None), default=None)
-        if policy.largest_clip is not None and (largest is None or largest > policy.largest_clip):
-            raise PrivacyRefusal(
-                here, f"a clip of {largest} exceeds its policy's {policy.largest_clip:g}", "clip lower, or allow more"
-            )
-
-    def _check_sampling(self, phase: Phase, member: Member) -> None:
-        rate = PoissonBatches(member.shard.examples, phase.batch_size).rate
-        if rate > self.file.policy.largest_sampling_rate:
-            raise PrivacyRefusal(
-                f"site '{self.id}'",
-                f"sampling {rate:.3g} of its records a step exceeds its policy's {self.file.policy.largest_sampling_rate:g}",
-                "use smaller batches",
-            )
 
     def _charges(self, agreement: Agreement) -> list[Charge]:
         """A round's bills, the world's first."""
