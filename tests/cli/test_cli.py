@@ -422,8 +422,10 @@ def test_no_worker_outlives_its_parent(end: signal.Signals, command: str) -> Non
         start_new_session=True,
     )
     deadline = time.monotonic() + 90
-    while not list(Path("r").rglob("rounds.jsonl")) and time.monotonic() < deadline:
+    place = Path("r" if command == "run" else "runs/kept")
+    while not list(place.rglob("rounds.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.05)
+    assert time.monotonic() < deadline
     children = _children(process.pid)
     assert len(children) >= 2
     if end == signal.SIGINT:

@@ -28,7 +28,7 @@ from dpfl.protocols import Job
 
 HOST, DEVICE = "host", "device"
 PLAY = torch.device("cpu", 0)  # equal to no tensor's own device, and yet the CPU
-NAMES = sorted(ENGINES)
+NAMES = sorted(set(ENGINES) - {"ray"})  # which is the stacked engine, on other machines
 
 
 # ---- a device to play with -------------------------------------------------------------------------------------------
