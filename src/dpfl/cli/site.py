@@ -11,13 +11,14 @@ import typer
 
 from dpfl.cli import options as o
 from dpfl.cli.console import epsilon_text, err, out, print_json, table
-from dpfl.core.errors import ConfigurationError, FolderError, Interrupted
+from dpfl.core.errors import ConfigurationError, FolderError, Interrupted, PeerError
 from dpfl.core.files import write_safely
 from dpfl.runs.deployment import SITE_FILE, SiteFile
 
 app = typer.Typer(no_args_is_help=True, help="A site of a real federation: its data, its budget, its own ledger.")
 
 Folder = Annotated[Path, typer.Argument(help="The site's folder.", show_default=False)]
+AGAIN = 3.0  # seconds between looks for a server that went away
 INSECURE = (
     "--insecure: everything travels unencrypted, nobody proves who they are; whoever is on the network can read models and "
     "uploads, and take part as any site"
@@ -94,18 +95,36 @@ def run(
     certificate, key = folder / server.certificate, folder / server.key
     processes.check_server(server.address, certificate, insecure=insecure)
     signal.signal(signal.SIGTERM, _as_interrupt)
-    started = processes.start_supernode(folder, server.address, certificate, key, insecure=insecure)
-    write_safely(folder / "supernode.pid", str(started.process.pid).encode())
-    err.print(f"Site '{site.id}' is connected to {server.address}; Ctrl-C ends it, nothing is lost", soft_wrap=True)
     try:
-        while started.process.poll() is None:
-            time.sleep(0.5)
-        raise processes.ended_why(started)
+        while True:
+            started = processes.start_supernode(folder, server.address, certificate, key, insecure=insecure)
+            try:
+                write_safely(folder / "supernode.pid", str(started.process.pid).encode())
+                err.print(
+                    f"Site '{site.id}' is connected to {server.address}; Ctrl-C ends it, nothing is lost",
+                    soft_wrap=True,
+                )
+                while started.process.poll() is None:
+                    time.sleep(0.5)
+                if processes.not_let_in(started) or started.process.returncode not in (0, 1):
+                    raise processes.ended_why(started)
+            finally:
+                started.end()
+                (folder / "supernode.pid").unlink(missing_ok=True)
+            err.print("the server went away; waiting for it to come back (Ctrl-C ends it)", soft_wrap=True)
+            _wait_for_server(processes, server.address, certificate, insecure)
     except KeyboardInterrupt:
         raise Interrupted(str(folder), "stopped by you", f"go on with: dpfl site run {folder}") from None
-    finally:
-        started.end()
-        (folder / "supernode.pid").unlink(missing_ok=True)
+
+
+def _wait_for_server(processes: Any, address: str, certificate: Path, insecure: bool) -> None:
+    while True:
+        time.sleep(AGAIN)
+        try:
+            processes.check_server(address, certificate, insecure=insecure)
+            return
+        except PeerError:
+            continue
 
 
 @app.command()

@@ -245,8 +245,9 @@ class Coordinator:
         asked = {self.nodes[site]: letter for site in agreement.claims if site in self.nodes}
         answers = self.post.ask(asked, self.study.run.round_timeout)
         for site in agreement.claims:
-            answer = answers.get(self.nodes.get(site, -1), "is not connected")
-            self._note(site, answer)
+            why = self._note(site, answers.get(self.nodes.get(site, -1), "is not connected"))
+            if not why and not self.willing[site]:
+                self.refusals[site] = "its budget does not cover a round"
 
     def _note(self, site: str, answer: Letter | str) -> str:
         """Remember whether a site will take another round; return why it gave none of this one."""
@@ -266,11 +267,12 @@ class Coordinator:
 
     def _round(self, agreement: Agreement, state: State, run: Run) -> tuple[State, dict[str, Any] | None]:
         self._greet()  # sites that came back under a new connection
+        # Before anything is charged or sent: if the server dies from now on, this round is lost, and not repeated with
+        # other randomness.
+        write_safely(self.place.path / OPENED, json.dumps({"round": state.round}).encode())
         plan = open_round(agreement, state, run, lambda site: self.willing.get(site, False))
         if plan.over:
             return state, None
-        # Before anything leaves: if the server dies now, this round is lost and not repeated with other randomness.
-        write_safely(self.place.path / OPENED, json.dumps({"round": state.round}).encode())
         header = self._header(TRAIN, terms=terms_to_dict(agreement.terms), round=state.round)
         asked = {
             self.nodes[site]: Letter(header=header, payload=plan.downloads[site])

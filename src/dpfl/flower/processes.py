@@ -29,7 +29,7 @@ _QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-_UNREGISTERED, _VERSION = 305, 2
+_UNREGISTERED = 305  # Flower's exit code, in its log
 
 
 @dataclass(kw_only=True)
@@ -38,6 +38,7 @@ class Started:
 
     process: subprocess.Popen[bytes]
     log: Path
+    began: int = 0  # where in the log this process begins
 
     def end(self) -> None:
         """End it, and only it."""
@@ -51,8 +52,12 @@ class Started:
 
     def last_words(self) -> str:
         """The end of its log."""
+        return " ".join(self.words().split())[-400:]
+
+    def words(self) -> str:
+        """Everything it has written."""
         try:
-            return " ".join(self.log.read_text(errors="replace").split())[-400:]
+            return self.log.read_bytes()[self.began :].decode(errors="replace")
         except OSError:
             return ""
 
@@ -74,8 +79,9 @@ def _environment(home: Path) -> dict[str, str]:
 def _start(command: Sequence[str], home: Path, log: Path) -> Started:
     home.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream:
+        began = stream.tell()
         process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=_environment(home))
-    return Started(process=process, log=log)
+    return Started(process=process, log=log, began=began)
 
 
 def check_port(host: str, port: int) -> None:
@@ -303,13 +309,18 @@ def check_server(address: str, certificate: Path, *, insecure: bool) -> None:
         ) from error
 
 
+def not_let_in(started: Started) -> bool:
+    """Whether a SuperNode ended because the server does not know its key."""
+    return f"Exit Code: {_UNREGISTERED}" in started.words() or "not registered" in started.words().lower()
+
+
 def ended_why(started: Started) -> PeerError:
-    """Why a SuperNode ended: in words, by its exit code and its log."""
-    code, words = started.process.poll(), started.last_words()
-    if code == _UNREGISTERED % 256 or "not registered" in words.lower() or "unauthenticated" in words.lower():
+    """Why a SuperNode ended: in words, by its log."""
+    if not_let_in(started):
         return PeerError(
             "server",
-            "does not know this site's key",
-            "send it the .pub file, and have it registered: dpfl server run does so",
+            "does not let this site in: it does not know the site's key",
+            "send it the .pub file; keys are registered when dpfl server run starts",
         )
-    return PeerError("SuperNode", f"ended with exit code {code} ({words[-200:]})", f"see {started.log}")
+    said = " ".join(started.words().split())[-200:]
+    return PeerError("SuperNode", f"ended with exit code {started.process.poll()} ({said})", f"see {started.log}")

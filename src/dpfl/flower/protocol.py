@@ -29,7 +29,8 @@ class Letter:
     @property
     def reason(self) -> str:
         """Why an answer says no; a peer's words are cut short."""
-        return str(self.header.get("reason", "said no without a reason"))[:300]
+        said = str(self.header.get("reason", "said no without a reason"))
+        return " ".join("".join(c if c.isprintable() else " " for c in said).split())[:300]
 
 
 def refusal(reason: str, **more: Any) -> Letter:
@@ -48,7 +49,7 @@ def read_header(text: str) -> dict[str, Any]:
         raise PeerError("message", f"has a header of {len(text)} characters", "send at most a million")
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PeerError("message", f"cannot be read ({error})", "use the same version on both sides") from error
     if not isinstance(header, dict):
         raise PeerError("message", "is no table", "use the same version on both sides")
@@ -73,7 +74,7 @@ def terms_from_dict(values: Any) -> Terms:
             noise_multiplier=None if values["noise_multiplier"] is None else float(values["noise_multiplier"]),
             public=tuple(str(client) for client in values["public"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise PeerError("terms", f"cannot be read ({error})", "use the same version on both sides") from error
 
 
@@ -105,7 +106,7 @@ class Introduction:
                 epsilon=float(said["epsilon"]), delta=float(said["delta"]), examples=_whole(said["examples"])
             )
             return cls(site=str(header["site"]), claims=claims, token=str(header["token"]), version=str(header["dpfl"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise PeerError(
                 "introduction", f"cannot be read ({error})", "use the same version on both sides"
             ) from error

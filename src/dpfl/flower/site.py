@@ -29,7 +29,17 @@ from dpfl.data.federation import Federation
 from dpfl.data.tables import read_file
 from dpfl.engine import make_engine
 from dpfl.flower.policy import check_offer, check_plan
-from dpfl.flower.protocol import HELLO, TERMS, TRAIN, Introduction, Letter, refusal, terms_from_dict
+from dpfl.flower.protocol import (
+    HELLO,
+    TERMS,
+    TRAIN,
+    Introduction,
+    Letter,
+    refusal,
+    terms_from_dict,
+    terms_to_dict,
+    write_header,
+)
 from dpfl.models import check_model
 from dpfl.privacy.bills import Charge
 from dpfl.privacy.site_ledger import SiteLedger
@@ -196,7 +206,13 @@ class Site:
     def _agreement(self, study: StudyFile, letter: Letter) -> Agreement:
         """What the server's terms make of the study: planned here, with this site's own budget and habits."""
         terms = terms_from_dict(letter.header["terms"])
-        if terms.rounds != study.run.rounds or terms.population > len(study.study.sites):
+        fitting = (
+            terms.rounds == study.run.rounds
+            and 1 <= terms.population <= len(study.study.sites)
+            and 0 < terms.expected_cohort <= terms.population
+            and 1 <= terms.participations <= terms.rounds
+        )
+        if not fitting:
             raise PeerError("terms", "do not belong to this study", "enrol again")
         strategy = study.strategy().filled(terms)
         layout = Layout.of_module(study.build_model())
@@ -223,6 +239,8 @@ class Site:
         ledger = self.ledger()
         try:
             ledger.register(run, seeded=study.run.noise == "seeded", title=f"{study.study.name}: {study.method.name}")
+            if not ledger.agree(run, _digest(study, letter)):
+                raise PeerError("terms", "are not those that were agreed on for this run", "begin another run")
             if agreement.amplified:
                 self._pay_ahead(ledger, agreement, run)
             return Letter(header={"ok": True, "site": self.id, "more": self._can_afford(ledger, agreement, run, 0)})
@@ -261,6 +279,8 @@ class Site:
         agreement = self._agreement(study, letter)
         ledger = self.ledger()
         try:
+            if ledger.agreed(run) != _digest(study, letter):  # what was planned and paid for is what is done
+                raise PeerError("round", "its study or terms are not those that were agreed on", "begin another run")
             last = ledger.answered(run)
             if last is not None and last.round == round_:
                 return self._answer(ledger, agreement, run, round_, last.payload)  # the same bytes, paid already
@@ -333,6 +353,12 @@ class Site:
             return [line for line in lines if line is not None]
         finally:
             ledger.close()
+
+
+def _digest(study: StudyFile, letter: Letter) -> str:
+    """Name the study and the terms together."""
+    terms = terms_to_dict(terms_from_dict(letter.header["terms"]))
+    return hashlib.sha256(write_header({"study": study.digest(), "terms": terms}).encode()).hexdigest()
 
 
 def _packed(private: Mapping[str, Tensor]) -> bytes:

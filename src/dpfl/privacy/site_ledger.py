@@ -15,6 +15,7 @@ from pathlib import Path
 from dpfl.privacy.bills import Charge
 from dpfl.privacy.ledger import Ledger
 
+_AGREED = "CREATE TABLE IF NOT EXISTS agreed (run TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID"
 _OUTBOX = """
 CREATE TABLE IF NOT EXISTS outbox (
     run TEXT NOT NULL, round INTEGER NOT NULL, payload BLOB NOT NULL, private BLOB NOT NULL, PRIMARY KEY (run)
@@ -41,7 +42,20 @@ class SiteLedger(Ledger):
         assert isinstance(ledger, SiteLedger)
         with ledger._guard():
             ledger._connection.execute(_OUTBOX)
+            ledger._connection.execute(_AGREED)
         return ledger
+
+    def agree(self, run: str, digest: str) -> bool:
+        """Write down what was agreed on for a run, once; False if it was something else."""
+        with self._transaction() as connection:
+            connection.execute("INSERT OR IGNORE INTO agreed VALUES (?, ?)", (run, digest))
+        return self.agreed(run) == digest
+
+    def agreed(self, run: str) -> str | None:
+        """What was agreed on for a run."""
+        with self._guard():
+            row = self._connection.execute("SELECT digest FROM agreed WHERE run = ?", (run,)).fetchone()
+        return None if row is None else str(row[0])
 
     def answered(self, run: str) -> Answered | None:
         """The last answer to a run."""
