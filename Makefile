@@ -26,7 +26,7 @@ deploy-demo: $(STAMP)
 	$(BIN)/dpfl deploy run runs/deploy-demo
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 3 -q
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -q
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 os.environ["DPFL_CACHE"] = str(Path(__file__).parent.parent / ".pytest_cache" / "dpfl")
 
 settings.register_profile(
-    "dpfl", deadline=None, max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "dpfl", deadline=None, max_examples=20, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("dpfl")
 
@@ -22,6 +22,27 @@ def require(what: str, reason: str) -> None:
     if what in os.environ.get("DPFL_REQUIRE", "").split(","):
         pytest.fail(f"{reason}, and DPFL_REQUIRE asks for '{what}'")
     pytest.skip(reason)
+
+
+# Tests that share costly fixtures stay in one worker, so that those are made once; everything else goes wherever there is room.
+TOGETHER = (
+    "report",
+    "test_tune",
+    "test_sweep",
+    "test_compare",
+    "test_plan",
+    "test_tuning",
+    "test_ray",
+    "test_planning",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group what shares fixtures (for ``--dist loadgroup``)."""
+    for item in items:
+        for name in TOGETHER:
+            if name in (item.path.parent.name, item.path.stem):
+                item.add_marker(pytest.mark.xdist_group(name))
 
 
 @pytest.fixture

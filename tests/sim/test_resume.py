@@ -109,7 +109,7 @@ def test_kill_9_at_random_moments_ends_bit_identical(tmp_path: Path) -> None:
         process.stderr.close()
         if (folder / "experiment.toml").exists():
             command = [sys.executable, "-m", "dpfl.cli.main", "run", "--resume", str(folder), "--quiet"]
-        if kills == 4:
+        if kills == 2:
             subprocess.run(command, check=True, capture_output=True)
             break
     process.stderr.close()

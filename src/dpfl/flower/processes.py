@@ -319,7 +319,7 @@ def ended_why(started: Started) -> PeerError:
     if not_let_in(started):
         return PeerError(
             "server",
-            "does not let this site in: it does not know the site's key",
+            "does not know this site's key, and did not let it in",
             "send it the .pub file; keys are registered when dpfl server run starts",
         )
     said = " ".join(started.words().split())[-200:]
