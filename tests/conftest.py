@@ -24,7 +24,7 @@ def require(what: str, reason: str) -> None:
     pytest.skip(reason)
 
 
-# Tests that share costly fixtures stay in one worker, so that those are made once; everything else goes wherever there is room.
+# Tests that share costly fixtures stay in one worker, so that those are made once; all others go where there is room.
 TOGETHER = (
     "report",
     "test_tune",
