@@ -42,7 +42,7 @@ def _warm_cache() -> None:
 _warm_cache()
 
 settings.register_profile(
-    "dpfl", deadline=None, max_examples=20, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "dpfl", deadline=None, max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("dpfl")
 
