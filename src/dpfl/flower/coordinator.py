@@ -13,6 +13,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ from dpfl.runs.folder import RunFolder
 from dpfl.wire.payload import FRAME_BYTES
 
 ENROLMENT, OPENED, NODES, SUMMARY_FORMAT = "enrolment.json", "opened.json", "nodes.json", "dpfl-deployment-1"
+ORPHAN_SECONDS = 150
 ASK_AGAIN = 30.0  # seconds after which a node that was refused is asked once more
 SEEDED = "NOT PRIVATE: SEEDED (a rehearsal: anyone who knows the seed can subtract the noise)"
 Progress = Callable[[int, int, Mapping[str, Any]], None]
@@ -76,11 +78,23 @@ class Coordinator:
 
     def begin(self) -> None:
         """Start the study, or go on with it if it was cut off."""
-        with self.place.locked():
+        with ExitStack() as stack:
+            self._hold_folder(stack)
             if (self.place.path / ENROLMENT).exists():
                 self._resume()
             else:
                 self._start()
+
+    def _hold_folder(self, stack: ExitStack) -> None:
+        """Wait for a server app that was orphaned by a kill: it ends by itself once it finds nobody to talk to."""
+        for left in range(ORPHAN_SECONDS, -1, -1):
+            try:
+                stack.enter_context(self.place.locked())
+                return
+            except FolderError:
+                if left == 0:
+                    raise
+                self.post.wait(1.0)
 
     def _start(self) -> None:
         self.name = f"{self.study.study.name}-{uuid.uuid4().hex[:12]}"
