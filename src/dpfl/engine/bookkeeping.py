@@ -59,6 +59,7 @@ class _Book:
     inputs: dict[nn.Module, Tensor] = field(default_factory=dict)
     versions: dict[nn.Module, int] = field(default_factory=dict)
     outputs: dict[nn.Module, Tensor] = field(default_factory=dict)
+    output_versions: dict[nn.Module, int] = field(default_factory=dict)
     taps: dict[nn.Module, list[Tap]] = field(default_factory=dict)
 
     def keep(self, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
@@ -67,6 +68,7 @@ class _Book:
         self.inputs[module] = arguments[0].detach()
         self.versions[module] = arguments[0]._version
         self.outputs[module] = output if output.requires_grad else output.requires_grad_()
+        self.output_versions[module] = output._version  # torch itself may have added a bias in place: that is not later
         return output.clone() if self.copies else None  # an activation may work in place on what follows
 
     def unroll(self, module: nn.RNNBase, x: Tensor, *state: Any) -> tuple[Tensor, Any]:
@@ -83,7 +85,8 @@ class _Book:
 
     def wanted(self) -> list[Tensor]:
         """All tensors whose gradients are wanted, in a fixed order."""
-        if any(output._version for output in self.outputs.values()) and not self.copies:
+        changed = any(output._version != self.output_versions[module] for module, output in self.outputs.items())
+        if changed and not self.copies:
             raise NotBookable("a layer's output was changed in place")
         if any(self.inputs[module]._version != version for module, version in self.versions.items()):
             raise NotBookable("a layer's input was changed in place after it was read")
