@@ -13,10 +13,11 @@ import typer
 
 from dpfl.cli import options as o
 from dpfl.cli.console import bytes_text, err, out, print_json, progress_bar, table
-from dpfl.cli.site import INSECURE, alive
+from dpfl.cli.site import INSECURE
 from dpfl.core.errors import ConfigurationError, DpflError, FolderError, Interrupted, PeerError
 from dpfl.core.files import write_safely
-from dpfl.runs.deployment import STUDY_FILE, StudyFile
+from dpfl.core.processes import noted_process
+from dpfl.runs.deployment import LINK_PROCESS, STUDY_FILE, StudyFile
 from dpfl.runs.folder import RunFolder
 
 app = typer.Typer(no_args_is_help=True, help="The server of a real federation: a study, its sites, its rounds.")
@@ -113,7 +114,7 @@ def _serve(folder: Path, insecure: bool, quiet: bool) -> None:
     processes.write_app(folder)
     signal.signal(signal.SIGTERM, _as_interrupt)
     link = processes.start_superlink(folder, study.network.host, study.network.port, insecure=insecure)
-    write_safely(folder / "superlink.pid", str(link.inner.process.pid).encode())
+    write_safely(folder / LINK_PROCESS, str(link.inner.process.pid).encode())
     try:
         processes.write_connection(folder, link.port, insecure=insecure)
         (folder / "nodes.json").unlink(missing_ok=True)
@@ -129,7 +130,7 @@ def _serve(folder: Path, insecure: bool, quiet: bool) -> None:
         raise Interrupted(str(folder), "stopped by you", f"go on with: dpfl server resume {folder}") from None
     finally:
         link.end()
-        (folder / "superlink.pid").unlink(missing_ok=True)
+        (folder / LINK_PROCESS).unlink(missing_ok=True)
     show(folder)
 
 
@@ -187,7 +188,7 @@ def status(folder: Folder, json: o.Json = False) -> None:
             {
                 "study": study.study.name,
                 "method": study.method.name,
-                "running": alive(folder / "superlink.pid"),
+                "running": noted_process(folder / LINK_PROCESS) is not None,
                 "rounds": {"planned": study.run.rounds, "done": len(lines)},
                 "last": lines[-1] if lines else None,
                 "summary": summary,

@@ -13,6 +13,7 @@ from dpfl.cli import options as o
 from dpfl.cli.console import epsilon_text, err, out, print_json, table
 from dpfl.core.errors import ConfigurationError, FolderError, Interrupted, PeerError
 from dpfl.core.files import write_safely
+from dpfl.core.processes import noted_process
 from dpfl.runs.deployment import SITE_FILE, SiteFile
 
 app = typer.Typer(no_args_is_help=True, help="A site of a real federation: its data, its budget, its own ledger.")
@@ -160,7 +161,7 @@ def status(folder: Folder, json: o.Json = False) -> None:
         rounds = {run: ledger.last_round(run) for run in studies}
     finally:
         ledger.close()
-    running = alive(folder / "supernode.pid")
+    running = noted_process(folder / "supernode.pid") is not None
     lines = site.spent()
     told = {
         "site": site.id,
@@ -184,11 +185,3 @@ def status(folder: Folder, json: o.Json = False) -> None:
 def _as_interrupt(*_: Any) -> None:
     """A polite request to end is one to end in order."""
     raise KeyboardInterrupt
-
-
-def alive(path: Path) -> bool:
-    """Whether the process that wrote its id there is still running."""
-    try:
-        return Path(f"/proc/{int(path.read_text())}").exists()
-    except (OSError, ValueError):
-        return False

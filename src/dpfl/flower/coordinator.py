@@ -32,7 +32,7 @@ from dpfl.runs.folder import RunFolder
 from dpfl.wire.payload import FRAME_BYTES
 
 ENROLMENT, OPENED, NODES, SUMMARY_FORMAT = "enrolment.json", "opened.json", "nodes.json", "dpfl-deployment-1"
-ORPHAN_SECONDS = 150
+ORPHAN_SECONDS = 30
 ASK_AGAIN = 30.0  # seconds after which a node that was refused is asked once more
 SEEDED = "NOT PRIVATE: SEEDED (a rehearsal: anyone who knows the seed can subtract the noise)"
 Progress = Callable[[int, int, Mapping[str, Any]], None]
@@ -86,7 +86,7 @@ class Coordinator:
                 self._start()
 
     def _hold_folder(self, stack: ExitStack) -> None:
-        """Wait for a server app that was orphaned by a kill: it ends by itself once it finds nobody to talk to."""
+        """Wait for a server app that was orphaned by a kill: it ends by itself once its SuperLink is gone."""
         for left in range(ORPHAN_SECONDS, -1, -1):
             try:
                 stack.enter_context(self.place.locked())

@@ -9,8 +9,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from dpfl.core.errors import DpflError
 from dpfl.core.files import write_safely
+from dpfl.core.processes import end_with, noted_process
 from dpfl.flower.coordinator import Coordinator
 from dpfl.flower.grid import FlowerPost
+from dpfl.runs.deployment import LINK_PROCESS
 
 FOLDER_KEY, FAILED = "dpfl-study", "failed.txt"
 
@@ -22,6 +24,9 @@ def main(grid: Grid, context: Context) -> None:
     """Play the study, or go on with it."""
     folder = Path(str(context.run_config[FOLDER_KEY]))
     (folder / FAILED).unlink(missing_ok=True)
+    link = noted_process(folder / LINK_PROCESS)
+    if link is not None:
+        end_with(link)  # Flower's own end waits minutes for a SuperLink that was killed, and would hold the folder
     try:
         Coordinator(folder, FlowerPost(grid)).begin()
     except DpflError as error:

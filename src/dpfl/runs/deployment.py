@@ -29,6 +29,7 @@ from dpfl.runs.experiment import (
 from dpfl.strategy import Strategy
 
 STUDY_FILE, SITE_FILE = "study.toml", "site.toml"
+LINK_PROCESS = "superlink.pid"  # where the server notes its SuperLink
 _PATIENCE = ("round_timeout", "enrol_timeout", "least_sites")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch.multiprocessing
 
 from dpfl.core.errors import DpflError
+from dpfl.core.processes import ctrl_c_held
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder
 from dpfl.sim.train import run_experiment
@@ -112,9 +113,10 @@ def run_all(tasks: Sequence[Task], workers: int, progress: Callable[[int], None]
     context = torch.multiprocessing.get_context("spawn")
     counters = context.Array("i", len(tasks))
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_share, initargs=(counters,)) as pool:
-        futures: list[Future[dict[str, Any]]] = [pool.submit(_in_worker, i, task) for i, task in enumerate(tasks)]
-        open_futures = set(futures)
         try:
+            with ctrl_c_held():
+                futures: list[Future[dict[str, Any]]] = [pool.submit(_in_worker, i, t) for i, t in enumerate(tasks)]
+            open_futures = set(futures)
             while open_futures:
                 finished, open_futures = wait(open_futures, timeout=0.2, return_when=FIRST_COMPLETED)
                 progress(sum(counters[:]))

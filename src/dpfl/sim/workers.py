@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
-import signal
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from dpfl.client.member import Member
 from dpfl.core.errors import DpflError
+from dpfl.core.processes import ctrl_c_held, ignore_ctrl_c
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.engine import make_engine
 from dpfl.protocols import Engine
@@ -59,7 +59,7 @@ class Bench:
 def become_worker() -> None:
     """Prepare a spawned process: one thread, Ctrl-C left to the parent, and no life after the parent's, however it ends."""
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_ctrl_c()
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -132,7 +132,8 @@ class Workers:
             for ids in blocks:
                 distinct = list({id(downloads[c]): downloads[c] for c in ids}.values())
                 which = {c: next(i for i, d in enumerate(distinct) if d is downloads[c]) for c in ids}
-                futures.append(self._pool.submit(_work, round_, distinct, which, ids, own(ids)))
+                with ctrl_c_held():  # the pool starts its processes as it is given work
+                    futures.append(self._pool.submit(_work, round_, distinct, which, ids, own(ids)))
             try:
                 found = [future.result() for future in futures]
             except BrokenProcessPool as error:
