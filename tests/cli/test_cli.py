@@ -403,6 +403,11 @@ def _children(pid: int) -> set[int]:
     return found
 
 
+def _hears_ctrl_c() -> None:
+    """Also where the tests themselves were started in the background, deaf to it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see processes")
 @pytest.mark.parametrize(
     ("command", "end", "training"),
@@ -422,6 +427,7 @@ def test_no_worker_outlives_its_parent(command: str, end: signal.Signals, traini
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=_hears_ctrl_c,
     )
     deadline = time.monotonic() + 90
     place = Path("r" if command == "run" else "runs/kept")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,15 @@ def test_a_follower_ends_when_its_leader_is_killed() -> None:
             leader.wait()
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C as usual, also where the tests themselves were started in the background, deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_is_held_back_not_lost_and_children_are_deaf_to_it() -> None:
     with pytest.raises(KeyboardInterrupt):
         with ctrl_c_held():

@@ -15,6 +15,7 @@ from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Observer, Unit
 from dpfl.flower.coordinator import Coordinator
 from dpfl.flower.grid import FlowerPost
+from dpfl.flower.outcome import outcomes
 from dpfl.flower.protocol import TRAIN
 from dpfl.flower.site import Site
 from dpfl.runs.deployment import StudyFile
@@ -137,6 +138,11 @@ def test_three_sites_and_the_simulator_give_the_same_model_spends_and_bytes(case
     downloads = sum(len(asked.payload) for _, asked, _ in grid.heard if asked.header["kind"] == TRAIN)
     assert summary["bytes_up"] == simulated.summary["bytes_up"] == on_the_wire
     assert summary["bytes_down"] == simulated.summary["bytes_down"] == downloads
+    # What sites find with the delivered model, and with parts that never left them, is what the simulator finds.
+    tried = [outcomes(site.folder)[0].tried(name, site.federation()) for name, site in sites.items()]
+    right = sum(found["accuracy"] * found["test_records"] for found in tried)
+    records = sum(found["test_records"] for found in tried)
+    assert right / records == pytest.approx(simulated.summary["accuracy"], abs=1e-6)
     strategy = experiment.strategy(3)
     if strategy.observer is Observer.NOBODY:
         return

@@ -32,7 +32,7 @@ def started(*arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         if process.poll() is None:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             try:
                 process.wait(timeout=30)
             except subprocess.TimeoutExpired:

@@ -36,7 +36,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from scipy.signal import lfilter
 from torch import Tensor
 
 from dpfl.client.local_work import Sgd
@@ -95,6 +94,8 @@ def _recursion(x: np.ndarray, ratio: float) -> np.ndarray:
     tail = min(len(x), math.ceil(math.log(1e-18) / math.log(ratio)))  # what lies further back has died away
     end = float(np.dot(x[-tail:], ratio ** np.arange(tail - 1, -1, -1.0)))
     before = end / -math.expm1(len(x) * math.log(ratio)) if tail == len(x) else end
+    from scipy.signal import lfilter  # reading it takes over a second, and most methods do without
+
     filtered: np.ndarray = lfilter([1.0], [1.0, -ratio], x, zi=[ratio * before])[0]
     return filtered
 

@@ -150,7 +150,7 @@ def run_example(
     finally:
         for process in (*sites, server):
             if process.poll() is None:
-                process.send_signal(2)
+                process.terminate()
         for process in (*sites, server):
             try:
                 process.wait(timeout=20)

@@ -226,6 +226,8 @@ def show(folder: Path) -> None:
             err.print(stamp, style="yellow")
         for site, reason in summary["refusals"].items():
             out.print(f"{site}: {reason}")
+        for site, reason in summary.get("undelivered", {}).items():
+            out.print(f"The model was not delivered to {site}: {reason}")
         if summary["rounds"]["ended_early"]:
             out.print(f"Ended early, {summary['rounds']['ended_early']}")
         out.print("What each site has spent is in its own ledger: dpfl site spend")

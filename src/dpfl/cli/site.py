@@ -14,7 +14,7 @@ from dpfl.cli.console import epsilon_text, err, out, print_json, table
 from dpfl.core.errors import ConfigurationError, FolderError, Interrupted, PeerError
 from dpfl.core.files import write_safely
 from dpfl.core.processes import noted_process
-from dpfl.runs.deployment import SITE_FILE, SiteFile
+from dpfl.runs.deployment import SITE_FILE, SiteFile, StudyFile
 
 app = typer.Typer(no_args_is_help=True, help="A site of a real federation: its data, its budget, its own ledger.")
 
@@ -149,6 +149,41 @@ def spend(folder: Folder, json: o.Json = False) -> None:
     out.print(found)
     for line in lines[:1]:
         out.print(f"per {line.unit}, {line.adjacency} adjacency, by {line.accountant}; rounded up")
+
+
+@app.command()
+def evaluate(
+    folder: Folder,
+    run: Annotated[str | None, typer.Option(help="A study (default: the latest).", show_default=False)] = None,
+    model: Annotated[Path | None, typer.Option(help="A model brought by hand.", show_default=False)] = None,
+    study: Annotated[Path | None, typer.Option(help="Its study.toml.", show_default=False)] = None,
+    json: o.Json = False,
+) -> None:
+    """Try the model of a study that has ended on the site's own test records. For your own eyes: nothing is sent."""
+    site = _site(folder)
+    from dpfl.flower.outcome import Outcome, outcomes
+
+    if (model is None) != (study is None):
+        raise ConfigurationError("options", "--model and --study belong together", "give both, or neither")
+    if model is not None and study is not None:
+        chosen = Outcome(name=str(model), study=StudyFile.from_file(study), model=model)
+    else:
+        known = {outcome.name: outcome for outcome in outcomes(folder)}
+        if not known:
+            raise FolderError(str(folder), "has no model yet", "wait for a study's end, or give --model and --study")
+        name = list(known)[-1] if run is None else run
+        if name not in known:
+            raise ConfigurationError("--run", f"there is no model of '{name}'", f"name one of: {', '.join(known)}")
+        chosen = known[name]
+    found = chosen.tried(site.id, site.federation())
+    if json:
+        print_json(found)
+        return
+    out.print(
+        f"{found['run']} ({found['method']}): right on {found['accuracy']:.1%} of {found['test_records']} records"
+    )
+    out.print(f"always naming the commonest class: {found['commonest_class']:.1%}")
+    err.print("Measured without noise on records of this site: to pass it on is a release that no ledger counts")
 
 
 @app.command()

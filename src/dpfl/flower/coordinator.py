@@ -23,7 +23,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Claims, State
 from dpfl.core.version import __version__
-from dpfl.flower.protocol import HELLO, TERMS, TRAIN, Introduction, Letter, terms_to_dict
+from dpfl.flower.protocol import END, HELLO, TERMS, TRAIN, Introduction, Letter, terms_to_dict
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import statements
 from dpfl.rounds import Agreement, Plan, Run, Uplink, close_round, enrol, first_state, open_round
@@ -33,6 +33,7 @@ from dpfl.wire.payload import FRAME_BYTES
 
 ENROLMENT, OPENED, NODES, SUMMARY_FORMAT = "enrolment.json", "opened.json", "nodes.json", "dpfl-deployment-1"
 ORPHAN_SECONDS = 30
+DELIVERY_SECONDS = 60.0  # whoever does not take the model by then is given it by hand
 ASK_AGAIN = 30.0  # seconds after which a node that was refused is asked once more
 SEEDED = "NOT PRIVATE: SEEDED (a rehearsal: anyone who knows the seed can subtract the noise)"
 Progress = Callable[[int, int, Mapping[str, Any]], None]
@@ -337,6 +338,7 @@ class Coordinator:
     ) -> None:
         stamps = [SEEDED] if self.study.run.noise == "seeded" else []
         self.place.save_model(state.model, self.layout, "; ".join(stamps))
+        absent = self._deliver(agreement)
         summary = {
             "format": SUMMARY_FORMAT,
             "dpfl": __version__,
@@ -352,6 +354,8 @@ class Coordinator:
             "refusals": self.refusals,
             "parameters": self.layout.size,
             "rounds": {"planned": agreement.terms.rounds, "done": state.round, "ended_early": ended},
+            "delivered": sorted(set(agreement.claims) - set(absent)),
+            "undelivered": absent,
             "lost_rounds": [line["round"] for line in history if "lost" in line],
             "missed": _missed(history),
             "bytes_up": sum(line.get("bytes_up", 0) for line in history),
@@ -360,6 +364,19 @@ class Coordinator:
             "world_statements": [line.to_dict() for line in statements(ledger)],
         }
         self.place.save_summary(summary)
+
+    def _deliver(self, agreement: Agreement) -> dict[str, str]:
+        """Give every member the model; returns why some did not get it."""
+        header = self._header(END, terms=terms_to_dict(agreement.terms))
+        letter = Letter(header=header, payload=self.place.model.read_bytes())
+        asked = {self.nodes[site]: letter for site in agreement.claims if site in self.nodes}
+        answers = self.post.ask(asked, min(self.study.run.round_timeout, DELIVERY_SECONDS))
+        absent = {}
+        for site in agreement.claims:
+            answer = answers.get(self.nodes.get(site, -1), "is not connected")
+            if isinstance(answer, str) or not answer.accepted:
+                absent[site] = answer if isinstance(answer, str) else answer.reason
+        return absent
 
 
 def _bound(folder: Path) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Any
 from dpfl.core.errors import PeerError
 from dpfl.core.types import Claims, Terms
 
-HELLO, TERMS, TRAIN = "hello", "terms", "train"
+HELLO, TERMS, TRAIN, END = "hello", "terms", "train", "end"
 LARGEST_HEADER = 1 << 20
 
 

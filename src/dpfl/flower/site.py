@@ -28,8 +28,10 @@ from dpfl.core.version import __version__
 from dpfl.data.federation import Federation
 from dpfl.data.tables import read_file
 from dpfl.engine import make_engine
+from dpfl.flower.outcome import keep_model
 from dpfl.flower.policy import check_offer, check_plan
 from dpfl.flower.protocol import (
+    END,
     HELLO,
     TERMS,
     TRAIN,
@@ -158,6 +160,8 @@ class Site:
                 return self._agree(study, letter)
             if kind == TRAIN:
                 return self._train(study, letter)
+            if kind == END:
+                return self._keep(study, letter)
             return refusal(f"there is no message '{kind}'")
         except (ConfigurationError, PrivacyRefusal, PeerError) as error:
             self._log(str(error))
@@ -338,6 +342,20 @@ class Site:
         more = self._can_afford(ledger, agreement, run, round_ + 1)
         header = {"ok": True, "site": self.id, "round": round_, "token": self.token(run), "more": more}
         return Letter(header=header, payload=payload)
+
+    def _keep(self, study: StudyFile, letter: Letter) -> Letter:
+        """Keep the model of a study that has ended, if this site took part. Nothing of the site's goes back."""
+        run, ledger = str(letter.header["run"]), self.ledger()
+        try:
+            if ledger.agreed(run) != _digest(study, letter):
+                raise PeerError(
+                    "study", "is none that this site has agreed to", "send its model to those who took part"
+                )
+            last = ledger.answered(run)
+        finally:
+            ledger.close()
+        keep_model(self.folder, run, study, letter.payload, {} if last is None else _unpacked(last.private))
+        return Letter(header={"ok": True, "site": self.id})
 
     # -- for the people at the site ------------------------------------------------------------------------------------
 

@@ -19,13 +19,13 @@ from dpfl.core.layout import Layout
 from dpfl.core.types import Observer, Record, State, Unit
 from dpfl.core.version import __version__
 from dpfl.data.federation import Federation
+from dpfl.engine.evaluation import Evaluation
 from dpfl.models import check_model
 from dpfl.privacy.statement import Statement, statement
 from dpfl.protocols import TRUE_NOISE
 from dpfl.rounds import Agreement, Run, Uplink, admit, blocks_of, close_round, enrol, first_state, open_round
 from dpfl.runs.folder import SUMMARY_FORMAT, RunFolder
 from dpfl.sim.clock import Clock
-from dpfl.sim.evaluation import Evaluation
 from dpfl.sim.ray_workers import RayWorkers
 from dpfl.sim.workers import Bench, Workers
 from dpfl.strategy import Strategy

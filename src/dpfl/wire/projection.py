@@ -12,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from scipy.fft import dct, idct
 from torch import Tensor
 
 from dpfl.core.errors import ConfigurationError
@@ -35,6 +34,8 @@ def project(
     length = rows.shape[1]
     check_projection(kind, numbers, length, sparsity)
     if kind == "fourier":
+        from scipy.fft import dct  # a third of a second to read, and the other kinds do without
+
         signs, chosen = _fourier(seed, length, numbers)
         turned = dct(rows.numpy() * signs, norm="ortho", axis=1)[:, chosen]
         return torch.from_numpy(turned.astype(np.float32) * np.float32(math.sqrt(length / numbers)))
@@ -51,6 +52,8 @@ def lift(
     numbers = len(vector)
     check_projection(kind, numbers, length, sparsity)
     if kind == "fourier":
+        from scipy.fft import idct
+
         signs, chosen = _fourier(seed, length, numbers)
         spread = np.zeros(length, dtype=np.float32)
         spread[chosen] = vector.numpy() * np.float32(math.sqrt(length / numbers))

@@ -1,4 +1,4 @@
-"""How good a model is on the clients' test records: what only a simulation may look at."""
+"""How good a model is on test records: for a simulation, or for a client's own eyes. No ledger covers these numbers."""
 
 from __future__ import annotations
 
