@@ -77,8 +77,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def afresh(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where accounting is the subject, nothing is taken from what was computed before."""
-    if request.path.parent.name in ("privacy", "golden"):
+    """Where accounting is the subject, nothing is taken from what was computed before, unless a test is marked ``stored``."""
+    if request.path.parent.name in ("privacy", "golden") and request.node.get_closest_marker("stored") is None:
         monkeypatch.setenv("DPFL_CACHE", f"{os.environ['DPFL_CACHE']}-afresh")
         cache.forget()
 

@@ -84,6 +84,7 @@ def test_the_reference_file_holds_what_these_tests_rest_on() -> None:
     assert {row["adjacency"] for row in COMPUTED} == {"add_remove", "replace_one"}
 
 
+@pytest.mark.stored  # two minutes otherwise; results are stored under a digest of the code, and some are made anew below
 @pytest.mark.parametrize("row", COMPUTED, ids=row_id)
 def test_epsilon_agrees_with_the_reference(row: dict[str, str]) -> None:
     event = golden_event(row)

@@ -64,7 +64,7 @@ def steps_on_tab(path: Path) -> int:
 def processes() -> ForkServerContext:
     """Children that share nothing with the test but the file; the libraries are imported once for all of them."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dpfl.privacy.ledger"])
+    context.set_forkserver_preload(["dpfl.privacy.ledger", "dp_accounting.pld", "dp_accounting.rdp"])
     return context
 
 

@@ -17,6 +17,7 @@ from dpfl.privacy.calibrate import calibrate
 from dpfl.privacy.events import SAMPLINGS, Event, Sampling
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import statements
+from dpfl.report.ledger_page import write_ledger_page
 
 
 def account(
@@ -29,6 +30,9 @@ def account(
     sampling: Annotated[str, typer.Option(help="poisson, uniform or none.")] = "poisson",
     adjacency: Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")] = "add_remove",
     accountant: Annotated[str | None, typer.Option(help="pld or rdp (default: the tightest).")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="With --ledger: write a page for a board (HTML).", show_default=False)
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Turn noise into epsilon, epsilon into noise, or a ledger into statements."""
@@ -37,8 +41,10 @@ def account(
             "dpfl account", "one question at a time", "give --ledger, --noise-multiplier or --epsilon"
         )
     if ledger is not None:
-        _from_ledger(ledger, delta, json)
+        _from_ledger(ledger, delta, page, json)
         return
+    if page is not None:
+        raise ConfigurationError("--page", "a page is about a ledger", "give --ledger as well")
     if delta is None:
         raise ConfigurationError("--delta", "is missing and has no default", "give a delta well below 1 / units")
     if sampling not in SAMPLINGS:
@@ -97,9 +103,11 @@ def _from_numbers(
     out.print("Unit and observer are those of whatever is clipped and sampled. Rounded up.")
 
 
-def _from_ledger(path: Path, delta: float | None, json: bool) -> None:
+def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool) -> None:
     book = Ledger.open(path, read_only=True)
     try:
+        if page is not None:
+            write_ledger_page(book, page, f"What the ledger of {book.identity()} says", delta)
         lines = statements(book, delta)
         seeded = book.seeded_runs()
         hypothetical = [run for run, title in book.titles().items() if "HYPOTHETICAL" in title]
@@ -119,3 +127,5 @@ def _from_ledger(path: Path, delta: float | None, json: bool) -> None:
     if any(line.delta is None for line in lines):
         err.print("Some accounts granted nothing, so no delta is known for them: give --delta.")
     show_statements([line.to_dict() for line in lines])
+    if page is not None:
+        err.print(f"Page: {page}", soft_wrap=True)

@@ -41,7 +41,7 @@ As four machines would, each in its own terminal:
 
 Afterwards, at each hospital, the page for its ethics board:
 
-    dpfl site spend {folder}/sites/cleveland
+    dpfl site spend {folder}/sites/cleveland --page board.html
 
 To take it apart onto real machines: copy each folder in sites/ to its hospital, put the server's address into [server] of
 its site.toml and the server's names into [network] of server/study.toml, make new certificates (`dpfl server renew`) and give

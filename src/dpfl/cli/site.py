@@ -129,13 +129,25 @@ def _wait_for_server(processes: Any, address: str, certificate: Path, insecure: 
 
 
 @app.command()
-def spend(folder: Folder, json: o.Json = False) -> None:
-    """Print what the site has spent, over all studies: the page for its ethics board."""
+def spend(
+    folder: Folder,
+    page: Annotated[
+        Path | None, typer.Option(help="Write it as a page for the ethics board (HTML).", show_default=False)
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Print what the site has spent, over all studies, and against whom."""
     site = _site(folder)
     lines = site.spent()
     ledger = site.ledger()
-    seeded = ledger.seeded_runs()
-    ledger.close()
+    try:
+        seeded = ledger.seeded_runs()
+        if page is not None:
+            from dpfl.report.ledger_page import write_ledger_page
+
+            write_ledger_page(ledger, page, f"What '{site.id}' has granted and spent")
+    finally:
+        ledger.close()
     if seeded:
         err.print("NOT PRIVATE: SEEDED (some of it was a rehearsal whose noise can be subtracted)", style="yellow")
     if json:
@@ -149,6 +161,8 @@ def spend(folder: Folder, json: o.Json = False) -> None:
     out.print(found)
     for line in lines[:1]:
         out.print(f"per {line.unit}, {line.adjacency} adjacency, by {line.accountant}; rounded up")
+    if page is not None:
+        err.print(f"Page: {page}", soft_wrap=True)
 
 
 @app.command()

@@ -5,9 +5,22 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from dpfl.core.errors import DiskError, LedgerError
 from dpfl.core.types import Budget, Observer, Unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Studied:
+    """A run that a ledger knows, and when it was charged."""
+
+    run: str
+    title: str
+    seeded: bool
+    first: float | None  # seconds since 1970
+    last: float | None
+    last_round: int | None
 
 
 class Readings:
@@ -73,6 +86,17 @@ class Readings:
         """Return every run and what it was called."""
         with self._guard():
             return dict(self._connection.execute("SELECT run, title FROM runs ORDER BY run").fetchall())
+
+    def studies(self) -> list[Studied]:
+        """Every run with its times, the oldest first."""
+        query = """SELECT runs.run, title, seeded, MIN(at), MAX(at), MAX(round) FROM runs
+                   LEFT JOIN journal ON journal.run = runs.run GROUP BY runs.run ORDER BY MIN(at), runs.run"""
+        with self._guard():
+            rows = self._connection.execute(query).fetchall()
+        return [
+            Studied(run=run, title=title, seeded=bool(seeded), first=first, last=last, last_round=last_round)
+            for run, title, seeded, first, last, last_round in rows
+        ]
 
     def seeded_runs(self) -> list[str]:
         """Runs whose noise anyone with the seed can reproduce."""

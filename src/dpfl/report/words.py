@@ -82,6 +82,18 @@ GUARANTEES = (
     "No site spends more than it granted: one that cannot afford another round leaves, and the model goes on without it.",
     "What a client says of its budget may change how its update is weighed, never what it is charged.",
 )
+LEDGER_GUARANTEES = (
+    "Every charge was written into this ledger before anything that depends on the data was released.",
+    "Every epsilon is an upper bound on the loss over all studies in this ledger together, by the accountant named beside it "
+    "and shown rounded up.",
+    "A round that would exceed the grant is refused, whatever a server says.",
+)
+LEDGER_LIMITS = (
+    "Releases that were not made through this ledger, and other ledgers on the same records, add to these numbers.",
+    "A ledger restored from an old backup has forgotten what was charged since.",
+    "Choosing the method or its settings by looking at private data, and passing on measured accuracies, are not covered.",
+    "Floating-point noise is not perfectly Gaussian; attacks on its last digits are not covered.",
+)
 LIMITS = (
     "The epsilons cover this run only. Other runs on the same data add to them; a ledger that spans runs adds them up.",
     "Choosing the method or its settings by looking at private data is not covered.",

@@ -1,0 +1,96 @@
+"""The page of a ledger in a real browser: its numbers are the ledger's, its stamps stand on top, any name is safe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dpfl.cli.main import run_command
+from dpfl.core.types import Adjacency, Budget, Observer, Unit
+from dpfl.privacy.accountant import shown, spend
+from dpfl.privacy.bills import Bill, Charge
+from dpfl.privacy.events import Event
+from dpfl.privacy.ledger import Ledger
+from dpfl.report.ledger_page import write_ledger_page
+from tests.report.conftest import Seen
+from tests.report.test_browser import FACTS, OVERFLOW, check_silent, table_of
+
+Look = Callable[..., Seen]
+EVENT = Event(noise_multiplier=4.0, steps=10, sampling="poisson", sampling_rate=0.1)
+BILL = Bill(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, events=(EVENT,))
+DELTA = 1e-5
+
+
+def _ledger(path: Path, account: str, rounds: int = 3, *, seeded: bool = False, title: str = "heart: weiavg") -> Ledger:
+    ledger = Ledger.create(path, account)
+    budget = Budget(epsilon=2.0, delta=DELTA, unit=Unit.RECORD, observer=Observer.SERVER)
+    ledger.grant({account: budget}, unit=Unit.RECORD, observer=Observer.SERVER)
+    ledger.register("run-1", seeded=seeded, title=title)
+    for round_ in range(rounds):
+        refused = ledger.charge("run-1", round_, [Charge(account=account, observer=Observer.SERVER, bill=BILL)])
+        assert not refused
+    return ledger
+
+
+def test_numbers_on_the_page_are_the_ledger_s(tmp_path: Path, look: Look) -> None:
+    page = write_ledger_page(_ledger(tmp_path / "l.sqlite", "north"), tmp_path / "page.html", "What 'north' has spent")
+    seen = look(page, 390)
+    check_silent(seen, page)
+    assert seen.page.evaluate(OVERFLOW) <= 0
+    epsilon = spend((EVENT,) * 3, DELTA, adjacency=Adjacency.ZERO_OUT).epsilon
+    facts = seen.page.evaluate(FACTS)
+    assert float(facts["granted"]) == 2.0
+    assert float(facts["spent"]) == pytest.approx(epsilon, rel=1e-9)
+    (row,) = table_of(seen, "accounts")
+    assert [text for _, text in row[:5]] == ["north", "record", "server", "zero_out", "PLD"]
+    assert float(row[6][0]) == pytest.approx(epsilon, rel=1e-9)
+    assert row[6][1] == shown(epsilon)
+    (study,) = table_of(seen, "studies")
+    assert [text for _, text in study][:2] == ["heart: weiavg", "run-1"]
+    assert study[4] == ["3", "3"]
+    text = seen.page.inner_text("main")
+    assert "'north' granted epsilon 2.000 at delta 1e-05 to protect each single record against the server" in text
+    assert f"It has spent epsilon {shown(epsilon)}, rounded up, in 3 rounds of 1 study." in text
+    assert "NOT PRIVATE" not in text
+
+
+def test_names_are_text_and_a_rehearsal_is_stamped(tmp_path: Path, look: Look) -> None:
+    name = "<img src=x onerror=alert(1)>"
+    ledger = _ledger(tmp_path / "l.sqlite", name, seeded=True, title="</script><script>alert(1)</script>")
+    page = write_ledger_page(ledger, tmp_path / "page.html", name)
+    seen = look(page)
+    check_silent(seen, page)
+    assert "NOT PRIVATE: SEEDED" in seen.page.inner_text(".stamp")
+    assert table_of(seen, "accounts")[0][0][1] == name
+    assert seen.page.inner_text("h1") == name
+
+
+def test_what_was_never_used_and_what_protects_nobody_are_said_in_words(tmp_path: Path) -> None:
+    unused = write_ledger_page(_ledger(tmp_path / "l.sqlite", "north", 0), tmp_path / "page.html", "north").read_text()
+    assert "has spent nothing yet" in unused
+    bare = Ledger.create(tmp_path / "bare.sqlite", "south")
+    bare.register("run-1", seeded=False, title="heart: fedavg")
+    nothing = Bill(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, events=(Event(noise_multiplier=0.0, steps=1),))
+    bare.charge("run-1", 0, [Charge(account="south", observer=Observer.SERVER, bill=nothing)])
+    open_ = write_ledger_page(bare, tmp_path / "bare.html", "south").read_text()
+    assert "has no protection left" in open_
+    assert "granted nothing" in open_
+    empty = Ledger.create(tmp_path / "empty.sqlite", "west")
+    assert "Nothing was granted" in write_ledger_page(empty, tmp_path / "empty.html", "west").read_text()
+
+
+def test_the_command_writes_the_page_beside_what_it_prints(
+    tmp_path: Path, weiavg: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "board.html"
+    assert run_command(["account", "--ledger", str(weiavg / "ledger.sqlite"), "--page", str(page), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    text = page.read_text()
+    assert "NOT PRIVATE: SEEDED" in text  # simulations are
+    assert all(f'data-value="{line["epsilon"]}"' in text for line in told["statements"])
+    assert f"{len(told['statements'])} accounts, 1 study." in text
+    assert run_command(["account", "--epsilon", "1", "--delta", "1e-5", "--page", str(page)]) == 2
+    assert "a page is about a ledger" in capsys.readouterr().err
