@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from dpfl.cli.console import err, out
+from dpfl.cli.site import show_spent
 from dpfl.core.errors import ConfigurationError, FolderError, Interrupted, PeerError
 from dpfl.core.files import write_safely
 from dpfl.core.types import Observer
@@ -158,8 +159,10 @@ def run_example(
                 process.kill()
     if code:
         raise PeerError(str(folder / "server"), f"the server ended with exit code {code}", "see its message above")
+    from dpfl.flower.site import Site
+
     for home in homes:
-        subprocess.run([*command, "site", "spend", str(home.parent)], check=True)
+        show_spent(Site(home.parent).spent())
 
 
 def _wait_for(server: subprocess.Popen[bytes], path: Path) -> None:

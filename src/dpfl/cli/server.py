@@ -155,7 +155,7 @@ def _follow(folder: Path, study: StudyFile, link: Any, processes: Any, run_id: s
             if dead is not None:
                 said = f"ended ({dead.last_words()[-200:]})"
                 raise PeerError(dead.log.stem, said, f"go on with: dpfl server resume {folder}")
-            if time.monotonic() - asked > 20:
+            if time.monotonic() - asked > 60:  # a process of its own each time
                 asked = time.monotonic()
                 if processes.run_status(folder, run_id).startswith("finished:fail"):
                     raise PeerError(

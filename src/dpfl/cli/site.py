@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from dpfl.cli.console import epsilon_text, err, out, print_json, table
 from dpfl.core.errors import ConfigurationError, FolderError, Interrupted, PeerError
 from dpfl.core.files import write_safely
 from dpfl.core.processes import noted_process
+from dpfl.privacy.statement import Statement
 from dpfl.runs.deployment import SITE_FILE, SiteFile, StudyFile
 
 app = typer.Typer(no_args_is_help=True, help="A site of a real federation: its data, its budget, its own ledger.")
@@ -153,6 +155,13 @@ def spend(
     if json:
         print_json([line.to_dict() for line in lines])
         return
+    show_spent(lines)
+    if page is not None:
+        err.print(f"Page: {page}", soft_wrap=True)
+
+
+def show_spent(lines: Sequence[Statement]) -> None:
+    """Print what a site has spent, against everyone it was billed against."""
     found = table("site", "rounds", "epsilon spent", "granted", "delta", "against")
     for line in lines:
         granted = "-" if line.granted is None else epsilon_text(line.granted)
@@ -161,8 +170,6 @@ def spend(
     out.print(found)
     for line in lines[:1]:
         out.print(f"per {line.unit}, {line.adjacency} adjacency, by {line.accountant}; rounded up")
-    if page is not None:
-        err.print(f"Page: {page}", soft_wrap=True)
 
 
 @app.command()
