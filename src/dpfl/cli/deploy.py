@@ -78,7 +78,7 @@ def example(
                 "classes": dataset.classes,
             },
             "model": {"name": "logistic"},
-            "method": {"name": method, "lr": 0.1, "clip": 1.0, "batch_size": 32, "local_steps": 10},
+            "method": {"name": method, "lr": 1.0, "clip": 1.0, "batch_size": 32, "local_steps": 10},
             "run": {"rounds": rounds, "round_timeout": 180.0, "enrol_timeout": 180.0, "least_sites": 2},
             "network": {"host": "127.0.0.1", "port": port},
         },

@@ -13,7 +13,8 @@ import typer
 from dpfl.algorithms.registry import METHODS, settings_of
 from dpfl.core.errors import ConfigurationError, did_you_mean
 from dpfl.data.datasets import DATASETS
-from dpfl.runs.experiment import Experiment, read_toml
+from dpfl.runs.experiment import Experiment
+from dpfl.runs.toml_file import read_toml
 
 File = Annotated[Path | None, typer.Argument(help="Experiment file (TOML).", show_default=False)]
 Data = Annotated[Path | None, typer.Option(help="Where data sets that do not ship with dpfl lie.")]

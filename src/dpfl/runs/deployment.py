@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-import tomli_w
-from pydantic import Field, ValidationError
+from pydantic import Field
 from torch import nn
 
 from dpfl.algorithms.registry import make_strategy, usual_sampling
@@ -21,11 +19,9 @@ from dpfl.runs.experiment import (
     ClientSection,
     MethodSection,
     ModelSection,
-    Section,
-    explained,
-    read_toml,
     selection_of,
 )
+from dpfl.runs.toml_file import Section, TomlFile
 from dpfl.strategy import Strategy
 
 STUDY_FILE, SITE_FILE = "study.toml", "site.toml"
@@ -63,8 +59,10 @@ class NetworkSection(Section):
     names: list[str] = Field(default=["localhost"])
 
 
-class StudyFile(Section):
+class StudyFile(TomlFile):
     """The server's file: everything that sites are told, and the network."""
+
+    called: ClassVar[str] = "study"
 
     study: StudySection
     model: ModelSection = ModelSection()
@@ -72,25 +70,10 @@ class StudyFile(Section):
     run: RoundsSection
     network: NetworkSection = NetworkSection()
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any], where: str = "study") -> StudyFile:
-        """Validate; the first problem becomes one clear sentence."""
-        try:
-            found = cls.model_validate(values)
-        except ValidationError as error:
-            raise explained(where, error, cls) from error
-        if len(set(found.study.sites)) < len(found.study.sites):
+    def agrees(self, where: str) -> None:
+        """Every site is named once."""
+        if len(set(self.study.sites)) < len(self.study.sites):
             raise ConfigurationError(where, "names a site twice", "name each site once")
-        return found
-
-    @classmethod
-    def from_file(cls, path: Path) -> StudyFile:
-        """Read a TOML file."""
-        return cls.from_dict(read_toml(path), str(path))
-
-    def to_toml(self) -> str:
-        """Write a complete file."""
-        return tomli_w.dumps(self.model_dump(exclude_none=True))
 
     def offer(self) -> dict[str, Any]:
         """What sites are told: all but the network."""
@@ -182,8 +165,10 @@ class ServerSection(Section):
     key: str = "site.key"
 
 
-class SiteFile(Section):
+class SiteFile(TomlFile):
     """A site's own file. It never leaves the site."""
+
+    called: ClassVar[str] = "site"
 
     site: SiteSection
     data: SiteDataSection
@@ -192,41 +177,26 @@ class SiteFile(Section):
     practice: ClientSection = ClientSection()
     server: ServerSection = ServerSection()
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any], where: str = "site") -> SiteFile:
-        """Validate; the first problem becomes one clear sentence."""
-        try:
-            found = cls.model_validate(values)
-        except ValidationError as error:
-            raise explained(where, error, cls) from error
-        if found.own_budget() is None and not found.policy.allow_unprotected:
+    def agrees(self, where: str) -> None:
+        """There is a budget, it is used against somebody whom the policy does not trust, and there are records."""
+        if self.own_budget() is None and not self.policy.allow_unprotected:
             raise ConfigurationError(
                 f"{where}, [budget]", "is missing", "grant an epsilon and a delta: neither has a default"
             )
-        if found.budget is not None and (found.budget.per_study or 0.0) > found.budget.epsilon:
+        if self.budget is not None and (self.budget.per_study or 0.0) > self.budget.epsilon:
             raise ConfigurationError(
                 f"{where}, [budget] per_study",
-                f"{found.budget.per_study:g} is more than was granted",
+                f"{self.budget.per_study:g} is more than was granted",
                 "give a part of epsilon",
             )
-        if (found.data.file is None) == (found.data.dataset is None):
+        if (self.data.file is None) == (self.data.dataset is None):
             raise ConfigurationError(f"{where}, [data]", "needs either a file or a dataset", "name one of the two")
-        if found.budget is not None and found.budget.observer == "world" and not found.policy.trust_server:
+        if self.budget is not None and self.budget.observer == "world" and not self.policy.trust_server:
             raise ConfigurationError(
                 f"{where}, [budget] observer",
                 "a budget against the world alone trusts the server with everything it sees",
                 "say trust_server = true in [policy], or grant against the server",
             )
-        return found
-
-    @classmethod
-    def from_file(cls, path: Path) -> SiteFile:
-        """Read a TOML file."""
-        return cls.from_dict(read_toml(path), str(path))
-
-    def to_toml(self) -> str:
-        """Write a complete file."""
-        return tomli_w.dumps(self.model_dump(exclude_none=True))
 
     def own_budget(self) -> Budget | None:
         """What the ledger enforces; nothing only where the site allows methods that protect nobody."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
-import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from dpfl.algorithms.registry import make_strategy, settings_of, usual_sampling
-from dpfl.core.errors import ConfigurationError, DataError, did_you_mean
+from dpfl.core.errors import ConfigurationError, did_you_mean
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Practice
 from dpfl.core.version import __version__
@@ -26,15 +24,10 @@ from dpfl.engine.process import check_device
 from dpfl.models import make_model
 from dpfl.privacy.budgets import is_budget_file, make_budgets, read_budget_file
 from dpfl.protocols import Selection
+from dpfl.runs.toml_file import Section, TomlFile
 from dpfl.server.selection import Everyone, FixedCohort, PoissonCohort
 from dpfl.strategy import Strategy
 from dpfl.wire.channels import Dropout
-
-
-class Section(BaseModel):
-    """A table of the file: unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class DataSection(Section):
@@ -99,7 +92,7 @@ class RunSection(Section):
     device: str = "cpu"
     workers: int = Field(default=1, ge=1)
     evaluate_every: int = Field(default=1, ge=1)
-    liars: dict[str, float] = {}
+    liars: dict[str, float] = Field(default_factory=dict)
     dropout: float = 0.0
 
 
@@ -115,15 +108,16 @@ class ClientSection(Section):
 class PracticesSection(Section):
     """Habits that each client draws from a list, by the public seed; its own section wins."""
 
-    batch_size: list[int] = []
-    local_steps: list[int] = []
-    local_epochs: list[int] = []
-    lr: list[float] = []
+    batch_size: list[int] = Field(default_factory=list)
+    local_steps: list[int] = Field(default_factory=list)
+    local_epochs: list[int] = Field(default_factory=list)
+    lr: list[float] = Field(default_factory=list)
 
 
-class Experiment(Section):
+class Experiment(TomlFile):
     """A whole experiment. What decides privacy (epsilon, delta, clip) has no default."""
 
+    called: ClassVar[str] = "experiment"
     data: DataSection
     partition: PartitionSection = PartitionSection()
     budgets: BudgetsSection = BudgetsSection()
@@ -131,29 +125,12 @@ class Experiment(Section):
     method: MethodSection
     run: RunSection
     practices: PracticesSection = PracticesSection()
-    clients: dict[str, ClientSection] = {}
+    clients: dict[str, ClientSection] = Field(default_factory=dict)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any], where: str = "experiment") -> Experiment:
+    def from_dict(cls, values: dict[str, Any], where: str | None = None) -> Self:
         """Validate plain values; the first problem becomes one clear sentence. A budgets file is read in: it may change."""
-        try:
-            return cls.model_validate(_with_budgets_read(values))
-        except ValidationError as error:
-            raise explained(where, error, cls) from error
-
-    @classmethod
-    def from_file(cls, path: Path) -> Experiment:
-        """Read a TOML file."""
-        return cls.from_dict(read_toml(path), str(path))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, complete but for what is left to its natural absence."""
-        values: dict[str, Any] = self.model_dump(exclude_none=True)
-        return values
-
-    def to_toml(self) -> str:
-        """Write a complete, re-runnable file."""
-        return tomli_w.dumps(self.to_dict())
+        return super().from_dict(_with_budgets_read(values), where)
 
     def digest(self) -> str:
         """Name the result: equal digests give equal bits, whatever the number of workers."""
@@ -314,35 +291,3 @@ def _with_budgets_read(values: dict[str, Any]) -> dict[str, Any]:
         )
     rest = {name: value for name, value in budgets.items() if name != "delta"}
     return {**values, "budgets": {**rest, "epsilon": epsilons, **({} if delta is None else {"delta": delta})}}
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file as plain values."""
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigurationError(str(path), f"cannot be read ({error.strerror})", "check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(str(path), f"is not TOML ({error})", "mend that line") from error
-
-
-def explained(where: str, error: ValidationError, top: type[Section]) -> ConfigurationError | DataError:
-    """Make one sentence of the first problem."""
-    # A misspelt key also makes the right one missing: name the misspelling.
-    problems = error.errors()
-    first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    path = [str(part) for part in first["loc"]]
-    at = f"{where}, [{path[0]}] {'.'.join(path[1:])}".rstrip() if path else where
-    if first["type"] == "extra_forbidden":
-        section: Any = top
-        for part in path[:-1]:
-            annotation = (
-                section.model_fields[part].annotation if part in getattr(section, "model_fields", {}) else ClientSection
-            )
-            section = annotation if hasattr(annotation, "model_fields") else ClientSection
-        return ConfigurationError(at, f"there is no key '{path[-1]}'", did_you_mean(path[-1], section.model_fields))
-    if first["type"] == "missing":
-        return ConfigurationError(at, "is missing", "give a value: it has no default")
-    return ConfigurationError(
-        at, f"{first['input']!r} was given: {first['msg']}", "see the documentation of the experiment file"
-    )

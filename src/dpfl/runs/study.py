@@ -10,14 +10,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from dpfl.algorithms.registry import settings_of
 from dpfl.core.errors import ConfigurationError, did_you_mean
-from dpfl.runs.experiment import Experiment, Section, explained, for_method, read_toml
+from dpfl.runs.experiment import Experiment, for_method
+from dpfl.runs.toml_file import Section, TomlFile
 
 Values = dict[str, Any]
 """Dotted fields of an experiment, such as ``budgets.epsilon``, and what they are set to."""
@@ -43,8 +43,10 @@ class Tuning(Section):
         return combinations({**self.over, **self.own.get(method, {})})
 
 
-class Study(Section):
+class Study(TomlFile):
     """One base experiment and everything that is tried on it."""
+
+    called: ClassVar[str] = "study"
 
     title: str
     about: str = ""
@@ -55,22 +57,7 @@ class Study(Section):
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
     metrics: list[str] = Field(default_factory=list)
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any], where: str = "study") -> Study:
-        """Validate plain values; the first problem becomes one clear sentence."""
-        try:
-            study = cls.model_validate(values)
-        except ValidationError as error:
-            raise explained(where, error, cls) from error
-        study.check(where)
-        return study
-
-    @classmethod
-    def from_file(cls, path: Path) -> Study:
-        """Read a TOML file."""
-        return cls.from_dict(read_toml(path), str(path))
-
-    def check(self, where: str) -> None:
+    def agrees(self, where: str) -> None:
         """Refuse what cannot be run before anything is."""
         own = {
             name: values for lists in (self.tune.own.values() if self.tune else ()) for name, values in lists.items()

@@ -1,0 +1,96 @@
+"""A TOML file as data: sections that refuse unknown keys, and one clear sentence for the first problem."""
+
+from __future__ import annotations
+
+import tomllib
+import typing
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dpfl.core.errors import ConfigurationError, did_you_mean
+
+
+class Section(BaseModel):
+    """A table of the file: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TomlFile(Section):
+    """A whole file."""
+
+    called: ClassVar[str] = "file"  # in messages, where there is no path
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: str | None = None) -> Self:
+        """Validate plain values; the first problem becomes one clear sentence."""
+        place = cls.called if where is None else where
+        try:
+            found = cls.model_validate(values)
+        except ValidationError as error:
+            raise _explained(place, error, cls) from error
+        found.agrees(place)
+        return found
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Read a TOML file."""
+        return cls.from_dict(read_toml(path), str(path))
+
+    def agrees(self, where: str) -> None:
+        """Refuse values that are right one by one and wrong together."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, complete but for what is left to its natural absence."""
+        values: dict[str, Any] = self.model_dump(exclude_none=True)
+        return values
+
+    def to_toml(self) -> str:
+        """Write a complete file."""
+        return tomli_w.dumps(self.to_dict())
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file as plain values."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigurationError(str(path), f"cannot be read ({error.strerror})", "check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(str(path), f"is not TOML ({error})", "mend that line") from error
+
+
+def _explained(where: str, error: ValidationError, top: type[TomlFile]) -> ConfigurationError:
+    """Make one sentence of the first problem."""
+    # A misspelt key also makes the right one missing: name the misspelling.
+    problems = error.errors()
+    first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    path = [str(part) for part in first["loc"]]
+    at = f"{where}, [{path[0]}] {'.'.join(path[1:])}".rstrip() if path else where
+    if first["type"] == "extra_forbidden":
+        known = _section_at(top, path[:-1]).model_fields
+        return ConfigurationError(at, f"there is no key '{path[-1]}'", did_you_mean(path[-1], known))
+    if first["type"] == "missing":
+        return ConfigurationError(at, "is missing", "give a value: it has no default")
+    said = f"{first['input']!r} was given: {first['msg']}"
+    return ConfigurationError(at, said, f"see the documentation of the {top.called} file")
+
+
+def _section_at(top: type[BaseModel], path: list[str]) -> type[BaseModel]:
+    """The section that a problem lies in; names that a table is free to choose (``[clients.NAME]``) are passed over."""
+    section = top
+    for part in path:
+        if part in section.model_fields:
+            section = _section_in(section.model_fields[part].annotation) or section
+    return section
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, also where it may be absent or is one of many."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inside = (_section_in(part) for part in typing.get_args(annotation))
+    return next((section for section in inside if section is not None), None)
