@@ -95,10 +95,10 @@ def _accounts(lines: Sequence[Statement]) -> str:
         delta = "-" if line.delta is None else f"{line.delta:g}"
         meaning = (line.unit, line.observer, line.adjacency, line.accountant)
         rows.append(
-            [line.account, *meaning, (str(line.rounds), line.rounds), (epsilon, told["epsilon"]), granted, delta]
+            [line.account, (epsilon, told["epsilon"]), granted, delta, (str(line.rounds), line.rounds), *meaning]
         )
-    headings = ("account", "unit", "against", "adjacency", "accountant", "rounds", "epsilon spent", "granted", "delta")
-    return "<h2>Every account</h2>" + sections.table(headings, rows, name="accounts", words_first=5)
+    headings = ("account", "epsilon spent", "granted", "delta", "rounds", "unit", "against", "adjacency", "accountant")
+    return "<h2>Every account</h2>" + sections.table(headings, rows, name="accounts")
 
 
 def _studies(studies: Sequence[Studied]) -> str:
