@@ -262,7 +262,8 @@ def run_status(folder: Path, run_id: str) -> str:
 
 def start_supernode(folder: Path, address: str, certificate: Path, key: Path, *, insecure: bool) -> Started:
     """Start the SuperNode of a site. It keeps trying to reach the server, and ends if it is not let in."""
-    command = [_tool("flower-supernode"), "--superlink", address, "--host", "127.0.0.1", "--port", str(free_port())]
+    command = [sys.executable, "-m", "dpfl.flower.supernode", "--superlink", address]
+    command += ["--host", "127.0.0.1", "--port", str(free_port())]
     command += ["--node-config", f'{SITE_KEY}="{folder.absolute()}"']
     if insecure:
         command.append("--insecure")
