@@ -140,8 +140,7 @@ def run_example(
     server = subprocess.Popen([*command, "server", begun, str(folder / "server")])
     sites: list[subprocess.Popen[bytes]] = []
     try:
-        _wait_for(server, folder / "server" / "superlink.pid")
-        time.sleep(2)  # keys are being registered
+        _wait_for(server, folder / "server")
         for home in homes:
             with (home.parent / "run.log").open("ab") as log:
                 sites.append(subprocess.Popen([*command, "site", "run", str(home.parent)], stdout=log, stderr=log))
@@ -165,8 +164,17 @@ def run_example(
         show_spent(Site(home.parent).spent())
 
 
-def _wait_for(server: subprocess.Popen[bytes], path: Path) -> None:
-    while not path.exists():
+def _wait_for(server: subprocess.Popen[bytes], folder: Path) -> None:
+    """Until the server lets sites in."""
+    from dpfl.flower.credentials import CA_CERTIFICATE
+    from dpfl.flower.processes import CERTIFICATES, check_server
+
+    network = StudyFile.from_file(folder / STUDY_FILE).network
+    while True:
         if server.poll() is not None:
             raise PeerError("server", f"ended with exit code {server.returncode}", "see its message above")
-        time.sleep(0.3)
+        try:
+            check_server(f"127.0.0.1:{network.port}", folder / CERTIFICATES / CA_CERTIFICATE, insecure=False)
+            return
+        except PeerError:
+            time.sleep(0.5)

@@ -123,6 +123,8 @@ def _serve(folder: Path, insecure: bool, quiet: bool) -> None:
             write_safely(folder / "nodes.json", json_.dumps(nodes).encode())
             for site, reason in refused.items():
                 err.print(f"key of '{site}' was not registered: {reason}", style="yellow", soft_wrap=True)
+        # Not before the keys are known: a site that comes back early would be turned away for good.
+        link.open_gate(folder, study.network.host, study.network.port, insecure=insecure)
         run_id = processes.start_run(folder)
         err.print(f"Listening on {study.network.host}:{study.network.port}; waiting for {', '.join(study.study.sites)}")
         _follow(folder, study, link, processes, run_id, quiet)

@@ -110,30 +110,41 @@ def free_port() -> int:
 
 @dataclass(kw_only=True)
 class Link:
-    """A SuperLink on this machine, and the gate that sites come in by."""
+    """A SuperLink on this machine, and, once it knows the sites' keys, the gate that sites come in by."""
 
     inner: Started
-    gate: Started
     port: int  # of the SuperLink itself, on 127.0.0.1
+    gate: Started | None = None
+
+    def open_gate(self, folder: Path, host: str, port: int, *, insecure: bool) -> None:
+        """Let sites in."""
+        scheme, own = "http" if insecure else "https", folder / CERTIFICATES
+        door = [sys.executable, "-m", "dpfl.flower.gate", "--host", host, "--port", str(port)]
+        door += ["--inner", f"{scheme}://127.0.0.1:{self.port}"]
+        if not insecure:
+            door += ["--ca", str(own / CA_CERTIFICATE), "--certificate", str(own / SERVER_CERTIFICATE)]
+            door += ["--key", str(own / SERVER_KEY)]
+        self.gate = _start(door, folder / HOME, folder / "gate.log")
+        _wait_until_ready(self.gate, _address(host, port, insecure), None if insecure else own / CA_CERTIFICATE)
 
     def end(self) -> None:
         """End both."""
-        self.gate.end()
-        self.inner.end()
+        for one in (self.gate, self.inner):
+            if one is not None:
+                one.end()
 
     def dead(self) -> Started | None:
         """The one that has ended, if one has."""
-        return next((one for one in (self.inner, self.gate) if one.process.poll() is not None), None)
+        parts = (self.inner, self.gate)
+        return next((one for one in parts if one is not None and one.process.poll() is not None), None)
 
 
 def start_superlink(folder: Path, host: str, port: int, *, insecure: bool) -> Link:
-    """Start the SuperLink of a study and its gate, with TLS and node authentication unless asked otherwise."""
+    """Start the SuperLink of a study, with TLS and node authentication unless asked otherwise. Its gate is still closed."""
     check_port(host, port)
     own, inner_port = folder / CERTIFICATES, free_port()
     command = [_tool("flower-superlink"), "--host", "127.0.0.1", "--port", str(inner_port)]
     command.append("--disable-runtime-dependency-installation")
-    door = [sys.executable, "-m", "dpfl.flower.gate", "--host", host, "--port", str(port)]
-    door += ["--inner", f"{'http' if insecure else 'https'}://127.0.0.1:{inner_port}"]
     if insecure:
         command.append("--insecure")
     else:
@@ -142,18 +153,14 @@ def start_superlink(folder: Path, host: str, port: int, *, insecure: bool) -> Li
                 raise ConfigurationError(str(own / name), "is missing", "make certificates with dpfl server renew")
         command += ["--ssl-ca-certfile", str(own / CA_CERTIFICATE), "--ssl-certfile", str(own / SERVER_CERTIFICATE)]
         command += ["--ssl-keyfile", str(own / SERVER_KEY), "--enable-supernode-auth"]
-        door += ["--ca", str(own / CA_CERTIFICATE), "--certificate", str(own / SERVER_CERTIFICATE)]
-        door += ["--key", str(own / SERVER_KEY)]
-    certificate = None if insecure else own / CA_CERTIFICATE
     inner = _start(command, folder / HOME, folder / "superlink.log")
     try:
+        certificate = None if insecure else own / CA_CERTIFICATE
         _wait_until_ready(inner, _address("127.0.0.1", inner_port, insecure), certificate)
-        outer = _start(door, folder / HOME, folder / "gate.log")
-        _wait_until_ready(outer, _address(host, port, insecure), certificate)
     except BaseException:
         inner.end()
         raise
-    return Link(inner=inner, gate=outer, port=inner_port)
+    return Link(inner=inner, port=inner_port)
 
 
 def _address(host: str, port: int, insecure: bool) -> str:
