@@ -20,7 +20,7 @@ from dpfl.flower.site import Site
 from tests.flower.federation import charged
 
 DPFL = [sys.executable, "-m", "dpfl.cli.main"]
-PATIENCE = 240.0  # on a machine that does much else
+PATIENCE = 360.0  # on a machine that does much else
 
 
 @contextmanager
