@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from dpfl.cli.console import err, out
-from dpfl.cli.site import show_spent
+from dpfl.cli.site import show_spent, show_tried
 from dpfl.core.errors import ConfigurationError, FolderError, Interrupted, PeerError
 from dpfl.core.files import write_safely
 from dpfl.core.types import Observer
@@ -158,10 +158,15 @@ def run_example(
                 process.kill()
     if code:
         raise PeerError(str(folder / "server"), f"the server ended with exit code {code}", "see its message above")
+    from dpfl.flower.outcome import outcomes
     from dpfl.flower.site import Site
 
     for home in homes:
-        show_spent(Site(home.parent).spent())
+        site = Site(home.parent)
+        show_spent(site.spent())
+        for outcome in outcomes(home.parent)[-1:]:
+            show_tried(outcome.tried(site.id, site.federation()))
+    err.print("Accuracies are each site's own, on its test records: in earnest they stay there", soft_wrap=True)
 
 
 def _wait_for(server: subprocess.Popen[bytes], folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -200,11 +200,15 @@ def evaluate(
     if json:
         print_json(found)
         return
-    out.print(
-        f"{found['run']} ({found['method']}): right on {found['accuracy']:.1%} of {found['test_records']} records"
-    )
-    out.print(f"always naming the commonest class: {found['commonest_class']:.1%}")
+    show_tried(found)
     err.print("Measured without noise on records of this site: to pass it on is a release that no ledger counts")
+
+
+def show_tried(found: Mapping[str, Any]) -> None:
+    """Print how good a model is on a site's test records."""
+    about = f"{found['run']} ({found['method']})"
+    out.print(f"{about}: right on {found['accuracy']:.1%} of {found['test_records']} records")
+    out.print(f"always naming the commonest class: {found['commonest_class']:.1%}")
 
 
 @app.command()
