@@ -456,3 +456,37 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
     code, out, _ = _run(capsys, "--version")
     assert (code, out.strip()) == (0, dpfl.__version__)
+
+
+def test_describe_says_what_a_client_loses_that_is_drawn_every_round(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("describe", "--dataset", "digits", "--clients", "8", *PRIVATE, "--method", "udp_fedavg", "--cohort", "3")
+    _, out, _ = _run(capsys, *asked, "--rounds", "6", "--json")
+    told = json.loads(out)["epsilon"]["server"]
+    assert told["drawn_every_round"] > 1.2 * told["largest"]
+    _, out, _ = _run(capsys, *asked, "--rounds", "6")
+    assert "drawn every round, a client loses up to" in " ".join(out.split())
+
+
+def test_rounds_of_which_nothing_came_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = _run(capsys, "run", *QUICK, *PRIVATE, "--method", "weiavg", "--dropout", "1", "--out", "r")
+    assert code == 0
+    assert "UNPUBLISHED: in 2 of 2 rounds" in " ".join(err.split())
+    assert "UNPUBLISHED" in Path("r/report.html").read_text()
+    code, _, err = _run(capsys, "run", *QUICK, *PRIVATE, "--method", "weiavg", "--out", "whole")
+    assert "UNPUBLISHED" not in err
+
+
+def test_a_ledger_s_tables_fit_80_columns_whatever_its_epsilons_mean(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _run(capsys, "run", *QUICK, *PRIVATE, "--method", "udp_fedavg", "--out", "r")
+    _, out, _ = _run(capsys, "account", "--ledger", "r/ledger.sqlite")
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.count("client-0") == 2  # against the server, and against the world
+    assert "…" not in out
+
+
+def test_an_infinite_epsilon_is_still_json(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = _run(capsys, "account", "--noise-multiplier", "0", "--delta", "1e-5", "--json")
+    assert json.loads(out, parse_constant=lambda text: pytest.fail(text))["epsilon"] == "infinite"

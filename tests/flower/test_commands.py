@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import re
 import socket
 import ssl
@@ -15,14 +16,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 
 from dpfl.cli.main import run_command
-from dpfl.core.errors import DataError
+from dpfl.core.errors import ConfigurationError, DataError
 from dpfl.data.tables import read_file
 from dpfl.flower.credentials import make_certificates
 from dpfl.flower.processes import check_port, check_server, free_port, write_app, write_connection
 from dpfl.flower.site import Site
 from dpfl.runs.deployment import StudyFile
+from dpfl.runs.folder import RunFolder
 from tests.flower.federation import Desk, Federation, make_server, study_values, write_csv
 
 
@@ -152,7 +155,7 @@ def test_one_file_is_read_as_a_folder_of_files_is(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_site_a_study_or_an_example_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("spend", "status", "run"):
-        refused(capsys, 2, "holds no site", "site", command, "nowhere")
+        refused(capsys, 5, "holds no site", "site", command, "nowhere")
     for command in ("run", "status"):
         refused(capsys, 5, "holds no study", "server", command, "nowhere")
     refused(capsys, 5, "holds no study that has begun", "server", "resume", "nowhere")
@@ -224,8 +227,89 @@ def test_status_shows_who_took_part_and_what_went_wrong(capsys: pytest.CaptureFi
     told = json.loads(out)
     assert told["rounds"] == {"planned": 3, "done": 3}
     assert told["summary"]["sites"] == ["a", "c"]
-    refused(capsys, 5, "has begun", "server", "run", "server")
+    refused(capsys, 5, "has ended", "server", "run", "server")
     refused(capsys, 5, "has ended", "server", "resume", "server")
+
+
+def test_a_study_that_was_begun_is_gone_on_with_unchanged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    federation = Federation.of(tmp_path, study_values("fedavg_dp"))
+    federation.play()
+    (federation.server / "summary.json").unlink()  # as if it had been cut off
+    refused(capsys, 5, "has begun; go on with: dpfl server resume", "server", "run", "server")
+    study = federation.server / "study.toml"
+    study.write_text(study.read_text().replace("rounds = 3", "rounds = 5"))
+    refused(capsys, 5, "study.toml: is not the study that was begun", "server", "resume", "server")
+
+
+def test_certificates_are_not_renewed_under_a_running_server(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    make_server(tmp_path / "server", study_values())
+    (tmp_path / "server" / "superlink.pid").write_text(str(os.getpid()))
+    refused(capsys, 5, "its server is running", "server", "renew", "server")
+    (tmp_path / "server" / "superlink.pid").unlink()
+    assert _run(capsys, "server", "renew", "server")[0] == 0
+
+
+@pytest.mark.parametrize("address", ["", "x", "localhost", ":9710", "http://h:1", "localhost:99999", "localhost:abc"])
+def test_an_address_is_a_name_and_a_port(capsys: pytest.CaptureFixture[str], address: str) -> None:
+    write_csv(Path("records.csv"))
+    refused(capsys, 2, "is no name and port", "site", "init", "x", "--data", "records.csv", *INIT, "--server", address)
+    assert not Path("x/site.toml").exists()
+
+
+def test_a_site_runs_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    write_csv(Path("records.csv"))
+    assert _run(capsys, "site", "init", "home", "--data", "records.csv", *INIT)[0] == 0
+    monkeypatch.setattr("dpfl.flower.processes.check_server", lambda *_, **__: None)
+    with RunFolder(Path("home")).locked():
+        refused(capsys, 5, "is in use by another process", "site", "run", "home")
+
+
+def test_a_large_delta_is_called_weak_wherever_the_grant_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    write_csv(Path("records.csv"))
+    grant = ["--id", "a", "--epsilon", "4", "--delta", "0.5"]
+    _, _, err = _run(capsys, "site", "init", "home", "--data", "records.csv", *grant)
+    assert "WEAK: delta 0.5 is not below 1 / 32 records" in err
+    _, _, err = _run(capsys, "site", "spend", "home", "--page", "board.html")
+    assert "WEAK" in err
+    assert "WEAK: delta 0.5" in Path("board.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "words"),
+    [
+        ("study", {"feature_shape": [-4]}, "feature_shape"),
+        ("study", {"sites": ["a", "../b"]}, "sites"),
+        ("run", {"least_sites": 7}, "7 sites are asked for, and .study. sites names 3"),
+        ("run", {"rounds": True}, "rounds"),
+        ("run", {"seed": -1}, "seed"),
+        ("network", {"host": ""}, "host"),
+        ("model", {"name": "logstic"}, "did you mean 'logistic'"),
+    ],
+)
+def test_a_study_that_cannot_be_is_refused_when_it_is_made(
+    capsys: pytest.CaptureFixture[str], section: str, values: dict[str, Any], words: str
+) -> None:
+    study = study_values()
+    study[section] = {**study.get(section, {}), **values}
+    Path("study.toml").write_bytes(tomli_w.dumps(study).encode())
+    refused(capsys, 2, words, "server", "init", "s", "--study", "study.toml")
+    assert not Path("s").exists()
+
+
+def test_a_site_file_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    from dpfl.runs.deployment import SiteFile
+
+    base = {"site": {"id": "a"}, "data": {"file": "x.csv"}, "budget": {"epsilon": 1.0, "delta": 1e-5}}
+    for change, words in (
+        ({"policy": {"methods": ["wieavg"]}}, "there is no method 'wieavg'; did you mean 'weiavg'"),
+        ({"budget": {"epsilon": 1.0, "delta": 1e-13}}, "below 1e-12"),
+        ({"site": {"id": "../x"}}, "id"),
+        ({"site": {"id": ".hidden"}}, "id"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            SiteFile.from_dict({**base, **change})
 
 
 def test_an_example_is_complete_and_each_site_holds_only_its_own(

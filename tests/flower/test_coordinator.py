@@ -34,6 +34,7 @@ from tests.flower.federation import (
     charged,
     empty,
     kind_of,
+    make_server,
     make_site,
     reply_with,
     round_of,
@@ -593,3 +594,21 @@ def test_the_server_s_ledger_is_its_own_and_holds_what_the_world_sees(tmp_path: 
     ledger.close()
     assert isinstance(federation.grid, LocalGrid)
     assert isinstance(federation.sites["a"], Site)
+
+
+def test_a_study_does_not_go_on_with_fewer_sites_than_it_asks_for(tmp_path: Path) -> None:
+    """Two members have spent their budgets: the third one's update would be published alone."""
+    first = Federation.of(tmp_path, study_values("fedavg_dp", rounds=1))
+    first.play()
+    values = study_values("fedavg_dp", rounds=1, run={"least_sites": 3})
+    second = make_server(tmp_path / "second", values)
+    generous = make_site(tmp_path / "new" / "a", "a")
+    grid = WatchedGrid({1: generous.folder, 2: first.sites["b"].folder, 3: first.sites["c"].folder})
+    coordinator = Coordinator(second, FlowerPost(grid))
+    coordinator.post.wait = lambda seconds: None  # type: ignore[method-assign]
+    coordinator.begin()
+    summary = json.loads((second / "summary.json").read_text())
+    assert summary["rounds"]["done"] == 0
+    assert "only 1 of 3 sites can go on, and least_sites asks for more" in summary["rounds"]["ended_early"]
+    assert grid.asked_to_train() == []
+    assert charged(generous) == set()

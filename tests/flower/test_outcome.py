@@ -160,7 +160,8 @@ def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path:
         assert (got, words in err) == (code, True), err
         assert "Traceback" not in err
     Path(study).write_text(desk.study().to_toml())
-    for model, code, words in ((tmp_path / "absent", 5, "cannot be read"), (broken, 7, "cannot be read")):
+    foreign = "is no model of this study (cannot be read"
+    for model, code, words in ((tmp_path / "absent", 5, "cannot be read"), (broken, 3, foreign)):
         got, _, err = _evaluate(capsys, home, "--model", str(model), "--study", study)
         assert (got, words in err) == (code, True), err
     assert site.answer(desk.terms()).accepted

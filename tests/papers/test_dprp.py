@@ -965,3 +965,11 @@ def test_a_plan_s_settings_are_checked_whatever_the_target(wrong: dict[str, obje
 def test_the_paper_s_rule_has_no_plan_below_its_norm_bound_and_says_so() -> None:
     with pytest.raises(PrivacyRefusal, match="10 parameters are fewer than the"):
         plan_power([1.0, 2.0, 3.0], 10, 5, 1e9, 1e-5, accounting="paper")
+
+
+@pytest.mark.parametrize("method", [dpfl.dprp, dpfl.airsgd])
+def test_a_removed_client_takes_its_noise_with_it_so_that_adjacency_is_refused(method: Callable[..., Any]) -> None:
+    more = {"dimension": 10} if method is dpfl.dprp else {}
+    with pytest.raises(ConfigurationError, match="takes its own noise with it"):
+        method(lr=0.1, clip=1.0, adjacency="add_remove", **more)
+    assert method(lr=0.1, clip=1.0, adjacency="zero_out", **more).adjacency is dpfl.Adjacency.ZERO_OUT

@@ -58,6 +58,14 @@ def test_numbers_on_the_page_are_the_ledger_s(tmp_path: Path, look: Look) -> Non
     assert "NOT PRIVATE" not in text
 
 
+def test_a_grant_is_never_shown_beside_an_epsilon_of_another_delta(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path / "l.sqlite", "north")
+    page = write_ledger_page(ledger, tmp_path / "page.html", "north", delta=1e-3).read_text()
+    assert "granted epsilon 2.000" not in page
+    assert "of the grant" not in page
+    assert "Nothing was granted at delta 0.001" in page
+
+
 def test_names_are_text_and_a_rehearsal_is_stamped(tmp_path: Path, look: Look) -> None:
     name = "<img src=x onerror=alert(1)>"
     ledger = _ledger(tmp_path / "l.sqlite", name, seeded=True, title="</script><script>alert(1)</script>")
@@ -78,7 +86,7 @@ def test_what_was_never_used_and_what_protects_nobody_are_said_in_words(tmp_path
     bare.charge("run-1", 0, [Charge(account="south", observer=Observer.SERVER, bill=nothing)])
     open_ = write_ledger_page(bare, tmp_path / "bare.html", "south").read_text()
     assert "has no protection left" in open_
-    assert "granted nothing" in open_
+    assert "Nothing was granted" in open_
     empty = Ledger.create(tmp_path / "empty.sqlite", "west")
     assert "Nothing was granted" in write_ledger_page(empty, tmp_path / "empty.html", "west").read_text()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpfl.core.errors import ConfigurationError
-from dpfl.runs.ranking import Standing, grouped, holm, paired_p_value, standings
+from dpfl.runs.ranking import Standing, grouped, holm, paired_p_value, remarks, standings
 
 HYPOTHETICAL = "HYPOTHETICAL: every client was granted the largest budget, whatever it asked for"
 
@@ -165,3 +165,28 @@ def test_nobody_is_behind_by_less_than_nothing(values: list[float]) -> None:
     assert sum(one.best for one in found) == 1
     assert all(one.behind is not None and one.behind >= 0 for one in found)
     assert max(found, key=lambda one: one.mean).mean == next(one for one in found if one.best).mean
+
+
+def test_accuracies_of_clients_own_models_are_ranked_apart() -> None:
+    common, own = "the common model, on all clients' test records", "each client's own model, on its own test records"
+    cells = [cell("common", 0.6, 0.7), cell("other", 0.5, 0.6), cell("personal", 0.9, 0.95)]
+    for one, tested in zip(cells, (common, common, own), strict=True):
+        for run in one["runs"]:
+            run["tested"] = tested
+    found = by_label(*cells)
+    assert found["common"].best
+    assert not found["personal"].best
+    assert found["other"].behind == pytest.approx(0.1)
+    assert remarks(list(found.values())) == [f"personal: {own}; ranked apart"]
+
+
+def test_what_the_server_itself_learns_stands_below_the_table() -> None:
+    cells = [cell(label, 0.6, unit="client", observer="world") for label in ("shares", "central", "same")]
+    for one, server in zip(cells, (1.4539, "infinite", 0.5), strict=True):
+        for run in one["runs"]:
+            run["epsilon"] = {**run["epsilon"], "spent": {"largest": 0.5}}
+            run["epsilon_by_observer"] = {"server": {"spent": {"largest": server}}}
+    assert remarks(standings(cells)) == [
+        "shares: against the server itself epsilon is up to 1.454",
+        "central: the server is trusted; against it nothing is guaranteed",
+    ]

@@ -50,7 +50,7 @@ from dpfl.core import linalg
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Cohort, Observer, PlugState, Practice, Shared, Terms, Unit, Who
+from dpfl.core.types import Adjacency, Cohort, Observer, PlugState, Practice, Shared, Terms, Unit, Who
 from dpfl.privacy.accountant import adjacency_named
 from dpfl.privacy.exposure import Exposure
 from dpfl.protocols import Selection, Stage
@@ -220,6 +220,12 @@ def _on_air(
     adjacency: str,
     selection: Selection | None,
 ) -> Strategy:
+    if adjacency_named(adjacency) is Adjacency.ADD_REMOVE:
+        raise ConfigurationError(
+            f"method '{name}'",
+            "adjacency = 'add_remove': a client that is removed takes its own noise with it, and no bill would hold",
+            "use replace_one or zero_out",
+        )
     practice = Practice(lr=1.0, batch_size=_WHOLE if batch_size is None else batch_size, local_steps=1)
     return Strategy(
         name=name,

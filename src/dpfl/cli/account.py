@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -41,6 +42,8 @@ def account(
             "dpfl account", "one question at a time", "give --ledger, --noise-multiplier or --epsilon"
         )
     if ledger is not None:
+        if accountant is not None:
+            raise ConfigurationError("--accountant", "a ledger is read by the tightest one", "leave it out")
         _from_ledger(ledger, delta, page, json)
         return
     if page is not None:
@@ -84,7 +87,7 @@ def _from_numbers(
         print_json(
             {
                 "noise_multiplier": noise_multiplier,
-                "epsilon": spent.epsilon,
+                "epsilon": spent.epsilon if math.isfinite(spent.epsilon) else "infinite",
                 "delta": delta,
                 "steps": steps,
                 "sampling": sampling,

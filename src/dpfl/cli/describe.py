@@ -14,7 +14,7 @@ from dpfl.client.member import Member, false_claims, honest_members
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Cohort, Downlink, Observer, Unit
-from dpfl.privacy.accountant import spend
+from dpfl.privacy.accountant import shown, spend
 from dpfl.privacy.events import Event
 from dpfl.privacy.published import MISREAD_REMARK, POISSON_REMARK, UNAMPLIFIED_REMARK, UNIFORM_REMARK, classic_epsilon
 from dpfl.protocols import Channel
@@ -92,7 +92,7 @@ def _bytes_up(agreement: Agreement) -> int:
 
 def _planned(agreement: Agreement, members: dict[str, Member], observer: Observer) -> dict[str, Any]:
     """Spread of what the planned participations will have cost, by the accountant that the ledger will use."""
-    epsilons, accountants, early = [], set(), 0
+    epsilons, always, accountants, early = [], [], set(), 0
     for member in members.values():
         bill = agreement.bill(observer, member.participant)
         delta = member.budget.delta if member.budget else 1e-5
@@ -107,9 +107,12 @@ def _planned(agreement: Agreement, members: dict[str, Member], observer: Observe
             member.budget.epsilon if member.budget and enforced and not agreement.strategy.local.hypothetical else None
         )
         early += limit is not None and spent.epsilon > limit
+        worst = spend([e.times(e.steps * agreement.terms.rounds) for e in bill.events], delta, adjacency=bill.adjacency)
+        always.append(worst.epsilon if limit is None else min(worst.epsilon, limit))
         epsilons.append(spent.epsilon if limit is None else min(spent.epsilon, limit))
         accountants.add(spent.accountant)
-    return {**_three(epsilons), "accountant": sorted(accountants), "clients_that_run_out": early}
+    told = {**_three(epsilons), "accountant": sorted(accountants), "clients_that_run_out": early}
+    return {**told, "drawn_every_round": _three(always)["largest"]}
 
 
 def _published(agreement: Agreement, members: dict[str, Member]) -> dict[str, Any] | None:
@@ -206,6 +209,11 @@ def show(description: dict[str, Any]) -> None:
     if published:
         prices.add_row("as published", "", "", f"{published['epsilon']:.2f}", "display only")
     out.print(prices)
+    for observer, spread in description["epsilon"].items():
+        if spread["drawn_every_round"] != spread["largest"]:
+            most = spread["drawn_every_round"]
+            said = most if isinstance(most, str) else shown(most)
+            out.print(f"as often as expected; drawn every round, a client loses up to {said} against the {observer}")
     if published:
         out.print(f"as published: {published['remark']}")
     if description["if_honest"]:

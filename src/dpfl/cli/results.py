@@ -19,7 +19,7 @@ from dpfl.report.page import write_report
 from dpfl.report.reading import of_results
 from dpfl.runs.experiment import for_method
 from dpfl.runs.folder import free_name
-from dpfl.runs.ranking import Standing, grouped
+from dpfl.runs.ranking import Standing, grouped, remarks
 from dpfl.runs.study import Study
 from dpfl.sim.train import rehearse
 from dpfl.sim.tuning import Told
@@ -182,6 +182,8 @@ def show_standings(lines: Sequence[Standing], title: str = "outcome") -> None:
             "accuracy: mean ± standard deviation on all clients' test records; behind: points below the best of those that "
             "promise the same; p: paired t-test against it, Holm's adjustment; left: clients whose budget ran out early"
         )
+        for remark in remarks(mine):
+            out.print(remark)
         out.print("Each run is billed alone: publishing more than one of them on the same data adds up.")
         out.print()
     _show_stamps(lines)

@@ -121,22 +121,21 @@ def show(folder: Path, summary: dict[str, Any]) -> None:
 
 
 def show_statements(lines: list[dict[str, Any]]) -> None:
-    """Print one line per account, and once what all their epsilons mean."""
+    """Print one line per account, in one table for each thing that an epsilon means."""
     if not lines:
         return
-    meanings = sorted({_meaning(line) for line in lines})
-    spent = table("account", "rounds", "epsilon spent", "granted", "delta", *(["means"] if len(meanings) > 1 else []))
-    for line in lines[:MOST_LINES]:
-        granted = "-" if line["granted"] is None else epsilon_text(line["granted"])
-        extra = [_meaning(line)] if len(meanings) > 1 else []
-        delta = "-" if line["delta"] is None else f"{line['delta']:g}"
-        spent.add_row(line["account"], str(line["rounds"]), epsilon_text(line["epsilon"]), granted, delta, *extra)
-    out.print()
-    out.print(spent)
-    if len(lines) > MOST_LINES:
-        out.print(f"... and {len(lines) - MOST_LINES} more: see summary.json, or use --json")
-    if len(meanings) == 1:
-        out.print(f"Every epsilon: {meanings[0]}; rounded up.")
+    for meaning in dict.fromkeys(map(_meaning, lines)):
+        own = [line for line in lines if _meaning(line) == meaning]
+        spent = table("account", "rounds", "epsilon spent", "granted", "delta")
+        for line in own[:MOST_LINES]:
+            granted = "-" if line["granted"] is None else epsilon_text(line["granted"])
+            delta = "-" if line["delta"] is None else f"{line['delta']:g}"
+            spent.add_row(line["account"], str(line["rounds"]), epsilon_text(line["epsilon"]), granted, delta)
+        out.print()
+        out.print(spent)
+        if len(own) > MOST_LINES:
+            out.print(f"... and {len(own) - MOST_LINES} more: see summary.json, or use --json")
+        out.print(f"Every epsilon: {meaning}; rounded up.")
 
 
 def _meaning(line: dict[str, Any]) -> str:

@@ -45,6 +45,7 @@ def init(
     processes = _processes()
     study = StudyFile.from_file(file)
     study.strategy()
+    study.build_model()
     if (folder / STUDY_FILE).exists():
         raise FolderError(str(folder), "already holds a study", "name another folder")
     write_safely(folder / STUDY_FILE, study.to_toml().encode())
@@ -69,6 +70,8 @@ def renew(folder: Folder) -> None:
     processes = _processes()
     if not (folder / STUDY_FILE).exists():
         raise FolderError(str(folder), "holds no study", "make one with dpfl server init")
+    if noted_process(folder / LINK_PROCESS) is not None:
+        raise FolderError(str(folder), "its server is running", "stop it first: sites would be cut off one by one")
     if (folder / processes.CERTIFICATES).exists():
         shutil.rmtree(folder / processes.CERTIFICATES)
     make_certificates(folder / processes.CERTIFICATES, _names(StudyFile.from_file(folder / STUDY_FILE)))
@@ -88,6 +91,7 @@ def _as_interrupt(*_: Any) -> None:
 @app.command()
 def run(folder: Folder, insecure: Insecure = False, quiet: o.Quiet = False) -> None:
     """Gather the sites and train."""
+    _refuse_ended(folder)
     if (folder / "enrolment.json").exists():
         raise FolderError(str(folder), "holds a study that has begun", f"go on with: dpfl server resume {folder}")
     _serve(folder, insecure, quiet)
@@ -98,9 +102,28 @@ def resume(folder: Folder, insecure: Insecure = False, quiet: o.Quiet = False) -
     """Go on with a study that was cut off: same sites, same ledger, from the last round that ended."""
     if not (folder / "enrolment.json").exists():
         raise FolderError(str(folder), "holds no study that has begun", f"begin it with: dpfl server run {folder}")
+    _refuse_ended(folder)
+    _refuse_changed(folder)
+    _serve(folder, insecure, quiet)
+
+
+def _refuse_ended(folder: Path) -> None:
     if RunFolder(folder).summary.exists():
         raise FolderError(str(folder), "holds a study that has ended", f"see it with: dpfl server status {folder}")
-    _serve(folder, insecure, quiet)
+
+
+def _refuse_changed(folder: Path) -> None:
+    """What sites have agreed to is what is gone on with."""
+    begun = json_.loads((folder / "enrolment.json").read_text()).get("study")
+    if begun is not None and begun != StudyFile.from_file(folder / STUDY_FILE).digest():
+        raise FolderError(
+            str(folder / STUDY_FILE), "is not the study that was begun", "put back what was changed since"
+        )
+
+
+def _go_on(folder: Path) -> str:
+    """The command that goes on from here."""
+    return f"dpfl server {'resume' if (folder / 'enrolment.json').exists() else 'run'} {folder}"
 
 
 def _serve(folder: Path, insecure: bool, quiet: bool) -> None:
@@ -129,7 +152,7 @@ def _serve(folder: Path, insecure: bool, quiet: bool) -> None:
         err.print(f"Listening on {study.network.host}:{study.network.port}; waiting for {', '.join(study.study.sites)}")
         _follow(folder, study, link, processes, run_id, quiet)
     except KeyboardInterrupt:
-        raise Interrupted(str(folder), "stopped by you", f"go on with: dpfl server resume {folder}") from None
+        raise Interrupted(str(folder), "stopped by you", f"go on with: {_go_on(folder)}") from None
     finally:
         link.end()
         (folder / LINK_PROCESS).unlink(missing_ok=True)
@@ -156,14 +179,14 @@ def _follow(folder: Path, study: StudyFile, link: Any, processes: Any, run_id: s
             dead = link.dead()
             if dead is not None:
                 said = f"ended ({dead.last_words()[-200:]})"
-                raise PeerError(dead.log.stem, said, f"go on with: dpfl server resume {folder}")
+                raise PeerError(dead.log.stem, said, f"go on with: {_go_on(folder)}")
             if time.monotonic() - asked > 60:  # a process of its own each time
                 asked = time.monotonic()
                 if processes.run_status(folder, run_id).startswith("finished:fail"):
                     raise PeerError(
                         "Flower",
                         "says that the run has failed",
-                        f"see {link.inner.log}, then: dpfl server resume {folder}",
+                        f"see {link.inner.log}, then: {_go_on(folder)}",
                     )
 
 

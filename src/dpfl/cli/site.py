@@ -17,6 +17,7 @@ from dpfl.core.files import write_safely
 from dpfl.core.processes import noted_process
 from dpfl.privacy.statement import Statement
 from dpfl.runs.deployment import SITE_FILE, SiteFile, StudyFile
+from dpfl.runs.folder import RunFolder
 
 app = typer.Typer(no_args_is_help=True, help="A site of a real federation: its data, its budget, its own ledger.")
 
@@ -74,6 +75,8 @@ def init(
     public = make_site_key(folder / file.server.key)
     records = site.member().shard.examples
     out.print(f"Site '{name}': {records} training records, epsilon {epsilon:g} at delta {delta:g} per {unit}")
+    for warning in site.warnings():
+        err.print(warning, style="yellow", soft_wrap=True)
     err.print(f"Its file: {folder / SITE_FILE} (read it: it decides what the site accepts)", soft_wrap=True)
     err.print(f"Send to the server's operator: {public}; put the ca.crt you get into {folder}", soft_wrap=True)
     err.print(f"Then: dpfl site run {folder}", soft_wrap=True)
@@ -95,39 +98,49 @@ def run(
     server = site.file.server
     if insecure:
         err.print(INSECURE, style="yellow")
-    certificate, key = folder / server.certificate, folder / server.key
-    processes.check_server(server.address, certificate, insecure=insecure)
+    processes.check_server(server.address, folder / server.certificate, insecure=insecure)
     signal.signal(signal.SIGTERM, _as_interrupt)
     try:
-        while True:
-            started = processes.start_supernode(folder, server.address, certificate, key, insecure=insecure)
-            try:
-                write_safely(folder / "supernode.pid", str(started.process.pid).encode())
-                err.print(
-                    f"Site '{site.id}' is connected to {server.address}; Ctrl-C ends it, nothing is lost",
-                    soft_wrap=True,
-                )
-                while started.process.poll() is None:
-                    time.sleep(0.5)
-                if processes.not_let_in(started) or started.process.returncode not in (0, 1):
-                    raise processes.ended_why(started)
-            finally:
-                started.end()
-                (folder / "supernode.pid").unlink(missing_ok=True)
-            err.print("the server went away; waiting for it to come back (Ctrl-C ends it)", soft_wrap=True)
-            _wait_for_server(processes, server.address, certificate, insecure)
+        with RunFolder(folder).locked():
+            _take_part(folder, site, processes, insecure=insecure)
     except KeyboardInterrupt:
         raise Interrupted(str(folder), "stopped by you", f"go on with: dpfl site run {folder}") from None
 
 
+def _take_part(folder: Path, site: Any, processes: Any, *, insecure: bool) -> None:
+    """Until Ctrl-C, or until the server turns the site away."""
+    server = site.file.server
+    certificate, key = folder / server.certificate, folder / server.key
+    while True:
+        started = processes.start_supernode(folder, server.address, certificate, key, insecure=insecure)
+        try:
+            write_safely(folder / "supernode.pid", str(started.process.pid).encode())
+            err.print(
+                f"Site '{site.id}' takes part at {server.address}; Ctrl-C ends it, nothing is lost",
+                soft_wrap=True,
+            )
+            while started.process.poll() is None:
+                time.sleep(0.5)
+            if processes.not_let_in(started) or started.process.returncode not in (0, 1):
+                raise processes.ended_why(started)
+        finally:
+            started.end()
+            (folder / "supernode.pid").unlink(missing_ok=True)
+        err.print("the server went away; waiting for it to come back (Ctrl-C ends it)", soft_wrap=True)
+        _wait_for_server(processes, server.address, certificate, insecure)
+
+
 def _wait_for_server(processes: Any, address: str, certificate: Path, insecure: bool) -> None:
+    told = ""
     while True:
         time.sleep(AGAIN)
         try:
             processes.check_server(address, certificate, insecure=insecure)
             return
-        except PeerError:
-            continue
+        except PeerError as error:
+            if "cannot be reached" not in str(error) and str(error) != told:
+                told = str(error)  # somebody answers, and is not whom we look for
+                err.print(told, style="yellow", soft_wrap=True)
 
 
 @app.command()
@@ -147,9 +160,11 @@ def spend(
         if page is not None:
             from dpfl.report.ledger_page import write_ledger_page
 
-            write_ledger_page(ledger, page, f"What '{site.id}' has granted and spent")
+            write_ledger_page(ledger, page, f"What '{site.id}' has granted and spent", stamps=site.warnings())
     finally:
         ledger.close()
+    for warning in site.warnings():
+        err.print(warning, style="yellow", soft_wrap=True)
     if seeded:
         err.print("NOT PRIVATE: SEEDED (some of it was a rehearsal whose noise can be subtracted)", style="yellow")
     if json:
@@ -186,6 +201,8 @@ def evaluate(
 
     if (model is None) != (study is None):
         raise ConfigurationError("options", "--model and --study belong together", "give both, or neither")
+    if model is not None and run is not None:
+        raise ConfigurationError("--run", "a model was named as well", "give --run, or --model and --study")
     if model is not None and study is not None:
         chosen = Outcome(name=str(model), study=StudyFile.from_file(study), model=model)
     else:

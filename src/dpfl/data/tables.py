@@ -80,13 +80,17 @@ def _read_csv(path: Path) -> tuple[list[str], np.ndarray]:
     """Read a header and numbers, as a spreadsheet saves them; an error names the line."""
     try:
         rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        raise DataError(str(path), f"cannot be read ({error.strerror})", "check the path") from error
+    except (UnicodeDecodeError, csv.Error) as error:
         raise _no_table(path, str(error)) from error
     names = rows[0] if rows else []
     if not names:
         raise _no_table(path, "it is empty, or its first line is")
     if len(names) == 1 and ";" in names[0]:
         raise _no_table(path, "it is separated by semicolons")
+    if all(map(_is_number, names)) and names != [str(number) for number in range(len(names))]:
+        raise _no_table(path, "its first line holds numbers, not the columns' names")
     if len(set(names)) != len(names):
         raise _no_table(path, f"two columns have one name among {', '.join(names)}")
     table = []
@@ -100,6 +104,14 @@ def _read_csv(path: Path) -> tuple[list[str], np.ndarray]:
         except ValueError as error:
             raise _no_table(path, f"line {number}: {error}") from error
     return names, np.array(table, dtype=np.float64).reshape(len(table), len(names))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _read_parquet(path: Path) -> tuple[list[str], np.ndarray]:

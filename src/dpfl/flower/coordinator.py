@@ -156,13 +156,10 @@ class Coordinator:
         here = wanted & set(self.nodes)
         if len(here) < self.study.run.least_sites:
             absent = sorted(wanted - here)
-            why = (
-                "; ".join(f"{site}: {reason}" for site, reason in sorted(self.refusals.items()))
-                or "they were not heard"
-            )
+            why = "; ".join(f"{site}: {reason}" for site, reason in sorted(self.refusals.items())) or "not heard"
             raise PeerError(
                 f"study '{self.study.study.name}'",
-                f"only {len(here)} of {len(wanted)} sites enrolled within {timeout:g} s, '{absent[0]}' did not ({why})",
+                f"only {len(here)} of {len(wanted)} sites enrolled within {timeout:g} s, without {', '.join(absent)} ({why})",
                 "start those sites, or lower least_sites",
             )
 
@@ -212,6 +209,7 @@ class Coordinator:
         told = {
             "run": self.name,
             "dpfl": __version__,
+            "study": self.study.digest(),
             "claims": {site: vars(claims) for site, claims in self.claims.items()},
             "tokens": self.tokens,
         }
@@ -243,6 +241,11 @@ class Coordinator:
             self._settle(agreement)
             ended = None
             while state.round < agreement.terms.rounds:
+                left = sum(self.willing.get(site, False) for site in agreement.claims)
+                if 0 < left < self.study.run.least_sites:
+                    few = f"only {left} of {len(agreement.claims)} sites can go on, and least_sites asks for more"
+                    ended = f"after {state.round} of {agreement.terms.rounds} rounds: {few}"
+                    break
                 state, line = self._round(agreement, state, run)
                 if line is None:
                     ended = f"after {state.round} of {agreement.terms.rounds} rounds: no site can afford another one"

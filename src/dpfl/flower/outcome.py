@@ -89,7 +89,14 @@ class Outcome:
             )
         model = self.study.build_model()
         layout = Layout.of_module(model)
-        vector = _read(_bytes(self.model), layout, str(self.model))
+        try:
+            vector = _read(_bytes(self.model), layout, str(self.model))
+        except PeerError as error:
+            raise DataError(
+                str(self.model),
+                f"is no model of this study ({error.problem})",
+                "name a model and the study it belongs to",
+            ) from error
         private = {} if self.private is None else dict(safetensors.load(_bytes(self.private)))
         tested = Evaluation(model=model, layout=layout, federation=federation, device="cpu")
         commonest = torch.bincount(shard.test_labels).max().item() / len(shard.test_labels)

@@ -19,11 +19,11 @@ from safetensors import torch as safetensors
 from torch import Tensor
 
 from dpfl.client.member import Member
-from dpfl.core.errors import ConfigurationError, DataError, DpflError, PeerError, PrivacyRefusal
+from dpfl.core.errors import ConfigurationError, DataError, DpflError, FolderError, PeerError, PrivacyRefusal
 from dpfl.core.files import write_safely
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Claims, Observer
+from dpfl.core.types import Claims, Observer, Unit
 from dpfl.core.version import __version__
 from dpfl.data.federation import Federation
 from dpfl.data.tables import read_file
@@ -60,7 +60,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         if not (folder / SITE_FILE).exists():
-            raise ConfigurationError(str(folder), "holds no site", "make one with dpfl site init")
+            raise FolderError(str(folder), "holds no site", "make one with dpfl site init")
         self.file = SiteFile.from_file(folder / SITE_FILE)
         self._federation: Federation | None = None
 
@@ -247,7 +247,10 @@ class Site:
                 raise PeerError("terms", "are not those that were agreed on for this run", "begin another run")
             if agreement.amplified:
                 self._pay_ahead(ledger, agreement, run)
-            return Letter(header={"ok": True, "site": self.id, "more": self._can_afford(ledger, agreement, run, 0)})
+            more = self._can_afford(ledger, agreement, run, 0)
+            if not more:
+                self._log(f"{study.study.name}: its budget does not cover a round")
+            return Letter(header={"ok": True, "site": self.id, "more": more})
         finally:
             ledger.close()
 
@@ -293,7 +296,7 @@ class Site:
             if not 0 <= round_ < agreement.terms.rounds:
                 return refusal(f"round {round_} is not in the plan", site=self.id)
             if not self._can_afford(ledger, agreement, run, round_):
-                return refusal("its budget does not cover another round", site=self.id, more=False)
+                return self._spent_up(study)
             self._check_drawn(agreement, letter.payload)
             private = {} if last is None else _unpacked(last.private)
             payload, private = self._work(study, agreement, run, round_, letter.payload, private)
@@ -302,10 +305,14 @@ class Site:
                 run, round_, self._charges(agreement), payload, _packed(private), horizon=horizon
             )
             if not paid:
-                return refusal("its budget does not cover another round", site=self.id, more=False)
+                return self._spent_up(study)
             return self._answer(ledger, agreement, run, round_, payload)
         finally:
             ledger.close()
+
+    def _spent_up(self, study: StudyFile) -> Letter:
+        self._log(f"{study.study.name}: its budget does not cover another round")
+        return refusal("its budget does not cover another round", site=self.id, more=False)
 
     def _check_drawn(self, agreement: Agreement, download: bytes) -> None:
         """A share of noise is made for the number drawn: with a number larger than was agreed on it would be too small."""
@@ -358,6 +365,13 @@ class Site:
         return Letter(header={"ok": True, "site": self.id})
 
     # -- for the people at the site ------------------------------------------------------------------------------------
+
+    def warnings(self) -> list[str]:
+        """What its board must know of its grant beside the numbers."""
+        budget, records = self.file.own_budget(), self.member().shard.examples
+        if budget is None or budget.unit is not Unit.RECORD or budget.delta * records < 1:
+            return []
+        return [f"WEAK: delta {budget.delta:g} is not below 1 / {records} records: it allows to give some away whole"]
 
     def spent(self) -> list[Statement]:
         """What this site has spent, over all studies, against everyone it was billed against."""

@@ -137,13 +137,15 @@ def quick_epsilon(history: Iterable[Event], delta: float, *, adjacency: Adjacenc
 
 
 def shown(value: float, digits: int = 3) -> str:
-    """Format an epsilon for people: rounded up, never down.
+    """Format an epsilon for people: rounded up, never down; small ones to two figures.
 
-    >>> shown(1.00001), shown(0.1), shown(float("inf"))
-    ('1.001', '0.100', 'infinite')
+    >>> shown(1.00001), shown(0.1), shown(float("inf")), shown(0.00012345)
+    ('1.001', '0.100', 'infinite', '0.00013')
     """
     if not math.isfinite(value):
         return "infinite"
+    if 0 < value < 10 ** (1 - digits):
+        digits = min(9, 1 - math.floor(math.log10(value)))
     text = f"{value:.{digits}f}"
     return text if float(text) >= value else f"{float(text) + 10**-digits:.{digits}f}"
 

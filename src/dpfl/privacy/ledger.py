@@ -164,7 +164,7 @@ class Ledger(Readings):
                         self._name,
                         f"account '{row[0]}' was granted epsilon {known[3]} at delta {known[4]} per {known[2]} against the "
                         f"{known[1]}, not {row[3]} at {row[4]} per {row[2]} against the {row[1]}",
-                        "keep the grant, or start a new ledger for a new study",
+                        "put the grant back: what was granted is for good, in this ledger",
                     )
             connection.executemany("INSERT OR IGNORE INTO grants VALUES (?, ?, ?, ?, ?)", rows)
 

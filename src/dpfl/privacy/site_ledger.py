@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfl.core.errors import LedgerError
 from dpfl.privacy.bills import Charge
 from dpfl.privacy.ledger import Ledger
 
@@ -38,8 +39,14 @@ class SiteLedger(Ledger):
     @classmethod
     def open_for(cls, path: Path, site: str) -> SiteLedger:
         """Open the ledger of a site; another site's is refused."""
-        ledger = cls.open(path, site)
+        ledger = cls.open(path)
         assert isinstance(ledger, SiteLedger)
+        owner = ledger.identity()
+        if owner != site:
+            ledger.close()
+            raise LedgerError(
+                str(path), f"is the ledger of '{owner}', not of '{site}'", "put [site] id back in site.toml"
+            )
         with ledger._guard():
             ledger._connection.execute(_OUTBOX)
             ledger._connection.execute(_AGREED)

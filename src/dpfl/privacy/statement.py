@@ -53,8 +53,11 @@ def _stated(ledger: Ledger, account: str, observer: Observer, tab: Tab, delta: f
     readable = tab.adjacency_as(Unit(unit))
     # Without any delta nothing finite can be said; what hides nothing is infinite at every delta.
     spent = spend(tab.history, delta, adjacency=readable or tab.adjacency) if delta is not None else _UNKNOWN
-    covered = grant is not None and (
-        grant.observer is observer or (grant.observer is Observer.SERVER and observer is Observer.WORLD)
+    # A grant at another delta is no limit of this epsilon, and must not stand beside it.
+    covered = (
+        grant is not None
+        and grant.delta == delta
+        and (grant.observer is observer or (grant.observer is Observer.SERVER and observer is Observer.WORLD))
     )
     return Statement(
         account=account,

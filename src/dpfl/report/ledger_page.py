@@ -18,17 +18,19 @@ from dpfl.report.page import Page, render
 FEW = 4  # statements that are told in sentences; more are a table only
 
 
-def write_ledger_page(ledger: Ledger, path: Path, title: str, delta: float | None = None) -> Path:
-    """Write the page."""
-    page = ledger_page(statements(ledger, delta), ledger.studies(), title)
+def write_ledger_page(
+    ledger: Ledger, path: Path, title: str, delta: float | None = None, stamps: Sequence[str] = ()
+) -> Path:
+    """Write the page; ``stamps`` are what whoever asks knows beyond the ledger."""
+    page = ledger_page(statements(ledger, delta), ledger.studies(), title, stamps)
     write_safely(path, render(page).encode())
     return path
 
 
-def ledger_page(lines: Sequence[Statement], studies: Sequence[Studied], title: str) -> Page:
+def ledger_page(lines: Sequence[Statement], studies: Sequence[Studied], title: str, stamps: Sequence[str] = ()) -> Page:
     """Who is protected from whom, what was granted, what is spent, and by which studies."""
     parts = {
-        "summary": _summary(lines, studies),
+        "summary": _summary(lines, studies, stamps),
         "accounts": _accounts(lines),
         "studies": _studies(studies),
         "guarantees": "<h2>What is guaranteed, and what is not</h2>"
@@ -39,12 +41,14 @@ def ledger_page(lines: Sequence[Statement], studies: Sequence[Studied], title: s
     return Page(title=title, parts=parts, charts=[])
 
 
-def _summary(lines: Sequence[Statement], studies: Sequence[Studied]) -> str:
-    stamps = [f"NOT PRIVATE: SEEDED (a rehearsal: {one.title}, {one.run})" for one in studies if one.seeded]
+def _summary(lines: Sequence[Statement], studies: Sequence[Studied], known: Sequence[str]) -> str:
+    stamps = [*known, *(f"NOT PRIVATE: SEEDED (a rehearsal: {one.title}, {one.run})" for one in studies if one.seeded)]
     stamps += [f"HYPOTHETICAL: grants beside {one.run} were raised" for one in studies if "HYPOTHETICAL" in one.title]
     body = "<h2>In short</h2>" + "".join(f'<div class="stamp">{sections.text(stamp)}</div>' for stamp in stamps)
     if not lines:
-        return body + sections.paragraph("Nothing was granted, and nothing was charged.")
+        return body + sections.paragraph(
+            "Nothing was granted here, and nothing was charged. What a site has spent is in the site's own ledger."
+        )
     if len(lines) > FEW:
         accounts = len({line.account for line in lines})
         return body + sections.paragraph(f"{accounts} accounts, {_count(len(studies), 'study', 'studies')}.")
@@ -64,10 +68,15 @@ def _told(line: Statement, studies: Sequence[Studied]) -> str:
         spent = f"has no protection left {against}: what it sent {rounds} bounds nothing"
     else:
         spent = f"has spent epsilon {shown(line.epsilon)}, rounded up, {rounds}"
-    granted = f"granted epsilon {shown(line.granted)}" if line.granted is not None else "granted nothing"
     at = "" if line.delta is None else f" at delta {line.delta:g}"
     whom = "each single record" if line.unit == "record" else "its whole contribution"
-    sentence = f"'{line.account}' {granted}{at} to protect {whom} {against}, over all studies together. It {spent}."
+    if line.granted is None:
+        sentence = f"Nothing was granted{at} {against}. '{line.account}' {spent}{at if line.rounds else ''}."
+    else:
+        sentence = (
+            f"'{line.account}' granted epsilon {shown(line.granted)}{at} to protect {whom} {against}, over all studies "
+            f"together. It {spent}."
+        )
     body = sections.paragraph(sentence)
     if line.granted is not None and math.isfinite(line.epsilon):
         share = line.epsilon / line.granted

@@ -40,7 +40,7 @@ def _summary(runs: Mapping[str, ReadRun]) -> str:
     body = "<h2>In short</h2>"
     for label, run in runs.items():
         told = run.summary
-        stamps = [stamp for stamp in told["stamps"] if not stamp.startswith("UNACCOUNTED")]
+        stamps = [stamp for stamp in told["stamps"] if not stamp.startswith(("UNACCOUNTED", "UNPUBLISHED"))]
         for stamp in stamps:
             named = next((text for start, text in _STAMPS.items() if stamp.startswith(start)), stamp)
             body += f'<div class="stamp">{sections.text(named)}</div>'
@@ -54,6 +54,10 @@ def _summary(runs: Mapping[str, ReadRun]) -> str:
                 + f", {told['adjacency']} adjacency, against the {told['observer']}."
             )
             body += sections.paragraph(words.meaning(told, float(largest), delta))
+    if len(runs) > 1:
+        body += sections.paragraph(
+            "Each run is billed alone: publishing more than one of them on the same data adds up."
+        )
     return body + sections.paragraph(
         "Who took part, what single sites granted and spent, accuracy, and everything of single rounds are left out on "
         "purpose: some of it is not covered by the guarantee."

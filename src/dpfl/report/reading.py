@@ -53,11 +53,16 @@ class ReadRun:
         """The run as a comparison's results tell it."""
         keys = ("accuracy", "loss", "rounds", "clients", "bytes_up", "bytes_down", "stamps")
         meaning = {name: self.summary[name] for name in ("unit", "adjacency", "observer")}
-        return {name: self.summary[name] for name in keys} | {
-            "seed": self.seed,
-            "clients_left": len(self.summary["clients_left"]),
-            "epsilon": {**self.summary["epsilon"], **meaning},
-        }
+        also = {name: self.summary[name] for name in ("tested", "epsilon_by_observer") if name in self.summary}
+        return (
+            {name: self.summary[name] for name in keys}
+            | also
+            | {
+                "seed": self.seed,
+                "clients_left": len(self.summary["clients_left"]),
+                "epsilon": {**self.summary["epsilon"], **meaning},
+            }
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from dpfl.privacy.accountant import shown
 from dpfl.report import words
 from dpfl.report.charts import Chart
 from dpfl.report.reading import Case, Material, ReadRun
-from dpfl.runs.ranking import Standing, grouped
+from dpfl.runs.ranking import Standing, grouped, remarks
 
 FOLDED = 25  # accounts that are shown without being asked for
 GRAVE = ("NOT PRIVATE", "HYPOTHETICAL", "FALSE CLAIMS")
@@ -195,6 +195,7 @@ def _standings(case: Case) -> str:
             f'<p class="note">Epsilon: per {text(u)}, {text(a)} adjacency, against the {text(who)}; means over seeds.</p>'
             for u, a, who in meanings
         )
+        found += "".join(f'<p class="note">{text(remark)}.</p>' for remark in remarks(mine))
     return found + (
         '<p class="note">Accuracy: mean and standard deviation over seeds. Behind: points below the best of those that '
         "promise the same. p: paired t-test against it with Holm's adjustment; with few seeds only large differences show. "

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt, StrictInt
 from torch import nn
 
-from dpfl.algorithms.registry import make_strategy, usual_sampling
-from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.algorithms.registry import METHODS, make_strategy, usual_sampling
+from dpfl.core.errors import ConfigurationError, PrivacyRefusal, did_you_mean
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, Observer, Practice, Unit
 from dpfl.models import make_model
+from dpfl.privacy.accountant import SMALLEST_DELTA
 from dpfl.protocols import Selection
 from dpfl.runs.experiment import (
     ClientSection,
@@ -26,6 +27,8 @@ from dpfl.strategy import Strategy
 
 STUDY_FILE, SITE_FILE = "study.toml", "site.toml"
 LINK_PROCESS = "superlink.pid"  # where the server notes its SuperLink
+Name = Annotated[str, Field(pattern=r"^[^./\\\s\x00-\x1f][^/\\\x00-\x1f]{0,99}$")]
+"""Of a site: it is also a file's name."""
 _PATIENCE = ("round_timeout", "enrol_timeout", "least_sites")
 
 
@@ -33,28 +36,28 @@ class StudySection(Section):
     """What the study is called, who may take part, and what every site's records look like."""
 
     name: str = Field(min_length=1)
-    sites: list[str] = Field(min_length=1)
-    feature_shape: list[int] = Field(min_length=1)
+    sites: list[Name] = Field(min_length=1)
+    feature_shape: list[PositiveInt] = Field(min_length=1)
     classes: int = Field(ge=2)
 
 
 class RoundsSection(Section):
     """How long, with whom, and how long the server waits. Noise is the operating system's but in a rehearsal."""
 
-    rounds: int = Field(ge=1)
+    rounds: StrictInt = Field(ge=1)
     cohort: int | float | None = None
     sampling: Literal["uniform", "poisson"] | None = None
     round_timeout: float = Field(default=600.0, gt=0)
     enrol_timeout: float = Field(default=600.0, gt=0)
     least_sites: int = Field(default=2, ge=1)
     noise: Literal["system", "seeded"] = "system"
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
 
 class NetworkSection(Section):
     """Where the server listens, and under which names sites reach it."""
 
-    host: str = "127.0.0.1"
+    host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=9092, ge=1, le=65535)
     names: list[str] = Field(default=["localhost"])
 
@@ -71,9 +74,15 @@ class StudyFile(TomlFile):
     network: NetworkSection = NetworkSection()
 
     def agrees(self, where: str) -> None:
-        """Every site is named once."""
+        """Every site is named once, and there are enough of them."""
         if len(set(self.study.sites)) < len(self.study.sites):
             raise ConfigurationError(where, "names a site twice", "name each site once")
+        if self.run.least_sites > len(self.study.sites):
+            raise ConfigurationError(
+                f"{where}, [run] least_sites",
+                f"{self.run.least_sites} sites are asked for, and [study] sites names {len(self.study.sites)}",
+                "name more sites, or ask for fewer",
+            )
 
     def offer(self) -> dict[str, Any]:
         """What sites are told: all but the network."""
@@ -116,7 +125,7 @@ class StudyFile(TomlFile):
 class SiteSection(Section):
     """Who this is."""
 
-    id: str = Field(min_length=1)
+    id: Name
 
 
 class SiteDataSection(Section):
@@ -188,6 +197,24 @@ class SiteFile(TomlFile):
                 f"{where}, [budget] per_study",
                 f"{self.budget.per_study:g} is more than was granted",
                 "give a part of epsilon",
+            )
+        if self.budget is not None and 0 < self.budget.delta < SMALLEST_DELTA:
+            raise ConfigurationError(
+                f"{where}, [budget] delta",
+                f"{self.budget.delta:g} is below {SMALLEST_DELTA:g}, where the accountant's own rounding would matter",
+                "grant a larger one",
+            )
+        unknown = [name for name in self.policy.methods or () if name not in METHODS]
+        if unknown:
+            raise ConfigurationError(
+                f"{where}, [policy] methods", f"there is no method '{unknown[0]}'", did_you_mean(unknown[0], METHODS)
+            )
+        host, _, port = self.server.address.rpartition(":")
+        if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+            raise ConfigurationError(
+                f"{where}, [server] address",
+                f"'{self.server.address}' is no name and port",
+                "give it as in study.example.org:9092",
             )
         if (self.data.file is None) == (self.data.dataset is None):
             raise ConfigurationError(f"{where}, [data]", "needs either a file or a dataset", "name one of the two")

@@ -178,10 +178,12 @@ def recommend(outlooks: Sequence[Outlook]) -> list[Recommendation]:
 def _reason(best: Outlook, mine: Sequence[Outlook], alike: Sequence[Outlook]) -> str:
     ratio = best.noise_to_signal or 0.0
     others = [one for one in mine if one not in alike]
-    said = f"its aggregate carries the least noise, {ratio:.3g} of the longest possible signal"
+    said = f"its aggregate carries {'about the' if len(alike) > 1 else 'the'} least noise, {ratio:.3g} of the longest "
+    said += "possible signal"
     if len(alike) > 1:
-        names = ", ".join(one.method for one in alike if one is not best)
-        said += f"; {names} would leave about as much, and it is the simpler one"
+        rest = [one for one in alike if one is not best]
+        names, values = ", ".join(one.method for one in rest), ", ".join(f"{one.noise_to_signal:.3g}" for one in rest)
+        said += f"; {names} would leave about as much ({values}), and {best.method} is the simpler one"
     if others:
         worst = max(others, key=lambda one: one.noise_to_signal or 0.0)
         said += f"; {worst.method} would carry {worst.noise_to_signal:.3g}"

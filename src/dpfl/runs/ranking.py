@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpfl.core.errors import ConfigurationError
+from dpfl.privacy.accountant import shown
 
 Promise = tuple[str, str, str]
 
@@ -38,6 +39,11 @@ class Standing:
     def mean(self) -> float:
         """Over seeds."""
         return statistics.mean(self.accuracies)
+
+    @property
+    def tested(self) -> str:
+        """On what its accuracy was measured: one common model, or each client's own on its own records."""
+        return str(self.runs[0].get("tested", ""))
 
     @property
     def unit(self) -> str:
@@ -77,8 +83,9 @@ def standings(cells: Sequence[Mapping[str, Any]]) -> list[Standing]:
         for cell in cells
     ]
     ranked: dict[str, Standing] = {}
-    for promise in {one.promise for one in plain if not one.reference}:
-        ranked |= {one.label: one for one in _ranked([o for o in plain if o.promise == promise and not o.reference])}
+    for alike in {(one.promise, one.tested) for one in plain if not one.reference}:
+        group = [one for one in plain if (one.promise, one.tested) == alike and not one.reference]
+        ranked |= {one.label: one for one in _ranked(group)}
     return [ranked.get(one.label, one) for one in plain]
 
 
@@ -88,6 +95,26 @@ def _ranked(group: list[Standing]) -> list[Standing]:
     adjusted = holm([paired_p_value(best.accuracies, one.accuracies) for one in others])
     compared = [replace(one, behind=best.mean - one.mean, p_value=p) for one, p in zip(others, adjusted, strict=True)]
     return [replace(best, best=bool(others), behind=0.0), *compared]
+
+
+def remarks(lines: Sequence[Standing]) -> list[str]:
+    """What must stand below a table of these: losses against the server itself, and accuracies of another kind."""
+    found = []
+    for one in lines:
+        spreads = [run.get("epsilon_by_observer", {}).get("server", {}).get("spent") for run in one.runs]
+        values = [spread["largest"] for spread in spreads if spread]
+        if one.against != "world" or not values:
+            continue
+        world = [(run["epsilon"].get("spent") or {}).get("largest") for run in one.runs]
+        if "infinite" in values:
+            found.append(f"{one.label}: the server is trusted; against it nothing is guaranteed")
+        elif values != world:
+            found.append(f"{one.label}: against the server itself epsilon is up to {shown(max(values))}")
+    kinds = {one.tested for one in lines if one.tested}
+    if len(kinds) > 1:
+        personal = [one for one in lines if one.tested.startswith("each client")]
+        found += [f"{one.label}: {one.tested}; ranked apart" for one in personal]
+    return found
 
 
 def paired_p_value(one: Sequence[float], other: Sequence[float]) -> float | None:

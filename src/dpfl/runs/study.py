@@ -158,8 +158,11 @@ def combinations(lists: Mapping[str, list[Any]]) -> list[Values]:
 
     >>> combinations({"a": [1, 2], "b": [3]})
     [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}]
+    >>> combinations({"a": [0.1, 0.1]})
+    [{'a': 0.1}]
     """
-    return [dict(zip(lists, chosen, strict=True)) for chosen in itertools.product(*lists.values())]
+    found = [dict(zip(lists, chosen, strict=True)) for chosen in itertools.product(*lists.values())]
+    return [one for number, one in enumerate(found) if one not in found[:number]]
 
 
 def _foreign(field: str, known: Container[str]) -> bool:

@@ -308,7 +308,7 @@ class Simulation:
             "unit": str(self.strategy.unit),
             "observer": str(self.strategy.observer),
             "adjacency": str(self.strategy.adjacency),
-            "stamps": self.stamps(),
+            "stamps": [*self.stamps(), *_silence(history)],
             "assumptions": list(self.strategy.assumptions),
             "clients": len(self.members),
             "parameters": self.layout.size,
@@ -375,6 +375,13 @@ class Simulation:
         if self.run_.ledger.seeded_runs():  # this run, or an earlier one from the same accounts
             stamps.insert(0, SEEDED)
         return stamps
+
+
+def _silence(history: list[dict[str, Any]]) -> list[str]:
+    """Rounds count although nothing came of them: that must be said."""
+    silent = sum("published" in line or line.get("arrived") == [] for line in history)
+    said = f"UNPUBLISHED: in {silent} of {len(history)} rounds too few uploads arrived, and the model stayed as it was"
+    return [said] if silent else []
 
 
 def _told(state: State, noise: Mapping[str, float]) -> State:

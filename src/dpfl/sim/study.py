@@ -80,6 +80,8 @@ def _run_of(study: Study, place: RunFolder, seed: int) -> dict[str, Any]:
         "bytes_up": summary["bytes_up"],
         "bytes_down": summary["bytes_down"],
         "stamps": summary["stamps"],
+        "tested": summary["tested"],
+        "epsilon_by_observer": summary["epsilon_by_observer"],
         "epsilon": summary["epsilon"] | {name: summary[name] for name in ("unit", "adjacency", "observer")},
     }
     if ratios:

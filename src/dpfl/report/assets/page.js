@@ -1,7 +1,8 @@
 "use strict";
 // Draws the figures, sorts and filters tables, and, where the page is live, asks for news.
 const PAPER_WIDTH = 335;  // pixels; two figures side by side on a sheet of A4
-const settings = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
+const bar = window.matchMedia("(hover: hover)").matches ? "hover" : false;  // else it would lie on the legend for good
+const settings = { responsive: true, displaylogo: false, displayModeBar: bar, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
 
 function fitted(place, figure) {
   // Legends stand above the lines and take the room their names need.
