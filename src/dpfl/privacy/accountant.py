@@ -144,7 +144,7 @@ def shown(value: float, digits: int = 3) -> str:
     """
     if not math.isfinite(value):
         return "infinite"
-    if 0 < value < 10 ** (1 - digits):
+    if digits >= 2 and 0 < value < 10 ** (1 - digits):
         digits = min(9, 1 - math.floor(math.log10(value)))
     text = f"{value:.{digits}f}"
     return text if float(text) >= value else f"{float(text) + 10**-digits:.{digits}f}"
