@@ -187,6 +187,6 @@ def test_what_the_server_itself_learns_stands_below_the_table() -> None:
             run["epsilon"] = {**run["epsilon"], "spent": {"largest": 0.5}}
             run["epsilon_by_observer"] = {"server": {"spent": {"largest": server}}}
     assert remarks(standings(cells)) == [
-        "shares: against the server itself epsilon is up to 1.454",
+        "shares: against the server itself epsilon is up to 1.454, per client, zero_out adjacency",
         "central: the server is trusted; against it nothing is guaranteed",
     ]

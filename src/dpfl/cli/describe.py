@@ -213,7 +213,8 @@ def show(description: dict[str, Any]) -> None:
         if spread["drawn_every_round"] != spread["largest"]:
             most = spread["drawn_every_round"]
             said = most if isinstance(most, str) else shown(most)
-            out.print(f"as often as expected; drawn every round, a client loses up to {said} against the {observer}")
+            meaning = f"per {description['unit']}, {description['adjacency']} adjacency, against the {observer}"
+            out.print(f"as often as expected; drawn every round, a client loses up to epsilon {said}, {meaning}")
     if published:
         out.print(f"as published: {published['remark']}")
     if description["if_honest"]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,15 +32,14 @@ MODELS, PRIVATE = "models", "private.safetensors"
 _ROOM = 1 << 20  # for names and shapes, above the numbers themselves
 
 
-def keep_model(folder: Path, run: str, study: StudyFile, payload: bytes, private: Mapping[str, Tensor]) -> Path:
-    """Write a model that a server has sent, once it is seen to be one of the study's."""
+def keep_model(folder: Path, run: str, study: StudyFile, payload: bytes, private: bytes) -> Path:
+    """Write a model that a server has sent, once it is seen to be one of the study's; the private part is as it was kept."""
     layout = Layout.of_module(study.build_model())
     vector = _read(payload, layout, "the server's model")
     place = folder / MODELS / _file_name(run)
     write_safely(place / STUDY_FILE, study.to_toml().encode())
     if private:
-        own = safetensors.save({name: tensor.contiguous() for name, tensor in private.items()})
-        write_safely(place / PRIVATE, own, secret=True)
+        write_safely(place / PRIVATE, private, secret=True)
     RunFolder(place).save_model(vector, layout, "NOT PRIVATE: SEEDED" if study.run.noise == "seeded" else "")
     return place
 

@@ -361,7 +361,7 @@ class Site:
             last = ledger.answered(run)
         finally:
             ledger.close()
-        keep_model(self.folder, run, study, letter.payload, {} if last is None else _unpacked(last.private))
+        keep_model(self.folder, run, study, letter.payload, b"" if last is None else last.private)
         return Letter(header={"ok": True, "site": self.id})
 
     # -- for the people at the site ------------------------------------------------------------------------------------

@@ -109,7 +109,8 @@ def remarks(lines: Sequence[Standing]) -> list[str]:
         if "infinite" in values:
             found.append(f"{one.label}: the server is trusted; against it nothing is guaranteed")
         elif values != world:
-            found.append(f"{one.label}: against the server itself epsilon is up to {shown(max(values))}")
+            meaning = f"per {one.unit}, {one.promise[1]} adjacency"
+            found.append(f"{one.label}: against the server itself epsilon is up to {shown(max(values))}, {meaning}")
     kinds = {one.tested for one in lines if one.tested}
     if len(kinds) > 1:
         personal = [one for one in lines if one.tested.startswith("each client")]

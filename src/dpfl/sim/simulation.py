@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +25,7 @@ from dpfl.rounds import Agreement, Run, Uplink, admit, blocks_of, close_round, e
 from dpfl.runs.folder import SUMMARY_FORMAT, RunFolder
 from dpfl.sim.clock import Clock
 from dpfl.sim.ray_workers import RayWorkers
+from dpfl.sim.summary import silence, spread
 from dpfl.sim.workers import Bench, Workers
 from dpfl.strategy import Strategy
 
@@ -300,6 +299,7 @@ class Simulation:
             last = self.evaluate(state.model)
         else:
             last = {key: history[-1][key] for key in ("accuracy", "loss", "common_accuracy") if key in history[-1]}
+        stamps = [*self.stamps(), *silence(history)]
         summary = {
             "format": SUMMARY_FORMAT,
             "dpfl": __version__,
@@ -308,14 +308,14 @@ class Simulation:
             "unit": str(self.strategy.unit),
             "observer": str(self.strategy.observer),
             "adjacency": str(self.strategy.adjacency),
-            "stamps": [*self.stamps(), *_silence(history)],
+            "stamps": stamps,
             "assumptions": list(self.strategy.assumptions),
             "clients": len(self.members),
             "parameters": self.layout.size,
             "rounds": {"planned": self.agreement.terms.rounds, "done": state.round, "ended_early": ended_early},
             **last,
             "tested": _COMMON if self.strategy.personal is None else _PERSONAL,
-            "epsilon": _spread(lines),
+            "epsilon": spread(lines),
             "epsilon_by_observer": self._by_observer(lines),
             "clients_left": sorted({*left, *(client for line in history for client in line.get("left", []))}),
             "bytes_up": sum(line.get("bytes_up", 0) for line in history),
@@ -325,7 +325,7 @@ class Simulation:
             "seconds": round(seconds, 3),
         }
         if self.folder is not None:
-            self.folder.save_model(state.model, self.layout, "; ".join(self.stamps()))
+            self.folder.save_model(state.model, self.layout, "; ".join(stamps))
             self.folder.save_summary(summary)
         return Outcome(state=state, history=history, statements=lines, summary=summary)
 
@@ -342,7 +342,7 @@ class Simulation:
                     lines.pop(client, None)
                     if line is not None:
                         lines[client] = line
-            found[str(observer)] = _spread(lines)
+            found[str(observer)] = spread(lines)
         return found
 
     def _grants(self) -> bool:
@@ -377,13 +377,6 @@ class Simulation:
         return stamps
 
 
-def _silence(history: list[dict[str, Any]]) -> list[str]:
-    """Rounds count although nothing came of them: that must be said."""
-    silent = sum("published" in line or line.get("arrived") == [] for line in history)
-    said = f"UNPUBLISHED: in {silent} of {len(history)} rounds too few uploads arrived, and the model stayed as it was"
-    return [said] if silent else []
-
-
 def _told(state: State, noise: Mapping[str, float]) -> State:
     """Tell the weights what only a simulator knows."""
     told = {f"{TRUE_NOISE}{client}": torch.tensor([value], dtype=torch.float64) for client, value in noise.items()}
@@ -397,21 +390,4 @@ def _all_granted_the_largest(members: Mapping[str, Member]) -> dict[str, Member]
     return {
         client: replace(member, budget=replace(member.budget, epsilon=largest) if member.budget else None)
         for client, member in members.items()
-    }
-
-
-def _spread(lines: Mapping[str, Statement]) -> dict[str, Any]:
-    """Smallest, median and largest epsilon, spent and granted."""
-
-    def three(values: list[float]) -> dict[str, float | str]:
-        numbers = {"smallest": min(values), "median": statistics.median(values), "largest": max(values)}
-        return {name: "infinite" if math.isinf(value) else value for name, value in numbers.items()}
-
-    if not lines:
-        return {}
-    granted = [line.granted for line in lines.values() if line.granted is not None]
-    return {
-        "spent": three([line.epsilon for line in lines.values()]),
-        **({"granted": three(granted)} if granted else {}),
-        "accountant": sorted({line.accountant for line in lines.values()}),
     }
