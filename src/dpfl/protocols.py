@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
 
+from dpfl.core.grid import Grid
 from dpfl.core.inputs import NUMBERS, Inputs
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
@@ -100,8 +101,8 @@ class LocalWork(Protocol):
         """Plan one round's work, calibrated to the participant's own budget."""
         ...
 
-    def exposure(self, phases: Sequence[Phase], examples: int) -> Exposure:
-        """What the result of these phases shows of one unit."""
+    def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
+        """What the result of these phases, on a model of so many parameters, shows of one unit."""
         ...
 
 
@@ -118,6 +119,14 @@ class Selection(Plug):
     def rate(self, population: int) -> float:
         """Probability that a given client takes part in a given round."""
         raise NotImplementedError
+
+    def charged_rate(self, population: int) -> float:
+        """The largest probability with which a client is ever drawn: what amplification is charged at."""
+        return self.rate(population)
+
+    def least_willing(self, population: int) -> int:
+        """With fewer willing clients than this the plan ends: the charged rate would no longer hold."""
+        return 1
 
     def cohort_size(self, population: int) -> int | None:
         """How many are drawn, where that number is fixed."""
@@ -142,6 +151,10 @@ class Stage(Plug):
     def shares_noise(self) -> bool:
         """Whether the noise it adds is a share of a whole that is complete only in the sum over the cohort."""
         return False
+
+    def grid(self, drawn: int) -> Grid | None:
+        """On which grid what it sends lies, where it adds noise: uploads then travel as whole multiples of its step."""
+        return None
 
     def client_rows(self, rows: Tensor, shared: Shared) -> Tensor:
         """Act as ``client`` does for many clients at once, a row each; only where no secret and no name is needed."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.grid import Grid
 from dpfl.core.types import Adjacency, Claims, Observer, Phase, Terms, Unit
 from dpfl.privacy.accountant import SMALLEST_DELTA
 from dpfl.privacy.bills import Bill
@@ -105,10 +106,12 @@ class Strategy:
                 "nothing protects a record: one changed record may change a whole clipped update into another",
                 "use DP-SGD, or promise to protect a client",
             )
-        sees_rows = self.observer is Observer.SERVER and self.channel.sees_rows
-        if self.adjacency is Adjacency.ADD_REMOVE and (self.unit is Unit.RECORD or sees_rows):
+        if self.adjacency is Adjacency.ADD_REMOVE:
             raise PrivacyRefusal(
-                self.name, f"whether a {self.unit} is there at all is not hidden (sizes are public)", "state zero_out"
+                self.name,
+                f"whether a {self.unit} is there at all is not hidden: the number of {self.unit}s is public, and "
+                "denominators and noise levels follow from it",
+                "state zero_out",
             )
         if (
             self._hides_the_draw()
@@ -116,7 +119,7 @@ class Strategy:
             and self.adjacency is not Adjacency.REPLACE_ONE
         ):
             raise PrivacyRefusal(
-                self.name, f"fixed-size cohorts have no proven bound under {self.adjacency}", "bill them as replace_one"
+                self.name, f"fixed-size cohorts have no proven bound under {self.adjacency}", "charge them as replace_one"
             )
 
     def _check_shares(self, noise: Stage | Channel) -> None:
@@ -160,13 +163,14 @@ class Strategy:
             participations=1,
             smallest_epsilon=1,
             largest_epsilon=1,
+            parameters=1,
             noise_multiplier=1.0,
         )
         if self.local.private:
             phase = Phase(steps=1, batch_size=1, sampling="poisson", lr=1.0, clip=1.0, noise_multiplier=1.0)
-            return self.exposure(self.observer, self.local.exposure((phase,), 10), terms)
+            return self.exposure(self.observer, self.local.exposure((phase,), 10, 1), terms)
         filled = self.filled(terms)
-        return filled.exposure(self.observer, self.local.exposure((), 10), terms)
+        return filled.exposure(self.observer, self.local.exposure((), 10, 1), terms)
 
     # -- what enrolment settles -----------------------------------------------------------------------------------------
 
@@ -206,8 +210,7 @@ class Strategy:
             raise PrivacyRefusal(
                 self.name, "neither a noise_multiplier nor a usable budget was given", "give one of the two"
             )
-        unit = self.filled(terms.with_noise(1.0))
-        exposure = unit.exposure(self.observer, unit.local.exposure((), 1), terms)
+        exposure = self._with_multiplier(1.0, terms)
         amplified = self.amplifies(self.observer)
         steps = terms.rounds if amplified else terms.participations
         delta = min(claim.delta for claim in usable) - exposure.failure * steps
@@ -220,12 +223,26 @@ class Strategy:
         wanted = calibrate(
             min(claim.epsilon for claim in usable),
             delta,
-            self.selection.rate(terms.population) if amplified else 1.0,
+            self.selection.charged_rate(terms.population) if amplified else 1.0,
             steps,
             sampling=self.selection.sampling if amplified else "none",
             adjacency=self.adjacency,
+            numbers=exposure.draws,
         )
-        return wanted * exposure.bound / exposure.noise
+        multiplier = wanted * exposure.bound / exposure.noise
+        for _ in range(50):  # more noise has a coarser grid, which needs a little more noise again
+            exposure = self._with_multiplier(multiplier, terms)
+            if exposure.noise / exposure.bound >= wanted:
+                return multiplier
+            multiplier *= wanted * exposure.bound / exposure.noise * (1 + 1e-9)
+        raise PrivacyRefusal(
+            self.name, f"a noise multiplier of {wanted:.4g} is too much for the grid", "plan fewer rounds"
+        )
+
+    def _with_multiplier(self, noise_multiplier: float, terms: Terms) -> Exposure:
+        """What the strategy's adversary sees of a client at this noise level."""
+        filled = self.filled(terms.with_noise(noise_multiplier))
+        return filled.exposure(self.observer, filled.local.exposure((), 1, terms.parameters), terms)
 
     def slots(self) -> Iterator[tuple[str, Plug]]:
         """Yield every plug that may keep state, with the name its state and shared tensors go by."""
@@ -237,7 +254,8 @@ class Strategy:
             yield "clean", self.clean
         yield "weights", self.weights
 
-    def _sums_only(self) -> bool:
+    @property
+    def sums_only(self) -> bool:
         """Whether what is published depends on the rows only through a sum with constant weights."""
         return self.weights.constant and self.clean is None
 
@@ -248,13 +266,17 @@ class Strategy:
 
     def shares_needed(self, terms: Terms, drawn: int) -> int:
         """Uploads without which a published sum carries less noise than was billed."""
-        if self.unit is Unit.RECORD or self.observer is Observer.NOBODY or not self._sums_only():
+        if self.unit is Unit.RECORD or self.observer is Observer.NOBODY or not self.sums_only:
             return 0
         if self.channel.shares_noise or any(
             stage.shares_noise for stage in self.stages
         ):  # shares were made for the clients really drawn
             return max(1, drawn - self.tolerated_dropouts)
-        return self.shares(terms) if self._sent(self.local.exposure((), 1), terms).noise > 0 else 0
+        return self.shares(terms) if self._sent(self.local.exposure((), 1, terms.parameters), terms).noise > 0 else 0
+
+    def upload_grid(self, drawn: int) -> Grid | None:
+        """The grid on which uploads lie, if the last thing a client does to its update is to add noise."""
+        return self.stages[-1].grid(drawn) if self.stages else None
 
     def _sent(self, work: Exposure, terms: Terms) -> Exposure:
         """Fold the client stages: what leaves a client."""
@@ -269,19 +291,17 @@ class Strategy:
         seen = self.channel.exposure(exposure, max(1, round(terms.expected_cohort)))
         if observer is not Observer.WORLD or work.paid:
             return seen
-        if not self._sums_only():
+        if not self.sums_only:
             return seen.processed()
-        if seen.noise > exposure.noise:  # made on the way, for the sum: the world sees no less of it than the server
-            published = seen.scaled(self.weights.value(terms))
-        else:
-            published = exposure.summed(self.weights.value(terms), self.shares(terms))
+        # Noise made on the way is made for the sum: the world sees no less of it than the server.
+        total = seen if seen.noise > exposure.noise else exposure.summed(1.0, self.shares(terms))
         if self.central_noise is not None:
-            published = published.noised(self.central_noise.std(published.bound))
-        return published
+            total = total.noised(self.central_noise.std(total.bound), summands=terms.population)
+        return total.scaled(self.weights.value(terms))
 
-    def published_bound(self, work: Exposure, terms: Terms) -> float:
-        """Return the largest norm of one client's weighted contribution: what central noise is scaled by."""
-        return self._sent(work, terms).scaled(self.weights.value(terms)).bound
+    def contribution_bound(self, terms: Terms) -> float:
+        """Return the largest norm of what one client adds to the sum: what central noise is scaled by."""
+        return self._sent(self.local.exposure((), 1, terms.parameters), terms).bound
 
     def amplifies(self, observer: Observer) -> bool:
         """Sampling of clients hides who took part from the world, never from the server that drew them.
@@ -294,13 +314,13 @@ class Strategy:
 
     def _hides_the_draw(self) -> bool:
         on_air = isinstance(self.channel, NoiseMaker) and self.channel.makes_noise
-        return self.unit is Unit.CLIENT and self._sums_only() and self.personal is None and not on_air
+        return self.unit is Unit.CLIENT and self.sums_only and self.personal is None and not on_air
 
     def bill(self, observer: Observer, phases: Sequence[Phase], examples: int, terms: Terms) -> Bill:
         """What one round releases of one unit of a client with this work, to this observer."""
-        exposure = self.exposure(observer, self.local.exposure(phases, examples), terms)
+        exposure = self.exposure(observer, self.local.exposure(phases, examples, terms.parameters), terms)
         if self.amplifies(observer):
-            events = exposure.events(self.selection.sampling, self.selection.rate(terms.population))
+            events = exposure.events(self.selection.sampling, self.selection.charged_rate(terms.population))
         else:
             events = exposure.events()
         return Bill(unit=self.unit, adjacency=self.adjacency, events=events)

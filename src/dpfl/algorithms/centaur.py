@@ -67,9 +67,9 @@ class HeadThenBody:
         steps = self.head_epochs * steps_per_epoch(participant.examples, body.batch_size)
         return replace(body, part="head", steps=steps), replace(body, part="body")
 
-    def exposure(self, phases: Sequence[Phase], examples: int) -> Exposure:
+    def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
         """Nothing is promised before the clip."""
-        return self.body.exposure(phases, examples)
+        return self.body.exposure(phases, examples, parameters)
 
 
 @dataclass(frozen=True, kw_only=True)

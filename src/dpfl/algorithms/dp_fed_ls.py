@@ -15,8 +15,10 @@ Equations
 
 Formal guarantees
     A client's whole contribution is hidden from the world, which sees the models and not who was drawn. The server sees
-    every update: it is trusted. Poisson cohorts: add/remove, sensitivity ``clip``. Fixed-size cohorts: replace-one,
-    sensitivity 2 x ``clip`` (billed so; the paper charges ``clip``, which no adjacency we can prove justifies).
+    every update: it is trusted. Poisson cohorts: zero-out adjacency (a client's update becomes zero), sensitivity ``clip``.
+    Fixed-size cohorts: replace-one, sensitivity 2 x ``clip`` (charged so; the paper charges ``clip``, which no adjacency we
+    can prove justifies). Not add/remove: sum and noise are divided by rate x population, so the published noise tells how
+    many clients there are. The number of clients and the noise level, which follows from their claims, are public terms.
 
 Departures
     - The denominator is the expected cohort's size, never the realised one; an empty cohort is a round of noise.
@@ -247,7 +249,7 @@ def dp_fed(
         name="dp_fed",
         unit=Unit.CLIENT,
         observer=Observer.WORLD,
-        adjacency=Adjacency.REPLACE_ONE if selection.sampling == "uniform" else Adjacency.ADD_REMOVE,
+        adjacency=Adjacency.REPLACE_ONE if selection.sampling == "uniform" else Adjacency.ZERO_OUT,
         local=Sgd(practice=practice, ball=ball, weight_decay=weight_decay, lr_decay=lr_decay),
         selection=selection,
         stages=(stage,),

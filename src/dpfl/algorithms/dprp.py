@@ -126,8 +126,8 @@ class RandomProjection(Stage):
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
         """Clipped again the bound is sure; otherwise norms stretch, except with probability ``failure``."""
         if self.clip_after:
-            return exposure.projected(math.inf).clipped(self.clip)
-        return exposure.projected(math.sqrt(1 + self.distortion), self.failure)
+            return exposure.projected(math.inf, self.dimension).clipped(self.clip)
+        return exposure.projected(math.sqrt(1 + self.distortion), self.dimension, self.failure)
 
 
 # -- the methods -------------------------------------------------------------------------------------------------------

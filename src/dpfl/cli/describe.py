@@ -170,7 +170,7 @@ def _on_air(agreement: Agreement, members: dict[str, Member], public: PublicSeed
 def _composed(losses: dict[str, Any], delta: float, agreement: Agreement) -> dict[str, Any]:
     """Epsilons of the smallest, median and largest loss; bounds that may fail take their part of delta."""
     strategy, terms = agreement.strategy, agreement.terms
-    sent = strategy.exposure(Observer.SERVER, strategy.local.exposure((), 1), terms)
+    sent = strategy.exposure(Observer.SERVER, strategy.local.exposure((), 1, terms.parameters), terms)
     stretch = sent.bound / getattr(_channel(agreement), "clip", sent.bound)
     found: dict[str, Any] = {}
     for name, loss in losses.items():

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from dpfl.client.sampling import PoissonBatches, sampler, steps_per_epoch
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.grid import multiplier_for
 from dpfl.core.types import Adjacency, Budget, Claims, Phase, Practice, Terms, Unit
 from dpfl.privacy.budgets import SPENDINGS, Spending, planned_epsilon
 from dpfl.privacy.calibrate import calibrate
@@ -92,9 +93,9 @@ class Sgd:
             ),
         )
 
-    def exposure(self, phases: Sequence[Phase], examples: int) -> Exposure:
-        """Nothing is promised: a ball is kept in the model's own arithmetic, only a Clip stage is a bound to bill."""
-        return Exposure(unit=self.unit)
+    def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
+        """Nothing is promised: a ball is kept in the model's own arithmetic, only a Clip stage is a bound to charge."""
+        return Exposure(unit=self.unit, numbers=parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,9 +166,20 @@ class DpSgd:
         rate = PoissonBatches(examples, habits.batch_size).rate
         target = planned_epsilon(self.spending, budget, terms)
         steps = habits.steps * terms.participations
-        return calibrate(target, budget.delta, rate, steps, adjacency=Adjacency.ZERO_OUT)
+        wanted = calibrate(
+            target,
+            budget.delta,
+            rate,
+            steps,
+            adjacency=Adjacency.ZERO_OUT,
+            accountant=budget.accountant,
+            numbers=terms.parameters,
+        )
+        return multiplier_for(wanted, terms.parameters, PoissonBatches(examples, habits.batch_size).parts)
 
-    def exposure(self, phases: Sequence[Phase], examples: int) -> Exposure:
+    def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
         """Everything is paid step by step; what follows is post-processing."""
-        paid = tuple(sampler(phase, examples).event(phase.noise_multiplier, phase.steps) for phase in phases)
-        return Exposure(unit=self.unit, paid=paid)
+        paid = tuple(
+            sampler(phase, examples).event(phase.noise_multiplier, phase.steps, parameters) for phase in phases
+        )
+        return Exposure(unit=self.unit, numbers=parameters, paid=paid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor
 
 from dpfl.core.errors import DataError, PrivacyRefusal
+from dpfl.core.grid import SUMMANDS, effective_multiplier
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Phase
 from dpfl.privacy.events import Event
 
-_CHUNK = 1 << 22  # uniform numbers drawn at once
+_CHUNK = 1 << 22  # coins drawn at once
+_TAIL = 5e-26
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,15 @@ class PoissonBatches:
         """The fixed, public denominator."""
         return self.rate * self.examples
 
+    @property
+    def parts(self) -> int:
+        """In how many parts, at most, a step's sum is rounded onto the grid: ``SUMMANDS`` records each.
+
+        A Poisson batch has no largest size. The one taken here is exceeded with probability at most ``_TAIL`` a step,
+        which the surcharge for a single noise value covers (:mod:`dpfl.privacy.accountant`).
+        """
+        return math.ceil(_largest_batch(self.examples, self.rate) / SUMMANDS)
+
     def draw(self, rng: SecretRng, steps: int) -> Draw:
         """Draw the records of every step."""
         none = torch.zeros(0, dtype=torch.int64)
@@ -58,14 +70,20 @@ class PoissonBatches:
         at_once = max(1, _CHUNK // self.examples)
         for first in range(0, steps, at_once):
             count = min(at_once, steps - first)
-            drawn = (rng.uniform(count, self.examples) < self.rate).nonzero()
+            drawn = rng.chosen(count, self.examples, self.rate).nonzero()
             sizes.append(torch.bincount(drawn[:, 0], minlength=count))
             records.append(drawn[:, 1])
         return Draw(torch.cat(records), torch.cat(sizes))
 
-    def event(self, noise_multiplier: float, steps: int) -> Event:
+    def event(self, noise_multiplier: float, steps: int, parameters: int) -> Event:
         """What ``steps`` noisy clipped sums over these batches release of one record."""
-        return Event(noise_multiplier=noise_multiplier, steps=steps, sampling="poisson", sampling_rate=self.rate)
+        return Event(
+            noise_multiplier=effective_multiplier(noise_multiplier, parameters, self.parts),
+            steps=steps,
+            sampling="poisson",
+            sampling_rate=self.rate,
+            numbers=parameters if noise_multiplier > 0 else 0,
+        )
 
 
 @dataclass(frozen=True)
@@ -87,13 +105,30 @@ class ShuffledBatches:
         sizes = sizes.flatten()[:steps]
         return Draw(records[: int(sizes.sum())], sizes)
 
-    def event(self, noise_multiplier: float, steps: int) -> Event:
+    def event(self, noise_multiplier: float, steps: int, parameters: int) -> Event:
         """Refuse noise: shuffled batches billed as Poisson samples understate the loss several times over."""
         if noise_multiplier > 0:
             raise PrivacyRefusal(
                 "sampling", "shuffled batches cannot be billed as Poisson samples", "use sampling = 'poisson'"
             )
         return Event(noise_multiplier=0.0, steps=steps)
+
+
+@functools.cache
+def _largest_batch(examples: int, rate: float) -> int:
+    """The smallest size that a Poisson batch exceeds with probability at most ``_TAIL``."""
+    if rate >= 1:
+        return examples
+    from scipy.special import bdtrc
+
+    low, high = math.floor(rate * examples), examples
+    while low < high:
+        middle = (low + high) // 2
+        if float(bdtrc(middle, examples, rate)) <= _TAIL:
+            high = middle
+        else:
+            low = middle + 1
+    return high
 
 
 def sampler(phase: Phase, examples: int) -> PoissonBatches | ShuffledBatches:

@@ -1,4 +1,4 @@
-"""Client stages that more than one paper uses: clip a whole update, add Gaussian noise to it."""
+"""Client stages that more than one paper uses: clip a whole update, add Gaussian noise to it on a grid."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-import torch
 from torch import Tensor
 
 from dpfl.core import linalg
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.grid import Grid
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Shared, Terms, Who
 from dpfl.privacy.exposure import Exposure
@@ -44,6 +44,9 @@ class Clip(Stage):
 @dataclass(frozen=True, kw_only=True)
 class GaussianNoise(Stage):
     """Add noise of std ``noise_multiplier`` x ``clip`` to every coordinate, the client's own protection.
+
+    The update is rounded onto the grid of that noise, and what is sent is a multiple of the grid's step. All clients of
+    a round have the same step, so that their shares of noise add up on one grid.
 
     ``distributed``: only a share of it, so that the shares of all drawn clients, less the ``tolerated_dropouts``, add up to
     that std. A multiplier left out is settled at enrolment, from the smallest budget anyone claims.
@@ -85,10 +88,25 @@ class GaussianNoise(Stage):
         shares = max(1, drawn - self.tolerated_dropouts) if self.distributed else 1
         return self.noise_multiplier * self.clip / math.sqrt(shares)
 
+    def grid(self, drawn: int) -> Grid | None:
+        """The grid on which one of ``drawn`` clients adds its noise; None where it adds none."""
+        std = self.std(drawn)
+        if std == 0:
+            return None
+        grid = Grid.of(std)
+        if not grid.holds(self.clip):
+            raise PrivacyRefusal(
+                "gaussian noise",
+                f"noise of {std:g} is so small beside a clip of {self.clip:g} that the grid cannot hold the update",
+                "use more noise, a smaller clip or fewer clients",
+            )
+        return grid
+
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        """Add noise."""
-        return x + self.std(who.drawn) * rng.normal_(torch.empty_like(x))
+        """Add noise; multiples of the grid's step, in double precision."""
+        grid = self.grid(who.drawn)
+        return x if grid is None else grid.noised(x, rng)
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
-        """Variances add."""
+        """The bound grows by the grid's rounding."""
         return exposure.noised(self.std(drawn))

@@ -9,6 +9,11 @@ from torch import Tensor
 # terms) can never leave its norm above the sensitivity that was billed.
 CLIP_MARGIN = 1.0 - 1e-5
 
+LARGEST_NORM = 1e15
+"""Records whose gradient, or whose input to a layer, has a larger norm count as zero.
+
+Their clip factors would bring products below the smallest normal float32 number, where rounding is no longer relative."""
+
 
 def clip_factor(norm: Tensor, bound: float | Tensor) -> Tensor:
     """Factor that brings a vector of this norm within ``bound``; zero where the norm is not finite.

@@ -1,20 +1,16 @@
 """Two kinds of randomness that cannot be confused.
 
-A :class:`PublicSeed` may be printed, stored and sent: cohorts, partitions, initial models, shared projections.
-A :class:`SecretRng` draws what a guarantee rests on (noise, record sampling). It has no serialiser and no printable
-state. In deployment it is seeded by the operating system; a simulation may seed it from a public seed, and then says
-so through :attr:`SecretRng.seeded`: such a run is stamped NOT PRIVATE: SEEDED.
+A :class:`PublicSeed` may be printed, stored and sent: partitions, initial models, shared projections.
+A :class:`SecretRng` draws what a guarantee rests on (noise, record sampling, cohorts). It has no serialiser and no
+printable state. In deployment it is keyed by the operating system; a simulation may key it from a public seed, and then
+says so through :attr:`SecretRng.seeded`: such a run is marked NOT PRIVATE: SEEDED.
 
-All noise of the project is drawn by :meth:`SecretRng.normal_`: one seam, so that the generator can be replaced.
+All secret randomness comes from AES-256 in counter mode, one key for each generator: 32 bytes from the operating system,
+or from SHAKE-256 of a seed in a simulation. Noise is drawn on the integers (:mod:`dpfl.core.grid_noise`); nothing
+in the project adds noise that was computed in floating point.
 
-*Why not torch's own noise.* ``torch.Tensor.normal_`` in float32 turns 24-bit uniforms into normals: nothing beyond 5.77
-standard deviations ever comes out. What would need a larger deviation is then impossible under one of two neighbours,
-and gives them apart: calibrated to (10, 1e-6) in one step, that happens with probability 4e-5, far above delta. Here
-normals are drawn in double precision by a ziggurat with an exact tail (numpy's), over SFC64, and then rounded.
-
-*Why seeds are wide.* ``torch.Generator.manual_seed`` keeps 32 bits of a seed: four billion streams can be searched, and
-some 77,000 generators have an even chance that two of them agree. Secret generators take 256 bits from the operating
-system, or from SHAKE-256 of a seed; public torch generators fill all 624 words of the Mersenne twister's state.
+*Why public seeds are wide.* ``torch.Generator.manual_seed`` keeps 32 bits of a seed: four billion streams can be
+searched. Public torch generators fill all 624 words of the Mersenne twister's state.
 """
 
 from __future__ import annotations
@@ -22,15 +18,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dpfl.core import grid_noise
+
 _WORDS = 624
-_AT_ONCE = 1 << 14
 _STATE_OFFSET = 24  # int64 seed, int32 left, int32 seeded, uint64 next, then the words as uint64
 
 
@@ -84,30 +82,29 @@ class PublicSeed:
         return np.random.default_rng(self.child("numpy").value)
 
 
-def _secret_stream(seed: PublicSeed | None) -> np.random.Generator:
-    """A generator with 256 bits of state entropy: from the system, or from a seed."""
-    material = os.urandom(32) if seed is None else hashlib.shake_256(f"secret:{seed.value}".encode()).digest(32)
-    return np.random.Generator(np.random.SFC64(np.random.SeedSequence(int.from_bytes(material, "big"), pool_size=8)))
+_NOISE_PURPOSES = 5  # counter ranges that a noise stream takes; the one after them serves everything else
 
 
 class SecretRng:
     """Draws what the guarantee rests on. It cannot be copied, pickled, printed or sent."""
 
-    __slots__ = ("_generator", "_process", "_seed")
+    __slots__ = ("_key", "_noise", "_process", "_seed", "_words")
 
     def __init__(self, seed: PublicSeed | None) -> None:
         self._seed = seed
         self._process = os.getpid()
-        self._generator: np.random.Generator | None = None  # made when first drawn from: most only name their children
+        self._key: bytes | None = None  # made when first drawn from: most generators only name their children
+        self._noise: grid_noise.GridNoise | None = None
+        self._words: Any = None
 
     @classmethod
     def from_system(cls) -> SecretRng:
-        """Seed by the operating system: the only kind a deployment uses."""
+        """Key by the operating system: the only kind a deployment uses."""
         return cls(None)
 
     @classmethod
     def simulated(cls, seed: PublicSeed) -> SecretRng:
-        """Seed reproducibly, for a simulation that is stamped NOT PRIVATE: SEEDED."""
+        """Key reproducibly, for a simulation that is marked NOT PRIVATE: SEEDED."""
         return cls(seed)
 
     @property
@@ -119,43 +116,56 @@ class SecretRng:
         """Derive an independent generator: named if simulated, fresh from the system otherwise."""
         return SecretRng(None if self._seed is None else self._seed.child(*labels))
 
-    def _stream(self) -> np.random.Generator:
-        forked = self._seed is None and os.getpid() != self._process  # a fork must not repeat its parent's noise
-        if self._generator is None or forked:
-            self._process = os.getpid()
-            self._generator = _secret_stream(self._seed)
-        return self._generator
+    def _own_key(self) -> bytes:
+        """The key of this process. A fork gets another one, and drops what its parent had drawn ahead."""
+        if self._key is None or (self._seed is None and os.getpid() != self._process):
+            self._process, self._noise, self._words = os.getpid(), None, None
+            seeded = None if self._seed is None else f"secret:{self._seed.value}".encode()
+            self._key = os.urandom(32) if seeded is None else hashlib.shake_256(seeded).digest(32)
+        return self._key
 
-    def normal_(self, out: Tensor) -> Tensor:
-        """Fill ``out`` with standard normal noise, in place. The one place where noise is made."""
-        if not out.is_contiguous() and out.ndim > 1:
-            for row in out:  # in the same order as if it were contiguous
-                self.normal_(row)
-            return out
-        stream, count = self._stream(), out.numel()
-        double = np.empty(min(count, _AT_ONCE))  # small enough to stay in the cache between drawing and rounding
-        flat = out.view(-1) if out.is_contiguous() else out
-        for first in range(0, count, _AT_ONCE):
-            part = double[: min(_AT_ONCE, count - first)]
-            stream.standard_normal(out=part)
-            flat[first : first + len(part)] = torch.from_numpy(part)
+    def _grid(self) -> grid_noise.GridNoise:
+        key = self._own_key()
+        if self._noise is None:
+            self._noise = grid_noise.GridNoise(key)
+        return self._noise
+
+    def _bytes(self, count: int) -> bytes:
+        key = self._own_key()
+        if self._words is None:
+            self._words = grid_noise.keystream(key, _NOISE_PURPOSES)
+        drawn: bytes = self._words.update(bytes(count))
+        return drawn
+
+    def grid_noise_(self, out: Tensor) -> Tensor:
+        """Fill a contiguous float32 tensor with integers of the law round(N(0, SCALE^2)), in place.
+
+        >>> rng = SecretRng.simulated(PublicSeed(7))
+        >>> noise = rng.grid_noise_(torch.empty(1000))
+        >>> bool((noise == noise.round()).all()), 0.9 < float(noise.std()) / grid_noise.SCALE < 1.1
+        (True, True)
+        """
+        fill_grid_noise([self], out.view(1, -1))
         return out
 
-    def uniform(self, *shape: int) -> Tensor:
-        """Draw from [0, 1) with 53 bits, so that a sampling rate is met to double precision."""
-        return torch.from_numpy(self._stream().random(shape))
+    def chosen(self, rows: int, columns: int, rate: float) -> Tensor:
+        """Draw a table of independent coins, each true with probability ``rate`` (to 2^-64, never above)."""
+        if rate >= 1:
+            return torch.ones(rows, columns, dtype=torch.bool)
+        words = np.frombuffer(self._bytes(8 * rows * columns), dtype="<u8")
+        return torch.from_numpy((words < np.uint64(int(rate * 2**64))).reshape(rows, columns))
 
     def permutation(self, length: int) -> Tensor:
         """Draw a uniformly random order of ``length`` things."""
-        return torch.from_numpy(self._stream().permutation(length))
+        return torch.from_numpy(np.argsort(np.frombuffer(self._bytes(8 * length), dtype="<u8"), kind="stable"))
 
     def integer(self) -> int:
         """Draw 62 random bits, for code that only takes an integer seed (dropout layers)."""
-        return int(self._stream().integers(0, 2**62))
+        return int.from_bytes(self._bytes(8), "little") >> 2
 
     def secret_seed(self) -> PublicSeed:
         """Draw a seed of 128 bits for code that takes one. Despite its type it must stay where it was drawn."""
-        return PublicSeed(int.from_bytes(self._stream().bytes(16), "big"))
+        return PublicSeed(int.from_bytes(self._bytes(16), "big"))
 
     def __repr__(self) -> str:
         return "SecretRng(simulated)" if self.seeded else "SecretRng(system)"
@@ -168,3 +178,9 @@ class SecretRng:
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise TypeError("a SecretRng is never copied: ask it for a child")
+
+
+def fill_grid_noise(rngs: Sequence[SecretRng], out: Tensor) -> Tensor:
+    """Fill row i of a contiguous float32 matrix from ``rngs[i]``: the numbers ``grid_noise_`` gives, in fewer passes."""
+    grid_noise.fill_rows([rng._grid() for rng in rngs], out.numpy())
+    return out

@@ -72,13 +72,15 @@ class Claims:
 class Budget:
     """What a client *enforces* against its own ledger; never converted into :class:`Claims`.
 
-    ``unit`` and ``observer`` left out mean those of the strategy it takes part in.
+    ``unit`` and ``observer`` left out mean those of the strategy it takes part in. ``accountant``: by which curve noise
+    is planned for it, the tightest by default; a ledger with a Renyi filter plans with the filter's own.
     """
 
     epsilon: float
     delta: float
     unit: Unit | None = None
     observer: Observer | None = None
+    accountant: Literal["renyi"] | None = None
 
     def __post_init__(self) -> None:
         _check_epsilon_delta("budget", self.epsilon, self.delta)
@@ -171,7 +173,10 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What enrolment settles once, from claims alone, and tells everyone."""
+    """What enrolment settles once, from claims and the model's size alone, and tells everyone.
+
+    ``parameters``: how many numbers the model has, and so how many coordinates carry noise.
+    """
 
     rounds: int
     population: int
@@ -179,6 +184,7 @@ class Terms:
     participations: int
     smallest_epsilon: float
     largest_epsilon: float
+    parameters: int
     noise_multiplier: float | None = None
     public: tuple[str, ...] = ()
 

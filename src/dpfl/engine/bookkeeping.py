@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from dpfl.core.inputs import Inputs
 from dpfl.core.layout import Layout
-from dpfl.core.linalg import clip_factor
+from dpfl.core.linalg import LARGEST_NORM, clip_factor, squared_norms
 from dpfl.core.random import PublicSeed
 from dpfl.engine.one_by_one import OneByOne, on_copies
 from dpfl.engine.recurrent import Tap, unrollable, unrolled
@@ -111,9 +111,9 @@ def _watched(model: nn.Module, book: _Book) -> Iterator[None]:
 def clipped_sum(
     model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor, clip: float
 ) -> Tensor:
-    """Sum of per-record gradients, each within ``clip``; a non-finite one counts as zero."""
+    """Sum in double precision of per-record gradients, each within ``clip``; a non-finite one counts as zero."""
     if len(labels) == 0:
-        return torch.zeros_like(vector)
+        return torch.zeros_like(vector, dtype=torch.float64)
     layers = set(_layers(model))
     names = {module: name for name, module in model.named_modules() if module in layers}
     book = _Book(names, copies=any(getattr(module, "inplace", False) for module in model.modules()))
@@ -140,11 +140,14 @@ def fast_layout(tensor: Tensor) -> Tensor:
 def _combined(layout: Layout, book: _Book, slopes: list[Tensor | None], clip: float, records: int) -> Tensor:
     device = next(slope.device for slope in slopes if slope is not None)
     pieces, squares = _pieces(book, slopes, torch.zeros(records, dtype=torch.bool, device=device), spoilt=False)
-    broken = ~torch.isfinite(squares)  # whatever is not finite in a or d shows here, and so does their product
+    broken = ~(squares <= LARGEST_NORM**2)  # whatever is not finite in a or d shows here, and so does their product
+    for module, inputs in book.inputs.items():
+        if isinstance(module, nn.Linear):
+            broken |= ~(squared_norms(inputs.flatten(1)) <= LARGEST_NORM**2)
     if bool(broken.any()):
         pieces, squares = _pieces(book, slopes, broken, spoilt=True)
     factor = clip_factor(squares.sqrt(), clip).to(torch.float32)
-    total = torch.zeros(layout.size, device=device)
+    total = torch.zeros(layout.size, dtype=torch.float64, device=device)
     blocks = {block.name: block for block in layout}
     for module, piece in pieces:
         prefix = f"{book.names[module]}." if book.names[module] else ""
@@ -272,6 +275,7 @@ class Booked(OneByOne):
             if len(labels) <= at_once:
                 return clipped_sum(model, layout, vector, features, labels, clip)
             parts = zip(torch.split(features, at_once), torch.split(labels, at_once), strict=True)
-            return sum((clipped_sum(model, layout, vector, x, y, clip) for x, y in parts), torch.zeros_like(vector))
+            empty = torch.zeros_like(vector, dtype=torch.float64)
+            return sum((clipped_sum(model, layout, vector, x, y, clip) for x, y in parts), empty)
         except NotBookable:
             return super().clipped_sum(model, layout, vector, features, labels, clip)

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from dpfl.client.sampling import PoissonBatches, sampler
 from dpfl.core.errors import DpflError
+from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
-from dpfl.core.linalg import clip_factor, squared_norms
+from dpfl.core.linalg import LARGEST_NORM, clip_factor, squared_norms
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Phase
 from dpfl.engine.process import one_thread
@@ -57,7 +58,9 @@ class OneByOne:
         noise = job.rng.child("noise", number)
         dropout = job.rng.child("dropout", number)
         vector = start.clone()
-        buffer = torch.empty(layout.size)  # noise is drawn where its generator is, on the CPU
+        grid = None  # noise is drawn where its generator is, on the CPU
+        if phase.noise_multiplier > 0 and phase.clip is not None:
+            grid = Grid.of(phase.noise_multiplier * phase.clip)
         for batch in batches:
             features = job.inputs(job.features[batch].to(self.device))
             labels = job.labels[batch].to(self.device)
@@ -66,13 +69,11 @@ class OneByOne:
                     gradient = self.mean_gradient(model, layout, vector, features, labels)
                 else:
                     gradient = self.clipped_sum(model, layout, vector, features, labels, phase.clip)
-            if phase.noise_multiplier > 0 and phase.clip is not None:
-                noise.normal_(buffer)
-                gradient = gradient.add_(buffer.to(self.device), alpha=phase.noise_multiplier * phase.clip)
+            if grid is not None:
+                gradient = grid.noised(gradient, noise)
             if phase.clip is not None:
-                gradient = gradient.div_(
-                    records.expected_size if isinstance(records, PoissonBatches) else max(len(batch), 1)
-                )
+                expected = records.expected_size if isinstance(records, PoissonBatches) else max(len(batch), 1)
+                gradient = gradient.div_(expected).to(vector.dtype)
             if phase.weight_decay:
                 gradient = gradient.add_(vector, alpha=phase.weight_decay)
             if phase.part != "all":
@@ -115,7 +116,7 @@ class OneByOne:
     def clipped_sum(
         self, model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor, clip: float
     ) -> Tensor:
-        """Sum of per-record gradients, each within ``clip``; a non-finite one counts as zero."""
+        """Sum in double precision of per-record gradients, each within ``clip``; a non-finite one counts as zero."""
         parameters = layout.unflatten(vector)
 
         def loss(parameters: dict[str, Tensor], feature: Tensor, label: Tensor) -> Tensor:
@@ -124,7 +125,7 @@ class OneByOne:
 
         # torch has no batched recurrent layers, nor buffers written to in a batch: such records are done one by one.
         one_at_a_time = self.one_at_a_time or any(isinstance(module, nn.RNNBase) for module in model.modules())
-        total = torch.zeros_like(vector)
+        total = torch.zeros_like(vector, dtype=torch.float64)
         gradient = grad(loss)
         at_once = 1 if one_at_a_time else max(1, _MOST_NUMBERS // max(layout.size, 1))
         for first in range(0, len(labels), at_once):
@@ -137,8 +138,8 @@ class OneByOne:
                 )
             rows = torch.cat([found[b.name].reshape(len(labels[some]), -1) for b in layout], dim=1)
             norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-            rows = torch.where(torch.isfinite(norms)[:, None], rows, torch.zeros_like(rows))
-            total = total + clip_factor(norms, clip).to(rows.dtype) @ rows
+            rows = torch.where((norms <= LARGEST_NORM)[:, None], rows, torch.zeros_like(rows))
+            total += clip_factor(norms, clip) @ rows.to(torch.float64)
         return total
 
     @staticmethod

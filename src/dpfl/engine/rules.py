@@ -14,6 +14,11 @@ is cheaper than two products; never all of them at once.
 | LSTM, GRU, RNN | as Linear, on inputs and on hidden states, with d_t the gradient of the gates |
 
 Squares are added up in double precision: their float32 sums under- and overflow where the gradient itself does not.
+
+*What rounding may add.* Where per-record gradients are written out, the clipped vector is the very one whose norm was
+taken; they are added up in single precision ``SUMMANDS`` records at a time and from there in double. Where they are not
+(two Gram matrices, embeddings), records and positions are added up in double precision from the start, because
+positions may cancel and single precision would then lose more than the clip.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dpfl.core.grid import SUMMANDS
 from dpfl.core.linalg import squared_norms
 
 _MOST_NUMBERS = 1 << 24  # entries of per-record gradients or patches held at once
@@ -61,7 +67,12 @@ def _products(blocks: list[Tensor], d: Tensor) -> tuple[Tensor, Callable[[Tensor
     inputs = sum(a.shape[2] for a in blocks)
     if positions == 1:
         squares = torch.stack([_squared(a) for a in blocks]).sum(dim=0) * _squared(d)
-        return squares, lambda factor: torch.cat([(d[:, 0] * factor[:, None]).T @ a[:, 0] for a in blocks], dim=1)
+        slopes, rows = d[:, 0], [a[:, 0] for a in blocks]
+
+        def outer(factor: Tensor) -> Tensor:
+            return torch.cat([_in_parts(lambda s, a=a: (slopes[s] * factor[s, None]).T @ a[s], factor) for a in rows], 1)
+
+        return squares, outer
     if _by_gram(positions, inputs, outputs) or records * inputs * outputs > _MOST_NUMBERS:
         at_once = max(1, _MOST_NUMBERS // (2 * positions * (positions + inputs + outputs)))
         squares = torch.zeros(records, dtype=torch.float64, device=d.device)
@@ -71,16 +82,34 @@ def _products(blocks: list[Tensor], d: Tensor) -> tuple[Tensor, Callable[[Tensor
             squares[some] = _sum_of_products(of_inputs, _gram(d[some]))
 
         def summed(factor: Tensor) -> Tensor:
-            weighted = (d * factor[:, None, None]).flatten(0, 1).T
-            return torch.cat([weighted @ a.flatten(0, 1) for a in blocks], dim=1)
+            total = torch.zeros(outputs, inputs, dtype=torch.float64, device=d.device)
+            for first in range(0, records, at_once):
+                some = slice(first, first + at_once)
+                weighted = (d[some].double() * factor[some, None, None]).flatten(0, 1).T
+                total += torch.cat([weighted @ a[some].double().flatten(0, 1) for a in blocks], dim=1)
+            return total
 
         return squares, summed
     if len(blocks) == 1 and blocks[0].stride(1) == 1:  # positions innermost: the other way round is faster
         transposed = torch.bmm(blocks[0].transpose(1, 2), d)
-        return _squared(transposed), lambda factor: (factor @ transposed.flatten(1)).reshape(inputs, outputs).T
+        return _squared(transposed), lambda factor: _weighted(factor, transposed).reshape(inputs, outputs).T
     gradients = [torch.bmm(d.transpose(1, 2), a) for a in blocks]
     squares = torch.stack([_squared(g) for g in gradients]).sum(dim=0)
-    return squares, lambda factor: torch.cat([(factor @ g.flatten(1)).reshape(outputs, -1) for g in gradients], dim=1)
+    return squares, lambda factor: torch.cat([_weighted(factor, g).reshape(outputs, -1) for g in gradients], dim=1)
+
+
+def _in_parts(product: Callable[[slice], Tensor], factor: Tensor) -> Tensor:
+    """Add up in double precision what ``product`` gives for ``SUMMANDS`` records at a time."""
+    total = product(slice(0, SUMMANDS)).to(torch.float64)
+    for first in range(SUMMANDS, len(factor), SUMMANDS):
+        total += product(slice(first, first + SUMMANDS))
+    return total
+
+
+def _weighted(factor: Tensor, rows: Tensor) -> Tensor:
+    """Weighted sum of per-record gradients, as one vector in double precision."""
+    rows = rows.flatten(1)
+    return _in_parts(lambda some: factor[some] @ rows[some], factor)
 
 
 def _gram(x: Tensor) -> Tensor:
@@ -95,8 +124,8 @@ _ROUNDING = 5e-7
 def _sum_of_products(of_inputs: Tensor, of_slopes: Tensor) -> Tensor:
     """Squared norm of sum_t d_t a_t^T from the two Gram matrices, made larger by what float32 may add to that sum itself.
 
-    The clipped sum is formed in float32 from terms of norm |a_t| |d_t|. Where those cancel, its rounding is no longer small
-    against the gradient, and counts as part of it.
+    The clipped sum is formed of terms of norm |a_t| |d_t|. Where those cancel almost entirely, even the rounding of d and
+    its clip factor is no longer small against the gradient, and counts as part of it.
     """
     norms = (of_inputs * of_slopes).sum(dim=(1, 2)).clamp_min(0.0).sqrt()
     terms = (of_inputs.diagonal(dim1=1, dim2=2) * of_slopes.diagonal(dim1=1, dim2=2)).clamp_min(0.0).sqrt().sum(dim=1)
@@ -114,7 +143,7 @@ def _with_bias(squares: Tensor, weight: Callable[[Tensor], Tensor], bias: Tensor
 
     def weighted(factor: Tensor) -> Gradients:
         found = {"weight": weight(factor).reshape(shape)}
-        return found if bias is None else {**found, "bias": factor @ bias}
+        return found if bias is None else {**found, "bias": _weighted(factor, bias)}
 
     return Piece(squares, weighted)
 
@@ -212,8 +241,9 @@ def embedding(layer: nn.Embedding, a: Tensor, d: Tensor) -> Piece:
     squares = _sum_of_products(same, _gram(d))
 
     def weighted(factor: Tensor) -> Gradients:
-        table = d.new_zeros(layer.weight.shape)
-        return {"weight": table.index_add_(0, tokens.flatten(), (d * factor[:, None, None]).flatten(0, 1))}
+        table = d.new_zeros(layer.weight.shape, dtype=torch.float64)
+        weighted = (d.double() * factor[:, None, None]).flatten(0, 1)
+        return {"weight": table.index_add_(0, tokens.flatten(), weighted)}
 
     return Piece(squares, weighted)
 
@@ -238,7 +268,7 @@ def _scale_and_shift(product: Tensor, shift: Tensor | None, shape: torch.Size | 
     squares = _squared(product) + (0.0 if shift is None else _squared(shift))
 
     def weighted(factor: Tensor) -> Gradients:
-        found = {"weight": factor @ product} | ({} if shift is None else {"bias": factor @ shift})
+        found = {"weight": _weighted(factor, product)} | ({} if shift is None else {"bias": _weighted(factor, shift)})
         return found if shape is None else {name: tensor.reshape(shape) for name, tensor in found.items()}
 
     return Piece(squares, weighted)
@@ -257,7 +287,7 @@ def recurrent(layer: nn.Module, suffix: str, x: Tensor, hidden: Tensor, slopes: 
 
     def weighted(factor: Tensor) -> Gradients:
         found = {"weight_ih": weight(factor), "weight_hh": recurrent_weight(factor)}
-        found |= {name: factor @ bias for name, bias in biases.items()}
+        found |= {name: _weighted(factor, bias) for name, bias in biases.items()}
         return {f"{name}{suffix}": gradient for name, gradient in found.items()}
 
     return Piece(squares, weighted)

@@ -19,6 +19,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.types import Phase
 from dpfl.engine.bookkeeping import Booked, bookable
 from dpfl.engine.one_by_one import OneByOne
+from dpfl.engine.private_stacks import run_private_phase
 from dpfl.engine.process import one_thread
 from dpfl.engine.spanned import run_spanned, spannable
 from dpfl.engine.stacks import Chain, Linear, run_phase
@@ -59,7 +60,10 @@ def _alike(plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
     """Group plans whose stacks have one shape."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, phases in enumerate(plans):
-        shape = tuple((p.steps, p.batch_size, p.sampling, p.clip is None, p.ball is None, p.part) for p in phases)
+        shape = tuple(
+            (p.steps, p.batch_size, p.sampling, p.clip is None, p.noise_multiplier > 0, p.ball is None, p.part)
+            for p in phases
+        )
         groups.setdefault(shape, []).append(i)
     return list(groups.values())
 
@@ -118,7 +122,12 @@ def _named(steps: Chain, jobs: list[Job], device: torch.device) -> list[Tensor]:
             if spannable(steps, jobs, number):
                 layer = next(step for step in steps if isinstance(step, Linear))
                 spanned = run_spanned(layer, jobs, number, vectors)
-            vectors = run_phase(steps, jobs, number, vectors) if spanned is None else spanned
+            if spanned is not None:
+                vectors = spanned
+            elif jobs[0].phases[number].clip is not None:
+                vectors = run_private_phase(steps, jobs, number, vectors)
+            else:
+                vectors = run_phase(steps, jobs, number, vectors)
         return list(vectors.cpu())
     except (RuntimeError, IndexError) as error:
         who = f"client '{jobs[0].client}'" + (f" to '{jobs[-1].client}'" if len(jobs) > 1 else "")

@@ -71,6 +71,7 @@ def terms_from_dict(values: Any) -> Terms:
             participations=_whole(values["participations"]),
             smallest_epsilon=float(values["smallest_epsilon"]),
             largest_epsilon=float(values["largest_epsilon"]),
+            parameters=_whole(values["parameters"]),
             noise_multiplier=None if values["noise_multiplier"] is None else float(values["noise_multiplier"]),
             public=tuple(str(client) for client in values["public"]),
         )

@@ -1,7 +1,7 @@
 """How much of one unit a message still shows: the second thing a strategy's pieces are folded over.
 
 Clip before noise: the bound shrinks. Scale: bound and noise together. Projection: the bound stretches, failure grows.
-Noise: variances add. Weighted sum: the bound times one's own weight, the noise of all shares assumed honest. Once there
+Noise: on a grid, whose rounding widens the bound. Weighted sum: the bound times one's own weight, the noise of all shares assumed honest. Once there
 is noise, whatever is not linear and orthonormal is post-processing: it leaves the event as it is and seals it, so that
 later noise is not counted either.
 
@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass, replace
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.grid import DOUBLE_SUM, Grid
 from dpfl.core.types import Unit
 from dpfl.privacy.events import Event, History, Sampling
 
@@ -22,16 +23,20 @@ from dpfl.privacy.events import Event, History, Sampling
 class Exposure:
     """``bound``: largest norm of one unit's contribution; ``noise``: Gaussian std each coordinate already carries.
 
+    ``numbers``: how many coordinates there are; ``draws``: how many noise values the mechanism has drawn for them.
     ``failure``: probability that the bound is false. ``paid``: what was already released upstream (DP-SGD's steps);
     where something was paid for this unit, everything that follows is post-processing of it.
 
-    >>> Exposure(unit=Unit.CLIENT).clipped(2.0).noised(3.0).events()
-    (Event(noise_multiplier=1.5, steps=1, sampling='none', sampling_rate=1.0, failure=0.0),)
+    >>> (event,) = Exposure(unit=Unit.CLIENT, numbers=100).clipped(2.0).noised(3.0).events()
+    >>> round(event.noise_multiplier, 4), event.numbers
+    (1.5, 100)
     """
 
     unit: Unit
     bound: float = math.inf
     noise: float = 0.0
+    numbers: int = 0
+    draws: int = 0
     failure: float = 0.0
     paid: History = ()
     sealed: bool = False
@@ -46,15 +51,28 @@ class Exposure:
         """Everything is multiplied by ``factor``."""
         return replace(self, bound=self.bound * abs(factor), noise=self.noise * abs(factor))
 
-    def projected(self, stretch: float, failure: float = 0.0) -> Exposure:
-        """A linear map: norms grow by at most ``stretch`` except with probability ``failure``."""
+    def projected(self, stretch: float, numbers: int, failure: float = 0.0) -> Exposure:
+        """A linear map onto ``numbers`` coordinates: norms grow by at most ``stretch``, but for ``failure``."""
         if self.noise > 0:
-            return self.processed()
-        return replace(self, bound=self.bound * stretch, failure=self.failure + failure)
+            return replace(self.processed(), numbers=numbers)
+        return replace(self, bound=self.bound * stretch, numbers=numbers, failure=self.failure + failure)
 
-    def noised(self, std: float) -> Exposure:
-        """Independent Gaussian noise on every coordinate; variances add."""
-        return self if self.sealed else replace(self, noise=math.hypot(self.noise, std))
+    def noised(self, std: float, *, summands: int = 1) -> Exposure:
+        """Noise of this std on the grid: the bound grows by what rounding onto the grid may move.
+
+        Noise on two different grids has no common law that is proven: the larger of the two is what counts.
+        ``summands``: how many contributions are added up, in double precision, before they are rounded.
+        """
+        if self.sealed or std <= self.noise:
+            return self
+        widened = self.bound * (1 + summands * (summands + 3) * DOUBLE_SUM) + Grid.of(std).widening(self.numbers)
+        if self.bound < math.inf and not widened < 2 * self.bound:
+            raise PrivacyRefusal(
+                "noise",
+                f"noise of {std:g} on contributions of {self.bound:g} makes the grid coarser than they are",
+                "use less noise, a larger clip or a smaller model",
+            )
+        return replace(self, bound=widened, noise=std, draws=self.draws + self.numbers)
 
     def processed(self) -> Exposure:
         """Any function of what is already noisy: the event stays, later noise does not improve it."""
@@ -67,7 +85,7 @@ class Exposure:
         scaled = self.scaled(weight)
         if self.sealed:  # the others' shares are no longer Gaussian noise: one's own event is all that is proven
             return scaled
-        return replace(scaled, noise=scaled.noise * math.sqrt(shares))
+        return replace(scaled, noise=scaled.noise * math.sqrt(shares), draws=math.ceil(scaled.draws * shares))
 
     def mixed_with(self, other: Exposure) -> Exposure:
         """Mixing units is refused: a record's bound says nothing of a client's."""
@@ -92,4 +110,12 @@ class Exposure:
             return ()  # nothing of the unit is in it
         multiplier = self.noise / self.bound if self.finite else 0.0
         rate = 1.0 if sampling == "none" else sampling_rate
-        return (Event(noise_multiplier=multiplier, sampling=sampling, sampling_rate=rate, failure=self.failure),)
+        return (
+            Event(
+                noise_multiplier=multiplier,
+                sampling=sampling,
+                sampling_rate=rate,
+                failure=self.failure,
+                numbers=self.draws,
+            ),
+        )

@@ -75,6 +75,15 @@ class Run:
         """Make the secret generator for a named purpose: seeded in a simulation, fresh from the system otherwise."""
         return SecretRng.from_system() if self.seed is None else SecretRng.simulated(self.seed.child(*labels))
 
+    def round_seed(self, round_: int) -> PublicSeed:
+        """The public randomness of a round (projections, channel gains): shared, but known to nobody before the round.
+
+        Without a seed it comes from the operating system, so that no data can have been chosen with it in mind.
+        """
+        if self.seed is None:
+            return SecretRng.from_system().secret_seed()
+        return self.public.child("round", round_)
+
     def draw_token(self, *labels: str | int) -> str:
         """Name the randomness a charge pays for; empty where it cannot be repeated."""
         return "" if self.seed is None else f"{self.seed.child(*labels).value:x}"
@@ -82,7 +91,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the server decided when it opened the round."""
+    """What the server decided when it opened the round; ``over`` says why there is none, and no further one."""
 
     round: int
     cohort: Cohort
@@ -90,7 +99,7 @@ class Plan:
     shared: Mapping[str, Shared]
     starts: Mapping[str, Tensor]
     unwilling: tuple[str, ...] = ()
-    over: bool = False
+    over: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +123,7 @@ def enrol(strategy: Strategy, claims: Mapping[str, Claims], rounds: int, layout:
         participations=math.ceil(rounds * rate - 1e-9),
         smallest_epsilon=min(epsilons),
         largest_epsilon=max(epsilons),
+        parameters=layout.size,
     )
     terms = strategy.local.agree(terms, claims)
     for _, plug in strategy.slots():

@@ -115,7 +115,8 @@ def _uploads(
     for member, known, message in zip(members, who, messages, strict=True):
         downlink = downlinks[member.id]
         sent = strategy.channel.send(message, _shared(downlink, "channel"), known, rngs[member.id].child("channel"))
-        payload = encode_upload(sent, run_name, downlink.round, member.id)
+        grid = strategy.upload_grid(downlink.drawn)
+        payload = encode_upload(sent, run_name, downlink.round, member.id, grid)
         uplinks.append(Uplink(client=member.id, payload=payload))
     return uplinks
 

@@ -14,6 +14,7 @@ from dpfl.core.types import Aggregate, Cohort, Metrics, Record, Rows, State, Tot
 from dpfl.engine.process import one_thread
 from dpfl.protocols import Summed
 from dpfl.rounds.agreement import Agreement, Plan, Run, Uplink
+from dpfl.wire.channels import summed
 from dpfl.wire.payload import FRAME_BYTES, decode_upload
 
 
@@ -28,6 +29,9 @@ def close_round(
     on_air = dict(plan.shared.get("channel", {}))
     noise = run.secret("channel", state.round)
     arrived = strategy.channel.deliver(messages, on_air, seed, noise) if messages else {}
+    if strategy.sums_only and isinstance(arrived, dict):
+        # What is published depends on the sum alone: it is added up exactly, not row by row in single precision.
+        arrived = summed(arrived) if arrived else Summed(vector=_nothing(agreement, plan), ids=())
     ids = arrived.ids if isinstance(arrived, Summed) else tuple(sorted(arrived))
     missing.update({client: "lost on the way" for client in messages if client not in ids})
     cohort = Cohort.of({client: plan.cohort.claims[client] for client in ids})
@@ -72,6 +76,7 @@ def _unpack(
     missing = dict.fromkeys(plan.cohort.ids, "no answer")
     broken: list[str] = []
     length = None if agreement.strategy.stages else agreement.layout.size
+    grid = agreement.strategy.upload_grid(max(1, len(plan.cohort)))
     for uplink in uplinks:
         if uplink.client not in missing or uplink.client in messages:
             raise PeerError(
@@ -83,7 +88,7 @@ def _unpack(
             missing[uplink.client] = uplink.reason
             continue
         try:
-            messages[uplink.client] = decode_upload(uplink.payload, length, run.name, plan.round, uplink.client)
+            messages[uplink.client] = decode_upload(uplink.payload, length, run.name, plan.round, uplink.client, grid)
             if agreement.strategy.stages and agreement.strategy.channel.sees_rows:
                 _check_undone(agreement, plan, uplink.client, messages[uplink.client])
         except PeerError as error:
@@ -91,7 +96,7 @@ def _unpack(
             missing[uplink.client] = str(error)
             continue
         missing[uplink.client] = ""
-    if not agreement.strategy.channel.sees_rows:
+    if not agreement.strategy.channel.sees_rows or agreement.strategy.sums_only:
         for client, message in messages.items():
             if not bool(torch.isfinite(message).all()):  # nobody could take it out of a sum again
                 messages[client] = torch.zeros_like(message)
@@ -131,7 +136,19 @@ def _rows(agreement: Agreement, state: State, plan: Plan, cohort: Cohort, arrive
 
 
 def _total(agreement: Agreement, plan: Plan, cohort: Cohort, arrived: Summed) -> Total:
-    return Total(vector=_undo(agreement, plan, arrived.vector, None), cohort=cohort, layout=agreement.layout)
+    grid = agreement.strategy.upload_grid(max(1, len(plan.cohort)))
+    # A sum of multiples of one step is one: what double precision lost on the way is put right.
+    vector = arrived.vector if grid is None else grid.integers(arrived.vector).mul_(grid.step)
+    return Total(vector=_undo(agreement, plan, vector, None), cohort=cohort, layout=agreement.layout)
+
+
+def _nothing(agreement: Agreement, plan: Plan) -> Tensor:
+    """The sum of no messages: as long as a client's would have been."""
+    message = torch.zeros(agreement.layout.size)
+    for number, stage in enumerate(agreement.strategy.stages):
+        if stage.acts_on_rows:
+            message = stage.client_rows(message[None], dict(plan.shared.get(f"stage{number}", {})))[0]
+    return message.to(torch.float64)
 
 
 def _without_non_finite(rows: Rows) -> tuple[Rows, list[str]]:
@@ -157,22 +174,14 @@ def _aggregate(
         matrix, plugs["clean"], metrics["clean"] = strategy.clean(plugs.get("clean", {}), received, state.round)
         received = Rows(matrix=matrix, origin=received.origin, cohort=received.cohort, layout=received.layout)
     starts = _personal_starts(agreement, state, received)
-    # weigh
+    # weigh, central noise
+    noise: Tensor | None = None
     weights, plugs["weights"], metrics["weights"] = strategy.weights(plugs.get("weights", {}), received, state.round)
     if isinstance(received, Rows):
         aggregate = weights @ received.matrix
     else:
-        aggregate = (weights[0] if len(weights) else 0.0) * received.vector
-    # central noise, denoise, step
-    noise = None
-    if strategy.central_noise is not None:
-        bound = strategy.published_bound(strategy.local.exposure((), 1), agreement.terms)
-        noise = strategy.central_noise.add(torch.zeros_like(aggregate), bound, run.secret("central", state.round))
-        aggregate = aggregate + noise
-        metrics["noise"] = {
-            "expected_norm": strategy.central_noise.std(bound) * math.sqrt(len(noise)),
-            "norm": float(torch.linalg.vector_norm(noise)),
-        }
+        aggregate, noise = _noisy_total(agreement, state, received, weights, run, metrics)
+    # denoise, step
     for number, denoiser in enumerate(strategy.denoise):
         place = Aggregate(vector=aggregate, model=state.model, layout=agreement.layout, round=state.round)
         aggregate, metrics[f"denoise{number}"] = denoiser(place)
@@ -185,6 +194,27 @@ def _aggregate(
         **{f"{slot}_metrics": told for slot, told in metrics.items() if told},
     }
     return strategy.step(state.model, aggregate), starts, plugs, told
+
+
+def _noisy_total(
+    agreement: Agreement, state: State, received: Total, weights: Tensor, run: Run, metrics: dict[str, Metrics]
+) -> tuple[Tensor, Tensor | None]:
+    """The weighted sum, with central noise where the strategy has it; and that noise, for the operator's record."""
+    strategy, total = agreement.strategy, received.vector.to(torch.float64)
+    if strategy.weights.constant:
+        weight = strategy.weights.value(agreement.terms)
+    else:
+        weight = float(weights[0]) if len(weights) else 0.0
+    if strategy.central_noise is None:
+        return (weight * total).to(torch.float32), None
+    bound = strategy.contribution_bound(agreement.terms)
+    noisy = strategy.central_noise.add(total, bound, run.secret("central", state.round))
+    noise = (weight * (noisy - total)).to(torch.float32)
+    metrics["noise"] = {
+        "expected_norm": weight * strategy.central_noise.std(bound) * math.sqrt(len(noise)),
+        "norm": float(torch.linalg.vector_norm(noise)),
+    }
+    return (weight * noisy).to(torch.float32), noise
 
 
 def _personal_starts(agreement: Agreement, state: State, received: Rows | Total) -> dict[str, Tensor]:

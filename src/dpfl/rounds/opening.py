@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.random import PublicSeed
 from dpfl.core.types import Cohort, Downlink, Observer, State
 from dpfl.privacy.bills import Charge
 from dpfl.rounds.agreement import Agreement, Plan, Run
@@ -12,36 +13,38 @@ from dpfl.wire.payload import encode_download
 
 
 def open_round(agreement: Agreement, state: State, run: Run, willing: Callable[[str], bool]) -> Plan:
-    """Draw the cohort among the willing, charge the world's bill, and write one download per client.
+    """Draw the cohort among the willing, charge what the world will see, and write one download per client.
 
     ``willing`` asks a client whether it can afford the round; the server itself knows no true budget.
+
+    *Formal guarantees.* Where the secrecy of the draw is counted on, everyone is asked before the draw, and the draw is
+    among the willing: a round never fails because of who was drawn. Amplification is charged at the rate that holds for
+    the least number of willing clients; with fewer the plan ends, and the model is kept.
     """
     strategy, terms = agreement.strategy, agreement.terms
-    seed = run.public.child("round", state.round)
+    seed = run.round_seed(state.round)
     on_air = seed.child("channel")
-    candidates = [c for c in sorted(agreement.claims) if strategy.channel.reachable(c, state.round, on_air)]
+    everyone = sorted(agreement.claims)
+    candidates = [client for client in everyone if strategy.channel.reachable(client, state.round, on_air)]
     if not candidates:  # nobody can be heard: the round passes, and releases nothing
-        return Plan(round=state.round, cohort=Cohort(ids=(), claims={}), downloads={}, shared={}, starts={})
-    # Who is drawn is a secret: where sampling is billed as amplification, a public draw would amplify nothing.
-    order = strategy.selection.order(candidates, run.secret("cohort", state.round).secret_seed())
-    size = strategy.selection.cohort_size(terms.population)
-    if size is not None and agreement.amplified:
-        order = order[:size]  # the billed rate is size / population: the unwilling are missed, not replaced
-    drawn: list[str] = []
-    unwilling: list[str] = []
-    for client in order:
-        if size is not None and len(drawn) == size:
-            break
-        (drawn if willing(client) else unwilling).append(client)
-    over = not drawn and not any(willing(client) for client in sorted(agreement.claims))
-    if over:
-        nothing = Cohort(ids=(), claims={})
-        everyone = tuple(sorted(agreement.claims))
-        return Plan(
-            round=state.round, cohort=nothing, downloads={}, shared={}, starts={}, unwilling=everyone, over=True
-        )
+        return _no_round(state)
+    secret = run.secret("cohort", state.round).secret_seed()
+    if agreement.amplified:
+        answers = {client: willing(client) for client in candidates}
+        eligible = [client for client, yes in answers.items() if yes]
+        unwilling = [client for client, yes in answers.items() if not yes]
+        least = strategy.selection.least_willing(terms.population)
+        if len(eligible) < least:
+            few = f"{len(eligible)} of {len(everyone)} clients can afford another round, and the plan needs {least}"
+            why = few if eligible else "no client can afford another one"
+            return _no_round(state, over=why, unwilling=unwilling)
+        drawn = strategy.selection.order(eligible, secret)[: strategy.selection.cohort_size(terms.population)]
+    else:
+        eligible = []
+        drawn, unwilling = _first_willing(agreement, candidates, secret, willing)
+        if not drawn and not any(willing(client) for client in everyone):
+            return _no_round(state, over="no client can afford another one", unwilling=everyone)
     cohort = Cohort.of({client: agreement.claims[client] for client in drawn})
-    eligible = [client for client in candidates if willing(client)] if agreement.amplified else []
     _charge_world(agreement, run, state.round, cohort, eligible)
     shared = {}
     for slot, plug in strategy.slots():
@@ -67,6 +70,28 @@ def open_round(agreement: Agreement, state: State, run: Run, willing: Callable[[
         starts=starts,
         unwilling=tuple(sorted(unwilling)),
     )
+
+
+def _no_round(state: State, over: str = "", unwilling: Sequence[str] = ()) -> Plan:
+    nobody = Cohort(ids=(), claims={})
+    return Plan(
+        round=state.round, cohort=nobody, downloads={}, shared={}, starts={}, unwilling=tuple(unwilling), over=over
+    )
+
+
+def _first_willing(
+    agreement: Agreement, candidates: Sequence[str], secret: PublicSeed, willing: Callable[[str], bool]
+) -> tuple[list[str], list[str]]:
+    """Draw, and replace those who are not willing by the next in the order; only those who come up are asked."""
+    selection = agreement.strategy.selection
+    size = selection.cohort_size(agreement.terms.population)
+    drawn: list[str] = []
+    unwilling: list[str] = []
+    for client in selection.order(candidates, secret):
+        if len(drawn) == size:
+            break
+        (drawn if willing(client) else unwilling).append(client)
+    return drawn, unwilling
 
 
 def _charge_world(agreement: Agreement, run: Run, round_: int, cohort: Cohort, eligible: list[str]) -> None:

@@ -6,17 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from dpfl.core.errors import ConfigurationError
+from dpfl.core.grid import Grid
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Terms
 
 
 @dataclass(frozen=True, kw_only=True)
 class CentralNoise:
-    """Gaussian noise of std ``noise_multiplier`` x (the bound of one client's weighted contribution).
+    """Gaussian noise of std ``noise_multiplier`` x (the bound of one client's contribution), on a grid, on the sum.
 
     The bound is asked of the exposure, that is of the object that clips: noise and sensitivity cannot drift apart. A
     multiplier left out is settled at enrolment, from the smallest budget anyone claims.
@@ -42,9 +42,9 @@ class CentralNoise:
             raise ConfigurationError("central noise", "its multiplier was left open", "enrol first, or give a number")
         return self.noise_multiplier * bound
 
-    def add(self, vector: Tensor, bound: float, rng: SecretRng) -> Tensor:
-        """Add the noise."""
-        return vector + self.std(bound) * rng.normal_(torch.empty_like(vector))
+    def add(self, total: Tensor, bound: float, rng: SecretRng) -> Tensor:
+        """Round the sum of all contributions onto the grid and add the noise."""
+        return Grid.of(self.std(bound)).noised(total, rng)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,14 +35,26 @@ class Everyone(Selection):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedCohort(Selection):
-    """A fixed number, uniformly without replacement."""
+    """A fixed number, uniformly without replacement, out of those who are willing.
+
+    ``least``: the smallest number of willing clients with which a plan goes on. Amplification is charged at ``size`` /
+    ``least`` in every round, so clients may leave without changing what the others are charged. Left out, it is the
+    whole population: the smallest charge, and the plan ends when the first client leaves.
+    """
 
     size: int
+    least: int | None = None
     sampling: ClassVar[Sampling] = "uniform"
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ConfigurationError("cohort", f"size = {self.size}", "draw at least one client")
+        if self.least is not None and self.least < self.size:
+            raise ConfigurationError(
+                "cohort",
+                f"{self.size} clients cannot be drawn when only {self.least} are willing",
+                "give a least number of willing clients that is at least the cohort's size",
+            )
 
     def _check(self, population: int) -> None:
         if self.size > population:
@@ -51,11 +63,24 @@ class FixedCohort(Selection):
                 f"{self.size} clients cannot be drawn from {population}",
                 f"give a cohort of at most {population}",
             )
+        if self.least is not None and self.least > population:
+            raise ConfigurationError(
+                "cohort", f"{self.least} willing clients are more than the {population} there are", "give fewer"
+            )
 
     def rate(self, population: int) -> float:
         """Return size / population."""
         self._check(population)
         return self.size / population
+
+    def charged_rate(self, population: int) -> float:
+        """Return size / (least number of willing clients)."""
+        return self.size / self.least_willing(population)
+
+    def least_willing(self, population: int) -> int:
+        """Return the least number of willing clients that the plan allows."""
+        self._check(population)
+        return population if self.least is None else self.least
 
     def cohort_size(self, population: int) -> int | None:
         """Return the fixed size."""

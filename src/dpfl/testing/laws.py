@@ -35,7 +35,15 @@ from dpfl.protocols import (
 )
 
 LAYOUT = Layout.of({"weight": torch.zeros(4, 3), "bias": torch.zeros(4)})
-TERMS = Terms(rounds=5, population=8, expected_cohort=4.0, participations=3, smallest_epsilon=0.5, largest_epsilon=8.0)
+TERMS = Terms(
+    rounds=5,
+    population=8,
+    expected_cohort=4.0,
+    participations=3,
+    smallest_epsilon=0.5,
+    largest_epsilon=8.0,
+    parameters=LAYOUT.size,
+)
 _ODD = st.sampled_from([0.0, -0.0, 1e-45, 1e-30, 1e30, 3e38, float("inf"), float("-inf"), float("nan")])
 _NUMBER = st.floats(-100, 100, width=32)
 
@@ -64,7 +72,7 @@ def _cohort(size: int) -> Cohort:
 def check_stage(stage: Stage) -> None:
     """A stage keeps the length, enforces the bound its exposure promises for any input, and is linear where it says so."""
     shared = stage.open(stage.start(TERMS, LAYOUT), 0, _cohort(4), PublicSeed(0))
-    promised = stage.exposure(Exposure(unit=Unit.CLIENT), 4)
+    promised = stage.exposure(Exposure(unit=Unit.CLIENT, numbers=LAYOUT.size), 4)
 
     @given(_VECTOR, _SEED)
     def bounded_and_right_length(x: Tensor, seed: PublicSeed) -> None:
@@ -242,11 +250,11 @@ def check_local_work(local: LocalWork) -> None:
         phases = local.phases(TERMS, participant)
         assert phases == local.phases(TERMS, participant), f"{local} plans differently each time"
         assert all(phase.steps >= 1 for phase in phases)
-        exposure = local.exposure(phases, examples)
+        exposure = local.exposure(phases, examples, LAYOUT.size)
         assert exposure.unit is local.unit
         assert exposure.finite == local.private, f"{local} says private = {local.private}, its exposure says otherwise"
         if exposure.paid:
-            written = tuple(sampler(p, examples).event(p.noise_multiplier, p.steps) for p in phases)
+            written = tuple(sampler(p, examples).event(p.noise_multiplier, p.steps, LAYOUT.size) for p in phases)
             assert exposure.paid == written, f"{local} bills something else than it does"
 
 

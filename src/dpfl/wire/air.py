@@ -5,7 +5,8 @@ arrive equally strong, and spends what power it has left on noise of its own:
 
     x_i = sqrt(signal) / (|h_i| clip) message_i + sqrt(level (1 - signal / kappa_i) P / r) m_i,   kappa_i = P |h_i|^2,
 
-so that E|x_i|^2 <= P. ``signal`` is the weakest kappa, or less: in every round it is chosen so that the noise that the bill
+so that E|x_i|^2 <= P. The noise of all antennas and of the receiver adds up in the air, and is drawn there, once, on a
+grid: the physical noise of a channel is a model, and this is the model. ``signal`` is the weakest kappa, or less: in every round it is chosen so that the noise that the bill
 counts on is ``noise_multiplier`` times what one client contributes. A round in which the channel is bad costs accuracy,
 never privacy.
 """
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from dpfl.core.errors import ConfigurationError
+from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Cohort, Metrics, PlugState, Shared, Terms, Who
@@ -177,18 +179,20 @@ class OverTheAir(Channel):
     # -- one round -----------------------------------------------------------------------------------------------------
 
     def send(self, message: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        """Scale the message to the common strength at the receiver, and spend spare power on noise."""
+        """Scale the message to the common strength at the receiver; spare power goes into noise, drawn in the air."""
         if message.numel() != int(shared["power"][4]):
             raise ConfigurationError(
                 "over the air",
                 f"a message of {message.numel()} numbers, noise was planned for {int(shared['power'][4])}",
                 "make numbers and the length of a message agree",
             )
-        gain, (signal, level) = self.gain(who.id, PublicSeed.from_tensor(shared["seed"])), shared["power"][:2].tolist()
-        kappa = self.power * gain**2
-        scaled = message * (math.sqrt(signal) / (gain * self.clip))
-        std = math.sqrt(level * max(0.0, 1 - signal / kappa) * self.power / max(1, message.numel()))
-        return scaled + std * rng.normal_(torch.empty_like(message)) if std > 0 else scaled
+        gain = self.gain(who.id, PublicSeed.from_tensor(shared["seed"]))
+        return message * (math.sqrt(float(shared["power"][0])) / (gain * self.clip))
+
+    def artificial_noise(self, gain: float, shared: Shared) -> float:
+        """Variance of the noise that a client adds to what it sends, with the power that its signal leaves."""
+        signal, level, _, _, numbers = shared["power"].tolist()
+        return level * max(0.0, 1 - signal / (self.power * gain**2)) * self.power / max(1.0, numbers)
 
     def deliver(
         self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed, rng: SecretRng
@@ -196,18 +200,22 @@ class OverTheAir(Channel):
         """What the receiver hears, divided by the strength at which one client's message arrives."""
         ids, gains = tuple(sorted(messages)), PublicSeed.from_tensor(shared["seed"])
         heard = torch.zeros_like(messages[ids[0]], dtype=torch.float64)
+        variance = self.receiver_noise
         for client in ids:
-            heard += self.gain(client, gains) * messages[client].to(torch.float64)
-        noise = rng.normal_(torch.empty(len(heard))).to(torch.float64)
-        heard += math.sqrt(self.receiver_noise) * noise
+            gain = self.gain(client, gains)
+            heard += gain * messages[client].to(torch.float64)
+            variance += gain**2 * self.artificial_noise(gain, shared)
         strength = math.sqrt(float(shared["power"][0])) / self.clip
-        return Summed(vector=(heard / strength).to(torch.float32), ids=ids)
+        total = heard / strength
+        if variance > 0:
+            total = Grid.of(math.sqrt(variance) / strength).noised(total, rng)
+        return Summed(vector=total.to(torch.float32), ids=ids)
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
         """The noise that is counted on, relative to the clip that the signal was scaled by."""
         if self.noise_multiplier is None:
             raise ConfigurationError("over the air", "its multiplier was left open", "enrol first, or give a number")
-        return exposure.noised(self.noise_multiplier * self.clip)
+        return exposure.noised(self.noise_multiplier * self.clip, summands=drawn)
 
     def told(self, shared: Shared) -> Metrics:
         """Signal, artificial noise, what noise arrived per client's contribution, the weakest gain, channel uses."""

@@ -35,6 +35,15 @@ class Digital(Channel):
         return exposure
 
 
+def summed(messages: Mapping[str, Tensor]) -> Summed:
+    """Add messages up in double precision, in canonical order."""
+    ids = tuple(sorted(messages))
+    total = torch.zeros_like(messages[ids[0]], dtype=torch.float64)
+    for client in ids:
+        total += messages[client]
+    return Summed(vector=total, ids=ids)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SecureSum(Channel):
     """Only the sum arrives. Simulated: the cryptography that would make it true is not here, so deployment refuses it."""
@@ -45,9 +54,8 @@ class SecureSum(Channel):
     def deliver(
         self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed, rng: SecretRng
     ) -> dict[str, Tensor] | Summed:
-        """Deliver the sum, added in canonical order."""
-        ids = tuple(sorted(messages))
-        return Summed(vector=torch.stack([messages[client] for client in ids]).sum(dim=0), ids=ids)
+        """Deliver the sum, added up in double precision and in canonical order."""
+        return summed(messages)
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
         """The server sees one's own contribution under one's own noise; other shares are not counted on here."""

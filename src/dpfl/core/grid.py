@@ -1,0 +1,112 @@
+"""The grid on which noise is added, and what rounding onto it costs.
+
+A mechanism with a bounded sum s, a noise std and d coordinates works in steps of g = std / SCALE::
+
+    q = round(s / g)       integers
+    n = q + X              X = round(N(0, SCALE^2)): one correctly rounded addition of two exact integers
+    released = n g         whatever follows is post-processing
+
+*Sensitivity.* Rounding moves each of two neighbours by at most g / 2 in every coordinate: the bound C of one unit's
+contribution becomes C + g sqrt(d) for each separately rounded part, and grows by what adding up in floating point may
+lose. The multiplier that is charged is std over that larger bound (:func:`effective_multiplier`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.grid_noise import LARGEST, SCALE
+from dpfl.core.random import SecretRng
+
+SUMMANDS = 32
+"""Most records whose clipped gradients are added up in single precision before they are rounded onto the grid."""
+
+FLOAT_SUM = 2 * SUMMANDS * (SUMMANDS + 3) * 2.0**-24
+"""What a single-precision sum of so many contributions may lose, relative to the clip, for both neighbours together.
+
+b (b + 3) u for each (Casacuberta, Shoemate, Vadhan, Wagaman 2022), u = 2^-24."""
+
+DOUBLE_SUM = 2.0**-50
+"""The same for a sum in double precision, per summand."""
+
+_LEAST_STEP = 1e-36  # below, single precision could not hold a multiple of the step
+_LARGEST_INTEGER = 2.0**52
+_ON_WIRE = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Multiples of ``step``.
+
+    >>> grid = Grid.of(2.0)
+    >>> grid.step * SCALE
+    2.0
+    """
+
+    step: float
+
+    @classmethod
+    def of(cls, std: float) -> Grid:
+        """The grid on which noise of this standard deviation is drawn."""
+        if not (math.isfinite(std) and std / SCALE >= _LEAST_STEP):
+            raise PrivacyRefusal(
+                "noise",
+                f"a standard deviation of {std:g} has no grid: its steps are too small for single precision",
+                "use a larger clip or more noise",
+            )
+        return cls(std / SCALE)
+
+    def integers(self, vector: Tensor) -> Tensor:
+        """Round onto the grid, in double precision; what it cannot hold is brought to its end, which moves nobody apart."""
+        return (vector.to(torch.float64) / self.step).clamp_(-_LARGEST_INTEGER, _LARGEST_INTEGER).round_()
+
+    def noised(self, vector: Tensor, rng: SecretRng) -> Tensor:
+        """Round, add noise of SCALE steps, and return multiples of the step in double precision.
+
+        >>> from dpfl.core.random import PublicSeed
+        >>> noisy = Grid.of(1.0).noised(torch.zeros(3), SecretRng.simulated(PublicSeed(1)))
+        >>> bool((noisy * SCALE == (noisy * SCALE).round()).all())
+        True
+        """
+        noise = rng.grid_noise_(torch.empty(vector.numel())).view(vector.shape)
+        return self.integers(vector).add_(noise.to(vector.device)).mul_(self.step)
+
+    def widening(self, numbers: int) -> float:
+        """By how much rounding ``numbers`` coordinates may move two neighbours apart."""
+        return self.step * math.sqrt(numbers)
+
+    def holds(self, bound: float) -> bool:
+        """Whether every noisy coordinate of a vector within ``bound`` fits into 32 bits, as uploads are sent."""
+        return bound / self.step + LARGEST <= _ON_WIRE
+
+
+def effective_multiplier(noise_multiplier: float, numbers: int, parts: int) -> float:
+    """std over the sensitivity of a noisy sum that is rounded in ``parts``, each added up in single precision.
+
+    >>> round(effective_multiplier(1.0, 7850, 2), 5)
+    0.99956
+    """
+    if noise_multiplier == 0:
+        return 0.0
+    return noise_multiplier / (1 + parts * (FLOAT_SUM + noise_multiplier * math.sqrt(numbers) / SCALE))
+
+
+def multiplier_for(effective: float, numbers: int, parts: int) -> float:
+    """The noise multiplier whose effective one is at least ``effective``.
+
+    >>> effective_multiplier(multiplier_for(1.5, 7850, 3), 7850, 3) >= 1.5
+    True
+    """
+    lost = effective * parts * math.sqrt(numbers) / SCALE
+    if not lost < 1:
+        raise PrivacyRefusal(
+            "noise",
+            f"a noise multiplier of {effective:.4g} over {numbers} coordinates makes the grid coarser than the clip",
+            "plan fewer steps, use smaller batches or a smaller model, or raise the budget",
+        )
+    return effective * (1 + parts * FLOAT_SUM) / (1 - lost) * (1 + 1e-12)

@@ -1,0 +1,260 @@
+"""One phase of DP-SGD of many clients at once: clipped sums on the grid of their noise.
+
+For a linear layer with input a and output gradient d (of one record), the gradient of the weight is the outer product
+d a^T, so its squared norm is |a|^2 |d|^2 and a weighted sum over records is one matrix product. One forward and one
+backward give a and d of every layer; per-record norms, clip factors and the clipped sum follow from them.
+
+Every step, for every client with noise std s = noise_multiplier x clip and grid step g = s / SCALE::
+
+    q = sum over parts of round(sum of (clip factor / g) x gradient)      at most SUMMANDS records a part
+    weights <- weights - (lr g / expected batch) (q + X)                  X: integers drawn by the client's generator
+
+*Formal guarantees.* A record's contribution is a function of the record and of the weights alone: every part has the same
+shape whatever was drawn (records that are missing are zero), and a record's place in it does not change a bit
+(``tests/engine/test_private_stacks.py``). q + X is one correctly rounded addition of two exact integers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dpfl.client.sampling import Draw, PoissonBatches, sampler
+from dpfl.core.grid import SUMMANDS, Grid
+from dpfl.core.grid_noise import SCALE
+from dpfl.core.inputs import Inputs
+from dpfl.core.linalg import LARGEST_NORM, clip_factor, squared_norms
+from dpfl.core.random import fill_grid_noise
+from dpfl.core.types import Phase
+from dpfl.engine.stacks import Chain, Linear, Stack, into_balls, side_by_side
+from dpfl.protocols import Job
+
+_MOST_AHEAD = 1 << 22  # noise values drawn at once
+_EXACT = 1 << 24  # integers up to here are exact in single precision
+
+
+def run_private_phase(chain: Chain, jobs: list[Job], number: int, start: Tensor) -> Tensor:
+    """Run phase ``number`` of all jobs, which share its shape, from the rows of ``start``."""
+    phases, device = [job.phases[number] for job in jobs], start.device
+    first = phases[0]
+    samplers = [sampler(phase, len(job.labels)) for phase, job in zip(phases, jobs, strict=True)]
+    draws = [s.draw(job.rng.child("records", number), first.steps) for s, job in zip(samplers, jobs, strict=True)]
+    sizes = torch.stack([draw.sizes for draw in draws], dim=1).numpy()  # (steps, clients)
+    noisy = first.noise_multiplier > 0
+    steps = [Grid.of(p.noise_multiplier * (p.clip or 0.0)).step if noisy else 1.0 for p in phases]
+    parts = _Parts(jobs, draws, sizes, _width(first.batch_size), device)
+    stacks = [Stack.of(layer, start) for layer in chain if isinstance(layer, Linear)]
+    sums = _Sums(chain, stacks, phases, steps, device)
+    noise = _Noise(jobs, number, start) if noisy else None
+    lr = np.array([p.lr for p in phases])
+    decay = _column([p.weight_decay * p.lr for p in phases], device) if any(p.weight_decay for p in phases) else None
+    balls = None if first.ball is None else _column([p.ball or math.inf for p in phases], device)
+    centres = [] if balls is None else [Stack.of(stack.layer, start) for stack in stacks]
+    fixed = np.array([s.expected_size if isinstance(s, PoissonBatches) else 0.0 for s in samplers])
+    for step in range(first.steps):
+        # The fixed, public denominator of a Poisson sample; the batch's own size where nothing is protected.
+        expected = np.where(fixed > 0, fixed, np.maximum(sizes[step], 1))
+        totals = sums.of(parts, step, exact=float((sizes[step] / sums.multipliers).max()) * SCALE < _EXACT)
+        drawn = None if noise is None else noise.next()
+        rates = _column(lr / expected * np.array(steps), device)
+        for stack, total in zip(stacks, totals, strict=True):
+            stack.move(total, drawn, rates, decay)
+        if balls is not None:
+            into_balls(stacks, centres, balls)
+    vectors = torch.empty_like(start)
+    for stack in stacks:
+        stack.write(vectors)
+    return vectors
+
+
+def _column(values: Sequence[float] | np.ndarray, device: torch.device) -> Tensor:
+    return torch.as_tensor(values, dtype=torch.float32, device=device)[:, None]
+
+
+def _width(batch_size: int) -> int:
+    """Records of one part: a multiple of 8, enough for most batches, at most ``SUMMANDS``. It depends on nothing private."""
+    usual = batch_size + 2.5 * math.sqrt(batch_size)
+    return min(SUMMANDS, 8 * math.ceil(usual / 8))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some records of every client in a (clients x width) table; ``counted`` says which places hold a record."""
+
+    features: Tensor
+    labels: Tensor
+    counted: Tensor
+    norms: Tensor | None
+
+
+class _Parts:
+    """The records of every step, in parts of one fixed shape; a place without a record repeats one, and is not counted."""
+
+    def __init__(self, jobs: list[Job], draws: list[Draw], sizes: np.ndarray, width: int, device: torch.device) -> None:
+        self.width, self._device, self._sizes = width, device, sizes
+        self._inputs: Inputs = jobs[0].inputs
+        self._features, starts = side_by_side([job.features for job in jobs])
+        self._labels, label_starts = side_by_side([job.labels for job in jobs])
+        self._records = torch.cat([draw.records for draw in draws]).numpy()
+        self._starts = np.array(starts)[:, None]
+        self._shift = np.array(label_starts)[:, None] - self._starts
+        # Where each client's part of each step begins in the records, which lie client after client.
+        before = np.concatenate([[0], np.cumsum(sizes.sum(axis=0))[:-1]])
+        self._begins = before + np.cumsum(sizes, axis=0) - sizes
+        often = len(self._records) >= sum(len(job.labels) for job in jobs)
+        self._norms = self._all_norms(jobs) if often else None
+
+    def _all_norms(self, jobs: list[Job]) -> Tensor:
+        """Squared norms of all clients' records, where computing them once is less work than doing so for every step."""
+        norms = torch.zeros(len(self._features), dtype=torch.float64)
+        for job, start in zip(jobs, self._starts[:, 0].tolist(), strict=True):
+            for first in range(0, len(job.features), 1024):
+                some = self._inputs(job.features[first : first + 1024]).flatten(1)
+                norms[start + first : start + first + len(some)] = squared_norms(some)
+        return norms
+
+    def count(self, step: int) -> int:
+        """In how many parts this step's records come."""
+        return max(1, math.ceil(int(self._sizes[step].max()) / self.width))
+
+    def get(self, step: int, part: int) -> _Part:
+        """Gather one part: one look-up for all clients."""
+        places = np.arange(part * self.width, (part + 1) * self.width)
+        counted = places < self._sizes[step][:, None]
+        chosen = np.minimum(self._begins[step][:, None] + places, max(len(self._records) - 1, 0))
+        own = np.where(counted, self._records[chosen], 0) if len(self._records) else np.zeros_like(chosen)
+        rows = own + self._starts
+        flat = torch.from_numpy(rows.ravel())
+        features = self._inputs(self._features.index_select(0, flat).to(self._device))
+        norms = None if self._norms is None else self._norms.index_select(0, flat).view(rows.shape).to(self._device)
+        if self._shift.any():
+            flat = torch.from_numpy((rows + self._shift).ravel())
+        labels = self._labels.index_select(0, flat).to(self._device)
+        return _Part(features, labels, torch.from_numpy(counted).to(self._device), norms)
+
+
+class _Sums:
+    """Clipped sums of all clients in steps of their grids, layer by layer."""
+
+    def __init__(
+        self, chain: Chain, stacks: list[Stack], phases: list[Phase], steps: list[float], device: torch.device
+    ) -> None:
+        self._chain, self._stacks = chain, stacks
+        self._clips = torch.tensor([p.clip or 0.0 for p in phases], dtype=torch.float64, device=device)[:, None]
+        self._inverse = 1 / torch.tensor(steps, dtype=torch.float64, device=device)[:, None]
+        self._rounds = phases[0].noise_multiplier > 0
+        self.multipliers = np.array([p.noise_multiplier if self._rounds else math.inf for p in phases])
+        self._totals, self._more = [stack.like() for stack in stacks], [stack.like() for stack in stacks]
+        linear = [step for step in chain if isinstance(step, Linear)]
+        self._softmax = len(linear) == 1 and all(isinstance(step, Linear | nn.Flatten) for step in chain)
+
+    def of(self, parts: _Parts, step: int, *, exact: bool) -> list[Stack]:
+        """One step's sums as integers (without noise: as they are). ``exact``: no sum can leave the exact integers."""
+        for number in range(parts.count(step)):
+            into = self._totals if number == 0 else self._more
+            self._add_up(parts.get(step, number), into)
+            for total, part in zip(self._totals, into, strict=True):
+                for whole, own in ((total.weight, part.weight), (total.bias, part.bias)):
+                    if own is None or whole is None:
+                        continue
+                    if self._rounds:
+                        (own if exact else own.clamp_(-_EXACT, _EXACT)).round_()
+                    if own is not whole:
+                        whole.add_(own)
+        return self._totals
+
+    def _add_up(self, part: _Part, into: list[Stack]) -> None:
+        """Write each client's sum of clipped per-record gradients over its grid's step."""
+        inputs, slopes = self._errors(part) if self._softmax else self._backward(part)
+        with torch.no_grad():
+            squares, broken = self._norms(part, inputs, slopes)
+            factor = clip_factor(squares.sqrt(), self._clips) * part.counted * self._inverse
+            if bool(broken.any()):  # zero times infinity is not zero: such records are taken out, not scaled
+                inputs = [a.masked_fill(broken[..., None], 0.0) for a in inputs]
+                slopes = [d.masked_fill(broken[..., None], 0.0) for d in slopes]
+            weights = factor.to(torch.float32)[..., None]
+            for total, a, d in zip(into, inputs, slopes, strict=True):
+                weighted = (d * weights).transpose(1, 2).contiguous()
+                torch.bmm(weighted, a, out=total.weight)
+                if total.bias is not None:
+                    torch.sum(weighted, 2, out=total.bias)
+
+    def _norms(self, part: _Part, inputs: list[Tensor], slopes: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Squared norm of every record's gradient, and which records count as zero."""
+        squares = torch.zeros(part.counted.shape, dtype=torch.float64, device=part.counted.device)
+        broken = torch.zeros_like(part.counted)
+        for i, (stack, a, d) in enumerate(zip(self._stacks, inputs, slopes, strict=True)):
+            of_inputs = part.norms if i == 0 and part.norms is not None and self._raw_first else squared_norms(a)
+            squares += (of_inputs + (0.0 if stack.bias is None else 1.0)) * squared_norms(d)
+            broken |= ~(of_inputs <= LARGEST_NORM**2)
+        return squares, broken | ~(squares <= LARGEST_NORM**2)
+
+    @property
+    def _raw_first(self) -> bool:
+        """Whether the first linear layer is given the records themselves."""
+        return isinstance(self._chain[0], Linear) or (
+            isinstance(self._chain[0], nn.Flatten) and isinstance(self._chain[1], Linear)
+        )
+
+    def _errors(self, part: _Part) -> tuple[list[Tensor], list[Tensor]]:
+        """One linear layer under cross-entropy: the gradient of its output is softmax - one-hot."""
+        (stack,), (clients, width) = self._stacks, part.counted.shape
+        x = part.features.reshape(clients, width, -1)
+        errors = _outputs(stack, x).softmax(dim=2)
+        errors.view(clients * width, -1)[torch.arange(clients * width, device=x.device), part.labels] -= 1.0
+        return [x], [errors]
+
+    def _backward(self, part: _Part) -> tuple[list[Tensor], list[Tensor]]:
+        """Inputs of every linear layer, and the gradients of the summed loss with respect to their outputs."""
+        clients, width = part.counted.shape
+        inputs: list[Tensor] = []
+        outputs: list[Tensor] = []
+        x = part.features.reshape(clients, width, *part.features.shape[1:])
+        for step in self._chain:
+            if isinstance(step, Linear):
+                x = x.reshape(clients, width, -1)
+                stack = self._stacks[len(inputs)]
+                inputs.append(x.detach().contiguous())
+                x = _outputs(stack, x)
+                x = x if x.requires_grad else x.requires_grad_()
+                outputs.append(x)
+            elif isinstance(step, nn.Flatten):
+                x = x.reshape(clients, width, -1)
+            else:
+                x = step(x.clone() if getattr(step, "inplace", False) else x)
+        loss = F.cross_entropy(x.reshape(clients * width, -1), part.labels, reduction="sum")
+        return inputs, list(torch.autograd.grad(loss, outputs))
+
+
+def _outputs(stack: Stack, x: Tensor) -> Tensor:
+    outputs = torch.bmm(stack.weight, x.transpose(1, 2)).transpose(1, 2)  # twice as fast as the other way round
+    return outputs if stack.bias is None else outputs + stack.bias[:, None]
+
+
+class _Noise:
+    """Each client's noise from its own generator, drawn some steps ahead, as (clients, steps, numbers)."""
+
+    def __init__(self, jobs: list[Job], number: int, like: Tensor) -> None:
+        self._rngs = [job.rng.child("noise", number) for job in jobs]
+        self._left = jobs[0].phases[number].steps
+        self._device, (clients, self._numbers) = like.device, like.shape
+        self._ahead = max(1, min(self._left, _MOST_AHEAD // max(like.numel(), 1)))
+        self._drawn = torch.empty(clients * self._ahead * self._numbers)
+        self._block: Tensor | None = None
+        self._next = 0
+
+    def next(self) -> Tensor:
+        """One step's noise, a row a client."""
+        if self._block is None or self._next == self._block.shape[1]:
+            count, clients = min(self._ahead, self._left), len(self._rngs)
+            rows = self._drawn[: clients * count * self._numbers].view(clients, -1)
+            self._block = fill_grid_noise(self._rngs, rows).view(clients, count, self._numbers)
+            self._next, self._left = 0, self._left - count
+        self._next += 1
+        return self._block[:, self._next - 1].to(self._device)
