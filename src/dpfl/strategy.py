@@ -158,7 +158,7 @@ class Strategy:
         """Fold once with stand-in numbers, for a population no cohort exceeds: only whether it is finite matters."""
         terms = Terms(
             rounds=1,
-            population=10**9,
+            population=10**7,
             expected_cohort=10,
             participations=1,
             smallest_epsilon=1,

@@ -31,8 +31,8 @@ FLOAT_SUM = 2 * SUMMANDS * (SUMMANDS + 3) * 2.0**-24
 
 b (b + 3) u for each (Casacuberta, Shoemate, Vadhan, Wagaman 2022), u = 2^-24."""
 
-DOUBLE_SUM = 2.0**-50
-"""The same for a sum in double precision, per summand."""
+DOUBLE_SUM = 2 * 2.0**-53
+"""The same for a sum of b contributions in double precision, over b (b + 3)."""
 
 _LEAST_STEP = 1e-36  # below, single precision could not hold a multiple of the step
 _LARGEST_INTEGER = 2.0**52

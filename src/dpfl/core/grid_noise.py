@@ -15,7 +15,7 @@ Which numbers are rare is decided by geometric gaps, so the fast path tests noth
 fast draw; a rare one is accepted in double precision.
 
 *Formal guarantees.* The law of what this code really does differs from P by at most 2^-29 in log ratio within 10
-standard deviations (2^-44 within 6); 2^-75.8 of the mass is never produced. ``tests/core/test_grid_noise.py`` computes
+standard deviations (2^-42 within 6, 2^-51 in root mean square); 2^-75.8 of the mass is never produced. ``tests/core/test_grid_noise.py`` computes
 that law on every integer. The surcharge for it is in :mod:`dpfl.privacy.accountant`. All of it is computational: AES is
 taken for a pseudo-random function.
 """
