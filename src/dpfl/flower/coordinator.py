@@ -100,6 +100,7 @@ class Coordinator:
     def _start(self) -> None:
         self.name = f"{self.study.study.name}-{uuid.uuid4().hex[:12]}"
         self._gather(self.study.run.enrol_timeout)
+        self.claims = self._who_accepts()
         self._write_enrolment()
         agreement = self._agreement()
         state = first_state(agreement, self.layout.read(self.model))
@@ -204,8 +205,35 @@ class Coordinator:
         """Whether the list of members is closed."""
         return bool(self.claims)
 
+    def _who_accepts(self) -> dict[str, Claims]:
+        """Offer the terms until everyone who is left accepts them: a site that refuses is not in the population.
+
+        Terms follow from who takes part, so those who are left are asked again. Nothing is binding yet.
+        """
+        accepting = dict(sorted(self.said.items()))
+        while True:
+            agreement = enrol(self.strategy, accepting, self.study.run.rounds, self.layout)
+            answers = self._ask_terms(agreement, binding=False)
+            refusing = {site: why for site in accepting if (why := _refused(answers[site]))}
+            self.refusals |= refusing
+            if not refusing:
+                return accepting
+            accepting = {site: claims for site, claims in accepting.items() if site not in refusing}
+            if len(accepting) < self.study.run.least_sites:
+                why = "; ".join(f"{site}: {reason}" for site, reason in sorted(self.refusals.items()))
+                raise PeerError(
+                    f"study '{self.study.study.name}'",
+                    f"only {len(accepting)} sites accept its terms ({why})",
+                    "change the study or those sites' policies, or lower least_sites",
+                )
+
+    def _ask_terms(self, agreement: Agreement, *, binding: bool) -> dict[str, Letter | str]:
+        letter = Letter(header=self._header(TERMS, terms=terms_to_dict(agreement.terms), binding=binding))
+        asked = {self.nodes[site]: letter for site in agreement.claims if site in self.nodes}
+        answers = self.post.ask(asked, self.study.run.round_timeout)
+        return {site: answers.get(self.nodes.get(site, -1), "is not connected") for site in agreement.claims}
+
     def _write_enrolment(self) -> None:
-        self.claims = dict(sorted(self.said.items()))
         told = {
             "run": self.name,
             "dpfl": __version__,
@@ -247,8 +275,8 @@ class Coordinator:
                     ended = f"after {state.round} of {agreement.terms.rounds} rounds: {few}"
                     break
                 state, line = self._round(agreement, state, run)
-                if line is None:
-                    ended = f"after {state.round} of {agreement.terms.rounds} rounds: no site can afford another one"
+                if isinstance(line, str):
+                    ended = f"after {state.round} of {agreement.terms.rounds} rounds: {line}"
                     break
                 history.append(line)
                 if self.progress is not None:
@@ -258,12 +286,11 @@ class Coordinator:
             ledger.close()
 
     def _settle(self, agreement: Agreement) -> None:
-        """Tell the terms; a site that does not accept them takes no part, and says why."""
-        letter = Letter(header=self._header(TERMS, terms=terms_to_dict(agreement.terms)))
-        asked = {self.nodes[site]: letter for site in agreement.claims if site in self.nodes}
-        answers = self.post.ask(asked, self.study.run.round_timeout)
-        for site in agreement.claims:
-            why = self._note(site, answers.get(self.nodes.get(site, -1), "is not connected"))
+        """Make the terms binding: each site commits to its plan; one that cannot takes no part, and says why."""
+        for site, answer in self._ask_terms(agreement, binding=True).items():
+            why = self._note(site, answer)
+            if agreement.amplified and isinstance(answer, str):
+                self.willing[site] = False  # the draw is among those who are there: nobody drawn may be missing
             if not why and not self.willing[site]:
                 self.refusals[site] = "its budget does not cover a round"
 
@@ -283,14 +310,16 @@ class Coordinator:
             return answer.reason
         return ""
 
-    def _round(self, agreement: Agreement, state: State, run: Run) -> tuple[State, dict[str, Any] | None]:
+    def _round(self, agreement: Agreement, state: State, run: Run) -> tuple[State, dict[str, Any] | str]:
         self._greet()  # sites that came back under a new connection
+        if agreement.amplified and state.round > 0:
+            self._settle(agreement)  # everyone is asked before the draw
         # Before anything is charged or sent: if the server dies from now on, this round is lost, and not repeated with
         # other randomness.
         write_safely(self.place.path / OPENED, json.dumps({"round": state.round}).encode())
         plan = open_round(agreement, state, run, lambda site: self.willing.get(site, False))
         if plan.over:
-            return state, None
+            return state, plan.over
         header = self._header(TRAIN, terms=terms_to_dict(agreement.terms), round=state.round)
         asked = {
             self.nodes[site]: Letter(header=header, payload=plan.downloads[site])
@@ -387,6 +416,11 @@ def _bound(folder: Path) -> dict[str, int]:
         return {site: int(node) for site, node in json.loads((folder / NODES).read_text()).items()}
     except FileNotFoundError:
         return {}
+
+
+def _refused(answer: Letter | str) -> str:
+    """Why a site does not accept the terms; empty if it does."""
+    return answer if isinstance(answer, str) else "" if answer.accepted else answer.reason
 
 
 def _missed(history: list[dict[str, Any]]) -> dict[str, int]:

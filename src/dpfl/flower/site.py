@@ -11,7 +11,6 @@ import datetime
 import hashlib
 import secrets
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,15 @@ from safetensors import torch as safetensors
 from torch import Tensor
 
 from dpfl.client.member import Member
-from dpfl.core.errors import ConfigurationError, DataError, DpflError, FolderError, PeerError, PrivacyRefusal
+from dpfl.core.errors import (
+    ConfigurationError,
+    DataError,
+    DpflError,
+    FolderError,
+    LedgerError,
+    PeerError,
+    PrivacyRefusal,
+)
 from dpfl.core.files import write_safely
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
@@ -43,7 +50,8 @@ from dpfl.flower.protocol import (
     write_header,
 )
 from dpfl.models import check_model
-from dpfl.privacy.bills import Charge
+from dpfl.privacy.bills import Bill, Charge, PrivacyPlan
+from dpfl.privacy.filters import FilterName
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.privacy.statement import Statement, statement
 from dpfl.rounds import Agreement, blocks_of, work
@@ -75,7 +83,7 @@ class Site:
         """Make what a new site lacks: a ledger with its grant, and a token that tells it from impostors."""
         path = self.folder / LEDGER
         if not path.exists():
-            SiteLedger.create(path, self.id).close()
+            SiteLedger.create(path, self.id, filter=self._filter()).close()
         self.ledger().close()
         if not (self.folder / TOKEN).exists():
             write_safely(self.folder / TOKEN, secrets.token_hex(32).encode(), secret=True)
@@ -86,12 +94,21 @@ class Site:
         ledger = SiteLedger.open_for(self.folder / LEDGER, self.id)
         budget = self.file.own_budget()
         try:
+            if ledger.filter != self._filter():
+                raise LedgerError(
+                    str(self.folder / LEDGER),
+                    f"adds studies up by '{ledger.filter}', not by '{self._filter()}'",
+                    "put [budget] filter back in site.toml: it is fixed when the ledger is made",
+                )
             if budget is not None and budget.unit is not None and budget.observer is not None:
                 ledger.grant({self.id: budget}, unit=budget.unit, observer=budget.observer)
         except DpflError:
             ledger.close()
             raise
         return ledger
+
+    def _filter(self) -> FilterName:
+        return "allotments" if self.file.budget is None else self.file.budget.filter
 
     def federation(self) -> Federation:
         """This site alone, as a federation of one."""
@@ -118,9 +135,7 @@ class Site:
 
     def member(self) -> Member:
         """The site as a member: it claims what it enforces."""
-        federation, budget = self.federation(), self.file.own_budget()
-        if budget is not None and self.file.budget is not None and self.file.budget.per_study is not None:
-            budget = replace(budget, epsilon=self.file.budget.per_study)  # planned with; the ledger stops at the grant
+        federation, budget = self.federation(), self.file.study_budget()
         shard = federation.shards[self.id]
         return Member(
             id=self.id,
@@ -215,6 +230,7 @@ class Site:
             and 1 <= terms.population <= len(study.study.sites)
             and 0 < terms.expected_cohort <= terms.population
             and 1 <= terms.participations <= terms.rounds
+            and terms.parameters == Layout.of_module(study.build_model()).size
         )
         if not fitting:
             raise PeerError("terms", "do not belong to this study", "enrol again")
@@ -237,16 +253,22 @@ class Site:
         return server if agreement.amplified else [*world, *server]
 
     def _agree(self, study: StudyFile, letter: Letter) -> Letter:
-        """Accept the terms; an amplified bill is paid for all rounds now, drawn or not."""
+        """Accept the terms. Once they are binding the site commits to its plan, before it releases anything.
+
+        An amplified cost is charged for all rounds now, drawn or not. Terms that are not binding yet cost nothing: the
+        server asks who would accept them, and leaves the others out of the population.
+        """
         self._accepts(study)
         agreement, run = self._agreement(study, letter), str(letter.header["run"])
         ledger = self.ledger()
         try:
+            if letter.header.get("binding") is not True:
+                self._check_affordable(ledger, agreement)
+                return Letter(header={"ok": True, "site": self.id, "more": True})
             ledger.register(run, seeded=study.run.noise == "seeded", title=f"{study.study.name}: {study.method.name}")
             if not ledger.agree(run, _digest(study, letter)):
                 raise PeerError("terms", "are not those that were agreed on for this run", "begin another run")
-            if agreement.amplified:
-                self._pay_ahead(ledger, agreement, run)
+            self._commit(ledger, agreement, run)
             more = self._can_afford(ledger, agreement, run, 0)
             if not more:
                 self._log(f"{study.study.name}: its budget does not cover a round")
@@ -254,29 +276,64 @@ class Site:
         finally:
             ledger.close()
 
-    def _pay_ahead(self, ledger: SiteLedger, agreement: Agreement, run: str) -> None:
-        rounds = agreement.terms.rounds
-        participant = self.member().participant
-        bill = agreement.bill(Observer.WORLD, participant)
+    def _costs(self, agreement: Agreement) -> list[tuple[Observer, Bill, frozenset[Observer], int]]:
+        """A round's costs, the world's first: against whom, who else sees it, and for how many rounds it is planned."""
+        planned = agreement.terms.rounds
+        if self.file.budget is not None and self.file.budget.per_study is not None:
+            planned = agreement.terms.participations  # the study's part of epsilon covers so many
+        found = []
+        for bill, seen in agreement.bills(self.member().participant):
+            observer = Observer.SERVER if Observer.SERVER in seen else Observer.WORLD
+            amplified = observer is Observer.WORLD and agreement.amplified
+            found.append((observer, bill, seen, agreement.terms.rounds if amplified else planned))
+        return sorted(found, key=lambda cost: cost[0] is Observer.SERVER)
+
+    def _check_affordable(self, ledger: SiteLedger, agreement: Agreement) -> dict[Observer, int]:
+        """How many rounds a plan could contain, against each adversary; refuse a study it cannot take part in at all."""
+        found, budget = {}, self.member().budget
+        for observer, bill, seen, rounds in self._costs(agreement):
+            share = None if budget is None else budget.delta
+            found[observer] = ledger.affordable_releases(self.id, bill, seen, rounds, delta=share)
+            needed = rounds if observer is Observer.WORLD and agreement.amplified else 1
+            if found[observer] < needed:
+                raise PrivacyRefusal(
+                    f"site '{self.id}'",
+                    f"its budget does not cover {'a round' if needed == 1 else f'{needed} rounds'} of this study",
+                    "raise the budget, or plan fewer rounds",
+                )
+        return found
+
+    def _commit(self, ledger: SiteLedger, agreement: Agreement, run: str) -> None:
+        """Commit to the plan, once; where sampling amplifies, charge what the world will see of all rounds."""
+        budget = self.member().budget
+        if not ledger.planned(run, Observer.SERVER):
+            releases = self._check_affordable(ledger, agreement)
+            plans = [
+                PrivacyPlan(
+                    account=self.id,
+                    observer=observer,
+                    bill=bill,
+                    releases=releases[observer],
+                    delta=None if budget is None else budget.delta,
+                )
+                for observer, bill, _, _ in self._costs(agreement)
+            ]
+            if ledger.commit(run, plans):
+                raise PrivacyRefusal(f"site '{self.id}'", "its budget does not cover this study", "raise the budget")
+        if not agreement.amplified:
+            return
+        bill = agreement.bill(Observer.WORLD, self.member().participant)
         paid = {round_ for round_, account in ledger.charged(run, Observer.WORLD) if account == self.id}
-        if not paid and not ledger.affordable(self.id, bill, {Observer.WORLD}, times=rounds):
-            raise PrivacyRefusal(
-                f"site '{self.id}'",
-                f"its budget does not cover {rounds} rounds of this study",
-                "grant more, or plan fewer",
-            )
-        for round_ in range(rounds):
-            if round_ not in paid:
-                charge = Charge(account=self.id, observer=Observer.WORLD, bill=bill)
-                if ledger.charge(run, round_, [charge], horizon=rounds - round_):
-                    raise PrivacyRefusal(f"site '{self.id}'", "its budget ran out", "grant more, or plan fewer rounds")
+        for round_ in range(agreement.terms.rounds):
+            charge = Charge(account=self.id, observer=Observer.WORLD, bill=bill)
+            if round_ not in paid and ledger.charge(run, round_, [charge]):
+                raise PrivacyRefusal(f"site '{self.id}'", "its budget ran out", "raise it, or plan fewer rounds")
 
     def _can_afford(self, ledger: SiteLedger, agreement: Agreement, run: str, round_: int) -> bool:
-        horizon = max(1, agreement.terms.rounds - round_)
         return all(
-            ledger.affordable(self.id, bill, seen, horizon=horizon)
-            for bill, seen in agreement.bills(self.member().participant)
-            if not (agreement.amplified and seen == {Observer.WORLD})
+            ledger.can_release(run, round_, self.id, observer, bill)
+            for observer, bill, _, _ in self._costs(agreement)
+            if not (agreement.amplified and observer is Observer.WORLD)
         )
 
     def _train(self, study: StudyFile, letter: Letter) -> Letter:
@@ -300,10 +357,7 @@ class Site:
             self._check_drawn(agreement, letter.payload)
             private = {} if last is None else _unpacked(last.private)
             payload, private = self._work(study, agreement, run, round_, letter.payload, private)
-            horizon = agreement.terms.rounds - round_
-            paid = ledger.pay_and_answer(
-                run, round_, self._charges(agreement), payload, _packed(private), horizon=horizon
-            )
+            paid = ledger.pay_and_answer(run, round_, self._charges(agreement), payload, _packed(private))
             if not paid:
                 return self._spent_up(study)
             return self._answer(ledger, agreement, run, round_, payload)

@@ -92,11 +92,11 @@ LEDGER_LIMITS = (
     "Releases that were not made through this ledger, and other ledgers on the same records, add to these numbers.",
     "A ledger restored from an old backup has forgotten what was charged since.",
     "Choosing the method or its settings by looking at private data, and passing on measured accuracies, are not covered.",
-    "Floating-point noise is not perfectly Gaussian; attacks on its last digits are not covered.",
+    "Noise comes from AES-256, keyed by the operating system: the guarantee is against adversaries who cannot break it.",
 )
 LIMITS = (
     "The epsilons cover this run only. Other runs on the same data add to them; a ledger that spans runs adds them up.",
     "Choosing the method or its settings by looking at private data is not covered.",
     "Accuracy and loss are measured on the clients' test records and are not covered.",
-    "Floating-point noise is not perfectly Gaussian; attacks on its last digits are not covered.",
+    "Noise comes from AES-256, keyed by the operating system: the guarantee is against adversaries who cannot break it.",
 )

@@ -8,6 +8,7 @@ from dpfl.rounds.agreement import Agreement, Plan, Run, Uplink, enrol, first_sta
 from dpfl.rounds.client import admit, blocks_of, client_rounds, work
 from dpfl.rounds.closing import close_round
 from dpfl.rounds.opening import open_round
+from dpfl.rounds.plans import affords
 
 __all__ = [
     "Agreement",
@@ -15,6 +16,7 @@ __all__ = [
     "Run",
     "Uplink",
     "admit",
+    "affords",
     "blocks_of",
     "client_rounds",
     "close_round",

@@ -70,6 +70,29 @@ class Run:
     ledger: Ledger
     seed: PublicSeed | None
     public: PublicSeed
+    populations: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    _planned: dict[Observer, dict[str, int]] = field(default_factory=dict, compare=False, repr=False)
+    _answers: dict[tuple[object, ...], bool] = field(default_factory=dict, compare=False, repr=False)
+
+    def planned(self, observer: Observer) -> dict[str, int]:
+        """How many rounds each account has committed to at most, against an adversary; read once, then kept up to date."""
+        if observer not in self._planned:
+            self._planned[observer] = self.ledger.planned(self.name, observer)
+        return self._planned[observer]
+
+    def affordable_at_first(self, client: str, bill: Bill, seen_by: frozenset[Observer]) -> bool:
+        """Whether the budget of a client that has committed to nothing yet covers one round: asked once."""
+        key = (client, bill, seen_by)
+        if key not in self._answers:
+            self._answers[key] = self.ledger.affordable_releases(client, bill, seen_by, 1) > 0
+        return self._answers[key]
+
+    def still_planned(self, round_: int, account: str, observer: Observer, bill: Bill) -> bool:
+        """Whether an account's plan covers this round: asked once a round."""
+        key = (round_, account, observer, bill)
+        if key not in self._answers:
+            self._answers[key] = self.ledger.can_release(self.name, round_, account, observer, bill)
+        return self._answers[key]
 
     def secret(self, *labels: str | int) -> SecretRng:
         """Make the secret generator for a named purpose: seeded in a simulation, fresh from the system otherwise."""

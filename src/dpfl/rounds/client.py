@@ -13,12 +13,15 @@ from dpfl.core.types import Downlink, Observer, Shared, Who
 from dpfl.privacy.bills import Charge
 from dpfl.protocols import Engine, Job
 from dpfl.rounds.agreement import Agreement, Plan, Run, Uplink
+from dpfl.rounds.plans import plan_members
 from dpfl.wire.payload import decode_download, encode_upload
 
 
 def admit(agreement: Agreement, run: Run, round_: int, members: Mapping[str, Member]) -> dict[str, str]:
     """Each member checks and charges its own account, before any noise is drawn; returns who abstains, and why."""
-    horizon = agreement.terms.rounds - round_
+    costs = {c: next(cost for cost in agreement.bills(m.participant) if Observer.SERVER in cost[1]) for c, m in members.items()}
+    plan_members(agreement, run, Observer.SERVER, costs, {client: member.budget for client, member in members.items()})
+    planned = run.planned(Observer.SERVER)
     charges = [
         Charge(
             account=member.id,
@@ -26,10 +29,11 @@ def admit(agreement: Agreement, run: Run, round_: int, members: Mapping[str, Mem
             bill=agreement.bill(Observer.SERVER, member.participant),
             draw=run.draw_token("client", round_, member.id),
         )
-        for _, member in sorted(members.items())
+        for client, member in sorted(members.items())
+        if client in planned
     ]
-    refused = run.ledger.charge(run.name, round_, charges, horizon=horizon)
-    return dict.fromkeys(refused, "its budget does not cover another round")
+    refused = run.ledger.charge(run.name, round_, charges)
+    return dict.fromkeys([*refused, *(set(members) - set(planned))], "its budget does not cover another round")
 
 
 def blocks_of(agreement: Agreement, members: Mapping[str, Member], engine: Engine) -> list[list[str]]:

@@ -9,6 +9,7 @@ from dpfl.core.random import PublicSeed
 from dpfl.core.types import Cohort, Downlink, Observer, State
 from dpfl.privacy.bills import Charge
 from dpfl.rounds.agreement import Agreement, Plan, Run
+from dpfl.rounds.plans import plan_members, plan_world
 from dpfl.wire.payload import encode_download
 
 
@@ -28,9 +29,10 @@ def open_round(agreement: Agreement, state: State, run: Run, willing: Callable[[
     candidates = [client for client in everyone if strategy.channel.reachable(client, state.round, on_air)]
     if not candidates:  # nobody can be heard: the round passes, and releases nothing
         return _no_round(state)
+    plan_world(agreement, run)
     secret = run.secret("cohort", state.round).secret_seed()
     if agreement.amplified:
-        answers = {client: willing(client) for client in candidates}
+        answers = {client: client in run.populations and willing(client) for client in candidates}
         eligible = [client for client, yes in answers.items() if yes]
         unwilling = [client for client, yes in answers.items() if not yes]
         least = strategy.selection.least_willing(terms.population)
@@ -94,15 +96,20 @@ def _first_willing(
     return drawn, unwilling
 
 
-def _charge_world(agreement: Agreement, run: Run, round_: int, cohort: Cohort, eligible: list[str]) -> None:
+def _charge_world(agreement: Agreement, run: Run, round_: int, cohort: Cohort, eligible: Sequence[str]) -> None:
     """Charge what the world will see, where that is not simply what the server sees.
 
-    An amplified bill is charged to everyone eligible, drawn or not: the sampling is in the bill already.
+    An amplified cost is charged to everyone eligible, drawn or not: the sampling is in the cost already.
     """
     if not agreement.bills_world:
         return
     bill = agreement.strategy.bill(Observer.WORLD, (), 1, agreement.terms)
-    accounts = [run.ledger.population(eligible)] if eligible else list(cohort.ids)
+    if agreement.amplified:
+        accounts = sorted({run.populations[client] for client in eligible})
+    else:
+        accounts = list(cohort.ids)
+        cost = (bill, frozenset({Observer.WORLD}))
+        plan_members(agreement, run, Observer.WORLD, dict.fromkeys(accounts, cost), {})
     token = run.draw_token("central", round_)
     charges = [Charge(account=account, observer=Observer.WORLD, bill=bill, draw=token) for account in accounts]
     refused = run.ledger.charge(run.name, round_, charges)

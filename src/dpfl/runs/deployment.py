@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, StrictInt
@@ -46,6 +47,7 @@ class RoundsSection(Section):
 
     rounds: StrictInt = Field(ge=1)
     cohort: int | float | None = None
+    least_willing: int | None = Field(default=None, ge=1)
     sampling: Literal["uniform", "poisson"] | None = None
     round_timeout: float = Field(default=600.0, gt=0)
     enrol_timeout: float = Field(default=600.0, gt=0)
@@ -97,7 +99,7 @@ class StudyFile(TomlFile):
     def selection(self) -> Selection:
         """Who is drawn in a round."""
         sampling = self.run.sampling or usual_sampling(self.method.name)
-        return selection_of(self.run.cohort, sampling, len(self.study.sites))
+        return selection_of(self.run.cohort, sampling, len(self.study.sites), self.run.least_willing)
 
     def strategy(self) -> Strategy:
         """The method; what can exist in a simulation only is refused."""
@@ -140,9 +142,12 @@ class SiteDataSection(Section):
 
 
 class BudgetSection(Section):
-    """What this site grants, over all studies, and against whom. No defaults for what decides privacy.
+    """This site's budget over all studies, and against whom it holds. No defaults for what decides privacy.
 
     ``per_study``: the part of epsilon that noise is planned for in one study; without it, a study may use all of it.
+    ``filter``: how studies that are chosen one after the other add up. ``renyi`` pays round by round, and what a study
+    does not use is left for the next; ``allotments`` gives every study an epsilon and a delta of its own, taken when
+    it begins; ``gaussian`` is exact, for studies without sampling only. It is fixed when the site's ledger is made.
     """
 
     epsilon: float
@@ -150,6 +155,7 @@ class BudgetSection(Section):
     per_study: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     unit: Literal["record", "client"] = "record"
     observer: Literal["server", "world"] = "server"
+    filter: Literal["renyi", "allotments", "gaussian"] = "renyi"
 
 
 class PolicySection(Section):
@@ -230,7 +236,23 @@ class SiteFile(TomlFile):
         own = self.budget
         if own is None:
             return None
-        return Budget(epsilon=own.epsilon, delta=own.delta, unit=Unit(own.unit), observer=Observer(own.observer))
+        return Budget(
+            epsilon=own.epsilon,
+            delta=own.delta,
+            unit=Unit(own.unit),
+            observer=Observer(own.observer),
+            accountant="renyi" if own.filter == "renyi" else None,
+        )
+
+    def study_budget(self) -> Budget | None:
+        """What noise is planned for in one study; the ledger stops at the whole budget."""
+        whole = self.own_budget()
+        if whole is None or self.budget is None or self.budget.per_study is None:
+            return whole
+        part = self.budget.per_study / self.budget.epsilon
+        # An allotment has a delta of its own; studies that pay round by round share one.
+        delta = whole.delta * part if self.budget.filter == "allotments" else whole.delta
+        return replace(whole, epsilon=self.budget.per_study, delta=delta)
 
     def own_practice(self) -> Practice:
         """The site's habits."""

@@ -85,6 +85,7 @@ class RunSection(Section):
 
     rounds: int = Field(ge=1)
     cohort: int | float | None = None
+    least_willing: int | None = Field(default=None, ge=1)
     sampling: Literal["uniform", "poisson"] | None = None
     seed: int = 0
     noise: Literal["seeded", "system"] = "seeded"
@@ -151,7 +152,7 @@ class Experiment(TomlFile):
 
     def selection(self, population: int) -> Selection:
         """Return who takes part: everyone, a number, or a fraction of the population."""
-        return selection_of(self.run.cohort, self.run.sampling or usual_sampling(self.method.name), population)
+        return selection_of(self.run.cohort, self.run.sampling or usual_sampling(self.method.name), population, self.run.least_willing)
 
     def strategy(self, population: int) -> Strategy:
         """Build the method with its settings and this experiment's selection."""
@@ -245,7 +246,9 @@ class Experiment(TomlFile):
             )
 
 
-def selection_of(cohort: int | float | None, sampling: str, population: int) -> Selection:
+def selection_of(
+    cohort: int | float | None, sampling: str, population: int, least_willing: int | None = None
+) -> Selection:
     """Everyone, a number of them, or a fraction of the population."""
     if cohort is None:
         return Everyone()
@@ -257,7 +260,8 @@ def selection_of(cohort: int | float | None, sampling: str, population: int) -> 
         )
     if sampling == "poisson":
         return PoissonCohort(sampling_rate=cohort if isinstance(cohort, float) else cohort / population)
-    return FixedCohort(size=max(1, round(cohort * population)) if isinstance(cohort, float) else cohort)
+    size = max(1, round(cohort * population)) if isinstance(cohort, float) else cohort
+    return FixedCohort(size=size, least=least_willing)
 
 
 def for_method(values: dict[str, Any], method: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from dpfl.engine.evaluation import Evaluation
 from dpfl.models import check_model
 from dpfl.privacy.statement import Statement, statement
 from dpfl.protocols import TRUE_NOISE
-from dpfl.rounds import Agreement, Run, Uplink, admit, blocks_of, close_round, enrol, first_state, open_round
+from dpfl.rounds import Agreement, Run, Uplink, admit, affords, blocks_of, close_round, enrol, first_state, open_round
 from dpfl.runs.folder import SUMMARY_FORMAT, RunFolder
 from dpfl.sim.clock import Clock
 from dpfl.sim.ray_workers import RayWorkers
@@ -37,6 +37,9 @@ HYPOTHETICAL = "HYPOTHETICAL: every client was granted the largest budget, whate
 UNACCOUNTED = (
     "UNACCOUNTED: accuracy and loss are measured on the clients' test records, which only a simulation may see"
 )
+PUBLIC = (SEEDED, UNPROTECTED, HYPOTHETICAL)
+"""Warnings that follow from the method and the experiment alone: all that a published model may carry."""
+
 _COMMON = "the common model, on all clients' test records"
 _PERSONAL = "each client's own model, on its own test records"
 
@@ -69,7 +72,6 @@ class Simulation:
         liars: Mapping[str, float] | None = None,
         folder: RunFolder | None = None,
         digest: str = "",
-        exclusive: bool = True,
     ) -> None:
         check_model(model, federation.feature_shape, federation.classes, federation.inputs)
         self.members = honest_members(federation, false_claims(federation, liars or {}))
@@ -94,8 +96,6 @@ class Simulation:
         self.evaluate_every = evaluate_every
         self.folder = folder
         self.digest = digest
-        self.exclusive = exclusive  # nobody else charges this ledger meanwhile
-        self._covered: set[str] = set()
         self.timings: list[dict[str, float]] = []
         self.agreement: Agreement = enrol(strategy, {c: m.claims for c, m in self.members.items()}, rounds, self.layout)
         self.strategy = strategy = self.agreement.strategy  # with nothing left open
@@ -141,7 +141,7 @@ class Simulation:
                 plan = open_round(self.agreement, state, self.run_, self._willing(state.round))
                 if plan.over:
                     left_at_the_end = list(plan.unwilling)
-                    ended_early = f"after {state.round} of {rounds} rounds: no client can afford another one"
+                    ended_early = f"after {state.round} of {rounds} rounds: {plan.over}"
                     break
                 clock.lap("open")
                 # ---- clients: each charges its own account, then works --------------------------------------------------
@@ -213,35 +213,11 @@ class Simulation:
         return {"simulated_truth": truth}
 
     def _willing(self, round_: int) -> Callable[[str], bool]:
-        """Ask a member whether its own ledger covers this round; asked only of those who come up in the draw."""
-        known: dict[str, bool] = {}
-        answers: dict[object, bool] = {}
-        horizon = self.agreement.terms.rounds - round_
-
-        def covers(client: str, times: int) -> bool:
-            return all(
-                self.run_.ledger.affordable(
-                    client, bill, seen_by, before=(self.run_.name, round_), horizon=horizon, times=times
-                )
-                for bill, seen_by in self.agreement.bills(self.members[client].participant)
-            )
+        """Ask a member whether its own ledger covers this round."""
 
         def willing(client: str) -> bool:
-            if client in self._covered:
-                return True
-            # Where everyone eligible is asked in every round, a client that can afford all that are left is asked once,
-            # and before anything was charged clients of one budget have one answer.
-            if self.exclusive and self.agreement.amplified:
-                member = self.members[client]
-                kind = (member.budget, tuple(bill for bill, _ in self.agreement.bills(member.participant)))
-                if round_ > 0 or kind not in answers:
-                    answers[kind] = covers(client, horizon)
-                if answers[kind]:
-                    self._covered.add(client)
-                    return True
-            if client not in known:
-                known[client] = covers(client, 1)
-            return known[client]
+            costs = self.agreement.bills(self.members[client].participant)
+            return all(affords(self.agreement, self.run_, round_, client, bill, seen_by) for bill, seen_by in costs)
 
         return willing
 
@@ -325,7 +301,8 @@ class Simulation:
             "seconds": round(seconds, 3),
         }
         if self.folder is not None:
-            self.folder.save_model(state.model, self.layout, "; ".join(stamps))
+            # The model file is meant for the world: no count of rounds, no client's name, nothing that was measured.
+            self.folder.save_model(state.model, self.layout, "; ".join(s for s in stamps if s in PUBLIC))
             self.folder.save_summary(summary)
         return Outcome(state=state, history=history, statements=lines, summary=summary)
 

@@ -81,7 +81,7 @@ def train(
         run = Run(name=name, ledger=book, seed=_secret_seed(seed), public=PublicSeed(seed or 0).child("run"))
         simulation = Simulation(
             model=copy.deepcopy(model), federation=federation, strategy=strategy, rounds=rounds, run=run, engine=engine,
-            device=device, workers=workers, evaluate_every=evaluate_every, liars=liars, exclusive=ledger is None,
+            device=device, workers=workers, evaluate_every=evaluate_every, liars=liars,
         )  # fmt: skip
         outcome = simulation.run(simulation.start(), [], progress)
         if outcome.summary["rounds"]["ended_early"]:

@@ -1,0 +1,83 @@
+"""What a run commits to before its first release, and who can afford its next round.
+
+A client's plan is its cost of one round, repeated as often as its budget allows and the run may ask for. It is committed
+before the client's first release and depends on budgets and terms alone. Where the secrecy of the draw is counted on,
+the world sees every round whoever is drawn: those clients are planned and charged together, as populations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from dpfl.core.types import Budget, Observer
+from dpfl.privacy.bills import Bill, PrivacyPlan
+from dpfl.rounds.agreement import Agreement, Run
+
+
+def plan_members(
+    agreement: Agreement,
+    run: Run,
+    observer: Observer,
+    costs: Mapping[str, tuple[Bill, frozenset[Observer]]],
+    budgets: Mapping[str, Budget | None],
+) -> None:
+    """Commit the plans of those that have none yet; whose budget covers no round gets none."""
+    planned = run.planned(observer)
+    plans = []
+    for client, (bill, seen_by) in sorted(costs.items()):
+        if client in planned:
+            continue
+        budget = budgets.get(client)
+        share = None if budget is None else budget.delta
+        releases = run.ledger.affordable_releases(client, bill, seen_by, agreement.terms.rounds, delta=share)
+        if releases > 0:
+            plans.append(
+                PrivacyPlan(account=client, observer=observer, bill=bill, releases=releases, delta=share)
+            )
+    refused = run.ledger.commit(run.name, plans)
+    planned.update({plan.account: plan.releases for plan in plans if plan.account not in refused})
+
+
+def plan_world(agreement: Agreement, run: Run) -> dict[str, str]:
+    """Commit, once, what the world will see of everyone; returns the account under which each client is charged.
+
+    Clients whose budgets allow equally many rounds share an account. A client that can afford none has no account.
+    """
+    accounts = run.populations
+    if accounts or not agreement.amplified:
+        return accounts
+    planned = run.planned(Observer.WORLD)
+    if not planned:
+        bill = agreement.strategy.bill(Observer.WORLD, (), 1, agreement.terms)
+        groups: dict[int, list[str]] = {}
+        for client in sorted(agreement.claims):
+            releases = run.ledger.affordable_releases(client, bill, {Observer.WORLD}, agreement.terms.rounds)
+            groups.setdefault(releases, []).append(client)
+        plans = [
+            PrivacyPlan(
+                account=run.ledger.population(group), observer=Observer.WORLD, bill=bill, releases=releases
+            )
+            for releases, group in sorted(groups.items())
+            if releases > 0
+        ]
+        refused = run.ledger.commit(run.name, plans)
+        planned.update({plan.account: plan.releases for plan in plans if plan.account not in refused})
+    for account in planned:
+        accounts.update(dict.fromkeys(run.ledger.members(account), account))
+    return accounts
+
+
+def affords(
+    agreement: Agreement, run: Run, round_: int, client: str, bill: Bill, seen_by: Iterable[Observer]
+) -> bool:
+    """Whether a client's plan, or its budget if it has no plan yet, covers this round's cost."""
+    seen = frozenset(seen_by)
+    observer = Observer.SERVER if Observer.SERVER in seen else Observer.WORLD
+    amplified = observer is Observer.WORLD and agreement.amplified
+    account = plan_world(agreement, run).get(client, "") if amplified else client
+    releases = run.planned(observer).get(account)
+    if releases is None:
+        return not amplified and run.affordable_at_first(client, bill, seen)
+    if releases >= agreement.terms.rounds and run.ledger.filter == "allotments":
+        return True  # a round is charged at most once
+    return run.still_planned(round_, account, observer, bill)
