@@ -1,16 +1,17 @@
 """Upper bounds on epsilon of whole histories, with the adjacency always explicit.
 
-*Formal guarantees.* Every number returned is an upper bound on epsilon for the stated history, delta and adjacency:
+*Formal guarantees.* Every number is an upper bound on epsilon for the stated history, delta and adjacency:
 
 - histories without sampling: the closed form of the Gaussian mechanism (``gaussian``), rounded up;
-- everything else: privacy loss distributions with pessimistic discretisation (``losses``), composed as one;
-- on request ``"rdp"`` (dp-accounting's orders, the best one) and ``"renyi"`` (the filter of fixed orders, ``renyi``).
+- everything else: privacy loss distributions with pessimistic discretisation (``losses``, ``composition``);
+- on request ``"rdp"`` (dp-accounting's orders, the best one) and ``"renyi"`` (a filter with fixed orders).
 
-*What exists.* Poisson sampling: PLD under any adjacency, RDP under add/remove and zero-out. Fixed-size samples: PLD and
-RDP under replace-one only; no smaller adjacency is proven for them (leaving one unit out brings another in).
+*What exists.* Poisson sampling: PLD under any adjacency, RDP under add/remove and zero-out. Fixed-size
+samples: PLD and RDP under replace-one only; no smaller adjacency is proven for them (leaving one unit out
+brings another in).
 
-*The sampler.* Noise comes from a grid sampler whose law is not exactly the ideal one. A mechanism that draws N values and
-has (epsilon', delta') under the ideal law has
+*The sampler.* Noise comes from a grid sampler whose law is not exactly the ideal one. A mechanism that draws
+N values and has (epsilon', delta') under the ideal law has
 
     epsilon' + 1e-7,    delta' exp(5e-8) + (1 + exp(epsilon)) (1.53e-23 N + 1e-16)
 
@@ -40,10 +41,9 @@ from dpfl.privacy.renyi import moments, renyi_costs, renyi_epsilon, unproven_sam
 AccountantName = Literal["pld", "rdp", "renyi"]
 ACCOUNTANTS: tuple[AccountantName, ...] = ("pld", "rdp", "renyi")
 
-_FILES = ("accountant.py", "calibrate.py", "events.py", "gaussian.py", "losses.py", "renyi.py")
-_CODE = hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in _FILES)).hexdigest()[
-    :16
-]
+_FILES = ("accountant", "calibrate", "composition", "events", "gaussian", "losses", "renyi")
+_TEXT = b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in _FILES)
+_CODE = hashlib.sha256(_TEXT).hexdigest()[:16]
 RULES = f"dp-accounting {version('dp-accounting')}, code {_CODE}"
 """Which curves and whose code: part of every cached proposal's key."""
 
@@ -88,9 +88,10 @@ def epsilon(
 ) -> float:
     """Upper bound on epsilon after ``steps`` sampled Gaussian releases.
 
-    ``noise_multiplier`` is std / clip under any adjacency. ``accountant`` left out takes the tightest that exists; a
-    combination the named accountant cannot do is refused. ``"classic-rdp"`` gives the figure a paper would print, with
-    sensitivity ``clip`` whatever the adjacency: **for display only**, nothing is ever charged by it.
+    ``noise_multiplier`` is std / clip under any adjacency. ``accountant`` left out takes the tightest that
+    exists; a combination the named accountant cannot do is refused. ``"classic-rdp"`` gives the figure a
+    paper would print, with sensitivity ``clip`` whatever the adjacency: **for display only**, nothing is ever
+    charged by it.
 
     >>> round(epsilon(1.0, 0.05, 200, 2000**-1.1), 2)
     3.7
@@ -117,13 +118,13 @@ def adjacency_named(name: Adjacency | str) -> Adjacency:
 def spend(
     history: Iterable[Event], delta: float, *, adjacency: Adjacency, accountant: AccountantName | None = None
 ) -> Spend:
-    """Upper bound on epsilon of a whole history. ``accountant`` left out takes the tightest, which covers every history."""
+    """Upper bound on epsilon of a whole history; ``accountant`` left out takes the tightest, PLD."""
     value, label = _bound(history, delta, adjacency, accountant, FINE)
     return Spend(epsilon=value, delta=delta, adjacency=adjacency, accountant=label)
 
 
 def within(history: Iterable[Event], limit: float, delta: float, *, adjacency: Adjacency) -> bool:
-    """Whether a history fits under ``limit``. A quick coarse bound decides where it can; it is a bound as well."""
+    """Whether a history fits under ``limit``. A quick bound decides where it can; it is a bound as well."""
     events = _released(history)
     quick = quick_epsilon(events, delta, adjacency=adjacency)
     if quick <= limit:
@@ -183,7 +184,7 @@ def _bound(
 
 
 def _with_sampler(curve: Callable[[float], float], left: float, delta: float, numbers: int) -> float:
-    """Evaluate the ideal curve at a delta that leaves room for the sampler's part, which depends on epsilon itself."""
+    """Evaluate the ideal curve at a delta that leaves room for the sampler's part of it."""
     value = curve(left)
     if numbers == 0 or not math.isfinite(value):
         return value
@@ -201,7 +202,7 @@ def _with_sampler(curve: Callable[[float], float], left: float, delta: float, nu
 def _curve(
     name: AccountantName, events: History, delta: float, adjacency: Adjacency, accuracy: float
 ) -> Callable[[float], float]:
-    """Return epsilon as a function of delta, composed once; valid at every delta, tight near the one given."""
+    """Return epsilon as a function of delta, composed once: valid everywhere, tight near the delta given."""
     if name == "rdp":
         accountant: Any = moments(events, adjacency)
         return lambda value: max(0.0, float(accountant.get_epsilon(value)))
@@ -215,7 +216,8 @@ def _curve(
     if len(plain) == len(events):
         return lambda value: gaussian_epsilon(mu, value)
     # Imported here: half a second, which histories without sampling do not cost.
-    from dpfl.privacy.losses import Pair, Step, composition
+    from dpfl.privacy.composition import composition
+    from dpfl.privacy.losses import Pair, Step
 
     plan = [Step(std=1 / mu, rate=1.0, steps=1)] if plain else []
     for event in events:
@@ -241,7 +243,7 @@ def check_delta(delta: float) -> None:
     if delta < SMALLEST_DELTA:
         raise PrivacyRefusal(
             "accountant",
-            f"delta = {delta:g} is below {SMALLEST_DELTA:g}, where the accountant's own rounding would matter",
+            f"delta = {delta:g} is below {SMALLEST_DELTA:g}, where the accountant's rounding would matter",
             f"give a delta of at least {SMALLEST_DELTA:g}",
         )
 

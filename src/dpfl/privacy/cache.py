@@ -1,8 +1,9 @@
 """What this process has computed, and a small file on disk that may propose calibrated noise.
 
-Two things that must not be confused. ``remembered`` keeps results of this process in memory: they decide statements.
-``proposed`` reads numbers from a file that anyone could have edited: they are suggestions, evaluated afresh by whoever asks.
-A file that cannot be read or written is done without: it never changes a result.
+Two things that must not be confused. ``remembered`` keeps results of this process in memory: they decide
+statements. ``proposed`` reads numbers from a file that anyone could have edited: they are suggestions,
+evaluated afresh by whoever asks. A file that cannot be read or written is done without: it never changes a
+result.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def forget() -> None:
 
 
 def proposed(key: str) -> object:
-    """Return the value on disk for ``key``, of whatever type it is, or None. It may have been edited by anyone."""
+    """Return the value on disk for ``key``, of whatever type, or None. Anyone may have edited it."""
     with contextlib.suppress(sqlite3.Error, OSError), contextlib.closing(_connect()) as connection:
         row = connection.execute("SELECT value FROM results WHERE key = ?", (key,)).fetchone()
         return None if row is None else row[0]

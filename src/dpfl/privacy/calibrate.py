@@ -1,8 +1,9 @@
 """The least noise on a public ladder that keeps a plan within its budget.
 
-Multipliers are powers of 1.005. Clients with equal rate and steps share the points of one curve epsilon(z), and a
-multiplier says no more about a budget than its rung. *Formal guarantee:* the plan with the multiplier returned costs at
-most the target, as ``spend`` computes it in this process; with the next smaller rung it would cost more.
+Multipliers are powers of 1.005. Clients with equal rate and steps share the points of one curve epsilon(z),
+and a multiplier says no more about a budget than its rung. *Formal guarantee:* the plan with the multiplier
+returned costs at most the target, as ``spend`` computes it in this process; with the next smaller rung it
+would cost more.
 """
 
 from __future__ import annotations
@@ -57,9 +58,10 @@ def calibrate(
     accountant: AccountantName | None = None,
     numbers: int = 0,
 ) -> float:
-    """Smallest multiplier (std / clip) of the ladder with which ``steps`` releases cost at most ``epsilon`` at ``delta``.
+    """Smallest multiplier (std / clip) of the ladder with which ``steps`` releases stay within a budget.
 
-    ``numbers`` is how many noise values one step draws from the grid sampler, whose own cost is then included.
+    ``numbers`` is how many noise values one step draws from the grid sampler, whose own cost is then
+    included.
 
     >>> z = calibrate(3.0, 1e-5, 0.01, 1000)
     >>> from dpfl.privacy.accountant import epsilon
@@ -71,19 +73,14 @@ def calibrate(
             "calibrate", f"epsilon = {epsilon} is not a positive finite number", "give an epsilon above 0"
         )
     if steps < 1:
-        raise ConfigurationError(
-            "calibrate", f"steps = {steps}: nothing would be released", "plan at least one step"
-        )
+        raise ConfigurationError("calibrate", f"steps = {steps}: nothing is released", "plan at least one step")
     adjacency = adjacency_named(adjacency)
     rate = 1.0 if sampling == "none" else sampling_rate
     if rate == 0:
-        raise ConfigurationError(
-            "calibrate", "sampling_rate = 0: nothing would be released", "give a rate above 0"
-        )
+        raise ConfigurationError("calibrate", "sampling_rate = 0: nothing is released", "give a rate above 0")
     plan = Event(noise_multiplier=1.0, sampling=sampling, sampling_rate=rate, steps=steps, numbers=numbers)
-    key = "|".join(
-        ["calibrate", RULES, str(accountant), adjacency, repr(epsilon), repr(delta), plan.to_json()]
-    )
+    question = [str(accountant), adjacency, repr(epsilon), repr(delta), plan.to_json()]
+    key = "|".join(["calibrate", RULES, *question])
     return remembered(key, lambda: _calibrated(key, epsilon, delta, plan, adjacency, accountant))
 
 
@@ -123,9 +120,10 @@ def _calibrated(
     if index > _LAST:
         raise PrivacyRefusal(
             "calibrate",
-            f"no finite noise reaches epsilon = {target} at delta = {delta} in {plan.steps} steps with sampling rate "
-            f"{plan.sampling_rate:.4g}",
-            f"the smallest epsilon this plan can reach is {fine(_LAST):.4g}: allow more, plan fewer steps, or raise delta",
+            f"no finite noise reaches epsilon = {target} at delta = {delta} in {plan.steps} steps "
+            f"with sampling rate {plan.sampling_rate:.4g}",
+            f"the smallest epsilon this plan can reach is {fine(_LAST):.4g}: allow more, plan fewer steps, "
+            "or raise delta",
         )
     propose(key, rung(index))
     return rung(index)
@@ -136,8 +134,8 @@ def _check_sampler(target: float, delta: float, plan: Event) -> None:
     if numbers > MOST_NUMBERS or sampler_delta(numbers, target) > LARGEST_SAMPLER_SHARE * delta:
         raise PrivacyRefusal(
             "calibrate",
-            f"at epsilon = {target} the noise sampler's own distance to the ideal law, over {numbers:.3g} values, takes more "
-            f"than a tenth of delta = {delta}",
+            f"at epsilon = {target} the noise sampler's own distance to the ideal law takes more than a tenth of "
+            f"delta = {delta} over {numbers:.3g} values",
             "plan fewer steps or parameters, a smaller epsilon, or a larger delta",
         )
 
@@ -164,7 +162,7 @@ def _descend(fine: Callable[[int], float], index: int, target: float) -> int:
 
 
 def _search(bound: Callable[[int], float], target: float, guess: int) -> int:
-    """The smallest rung at which a falling bound meets the target: secants on log epsilon inside a bracket."""
+    """The smallest rung at which a falling bound meets the target: secants on log epsilon in a bracket."""
     low, high = _FIRST - 1, _LAST + 1  # too little noise; enough, or more than there is
     index, slope = min(max(guess, _FIRST), _LAST), -1.2 * math.log(LADDER)
     last: tuple[int, float] | None = None
@@ -186,7 +184,7 @@ def _search(bound: Callable[[int], float], target: float, guess: int) -> int:
 
 
 def _guess(target: float, delta: float, plan: Event, adjacency: Adjacency) -> int:
-    """Where to start: exact without sampling, else Gaussian-DP's limit, an approximation used for speed only."""
+    """Where to start: exact without sampling, else Gaussian-DP's limit, used for speed only."""
     mu = gaussian_mu(target, delta) / (2 if adjacency is Adjacency.REPLACE_ONE else 1)
     if mu == 0:
         return _LAST

@@ -18,11 +18,12 @@ SAMPLINGS: tuple[Sampling, ...] = ("none", "poisson", "uniform")
 class Event:
     """``steps`` independent releases of a clipped sum with Gaussian noise, each over a fresh sample.
 
-    ``noise_multiplier`` is std / clip under any adjacency: the accountant applies the adjacency's factor, once. Zero
-    means that nothing was hidden. ``sampling`` is ``poisson`` (each unit on its own with ``sampling_rate``),
-    ``uniform`` (a fixed-size sample without replacement of that fraction) or ``none``. ``failure`` is the probability,
-    per step, that the clip did not hold. ``numbers`` is how many noise values one step draws from the grid sampler, whose
-    distance to the ideal law is charged once per history; 0 means ideal, continuous noise.
+    ``noise_multiplier`` is std / clip under any adjacency: the accountant applies the adjacency's factor,
+    once. Zero means that nothing was hidden. ``sampling`` is ``poisson`` (each unit on its own with
+    ``sampling_rate``), ``uniform`` (a fixed-size sample without replacement of that fraction) or ``none``.
+    ``failure`` is the probability, per step, that the clip did not hold. ``numbers`` is how many noise values
+    one step draws from the grid sampler, whose distance to the ideal law is charged once per history; 0 means
+    ideal, continuous noise.
     """
 
     noise_multiplier: float
@@ -38,13 +39,10 @@ class Event:
                 "event", f"noise_multiplier = {self.noise_multiplier}", "give a finite number, 0 or above"
             )
         if self.sampling not in SAMPLINGS:
-            raise ConfigurationError(
-                "event", f"sampling = '{self.sampling}'", f"choose one of {', '.join(SAMPLINGS)}"
-            )
+            remedy = f"choose one of {', '.join(SAMPLINGS)}"
+            raise ConfigurationError("event", f"sampling = '{self.sampling}'", remedy)
         if not 0 <= self.sampling_rate <= 1:
-            raise ConfigurationError(
-                "event", f"sampling_rate = {self.sampling_rate}", "give a rate between 0 and 1"
-            )
+            raise ConfigurationError("event", f"sampling_rate = {self.sampling_rate}", "give a rate from 0 to 1")
         if self.sampling == "none" and self.sampling_rate != 1:
             raise ConfigurationError(
                 "event", f"sampling_rate = {self.sampling_rate} without sampling", "name the sampling"

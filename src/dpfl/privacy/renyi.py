@@ -1,17 +1,20 @@
 """Renyi divergences of histories, and the filter that stays valid when releases are chosen adaptively.
 
-*The filter.* Feldman and Zrnic (NeurIPS 2021): Renyi costs at one order add up along adaptively chosen releases, and a
-budget in them may be spent to the end. With several orders, fixed beforehand, each has its own share of delta, and the
-history may go on while at least one of them has budget left. This holds by a union bound over the orders, and only
-because orders and shares are public and fixed: the best order of all, chosen in hindsight, would not be a filter.
+*The filter.* Feldman and Zrnic (NeurIPS 2021): Renyi costs at one order add up along adaptively chosen
+releases, and a budget in them may be spent to the end. With several orders, fixed beforehand, each has its
+own share of delta, and the history may go on while at least one of them has budget left. This holds by a
+union bound over the orders, and only because orders and shares are public and fixed: the best order of all,
+chosen in hindsight, would not be a filter.
 
-- ``renyi_epsilon``: equal shares. It needs no budget beforehand and is what ``accountant="renyi"`` reports. At epsilon 1,
-  delta 1e-5 it admits mu = 0.217 of Gaussian releases, where the exact filter of those admits 0.268.
-- ``renyi_admits``: for a budget known beforehand. Nine tenths of delta go to the order that is best for Gaussian releases
-  at this budget, the rest is shared. It admits mu = 0.246 there; a single order, the best one, would admit 0.247.
+- ``renyi_epsilon``: equal shares. It needs no budget beforehand and is what ``accountant="renyi"`` reports.
+  At epsilon 1, delta 1e-5 it admits mu = 0.217 of Gaussian releases, where the exact filter of those admits
+  0.268.
+- ``renyi_admits``: for a budget known beforehand. Nine tenths of delta go to the order that is best for
+  Gaussian releases at this budget, the rest is shared. It admits mu = 0.246 there; a single order, the best
+  one, would admit 0.247.
 
-*The replace-one trap.* dp-accounting 0.6.0's RDP accountant takes the add/remove sensitivity under replace-one
-(sigma 1, delta 1e-5: 4.73, where 9.997 is right). It is given half the multiplier here.
+*The replace-one trap.* dp-accounting 0.6.0's RDP accountant takes the add/remove sensitivity under
+replace-one (sigma 1, delta 1e-5: 4.73, where 9.997 is right). It is given half the multiplier here.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ MAIN_SHARE = 0.9
 """The share of delta that ``renyi_admits`` gives to the order that is best for Gaussian releases."""
 
 _ROUNDING = 1e-12  # relative, added to every cost
+_STEP_ROUNDING = 1e-13  # absolute, per sampled step
 
 
 def renyi_costs(history: Iterable[Event], adjacency: Adjacency) -> tuple[float, ...]:
@@ -61,10 +65,9 @@ def renyi_costs(history: Iterable[Event], adjacency: Adjacency) -> tuple[float, 
         else:
             sampled.append(event)
     if sampled:
-        found = moments(sampled, adjacency, ORDERS).rdp
-        total = [
-            cost + (float(more) if more >= 0 else math.inf) for cost, more in zip(total, found, strict=True)
-        ]
+        rounding = _STEP_ROUNDING * sum(event.steps for event in sampled)
+        found = [max(float(cost), 0.0) + rounding for cost in moments(sampled, adjacency, ORDERS).rdp]
+        total = [cost + (math.inf if math.isnan(more) else more) for cost, more in zip(total, found, strict=True)]
     return tuple(cost * (1 + _ROUNDING) for cost in total)
 
 
@@ -87,20 +90,18 @@ def renyi_admits(costs: Sequence[float], epsilon: float, delta: float) -> bool:
     """
     best = max(ORDERS, key=lambda order: (epsilon - _conversion(order, MAIN_SHARE * delta)) / order)
     rest = (1 - MAIN_SHARE) * delta / (len(ORDERS) - 1)
-    return any(
-        (cost + _conversion(order, MAIN_SHARE * delta if order == best else rest)) * (1 + _ROUNDING)
-        <= epsilon
-        for cost, order in zip(costs, ORDERS, strict=True)
-    )
+    shares = [MAIN_SHARE * delta if order == best else rest for order in ORDERS]
+    bounds = [cost + _conversion(*each) for cost, *each in zip(costs, ORDERS, shares, strict=True)]
+    return min(bounds) * (1 + _ROUNDING) <= epsilon
 
 
 def _conversion(order: float, delta: float) -> float:
-    """What epsilon at ``delta`` exceeds the divergence of this order by (Canonne, Kamath, Steinke 2020, Proposition 12)."""
+    """What epsilon exceeds the divergence of this order by (Canonne et al. 2020, Proposition 12)."""
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
 def moments(events: Iterable[Event], adjacency: Adjacency, orders: Sequence[float] | None = None) -> Any:
-    """Return dp-accounting's RDP accountant of a history, with the sensitivity that the adjacency asks for."""
+    """Return dp-accounting's RDP accountant of a history, with the sensitivity of the adjacency."""
     from dp_accounting import NeighboringRelation, rdp
 
     replace_one = adjacency is Adjacency.REPLACE_ONE
@@ -148,8 +149,7 @@ def _as_dp_event(event: Event, factor: float) -> Any:
     if _fixed_size(event):
         rate = Fraction(event.sampling_rate).limit_denominator(10**7)
         if rate < Fraction(event.sampling_rate) * (1 - Fraction(1, 10**12)):
-            rate = Fraction(
-                math.ceil(event.sampling_rate * 10**7), 10**7
-            )  # never a smaller sample than was drawn
+            # Never a smaller sample than was drawn
+            rate = Fraction(math.ceil(event.sampling_rate * 10**7), 10**7)
         return dp_accounting.SampledWithoutReplacementDpEvent(rate.denominator, rate.numerator, gaussian)
     return gaussian
