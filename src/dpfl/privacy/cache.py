@@ -1,7 +1,9 @@
-"""A small cache on disk for pure, slow functions of numbers (accounting curves, calibrated noise).
+"""What this process has computed, and a small file on disk that may propose calibrated noise.
 
-The key names the computation and the versions of everything that computed it. A cache that cannot be read or written
-is done without: it never changes a result.
+Two things that must not be confused. ``remembered`` keeps results of this process in memory: they decide
+statements. ``proposed`` reads numbers from a file that anyone could have edited: they are suggestions,
+evaluated afresh by whoever asks. A file that cannot be read or written is done without: it never changes a
+result.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ import contextlib
 import os
 import sqlite3
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
-_memory: dict[str, float] = {}
+_memory: dict[Hashable, float] = {}
+_MOST_REMEMBERED = 200_000
 
 
 def cache_folder() -> Path:
@@ -25,35 +28,49 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "dpfl"
 
 
+def remembered(key: Hashable, compute: Callable[[], float]) -> float:
+    """Return what this process computed for ``key`` before, else compute it. Never reads the disk."""
+    if key not in _memory:
+        value = compute()
+        if len(_memory) >= _MOST_REMEMBERED:
+            _memory.clear()
+        _memory[key] = value
+    return _memory[key]
+
+
+def forget() -> None:
+    """Drop what this process remembers (the disk keeps its proposals)."""
+    _memory.clear()
+
+
+def proposed(key: str) -> object:
+    """Return the value on disk for ``key``, of whatever type, or None. Anyone may have edited it."""
+    with contextlib.suppress(sqlite3.Error, OSError), contextlib.closing(_connect()) as connection:
+        row = connection.execute("SELECT value FROM results WHERE key = ?", (key,)).fetchone()
+        return None if row is None else row[0]
+    return None
+
+
+def propose(key: str, value: float) -> None:
+    """Write a proposal for later processes; where that fails, warn and go on."""
+    try:
+        with contextlib.closing(_connect()) as connection, connection:
+            connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", (key, value))
+    except (sqlite3.Error, OSError) as error:
+        warnings.warn(f"calibrated noise is not cached on disk: {error}", RuntimeWarning, stacklevel=2)
+
+
 def _connect() -> sqlite3.Connection:
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     connection = sqlite3.connect(folder / "accounting.sqlite", timeout=10)
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=NORMAL")
-    connection.execute("CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID")
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID"
+        )
+    except sqlite3.Error:
+        connection.close()
+        raise
     return connection
-
-
-def remembered(key: str, compute: Callable[[], float]) -> float:
-    """Return the stored result for ``key``, else compute and store it."""
-    if key in _memory:
-        return _memory[key]
-    value: float | None = None
-    with contextlib.suppress(sqlite3.Error, OSError), contextlib.closing(_connect()) as connection:
-        row = connection.execute("SELECT value FROM results WHERE key = ?", (key,)).fetchone()
-        value = None if row is None or not float(row[0]) >= 0 else float(row[0])  # NaN or negative: not ours
-    if value is None:
-        value = compute()
-        try:
-            with contextlib.closing(_connect()) as connection, connection:
-                connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", (key, value))
-        except (sqlite3.Error, OSError) as error:
-            warnings.warn(f"results are not cached on disk: {error}", RuntimeWarning, stacklevel=2)
-    _memory[key] = value
-    return value
-
-
-def forget() -> None:
-    """Drop what this process remembers (the disk keeps its part)."""
-    _memory.clear()

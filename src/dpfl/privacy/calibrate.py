@@ -1,18 +1,50 @@
-"""The least noise that keeps a plan within its budget: never overshooting, at most 0.5 % below the target."""
+"""The least noise on a public ladder that keeps a plan within its budget.
+
+Multipliers are powers of 1.005. Clients with equal rate and steps share the points of one curve epsilon(z),
+and a multiplier says no more about a budget than its rung. *Formal guarantee:* the plan with the multiplier
+returned costs at most the target, as ``spend`` computes it in this process; with the next smaller rung it
+would cost more.
+"""
 
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Adjacency
-from dpfl.privacy.accountant import RULES, AccountantName, adjacency_named, quick_epsilon, spend
-from dpfl.privacy.cache import remembered
+from dpfl.privacy.accountant import (
+    LARGEST_SAMPLER_SHARE,
+    MOST_NUMBERS,
+    RULES,
+    AccountantName,
+    adjacency_named,
+    check_covered,
+    check_delta,
+    quick_epsilon,
+    sampler_delta,
+    spend,
+)
+from dpfl.privacy.cache import propose, proposed, remembered
 from dpfl.privacy.events import Event, Sampling
+from dpfl.privacy.gaussian import gaussian_mu
 
-LARGEST_MULTIPLIER = 1e5
-SMALLEST_MULTIPLIER = 1e-2
-_AIM, _SLACK = 0.9988, 0.0010  # aim here; a first bound within target x (aim +- slack) is taken
+LADDER = 1.005
+"""The ratio of neighbouring multipliers."""
+
+_FIRST, _LAST = -923, 2309
+_STRIDE = 220  # rungs between multipliers of a ratio of about 3
+
+
+def rung(index: int) -> float:
+    """Return the multiplier 1.005^index."""
+    return float(LADDER**index)
+
+
+SMALLEST_MULTIPLIER = rung(_FIRST)  # 0.01
+LARGEST_MULTIPLIER = rung(_LAST)  # 100,000
 
 
 def calibrate(
@@ -24,12 +56,16 @@ def calibrate(
     sampling: Sampling = "poisson",
     adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
     accountant: AccountantName | None = None,
+    numbers: int = 0,
 ) -> float:
-    """Smallest noise multiplier (std / clip) with which ``steps`` releases cost at most ``epsilon`` at ``delta``.
+    """Smallest multiplier (std / clip) of the ladder with which ``steps`` releases stay within a budget.
+
+    ``numbers`` is how many noise values one step draws from the grid sampler, whose own cost is then
+    included.
 
     >>> z = calibrate(3.0, 1e-5, 0.01, 1000)
     >>> from dpfl.privacy.accountant import epsilon
-    >>> 0.995 * 3.0 <= epsilon(z, 0.01, 1000, 1e-5) <= 3.0
+    >>> epsilon(z, 0.01, 1000, 1e-5) <= 3.0 < epsilon(z / LADDER, 0.01, 1000, 1e-5)
     True
     """
     if math.isnan(epsilon) or epsilon <= 0 or math.isinf(epsilon):
@@ -37,102 +73,124 @@ def calibrate(
             "calibrate", f"epsilon = {epsilon} is not a positive finite number", "give an epsilon above 0"
         )
     if steps < 1:
-        raise ConfigurationError("calibrate", f"steps = {steps}: nothing would be released", "plan at least one step")
+        raise ConfigurationError("calibrate", f"steps = {steps}: nothing is released", "plan at least one step")
     adjacency = adjacency_named(adjacency)
     rate = 1.0 if sampling == "none" else sampling_rate
     if rate == 0:
-        raise ConfigurationError("calibrate", "sampling_rate = 0: nothing would be released", "give a rate above 0")
-    template = Event(noise_multiplier=1.0, sampling=sampling, sampling_rate=rate, steps=steps)
-    return _calibrated(epsilon, delta, template, adjacency, accountant)
+        raise ConfigurationError("calibrate", "sampling_rate = 0: nothing is released", "give a rate above 0")
+    plan = Event(noise_multiplier=1.0, sampling=sampling, sampling_rate=rate, steps=steps, numbers=numbers)
+    question = [str(accountant), adjacency, repr(epsilon), repr(delta), plan.to_json()]
+    key = "|".join(["calibrate", RULES, *question])
+    return remembered(key, lambda: _calibrated(key, epsilon, delta, plan, adjacency, accountant))
 
 
 def _calibrated(
-    target: float, delta: float, template: Event, adjacency: Adjacency, accountant: AccountantName | None
+    key: str,
+    target: float,
+    delta: float,
+    plan: Event,
+    adjacency: Adjacency,
+    accountant: AccountantName | None,
 ) -> float:
-    """Look it up before searching."""
-    key = "|".join(["calibrate", RULES, str(accountant), adjacency, repr(target), repr(delta), template.to_json()])
-    return remembered(key, lambda: _search(target, delta, template, adjacency, accountant))
+    """Take a proposal from the disk if it proves right, else search."""
 
+    def fine(index: int) -> float:
+        event = replace(plan, noise_multiplier=rung(index))
+        return spend((event,), delta, adjacency=adjacency, accountant=accountant).epsilon
 
-def _search(
-    target: float, delta: float, template: Event, adjacency: Adjacency, accountant: AccountantName | None
-) -> float:
-    """Secant on log noise against log epsilon inside a bracket; only a bound at or below the target is accepted."""
-
-    def bound(multiplier: float, *, fine: bool) -> float:
-        event = Event(
-            noise_multiplier=multiplier,
-            sampling=template.sampling,
-            sampling_rate=template.sampling_rate,
-            steps=template.steps,
-        )
-        if fine or accountant is not None:
-            return spend((event,), delta, adjacency=adjacency, accountant=accountant).epsilon
+    def quick(index: int) -> float:
+        event = replace(plan, noise_multiplier=rung(index))
         return quick_epsilon((event,), delta, adjacency=adjacency)
 
-    low, high = 0.0, math.inf  # too little noise, enough noise
-    guess = _central_limit_guess(target, delta, template, adjacency)
-    points: list[tuple[float, float]] = []
-    for _ in range(60):
-        reached = bound(guess, fine=False)
-        if _AIM - _SLACK <= reached / target <= _AIM + _SLACK:
-            return guess
-        if reached > target * _AIM:
-            low = max(low, guess)
+    check_delta(delta)
+    check_covered((plan,), adjacency, accountant)
+    _check_sampler(target, delta, plan)
+    found = proposed(key)
+    if found is not None:
+        index = _index_of(found)
+        if index is not None and _is_smallest(fine, index, target):
+            return rung(index)
+        warnings.warn(
+            "a calibrated multiplier in the cache does not verify, so it was computed anew and replaced",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    guess = _guess(target, delta, plan, adjacency)
+    index = _descend(fine, _search(quick if accountant is None else fine, target, guess), target)
+    if index > _LAST:
+        raise PrivacyRefusal(
+            "calibrate",
+            f"no finite noise reaches epsilon = {target} at delta = {delta} in {plan.steps} steps "
+            f"with sampling rate {plan.sampling_rate:.4g}",
+            f"the smallest epsilon this plan can reach is {fine(_LAST):.4g}: allow more, plan fewer steps, "
+            "or raise delta",
+        )
+    propose(key, rung(index))
+    return rung(index)
+
+
+def _check_sampler(target: float, delta: float, plan: Event) -> None:
+    numbers = plan.numbers * plan.steps
+    if numbers > MOST_NUMBERS or sampler_delta(numbers, target) > LARGEST_SAMPLER_SHARE * delta:
+        raise PrivacyRefusal(
+            "calibrate",
+            f"at epsilon = {target} the noise sampler's own distance to the ideal law takes more than a tenth of "
+            f"delta = {delta} over {numbers:.3g} values",
+            "plan fewer steps or parameters, a smaller epsilon, or a larger delta",
+        )
+
+
+def _index_of(found: object) -> int | None:
+    """The rung that a proposal is, None if it is not one."""
+    if not isinstance(found, float) or not SMALLEST_MULTIPLIER <= found <= LARGEST_MULTIPLIER:
+        return None
+    index = round(math.log(found) / math.log(LADDER))
+    return index if rung(index) == found else None
+
+
+def _is_smallest(fine: Callable[[int], float], index: int, target: float) -> bool:
+    return fine(index) <= target and (index == _FIRST or fine(index - 1) > target)
+
+
+def _descend(fine: Callable[[int], float], index: int, target: float) -> int:
+    """The smallest rung that meets the target, from one near it; beyond the last if none does."""
+    while index <= _LAST and fine(index) > target:
+        index += 1
+    while index > _FIRST and fine(index - 1) <= target:
+        index -= 1
+    return index
+
+
+def _search(bound: Callable[[int], float], target: float, guess: int) -> int:
+    """The smallest rung at which a falling bound meets the target: secants on log epsilon in a bracket."""
+    low, high = _FIRST - 1, _LAST + 1  # too little noise; enough, or more than there is
+    index, slope = min(max(guess, _FIRST), _LAST), -1.2 * math.log(LADDER)
+    last: tuple[int, float] | None = None
+    while True:
+        value = bound(index)
+        low, high = (low, index) if value <= target else (index, high)
+        if high - low <= 1:
+            return high
+        if 0 < value < math.inf:
+            level = math.log(value)
+            if last is not None and last[0] != index:
+                slope = min((level - last[1]) / (index - last[0]), -0.05 * math.log(LADDER))
+            last = (index, level)
+            step = math.ceil((math.log(target) - level) / slope)
+            step = min(max(step, -2 * _STRIDE), 2 * _STRIDE)
         else:
-            high = min(high, guess)
-        if low >= LARGEST_MULTIPLIER:
-            break
-        if high <= SMALLEST_MULTIPLIER:
-            return SMALLEST_MULTIPLIER  # the plan is so short that hardly any noise is needed
-        if low > 0 and high < math.inf and high / low < 1 + 1e-9:
-            return high  # the curve jumps: the smaller epsilon is the safe side
-        if math.isfinite(reached) and reached > 0:
-            points.append((math.log(guess), math.log(reached)))
-        guess = _next_guess(points, math.log(target * _AIM), low, high, guess)
-    smallest = bound(LARGEST_MULTIPLIER, fine=True)
-    raise PrivacyRefusal(
-        "calibrate",
-        f"no finite noise reaches epsilon = {target} at delta = {delta} in {template.steps} steps with sampling rate "
-        f"{template.sampling_rate:.4g}",
-        f"the smallest epsilon this plan can reach is {smallest:.4g}: grant more, plan fewer steps, or raise delta",
-    )
+            step = _STRIDE if value > target else -_STRIDE
+        index = min(max(index + step, low + 1), high - 1)
 
 
-def _next_guess(points: list[tuple[float, float]], goal: float, low: float, high: float, last: float) -> float:
-    if len(points) >= 2:
-        (x0, y0), (x1, y1) = points[-2:]
-        slope = (y1 - y0) / (x1 - x0) if x1 != x0 else -1.0
+def _guess(target: float, delta: float, plan: Event, adjacency: Adjacency) -> int:
+    """Where to start: exact without sampling, else Gaussian-DP's limit, used for speed only."""
+    mu = gaussian_mu(target, delta) / (2 if adjacency is Adjacency.REPLACE_ONE else 1)
+    if mu == 0:
+        return _LAST
+    if plan.sampling_rate == 1:
+        multiplier = math.sqrt(plan.steps) / mu
     else:
-        slope = -1.0
-    if points and slope < -0.05:
-        candidate = math.exp(points[-1][0] + max(-2.0, min(2.0, (goal - points[-1][1]) / slope)))
-    else:
-        candidate = last * 3 if high == math.inf else last / 3
-    if low < candidate < high:
-        return min(candidate, LARGEST_MULTIPLIER)
-    if high == math.inf:
-        return min(max(low, last) * 3, LARGEST_MULTIPLIER)
-    return math.sqrt(max(low, high / 9) * high)
-
-
-def _central_limit_guess(target: float, delta: float, template: Event, adjacency: Adjacency) -> float:
-    """Where to start: Gaussian-DP's limit. An approximation, used for speed only and never reported."""
-    from scipy import optimize, special
-
-    def log_delta_gap(log_mu: float) -> float:
-        mu = math.exp(log_mu)
-        first = special.log_ndtr(-target / mu + mu / 2)
-        second = target + special.log_ndtr(-target / mu - mu / 2)
-        gap = first + math.log1p(-math.exp(min(second - first, -1e-15)))
-        return float(gap - math.log(delta))
-
-    try:
-        mu = math.exp(optimize.brentq(log_delta_gap, -14.0, 6.0))
-    except ValueError:
-        return 1.0
-    if adjacency is Adjacency.REPLACE_ONE:
-        mu /= 2
-    per_step = mu / (template.sampling_rate * math.sqrt(template.steps))
-    guess = 1 / math.sqrt(math.log1p(per_step**2))
-    return min(max(guess, SMALLEST_MULTIPLIER), LARGEST_MULTIPLIER)
+        per_step = mu / (plan.sampling_rate * math.sqrt(plan.steps))
+        multiplier = 1 / math.sqrt(math.log1p(per_step**2)) if per_step < 1e100 else SMALLEST_MULTIPLIER
+    return math.ceil(math.log(multiplier) / math.log(LADDER))

@@ -18,10 +18,12 @@ SAMPLINGS: tuple[Sampling, ...] = ("none", "poisson", "uniform")
 class Event:
     """``steps`` independent releases of a clipped sum with Gaussian noise, each over a fresh sample.
 
-    ``noise_multiplier`` is std / clip under any adjacency: the accountant applies the adjacency's factor, once. Zero
-    means that nothing was hidden. ``sampling`` is ``poisson`` (each unit on its own with ``sampling_rate``),
-    ``uniform`` (a fixed-size sample without replacement of that fraction) or ``none``. ``failure`` is the probability,
-    per step, that the clip did not hold.
+    ``noise_multiplier`` is std / clip under any adjacency: the accountant applies the adjacency's factor,
+    once. Zero means that nothing was hidden. ``sampling`` is ``poisson`` (each unit on its own with
+    ``sampling_rate``), ``uniform`` (a fixed-size sample without replacement of that fraction) or ``none``.
+    ``failure`` is the probability, per step, that the clip did not hold. ``numbers`` is how many noise values
+    one step draws from the grid sampler, whose distance to the ideal law is charged once per history; 0 means
+    ideal, continuous noise.
     """
 
     noise_multiplier: float
@@ -29,6 +31,7 @@ class Event:
     sampling: Sampling = "none"
     sampling_rate: float = 1.0
     failure: float = 0.0
+    numbers: int = 0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
@@ -36,9 +39,10 @@ class Event:
                 "event", f"noise_multiplier = {self.noise_multiplier}", "give a finite number, 0 or above"
             )
         if self.sampling not in SAMPLINGS:
-            raise ConfigurationError("event", f"sampling = '{self.sampling}'", f"choose one of {', '.join(SAMPLINGS)}")
+            remedy = f"choose one of {', '.join(SAMPLINGS)}"
+            raise ConfigurationError("event", f"sampling = '{self.sampling}'", remedy)
         if not 0 <= self.sampling_rate <= 1:
-            raise ConfigurationError("event", f"sampling_rate = {self.sampling_rate}", "give a rate between 0 and 1")
+            raise ConfigurationError("event", f"sampling_rate = {self.sampling_rate}", "give a rate from 0 to 1")
         if self.sampling == "none" and self.sampling_rate != 1:
             raise ConfigurationError(
                 "event", f"sampling_rate = {self.sampling_rate} without sampling", "name the sampling"
@@ -47,9 +51,13 @@ class Event:
             raise ConfigurationError("event", f"steps = {self.steps}", "give a whole number, 0 or above")
         if not 0 <= self.failure <= 1:
             raise ConfigurationError("event", f"failure = {self.failure}", "give a probability")
+        if not math.isfinite(self.numbers) or self.numbers < 0 or self.numbers != int(self.numbers):
+            raise ConfigurationError("event", f"numbers = {self.numbers}", "give a whole number, 0 or above")
         # Equal events must be written equally: 2 and 2.0 are one number.
-        for name, kind in (("noise_multiplier", float), ("steps", int), ("sampling_rate", float), ("failure", float)):
-            object.__setattr__(self, name, kind(getattr(self, name)))
+        for name in ("noise_multiplier", "sampling_rate", "failure"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+        for name in ("steps", "numbers"):
+            object.__setattr__(self, name, int(getattr(self, name)))
 
     def times(self, steps: int) -> Event:
         """Return the same mechanism, run ``steps`` times in all."""
@@ -60,6 +68,7 @@ class Event:
         fields = {
             "failure": self.failure,
             "noise_multiplier": self.noise_multiplier,
+            "numbers": self.numbers,
             "sampling": self.sampling,
             "sampling_rate": self.sampling_rate,
             "steps": self.steps,
@@ -71,12 +80,14 @@ class Event:
         """Read back; an unknown or missing field is refused, never guessed."""
         try:
             fields = json.loads(text)
-            if set(fields) != {"noise_multiplier", "steps", "sampling", "sampling_rate", "failure"}:
+            if set(fields) != set(cls.__dataclass_fields__):
                 raise ValueError(f"fields {sorted(fields)}")
             return cls(**fields)
         except (ValueError, TypeError, ConfigurationError) as error:
             raise LedgerError(
-                "ledger", f"holds an event that cannot be read ({error})", "use the version of dpfl that wrote it"
+                "ledger",
+                f"holds an event that cannot be read ({error})",
+                "use the version of dpfl that wrote it",
             ) from error
 
 

@@ -1,0 +1,226 @@
+"""Compositions of discretised privacy losses: epsilon as a function of delta, never below the exact one.
+
+One Fourier transform of the tilted masses  p(x) exp(t x) / M(t),  with t near the saddle point. The tilt puts
+the epsilon that is looked for into the bulk, so that rounding is relative to delta and a short circle is
+enough. What wraps around it only adds mass; what lies above it is also bounded by Chernoff and counted as
+infinite.
+
+dp-accounting composes the same masses in 50 to 500 times the time; the tests compare the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft
+
+from dpfl.privacy.losses import Floats, Step, extent, loss_at, one_step
+
+_MOST_POINTS = 2_000_000  # of a grid: bounds memory at tiny noise; coarser, still a bound
+_NEGLIGIBLE = 1e-7  # of delta: tails that are counted as infinite, and rounding
+_ROUGH = 1e-3
+_TILTS = np.geomspace(0.01, 1e6, 120)
+_NODES = np.linspace(-9.0, 9.0, 121)
+_WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """delta as a function of epsilon, on and between the dots of a stretch of the grid; an upper bound.
+
+    The mass at a loss x of the stretch is  masses * exp(log_moment - tilt * x);  ``infinite`` holds
+    everything above it.
+    """
+
+    interval: float
+    first: int
+    masses: Floats
+    tilt: float
+    log_moment: float
+    infinite: float
+
+    def epsilon(self, delta: float) -> float | None:
+        """Return the smallest epsilon >= 0 with at most ``delta``, None where the stretch begins above it."""
+        left = delta * (1 - 2 * _NEGLIGIBLE) - self.infinite
+        if left <= 0:
+            return math.inf
+        dots, upper, lower, excess = self._sums
+        log_allowed = math.log(left) - self.log_moment
+        over = np.flatnonzero(excess > log_allowed)
+        if len(over) == 0:
+            return None if dots[0] > 0 else 0.0
+        k = int(over[-1])
+        share = (float(upper[k]) - math.exp(log_allowed + self.tilt * float(dots[k]))) / float(lower[k])
+        return max(0.0, float(dots[k]) + math.log(share))
+
+    @cached_property
+    def _sums(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """The dots, what lies above each under P and (times exp(dot)) under Q, and log delta - log_moment.
+
+        The sums are relative to exp(log_moment - tilt * dot), which keeps them in range.
+        """
+        dots = self.interval * np.arange(self.first, self.first + len(self.masses), dtype=np.float64)
+        upper, lower = self._above(self.tilt), self._above(self.tilt + 1)
+        with np.errstate(divide="ignore"):
+            excess = np.log(np.maximum(upper - lower, 0.0)) - self.tilt * dots
+        return dots, upper, lower, excess
+
+    def _above(self, rate: float) -> Floats:
+        """At each dot, the sum over the dots above it of masses * exp(-rate * distance)."""
+        found = np.empty(len(self.masses))
+        beyond = 0.0  # the sum at the last dot of a block
+        block = max(1, int(500 / (rate * self.interval)))  # keeps exponentials in range
+        for end in range(len(self.masses), 0, -block):
+            start = max(0, end - block)
+            scale = np.exp(-rate * self.interval * np.arange(end - start))
+            sums = np.cumsum((self.masses[start:end] * scale)[::-1])[::-1] + beyond * scale[-1]
+            found[start:end] = np.append(sums[1:], beyond * scale[-1]) / scale
+            beyond = float(sums[0]) * math.exp(-rate * self.interval)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composition:
+    """The curves of a composition in both directions of the pair, or in the one that decides."""
+
+    curves: tuple[Curve, ...]
+
+    def epsilon(self, delta: float) -> float:
+        """Return an epsilon at ``delta``, which may be as small as half of the delta that it was made for."""
+        found = [curve.epsilon(delta) for curve in self.curves]
+        return max(math.inf if value is None else value for value in found)
+
+
+def composition(plan: Sequence[Step], delta: float, accuracy: float) -> Composition:
+    """Compose steps, with epsilon at ``delta`` about ``accuracy`` x min(epsilon, 3) above its exact value."""
+    forward = _reaching(plan, delta, accuracy, reverse=False)
+    if all(step.pair != "sampled" or step.rate == 1 for step in plan):
+        return Composition(curves=(forward,))
+    # The reverse direction is smaller almost always: a rough bound usually shows that it does not matter.
+    rough = _reaching(plan, delta, max(accuracy, _ROUGH), reverse=True)
+    largest, smallest = rough.epsilon(delta / 2), forward.epsilon(delta)
+    if largest is not None and smallest is not None and largest <= smallest:
+        return Composition(curves=(forward,))
+    return Composition(curves=(forward, _reaching(plan, delta, accuracy, reverse=True)))
+
+
+def _reaching(plan: Sequence[Step], delta: float, accuracy: float, *, reverse: bool) -> Curve:
+    """Return a curve whose stretch reaches down to epsilon at ``delta``."""
+    for widening in (1, 3, 9, 27):
+        curve = composed(plan, delta, accuracy, reverse=reverse, widening=widening)
+        if curve.epsilon(delta) is not None:
+            break
+    return curve
+
+
+def composed(
+    plan: Sequence[Step], delta: float, accuracy: float, *, reverse: bool = False, widening: float = 1.0
+) -> Curve:
+    """Compose one direction to a curve on a stretch of losses around epsilon at ``delta``."""
+    aim = _aim(plan, delta, accuracy, reverse=reverse)
+    total = tail = infinite = 0.0
+    highest = 0
+    steps = []
+    for step in plan:
+        losses = one_step(step, aim.interval, aim.tail, reverse=reverse)
+        tail += step.steps * losses.tilted(aim.far)[0]
+        infinite += step.steps * losses.infinite
+        highest += step.steps * (losses.first + len(losses.masses) - 1)
+        steps.append((losses, step.steps))
+    # Where the stretch ends: at the largest loss, or where what lies above is negligible by Chernoff
+    last = min(highest, math.ceil((tail - math.log(_NEGLIGIBLE * delta)) / aim.far / aim.interval))
+    above = math.exp(min(0.0, tail - aim.far * aim.interval * last)) if last < highest else 0.0
+    width = widening * max(aim.width, last * aim.interval - aim.low)
+    size = fft.next_fast_len(math.ceil(width / aim.interval) + 2, real=True)
+    spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
+    for losses, count in steps:
+        log_moment, masses = losses.tilted(aim.tilt)
+        folded = np.bincount((losses.first + np.arange(len(masses))) % size, weights=masses, minlength=size)
+        spectrum *= _power(fft.rfft(folded), count)
+        total += count * log_moment
+    first = last - size + 1
+    return Curve(
+        interval=aim.interval,
+        first=first,
+        masses=np.roll(np.maximum(fft.irfft(spectrum, size), 0.0), -first),
+        tilt=aim.tilt,
+        log_moment=total,
+        infinite=infinite + above,
+    )
+
+
+def _power(values: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
+    """values ** exponent, with 0 where that is below 1e-26."""
+    found = np.zeros_like(values)
+    large = np.abs(values) > math.exp(-60 / exponent)
+    found[large] = values[large] ** exponent
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Aim:
+    """Where to look and how closely. It decides how tight a curve is, never whether it is a bound.
+
+    ``tilt`` is near the saddle point of epsilon, ``far`` near that of what is negligible; epsilon is above
+    ``low``, and a circle of at least ``width`` keeps what wraps around negligible. One step leaves about
+    ``tail`` to infinity.
+    """
+
+    tilt: float
+    far: float
+    low: float
+    width: float
+    interval: float
+    tail: float
+
+
+def _aim(plan: Sequence[Step], delta: float, accuracy: float, *, reverse: bool) -> _Aim:
+    total = sum(step.steps for step in plan)
+    moments = sum((step.steps * _log_moments(step, reverse=reverse) for step in plan), np.zeros(len(_TILTS)))
+    # Epsilon by the conversion from Renyi divergences, minimal near the saddle point
+    bounds = (moments - math.log(delta) - np.log1p(_TILTS)) / _TILTS - np.log1p(1 / _TILTS)
+    best = int(np.argmin(bounds[:-1]))
+    tilt, guess = float(_TILTS[best]), max(float(bounds[best]), 1e-9)
+    low = guess - 4 / tilt
+    wanted = -math.log(_NEGLIGIBLE * delta)
+    # Above this the tilted mass is negligible: it must not wrap around to what lies above epsilon
+    beyond = (moments[best + 1 :] - moments[best] - math.log(_NEGLIGIBLE)) / (_TILTS[best + 1 :] - tilt)
+    width = max(wanted / tilt, float(beyond.min()) - low)
+    # One step's discretisation adds about (tilt + 1) h^2 / 12 to epsilon
+    interval = math.sqrt(12 * accuracy * min(guess, 3.0) / ((tilt + 1) * total))
+    tail = max(_NEGLIGIBLE * delta / total, 1e-300)
+    extents = [extent(step, tail) for step in plan]
+    widest = max(width, *(largest - smallest for smallest, largest in extents))
+    return _Aim(
+        tilt=tilt,
+        far=float(_TILTS[int(np.argmin((moments + wanted) / _TILTS))]),
+        low=low,
+        width=width,
+        interval=max(interval, widest / _MOST_POINTS),
+        tail=tail,
+    )
+
+
+def _log_moments(step: Step, *, reverse: bool) -> Floats:
+    """log E exp(t L) at every tilt, by quadrature: for choosing an aim, never part of a bound."""
+    base, moved = loss_at(_NODES, step), loss_at(_NODES + 1 / step.std, step)
+    if step.pair == "sampled" and reverse:
+        losses, weights = -base, _WEIGHTS
+    else:
+        losses = np.concatenate([base, moved])
+        weights = np.concatenate([(1 - step.rate) * _WEIGHTS, step.rate * _WEIGHTS])
+    if step.pair == "mirrored":
+        weights = np.concatenate([np.where(losses > 0, weights, 0.0), np.where(base > 0, _WEIGHTS, 0.0)])
+        losses = np.concatenate([losses, -base])
+        weights, losses = np.append(weights, max(0.0, 1 - weights.sum())), np.append(losses, 0.0)
+    with np.errstate(divide="ignore"):
+        logs = np.log(weights)
+    exponents = logs + np.outer(_TILTS, losses)
+    top = exponents.max(axis=1)
+    moments: Floats = top + np.log(np.exp(exponents - top[:, None]).sum(axis=1))
+    return moments

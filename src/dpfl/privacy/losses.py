@@ -1,0 +1,159 @@
+"""Privacy loss distributions of single steps of sampled Gaussians, discretised pessimistically.
+
+The loss L = log P / Q of a dominating pair (P, Q) is put on a grid of multiples of an interval h by
+connecting the dots (Doroshenko, Ghazi, Kamath, Kumar, Manurangsi, PETS 2022): what lies between two dots is
+divided between them so that its masses under P and under Q are both kept. The result dominates the step for
+every h. The pairs, for noise s in units of the sensitivity and a sampling rate q:
+
+    Poisson, add/remove      P = (1-q) N(0, s^2) + q N(1, s^2),  Q = N(0, s^2),  and the reverse Poisson,
+                             replace-one     the same P, and Q = (1-q) N(0, s^2) + q N(-1, s^2) fixed size,
+                             replace-one  the first pair with s = z / 2 where the loss is positive, its mirror
+                             image where it is negative, the rest at 0 (Zhu, Dong, Wang, AISTATS 2022, Theorem
+                             11)
+
+Masses are differences of the nearer tails of normal distributions, so that they are exact relative to
+themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+Floats = NDArray[np.float64]
+Pair = Literal["sampled", "replaced", "mirrored"]
+
+_ROUNDING = 1e-13  # of a cell's mass, moved to its upper dot: more than its division can round
+_LARGEST_EXPONENT = 700.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """``steps`` equal releases, with noise ``std`` in units of the sensitivity, and their dominating pair."""
+
+    std: float
+    rate: float
+    steps: int
+    pair: Pair = "sampled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """The mass ``masses[i]`` at the loss ``(first + i) * interval``, and ``infinite`` at an infinite loss."""
+
+    interval: float
+    first: int
+    masses: Floats
+    infinite: float
+
+    def tilted(self, tilt: float) -> tuple[float, Floats]:
+        """Return log M(tilt), of the sum of masses * exp(tilt * loss), and these terms divided by M(tilt)."""
+        losses = self.interval * np.arange(self.first, self.first + len(self.masses))
+        exponents = self._log_masses + tilt * losses
+        top = float(exponents.max())
+        weights = np.exp(exponents - top)
+        total = float(weights.sum())
+        return top + math.log(total), weights / total
+
+    @cached_property
+    def _log_masses(self) -> Floats:
+        with np.errstate(divide="ignore"):
+            logs: Floats = np.log(self.masses)
+        return logs
+
+
+def loss_at(t: Floats, step: Step) -> Floats:
+    """The loss at t standard deviations of the noise."""
+    with np.errstate(divide="ignore"):
+        none, drawn = np.log1p(-step.rate), math.log(step.rate)
+    shift = 1 / step.std
+    up: Floats = np.logaddexp(none, drawn + shift * (t - shift / 2))
+    return up - np.logaddexp(none, drawn - shift * (t + shift / 2)) if step.pair == "replaced" else up
+
+
+def _where(losses: Floats, step: Step) -> Floats:
+    """The inverse of ``_loss``, minus infinity below the smallest loss."""
+    rate, shift = step.rate, 1 / step.std
+    if step.pair == "replaced":
+        log_odds = math.log1p(-rate) - math.log(rate)
+        half = losses / 2
+        with np.errstate(divide="ignore"):
+            y = half + np.log(-np.expm1(-losses) / 2) + shift**2 / 2 + log_odds
+        return (half + np.logaddexp(y, np.logaddexp(0.0, 2 * y) / 2)) / shift
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        small = np.log1p(np.maximum(np.expm1(np.minimum(losses, 40.0)) / rate, -1.0))
+        large = losses - math.log(rate) + np.log1p((rate - 1) * np.exp(-np.maximum(losses, 0.0)))
+    return np.where(losses < 30, small, large) / shift + shift / 2
+
+
+def _between(t: Floats) -> Floats:
+    """The standard normal masses between neighbours of an increasing array, to full relative precision."""
+    tails = ndtr(-np.abs(t))
+    masses: Floats = np.abs(np.diff(tails))
+    k = int(np.searchsorted(t, 0.0))
+    if 0 < k < len(t):
+        masses[k - 1] = 1 - tails[k - 1] - tails[k]
+    return masses
+
+
+def extent(step: Step, tail: float) -> tuple[float, float]:
+    """The losses beyond which there is less mass than ``tail``."""
+    far = -float(ndtri(tail))
+    ends = loss_at(np.array([-far, 1 / step.std + far]), step)
+    return (float(ends[0]) if step.pair == "sampled" else -float(ends[1])), float(ends[1])
+
+
+def one_step(step: Step, interval: float, tail: float, *, reverse: bool = False) -> Losses:
+    """Discretise one step; ``reverse`` exchanges P and Q. ``tail`` is about the mass left to infinity."""
+    smallest, largest = extent(step, tail)
+    last = math.ceil(largest / interval)
+    first = math.floor(smallest / interval) if step.pair == "sampled" else 0
+    t = _where(interval * np.arange(first, last + 1, dtype=np.float64), step)
+    shift = 1 / step.std
+    base, moved = _between(t), _between(t - shift)
+    upper = (1 - step.rate) * base + step.rate * moved
+    lower = (1 - step.rate) * base + step.rate * _between(t + shift) if step.pair == "replaced" else base
+    top_upper = float((1 - step.rate) * ndtr(-t[-1]) + step.rate * ndtr(shift - t[-1]))
+    top_lower = float(ndtr(-t[-1]))
+    if step.pair == "replaced":
+        top_lower = float((1 - step.rate) * top_lower + step.rate * ndtr(-shift - t[-1]))
+    if step.pair == "sampled":
+        low_upper = float((1 - step.rate) * ndtr(t[0]) + step.rate * ndtr(t[0] - shift))
+        low_lower = float(ndtr(t[0]))
+        if reverse:
+            return _dots(lower[::-1], upper[::-1], -last, interval, below=top_lower, infinite=low_lower)
+        return _dots(upper, lower, first, interval, below=low_upper, infinite=top_upper)
+    # Symmetric: the mirror image of (upper, lower) is (lower, upper).
+    made = _dots(
+        np.concatenate([lower[::-1], upper]), np.concatenate([upper[::-1], lower]), -last, interval,
+        below=top_lower, infinite=top_upper,
+    )  # fmt: skip
+    if step.pair == "mirrored":
+        made.masses[last] += max(0.0, (1 - step.rate) * (1 - 2 * float(ndtr(-t[0]))))
+    return made
+
+
+def _dots(
+    upper: Floats,
+    lower: Floats,
+    first: int,
+    interval: float,
+    *,
+    below: float,
+    infinite: float,
+) -> Losses:
+    """Divide each cell's mass between its two ends; what lies below the first dot moves up to it."""
+    left = np.minimum(interval * np.arange(first, first + len(upper)), _LARGEST_EXPONENT)
+    share = (upper - lower * np.exp(left) + _ROUNDING * upper) / -math.expm1(-interval)
+    share = np.clip(share, 0.0, upper)
+    masses = np.zeros(len(upper) + 1)
+    masses[:-1] = upper - share
+    masses[1:] += share
+    masses[0] += below
+    return Losses(interval=interval, first=first, masses=masses, infinite=infinite)
