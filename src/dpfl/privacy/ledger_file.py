@@ -69,14 +69,14 @@ class LedgerFile:
             ledger = cls(_connect(name, "rwc"), name)
             ledger._set_up(identity, rule)
             return ledger
+        if Path(path).exists() or Path(name + "-wal").exists():
+            raise LedgerError(name, "already exists, or part of it does", "open it, or name another file")
         if chain.head_path(name).exists():
             raise LedgerError(
                 name,
                 f"a ledger was kept here: its head file {chain.head_path(name).name} is still there",
                 "restore the ledger, or name another file",
             )
-        if Path(path).exists() or Path(name + "-wal").exists():
-            raise LedgerError(name, "already exists, or part of it does", "open it, or name another file")
         # Written under a name of its own and linked into place: a ledger that exists is complete, and never replaced.
         draft = Path(f"{name}.{uuid.uuid4().hex}.new")
         try:
