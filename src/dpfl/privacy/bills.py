@@ -1,4 +1,4 @@
-"""Bills, charges and tabs: what a ledger stores, and how an account's bills combine into one history."""
+"""Privacy costs, plans and charges: what a ledger stores, and how an account's costs combine into one history."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dpfl.core.errors import LedgerError
+from dpfl.core.errors import ConfigurationError, LedgerError
 from dpfl.core.types import Adjacency, Observer, Unit
 from dpfl.privacy.events import Event, History, merged
 
@@ -18,6 +18,10 @@ class Bill:
     unit: Unit
     adjacency: Adjacency
     events: History
+
+    def times(self, count: int) -> History:
+        """Return the history of ``count`` such rounds."""
+        return merged(event.times(event.steps * count) for event in self.events)
 
     def to_json(self) -> str:
         """Write canonically."""
@@ -33,8 +37,38 @@ class Bill:
             return cls(unit=Unit(body["unit"]), adjacency=Adjacency(body["adjacency"]), events=events)
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerError(
-                "ledger", f"holds a bill that cannot be read ({error})", "use the version of dpfl that wrote it"
+                "ledger",
+                f"holds a privacy cost that cannot be read ({error})",
+                "use the version of dpfl that wrote it",
             ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyPlan:
+    """What a run may release of an account at most, fixed before its first release.
+
+    ``account`` is a client or a population, ``bill`` what one round releases, ``releases`` how many rounds at most.
+    ``delta`` is the share of the budget's delta that the plan is priced at under the filter "allotments"; None means
+    all of it, so that no other plan fits beside this one.
+
+    *Formal guarantees.* Which of the planned rounds take place, in which order, what they compute and when the run stops
+    may depend on earlier outputs. Sampling rates, noise and their number may not: they are this plan's.
+    """
+
+    account: str
+    observer: Observer
+    bill: Bill
+    releases: int
+    delta: float | None = None
+
+    def __post_init__(self) -> None:
+        where = f"plan of '{self.account}'"
+        if self.releases < 1 or self.releases != int(self.releases):
+            raise ConfigurationError(where, f"releases = {self.releases}", "give a whole number, 1 or above")
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ConfigurationError(
+                where, f"delta = {self.delta} is not between 0 and 1", "give a share of the budget"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,6 @@ class SiteLedger(Ledger):
     def open_for(cls, path: Path, site: str) -> SiteLedger:
         """Open the ledger of a site; another site's is refused."""
         ledger = cls.open(path)
-        assert isinstance(ledger, SiteLedger)
         owner = ledger.identity()
         if owner != site:
             ledger.close()
@@ -54,8 +53,8 @@ class SiteLedger(Ledger):
 
     def agree(self, run: str, digest: str) -> bool:
         """Write down what was agreed on for a run, once; False if it was something else."""
-        with self._transaction() as connection:
-            connection.execute("INSERT OR IGNORE INTO agreed VALUES (?, ?)", (run, digest))
+        with self._transaction() as entry:
+            entry.connection.execute("INSERT OR IGNORE INTO agreed VALUES (?, ?)", (run, digest))
         return self.agreed(run) == digest
 
     def agreed(self, run: str) -> str | None:
@@ -73,11 +72,13 @@ class SiteLedger(Ledger):
         return None if row is None else Answered(round=row[0], payload=row[1], private=row[2])
 
     def pay_and_answer(
-        self, run: str, round_: int, charges: Sequence[Charge], payload: bytes, private: bytes, *, horizon: int
+        self, run: str, round_: int, charges: Sequence[Charge], payload: bytes, private: bytes
     ) -> bool:
-        """Charge and keep the answer, all or nothing; False if the budget does not cover it."""
+        """Charge and keep the answer, all or nothing; False if plan or budget do not cover it."""
 
         def keep(connection: sqlite3.Connection) -> None:
-            connection.execute("INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)", (run, round_, payload, private))
+            connection.execute(
+                "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)", (run, round_, payload, private)
+            )
 
-        return not self.charge(run, round_, charges, horizon=horizon, also=keep)
+        return not self.charge(run, round_, charges, also=keep)

@@ -1,21 +1,30 @@
-"""What each account has spent, derived from stored events alone: the page for an ethics board."""
+"""What each account has spent, derived from stored events alone: the lines of a privacy report for an ethics board.
+
+A statement shows the prices of plans under the ledger's filter. It never composes the history that took place: which
+studies that history holds may depend on outputs, and composing it would understate the loss.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
-from dpfl.core.types import Adjacency, Observer, Unit
-from dpfl.privacy.accountant import Spend, spend
-from dpfl.privacy.bills import Tab
+from dpfl.core.types import Adjacency, Budget, Observer, Unit
+from dpfl.privacy.accountant import Spend
+from dpfl.privacy.bills import Tab, tab_of
+from dpfl.privacy.filters import Portion, filter_named
 from dpfl.privacy.ledger import Ledger
-
-_UNKNOWN = Spend(epsilon=math.inf, delta=1.0, adjacency=Adjacency.REPLACE_ONE, accountant="none: no delta is known")
+from dpfl.privacy.readings import UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """An epsilon with its unit, adjacency, observer, delta and accountant, beside what was granted (if anything was)."""
+    """An epsilon with its unit, adjacency, adversary, delta and accountant, beside the budget (if there is one).
+
+    ``filter`` is the rule across studies, ``studies`` how many plans the epsilon covers, ``rounds`` how many rounds were
+    charged. Under the filter "allotments" a plan counts as a whole once it is committed.
+    """
 
     account: str
     unit: str
@@ -26,6 +35,8 @@ class Statement:
     delta: float | None
     granted: float | None
     rounds: int
+    filter: str
+    studies: int
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values; infinity as text, which JSON can carry."""
@@ -33,30 +44,42 @@ class Statement:
         return {k: "infinite" if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}
 
 
-def statement(ledger: Ledger, account: str, observer: Observer, delta: float | None = None) -> Statement | None:
-    """One account's spend against one observer, None if nothing was charged.
+def statement(
+    ledger: Ledger, account: str, observer: Observer, delta: float | None = None
+) -> Statement | None:
+    """One account's spend against one adversary, None if nothing was planned or charged.
 
-    ``delta`` left out takes the granted one; where none is known, no finite epsilon can be stated.
+    ``delta`` left out takes each plan's share of the budget's delta, and the budget's where a plan has none; where
+    no delta is known, no finite epsilon can be stated. Another ``delta`` is shared equally among the plans.
     """
-    tab = ledger.tab(account, observer)
-    grant = ledger.grant_of(account)
-    chosen = delta if delta is not None else (grant.delta if grant else None)
-    if tab is None and grant is not None and grant.unit and grant.observer is observer:
-        nothing = Tab(unit=grant.unit, adjacency=Adjacency.ZERO_OUT, history=())  # granted, and never took part
-        return _stated(ledger, account, observer, nothing, chosen)
-    return None if tab is None else _stated(ledger, account, observer, tab, chosen)
+    with ledger.snapshot():
+        grant = ledger.grant_of(account)
+        portions = ledger.portions(ledger.committed(account, observer))
+        tab = tab_of((portion.bill, portion.count) for portion in portions)
+        if tab is None and grant is not None and grant.unit and grant.observer is observer:
+            tab = Tab(
+                unit=grant.unit, adjacency=Adjacency.ZERO_OUT, history=()
+            )  # a budget that was never used
+        return None if tab is None else _stated(ledger, account, observer, tab, portions, grant, delta)
 
 
-def _stated(ledger: Ledger, account: str, observer: Observer, tab: Tab, delta: float | None) -> Statement:
-    grant = ledger.grant_of(account)
+def _stated(
+    ledger: Ledger,
+    account: str,
+    observer: Observer,
+    tab: Tab,
+    portions: Sequence[Portion],
+    grant: Budget | None,
+    delta: float | None,
+) -> Statement:
     unit = grant.unit if grant and grant.unit else tab.unit
     readable = tab.adjacency_as(Unit(unit))
-    # Without any delta nothing finite can be said; what hides nothing is infinite at every delta.
-    spent = spend(tab.history, delta, adjacency=readable or tab.adjacency) if delta is not None else _UNKNOWN
-    # A grant at another delta is no limit of this epsilon, and must not stand beside it.
+    spent = _spent(ledger, portions, readable or tab.adjacency, grant, delta)
+    # A budget at a smaller delta is no limit of this epsilon, and must not stand beside it.
     covered = (
         grant is not None
-        and grant.delta == delta
+        and (delta is None or delta == grant.delta)
+        and spent.delta <= grant.delta * (1 + 1e-12)
         and (grant.observer is observer or (grant.observer is Observer.SERVER and observer is Observer.WORLD))
     )
     return Statement(
@@ -66,23 +89,47 @@ def _stated(ledger: Ledger, account: str, observer: Observer, tab: Tab, delta: f
         adjacency=str(readable or tab.adjacency),
         accountant=spent.accountant,
         epsilon=spent.epsilon if readable else math.inf,
-        delta=delta,
+        delta=None if spent is UNKNOWN else spent.delta,
         granted=grant.epsilon if grant and covered else None,
         rounds=ledger.participations(account, observer) or ledger.participations(account, Observer.SERVER),
+        filter=ledger.filter,
+        studies=len(portions),
     )
 
 
-def statements(ledger: Ledger, delta: float | None = None) -> list[Statement]:
-    """Every account against every observer it was billed against.
+def _spent(
+    ledger: Ledger,
+    portions: Sequence[Portion],
+    adjacency: Adjacency,
+    grant: Budget | None,
+    delta: float | None,
+) -> Spend:
+    """Price the portions under the ledger's filter, at the deltas that :func:`statement` describes."""
+    rule = filter_named(ledger.filter)
+    if delta is not None and (grant is None or delta != grant.delta):
+        share = delta / max(len(portions), 1) if rule.reserves else delta
+        spent = rule.spent([replace(portion, delta=share) for portion in portions], delta, adjacency)
+        return replace(spent, delta=delta)
+    if grant is not None:
+        return rule.spent(portions, grant.delta, adjacency)
+    if rule.reserves and all(portion.delta is not None for portion in portions):
+        return rule.spent(portions, 1.0, adjacency)  # every plan has a delta of its own
+    return UNKNOWN
 
-    A bill against the server covers the world, which sees less; the world is listed apart only where it was billed apart.
+
+def statements(ledger: Ledger, delta: float | None = None) -> list[Statement]:
+    """Every account against every adversary it was charged against, all as of one moment.
+
+    A charge against the server covers the world, which sees less; the world is listed apart only where it was planned
+    apart.
     """
     found = []
-    for account in ledger.accounts():
-        grant = ledger.grant_of(account)
-        unused = [grant.observer] if grant and grant.observer else []
-        for observer in ledger.observers(account) or unused:
-            line = statement(ledger, account, observer, delta)
-            if line is not None:
-                found.append(line)
+    with ledger.snapshot():
+        for account in ledger.accounts():
+            grant = ledger.grant_of(account)
+            unused = [grant.observer] if grant and grant.observer else []
+            for observer in ledger.observers(account) or unused:
+                line = statement(ledger, account, observer, delta)
+                if line is not None:
+                    found.append(line)
     return found

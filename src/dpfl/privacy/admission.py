@@ -1,0 +1,152 @@
+"""Who is admitted: whose budget a release touches, which plan it uses up, and whether the filter lets it pass."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from dpfl.core.types import Budget, Observer, Unit
+from dpfl.privacy.bills import Bill, tab_of
+from dpfl.privacy.filters import Limit, Portion
+from dpfl.privacy.readings import OWN, Readings
+
+PlanKey = tuple[str, str, str]  # run, account, observer
+
+
+class Admission(Readings):
+    """The deciding half of :class:`dpfl.privacy.ledger.Ledger`: it answers, and writes nothing."""
+
+    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
+        super().__init__(connection, name)
+        self._answers: dict[tuple[tuple[Portion, ...], Portion, Limit], int] = {}
+        self._covered: dict[tuple[str, frozenset[PlanKey]], bool] = {}
+        self._version = -1
+
+    def affordable_releases(
+        self, account: str, bill: Bill, seen_by: Iterable[Observer], most: int, *, delta: float | None = None
+    ) -> int:
+        """How many releases of this bill, up to ``most``, a new plan could contain within the account's own budget.
+
+        ``most`` if the account has no budget that this release concerns. ``delta`` is the plan's share under
+        "allotments". Accounts with equal budgets and histories share one answer.
+        """
+        grant = self.grant_of(account)
+        if grant is None or grant.unit is None or grant.observer not in set(seen_by):
+            return most
+        self._filter.check(account, bill)
+        portions = tuple(self.portions(self.committed(account, grant.observer)))
+        new = Portion(bill=bill, count=most, delta=delta)
+        limit = _limit([*portions, new], grant, grant.unit)
+        if limit is None or most < 1:
+            return 0  # a record-level release says nothing of a client
+        question = (portions, new, limit)
+        if question not in self._answers:
+            self._answers[question] = self._filter.most(portions, new, limit)
+        return self._answers[question]
+
+    def can_release(self, run: str, round_: int, account: str, observer: Observer, bill: Bill) -> bool:
+        """Whether a charge of this bill for this round would be accepted; what the run charged from it on is left out."""
+        with self._guard():
+            plan = self._entry_left(run, account, str(observer), written(bill)[0], before=round_)
+            if not plan:
+                return False
+            keys = frozenset({(run, plan, str(observer))})
+            payers = self._payers(self._connection, account)
+            return all(self._pays(payer, keys, before=(run, round_)) for payer in payers)
+
+    def _entry_left(
+        self, run: str, account: str, observer: str, digest: str, *, before: int | None = None
+    ) -> str | None:
+        """Return whose plan has such a release left, "" if none has, None if there is no plan at all.
+
+        A population's plan is used by what is charged to the population, and by each member for itself.
+        """
+        place = {"run": run, "account": account, "observer": observer, "before": before}
+        plans = self._connection.execute(
+            f"""SELECT account, bill, releases FROM plans WHERE account IN {OWN} AND observer = :observer
+                AND run = :run ORDER BY account <> :account, account""",
+            place,
+        ).fetchall()
+        for owner, bill, releases in plans:
+            if bill == digest and self._used(owner, place) < releases:
+                return str(owner)
+        return "" if plans else None
+
+    def _used(self, owner: str, place: Mapping[str, str | int | None]) -> int:
+        """Count the releases used of a plan, for the account that is to be charged and, if it has any, its members."""
+        of_whom = "" if owner == place["account"] else "AND account IN (:owner, :account)"
+        rows = self._connection.execute(
+            f"""SELECT account, COUNT(*) FROM charges WHERE plan = :owner AND observer = :observer AND run = :run
+                {of_whom} AND (:before IS NULL OR round < :before) GROUP BY account""",
+            {**place, "owner": owner},
+        )
+        counts = dict(rows.fetchall())
+        return int(counts.pop(owner, 0)) + max(counts.values(), default=0)
+
+    # -- budgets -------------------------------------------------------------------------------------------------------
+
+    def _payers(self, connection: sqlite3.Connection, account: str) -> list[str]:
+        """Whose budgets a charge touches: the account's own, or one member of each kind in a population.
+
+        Members with equal budgets in the same populations, and with nothing of their own that their budget is held
+        against, have the same history.
+        """
+        counted = "plans" if self._filter.reserves else "charges"
+        members = connection.execute(
+            f"""
+            SELECT MIN(m.account) FROM members AS m JOIN grants AS g ON g.account = m.account
+            WHERE m.population = :p GROUP BY g.observer, g.unit, g.epsilon, g.delta,
+                (SELECT GROUP_CONCAT(population) FROM (
+                    SELECT population FROM members WHERE account = m.account ORDER BY population)),
+                CASE WHEN EXISTS (SELECT 1 FROM {counted} AS c WHERE c.account = m.account
+                    AND (c.observer = g.observer OR (g.observer = 'world' AND NOT EXISTS (
+                        SELECT 1 FROM plans AS w WHERE w.observer = 'world' AND w.run = c.run AND w.account IN (
+                            SELECT population FROM members WHERE account = m.account)))))
+                THEN m.account END
+            """,
+            {"p": account},
+        ).fetchall()
+        return [row[0] for row in members] or [account]
+
+    def _pays(self, payer: str, keys: frozenset[PlanKey], before: tuple[str, int] | None = None) -> bool:
+        """As :meth:`_admits`; where whole plans count, the answer stands until plans or budgets change."""
+        if not self._filter.reserves:
+            return self._admits(payer, keys, before)
+        version = self._connection.execute("PRAGMA data_version").fetchone()[0]
+        if version != self._version:
+            self._covered.clear()
+            self._version = version
+        if (payer, keys) not in self._covered:
+            self._covered[payer, keys] = self._admits(payer, keys)
+        return self._covered[payer, keys]
+
+    def _admits(self, payer: str, keys: frozenset[PlanKey], before: tuple[str, int] | None = None) -> bool:
+        """Whether one account's own budget admits one more release of these plans, or the whole of them."""
+        grant = self.grant_of(payer)
+        if grant is None or grant.observer is None or grant.unit is None:
+            return True
+        seen = self.committed(payer, grant.observer, before=before)
+        concerned = [(plan.run, plan.account, str(plan.observer)) in keys for plan in seen]
+        if not any(concerned):
+            return True  # the adversary of this budget does not see the release
+        counted = [replace(plan, used=plan.used + own) for plan, own in zip(seen, concerned, strict=True)]
+        portions = self.portions(counted)
+        limit = _limit(portions, grant, grant.unit)
+        return limit is not None and self._filter.admits(portions, limit)
+
+
+def _limit(portions: Sequence[Portion], grant: Budget, unit: Unit) -> Limit | None:
+    """Read a budget for these portions; None if they say nothing of its unit."""
+    tab = tab_of((portion.bill, portion.count) for portion in portions)
+    adjacency = None if tab is None else tab.adjacency_as(unit)
+    return None if adjacency is None else Limit(epsilon=grant.epsilon, delta=grant.delta, adjacency=adjacency)
+
+
+@lru_cache(maxsize=4096)
+def written(bill: Bill) -> tuple[str, str]:
+    """Return the digest under which a privacy cost is stored, and its text."""
+    body = bill.to_json()
+    return hashlib.sha256(body.encode()).hexdigest(), body

@@ -1,0 +1,265 @@
+"""Privacy filters: what a budget admits when each study may be chosen by looking at the outputs of the ones before.
+
+Composing the privacy losses that were realised is not a filter: an adversary who picks the second study by the output of
+the first exceeds an epsilon of 1.0 with two stages and four options. Inside one plan, whose noise, rates and
+counts are fixed beforehand, the privacy loss distribution (PLD) of the whole plan is the price. Across plans, one of
+these rules holds, fixed when the ledger is made.
+
+``allotments``
+    Each plan k has its own (epsilon_k, delta_k), the PLD price of the whole plan; the sums stay within the budget. The
+    whole price is taken when the plan is committed, and nothing is given back. (Basic composition, which is a filter:
+    Rogers, Roth, Ullman, Vadhan, NeurIPS 2016.)
+``renyi``
+    Each of the j orders a, fixed beforehand, has delta / j. A release is admitted while for one order
+
+        sum rho(a) <= epsilon - log((a - 1) / a) + (log(delta / j) + log a) / (a - 1).
+
+    A study pays release by release. (Feldman and Zrnic, NeurIPS 2021.)
+``gaussian``
+    Unsampled Gaussians only: sum of steps / z^2 (four times that under replace-one) <= mu(epsilon, delta)^2, which is
+    exact. A study pays release by release. (Smith and Thakurta 2022; Koskela, Tobaben, Honkela 2023.)
+
+*Formal guarantees.* Whatever is chosen adaptively, all releases that a filter admits are (epsilon, delta)-DP together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, Protocol
+
+from dpfl.core.errors import PrivacyRefusal, unknown_name
+from dpfl.core.types import Adjacency
+from dpfl.privacy.accountant import Spend, quick_epsilon, spend
+from dpfl.privacy.allowance import largest_that_fits, most_releases
+from dpfl.privacy.bills import Bill
+from dpfl.privacy.gaussian import gaussian_epsilon
+from dpfl.privacy.renyi import ORDERS, gaussian_mu, renyi_costs, renyi_epsilon
+
+FilterName = Literal["allotments", "renyi", "gaussian"]
+
+FAILURE_SHARE = 0.1
+"""Under ``renyi``, the part of delta that is kept for failure probabilities of events, whether there are any or not."""
+
+_ROUNDING = (
+    1e-12  # relative: sums of floats are compared on the safe side, shares of one delta may add up to it
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Portion:
+    """What one plan contributes to an account: the cost of a round, how many rounds count, the plan's share of delta."""
+
+    bill: Bill
+    count: int
+    delta: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """What portions are held against: a budget's epsilon and delta, and the adjacency in which it is read."""
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+
+
+class Filter(Protocol):
+    """A rule across plans. ``reserves``: a plan counts as a whole once it is committed, else release by release."""
+
+    name: FilterName
+    reserves: bool
+
+    def check(self, account: str, bill: Bill) -> None:
+        """Refuse a privacy cost that the filter has no proof for."""
+        ...
+
+    def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
+        """Whether everything together stays within the limit."""
+        ...
+
+    def most(self, portions: Sequence[Portion], new: Portion, limit: Limit) -> int:
+        """Return the largest count up to ``new.count`` that is admitted on top of the portions."""
+        ...
+
+    def spent(self, portions: Sequence[Portion], delta: float, adjacency: Adjacency) -> Spend:
+        """Return what the portions cost together, as a statement says it."""
+        ...
+
+
+@lru_cache(maxsize=4096)
+def plan_price(bill: Bill, count: int, delta: float, adjacency: Adjacency) -> Spend:
+    """Price a whole plan: the PLD of ``count`` rounds at its own delta."""
+    return spend(bill.times(count), delta, adjacency=adjacency)
+
+
+class Allotments:
+    """Whole plans, each at its own epsilon and delta, added up."""
+
+    name: FilterName = "allotments"
+    reserves = True
+
+    def check(self, account: str, bill: Bill) -> None:
+        """Everything that an accountant can read has a price."""
+
+    def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
+        """Whether the plans' epsilons and deltas add up to no more than the limit's."""
+        shares = _shares(portions, limit.delta)
+        if math.fsum(shares) > limit.delta * (1 + _ROUNDING):
+            return False
+        pairs = zip(portions, shares, strict=True)
+        return (
+            math.fsum(plan_price(p.bill, p.count, d, limit.adjacency).epsilon for p, d in pairs)
+            <= limit.epsilon
+        )
+
+    def most(self, portions: Sequence[Portion], new: Portion, limit: Limit) -> int:
+        """Search on a coarse upper bound and confirm by the price itself."""
+        taken, own = _shares(portions, limit.delta), limit.delta if new.delta is None else new.delta
+        if math.fsum([*taken, own]) > limit.delta * (1 + _ROUNDING):
+            return 0
+        pairs = zip(portions, taken, strict=True)
+        left = limit.epsilon - math.fsum(
+            plan_price(p.bill, p.count, d, limit.adjacency).epsilon for p, d in pairs
+        )
+        found = most_releases(lambda n: _near(new.bill, n, own, limit.adjacency, left), left, new.count)
+        while found and not self.admits([*portions, _counted(new, found)], limit):
+            found -= 1
+        return found
+
+    def spent(self, portions: Sequence[Portion], delta: float, adjacency: Adjacency) -> Spend:
+        """Add up the plans' prices, each at its own share of delta or, if it has none, at ``delta``."""
+        shares = _shares(portions, delta)
+        prices = [plan_price(p.bill, p.count, d, adjacency) for p, d in zip(portions, shares, strict=True)]
+        if len(prices) == 1:
+            return prices[0]
+        label = " or ".join(dict.fromkeys(price.accountant for price in prices)) or "PLD"
+        if any(math.isinf(price.epsilon) for price in prices):
+            label = next(price.accountant for price in prices if math.isinf(price.epsilon))
+        elif prices:
+            label += " per study, added up"
+        total = math.fsum(price.epsilon for price in prices)
+        return Spend(epsilon=total, delta=math.fsum(shares) or delta, adjacency=adjacency, accountant=label)
+
+
+class Gaussian:
+    """The exact filter of unsampled Gaussians."""
+
+    name: FilterName = "gaussian"
+    reserves = False
+
+    def check(self, account: str, bill: Bill) -> None:
+        """Refuse everything that is not an unsampled Gaussian with a bound that always holds."""
+        for event in bill.events:
+            if event.sampling_rate < 1 or event.failure > 0:
+                what = "sampled" if event.sampling_rate < 1 else "with a failure probability"
+                raise PrivacyRefusal(
+                    f"account '{account}'",
+                    f"a release {what} is planned, and the filter of this ledger is for unsampled Gaussians only",
+                    "make a ledger with the filter renyi or allotments",
+                )
+
+    def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
+        """Whether the summed squared mu stays within that of the limit."""
+        return _mu_squared(portions, limit.adjacency) <= _gaussian_mu(limit.epsilon, limit.delta) ** 2
+
+    def most(self, portions: Sequence[Portion], new: Portion, limit: Limit) -> int:
+        """Count by bisection: every question is a sum."""
+        return largest_that_fits(lambda n: self.admits([*portions, _counted(new, n)], limit), new.count)
+
+    def spent(self, portions: Sequence[Portion], delta: float, adjacency: Adjacency) -> Spend:
+        """Return the closed-form epsilon of the summed mu."""
+        mu = math.sqrt(_mu_squared(portions, adjacency))
+        value = gaussian_epsilon(mu, delta)
+        return Spend(epsilon=value, delta=delta, adjacency=adjacency, accountant="Gaussian filter")
+
+
+class Renyi:
+    """Renyi costs, added up at orders that are fixed beforehand."""
+
+    name: FilterName = "renyi"
+    reserves = False
+
+    def check(self, account: str, bill: Bill) -> None:
+        """Whether a Renyi bound exists depends on the adjacency, and is asked where a budget is held against it."""
+
+    def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
+        """Whether for one order the summed costs stay within what that order's share of delta leaves."""
+        if _failure(portions) > FAILURE_SHARE * limit.delta:
+            return False
+        log_share = math.log((1 - FAILURE_SHARE) * limit.delta / len(ORDERS))
+        return any(
+            cost
+            <= limit.epsilon - math.log((order - 1) / order) + (log_share + math.log(order)) / (order - 1)
+            for order, cost in zip(ORDERS, _renyi_costs(portions, limit.adjacency), strict=True)
+        )
+
+    def most(self, portions: Sequence[Portion], new: Portion, limit: Limit) -> int:
+        """Count by bisection: every question is a sum."""
+        return largest_that_fits(lambda n: self.admits([*portions, _counted(new, n)], limit), new.count)
+
+    def spent(self, portions: Sequence[Portion], delta: float, adjacency: Adjacency) -> Spend:
+        """Return the epsilon of the summed costs, each order at its share of delta."""
+        value = 0.0
+        if any(portion.count for portion in portions):
+            value = renyi_epsilon(_renyi_costs(portions, adjacency), (1 - FAILURE_SHARE) * delta)
+            if _failure(portions) > FAILURE_SHARE * delta:
+                value = math.inf
+        return Spend(epsilon=value, delta=delta, adjacency=adjacency, accountant="RDP filter")
+
+
+FILTERS: dict[str, Filter] = {"allotments": Allotments(), "renyi": Renyi(), "gaussian": Gaussian()}
+
+
+def filter_named(name: str) -> Filter:
+    """Return the filter of this name."""
+    if name not in FILTERS:
+        raise unknown_name("ledger", "filter", name, FILTERS)
+    return FILTERS[name]
+
+
+def _shares(portions: Sequence[Portion], delta: float) -> list[float]:
+    return [delta if portion.delta is None else portion.delta for portion in portions]
+
+
+def _counted(portion: Portion, count: int) -> Portion:
+    return Portion(bill=portion.bill, count=count, delta=portion.delta)
+
+
+def _near(bill: Bill, count: int, delta: float, adjacency: Adjacency, limit: float) -> float:
+    """Bound epsilon: coarsely where that decides, else by the price."""
+    quick = quick_epsilon(bill.times(count), delta, adjacency=adjacency)
+    return quick if not limit < quick <= 1.02 * limit else plan_price(bill, count, delta, adjacency).epsilon
+
+
+_gaussian_mu = lru_cache(maxsize=1024)(gaussian_mu)
+
+
+def _mu_squared(portions: Sequence[Portion], adjacency: Adjacency) -> float:
+    """Sum steps / z^2, times four under replace-one, rounded on the safe side."""
+    factor = 4.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
+    events = [
+        (event, portion.count) for portion in portions for event in portion.bill.events if portion.count
+    ]
+    if any(event.noise_multiplier**2 == 0 for event, _ in events if event.steps):
+        return math.inf
+    terms = (event.steps * count / event.noise_multiplier**2 for event, count in events if event.steps)
+    return factor * math.fsum(terms) * (1 + _ROUNDING)
+
+
+@lru_cache(maxsize=4096)
+def _bill_costs(bill: Bill, adjacency: Adjacency) -> tuple[float, ...]:
+    return renyi_costs(bill.times(1), adjacency)
+
+
+def _renyi_costs(portions: Sequence[Portion], adjacency: Adjacency) -> tuple[float, ...]:
+    rows = [(portion.count, _bill_costs(portion.bill, adjacency)) for portion in portions if portion.count]
+    sums = (math.fsum(count * costs[i] for count, costs in rows) for i in range(len(ORDERS)))
+    return tuple(total * (1 + _ROUNDING) for total in sums)
+
+
+def _failure(portions: Sequence[Portion]) -> float:
+    events = ((event, portion.count) for portion in portions for event in portion.bill.events)
+    return math.fsum(event.failure * event.steps * count for event, count in events)
