@@ -198,6 +198,12 @@ class Readings(LedgerFile):
         with self._guard():
             return int(self._connection.execute(query, place).fetchone()[0])
 
+    def members(self, population: str) -> list[str]:
+        """Return the accounts that a population stands for."""
+        query = "SELECT account FROM members WHERE population = ? ORDER BY account"
+        with self._guard():
+            return [row[0] for row in self._connection.execute(query, (population,))]
+
     # -- runs ----------------------------------------------------------------------------------------------------------
 
     def charged(self, run: str, observer: Observer = Observer.SERVER) -> set[tuple[int, str]]:
@@ -205,6 +211,12 @@ class Readings(LedgerFile):
         query = "SELECT round, account FROM charges WHERE run = ? AND observer = ?"
         with self._guard():
             return set(self._connection.execute(query, (run, str(observer))).fetchall())
+
+    def planned(self, run: str, observer: Observer) -> dict[str, int]:
+        """Return how many rounds each account of a run has committed to at most, against an adversary."""
+        query = "SELECT account, releases FROM plans WHERE run = ? AND observer = ?"
+        with self._guard():
+            return dict(self._connection.execute(query, (run, str(observer))).fetchall())
 
     def last_round(self, run: str) -> int | None:
         """Return the newest round of a run that was charged to anyone."""
