@@ -1,0 +1,119 @@
+"""DP-SGD on stacks: a record's contribution depends on nothing but the record, and stays within the clip."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dpfl.client.sampling import Draw
+from dpfl.core.layout import Layout
+from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.core.types import Phase
+from dpfl.engine import make_engine
+from dpfl.engine.private_stacks import _Parts, _Sums, _width
+from dpfl.engine.stacked import chain
+from dpfl.engine.stacks import Linear, Stack
+from dpfl.protocols import Job
+
+MODELS = {
+    "logistic": lambda: nn.Linear(30, 4),
+    "wide": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
+    "two layers": lambda: nn.Sequential(nn.Linear(30, 17), nn.Tanh(), nn.Linear(17, 4)),
+    "three layers": lambda: nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)),
+}
+RECORDS = 24
+
+
+def job_of(model: nn.Module, features: Tensor, labels: Tensor, phase: Phase) -> Job:
+    start = Layout.of_module(model).read(model)
+    rng = SecretRng.simulated(PublicSeed(5))
+    return Job(client="a", start=start, phases=(phase,), features=features, labels=labels, rng=rng)
+
+
+def per_record(model: nn.Module, features: Tensor, labels: Tensor, chosen: list[int], width: int) -> dict[int, bytes]:
+    """The bytes of what every chosen record contributes: inputs and slopes of every layer, and its clip factor."""
+    phase = Phase(steps=1, batch_size=8, sampling="poisson", lr=0.1, clip=0.5, noise_multiplier=1.0)
+    job = job_of(model, features, labels, phase)
+    steps = chain(model, Layout.of_module(model))
+    assert steps is not None
+    draw = Draw(torch.tensor(chosen), torch.tensor([len(chosen)]))
+    device = torch.device("cpu")
+    parts = _Parts([job], [draw], draw.sizes[:, None].numpy(), width, device)
+    stacks = [Stack.of(layer, job.start[None]) for layer in steps if isinstance(layer, Linear)]
+    sums = _Sums(steps, stacks, [phase], [1e-6], device)
+    found: dict[int, bytes] = {}
+    for number in range(parts.count(0)):
+        part = parts.get(0, number)
+        inputs, slopes = sums._errors(part) if sums._softmax else sums._backward(part)
+        squares, _ = sums._norms(part, inputs, slopes)
+        for place, record in enumerate(chosen[number * width : (number + 1) * width]):
+            pieces = [*(a[0, place] for a in inputs), *(d[0, place] for d in slopes), squares[0, place]]
+            found[record] = b"".join(piece.detach().contiguous().numpy().tobytes() for piece in pieces)
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+@given(seed=st.integers(0, 2**32), data=st.data())
+def test_a_contribution_is_the_same_bit_for_bit_whoever_else_is_drawn(name: str, seed: int, data: st.DataObject) -> None:
+    """Removal, addition and re-ordering of other records change nothing: the shapes are fixed."""
+    torch.manual_seed(seed % 1000)
+    model = MODELS[name]()
+    length = 784 if name == "wide" else 30
+    generator = PublicSeed(seed).generator()
+    features, labels = torch.randn(RECORDS, length, generator=generator), torch.arange(RECORDS) % 4
+    width = data.draw(st.sampled_from([8, 16, 24, 32]))
+    order = st.lists(st.integers(0, RECORDS - 1), min_size=1, max_size=RECORDS, unique=True)
+    one = per_record(model, features, labels, data.draw(order), width)
+    other = per_record(model, features, labels, data.draw(order), width)
+    for record in set(one) & set(other):
+        assert one[record] == other[record]
+
+
+def test_the_shape_of_a_part_depends_on_the_plan_alone() -> None:
+    assert _width(8) == 16
+    assert _width(1) % 8 == 0
+    assert _width(1000) == 32
+
+
+# -- extreme magnitudes --------------------------------------------------------------------------------------------------
+
+_EXTREME = st.sampled_from([0.0, 1e-45, 1e-38, 1e-20, 1e-3, 1.0, 1e10, 1e14, 1e16, 1e30, 1e37, 1e38, 3e38, -3e38, math.inf])
+
+
+def sent(model: nn.Module, features: Tensor, clip: float, engine: str) -> float:
+    """The norm of one full-batch step without noise, over the learning rate and the batch size: at most clip x records."""
+    phase = Phase(steps=1, batch_size=len(features), sampling="poisson", lr=1.0, clip=clip)
+    job = job_of(model, features, torch.zeros(len(features), dtype=torch.int64), phase)
+    start = torch.zeros_like(job.start)
+    job = Job(**{**vars(job), "start": start})
+    (after,) = make_engine(engine).run(model, Layout.of_module(model), [job])
+    assert torch.isfinite(after).all()
+    return float(torch.linalg.vector_norm(after.double())) * len(features)
+
+
+@pytest.mark.parametrize("engine", ["stacked", "one_by_one"])
+@given(values=st.lists(_EXTREME, min_size=6, max_size=6), clip=st.sampled_from([1e-3, 1.0, 50.0]))
+def test_no_record_exceeds_its_clip_up_to_the_largest_float(engine: str, values: list[float], clip: float) -> None:
+    """Features around 1e38 made clip factors so small that their rounding let 1.43 times the clip through."""
+    model = nn.Linear(6, 3)
+    assert sent(model, torch.tensor([values]), clip, engine) <= clip * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("engine", ["stacked", "one_by_one"])
+def test_a_record_beyond_all_bounds_leaves_the_others_alone(engine: str) -> None:
+    model = nn.Linear(6, 3)
+    ordinary = torch.randn(4, 6, generator=PublicSeed(1).generator())
+    alone = sent(model, ordinary, 0.1, engine)
+    with_monster = sent(model, torch.cat([ordinary, torch.full((1, 6), 2.9e38)]), 0.1, engine)
+    assert with_monster == pytest.approx(alone, rel=1e-5)
+
+
+def test_bookkeeping_keeps_the_bound_too() -> None:
+    model = nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
+    for size in (1e-30, 1.0, 1e12, 1e20, 1e38, 3e38):
+        assert sent(model, torch.full((1, 16), size), 0.5, "stacked") <= 0.5 * (1 + 1e-6)
