@@ -27,7 +27,7 @@ from dpfl.wire.channels import SecureSum
 
 PRACTICE = Practice(batch_size=4, local_steps=2, lr=0.1)
 TERMS = Terms(
-    rounds=10, population=20, expected_cohort=5.0, participations=3, smallest_epsilon=1.0, largest_epsilon=1.0
+    rounds=10, population=20, expected_cohort=5.0, participations=3, smallest_epsilon=1.0, largest_epsilon=1.0, parameters=10
 )
 
 

@@ -59,7 +59,7 @@ def test_noise_is_drawn_in_one_place_only() -> None:
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
             found = calls.search(line)
-            if found and not re.search(r"\b(rng|noise)\.normal_\(", line):
+            if found and not re.search(r"\b(rng|noise)\.grid_noise_\(", line):
                 offenders.append(f"{path.name}:{number}")
     assert offenders == []
 

@@ -17,7 +17,7 @@ from dpfl.protocols import Participant
 
 PRACTICE = Practice(batch_size=8, local_steps=10, lr=0.1)
 WORK = DpSgd(practice=PRACTICE, clip=1.0)
-TERMS = Terms(rounds=10, population=4, expected_cohort=2.0, participations=5, smallest_epsilon=0.5, largest_epsilon=8.0)
+TERMS = Terms(rounds=10, population=4, expected_cohort=2.0, participations=5, smallest_epsilon=0.5, largest_epsilon=8.0, parameters=10)
 DELTA = 1e-5
 
 

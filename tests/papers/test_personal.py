@@ -28,6 +28,7 @@ from dpfl.algorithms.ppsgd import PersonalSum
 from dpfl.client.local_work import Sgd
 from dpfl.client.member import honest_members
 from dpfl.core.errors import ConfigurationError
+from dpfl.core.grid_noise import SCALE
 from dpfl.core.layout import Layout
 from dpfl.core.types import Aggregate, Observer, Phase, Practice, Terms
 from dpfl.data.datasets import load_dataset
@@ -44,7 +45,7 @@ from dpfl.wire.payload import decode_upload
 
 HABITS = {"lr": 0.3, "clip": 0.02, "batch_size": 8, "local_steps": 3, "noise_multiplier": 20.0}
 QUIET = {"lr": 0.2, "clip": 1e3, "batch_size": 100, "local_steps": 3, "noise_multiplier": 1e-10}  # whole batches
-TERMS = Terms(rounds=5, population=8, expected_cohort=4.0, participations=3, smallest_epsilon=1, largest_epsilon=1)
+TERMS = Terms(rounds=5, population=8, expected_cohort=4.0, participations=3, smallest_epsilon=1, largest_epsilon=1, parameters=10)
 LAYOUT = Layout.of({"0.weight": torch.zeros(4, 5), "0.bias": torch.zeros(4), "2.weight": torch.zeros(3, 4)})
 
 
@@ -110,7 +111,7 @@ def noise_of(setting: SimpleNamespace, client: str, round_: int, drawn: int) -> 
     """What a client of a seeded run adds to its update."""
     rng = setting.run.secret("client", round_, client).child("stage", 1)
     std = setting.agreement.strategy.stages[1].std(drawn)
-    return std * rng.normal_(torch.empty(setting.layout.size))
+    return std * rng.grid_noise_(torch.empty(setting.layout.size)) / SCALE
 
 
 # ---- PPSGD: shared + personal ----------------------------------------------------------------------------------------

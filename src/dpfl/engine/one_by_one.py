@@ -138,7 +138,8 @@ class OneByOne:
                 )
             rows = torch.cat([found[b.name].reshape(len(labels[some]), -1) for b in layout], dim=1)
             norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-            rows = torch.where((norms <= LARGEST_NORM)[:, None], rows, torch.zeros_like(rows))
+            whole = (norms <= LARGEST_NORM) & (record_norms(features[some]) <= LARGEST_NORM)
+            rows = torch.where(whole[:, None], rows, torch.zeros_like(rows))
             total += clip_factor(norms, clip) @ rows.to(torch.float64)
         return total
 
@@ -150,6 +151,12 @@ class OneByOne:
             loss = F.cross_entropy(functional_call(model, on_copies(model, leaves), (feature,)), label)
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(leaves, found, strict=True))
+
+
+def record_norms(features: Tensor) -> Tensor:
+    """Norm of every record, in double precision."""
+    norms: Tensor = torch.linalg.vector_norm(features.flatten(1).to(torch.float64), dim=1)
+    return norms
 
 
 def still(layout: Layout, phase: Phase) -> slice:

@@ -29,7 +29,7 @@ from dpfl.client.sampling import Draw, PoissonBatches, sampler
 from dpfl.core.grid import SUMMANDS, Grid
 from dpfl.core.grid_noise import SCALE
 from dpfl.core.inputs import Inputs
-from dpfl.core.linalg import LARGEST_NORM, clip_factor, squared_norms
+from dpfl.core.linalg import LARGEST_INPUT, LARGEST_NORM, clip_factor, squared_norms
 from dpfl.core.random import fill_grid_noise
 from dpfl.core.types import Phase
 from dpfl.engine.stacks import Chain, Linear, Stack, into_balls, side_by_side
@@ -187,12 +187,14 @@ class _Sums:
 
     def _norms(self, part: _Part, inputs: list[Tensor], slopes: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Squared norm of every record's gradient, and which records count as zero."""
-        squares = torch.zeros(part.counted.shape, dtype=torch.float64, device=part.counted.device)
-        broken = torch.zeros_like(part.counted)
+        of_records = part.norms
+        if of_records is None:
+            of_records = squared_norms(part.features.reshape(*part.counted.shape, -1))
+        squares, broken = torch.zeros_like(of_records), ~(of_records <= LARGEST_NORM**2)
         for i, (stack, a, d) in enumerate(zip(self._stacks, inputs, slopes, strict=True)):
-            of_inputs = part.norms if i == 0 and part.norms is not None and self._raw_first else squared_norms(a)
+            of_inputs = of_records if i == 0 and self._raw_first else squared_norms(a)
             squares += (of_inputs + (0.0 if stack.bias is None else 1.0)) * squared_norms(d)
-            broken |= ~(of_inputs <= LARGEST_NORM**2)
+            broken |= ~(of_inputs <= LARGEST_INPUT**2)
         return squares, broken | ~(squares <= LARGEST_NORM**2)
 
     @property
