@@ -1,7 +1,7 @@
-"""No adversary who chooses the next study by the outputs of the last exceeds a budget, under any of the filters.
+"""No adversary who chooses the next study by the outputs of the last exceeds a budget, under any filter.
 
-The adversary's true epsilon is computed by explicit integration over the first study's output; nothing of the accountant
-is used for it.
+The adversary's true epsilon is computed by explicit integration over the first study's output; nothing of the
+accountant is used for it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Option:
-    """A second study of one release: a Gaussian over a Poisson sample; ``repeats`` only if it is not sampled."""
+    """A second study: a Gaussian over a Poisson sample; ``repeats`` only if it is not sampled."""
 
     rate: float
     noise: float
@@ -69,7 +69,7 @@ class Option:
 
 
 def adaptive_delta(epsilon: float, first: float, options: Sequence[Option]) -> float:
-    """Delta of: release with noise ``first``, look at it, take whichever option distinguishes best from there."""
+    """Delta of: release with noise ``first``, look at it, take the option that distinguishes best."""
     mu, found = 1 / first, []
     for removed in (True, False):
         centre = mu if removed else 0.0
@@ -119,7 +119,7 @@ def accepted(rule: FilterName, first: float, option: Option) -> bool:
     return True
 
 
-# ---- the adversary ---------------------------------------------------------------------------------------------------
+# ---- the adversary -----------------------------------------------------------------------------------------
 
 
 def test_composing_what_was_realised_is_exceeded_by_two_stages_and_four_options() -> None:
@@ -176,7 +176,7 @@ def test_no_two_stage_adversary_exceeds_the_budget(
         assert adaptive_epsilon(first, options) <= 1.0
 
 
-# ---- what is admitted ------------------------------------------------------------------------------------------------
+# ---- what is admitted --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -40,7 +40,7 @@ def ledger(request: pytest.FixtureRequest) -> Iterator[Ledger]:
         yield ledger
 
 
-# ---- under any filter ------------------------------------------------------------------------------------------------
+# ---- under any filter --------------------------------------------------------------------------------------
 
 
 def test_a_release_without_a_plan_is_an_error_and_changes_nothing(ledger: Ledger) -> None:
@@ -166,7 +166,7 @@ def test_the_number_that_is_affordable_can_be_committed_and_one_more_cannot(ledg
     assert line.epsilon <= line.granted
 
 
-# ---- whole prices ----------------------------------------------------------------------------------------------------
+# ---- whole prices ------------------------------------------------------------------------------------------
 
 
 def test_an_allotment_is_taken_at_once_and_never_given_back() -> None:
@@ -243,7 +243,7 @@ def test_a_population_is_committed_only_if_every_member_can_pay() -> None:
         assert ledger.commit("other", [plan("a", releases=1), plan("c", releases=1)]) == {"a"}
 
 
-# ---- the world and the server ----------------------------------------------------------------------------------------
+# ---- the world and the server ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -272,7 +272,7 @@ def test_an_account_refused_against_one_adversary_is_planned_against_none() -> N
         assert ledger.plans("a") == []
 
 
-# ---- effort ----------------------------------------------------------------------------------------------------------
+# ---- effort ------------------------------------------------------------------------------------------------
 
 
 def test_accounts_with_equal_questions_share_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:

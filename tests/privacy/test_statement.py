@@ -247,7 +247,7 @@ def test_every_member_of_a_population_is_stated_with_all_its_rounds(ledger: Ledg
 def test_a_client_level_history_read_for_records_is_never_read_under_a_weaker_adjacency(
     ledger: Ledger,
 ) -> None:
-    """One changed record replaces a client's whole contribution: twice the sensitivity of leaving the client out."""
+    """One changed record replaces a client's whole contribution: twice the sensitivity of leaving it out."""
     pay(ledger, "clients", 4, bill(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE))
     ledger.grant({"a": Budget(epsilon=50.0, delta=1e-5)}, unit=Unit.RECORD, observer=SERVER)
     replaced = spend((GAUSSIAN.times(4),), 1e-5, adjacency=Adjacency.REPLACE_ONE).epsilon
@@ -255,7 +255,7 @@ def test_a_client_level_history_read_for_records_is_never_read_under_a_weaker_ad
 
 
 def test_a_budget_is_never_shown_beside_deltas_that_exceed_its_own(ledger: Ledger) -> None:
-    """Plans from before the budget was set, each at all of its delta: the sum is stated, and is not within it."""
+    """Plans from before the budget, each at all of its delta: the sum is stated, and is not within it."""
     pay(ledger, "first", 2, bill())
     pay(ledger, "second", 2, bill())
     ledger.grant({"a": Budget(epsilon=50.0, delta=1e-5)}, unit=Unit.CLIENT, observer=SERVER)

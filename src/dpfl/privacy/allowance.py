@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 
 
 def most_releases(epsilon_of: Callable[[int], float], limit: float, most: int) -> int:
-    """Return the largest count up to ``most`` whose epsilon is at most ``limit``; epsilon grows with the count.
+    """Return the largest count up to ``most`` whose epsilon, which grows with it, is at most ``limit``.
 
-    Epsilon is close to a power of the count. Each guess follows the power through the last two points, and stays between
-    what is known to fit and what is known not to. A thousand releases take four to eight evaluations.
+    Epsilon is close to a power of the count. Each guess follows the power through the last two points, and
+    stays between what is known to fit and what is known not to. A thousand releases take four to eight
+    evaluations.
 
     >>> most_releases(lambda n: 0.1 * n**0.5, 1.0, 1000)
     100
@@ -34,7 +35,7 @@ def most_releases(epsilon_of: Callable[[int], float], limit: float, most: int) -
 
 
 def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
-    """Return the largest count up to ``most`` that fits, by bisection: for questions that cost next to nothing."""
+    """Return the largest count up to ``most`` that fits, by bisection, for questions that cost little."""
     if most < 1 or not fits(1):
         return 0
     if fits(most):
@@ -47,7 +48,7 @@ def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
 
 
 def _on_the_power(points: Sequence[tuple[int, float]], limit: float) -> int:
-    """Where the curve meets the limit, if it is the power through these points (a square root through one)."""
+    """Where the curve meets the limit if it is the power through these points, or a square root through one."""
     count, value = points[-1]
     if not math.isfinite(value) or value <= 0:
         return count // 2

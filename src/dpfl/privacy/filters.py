@@ -1,14 +1,14 @@
-"""Privacy filters: what a budget admits when each study may be chosen by looking at the outputs of the ones before.
+"""Privacy filters: what a budget admits when a study may be chosen by the outputs of earlier ones.
 
-Composing the privacy losses that were realised is not a filter: an adversary who picks the second study by the output of
-the first exceeds an epsilon of 1.0 with two stages and four options. Inside one plan, whose noise, rates and
-counts are fixed beforehand, the privacy loss distribution (PLD) of the whole plan is the price. Across plans, one of
-these rules holds, fixed when the ledger is made.
+Composing the privacy losses that were realised is not a filter: an adversary who picks the second study by
+the output of the first exceeds an epsilon of 1.0 with two stages and four options. Inside one plan, whose
+noise, rates and counts are fixed beforehand, the privacy loss distribution (PLD) of the whole plan is the
+price. Across plans, one of these rules holds, fixed when the ledger is made.
 
 ``allotments``
-    Each plan k has its own (epsilon_k, delta_k), the PLD price of the whole plan; the sums stay within the budget. The
-    whole price is taken when the plan is committed, and nothing is given back. (Basic composition, which is a filter:
-    Rogers, Roth, Ullman, Vadhan, NeurIPS 2016.)
+    Each plan k has its own (epsilon_k, delta_k), the PLD price of the whole plan; the sums stay within the
+    budget. The whole price is taken when the plan is committed, and nothing is given back. (Basic
+    composition, which is a filter: Rogers, Roth, Ullman, Vadhan, NeurIPS 2016.)
 ``renyi``
     Each of the j orders a, fixed beforehand, has delta / j. A release is admitted while for one order
 
@@ -16,10 +16,12 @@ these rules holds, fixed when the ledger is made.
 
     A study pays release by release. (Feldman and Zrnic, NeurIPS 2021.)
 ``gaussian``
-    Unsampled Gaussians only: sum of steps / z^2 (four times that under replace-one) <= mu(epsilon, delta)^2, which is
-    exact. A study pays release by release. (Smith and Thakurta 2022; Koskela, Tobaben, Honkela 2023.)
+    Unsampled Gaussians only: sum of steps / z^2 (four times that under replace-one) <= mu(epsilon, delta)^2,
+    which is exact. A study pays release by release. (Smith and Thakurta 2022; Koskela, Tobaben, Honkela
+    2023.)
 
-*Formal guarantees.* Whatever is chosen adaptively, all releases that a filter admits are (epsilon, delta)-DP together.
+*Formal guarantees.* Whatever is chosen adaptively, all releases that a filter admits are (epsilon, delta)-DP
+together.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from dpfl.privacy.renyi import ORDERS, gaussian_mu, renyi_costs, renyi_epsilon
 FilterName = Literal["allotments", "renyi", "gaussian"]
 
 FAILURE_SHARE = 0.1
-"""Under ``renyi``, the part of delta that is kept for failure probabilities of events, whether there are any or not."""
+"""Under ``renyi``, the part of delta that is kept for failure probabilities, whether there are any or not."""
 
 _ROUNDING = (
     1e-12  # relative: sums of floats are compared on the safe side, shares of one delta may add up to it
@@ -50,7 +52,7 @@ _ROUNDING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Portion:
-    """What one plan contributes to an account: the cost of a round, how many rounds count, the plan's share of delta."""
+    """What one plan contributes: the cost of a round, how many rounds count, the plan's share of delta."""
 
     bill: Bill
     count: int
@@ -67,7 +69,7 @@ class Limit:
 
 
 class Filter(Protocol):
-    """A rule across plans. ``reserves``: a plan counts as a whole once it is committed, else release by release."""
+    """A rule across plans. ``reserves``: a plan counts as a whole once committed, else release by release."""
 
     name: FilterName
     reserves: bool
@@ -157,7 +159,7 @@ class Gaussian:
                 what = "sampled" if event.sampling_rate < 1 else "with a failure probability"
                 raise PrivacyRefusal(
                     f"account '{account}'",
-                    f"a release {what} is planned, and the filter of this ledger is for unsampled Gaussians only",
+                    f"a release {what} is planned, and this ledger's filter is for unsampled Gaussians only",
                     "make a ledger with the filter renyi or allotments",
                 )
 
@@ -183,7 +185,7 @@ class Renyi:
     reserves = False
 
     def check(self, account: str, bill: Bill) -> None:
-        """Whether a Renyi bound exists depends on the adjacency, and is asked where a budget is held against it."""
+        """Whether a Renyi bound exists depends on the adjacency: it is asked where a budget is concerned."""
 
     def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
         """Whether for one order the summed costs stay within what that order's share of delta leaves."""
