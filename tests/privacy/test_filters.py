@@ -25,7 +25,7 @@ from dpfl.core.types import Adjacency, Budget, Unit
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.bills import Bill
 from dpfl.privacy.events import Event
-from dpfl.privacy.filters import FAILURE_SHARE, FILTERS, FilterName, Limit, Portion, filter_named
+from dpfl.privacy.filters import FILTERS, RESERVED, FilterName, Limit, Portion, filter_named
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.renyi import ORDERS, renyi_costs, renyi_epsilon
 
@@ -209,13 +209,15 @@ def test_admissions_never_exceed_the_exact_optimum(
         more = Portion(bill=bill(noise), count=most + 1, delta=share)
         assert not filter_named(rule).admits([*portions, more], limit)
         if rule == "gaussian":
-            assert exact_epsilon(1, (total + factor / noise**2) ** -0.5) > epsilon * (1 - 1e-9)
+            assert exact_epsilon(1, (total + factor / noise**2) ** -0.5) > epsilon * (
+                1 - 1e-3
+            )  # but for the reserve, exact
 
 
 def test_the_renyi_filter_holds_each_order_against_its_own_share_of_delta() -> None:
     event = Event(noise_multiplier=2.0, sampling="poisson", sampling_rate=0.05)
     what = Bill(unit=Unit.RECORD, adjacency=AR, events=(event,))
-    rule, share = filter_named("renyi"), (1 - FAILURE_SHARE) * DELTA / len(ORDERS)
+    rule, share = filter_named("renyi"), (1 - RESERVED["renyi"]) * DELTA / len(ORDERS)
     for count in (1, 50, 200, 1000):
         costs = renyi_costs((event.times(count),), AR)
         by_hand = min(
@@ -224,7 +226,7 @@ def test_the_renyi_filter_holds_each_order_against_its_own_share_of_delta() -> N
         )
         portions = [Portion(bill=what, count=count)]
         spent = rule.spent(portions, DELTA, AR)
-        assert spent.epsilon == pytest.approx(by_hand, rel=1e-9)
+        assert by_hand < spent.epsilon <= by_hand + 1e-6
         assert spent.epsilon >= renyi_epsilon(costs, DELTA)
         assert spent.epsilon > spend((event.times(count),), DELTA, adjacency=AR).epsilon
         for limit, fits in ((by_hand * 1.0001, True), (by_hand * 0.9999, False)):

@@ -407,6 +407,18 @@ def test_the_worlds_plan_of_a_population_stands_in_for_a_members_server_plan(led
     assert history(ledger, "b", WORLD) == (Event(noise_multiplier=10.0),)
 
 
+@pytest.mark.parametrize("apart", ["a", "z"])
+def test_a_member_with_a_world_plan_of_its_own_does_not_stand_for_the_others(
+    ledger: Ledger, apart: str
+) -> None:
+    """Its history against the world is another one, although it was charged nothing by itself."""
+    grant(ledger, 2, "a", "m", "z", observer=WORLD)
+    crowd = ledger.population(["a", "m", "z"])
+    ledger.commit("run", [plan(apart, bill(500.0), WORLD), plan(crowd)])
+    refused = [ledger.charge("run", round_, [charge(crowd)]) for round_ in range(4)]
+    assert refused == [frozenset()] * 2 + [frozenset({crowd})] * 2
+
+
 # ---- units and adjacencies ---------------------------------------------------------------------------------
 
 

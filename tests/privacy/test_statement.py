@@ -151,7 +151,7 @@ def test_where_a_study_pays_as_it_goes_only_what_was_charged_is_stated(rule: Fil
     line = stated(ledger, delta=None)
     exact = exact_epsilon(1, (3 / 8**2 + 2 / 30**2) ** -0.5)
     if rule == "gaussian":
-        assert exact <= line.epsilon <= exact * (1 + 1e-6)
+        assert exact <= line.epsilon <= exact * (1 + 1e-3)  # a thousandth of delta is kept for the sampler
         assert line.accountant == "Gaussian filter"
     else:
         assert exact < line.epsilon < 5.0

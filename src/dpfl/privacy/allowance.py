@@ -48,7 +48,7 @@ def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
 
 
 def _on_the_power(points: Sequence[tuple[int, float]], limit: float) -> int:
-    """Where the curve meets the limit if it is the power through these points, or a square root through one."""
+    """Where the curve meets the limit if it is the power through these points (one: a square root)."""
     count, value = points[-1]
     if not math.isfinite(value) or value <= 0:
         return count // 2

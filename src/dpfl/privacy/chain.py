@@ -228,7 +228,7 @@ def check_ancestor(connection: sqlite3.Connection, name: str, noted: Head | None
         raise LedgerError(
             name,
             f"its head file {head_path(name).name} is missing: an old copy cannot be told from the newest",
-            f"put it back; if this is the newest copy of the ledger, run dpfl ledger verify {name} --accept-head",
+            f"put it back; or, if this is the newest copy, run dpfl ledger verify {name} --accept-head",
         )
     if noted.number > newest.number:
         raise LedgerError(

@@ -42,12 +42,16 @@ from dpfl.privacy.renyi import ORDERS, gaussian_mu, renyi_costs, renyi_epsilon
 
 FilterName = Literal["allotments", "renyi", "gaussian"]
 
-FAILURE_SHARE = 0.1
-"""Under ``renyi``, the part of delta that is kept for failure probabilities, whether there are any or not."""
+RESERVED = {"renyi": 0.1, "gaussian": 1e-3}
+"""The part of delta that is kept for failures of a bound and for the noise sampler, whether needed or not.
 
-_ROUNDING = (
-    1e-12  # relative: sums of floats are compared on the safe side, shares of one delta may add up to it
-)
+Both depend on what is released, and a share that were chosen afterwards would not be fixed beforehand.
+"""
+
+SAMPLER_EPSILON = 1e-7
+MOST_NUMBERS = 10**12
+# Relative: sums of floats are compared on the safe side; shares of one delta may add up to it.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +151,7 @@ class Allotments:
 
 
 class Gaussian:
-    """The exact filter of unsampled Gaussians."""
+    """The exact filter of unsampled Gaussians, up to the reserve for the noise sampler."""
 
     name: FilterName = "gaussian"
     reserves = False
@@ -165,7 +169,10 @@ class Gaussian:
 
     def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
         """Whether the summed squared mu stays within that of the limit."""
-        return _mu_squared(portions, limit.adjacency) <= _gaussian_mu(limit.epsilon, limit.delta) ** 2
+        epsilon, delta = limit.epsilon - SAMPLER_EPSILON, _kept(self.name, limit.delta)
+        if epsilon <= 0 or not _within_reserve(self.name, portions, limit.epsilon, limit.delta):
+            return False
+        return _mu_squared(portions, limit.adjacency) <= _gaussian_mu(epsilon, delta) ** 2
 
     def most(self, portions: Sequence[Portion], new: Portion, limit: Limit) -> int:
         """Count by bisection: every question is a sum."""
@@ -173,8 +180,8 @@ class Gaussian:
 
     def spent(self, portions: Sequence[Portion], delta: float, adjacency: Adjacency) -> Spend:
         """Return the closed-form epsilon of the summed mu."""
-        mu = math.sqrt(_mu_squared(portions, adjacency))
-        value = gaussian_epsilon(mu, delta)
+        value = gaussian_epsilon(math.sqrt(_mu_squared(portions, adjacency)), _kept(self.name, delta))
+        value = _with_reserve(self.name, portions, value, delta)
         return Spend(epsilon=value, delta=delta, adjacency=adjacency, accountant="Gaussian filter")
 
 
@@ -189,12 +196,12 @@ class Renyi:
 
     def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
         """Whether for one order the summed costs stay within what that order's share of delta leaves."""
-        if _failure(portions) > FAILURE_SHARE * limit.delta:
+        if not _within_reserve(self.name, portions, limit.epsilon, limit.delta):
             return False
-        log_share = math.log((1 - FAILURE_SHARE) * limit.delta / len(ORDERS))
+        epsilon = limit.epsilon - SAMPLER_EPSILON
+        log_share = math.log(_kept(self.name, limit.delta) / len(ORDERS))
         return any(
-            cost
-            <= limit.epsilon - math.log((order - 1) / order) + (log_share + math.log(order)) / (order - 1)
+            cost <= epsilon - math.log((order - 1) / order) + (log_share + math.log(order)) / (order - 1)
             for order, cost in zip(ORDERS, _renyi_costs(portions, limit.adjacency), strict=True)
         )
 
@@ -206,9 +213,8 @@ class Renyi:
         """Return the epsilon of the summed costs, each order at its share of delta."""
         value = 0.0
         if any(portion.count for portion in portions):
-            value = renyi_epsilon(_renyi_costs(portions, adjacency), (1 - FAILURE_SHARE) * delta)
-            if _failure(portions) > FAILURE_SHARE * delta:
-                value = math.inf
+            value = renyi_epsilon(_renyi_costs(portions, adjacency), _kept(self.name, delta))
+        value = _with_reserve(self.name, portions, value, delta)
         return Spend(epsilon=value, delta=delta, adjacency=adjacency, accountant="RDP filter")
 
 
@@ -262,6 +268,25 @@ def _renyi_costs(portions: Sequence[Portion], adjacency: Adjacency) -> tuple[flo
     return tuple(total * (1 + _ROUNDING) for total in sums)
 
 
-def _failure(portions: Sequence[Portion]) -> float:
-    events = ((event, portion.count) for portion in portions for event in portion.bill.events)
-    return math.fsum(event.failure * event.steps * count for event, count in events)
+def _kept(name: FilterName, delta: float) -> float:
+    """Return the part of delta that the filter itself works with; the sampler stretches it by exp(5e-8)."""
+    return delta * (1 - RESERVED[name]) * (1 - 1e-7)
+
+
+def _within_reserve(name: FilterName, portions: Sequence[Portion], epsilon: float, delta: float) -> bool:
+    """Whether failure probabilities and the sampler's own part stay within what is reserved of delta."""
+    events = [(event, event.steps * portion.count) for portion in portions for event in portion.bill.events]
+    failure = math.fsum(event.failure * steps for event, steps in events)
+    numbers = sum(getattr(event, "numbers", 0) * steps for event, steps in events)
+    if numbers > MOST_NUMBERS or (numbers and epsilon > 600):
+        return False
+    sampler = (1 + math.exp(epsilon)) * (1.53e-23 * numbers + 1e-16) if numbers else 0.0
+    return failure + sampler <= RESERVED[name] * delta
+
+
+def _with_reserve(name: FilterName, portions: Sequence[Portion], epsilon: float, delta: float) -> float:
+    """Add the sampler's part to a filter's epsilon; infinite where the reserve does not cover it."""
+    if not any(portion.count for portion in portions):
+        return 0.0
+    total = epsilon + SAMPLER_EPSILON
+    return total if _within_reserve(name, portions, total, delta) else math.inf

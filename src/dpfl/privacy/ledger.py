@@ -41,7 +41,7 @@ _KIN = """(SELECT :account UNION SELECT population FROM members WHERE account = 
 
 
 class Ledger(Admission):
-    """An open ledger. Use :meth:`create` once, :meth:`open` ever after: a missing file is refused, not made."""
+    """An open ledger. Use :meth:`create` once, :meth:`open` ever after: a missing file is refused."""
 
     # -- runs, budgets, populations --------------------------------------------------------------------------
 
@@ -84,7 +84,8 @@ class Ledger(Admission):
                     raise LedgerError(
                         self._name,
                         f"the budget of '{row[0]}' was granted epsilon {known[3]} at delta {known[4]} per "
-                        f"{known[2]} against the {known[1]}, not {row[3]} at {row[4]} per {row[2]} against the {row[1]}",
+                        f"{known[2]} against the {known[1]}, not {row[3]} at {row[4]} per {row[2]} against "
+                        f"the {row[1]}",
                         "put the budget back: in this ledger it is fixed for good",
                     )
             entry.insert("grants", new)
@@ -172,7 +173,8 @@ class Ledger(Admission):
 
     def _plannable(self, entry: Entry, account: str, rows: Sequence[Row]) -> bool:
         keys = frozenset((str(row[0]), str(row[1]), str(row[2])) for row in rows)
-        return all(self._admits(payer, keys) for payer in self._payers(entry.connection, account))
+        payers = self._payers(entry.connection, account, {key[2] for key in keys})
+        return all(self._admits(payer, keys) for payer in payers)
 
     # -- charges ---------------------------------------------------------------------------------------------
 
@@ -231,9 +233,8 @@ class Ledger(Admission):
                     "commit a plan before the first release",
                 )
             keys = frozenset({(run, plan, observer)})
-            if not plan or not all(
-                self._pays(payer, keys) for payer in self._payers(connection, charge.account)
-            ):
+            payers = self._payers(connection, charge.account, {observer})
+            if not plan or not all(self._pays(payer, keys) for payer in payers):
                 return None
             rows.append((run, round_, charge.account, observer, plan, digest, charge.draw))
         return rows

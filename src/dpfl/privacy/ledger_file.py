@@ -140,7 +140,7 @@ class LedgerFile:
     def _opened(
         cls, name: str, identity: str | None, mode: str, noted: Head | None, headless: bool = False
     ) -> Self:
-        # The head file was read before the database: what others write meanwhile puts that ahead, never behind.
+        # The head file was read before the database: what others write meanwhile puts the latter ahead.
         if not Path(name).is_file():
             raise LedgerError(
                 name,
@@ -169,7 +169,7 @@ class LedgerFile:
             raise LedgerError(
                 self._name,
                 f"has format {found}",
-                f"read it with {reader}; this version reads {FORMAT}, in which studies are planned beforehand",
+                f"read it with {reader}; this one reads {FORMAT}, in which studies are planned beforehand",
             )
         if identity is not None and meta.get("identity") != identity:
             problem, remedy = "belongs to another run", "put back the ledger that this run was started with"

@@ -83,7 +83,8 @@ class Readings(LedgerFile):
         seen = "p.observer = :observer"
         if observer is Observer.WORLD:
             seen = f"""(p.observer = 'world' OR (p.observer = 'server' AND NOT EXISTS (
-                SELECT 1 FROM plans AS w WHERE w.account IN {OWN} AND w.observer = 'world' AND w.run = p.run)))"""
+                SELECT 1 FROM plans AS w
+                WHERE w.account IN {OWN} AND w.observer = 'world' AND w.run = p.run)))"""
         query = f"""SELECT p.run, p.account, p.observer, p.bill, p.releases, p.delta,
                 (SELECT COUNT(*) FROM charges AS c WHERE c.plan = p.account AND c.observer = p.observer
                 AND c.run = p.run AND c.account IN (p.account, :account)

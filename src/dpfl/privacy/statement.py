@@ -20,7 +20,7 @@ from dpfl.privacy.readings import UNKNOWN
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """An epsilon with its unit, adjacency, adversary, delta and accountant, beside the budget if there is one.
+    """An epsilon with its unit, adjacency, adversary, delta and accountant, beside the budget.
 
     ``filter`` is the rule across studies, ``studies`` how many plans the epsilon covers, ``rounds`` how many
     rounds were charged. Under the filter "allotments" a plan counts as a whole once it is committed.

@@ -20,11 +20,11 @@ from dpfl.report.page import Page, render
 FEW = 4  # statements that are written out as sentences; more are a table only
 
 _FILTERS = {
-    "allotments": "Each study is priced as a whole when it is planned, and the prices add up. A study that stops "
-    "early gets nothing back.",
+    "allotments": "Each study is priced as a whole when it is planned, and the prices add up. A study that "
+    "stops early gets nothing back.",
     "renyi": "Each round is paid for when it takes place, under a Renyi filter with orders fixed beforehand.",
-    "gaussian": "Each round is paid for when it takes place, under the exact filter for Gaussian noise without "
-    "sampling.",
+    "gaussian": "Each round is paid for when it takes place, under the exact filter for Gaussian noise "
+    "without sampling.",
 }
 
 
@@ -117,8 +117,8 @@ def _in_words(line: Statement) -> str:
         sentence = f"No budget is set{at} {against}. '{line.account}' {spent}{at if line.studies else ''}."
     else:
         sentence = (
-            f"'{line.account}' has a budget of epsilon {shown(line.granted)}{at} that protects {whom} {against}, "
-            f"over all studies together. It {spent}."
+            f"'{line.account}' has a budget of epsilon {shown(line.granted)}{at} that protects {whom} "
+            f"{against}, over all studies together. It {spent}."
         )
     body = sections.paragraph(sentence)
     if line.granted is not None and math.isfinite(line.epsilon):
@@ -198,10 +198,10 @@ def _plans(report: LedgerReport) -> str:
 
 def _integrity(report: LedgerReport) -> str:
     head = (
-        f"This report was made from a ledger of {_count(report.head.number, 'entry', 'entries')}. Its entries "
+        f"This report was made from a ledger of {_count(report.head.number, 'entry', 'entries')}. They "
         "form a hash chain, which was checked when the ledger was opened. The hash of the newest entry is "
-        f"{report.head.digest}. Keep this page: dpfl ledger verify FILE --head HASH tells whether a later copy of the "
-        "ledger still contains that entry."
+        f"{report.head.digest}. Keep this page: dpfl ledger verify FILE --head HASH tells whether a later "
+        "copy of the ledger still contains that entry."
     )
     return "<h2>Ledger</h2>" + sections.paragraph(_FILTERS[report.filter]) + sections.paragraph(head)
 
