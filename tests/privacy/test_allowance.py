@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dpfl.core.types import Adjacency
@@ -26,6 +26,7 @@ def test_the_answer_is_that_of_brute_force_on_any_power_law(
     assert largest_that_fits(lambda count: epsilon(count) <= limit, most) == expected
 
 
+@example([0.0, 4.5e-168, 0.0, 2.0], 1.0)
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=60), st.floats(0.01, 10))
 def test_the_answer_is_that_of_brute_force_on_any_growing_curve(steps: list[float], limit: float) -> None:
     curve = [math.fsum(steps[:count]) for count in range(len(steps) + 1)]

@@ -50,9 +50,12 @@ def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
 def _on_the_power(points: Sequence[tuple[int, float]], limit: float) -> int:
     """Where the curve meets the limit if it is the power through these points (one: a square root)."""
     count, value = points[-1]
-    if not math.isfinite(value) or value <= 0:
+    if value <= 0:
+        return 2 * count
+    if not math.isfinite(value):
         return count // 2
     power, other = 0.5, points[0]
-    if other[0] != count and 0 < other[1] < math.inf and other[1] != value:
-        power = min(max(math.log(value / other[1]) / math.log(count / other[0]), 0.05), 2.0)
-    return int(count * min(math.pow(limit / value, 1 / power), 1e6))
+    if other[0] != count and 0 < other[1] < math.inf:
+        power = (math.log(value) - math.log(other[1])) / (math.log(count) - math.log(other[0]))
+    growth = (math.log(limit) - math.log(value)) / min(max(power, 0.05), 2.0)
+    return int(count * math.exp(min(growth, 14.0)))
