@@ -68,6 +68,7 @@ def test_account_reads_a_ledger_from_the_stored_events_alone(
     lone = tmp_path / "elsewhere" / "ledger.sqlite"
     lone.parent.mkdir()
     lone.write_bytes(Path("r/ledger.sqlite").read_bytes())
+    lone.with_name("ledger.sqlite.head").write_bytes(Path("r/ledger.sqlite.head").read_bytes())
     _, text, _ = _run(capsys, "account", "--ledger", str(lone), "--json")
     assert json.loads(text)["statements"] == json.loads(out)["statements"]
 

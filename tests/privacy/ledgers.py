@@ -1,4 +1,4 @@
-"""What the tests of ledgers share: privacy costs, charges, budgets with exactly known ends, and planned payments."""
+"""What the tests of ledgers share: privacy costs, charges, plans, and budgets with exactly known ends."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def plans_of(charges: Sequence[Charge], releases: int = 100) -> list[PrivacyPlan
 
 
 def pay(ledger: Ledger, run: str, round_: int, charges: Sequence[Charge]) -> frozenset[str]:
-    """Plan a hundred such rounds, as a run does before its first release, and charge one; returns who was refused."""
+    """Plan a hundred such rounds, as a run does at first, and charge one; returns who was refused."""
     refused = ledger.commit(run, plans_of(charges))
     return refused | ledger.charge(run, round_, [one for one in charges if one.account not in refused])
 

@@ -1,6 +1,7 @@
 """What was charged stays charged, nothing is charged that was not planned, and no budget is exceeded.
 
-The ledger here has the Gaussian filter, under which a study pays release by release and the end of a budget is exact.
+The ledger here has the Gaussian filter, under which a study pays release by release and the end of a budget
+is exact.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def ledger() -> Iterator[Ledger]:
     made.close()
 
 
-# ---- charging -------------------------------------------------------------------------------------------------------
+# ---- charging ----------------------------------------------------------------------------------------------
 
 
 def test_the_events_derived_from_storage_are_those_charged() -> None:
@@ -151,7 +152,7 @@ def test_the_last_round_is_that_of_the_run_asked_for(ledger: Ledger) -> None:
     assert ledger.last_round("run") == 5
 
 
-# ---- replays --------------------------------------------------------------------------------------------------------
+# ---- replays -----------------------------------------------------------------------------------------------
 
 
 def test_a_replay_with_the_same_bill_and_draw_is_free(ledger: Ledger) -> None:
@@ -209,7 +210,7 @@ def test_the_same_round_of_another_run_account_or_observer_is_another_key(ledger
     assert history(ledger, "b") == (Event(noise_multiplier=10.0),)
 
 
-# ---- grants ---------------------------------------------------------------------------------------------------------
+# ---- grants ------------------------------------------------------------------------------------------------
 
 
 def test_the_same_budget_may_be_written_again(ledger: Ledger) -> None:
@@ -246,7 +247,7 @@ def test_a_budget_that_names_its_own_unit_and_observer_keeps_them(ledger: Ledger
     assert ledger.grants() == {"a": own}
 
 
-# ---- observers ------------------------------------------------------------------------------------------------------
+# ---- observers ---------------------------------------------------------------------------------------------
 
 
 def test_what_the_server_sees_covers_the_world_where_the_world_was_not_planned_apart(ledger: Ledger) -> None:
@@ -327,7 +328,7 @@ def test_an_account_refused_against_one_observer_is_charged_against_none(
     assert spent.epsilon <= ledger.grants()["a"].epsilon
 
 
-# ---- populations ----------------------------------------------------------------------------------------------------
+# ---- populations -------------------------------------------------------------------------------------------
 
 
 def test_one_row_bills_every_member_of_a_population(ledger: Ledger) -> None:
@@ -352,7 +353,7 @@ def test_a_population_is_named_by_its_members_and_not_by_their_order(ledger: Led
 
 
 def test_populations_whose_names_contain_the_separator_bill_their_own_members(ledger: Ledger) -> None:
-    """Membership is stored once under a digest: two crowds with one digest would leave the second unbilled."""
+    """Membership is stored once under a digest: of two crowds with one digest, one would go free."""
     for number, crowd in enumerate((["a", "b"], ["a\x1fb"])):
         pay(ledger, "run", number, [charge(ledger.population(crowd))])
     assert history(ledger, "a") == history(ledger, "b") == history(ledger, "a\x1fb") == bill().events
@@ -387,7 +388,7 @@ def test_a_crowd_and_its_member_in_one_call_are_counted_together(ledger: Ledger)
 
 
 def test_a_population_is_never_charged_beyond_a_members_grant(ledger: Ledger) -> None:
-    """Checking and inserting are one transaction for a crowd too, or two runs pass a member's cap together."""
+    """Checking and inserting are one transaction for a crowd too, or two runs exceed a budget together."""
     grant(ledger, 2, "a")
     crowd = ledger.population(["a", "b"])
     for round_ in range(4):
@@ -406,7 +407,19 @@ def test_the_worlds_plan_of_a_population_stands_in_for_a_members_server_plan(led
     assert history(ledger, "b", WORLD) == (Event(noise_multiplier=10.0),)
 
 
-# ---- units and adjacencies ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("apart", ["a", "z"])
+def test_a_member_with_a_world_plan_of_its_own_does_not_stand_for_the_others(
+    ledger: Ledger, apart: str
+) -> None:
+    """Its history against the world is another one, although it was charged nothing by itself."""
+    grant(ledger, 2, "a", "m", "z", observer=WORLD)
+    crowd = ledger.population(["a", "m", "z"])
+    ledger.commit("run", [plan(apart, bill(500.0), WORLD), plan(crowd)])
+    refused = [ledger.charge("run", round_, [charge(crowd)]) for round_ in range(4)]
+    assert refused == [frozenset()] * 2 + [frozenset({crowd})] * 2
+
+
+# ---- units and adjacencies ---------------------------------------------------------------------------------
 
 
 def test_a_history_is_read_under_the_strongest_adjacency_any_bill_states(ledger: Ledger) -> None:
@@ -463,7 +476,7 @@ def test_a_bill_reads_back_as_it_was_written(parts: list[tuple[float, Unit, int]
         assert Bill.from_json(what.to_json()) == what
 
 
-# ---- pre-checks -----------------------------------------------------------------------------------------------------
+# ---- pre-checks --------------------------------------------------------------------------------------------
 
 
 def test_the_pre_check_charges_nothing_and_agrees_with_the_charge(ledger: Ledger) -> None:

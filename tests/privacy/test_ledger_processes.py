@@ -59,13 +59,13 @@ def steps_on_tab(path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def processes() -> ForkServerContext:
-    """Children that share nothing with the test but the file; the libraries are imported once for all of them."""
+    """Children that share nothing with the test but the file; libraries are imported once for all."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dpfl.privacy.ledger", "dp_accounting.pld", "dp_accounting.rdp"])
     return context
 
 
-# ---- the children ---------------------------------------------------------------------------------------------------
+# ---- the children ------------------------------------------------------------------------------------------
 
 
 def spend_all(path: Path, run: str, tries: int, gate: object, results: object) -> None:
@@ -79,7 +79,7 @@ def spend_all(path: Path, run: str, tries: int, gate: object, results: object) -
 
 
 def charge_and_release(path: Path, released: Path) -> None:
-    """What a run does: go on after the last charged round; charge, then release (a line on disk), until refused."""
+    """What a run does: charge, then release (a line on disk), from the last charged round until refused."""
     with closing(Ledger.open(path, "test")) as ledger, released.open("a") as stream:
         last = ledger.last_round("run")
         round_ = 0 if last is None else last + 1
@@ -112,7 +112,7 @@ def charge_until_the_disk_is_full(path: Path, largest_file: int, results: object
             results.put((repr(error), 1, acknowledged))  # type: ignore[attr-defined]
 
 
-# ---- the tests ------------------------------------------------------------------------------------------------------
+# ---- the tests ---------------------------------------------------------------------------------------------
 
 
 def test_eight_processes_on_one_ledger_spend_exactly_the_cap(
@@ -225,7 +225,7 @@ def test_a_full_disk_is_reported_and_keeps_every_acknowledged_charge(
     assert steps_on_tab(path) == len(charged) + 1
 
 
-# ---- plans, heads and snapshots --------------------------------------------------------------------------------------
+# ---- plans, heads and snapshots ----------------------------------------------------------------------------
 
 
 def commit_half(path: Path, run: str, gate: object, results: object) -> None:

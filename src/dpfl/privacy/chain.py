@@ -1,14 +1,15 @@
-"""The hash chain of a ledger: every transaction is one entry, and every entry holds the digest of the one before.
+"""The hash chain of a ledger: every transaction is one entry, and holds the digest of the one before.
 
-*What it proves.* The digest of an entry is SHA-256 over its number, the digest before it and all rows the transaction
-wrote. A row that is edited, deleted, added, or moved to another entry, and an entry that is dropped or swapped, changes
-a digest and is noticed when the ledger is opened. The newest entry's number and digest (the *head*) are also kept in a
-file beside the ledger, so that an old copy of the ledger, or a copy that went its own way, is noticed as well: the
-ledger must contain the head of that file. It may be ahead of it, because the file is written after the commit.
+*What it proves.* The digest of an entry is SHA-256 over its number, the digest before it and all rows the
+transaction wrote. A row that is edited, deleted, added, or moved to another entry, and an entry that is
+dropped or swapped, changes a digest and is noticed when the ledger is opened. The newest entry's number and
+digest (the *head*) are also kept in a file beside the ledger, so that an old copy of the ledger, or a copy
+that went its own way, is noticed as well: the ledger must contain the head of that file. It may be ahead of
+it, because the file is written after the commit.
 
-*What it does not prove.* The chain has no key. Whoever can write both files can compute a new chain and a new head, or
-put back an old ledger together with its old head. Only a head that was noted elsewhere (a printed report, an
-e-mail, a server's countersignature) reveals that: ``dpfl ledger verify FILE --head HASH``.
+*What it does not prove.* The chain has no key. Whoever can write both files can compute a new chain and a new
+head, or put back an old ledger together with its old head. Only a head that was noted elsewhere (a printed
+report, an e-mail, a server's countersignature) reveals that: ``dpfl ledger verify FILE --head HASH``.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def digest_of(number: int, previous: str, rows: Mapping[str, Sequence[Row]]) -> 
 
 
 class Entry:
-    """The entry that a running transaction writes: inserts rows under its number and remembers them for the digest."""
+    """The entry that a running transaction writes: inserts rows and remembers them for the digest."""
 
     def __init__(self, connection: sqlite3.Connection, before: Head) -> None:
         self.connection = connection
@@ -167,7 +168,7 @@ def _verify_bills(connection: sqlite3.Connection, name: str) -> None:
             raise LedgerError(name, f"privacy cost {digest[:12]} is missing or was changed", _FORGED)
 
 
-# -- the file beside the ledger ----------------------------------------------------------------------------------------
+# -- the file beside the ledger ------------------------------------------------------------------------------
 
 
 def head_path(name: str) -> Path:
@@ -189,15 +190,16 @@ def read_head(name: str) -> Head | None:
         raise LedgerError(
             str(path),
             f"cannot be read ({error})",
-            f"restore it; or check that this is the newest copy of the ledger, remove the file, and run dpfl ledger "
-            f"verify {name} --accept-head",
+            "restore it; or check that this is the newest copy of the ledger, remove the file, and run "
+            f"dpfl ledger verify {name} --accept-head",
         ) from error
 
 
 def write_head(name: str, head: Head) -> None:
     """Replace the head file, unless another process has written a later one meanwhile.
 
-    Without a sync of the folder: after a power cut the older head may be back, and the ledger is then ahead of it.
+    Without a sync of the folder: after a power cut the older head may be back, and the ledger is then ahead
+    of it.
     """
     path = head_path(name)
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.new")
@@ -225,8 +227,8 @@ def check_ancestor(connection: sqlite3.Connection, name: str, noted: Head | None
             return  # nothing was written yet
         raise LedgerError(
             name,
-            f"its head file {head_path(name).name} is missing, so an old copy could not be told from the newest",
-            f"put the file back; if this is the newest copy of the ledger, run dpfl ledger verify {name} --accept-head",
+            f"its head file {head_path(name).name} is missing: an old copy cannot be told from the newest",
+            f"put it back; or, if this is the newest copy, run dpfl ledger verify {name} --accept-head",
         )
     if noted.number > newest.number:
         raise LedgerError(

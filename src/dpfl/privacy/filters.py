@@ -1,14 +1,14 @@
-"""Privacy filters: what a budget admits when each study may be chosen by looking at the outputs of the ones before.
+"""Privacy filters: what a budget admits when a study may be chosen by the outputs of earlier ones.
 
-Composing the privacy losses that were realised is not a filter: an adversary who picks the second study by the output of
-the first exceeds an epsilon of 1.0 with two stages and four options. Inside one plan, whose noise, rates and
-counts are fixed beforehand, the privacy loss distribution (PLD) of the whole plan is the price. Across plans, one of
-these rules holds, fixed when the ledger is made.
+Composing the privacy losses that were realised is not a filter: an adversary who picks the second study by
+the output of the first exceeds an epsilon of 1.0 with two stages and four options. Inside one plan, whose
+noise, rates and counts are fixed beforehand, the privacy loss distribution (PLD) of the whole plan is the
+price. Across plans, one of these rules holds, fixed when the ledger is made.
 
 ``allotments``
-    Each plan k has its own (epsilon_k, delta_k), the PLD price of the whole plan; the sums stay within the budget. The
-    whole price is taken when the plan is committed, and nothing is given back. (Basic composition, which is a filter:
-    Rogers, Roth, Ullman, Vadhan, NeurIPS 2016.)
+    Each plan k has its own (epsilon_k, delta_k), the PLD price of the whole plan; the sums stay within the
+    budget. The whole price is taken when the plan is committed, and nothing is given back. (Basic
+    composition, which is a filter: Rogers, Roth, Ullman, Vadhan, NeurIPS 2016.)
 ``renyi``
     Each of the j orders a, fixed beforehand, has delta / j. A release is admitted while for one order
 
@@ -16,10 +16,12 @@ these rules holds, fixed when the ledger is made.
 
     A study pays release by release. (Feldman and Zrnic, NeurIPS 2021.)
 ``gaussian``
-    Unsampled Gaussians only: sum of steps / z^2 (four times that under replace-one) <= mu(epsilon, delta)^2, which is
-    exact. A study pays release by release. (Smith and Thakurta 2022; Koskela, Tobaben, Honkela 2023.)
+    Unsampled Gaussians only: sum of steps / z^2 (four times that under replace-one) <= mu(epsilon, delta)^2,
+    which is exact. A study pays release by release. (Smith and Thakurta 2022; Koskela, Tobaben, Honkela
+    2023.)
 
-*Formal guarantees.* Whatever is chosen adaptively, all releases that a filter admits are (epsilon, delta)-DP together.
+*Formal guarantees.* Whatever is chosen adaptively, all releases that a filter admits are (epsilon, delta)-DP
+together.
 """
 
 from __future__ import annotations
@@ -40,17 +42,21 @@ from dpfl.privacy.renyi import ORDERS, gaussian_mu, renyi_costs, renyi_epsilon
 
 FilterName = Literal["allotments", "renyi", "gaussian"]
 
-FAILURE_SHARE = 0.1
-"""Under ``renyi``, the part of delta that is kept for failure probabilities of events, whether there are any or not."""
+RESERVED = {"renyi": 0.1, "gaussian": 1e-3}
+"""The part of delta that is kept for failures of a bound and for the noise sampler, whether needed or not.
 
-_ROUNDING = (
-    1e-12  # relative: sums of floats are compared on the safe side, shares of one delta may add up to it
-)
+Both depend on what is released, and a share that were chosen afterwards would not be fixed beforehand.
+"""
+
+SAMPLER_EPSILON = 1e-7
+MOST_NUMBERS = 10**12
+# Relative: sums of floats are compared on the safe side; shares of one delta may add up to it.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Portion:
-    """What one plan contributes to an account: the cost of a round, how many rounds count, the plan's share of delta."""
+    """What one plan contributes: the cost of a round, how many rounds count, the plan's share of delta."""
 
     bill: Bill
     count: int
@@ -67,7 +73,7 @@ class Limit:
 
 
 class Filter(Protocol):
-    """A rule across plans. ``reserves``: a plan counts as a whole once it is committed, else release by release."""
+    """A rule across plans. ``reserves``: a plan counts as a whole once committed, else release by release."""
 
     name: FilterName
     reserves: bool
@@ -145,7 +151,7 @@ class Allotments:
 
 
 class Gaussian:
-    """The exact filter of unsampled Gaussians."""
+    """The exact filter of unsampled Gaussians, up to the reserve for the noise sampler."""
 
     name: FilterName = "gaussian"
     reserves = False
@@ -157,13 +163,16 @@ class Gaussian:
                 what = "sampled" if event.sampling_rate < 1 else "with a failure probability"
                 raise PrivacyRefusal(
                     f"account '{account}'",
-                    f"a release {what} is planned, and the filter of this ledger is for unsampled Gaussians only",
+                    f"a release {what} is planned, and this ledger's filter is for unsampled Gaussians only",
                     "make a ledger with the filter renyi or allotments",
                 )
 
     def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
         """Whether the summed squared mu stays within that of the limit."""
-        return _mu_squared(portions, limit.adjacency) <= _gaussian_mu(limit.epsilon, limit.delta) ** 2
+        epsilon, delta = limit.epsilon - SAMPLER_EPSILON, _kept(self.name, limit.delta)
+        if epsilon <= 0 or not _within_reserve(self.name, portions, limit.epsilon, limit.delta):
+            return False
+        return _mu_squared(portions, limit.adjacency) <= _gaussian_mu(epsilon, delta) ** 2
 
     def most(self, portions: Sequence[Portion], new: Portion, limit: Limit) -> int:
         """Count by bisection: every question is a sum."""
@@ -171,8 +180,8 @@ class Gaussian:
 
     def spent(self, portions: Sequence[Portion], delta: float, adjacency: Adjacency) -> Spend:
         """Return the closed-form epsilon of the summed mu."""
-        mu = math.sqrt(_mu_squared(portions, adjacency))
-        value = gaussian_epsilon(mu, delta)
+        value = gaussian_epsilon(math.sqrt(_mu_squared(portions, adjacency)), _kept(self.name, delta))
+        value = _with_reserve(self.name, portions, value, delta)
         return Spend(epsilon=value, delta=delta, adjacency=adjacency, accountant="Gaussian filter")
 
 
@@ -183,16 +192,16 @@ class Renyi:
     reserves = False
 
     def check(self, account: str, bill: Bill) -> None:
-        """Whether a Renyi bound exists depends on the adjacency, and is asked where a budget is held against it."""
+        """Whether a Renyi bound exists depends on the adjacency: it is asked where a budget is concerned."""
 
     def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
         """Whether for one order the summed costs stay within what that order's share of delta leaves."""
-        if _failure(portions) > FAILURE_SHARE * limit.delta:
+        if not _within_reserve(self.name, portions, limit.epsilon, limit.delta):
             return False
-        log_share = math.log((1 - FAILURE_SHARE) * limit.delta / len(ORDERS))
+        epsilon = limit.epsilon - SAMPLER_EPSILON
+        log_share = math.log(_kept(self.name, limit.delta) / len(ORDERS))
         return any(
-            cost
-            <= limit.epsilon - math.log((order - 1) / order) + (log_share + math.log(order)) / (order - 1)
+            cost <= epsilon - math.log((order - 1) / order) + (log_share + math.log(order)) / (order - 1)
             for order, cost in zip(ORDERS, _renyi_costs(portions, limit.adjacency), strict=True)
         )
 
@@ -204,9 +213,8 @@ class Renyi:
         """Return the epsilon of the summed costs, each order at its share of delta."""
         value = 0.0
         if any(portion.count for portion in portions):
-            value = renyi_epsilon(_renyi_costs(portions, adjacency), (1 - FAILURE_SHARE) * delta)
-            if _failure(portions) > FAILURE_SHARE * delta:
-                value = math.inf
+            value = renyi_epsilon(_renyi_costs(portions, adjacency), _kept(self.name, delta))
+        value = _with_reserve(self.name, portions, value, delta)
         return Spend(epsilon=value, delta=delta, adjacency=adjacency, accountant="RDP filter")
 
 
@@ -260,6 +268,25 @@ def _renyi_costs(portions: Sequence[Portion], adjacency: Adjacency) -> tuple[flo
     return tuple(total * (1 + _ROUNDING) for total in sums)
 
 
-def _failure(portions: Sequence[Portion]) -> float:
-    events = ((event, portion.count) for portion in portions for event in portion.bill.events)
-    return math.fsum(event.failure * event.steps * count for event, count in events)
+def _kept(name: FilterName, delta: float) -> float:
+    """Return the part of delta that the filter itself works with; the sampler stretches it by exp(5e-8)."""
+    return delta * (1 - RESERVED[name]) * (1 - 1e-7)
+
+
+def _within_reserve(name: FilterName, portions: Sequence[Portion], epsilon: float, delta: float) -> bool:
+    """Whether failure probabilities and the sampler's own part stay within what is reserved of delta."""
+    events = [(event, event.steps * portion.count) for portion in portions for event in portion.bill.events]
+    failure = math.fsum(event.failure * steps for event, steps in events)
+    numbers = sum(getattr(event, "numbers", 0) * steps for event, steps in events)
+    if numbers > MOST_NUMBERS or (numbers and epsilon > 600):
+        return False
+    sampler = (1 + math.exp(epsilon)) * (1.53e-23 * numbers + 1e-16) if numbers else 0.0
+    return failure + sampler <= RESERVED[name] * delta
+
+
+def _with_reserve(name: FilterName, portions: Sequence[Portion], epsilon: float, delta: float) -> float:
+    """Add the sampler's part to a filter's epsilon; infinite where the reserve does not cover it."""
+    if not any(portion.count for portion in portions):
+        return 0.0
+    total = epsilon + SAMPLER_EPSILON
+    return total if _within_reserve(name, portions, total, delta) else math.inf

@@ -1,4 +1,4 @@
-"""The file of a ledger: made once, opened whole or not at all, written in transactions that form a hash chain."""
+"""The file of a ledger: made once, opened whole or not at all, written as entries of a hash chain."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CREATE TABLE runs (
 ) WITHOUT ROWID;
 CREATE TABLE bills (digest TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE grants (
-    account TEXT PRIMARY KEY, observer TEXT NOT NULL, unit TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL,
-    entry INTEGER NOT NULL
+    account TEXT PRIMARY KEY, observer TEXT NOT NULL, unit TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL
+    NOT NULL, entry INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE members (
     account TEXT NOT NULL, population TEXT NOT NULL, entry INTEGER NOT NULL, PRIMARY KEY (account, population)
@@ -50,7 +50,7 @@ CREATE INDEX journal_by_run ON journal (run, round);
 
 
 class LedgerFile:
-    """An open ledger file. Use :meth:`create` once, :meth:`open` ever after: a missing file is refused, not made."""
+    """An open ledger file. Use :meth:`create` once, :meth:`open` ever after: a missing file is refused."""
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         self._connection = connection
@@ -59,10 +59,17 @@ class LedgerFile:
         self._rule: Filter | None = None
 
     @classmethod
-    def create(cls, path: Path | str, identity: str, *, filter: FilterName = "allotments") -> Self:  # noqa: A002
-        """Start a new ledger; an existing file is never overwritten. ``:memory:`` is for simulations without a folder.
+    def create(
+        cls,
+        path: Path | str,
+        identity: str,
+        *,
+        filter: FilterName = "allotments",  # noqa: A002
+    ) -> Self:
+        """Start a new ledger; an existing file is never overwritten. ``:memory:`` is for simulations only.
 
-        ``filter`` is the rule across studies (see :mod:`dpfl.privacy.filters`). It is fixed for the ledger's life.
+        ``filter`` is the rule across studies (see :mod:`dpfl.privacy.filters`). It is fixed for the ledger's
+        life.
         """
         name, rule = str(path), filter_named(filter)
         if name == ":memory:":
@@ -77,7 +84,7 @@ class LedgerFile:
                 f"a ledger was kept here: its head file {chain.head_path(name).name} is still there",
                 "restore the ledger, or name another file",
             )
-        # Written under a name of its own and linked into place: a ledger that exists is complete, and never replaced.
+        # Written under a name of its own and linked into place: a ledger that exists is complete.
         draft = Path(f"{name}.{uuid.uuid4().hex}.new")
         try:
             with closing(_connect(str(draft), "rwc")) as connection:
@@ -108,7 +115,7 @@ class LedgerFile:
 
     @classmethod
     def open(cls, path: Path | str, identity: str | None = None, *, read_only: bool = False) -> Self:
-        """Open an existing ledger and check all of it: the file, its hash chain, and the head noted beside it.
+        """Open a ledger and check all of it: the file, its hash chain, and the head noted beside it.
 
         ``identity``, if given, must be the one the ledger was made for.
         """
@@ -118,7 +125,8 @@ class LedgerFile:
     def accept_head(cls, path: Path | str) -> Head:
         """Check a ledger whose head file is missing, and write the file anew.
 
-        Only a person can know that no newer copy of the ledger exists; a head file that is there is never replaced.
+        Only a person can know that no newer copy of the ledger exists; a head file that is there is never
+        replaced.
         """
         name = str(path)
         noted = chain.read_head(name)
@@ -132,7 +140,7 @@ class LedgerFile:
     def _opened(
         cls, name: str, identity: str | None, mode: str, noted: Head | None, headless: bool = False
     ) -> Self:
-        # The head file is read before the database, which others may write meanwhile: it is then ahead, never behind.
+        # The head file was read before the database: what others write meanwhile puts the latter ahead.
         if not Path(name).is_file():
             raise LedgerError(
                 name,
@@ -161,7 +169,7 @@ class LedgerFile:
             raise LedgerError(
                 self._name,
                 f"has format {found}",
-                f"read it with {reader}; this version reads {FORMAT}, in which every study is planned beforehand",
+                f"read it with {reader}; this one reads {FORMAT}, in which studies are planned beforehand",
             )
         if identity is not None and meta.get("identity") != identity:
             problem, remedy = "belongs to another run", "put back the ledger that this run was started with"
@@ -187,7 +195,7 @@ class LedgerFile:
         return self._rule
 
     def head(self) -> Head:
-        """Return the newest entry of the hash chain: note it elsewhere, and a rewritten ledger can be told."""
+        """Return the newest entry of the hash chain. Noted elsewhere, it reveals a rewritten ledger."""
         with self._guard():
             return chain.last_head(self._connection)
 
@@ -268,7 +276,7 @@ def _connect(name: str, mode: str) -> sqlite3.Connection:
 
 
 def backup(source: Path, target: Path) -> None:
-    """Copy a ledger that may be in use, consistently, through SQLite's own backup, and write the copy's head beside it."""
+    """Copy a ledger that may be in use, through SQLite's own backup, and write the copy's head beside it."""
     noted = chain.read_head(str(source))
     try:
         with closing(_connect(str(source), "ro")) as old, closing(sqlite3.connect(target)) as new:

@@ -53,7 +53,7 @@ class CommittedPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PricedPlan(CommittedPlan):
-    """A plan with its price under the ledger's filter; infinite where no delta is known or nothing is protected."""
+    """A plan with its price under the ledger's filter; infinite where no delta is known."""
 
     epsilon: float
     priced_at: float | None  # the delta
@@ -68,20 +68,22 @@ class Readings(LedgerFile):
         super().__init__(connection, name)
         self._parsed: dict[str, Bill] = {}
 
-    # -- plans and privacy costs ---------------------------------------------------------------------------------------
+    # -- plans and privacy costs -----------------------------------------------------------------------------
 
     def committed(
         self, account: str, observer: Observer, *, before: tuple[str, int] | None = None
     ) -> list[CommittedPlan]:
         """Return the plans through which an adversary learns about an account, its own and its populations'.
 
-        Against the world, a run counts by its world plans; a run without any counts by its server plans, because the
-        world sees no more than the server. ``before`` (run, round) leaves out charges of that run from that round on.
+        Against the world, a run counts by its world plans; a run without any counts by its server plans,
+        because the world sees no more than the server. ``before`` (run, round) leaves out charges of that run
+        from that round on.
         """
         run, round_ = before or (None, 0)
         seen = "p.observer = :observer"
         if observer is Observer.WORLD:
-            seen = f"""(p.observer = 'world' OR (p.observer = 'server' AND NOT EXISTS (SELECT 1 FROM plans AS w
+            seen = f"""(p.observer = 'world' OR (p.observer = 'server' AND NOT EXISTS (
+                SELECT 1 FROM plans AS w
                 WHERE w.account IN {OWN} AND w.observer = 'world' AND w.run = p.run)))"""
         query = f"""SELECT p.run, p.account, p.observer, p.bill, p.releases, p.delta,
                 (SELECT COUNT(*) FROM charges AS c WHERE c.plan = p.account AND c.observer = p.observer
@@ -112,7 +114,8 @@ class Readings(LedgerFile):
     def plans(self, account: str) -> list[PricedPlan]:
         """Return every plan that was committed for an account, with its price under the ledger's filter.
 
-        Each is priced at its own share of delta or, if it has none, at the budget's; epsilon is computed afresh.
+        Each is priced at its own share of delta or, if it has none, at the budget's; epsilon is computed
+        afresh.
         """
         with self.snapshot():
             grant, found = self.grant_of(account), []
@@ -141,7 +144,7 @@ class Readings(LedgerFile):
         )
 
     def tab(self, account: str, observer: Observer) -> Tab | None:
-        """Everything charged to an account against an adversary, over all runs. This is a record, not a price."""
+        """Everything charged to an account against an adversary, over all runs: a record, not a price."""
         return tab_of((plan.bill, plan.used) for plan in self.committed(account, observer) if plan.used)
 
     def _bill(self, digest: str) -> Bill:
@@ -159,7 +162,7 @@ class Readings(LedgerFile):
             self._parsed[digest] = Bill.from_json(row[0])
         return self._parsed[digest]
 
-    # -- accounts ------------------------------------------------------------------------------------------------------
+    # -- accounts --------------------------------------------------------------------------------------------
 
     def accounts(self) -> list[str]:
         """Every client with a budget, a plan or a charge; populations are listed by their members."""

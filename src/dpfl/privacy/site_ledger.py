@@ -1,8 +1,9 @@
 """A site's own ledger: what it was charged, and the very bytes it answered with.
 
-*Formal guarantees.* A round's charges and the answer they pay for are committed in one transaction before the answer leaves
-the site. A site that dies before has charged and released nothing; one that dies after sends the same bytes again, and is
-not charged again. There is no third case: an answer that is not in the ledger was never sent.
+*Formal guarantees.* A round's charges and the answer they pay for are committed in one transaction before the
+answer leaves the site. A site that dies before has charged and released nothing; one that dies after sends
+the same bytes again, and is not charged again. There is no third case: an answer that is not in the ledger
+was never sent.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Answered:
 
 
 class SiteLedger(Ledger):
-    """A ledger with an outbox of one answer per run; older answers have arrived or will never be asked for."""
+    """A ledger with an outbox of one answer per run; older answers are never asked for again."""
 
     @classmethod
     def open_for(cls, path: Path, site: str) -> SiteLedger:
