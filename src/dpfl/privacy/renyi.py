@@ -66,8 +66,8 @@ def renyi_costs(history: Iterable[Event], adjacency: Adjacency) -> tuple[float, 
             sampled.append(event)
     if sampled:
         rounding = _STEP_ROUNDING * sum(event.steps for event in sampled)
-        found = [max(float(cost), 0.0) + rounding for cost in moments(sampled, adjacency, ORDERS).rdp]
-        total = [cost + (math.inf if math.isnan(more) else more) for cost, more in zip(total, found, strict=True)]
+        for i, cost in enumerate(moments(sampled, adjacency, ORDERS).rdp):
+            total[i] += math.inf if math.isnan(cost) else max(float(cost), 0.0) + rounding
     return tuple(cost * (1 + _ROUNDING) for cost in total)
 
 
