@@ -38,7 +38,10 @@ def test_equal_events_and_only_those_give_equal_text(one: Event, other: Event) -
 
 def test_a_whole_number_and_the_same_number_as_a_float_give_equal_text() -> None:
     """Equal events are one event to Python; a ledger that stores their text must agree."""
-    one, other = Event(noise_multiplier=2, sampling_rate=1, failure=0, numbers=3.0), Event(noise_multiplier=2.0, numbers=3)
+    one, other = (
+        Event(noise_multiplier=2, sampling_rate=1, failure=0, numbers=3.0),
+        Event(noise_multiplier=2.0, numbers=3),
+    )
     assert one == other
     assert one.to_json() == other.to_json()
 
