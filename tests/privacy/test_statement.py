@@ -92,7 +92,7 @@ def test_a_statement_names_everything_an_epsilon_needs(ledger: Ledger) -> None:
         ((POISSON,), Adjacency.ADD_REMOVE, "PLD"),
         ((POISSON,), Adjacency.REPLACE_ONE, "PLD"),
         ((FIXED,), Adjacency.REPLACE_ONE, "PLD"),
-        ((FIXED, POISSON), Adjacency.REPLACE_ONE, "PLD + PLD"),
+        ((FIXED, POISSON), Adjacency.REPLACE_ONE, "PLD"),
     ],
 )
 def test_the_accountant_and_adjacency_are_those_that_made_the_number(

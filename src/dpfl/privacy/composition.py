@@ -33,8 +33,8 @@ _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
 class Curve:
     """delta as a function of epsilon, on and between the dots of a stretch of the grid; an upper bound.
 
-    The mass at a loss x of the stretch is  masses * exp(log_moment - tilt * x);  ``infinite`` holds
-    everything above it.
+    The mass at a loss x of the stretch is  masses * exp(log_moment - tilt * x),  and ``infinite`` holds all that
+    is above it. ``guess`` is what epsilon was taken to be when the grid was chosen.
     """
 
     interval: float
@@ -43,6 +43,7 @@ class Curve:
     tilt: float
     log_moment: float
     infinite: float
+    guess: float
 
     def epsilon(self, delta: float) -> float | None:
         """Return the smallest epsilon >= 0 with at most ``delta``, None where the stretch begins above it."""
@@ -110,10 +111,17 @@ def composition(plan: Sequence[Step], delta: float, accuracy: float) -> Composit
 
 
 def _reaching(plan: Sequence[Step], delta: float, accuracy: float, *, reverse: bool) -> Curve:
-    """Return a curve whose stretch reaches down to epsilon at ``delta``."""
-    for widening in (1, 3, 9, 27):
+    """Return a curve that reaches down to epsilon at ``delta``, on a grid as fine as that asks for."""
+    widening = 1.0
+    for _ in range(5):
         curve = composed(plan, delta, accuracy, reverse=reverse, widening=widening)
-        if curve.epsilon(delta) is not None:
+        found = curve.epsilon(delta)
+        if found is None:
+            widening *= 3
+        elif 0 < found < 0.6 * min(curve.guess, 3.0):  # few steps: the guess was far off
+            finer = accuracy * found / min(curve.guess, 3.0)
+            return composed(plan, delta, finer, reverse=reverse, widening=widening)
+        else:
             break
     return curve
 
@@ -151,6 +159,7 @@ def composed(
         tilt=aim.tilt,
         log_moment=total,
         infinite=infinite + above,
+        guess=aim.guess,
     )
 
 
@@ -166,11 +175,12 @@ def _power(values: NDArray[np.complex128], exponent: int) -> NDArray[np.complex1
 class _Aim:
     """Where to look and how closely. It decides how tight a curve is, never whether it is a bound.
 
-    ``tilt`` is near the saddle point of epsilon, ``far`` near that of what is negligible; epsilon is above
-    ``low``, and a circle of at least ``width`` keeps what wraps around negligible. One step leaves about
-    ``tail`` to infinity.
+    ``guess`` is epsilon, rather too high; ``tilt`` is near its saddle point, ``far`` near that of what is
+    negligible. Epsilon is above ``low``, and a circle of at least ``width`` keeps what wraps around negligible.
+    One step leaves about ``tail`` to infinity.
     """
 
+    guess: float
     tilt: float
     far: float
     low: float
@@ -197,6 +207,7 @@ def _aim(plan: Sequence[Step], delta: float, accuracy: float, *, reverse: bool) 
     extents = [extent(step, tail) for step in plan]
     widest = max(width, *(largest - smallest for smallest, largest in extents))
     return _Aim(
+        guess=guess,
         tilt=tilt,
         far=float(_TILTS[int(np.argmin((moments + wanted) / _TILTS))]),
         low=low,
