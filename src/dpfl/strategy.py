@@ -119,7 +119,9 @@ class Strategy:
             and self.adjacency is not Adjacency.REPLACE_ONE
         ):
             raise PrivacyRefusal(
-                self.name, f"fixed-size cohorts have no proven bound under {self.adjacency}", "charge them as replace_one"
+                self.name,
+                f"fixed-size cohorts have no proven bound under {self.adjacency}",
+                "charge them as replace_one",
             )
 
     def _check_shares(self, noise: Stage | Channel) -> None:

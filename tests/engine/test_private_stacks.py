@@ -59,7 +59,9 @@ def per_record(model: nn.Module, features: Tensor, labels: Tensor, chosen: list[
 
 @pytest.mark.parametrize("name", MODELS)
 @given(seed=st.integers(0, 2**32), data=st.data())
-def test_a_contribution_is_the_same_bit_for_bit_whoever_else_is_drawn(name: str, seed: int, data: st.DataObject) -> None:
+def test_a_contribution_is_the_same_bit_for_bit_whoever_else_is_drawn(
+    name: str, seed: int, data: st.DataObject
+) -> None:
     """Removal, addition and re-ordering of other records change nothing: the shapes are fixed."""
     torch.manual_seed(seed % 1000)
     model = MODELS[name]()
@@ -82,7 +84,9 @@ def test_the_shape_of_a_part_depends_on_the_plan_alone() -> None:
 
 # -- extreme magnitudes --------------------------------------------------------------------------------------------------
 
-_EXTREME = st.sampled_from([0.0, 1e-45, 1e-38, 1e-20, 1e-3, 1.0, 1e10, 1e14, 1e16, 1e30, 1e37, 1e38, 3e38, -3e38, math.inf])
+_EXTREME = st.sampled_from(
+    [0.0, 1e-45, 1e-38, 1e-20, 1e-3, 1.0, 1e10, 1e14, 1e16, 1e30, 1e37, 1e38, 3e38, -3e38, math.inf]
+)
 
 
 def sent(model: nn.Module, features: Tensor, clip: float, engine: str) -> float:

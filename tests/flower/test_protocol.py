@@ -34,7 +34,8 @@ TERMS = Terms(
     expected_cohort=3.0,
     participations=3,
     smallest_epsilon=1.0,
-    largest_epsilon=2.0, parameters=10,
+    largest_epsilon=2.0,
+    parameters=10,
     public=("a",),
 )
 NUMBERS = st.one_of(

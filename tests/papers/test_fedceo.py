@@ -227,7 +227,8 @@ def terms(noise_multiplier: float | None, cohort: float) -> Terms:
         expected_cohort=cohort,
         participations=1,
         smallest_epsilon=1,
-        largest_epsilon=1, parameters=10,
+        largest_epsilon=1,
+        parameters=10,
         noise_multiplier=noise_multiplier,
     )
 

@@ -47,7 +47,8 @@ def terms(public: tuple[str, ...]) -> Terms:
         expected_cohort=9,
         participations=1,
         smallest_epsilon=1,
-        largest_epsilon=1, parameters=10,
+        largest_epsilon=1,
+        parameters=10,
         public=public,
     )
 

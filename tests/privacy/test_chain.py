@@ -26,9 +26,7 @@ def make(path: Path, rounds: int = 4) -> Path:
         crowd = ledger.population(["c", "d"])
         ledger.commit("run", [plan("a"), plan("b", bill(20.0)), plan(crowd, observer=WORLD)])
         for round_ in range(rounds):
-            ledger.charge(
-                "run", round_, [charge("a"), charge("b", bill(20.0)), charge(crowd, observer=WORLD)]
-            )
+            ledger.charge("run", round_, [charge("a"), charge("b", bill(20.0)), charge(crowd, observer=WORLD)])
     return path
 
 
@@ -177,9 +175,7 @@ def test_a_head_that_disagrees_is_never_replaced(path: Path, tmp_path: Path) -> 
     assert read_head(str(path)) == noted
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{}", "x", '{"format": "dpfl-ledger-head-9", "number": 1, "hash": "a"}']
-)
+@pytest.mark.parametrize("content", ["", "{}", "x", '{"format": "dpfl-ledger-head-9", "number": 1, "hash": "a"}'])
 def test_a_head_file_that_cannot_be_read_is_refused(path: Path, content: str) -> None:
     head_path(str(path)).write_text(content)
     assert "ledger.sqlite.head: cannot be read" in refusal(path)

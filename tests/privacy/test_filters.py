@@ -47,9 +47,7 @@ class Option:
     @property
     def bill(self) -> Bill:
         sampled = "poisson" if self.rate < 1 else "none"
-        event = Event(
-            noise_multiplier=self.noise, sampling=sampled, sampling_rate=self.rate, steps=self.repeats
-        )
+        event = Event(noise_multiplier=self.noise, sampling=sampled, sampling_rate=self.rate, steps=self.repeats)
         return Bill(unit=Unit.CLIENT, adjacency=AR, events=(event,))
 
     def delta(self, epsilon: Array, removed: bool) -> Array:
@@ -57,9 +55,7 @@ class Option:
         mu, rate = math.sqrt(self.repeats) / self.noise, self.rate
         sign = 1.0 if removed else -1.0
         with np.errstate(divide="ignore", over="ignore"):
-            level = (
-                np.exp(sign * epsilon) - 1 + rate
-            ) / rate  # of exp(mu x - mu^2 / 2), where the ratio is reached
+            level = (np.exp(sign * epsilon) - 1 + rate) / rate  # of exp(mu x - mu^2 / 2), where the ratio is reached
             edge = np.where(level > 0, (np.log(np.maximum(level, 1e-300)) + mu**2 / 2) / mu, -np.inf)
             if removed:
                 present = (1 - rate) * ndtr(-edge) + rate * ndtr(mu - edge)
@@ -166,9 +162,7 @@ def test_the_gaussian_filter_is_exact_for_an_adversary_with_gaussians() -> None:
     st.floats(4.0, 30.0),
     st.lists(st.sampled_from([1.0, 0.5, 0.2, 0.05, 0.02, 0.004]), min_size=2, max_size=4),
 )
-def test_no_two_stage_adversary_exceeds_the_budget(
-    rule: FilterName, first: float, rates: list[float]
-) -> None:
+def test_no_two_stage_adversary_exceeds_the_budget(rule: FilterName, first: float, rates: list[float]) -> None:
     kinds = [(1.0, n + 1) for n in range(len(rates))] if rule == "gaussian" else [(rate, 1) for rate in rates]
     found = [least_noise(rule, first, rate, repeats) for rate, repeats in kinds]
     options = [option for option in found if option is not None]

@@ -51,9 +51,7 @@ def test_the_events_derived_from_storage_are_those_charged() -> None:
     for run in ("run", "other"):
         ledger.register(run, seeded=False, title=run)
     sampled = Event(noise_multiplier=1.5, sampling="poisson", sampling_rate=0.125, steps=7, failure=1e-9)
-    several = Bill(
-        unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, events=(Event(noise_multiplier=3.0), sampled)
-    )
+    several = Bill(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, events=(Event(noise_multiplier=3.0), sampled))
     for round_ in range(4):
         assert pay(ledger, "run", round_, [charge("a", several), charge("b")]) == frozenset()
     pay(ledger, "other", 0, [charge("a")])
@@ -72,9 +70,7 @@ def test_charging_stops_exactly_where_the_grant_ends(ledger: Ledger) -> None:
 
 def test_the_cap_spans_runs(ledger: Ledger) -> None:
     grant(ledger, 5)
-    refused = [
-        pay(ledger, run, round_, [charge()]) != frozenset() for round_ in range(4) for run in ("run", "other")
-    ]
+    refused = [pay(ledger, run, round_, [charge()]) != frozenset() for round_ in range(4) for run in ("run", "other")]
     assert refused == [False] * 5 + [True] * 3
 
 
@@ -160,9 +156,7 @@ def test_a_replay_with_the_same_bill_and_draw_is_free(ledger: Ledger) -> None:
     for _ in range(3):
         assert pay(ledger, "run", 0, [charge(draw="seed 1")]) == frozenset()
     assert pay(ledger, "run", 1, [charge(draw="seed 2")]) == frozenset()
-    assert (
-        pay(ledger, "run", 1, [charge(draw="seed 2")]) == frozenset()
-    )  # though nothing more could be afforded
+    assert pay(ledger, "run", 1, [charge(draw="seed 2")]) == frozenset()  # though nothing more could be afforded
     assert history(ledger) == (Event(noise_multiplier=10.0, steps=2),)
     assert pay(ledger, "run", 2, [charge(draw="seed 3")]) == {"a"}
 
@@ -231,9 +225,7 @@ def test_the_same_budget_may_be_written_again(ledger: Ledger) -> None:
     ],
     ids=["more", "less", "delta", "unit", "observer"],
 )
-def test_a_different_grant_for_a_known_account_is_refused_and_changes_nothing(
-    ledger: Ledger, other: Budget
-) -> None:
+def test_a_different_grant_for_a_known_account_is_refused_and_changes_nothing(ledger: Ledger, other: Budget) -> None:
     ledger.grant({"a": Budget(epsilon=1.0, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER)
     before = ledger.grants()
     with pytest.raises(LedgerError, match=r"the budget of 'a' was granted epsilon 1\.0"):
@@ -260,9 +252,7 @@ def test_what_the_server_sees_covers_the_world_where_the_world_was_not_planned_a
 
 @pytest.mark.parametrize("late", ["a", "crowd"])
 @pytest.mark.parametrize("charged", ["a", "crowd"])
-def test_a_world_plan_after_releases_to_the_server_is_refused(
-    ledger: Ledger, late: str, charged: str
-) -> None:
+def test_a_world_plan_after_releases_to_the_server_is_refused(ledger: Ledger, late: str, charged: str) -> None:
     """It would lower what the world was already taken to have seen."""
     names = {"a": "a", "crowd": ledger.population(["a", "b"])}
     pay(ledger, "run", 0, [charge(names[charged], bill(5.0))])
@@ -295,12 +285,8 @@ def test_a_budget_against_the_world_does_not_pay_for_a_trusted_server(ledger: Le
     grant(ledger, 3, observer=WORLD)
     assert ledger.commit("run", [plan(what=bill(0.1)), plan(observer=WORLD)]) == frozenset()
     for round_ in range(3):
-        assert (
-            ledger.charge("run", round_, [charge(observer=WORLD)]) == frozenset()
-        )  # as the server opens the round
-        assert (
-            ledger.charge("run", round_, [charge(what=bill(0.1))]) == frozenset()
-        )  # as the client is admitted
+        assert ledger.charge("run", round_, [charge(observer=WORLD)]) == frozenset()  # as the server opens the round
+        assert ledger.charge("run", round_, [charge(what=bill(0.1))]) == frozenset()  # as the client is admitted
     assert ledger.charge("run", 3, [charge(observer=WORLD)]) == {"a"}
     assert history(ledger, "a", WORLD) == (Event(noise_multiplier=10.0, steps=3),)
 
@@ -338,9 +324,7 @@ def test_one_row_bills_every_member_of_a_population(ledger: Ledger) -> None:
         pay(ledger, "run", round_, [charge(name, observer=WORLD)])
     pay(ledger, "run", 3, [charge("c7", bill(3.0), observer=WORLD)])
     assert history(ledger, "c0", WORLD) == (Event(noise_multiplier=10.0, steps=3),)
-    assert history(ledger, "c7", WORLD) == merged(
-        [Event(noise_multiplier=10.0, steps=3), Event(noise_multiplier=3.0)]
-    )
+    assert history(ledger, "c7", WORLD) == merged([Event(noise_multiplier=10.0, steps=3), Event(noise_multiplier=3.0)])
     assert ledger.tab("stranger", WORLD) is None
     assert ledger.accounts() == sorted(crowd)
     assert ledger.observers("c0") == [WORLD]
@@ -408,9 +392,7 @@ def test_the_worlds_plan_of_a_population_stands_in_for_a_members_server_plan(led
 
 
 @pytest.mark.parametrize("apart", ["a", "z"])
-def test_a_member_with_a_world_plan_of_its_own_does_not_stand_for_the_others(
-    ledger: Ledger, apart: str
-) -> None:
+def test_a_member_with_a_world_plan_of_its_own_does_not_stand_for_the_others(ledger: Ledger, apart: str) -> None:
     """Its history against the world is another one, although it was charged nothing by itself."""
     grant(ledger, 2, "a", "m", "z", observer=WORLD)
     crowd = ledger.population(["a", "m", "z"])
@@ -464,11 +446,7 @@ def test_a_record_level_history_says_nothing_of_clients() -> None:
     assert not tab.adjacency_as(Unit.CLIENT)
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([2.0, 7.0]), st.sampled_from(list(Unit)), st.integers(1, 3)), max_size=4
-    )
-)
+@given(st.lists(st.tuples(st.sampled_from([2.0, 7.0]), st.sampled_from(list(Unit)), st.integers(1, 3)), max_size=4))
 def test_a_bill_reads_back_as_it_was_written(parts: list[tuple[float, Unit, int]]) -> None:
     for noise, unit, steps in parts:
         event = Event(noise_multiplier=noise, steps=steps, sampling="poisson", sampling_rate=1 / 3)
@@ -522,9 +500,7 @@ def test_no_sequence_of_releases_exceeds_a_budget(
                 expected.append(Event(noise_multiplier=noise))
     assert history(ledger) == merged(expected)
     exact_mu = math.sqrt(sum(event.noise_multiplier**-2 for event in expected))
-    assert (
-        exact_mu <= math.sqrt(rounds + 1) / 10.0
-    )  # the exact cost of any mixture, by its total signal to noise
+    assert exact_mu <= math.sqrt(rounds + 1) / 10.0  # the exact cost of any mixture, by its total signal to noise
     if expected:
         assert spend(expected, DELTA, adjacency=Adjacency.ADD_REMOVE).epsilon <= limit
     ledger.close()

@@ -102,9 +102,7 @@ def test_a_replay_uses_no_entry_of_the_plan(ledger: Ledger) -> None:
         assert ledger.charge("run", 0, [charge(draw="seed")]) == frozenset()
     assert ledger.can_release("run", 0, "a", SERVER, bill())
     assert ledger.charge("run", 1, [charge(draw="seed")]) == frozenset()
-    assert ledger.can_release(
-        "run", 1, "a", SERVER, bill()
-    )  # a round being replayed does not count against itself
+    assert ledger.can_release("run", 1, "a", SERVER, bill())  # a round being replayed does not count against itself
     assert not ledger.can_release("run", 2, "a", SERVER, bill())
     assert ledger.charge("run", 1, [charge(draw="seed")]) == frozenset()
 
@@ -129,9 +127,7 @@ def test_an_own_plan_is_used_before_a_populations(ledger: Ledger) -> None:
     assert ledger.charge("run", 2, [charge("a"), charge("b")]) == {"a", "b"}
 
 
-@pytest.mark.parametrize(
-    ("releases", "delta"), [(0, None), (-1, None), (1.5, None), (1, 0.0), (1, 1.0), (1, math.nan)]
-)
+@pytest.mark.parametrize(("releases", "delta"), [(0, None), (-1, None), (1.5, None), (1, 0.0), (1, 1.0), (1, math.nan)])
 def test_a_plan_that_makes_no_sense_is_refused(releases: int, delta: float | None) -> None:
     with pytest.raises(ConfigurationError):
         plan(releases=releases, delta=delta)
@@ -149,9 +145,7 @@ def test_the_number_that_is_affordable_can_be_committed_and_one_more_cannot(ledg
     grant(ledger, 12)
     most = ledger.affordable_releases("a", bill(), [SERVER], 1000)
     assert (4 <= most <= 12) if ledger.filter == "renyi" else (most == 12)
-    assert (
-        ledger.affordable_releases("a", bill(), [WORLD], 1000) == 1000
-    )  # not seen by the budget's adversary
+    assert ledger.affordable_releases("a", bill(), [WORLD], 1000) == 1000  # not seen by the budget's adversary
     assert ledger.affordable_releases("nobody", bill(), [SERVER], 1000) == 1000
     assert ledger.affordable_releases("a", bill(), [SERVER], 3) == 3
     assert ledger.affordable_releases("a", bill(), [SERVER], 0) == 0
@@ -175,14 +169,9 @@ def test_an_allotment_is_taken_at_once_and_never_given_back() -> None:
         assert not ledger.commit("run", [plan(releases=30, delta=DELTA / 2)])
         left = ledger.affordable_releases("a", bill(), [SERVER], 1000, delta=DELTA / 2)
         price = spend(bill().times(30), DELTA / 2, adjacency=Adjacency.ADD_REMOVE).epsilon
-        cost = [
-            spend(bill().times(n), DELTA / 2, adjacency=Adjacency.ADD_REMOVE).epsilon
-            for n in (left, left + 1)
-        ]
+        cost = [spend(bill().times(n), DELTA / 2, adjacency=Adjacency.ADD_REMOVE).epsilon for n in (left, left + 1)]
         assert cost[0] <= 3.0 - price < cost[1]
-        assert (
-            ledger.affordable_releases("a", bill(), [SERVER], 1000) == 0
-        )  # at the whole delta nothing fits beside it
+        assert ledger.affordable_releases("a", bill(), [SERVER], 1000) == 0  # at the whole delta nothing fits beside it
         assert ledger.commit("other", [plan(releases=left + 1, delta=DELTA / 2)]) == {"a"}
         assert ledger.commit("other", [plan(releases=1)]) == {"a"}
         assert ledger.commit("other", [plan(releases=left, delta=DELTA / 2)]) == frozenset()
@@ -200,9 +189,7 @@ def test_equal_shares_of_a_delta_fit_into_it(studies: int) -> None:
 @settings(max_examples=12)
 @given(
     st.lists(
-        st.tuples(
-            st.sampled_from([6.0, 10.0, 40.0]), st.integers(1, 30), st.sampled_from([0.1, 0.25, 0.5, None])
-        ),
+        st.tuples(st.sampled_from([6.0, 10.0, 40.0]), st.integers(1, 30), st.sampled_from([0.1, 0.25, 0.5, None])),
         min_size=1,
         max_size=6,
     ),
@@ -247,9 +234,7 @@ def test_a_population_is_committed_only_if_every_member_can_pay() -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_a_world_plan_of_the_same_commit_stands_in_whatever_the_order(
-    ledger: Ledger, order: tuple[int, ...]
-) -> None:
+def test_a_world_plan_of_the_same_commit_stands_in_whatever_the_order(ledger: Ledger, order: tuple[int, ...]) -> None:
     grant(ledger, 6, "a", "b", observer=WORLD)
     crowd = ledger.population(["a", "b"])
     plans = [plan(crowd, observer=WORLD, releases=3), plan("a", bill(0.5)), plan("b", bill(0.5))]

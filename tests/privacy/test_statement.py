@@ -49,9 +49,7 @@ def price(*events: Event, at: float = 1e-5, adjacency: Adjacency = Adjacency.ADD
     return spend(events, at, adjacency=adjacency).epsilon
 
 
-def stated(
-    ledger: Ledger, account: str = "a", observer: Observer = SERVER, delta: float | None = 1e-5
-) -> Statement:
+def stated(ledger: Ledger, account: str = "a", observer: Observer = SERVER, delta: float | None = 1e-5) -> Statement:
     line = statement(ledger, account, observer, delta)
     assert line is not None
     return line

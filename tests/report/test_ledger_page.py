@@ -24,9 +24,7 @@ BILL = Bill(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, events=(EVENT,))
 DELTA = 1e-5
 
 
-def _ledger(
-    path: Path, account: str, rounds: int = 3, *, seeded: bool = False, title: str = "heart: weiavg"
-) -> Ledger:
+def _ledger(path: Path, account: str, rounds: int = 3, *, seeded: bool = False, title: str = "heart: weiavg") -> Ledger:
     ledger = Ledger.create(path, account)
     budget = Budget(epsilon=2.0, delta=DELTA, unit=Unit.RECORD, observer=Observer.SERVER)
     ledger.grant({account: budget}, unit=Unit.RECORD, observer=Observer.SERVER)
@@ -35,9 +33,7 @@ def _ledger(
         plan = PrivacyPlan(account=account, observer=Observer.SERVER, bill=BILL, releases=rounds)
         assert not ledger.commit("run-1", [plan])
     for round_ in range(rounds):
-        refused = ledger.charge(
-            "run-1", round_, [Charge(account=account, observer=Observer.SERVER, bill=BILL)]
-        )
+        refused = ledger.charge("run-1", round_, [Charge(account=account, observer=Observer.SERVER, bill=BILL)])
         assert not refused
     return ledger
 
@@ -61,10 +57,7 @@ def test_numbers_on_the_page_are_the_ledger_s(tmp_path: Path, look: Look) -> Non
     assert [text for _, text in study][:2] == ["heart: weiavg", "run-1"]
     assert study[4] == ["3", "3"]
     text = seen.page.inner_text("main")
-    assert (
-        "'north' has a budget of epsilon 2.000 at delta 1e-05 that protects each record against the server"
-        in text
-    )
+    assert "'north' has a budget of epsilon 2.000 at delta 1e-05 that protects each record against the server" in text
     assert ledger.head().digest in text
     (plan,) = table_of(seen, "plans")
     assert [text for _, text in plan][:5] == ["north", "run-1", "server", "3", "3"]
@@ -93,15 +86,11 @@ def test_names_are_text_and_a_rehearsal_is_stamped(tmp_path: Path, look: Look) -
 
 
 def test_what_was_never_used_and_what_protects_nobody_are_said_in_words(tmp_path: Path) -> None:
-    unused = write_ledger_page(
-        _ledger(tmp_path / "l.sqlite", "north", 0), tmp_path / "page.html", "north"
-    ).read_text()
+    unused = write_ledger_page(_ledger(tmp_path / "l.sqlite", "north", 0), tmp_path / "page.html", "north").read_text()
     assert "has spent nothing yet" in unused
     bare = Ledger.create(tmp_path / "bare.sqlite", "south")
     bare.register("run-1", seeded=False, title="heart: fedavg")
-    nothing = Bill(
-        unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, events=(Event(noise_multiplier=0.0, steps=1),)
-    )
+    nothing = Bill(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, events=(Event(noise_multiplier=0.0, steps=1),))
     bare.commit("run-1", [PrivacyPlan(account="south", observer=Observer.SERVER, bill=nothing, releases=1)])
     bare.charge("run-1", 0, [Charge(account="south", observer=Observer.SERVER, bill=nothing)])
     open_ = write_ledger_page(bare, tmp_path / "bare.html", "south").read_text()
@@ -115,10 +104,7 @@ def test_the_command_writes_the_page_beside_what_it_prints(
     tmp_path: Path, weiavg: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "board.html"
-    assert (
-        run_command(["account", "--ledger", str(weiavg / "ledger.sqlite"), "--page", str(page), "--json"])
-        == 0
-    )
+    assert run_command(["account", "--ledger", str(weiavg / "ledger.sqlite"), "--page", str(page), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     text = page.read_text()
     assert "NOT PRIVATE: SEEDED" in text  # simulations are

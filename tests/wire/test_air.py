@@ -41,7 +41,8 @@ def terms_of(population: int) -> Terms:
         expected_cohort=population,
         participations=1,
         smallest_epsilon=1,
-        largest_epsilon=1, parameters=10,
+        largest_epsilon=1,
+        parameters=10,
     )
 
 

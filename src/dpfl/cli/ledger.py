@@ -31,9 +31,7 @@ def verify(
     ] = None,
     accept_head: Annotated[
         bool,
-        typer.Option(
-            "--accept-head", help="Write the missing head file, if this is the newest copy of the ledger."
-        ),
+        typer.Option("--accept-head", help="Write the missing head file, if this is the newest copy of the ledger."),
     ] = False,
     json: o.Json = False,
 ) -> None:

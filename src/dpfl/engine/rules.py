@@ -67,10 +67,10 @@ def _products(blocks: list[Tensor], d: Tensor) -> tuple[Tensor, Callable[[Tensor
     inputs = sum(a.shape[2] for a in blocks)
     if positions == 1:
         squares = torch.stack([_squared(a) for a in blocks]).sum(dim=0) * _squared(d)
-        slopes, rows = d[:, 0], [a[:, 0] for a in blocks]
+        slopes, rows = d[:, 0], torch.cat([a[:, 0] for a in blocks], dim=1)
 
         def outer(factor: Tensor) -> Tensor:
-            return torch.cat([_in_parts(lambda s, a=a: (slopes[s] * factor[s, None]).T @ a[s], factor) for a in rows], 1)
+            return _in_parts(lambda some: (slopes[some] * factor[some, None]).T @ rows[some], factor)
 
         return squares, outer
     if _by_gram(positions, inputs, outputs) or records * inputs * outputs > _MOST_NUMBERS:

@@ -149,9 +149,7 @@ def verify_chain(connection: sqlite3.Connection, name: str) -> Head:
         except (TypeError, ValueError):  # values that no writer of ours leaves
             intact = False
         if not intact:
-            raise LedgerError(
-                name, f"entry {number} of {len(entries) - 1} was changed, deleted or moved", _FORGED
-            )
+            raise LedgerError(name, f"entry {number} of {len(entries) - 1} was changed, deleted or moved", _FORGED)
         previous = digest
     if rows:
         raise LedgerError(name, "holds rows that belong to no entry of its hash chain", _FORGED)
@@ -208,9 +206,7 @@ def write_head(name: str, head: Head) -> None:
         if known is not None and known.number >= head.number:
             return
         with draft.open("x", encoding="utf-8") as stream:
-            stream.write(
-                json.dumps({"format": HEAD_FORMAT, "number": head.number, "hash": head.digest}) + "\n"
-            )
+            stream.write(json.dumps({"format": HEAD_FORMAT, "number": head.number, "hash": head.digest}) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
         draft.replace(path)

@@ -116,10 +116,7 @@ class Allotments:
         if math.fsum(shares) > limit.delta * (1 + _ROUNDING):
             return False
         pairs = zip(portions, shares, strict=True)
-        return (
-            math.fsum(plan_price(p.bill, p.count, d, limit.adjacency).epsilon for p, d in pairs)
-            <= limit.epsilon
-        )
+        return math.fsum(plan_price(p.bill, p.count, d, limit.adjacency).epsilon for p, d in pairs) <= limit.epsilon
 
     def most(self, portions: Sequence[Portion], new: Portion, limit: Limit) -> int:
         """Search on a coarse upper bound and confirm by the price itself."""
@@ -127,9 +124,7 @@ class Allotments:
         if math.fsum([*taken, own]) > limit.delta * (1 + _ROUNDING):
             return 0
         pairs = zip(portions, taken, strict=True)
-        left = limit.epsilon - math.fsum(
-            plan_price(p.bill, p.count, d, limit.adjacency).epsilon for p, d in pairs
-        )
+        left = limit.epsilon - math.fsum(plan_price(p.bill, p.count, d, limit.adjacency).epsilon for p, d in pairs)
         found = most_releases(lambda n: _near(new.bill, n, own, limit.adjacency, left), left, new.count)
         while found and not self.admits([*portions, _counted(new, found)], limit):
             found -= 1
@@ -248,9 +243,7 @@ _gaussian_mu = lru_cache(maxsize=1024)(gaussian_mu)
 def _mu_squared(portions: Sequence[Portion], adjacency: Adjacency) -> float:
     """Sum steps / z^2, times four under replace-one, rounded on the safe side."""
     factor = 4.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
-    events = [
-        (event, portion.count) for portion in portions for event in portion.bill.events if portion.count
-    ]
+    events = [(event, portion.count) for portion in portions for event in portion.bill.events if portion.count]
     if any(event.noise_multiplier**2 == 0 for event, _ in events if event.steps):
         return math.inf
     terms = (event.steps * count / event.noise_multiplier**2 for event, count in events if event.steps)

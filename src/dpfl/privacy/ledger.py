@@ -112,9 +112,7 @@ class Ledger(Admission):
         self._covered.clear()
         with self._transaction() as entry:
             if entry.connection.execute("SELECT 1 FROM runs WHERE run = ?", (run,)).fetchone() is None:
-                raise LedgerError(
-                    self._name, f"run {run} is not known", "register it before it plans anything"
-                )
+                raise LedgerError(self._name, f"run {run} is not known", "register it before it plans anything")
             accepted: dict[str, list[Row]] = {}
             refused: set[str] = set()
             # The world's plans come first: they decide whether a server plan also counts against the world.
@@ -161,10 +159,7 @@ class Ledger(Admission):
         place = {"account": account, "run": run}
         charged = f"SELECT 1 FROM charges WHERE observer = 'server' AND run = :run AND account IN {_KIN}"
         planned = f"SELECT 1 FROM plans WHERE observer = 'world' AND run = :run AND account IN {OWN}"
-        if (
-            connection.execute(charged, place).fetchone()
-            and not connection.execute(planned, place).fetchone()
-        ):
+        if connection.execute(charged, place).fetchone() and not connection.execute(planned, place).fetchone():
             raise LedgerError(
                 self._name,
                 f"run {run} was already charged to '{account}' against the server, which covers the world",

@@ -137,9 +137,7 @@ class LedgerFile:
         return head
 
     @classmethod
-    def _opened(
-        cls, name: str, identity: str | None, mode: str, noted: Head | None, headless: bool = False
-    ) -> Self:
+    def _opened(cls, name: str, identity: str | None, mode: str, noted: Head | None, headless: bool = False) -> Self:
         # The head file was read before the database: what others write meanwhile puts the latter ahead.
         if not Path(name).is_file():
             raise LedgerError(
@@ -225,9 +223,7 @@ class LedgerFile:
                 return
             self._connection.execute("BEGIN")
             try:
-                self._connection.execute(
-                    "SELECT 1 FROM sqlite_master"
-                ).fetchone()  # the first read fixes the snapshot
+                self._connection.execute("SELECT 1 FROM sqlite_master").fetchone()  # the first read fixes the snapshot
                 yield
             finally:
                 if self._connection.in_transaction:
@@ -241,9 +237,7 @@ class LedgerFile:
             try:
                 if self._known is not None and not chain.contains(self._connection, self._known):
                     problem = "was replaced by another copy while it was open"
-                    raise LedgerError(
-                        self._name, problem, "put back the newest copy, and begin again from there"
-                    )
+                    raise LedgerError(self._name, problem, "put back the newest copy, and begin again from there")
                 entry = Entry(self._connection, chain.last_head(self._connection))
                 yield entry
                 head = entry.seal()
@@ -262,9 +256,7 @@ def _connect(name: str, mode: str) -> sqlite3.Connection:
     try:
         target = name if name == ":memory:" else f"{Path(name).absolute().as_uri()}?mode={mode}"
         if mode == "ro" and not os.access(Path(name).parent, os.W_OK) and not Path(name + "-wal").exists():
-            target += (
-                "&immutable=1"  # a finished ledger on a read-only medium: WAL could not make its index file
-            )
+            target += "&immutable=1"  # a finished ledger on a read-only medium: WAL could not make its index file
         connection = sqlite3.connect(target, uri=True, timeout=120, isolation_level=None)
         if mode != "ro":
             connection.execute("PRAGMA journal_mode=WAL")
@@ -295,9 +287,7 @@ def translated(name: str, error: sqlite3.Error) -> LedgerError | DiskError:
     """Say what an error of the database means to the person who runs this."""
     text = str(error)
     if "full" in text or "disk I/O" in text:
-        return DiskError(
-            name, f"cannot be written ({text})", "free some space and resume; what was charged is kept"
-        )
+        return DiskError(name, f"cannot be written ({text})", "free some space and resume; what was charged is kept")
     return LedgerError(
         name, f"cannot be used ({text})", "restore it from a backup; a run does not go on without its ledger"
     )

@@ -15,9 +15,7 @@ from dpfl.privacy.bills import Bill, Tab, tab_of
 from dpfl.privacy.filters import Portion
 from dpfl.privacy.ledger_file import LedgerFile
 
-UNKNOWN = Spend(
-    epsilon=math.inf, delta=1.0, adjacency=Adjacency.REPLACE_ONE, accountant="none: no delta is known"
-)
+UNKNOWN = Spend(epsilon=math.inf, delta=1.0, adjacency=Adjacency.REPLACE_ONE, accountant="none: no delta is known")
 OWN = "(SELECT :account UNION SELECT population FROM members WHERE account = :account)"
 _GRANT = "SELECT observer, unit, epsilon, delta FROM grants WHERE account = ?"
 
@@ -150,9 +148,7 @@ class Readings(LedgerFile):
     def _bill(self, digest: str) -> Bill:
         if digest not in self._parsed:
             with self._guard():
-                row = self._connection.execute(
-                    "SELECT body FROM bills WHERE digest = ?", (digest,)
-                ).fetchone()
+                row = self._connection.execute("SELECT body FROM bills WHERE digest = ?", (digest,)).fetchone()
             if row is None or hashlib.sha256(row[0].encode()).hexdigest() != digest:
                 raise LedgerError(
                     self._name,
@@ -175,9 +171,7 @@ class Readings(LedgerFile):
     def grants(self) -> dict[str, Budget]:
         """What each account enforces."""
         with self._guard():
-            rows = self._connection.execute(
-                "SELECT account, observer, unit, epsilon, delta FROM grants"
-            ).fetchall()
+            rows = self._connection.execute("SELECT account, observer, unit, epsilon, delta FROM grants").fetchall()
         return {row[0]: _budget(row[1:]) for row in rows}
 
     def grant_of(self, account: str) -> Budget | None:
@@ -246,9 +240,7 @@ class Readings(LedgerFile):
     def seeded_runs(self) -> list[str]:
         """Runs whose noise anyone with the seed can reproduce."""
         with self._guard():
-            return [
-                row[0] for row in self._connection.execute("SELECT run FROM runs WHERE seeded ORDER BY run")
-            ]
+            return [row[0] for row in self._connection.execute("SELECT run FROM runs WHERE seeded ORDER BY run")]
 
 
 def _budget(row: tuple[str, str, float, float]) -> Budget:

@@ -72,14 +72,10 @@ class SiteLedger(Ledger):
             ).fetchone()
         return None if row is None else Answered(round=row[0], payload=row[1], private=row[2])
 
-    def pay_and_answer(
-        self, run: str, round_: int, charges: Sequence[Charge], payload: bytes, private: bytes
-    ) -> bool:
+    def pay_and_answer(self, run: str, round_: int, charges: Sequence[Charge], payload: bytes, private: bytes) -> bool:
         """Charge and keep the answer, all or nothing; False if plan or budget do not cover it."""
 
         def keep(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)", (run, round_, payload, private)
-            )
+            connection.execute("INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)", (run, round_, payload, private))
 
         return not self.charge(run, round_, charges, also=keep)

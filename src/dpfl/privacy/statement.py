@@ -44,9 +44,7 @@ class Statement:
         return {k: "infinite" if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}
 
 
-def statement(
-    ledger: Ledger, account: str, observer: Observer, delta: float | None = None
-) -> Statement | None:
+def statement(ledger: Ledger, account: str, observer: Observer, delta: float | None = None) -> Statement | None:
     """One account's spend against one adversary, None if nothing was planned or charged.
 
     ``delta`` left out takes each plan's share of the budget's delta, and the budget's where a plan has none;
@@ -58,9 +56,7 @@ def statement(
         portions = ledger.portions(ledger.committed(account, observer))
         tab = tab_of((portion.bill, portion.count) for portion in portions)
         if tab is None and grant is not None and grant.unit and grant.observer is observer:
-            tab = Tab(
-                unit=grant.unit, adjacency=Adjacency.ZERO_OUT, history=()
-            )  # a budget that was never used
+            tab = Tab(unit=grant.unit, adjacency=Adjacency.ZERO_OUT, history=())  # a budget that was never used
         return None if tab is None else _stated(ledger, account, observer, tab, portions, grant, delta)
 
 

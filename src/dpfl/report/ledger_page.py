@@ -80,15 +80,9 @@ def ledger_page(report: LedgerReport) -> Page:
 def _summary(report: LedgerReport) -> str:
     lines, studies = report.lines, report.studies
     seeded = [f"NOT PRIVATE: SEEDED (a rehearsal: {one.title}, {one.run})" for one in studies if one.seeded]
-    raised = [
-        f"HYPOTHETICAL: budgets beside {one.run} were raised"
-        for one in studies
-        if "HYPOTHETICAL" in one.title
-    ]
+    raised = [f"HYPOTHETICAL: budgets beside {one.run} were raised" for one in studies if "HYPOTHETICAL" in one.title]
     stamps = [*report.stamps, *seeded, *raised]
-    body = "<h2>Summary</h2>" + "".join(
-        f'<div class="stamp">{sections.text(stamp)}</div>' for stamp in stamps
-    )
+    body = "<h2>Summary</h2>" + "".join(f'<div class="stamp">{sections.text(stamp)}</div>' for stamp in stamps)
     if not lines:
         return body + sections.paragraph(
             "No budget was set here, and nothing was charged. What a site has spent is in its own ledger."
@@ -207,8 +201,4 @@ def _integrity(report: LedgerReport) -> str:
 
 
 def _day(at: float | None) -> str:
-    return (
-        "-"
-        if at is None
-        else datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    )
+    return "-" if at is None else datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -61,6 +61,10 @@ class Agreement:
         world = self.bill(Observer.WORLD, participant)
         return [(server, frozenset({Observer.SERVER})), (world, frozenset({Observer.WORLD}))]
 
+    def cost_against_server(self, participant: Participant) -> tuple[Bill, frozenset[Observer]]:
+        """What the server sees of a round, and who else sees it."""
+        return next(cost for cost in self.bills(participant) if Observer.SERVER in cost[1])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:

@@ -31,9 +31,7 @@ def plan_members(
         share = None if budget is None else budget.delta
         releases = run.ledger.affordable_releases(client, bill, seen_by, agreement.terms.rounds, delta=share)
         if releases > 0:
-            plans.append(
-                PrivacyPlan(account=client, observer=observer, bill=bill, releases=releases, delta=share)
-            )
+            plans.append(PrivacyPlan(account=client, observer=observer, bill=bill, releases=releases, delta=share))
     refused = run.ledger.commit(run.name, plans)
     planned.update({plan.account: plan.releases for plan in plans if plan.account not in refused})
 
@@ -54,9 +52,7 @@ def plan_world(agreement: Agreement, run: Run) -> dict[str, str]:
             releases = run.ledger.affordable_releases(client, bill, {Observer.WORLD}, agreement.terms.rounds)
             groups.setdefault(releases, []).append(client)
         plans = [
-            PrivacyPlan(
-                account=run.ledger.population(group), observer=Observer.WORLD, bill=bill, releases=releases
-            )
+            PrivacyPlan(account=run.ledger.population(group), observer=Observer.WORLD, bill=bill, releases=releases)
             for releases, group in sorted(groups.items())
             if releases > 0
         ]
@@ -67,9 +63,7 @@ def plan_world(agreement: Agreement, run: Run) -> dict[str, str]:
     return accounts
 
 
-def affords(
-    agreement: Agreement, run: Run, round_: int, client: str, bill: Bill, seen_by: Iterable[Observer]
-) -> bool:
+def affords(agreement: Agreement, run: Run, round_: int, client: str, bill: Bill, seen_by: Iterable[Observer]) -> bool:
     """Whether a client's plan, or its budget if it has no plan yet, covers this round's cost."""
     seen = frozenset(seen_by)
     observer = Observer.SERVER if Observer.SERVER in seen else Observer.WORLD
