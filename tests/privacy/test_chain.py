@@ -260,3 +260,13 @@ def test_rows_are_hashed_as_they_will_be_read(tmp_path: Path) -> None:
 
 def test_a_head_is_written_as_number_and_digest() -> None:
     assert str(Head(number=3, digest="ab")) == "3:ab"
+
+
+def test_a_head_that_is_noted_a_moment_later_is_waited_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between making a ledger and noting its head, another process may already write into it."""
+    content = head_path(str(path)).read_bytes()
+    head_path(str(path)).unlink()
+    monkeypatch.setattr("time.sleep", lambda seconds: head_path(str(path)).write_bytes(content))
+    Ledger.open(path, "test").close()
