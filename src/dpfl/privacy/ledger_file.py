@@ -171,7 +171,7 @@ class LedgerFile:
         return ledger
 
     def _check(self, identity: str | None) -> None:
-        rows = self._connection.execute("PRAGMA quick_check").fetchall()
+        rows = self._connection.execute("PRAGMA integrity_check").fetchall()
         if rows != [("ok",)]:
             raise LedgerError(self._name, f"is damaged ({rows[0][0]})", "restore it from a backup")
         meta = dict(self._connection.execute("SELECT key, value FROM meta").fetchall())
