@@ -32,7 +32,8 @@ def account(
     adjacency: Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")] = "add_remove",
     accountant: Annotated[str | None, typer.Option(help="pld or rdp (default: the tightest).")] = None,
     page: Annotated[
-        Path | None, typer.Option(help="With --ledger: write a privacy report for an ethics board (HTML).", show_default=False)
+        Path | None,
+        typer.Option(help="With --ledger: write a privacy report for an ethics board (HTML).", show_default=False),
     ] = None,
     json: o.Json = False,
 ) -> None:
