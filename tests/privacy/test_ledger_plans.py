@@ -303,3 +303,15 @@ def test_a_snapshot_does_not_see_what_is_written_meanwhile(tmp_path: Path) -> No
             assert reader.head().number == 1
         assert reader.accounts() == ["a"]
         assert reader.head() == ledger.head()
+
+
+def test_a_budget_that_another_process_sets_is_seen_at_once(tmp_path: Path) -> None:
+    """What was found affordable is remembered only until plans or budgets change, whoever changes them."""
+    path = tmp_path / "ledger.sqlite"
+    with closing(Ledger.create(path, "test")) as ledger, closing(Ledger.open(path)) as other:
+        ledger.register("run", seeded=False, title="t")
+        ledger.commit("run", [plan(releases=50)])
+        assert not ledger.charge("run", 0, [charge()])
+        grant(other, 1)
+        assert not ledger.can_release("run", 1, "a", SERVER, bill())
+        assert ledger.charge("run", 1, [charge()]) == {"a"}

@@ -8,8 +8,10 @@ that went its own way, is noticed as well: the ledger must contain the head of t
 it, because the file is written after the commit.
 
 *What it does not prove.* The chain has no key. Whoever can write both files can compute a new chain and a new
-head, or put back an old ledger together with its old head. Only a head that was noted elsewhere (a printed
-report, an e-mail, a server's countersignature) reveals that: ``dpfl ledger verify FILE --head HASH``.
+head, or put back an old ledger together with its old head. Only a head that was noted elsewhere, for instance
+in a printed report, reveals that: ``dpfl ledger verify FILE --head HASH``. Servers do not countersign heads
+yet. The answers that a site keeps for sending again are not part of the chain: they are replaced by later
+ones.
 """
 
 from __future__ import annotations
@@ -130,31 +132,43 @@ def last_head(connection: sqlite3.Connection) -> Head:
 
 def verify_chain(connection: sqlite3.Connection, name: str) -> Head:
     """Recompute every digest from the rows; refuse a ledger whose rows and chain do not agree."""
-    rows: defaultdict[int, dict[str, list[Row]]] = defaultdict(dict)
-    for table, columns in TABLES.items():
-        query = f"SELECT entry, {', '.join(columns)} FROM {table}"
-        for entry, *row in connection.execute(query):
-            rows[entry].setdefault(table, []).append(tuple(row))
+    rows = _rows_by_entry(connection)
     entries = connection.execute("SELECT number, digest FROM chain ORDER BY number").fetchall()
-    meta = dict(connection.execute("SELECT key, value FROM meta"))
-    if not entries or tuple(entries[0]) != (0, first_head(meta).digest):
+    meta = connection.execute("SELECT key, value FROM meta").fetchall()
+    if not entries or entries[0][0] != 0 or not _matches(0, "", {"meta": meta}, entries[0][1]):
         raise LedgerError(name, "its first entry (format, identity, filter) was changed", _FORGED)
     previous: str = entries[0][1]
     for number, (stored, digest) in enumerate(entries[1:], 1):
         own = rows.pop(number, {})
         if stored != number:
             raise LedgerError(name, f"entry {number} of its hash chain is missing", _FORGED)
-        try:
-            intact = bool(own) and digest_of(number, previous, own) == digest
-        except (TypeError, ValueError):  # values that no writer of ours leaves
-            intact = False
-        if not intact:
-            raise LedgerError(name, f"entry {number} of {len(entries) - 1} was changed, deleted or moved", _FORGED)
+        if not own or not _matches(number, previous, own, digest):
+            raise LedgerError(
+                name, f"entry {number} of {len(entries) - 1} was changed, deleted or moved", _FORGED
+            )
         previous = digest
     if rows:
         raise LedgerError(name, "holds rows that belong to no entry of its hash chain", _FORGED)
     _verify_bills(connection, name)
     return Head(number=len(entries) - 1, digest=previous)
+
+
+def _rows_by_entry(connection: sqlite3.Connection) -> dict[int, dict[str, list[Row]]]:
+    found: defaultdict[int, dict[str, list[Row]]] = defaultdict(dict)
+    for table, columns in TABLES.items():
+        own: defaultdict[int, list[Row]] = defaultdict(list)
+        for row in connection.execute(f"SELECT {', '.join(columns)}, entry FROM {table}"):
+            own[row[-1]].append(row[:-1])
+        for entry, some in own.items():
+            found[entry][table] = some
+    return found
+
+
+def _matches(number: int, previous: str, rows: Mapping[str, Sequence[Row]], digest: str) -> bool:
+    try:
+        return digest_of(number, previous, rows) == digest
+    except (TypeError, ValueError):  # values of a kind that no writer of ours leaves
+        return False
 
 
 def _verify_bills(connection: sqlite3.Connection, name: str) -> None:

@@ -20,6 +20,9 @@ price. Across plans, one of these rules holds, fixed when the ledger is made.
     which is exact. A study pays release by release. (Smith and Thakurta 2022; Koskela, Tobaben, Honkela
     2023.)
 
+Under the last two a fixed part of delta (``RESERVED``) and an epsilon of 1e-7 are kept for bounds that may
+fail and for the noise sampler, so "delta" and "epsilon" above are what is left of the budget's.
+
 *Formal guarantees.* Whatever is chosen adaptively, all releases that a filter admits are (epsilon, delta)-DP
 together.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -119,7 +120,17 @@ class LedgerFile:
 
         ``identity``, if given, must be the one the ledger was made for.
         """
-        return cls._opened(str(path), identity, "ro" if read_only else "rw", chain.read_head(str(path)))
+        name, mode = str(path), "ro" if read_only else "rw"
+        noted = chain.read_head(name)
+        try:
+            return cls._opened(name, identity, mode, noted)
+        except LedgerError:
+            if noted is not None or not Path(name).is_file():
+                raise
+            time.sleep(0.2)  # another process may just have made the ledger, and not yet noted its head
+            if (noted := chain.read_head(name)) is None:
+                raise
+        return cls._opened(name, identity, mode, noted)
 
     @classmethod
     def accept_head(cls, path: Path | str) -> Head:
@@ -158,7 +169,7 @@ class LedgerFile:
         return ledger
 
     def _check(self, identity: str | None) -> None:
-        rows = self._connection.execute("PRAGMA quick_check").fetchall()
+        rows = self._connection.execute("PRAGMA integrity_check").fetchall()
         if rows != [("ok",)]:
             raise LedgerError(self._name, f"is damaged ({rows[0][0]})", "restore it from a backup")
         meta = dict(self._connection.execute("SELECT key, value FROM meta").fetchall())
