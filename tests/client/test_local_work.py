@@ -45,7 +45,7 @@ def test_the_planned_participations_cost_the_budget_and_never_more(
     granted: float, examples: int, practice: Practice
 ) -> None:
     (phase,) = WORK.phases(TERMS, participant(granted, examples, practice))
-    assert 0.995 <= whole_plan_cost(phase, examples, TERMS.participations) / granted <= 1
+    assert 0.985 <= whole_plan_cost(phase, examples, TERMS.participations) / granted <= 1
 
 
 def test_more_participations_need_more_noise() -> None:
@@ -150,7 +150,7 @@ def test_a_plan_for_the_smallest_claim_never_exceeds_ones_own_budget(own: float)
     work = DpSgd(practice=PRACTICE, clip=1.0, spending="smallest")
     (phase,) = work.phases(TERMS, participant(own))
     cost = whole_plan_cost(phase, 100, TERMS.participations)
-    assert 0.995 <= cost / min(own, TERMS.smallest_epsilon) <= 1
+    assert 0.985 <= cost / min(own, TERMS.smallest_epsilon) <= 1
 
 
 def test_only_a_plan_for_the_largest_claim_is_hypothetical() -> None:
