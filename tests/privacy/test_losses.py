@@ -65,7 +65,7 @@ def test_histories_cost_what_dp_accounting_finds(
 def test_the_quick_bound_lies_a_little_above_the_fine_one(event: Event, adjacency: Adjacency) -> None:
     fine = spend((event,), 1e-6, adjacency=adjacency).epsilon
     quick = quick_epsilon((event,), 1e-6, adjacency=adjacency)
-    assert fine * (1 - 3 * FINE) <= quick <= fine * (1 + 3 * QUICK) + 1e-8
+    assert fine * (1 - 3 * FINE) <= quick <= fine * (1 + 5 * QUICK) + 1e-8
 
 
 @pytest.mark.parametrize("pair", ["sampled", "replaced", "mirrored"])
@@ -114,11 +114,30 @@ def test_very_small_deltas_are_not_lost_to_rounding(delta: float) -> None:
 
 @given(poisson_events(), st.sampled_from([1e-2, 1e-5, 1e-10]))
 @settings(max_examples=10)
-def test_a_wider_stretch_changes_nothing(event: Event, delta: float) -> None:
+def test_a_stretch_down_to_zero_changes_nothing(event: Event, delta: float) -> None:
     plan = [Step(std=event.noise_multiplier, rate=event.sampling_rate, steps=event.steps)]
-    found = [composed(plan, delta, FINE, widening=factor).epsilon(delta) for factor in (1, 2, 5)]
-    known = [value for value in found if value is not None]
-    assert known and max(known) <= min(known) * (1 + 1e-5) + 1e-9
+    whole = composed(plan, delta, FINE, low=0.0).epsilon(delta)
+    curve = composed(plan, delta, FINE)
+    found = curve.epsilon(delta)
+    assert whole is not None
+    if found is not None and found >= curve.low:
+        assert found == pytest.approx(whole, rel=1e-5, abs=1e-9)
+    else:
+        assert whole < curve.low
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps", "delta"),
+    [(0.81, 4.4e-4, 1, 1.8e-8), (1.08, 1.8e-3, 2, 1.1e-8), (0.63, 7e-3, 1, 6.5e-5), (1.37, 1.3e-2, 2, 5e-8)],
+)
+def test_few_steps_with_rare_large_losses_have_a_tight_bound(
+    noise: float, rate: float, steps: int, delta: float, adjacency: Adjacency
+) -> None:
+    """Epsilon lies far below what the moments suggest."""
+    event = Event(noise_multiplier=noise, sampling="poisson", sampling_rate=rate, steps=steps)
+    found = spend((event,), delta, adjacency=adjacency).epsilon
+    assert found == pytest.approx(library_epsilon([event], delta, adjacency), rel=2e-3)
 
 
 @pytest.mark.parametrize("steps", [10**5, 10**7])

@@ -129,7 +129,7 @@ def within(history: Iterable[Event], limit: float, delta: float, *, adjacency: A
     quick = quick_epsilon(events, delta, adjacency=adjacency)
     if quick <= limit:
         return True
-    return quick <= 1.02 * limit and spend(events, delta, adjacency=adjacency).epsilon <= limit
+    return quick <= 1.05 * limit and spend(events, delta, adjacency=adjacency).epsilon <= limit
 
 
 def quick_epsilon(history: Iterable[Event], delta: float, *, adjacency: Adjacency) -> float:

@@ -134,8 +134,8 @@ def _check_sampler(target: float, delta: float, plan: Event) -> None:
     if numbers > MOST_NUMBERS or sampler_delta(numbers, target) > LARGEST_SAMPLER_SHARE * delta:
         raise PrivacyRefusal(
             "calibrate",
-            f"at epsilon = {target} the noise sampler's own distance to the ideal law takes more than a tenth "
-            f"of delta = {delta} over {numbers:.3g} values",
+            f"at epsilon = {target} the noise sampler's own distance to the ideal law takes more than a "
+            f"tenth of delta = {delta} over {numbers:.3g} values",
             "plan fewer steps or parameters, a smaller epsilon, or a larger delta",
         )
 
