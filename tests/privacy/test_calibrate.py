@@ -86,7 +86,7 @@ def test_the_same_holds_for_a_named_accountant(target: float, delta: float, rate
     noises = [calibrate(target, delta, rate, steps, accountant=name) for name in (None, "rdp", "renyi")]
     for name, noise in zip(("rdp", "renyi"), noises[1:], strict=True):
         assert_smallest(target, noise, lambda z, name=name: epsilon(z, rate, steps, delta, accountant=name))
-    assert noises == sorted(noises)
+    assert noises[0] <= min(noises[1:])  # the tightest of all is PLD
 
 
 def test_one_step_and_a_large_epsilon_need_hardly_any_noise() -> None:

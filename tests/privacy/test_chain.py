@@ -266,9 +266,7 @@ def test_a_head_is_written_as_number_and_digest() -> None:
     assert str(Head(number=3, digest="ab")) == "3:ab"
 
 
-def test_a_head_that_is_noted_a_moment_later_is_waited_for(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_that_is_noted_a_moment_later_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between making a ledger and noting its head, another process may already write into it."""
     content = head_path(str(path)).read_bytes()
     head_path(str(path)).unlink()

@@ -32,9 +32,7 @@ def test_an_answer_is_kept_exactly_where_it_was_charged(ledger: SiteLedger) -> N
     assert not ledger.commit("run", [plan("north", releases=2)])
     for round_ in range(2):
         assert ledger.pay_and_answer("run", round_, [charge("north")], b"sent %d" % round_, b"private")
-        assert ledger.answered("run") == Answered(
-            round=round_, payload=b"sent %d" % round_, private=b"private"
-        )
+        assert ledger.answered("run") == Answered(round=round_, payload=b"sent %d" % round_, private=b"private")
     assert not ledger.pay_and_answer("run", 2, [charge("north")], b"sent 2", b"")
     assert not ledger.pay_and_answer("run", 2, [charge("north", bill(11.0))], b"sent 2", b"")
     assert ledger.answered("run") == Answered(round=1, payload=b"sent 1", private=b"private")

@@ -36,7 +36,7 @@ from dpfl.privacy.cache import remembered
 from dpfl.privacy.events import Event, History, Sampling, merged
 from dpfl.privacy.gaussian import gaussian_epsilon
 from dpfl.privacy.published import CLASSIC, classic_epsilon
-from dpfl.privacy.renyi import moments, renyi_costs, renyi_epsilon, unproven_sampling
+from dpfl.privacy.renyi import RESERVED, moments, renyi_costs, renyi_epsilon, unproven_sampling
 
 AccountantName = Literal["pld", "rdp", "renyi"]
 ACCOUNTANTS: tuple[AccountantName, ...] = ("pld", "rdp", "renyi")
@@ -208,7 +208,7 @@ def _curve(
         return lambda value: max(0.0, float(accountant.get_epsilon(value)))
     if name == "renyi":
         costs = renyi_costs(events, adjacency)
-        return lambda value: renyi_epsilon(costs, value)
+        return lambda value: renyi_epsilon(costs, (1 - RESERVED) * value)
     sensitivity = 2.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
     plain = [event for event in events if event.sampling_rate == 1]
     total = math.fsum(event.steps / event.noise_multiplier**2 for event in plain)

@@ -143,9 +143,7 @@ def verify_chain(connection: sqlite3.Connection, name: str) -> Head:
         if stored != number:
             raise LedgerError(name, f"entry {number} of its hash chain is missing", _FORGED)
         if not own or not _matches(number, previous, own, digest):
-            raise LedgerError(
-                name, f"entry {number} of {len(entries) - 1} was changed, deleted or moved", _FORGED
-            )
+            raise LedgerError(name, f"entry {number} of {len(entries) - 1} was changed, deleted or moved", _FORGED)
         previous = digest
     if rows:
         raise LedgerError(name, "holds rows that belong to no entry of its hash chain", _FORGED)

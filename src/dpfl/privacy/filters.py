@@ -10,9 +10,10 @@ price. Across plans, one of these rules holds, fixed when the ledger is made.
     budget. The whole price is taken when the plan is committed, and nothing is given back. (Basic
     composition, which is a filter: Rogers, Roth, Ullman, Vadhan, NeurIPS 2016.)
 ``renyi``
-    Each of the j orders a, fixed beforehand, has delta / j. A release is admitted while for one order
+    Each of the orders a, fixed beforehand, has a share delta_a of delta that follows from the budget alone. A release
+    is admitted while for one order
 
-        sum rho(a) <= epsilon - log((a - 1) / a) + (log(delta / j) + log a) / (a - 1).
+        sum rho(a) <= epsilon - log((a - 1) / a) + (log(delta_a) + log a) / (a - 1).
 
     A study pays release by release. (Feldman and Zrnic, NeurIPS 2021.)
 ``gaussian``
@@ -37,22 +38,15 @@ from typing import Literal, Protocol
 
 from dpfl.core.errors import PrivacyRefusal, unknown_name
 from dpfl.core.types import Adjacency
-from dpfl.privacy.accountant import Spend, quick_epsilon, spend
+from dpfl.privacy.accountant import MOST_NUMBERS, SAMPLER_EPSILON, Spend, quick_epsilon, sampler_delta, spend
 from dpfl.privacy.allowance import largest_that_fits, most_releases
 from dpfl.privacy.bills import Bill
 from dpfl.privacy.gaussian import gaussian_epsilon
-from dpfl.privacy.renyi import ORDERS, gaussian_mu, renyi_costs, renyi_epsilon
+from dpfl.privacy.renyi import ORDERS, RESERVED, gaussian_mu, renyi_admits, renyi_costs, renyi_epsilon
 
 FilterName = Literal["allotments", "renyi", "gaussian"]
 
-RESERVED = {"renyi": 0.1, "gaussian": 1e-3}
-"""The part of delta that is kept for failures of a bound and for the noise sampler, whether needed or not.
-
-Both depend on what is released, and a share that were chosen afterwards would not be fixed beforehand.
-"""
-
-SAMPLER_EPSILON = 1e-7
-MOST_NUMBERS = 10**12
+_RESERVED: dict[str, float] = {"renyi": RESERVED, "gaussian": 1e-3}
 # Relative: sums of floats are compared on the safe side; shares of one delta may add up to it.
 _ROUNDING = 1e-12
 
@@ -196,12 +190,8 @@ class Renyi:
         """Whether for one order the summed costs stay within what that order's share of delta leaves."""
         if not _within_reserve(self.name, portions, limit.epsilon, limit.delta):
             return False
-        epsilon = limit.epsilon - SAMPLER_EPSILON
-        log_share = math.log(_kept(self.name, limit.delta) / len(ORDERS))
-        return any(
-            cost <= epsilon - math.log((order - 1) / order) + (log_share + math.log(order)) / (order - 1)
-            for order, cost in zip(ORDERS, _renyi_costs(portions, limit.adjacency), strict=True)
-        )
+        costs = _renyi_costs(portions, limit.adjacency)
+        return renyi_admits(costs, limit.epsilon - SAMPLER_EPSILON, _kept(self.name, limit.delta))
 
     def most(self, portions: Sequence[Portion], new: Portion, limit: Limit) -> int:
         """Count by bisection: every question is a sum."""
@@ -266,18 +256,15 @@ def _renyi_costs(portions: Sequence[Portion], adjacency: Adjacency) -> tuple[flo
 
 def _kept(name: FilterName, delta: float) -> float:
     """Return the part of delta that the filter itself works with; the sampler stretches it by exp(5e-8)."""
-    return delta * (1 - RESERVED[name]) * (1 - 1e-7)
+    return delta * (1 - _RESERVED[name]) * (1 - 1e-7)
 
 
 def _within_reserve(name: FilterName, portions: Sequence[Portion], epsilon: float, delta: float) -> bool:
     """Whether failure probabilities and the sampler's own part stay within what is reserved of delta."""
     events = [(event, event.steps * portion.count) for portion in portions for event in portion.bill.events]
     failure = math.fsum(event.failure * steps for event, steps in events)
-    numbers = sum(getattr(event, "numbers", 0) * steps for event, steps in events)
-    if numbers > MOST_NUMBERS or (numbers and epsilon > 600):
-        return False
-    sampler = (1 + math.exp(epsilon)) * (1.53e-23 * numbers + 1e-16) if numbers else 0.0
-    return failure + sampler <= RESERVED[name] * delta
+    numbers = sum(event.numbers * steps for event, steps in events)
+    return numbers <= MOST_NUMBERS and failure + sampler_delta(numbers, epsilon) <= _RESERVED[name] * delta
 
 
 def _with_reserve(name: FilterName, portions: Sequence[Portion], epsilon: float, delta: float) -> float:
