@@ -220,7 +220,7 @@ def test_the_renyi_filter_holds_each_order_against_its_own_share_of_delta() -> N
         assert by_hand < spent.epsilon <= by_hand + 1e-6
         assert spent.epsilon >= renyi_epsilon(costs, DELTA)
         assert spent.epsilon > spend((event.times(count),), DELTA, adjacency=AR).epsilon
-        for limit, fits in ((by_hand * 1.0001, True), (by_hand * 0.97, False)):
+        for limit, fits in ((by_hand * 1.0001, True), (by_hand * 0.9999, False)):
             assert rule.admits(portions, Limit(epsilon=limit, delta=DELTA, adjacency=AR)) == fits
 
 
@@ -228,7 +228,7 @@ def test_the_renyi_filter_keeps_failures_within_their_share_of_delta() -> None:
     event = Event(noise_multiplier=50.0, failure=DELTA / 1000)
     what = Bill(unit=Unit.RECORD, adjacency=AR, events=(event,))
     limit = Limit(epsilon=2.0, delta=DELTA, adjacency=AR)
-    assert filter_named("renyi").most([], Portion(bill=what, count=500), limit) in (9, 10)
+    assert filter_named("renyi").most([], Portion(bill=what, count=500), limit) == 5
     assert filter_named("renyi").spent([Portion(bill=what, count=11)], DELTA, AR).epsilon == math.inf
 
 

@@ -319,7 +319,7 @@ class Coordinator:
         write_safely(self.place.path / OPENED, json.dumps({"round": state.round}).encode())
         plan = open_round(agreement, state, run, lambda site: self.willing.get(site, False))
         if plan.over:
-            return state, plan.over
+            return state, plan.over.replace("client", "site")
         header = self._header(TRAIN, terms=terms_to_dict(agreement.terms), round=state.round)
         asked = {
             self.nodes[site]: Letter(header=header, payload=plan.downloads[site])

@@ -145,6 +145,7 @@ class Site:
                 epsilon=budget.epsilon if budget else float("inf"),
                 delta=budget.delta if budget else 0.0,
                 examples=shard.examples,
+                accountant=budget.accountant if budget else None,
             ),
             practice=self.file.own_practice(),
             inputs=federation.inputs,

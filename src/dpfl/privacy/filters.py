@@ -38,13 +38,16 @@ from typing import Literal, Protocol
 
 from dpfl.core.errors import PrivacyRefusal, unknown_name
 from dpfl.core.types import Adjacency
-from dpfl.privacy.accountant import MOST_NUMBERS, SAMPLER_EPSILON, Spend, quick_epsilon, sampler_delta, spend
+from dpfl.privacy.accountant import SAMPLER_EPSILON, Spend, quick_epsilon, sampler_delta, spend
 from dpfl.privacy.allowance import largest_that_fits, most_releases
 from dpfl.privacy.bills import Bill
 from dpfl.privacy.gaussian import gaussian_epsilon
 from dpfl.privacy.renyi import ORDERS, RESERVED, gaussian_mu, renyi_admits, renyi_costs, renyi_epsilon
 
 FilterName = Literal["allotments", "renyi", "gaussian"]
+
+MOST_FILTERED = 10**10
+"""Most noise values that a ledger with a filter covers: some ten thousand rounds of a model of a million parameters."""
 
 _RESERVED: dict[str, float] = {"renyi": RESERVED, "gaussian": 1e-3}
 # Relative: sums of floats are compared on the safe side; shares of one delta may add up to it.
@@ -161,8 +164,11 @@ class Gaussian:
 
     def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
         """Whether the summed squared mu stays within that of the limit."""
-        epsilon, delta = limit.epsilon - SAMPLER_EPSILON, _kept(self.name, limit.delta)
-        if epsilon <= 0 or not _within_reserve(self.name, portions, limit.epsilon, limit.delta):
+        epsilon, delta = (
+            min(limit.epsilon, _ceiling(self.name, limit.delta)) - SAMPLER_EPSILON,
+            _kept(self.name, limit.delta),
+        )
+        if epsilon <= 0 or not _within_reserve(self.name, portions, limit.delta):
             return False
         return _mu_squared(portions, limit.adjacency) <= _gaussian_mu(epsilon, delta) ** 2
 
@@ -188,10 +194,12 @@ class Renyi:
 
     def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
         """Whether for one order the summed costs stay within what that order's share of delta leaves."""
-        if not _within_reserve(self.name, portions, limit.epsilon, limit.delta):
+        if not _within_reserve(self.name, portions, limit.delta):
             return False
         costs = _renyi_costs(portions, limit.adjacency)
-        return renyi_admits(costs, limit.epsilon - SAMPLER_EPSILON, _kept(self.name, limit.delta))
+        return renyi_admits(
+            costs, min(limit.epsilon, _ceiling(self.name, limit.delta)) - SAMPLER_EPSILON, _kept(self.name, limit.delta)
+        )
 
     def most(self, portions: Sequence[Portion], new: Portion, limit: Limit) -> int:
         """Count by bisection: every question is a sum."""
@@ -259,12 +267,20 @@ def _kept(name: FilterName, delta: float) -> float:
     return delta * (1 - _RESERVED[name]) * (1 - 1e-7)
 
 
-def _within_reserve(name: FilterName, portions: Sequence[Portion], epsilon: float, delta: float) -> bool:
-    """Whether failure probabilities and the sampler's own part stay within what is reserved of delta."""
+def _ceiling(name: FilterName, delta: float) -> float:
+    """Return the largest epsilon that the filter works with: beyond it, the sampler would use up its part of delta.
+
+    A budget with a larger epsilon is held to this one. It depends on public numbers alone, as everything fixed beforehand.
+    """
+    return math.log(_RESERVED[name] * delta / 2 / sampler_delta(MOST_FILTERED, 0.0))
+
+
+def _within_reserve(name: FilterName, portions: Sequence[Portion], delta: float) -> bool:
+    """Whether failure probabilities and the number of noise values stay within what is reserved for them."""
     events = [(event, event.steps * portion.count) for portion in portions for event in portion.bill.events]
     failure = math.fsum(event.failure * steps for event, steps in events)
     numbers = sum(event.numbers * steps for event, steps in events)
-    return numbers <= MOST_NUMBERS and failure + sampler_delta(numbers, epsilon) <= _RESERVED[name] * delta
+    return numbers <= MOST_FILTERED and failure <= _RESERVED[name] * delta / 2
 
 
 def _with_reserve(name: FilterName, portions: Sequence[Portion], epsilon: float, delta: float) -> float:
@@ -272,4 +288,4 @@ def _with_reserve(name: FilterName, portions: Sequence[Portion], epsilon: float,
     if not any(portion.count for portion in portions):
         return 0.0
     total = epsilon + SAMPLER_EPSILON
-    return total if _within_reserve(name, portions, total, delta) else math.inf
+    return total if total <= _ceiling(name, delta) and _within_reserve(name, portions, delta) else math.inf

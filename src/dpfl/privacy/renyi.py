@@ -20,6 +20,7 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from dpfl.core.errors import PrivacyRefusal
@@ -74,18 +75,17 @@ def renyi_costs(history: Iterable[Event], adjacency: Adjacency) -> tuple[float, 
 
 
 def renyi_epsilon(costs: Sequence[float], delta: float) -> float:
-    """Return an epsilon for which the filter of budget (epsilon, delta) admits these costs, about the smallest.
+    """Return the smallest epsilon from which on every filter of a budget (epsilon, delta) admits these costs.
 
     >>> round(renyi_epsilon(renyi_costs((Event(noise_multiplier=4.0),), Adjacency.ADD_REMOVE), 1e-5), 3)
     1.019
     """
-    # Each order in turn as the main one; what it gives counts if it is the main one of the budget it gives.
-    found = [_bound(costs, order, delta) for order in ORDERS]
-    admitted = [value for value in found if math.isfinite(value) and renyi_admits(costs, value, delta)]
-    if admitted:
-        return min(admitted)
-    largest = max((value for value in found if math.isfinite(value)), default=math.inf)
-    return largest if renyi_admits(costs, largest, delta) else math.inf
+    smallest = 0.0
+    for main, low, high in _main_orders(delta):
+        bound = _bound(costs, main, delta)
+        if bound > low:  # budgets from ``low`` to the bound, as far as this order is their main one, do not admit them
+            smallest = max(smallest, min(bound, high))
+    return smallest
 
 
 def renyi_admits(costs: Sequence[float], epsilon: float, delta: float) -> bool:
@@ -96,8 +96,33 @@ def renyi_admits(costs: Sequence[float], epsilon: float, delta: float) -> bool:
     """
     if not math.isfinite(epsilon):
         return False
-    best = max(ORDERS, key=lambda order: (epsilon - _conversion(order, MAIN_SHARE * delta)) / order)
-    return _bound(costs, best, delta) <= epsilon
+    main = next(order for order, _, high in _main_orders(delta) if epsilon <= high)
+    return _bound(costs, main, delta) <= epsilon
+
+
+@lru_cache(maxsize=1024)
+def _main_orders(delta: float) -> tuple[tuple[float, float, float], ...]:
+    """For which epsilons each order is the main one: (order, from, to), in rising order of epsilon.
+
+    An order a is best for Gaussian releases where (epsilon - conversion(a)) / a is largest: an envelope of lines.
+    """
+    cost = {order: _conversion(order, MAIN_SHARE * delta) for order in ORDERS}
+
+    def crossing(one: float, other: float) -> float:
+        return (cost[one] * other - cost[other] * one) / (other - one)
+
+    found: list[tuple[float, float, float]] = []
+    main, low = ORDERS[-1], 0.0
+    for candidate in reversed(ORDERS):
+        if (low - cost[candidate]) / candidate > (low - cost[main]) / main:
+            main = candidate
+    while True:
+        ahead = [(crossing(main, order), order) for order in ORDERS if order < main and crossing(main, order) > low]
+        high, following = min(ahead, default=(math.inf, main))
+        found.append((main, low, high))
+        if not ahead:
+            return tuple(found)
+        main, low = following, high
 
 
 def _bound(costs: Sequence[float], main: float, delta: float) -> float:
