@@ -13,6 +13,9 @@ from dpfl.privacy.bills import Bill, tab_of
 from dpfl.privacy.filters import Limit, Portion
 from dpfl.privacy.readings import OWN, Readings
 
+POPULATION = "population:"
+"""How the names of populations begin."""
+
 PlanKey = tuple[str, str, str]  # run, account, observer
 
 
@@ -98,6 +101,8 @@ class Admission(Readings):
         Members with equal budgets in the same populations, and with no plan or charge of their own that their
         budget is held against, have the same history.
         """
+        if not account.startswith(POPULATION):
+            return [account]
         own = """EXISTS (SELECT 1 FROM {} AS c WHERE c.account = m.account AND (c.observer = g.observer
             OR (g.observer = 'world' AND NOT EXISTS (SELECT 1 FROM plans AS w WHERE w.observer = 'world'
                 AND w.run = c.run AND w.account IN (

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dpfl.core.errors import LedgerError
 from dpfl.core.types import Budget, Observer, Unit
-from dpfl.privacy.admission import Admission, written
+from dpfl.privacy.admission import POPULATION, Admission, written
 from dpfl.privacy.bills import Charge, PrivacyPlan
 from dpfl.privacy.chain import Entry, Row
 from dpfl.privacy.filters import FilterName
@@ -92,7 +92,7 @@ class Ledger(Admission):
 
     def population(self, accounts: Sequence[str]) -> str:
         """Name the account of clients that are always charged alike; membership is stored once."""
-        name = "population:" + hashlib.sha256(json.dumps(sorted(accounts)).encode()).hexdigest()[:32]
+        name = POPULATION + hashlib.sha256(json.dumps(sorted(accounts)).encode()).hexdigest()[:32]
         self._covered.clear()
         with self._transaction() as entry:
             query = "SELECT 1 FROM members WHERE population = ? LIMIT 1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -43,12 +44,12 @@ class Agreement:
             self._bills[key] = self.strategy.bill(observer, phases, participant.examples, self.terms)
         return self._bills[key]
 
-    @property
+    @cached_property
     def bills_world(self) -> bool:
         """Whether the world is billed apart: not where the guarantee is made before anything leaves a client."""
         return self.strategy.unit is Unit.CLIENT and self.strategy.observer is not Observer.NOBODY
 
-    @property
+    @cached_property
     def amplified(self) -> bool:
         """Whether the world's bill counts on the secrecy of who was drawn: then everyone eligible pays it."""
         return self.bills_world and self.strategy.amplifies(Observer.WORLD)
@@ -86,14 +87,14 @@ class Run:
 
     def affordable_at_first(self, client: str, bill: Bill, seen_by: frozenset[Observer]) -> bool:
         """Whether the budget of a client that has committed to nothing yet covers one round: asked once."""
-        key = (client, bill, seen_by)
+        key = (client, seen_by)
         if key not in self._answers:
             self._answers[key] = self.ledger.affordable_releases(client, bill, seen_by, 1) > 0
         return self._answers[key]
 
     def still_planned(self, round_: int, account: str, observer: Observer, bill: Bill) -> bool:
         """Whether an account's plan covers this round: asked once a round."""
-        key = (round_, account, observer, bill)
+        key = (round_, account, observer)
         if key not in self._answers:
             self._answers[key] = self.ledger.can_release(self.name, round_, account, observer, bill)
         return self._answers[key]

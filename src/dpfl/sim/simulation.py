@@ -19,6 +19,7 @@ from dpfl.core.version import __version__
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Evaluation
 from dpfl.models import check_model
+from dpfl.privacy.bills import Bill
 from dpfl.privacy.statement import Statement, statement
 from dpfl.protocols import TRUE_NOISE
 from dpfl.rounds import Agreement, Run, Uplink, admit, affords, blocks_of, close_round, enrol, first_state, open_round
@@ -96,6 +97,7 @@ class Simulation:
         self.evaluate_every = evaluate_every
         self.folder = folder
         self.digest = digest
+        self._costs: dict[str, list[tuple[Bill, frozenset[Observer]]]] = {}
         self.timings: list[dict[str, float]] = []
         self.agreement: Agreement = enrol(strategy, {c: m.claims for c, m in self.members.items()}, rounds, self.layout)
         self.strategy = strategy = self.agreement.strategy  # with nothing left open
@@ -216,7 +218,9 @@ class Simulation:
         """Ask a member whether its own ledger covers this round."""
 
         def willing(client: str) -> bool:
-            costs = self.agreement.bills(self.members[client].participant)
+            if client not in self._costs:
+                self._costs[client] = self.agreement.bills(self.members[client].participant)
+            costs = self._costs[client]
             return all(affords(self.agreement, self.run_, round_, client, bill, seen_by) for bill, seen_by in costs)
 
         return willing
