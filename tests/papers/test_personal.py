@@ -44,8 +44,16 @@ from dpfl.sim.train import run_experiment
 from dpfl.wire.payload import decode_upload
 
 HABITS = {"lr": 0.3, "clip": 0.02, "batch_size": 8, "local_steps": 3, "noise_multiplier": 20.0}
-QUIET = {"lr": 0.2, "clip": 1e3, "batch_size": 100, "local_steps": 3, "noise_multiplier": 1e-10}  # whole batches
-TERMS = Terms(rounds=5, population=8, expected_cohort=4.0, participations=3, smallest_epsilon=1, largest_epsilon=1, parameters=10)
+QUIET = {"lr": 0.2, "clip": 1e3, "batch_size": 100, "local_steps": 3, "noise_multiplier": 0.01}  # whole batches
+TERMS = Terms(
+    rounds=5,
+    population=8,
+    expected_cohort=4.0,
+    participations=3,
+    smallest_epsilon=1,
+    largest_epsilon=1,
+    parameters=10,
+)
 LAYOUT = Layout.of({"0.weight": torch.zeros(4, 5), "0.bias": torch.zeros(4), "2.weight": torch.zeros(3, 4)})
 
 
