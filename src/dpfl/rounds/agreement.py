@@ -157,7 +157,9 @@ def enrol(strategy: Strategy, claims: Mapping[str, Claims], rounds: int, layout:
     for _, plug in strategy.slots():
         terms = plug.agree(terms, claims)
     strategy, terms = strategy.settled(terms, claims)
-    if strategy.personal is not None:  # refuse a model that cannot be parted before anyone pays for it
+    # What could not be sent, or a model that cannot be parted, is refused before anyone pays for it.
+    strategy.upload_grid(strategy.selection.cohort_size(population) or 1)
+    if strategy.personal is not None:
         strategy.personal.merge(torch.zeros(layout.size), None, layout)
     return Agreement(strategy=strategy, terms=terms, layout=layout, claims=dict(claims))
 
