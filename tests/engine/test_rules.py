@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.engine import rules
+from dpfl.engine import convolutions, pieces, rules
 from dpfl.engine.bookkeeping import Booked, NotBookable, bookable, clipped_sum
 from dpfl.engine.one_by_one import OneByOne
 
@@ -181,36 +181,50 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
     """Fill a set with (how patches are copied, how norms are taken), while convolutions run."""
     taken: set[tuple[str, str]] = set()
     copied = ["linear"]
-    planes, patches, products = rules._planes, rules._patches, rules._products
+    planes, patches, products = convolutions._planes, convolutions._patches, pieces.products
+    one_convolution = convolutions._one_convolution
 
-    def spy_planes(*arguments: object) -> list[Tensor]:
+    def spy_one_convolution(*arguments: object) -> pieces.Piece:
+        taken.add(("one convolution", "written"))
+        return one_convolution(*arguments)  # type: ignore[arg-type]
+
+    def spy_planes(*arguments: object, **options: object) -> Tensor:
         copied[0] = "planes"
-        return planes(*arguments)  # type: ignore[arg-type]
+        return planes(*arguments, **options)  # type: ignore[arg-type]
 
     def spy_patches(*arguments: object) -> list[Tensor]:
         found = patches(*arguments)  # type: ignore[arg-type]
         copied[0] = "strips" if len(found) > 1 else "full"
         return found
 
-    def spy_products(blocks: list[Tensor], d: Tensor) -> object:
+    def spy_products(blocks: list[Tensor], d: Tensor, *others: Tensor) -> object:
         inputs, (records, positions, outputs) = sum(a.shape[2] for a in blocks), d.shape
         if positions == 1:
             norms = "factored"
-        elif rules._by_gram(positions, inputs, outputs) or records * inputs * outputs > rules._MOST_NUMBERS:
+        elif not pieces.written_out(records, positions, inputs, outputs):
             norms = "gram"
         else:
             norms = "written, transposed" if len(blocks) == 1 and blocks[0].stride(1) == 1 else "written"
         taken.add((copied[0], norms))
         copied[0] = "linear"
-        return products(blocks, d)
+        return products(blocks, d, *others)
 
-    monkeypatch.setattr(rules, "_planes", spy_planes)
-    monkeypatch.setattr(rules, "_patches", spy_patches)
-    monkeypatch.setattr(rules, "_products", spy_products)
+    monkeypatch.setattr(convolutions, "_one_convolution", spy_one_convolution)
+    monkeypatch.setattr(convolutions, "_planes", spy_planes)
+    monkeypatch.setattr(convolutions, "_patches", spy_patches)
+    monkeypatch.setattr(convolutions, "products", spy_products)
+    monkeypatch.setattr(rules, "products", spy_products)
     return taken
 
 
 CONVOLUTIONS: dict[tuple[str, str], list[tuple[tuple[int, int], tuple[int, int], tuple[int, int], dict[str, object]]]] = {
+    ("one convolution", "written"): [
+        ((16, 32), (14, 14), (5, 5), {"padding": 2}),
+        ((8, 16), (11, 12), (3, 5), {"stride": (2, 1), "padding": (0, 1), "bias": False}),
+        ((48, 32), (14, 13), (3, 3), {"groups": 2, "padding": 1}),
+        ((24, 16), (15, 14), (3, 2), {"dilation": (1, 2)}),
+        ((16, 16), (13, 14), (3, 3), {"stride": 2, "padding": 1}),
+    ],
     ("planes", "factored"): [
         ((2, 5), (3, 4), (3, 4), {}),
         ((24, 24), (2, 2), (2, 2), {"groups": 3}),
@@ -279,12 +293,35 @@ def test_what_does_not_fit_is_done_in_pieces_by_gram_matrices(
     way: tuple[str, str], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Strips are asked for their Gram matrices only here."""
-    monkeypatch.setattr(rules, "_MOST_NUMBERS", most)
+    monkeypatch.setattr(pieces, "MOST_NUMBERS", most)
     taken = ways(monkeypatch)
     for seed, (channels, size, kernel, options) in enumerate(CONVOLUTIONS[way]):
         agree(conv(seed, channels, size, kernel, **options), draw(seed, 5, channels[0], *size), 0.3)
-    if most == 1:
+    if most == 1 and way[0] != "one convolution":
         assert taken - {("linear", "factored")} == {(way[0], "factored" if way[1] == "factored" else "gram")}
+
+
+@pytest.mark.parametrize("odd", [0.0, 1e30, float("inf"), float("nan")])
+def test_records_in_one_convolution_do_not_touch_each_other(odd: float) -> None:
+    """Bit for bit, whatever lies in the group beside, and however many there are."""
+    layer = nn.Conv2d(16, 32, 5, padding=2)
+    a, d = draw(0, 5, 16, 14, 14), draw(1, 5, 32, 14, 14)
+    if not convolutions._in_one_convolution(layer, a, d):
+        pytest.skip("this machine has no fast convolutions of many groups")
+    own = torch.tensor([0.0, 1.0, 0.0])
+
+    def record(a: Tensor, d: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.no_grad():
+            piece = convolutions.conv2d(layer, a, d)
+            found = piece.weighted(factor)
+        return piece.squares[1], found["weight"], found["bias"]
+
+    alone = record(a[:3], d[:3], own)
+    assert all(map(torch.equal, alone, record(a, d, torch.cat([own, torch.zeros(2)]))))
+    beside, slopes = a[:3].clone(), d[:3].clone()
+    beside[0], slopes[2] = odd, odd
+    with torch.no_grad():
+        assert torch.equal(alone[0], convolutions.conv2d(layer, beside, slopes).squares[1])
 
 
 @pytest.mark.parametrize("layout", ["flipped", "every other row", "a window", "one record many times"])
@@ -326,7 +363,7 @@ def test_both_ways_of_taking_norms_give_the_same_for_any_shape(
 ) -> None:
     model = made(lambda: Head(nn.Linear(inputs, outputs), (positions, inputs)), seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rules, "_by_gram", lambda *_: gram)
+        patch.setattr(pieces, "by_gram", lambda *_: gram)
         agree(model, draw(seed, batch, positions, inputs), clip)
 
 

@@ -37,29 +37,30 @@ def clip(vector: Tensor, bound: float) -> Tensor:
 
 
 _RUN = 256  # squares added up in single precision
+_LONG = 2048  # numbers from which runs are worth their fixed cost
 _SMALL = 1e-18  # below, squares of float32 numbers may have vanished
 
 
 def squared_norms(x: Tensor) -> Tensor:
     """Squared norm over the last axis, in double precision, at nearly the price of single precision.
 
-    Runs of 256 squares are added up in float32 (any order: the norm is at most 8e-6 off, within the margin of
-    :func:`clip_factor`), the runs in double. A vector whose float32 squares could have under- or overflowed is done in
-    double alone.
+    In long vectors, runs of 256 squares are added up in float32 (any order: the norm is at most 8e-6 off, within the
+    margin of :func:`clip_factor`), the runs in double. A vector whose float32 squares could have under- or overflowed is
+    done in double alone.
     """
-    length = x.shape[-1] // _RUN * _RUN
 
     def double(part: Tensor) -> Tensor:
         norms: Tensor = torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64)
-        return norms.square()
+        return norms.square_()
 
-    if length == 0 or x.numel() == 0 or x.dtype is not torch.float32:
+    if x.shape[-1] < _LONG or x.numel() == 0 or x.dtype is not torch.float32:
         return double(x)
-    runs = torch.linalg.vector_norm(x[..., :length].reshape(*x.shape[:-1], -1, _RUN), dim=-1)
-    squares = double(runs)
+    length = x.shape[-1] // _RUN * _RUN
+    squares = double(torch.linalg.vector_norm(x[..., :length].unflatten(-1, (-1, _RUN)), dim=-1))
     if length < x.shape[-1]:
-        squares = squares + double(x[..., length:])
-    odd = ~((squares > _SMALL) & (squares < torch.inf))
-    if bool(odd.any()):
+        squares += double(x[..., length:])
+    least, largest = torch.aminmax(squares)  # not a number wherever one is
+    if not (float(least) > _SMALL and float(largest) < torch.inf):
+        odd = ~((squares > _SMALL) & (squares < torch.inf))
         squares[odd] = double(x[odd])
     return squares

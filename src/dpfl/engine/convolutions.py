@@ -1,0 +1,170 @@
+"""The rule of convolutions: a dense layer on patches, whichever way of forming patches costs least.
+
+| way | where | what is copied |
+|---|---|---|
+| one convolution | few outputs, channels in eights | nothing: a record is a group of one large convolution's backward |
+| planes | few channels, no column skipped | one shifted copy of the image for every entry of the kernel |
+| strips | many channels, nothing skipped | patches of one row of the kernel, and the other rows are views of them |
+| full | the rest | every patch |
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dpfl.engine.pieces import (
+    Gradients,
+    Piece,
+    added,
+    by_gram,
+    of_weight_and_bias,
+    products,
+    squared,
+    weighted_sum,
+    written_out,
+)
+
+_WIDE = 64  # columns from which a product with one row of the kernel is as fast as one with all of it
+_NARROW = 32  # outputs up to which a convolution is faster than products of matrices
+
+
+def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
+    """A convolution: a dense layer on patches, group by group. Channels are the innermost axis of every copy."""
+    records, groups = len(a), layer.groups
+    each, outputs = layer.in_channels // groups, layer.out_channels // groups
+    if _in_one_convolution(layer, a, d):
+        return _one_convolution(layer, a, d)
+    if _in_planes(layer, each):
+        return _by_planes(layer, a, d)
+    a = _padded(layer, a).permute(0, 2, 3, 1).contiguous()
+    slopes = d.permute(0, 2, 3, 1).reshape(records, -1, layer.out_channels)
+    pairs = []
+    for g in range(groups):
+        own = a if groups == 1 else a[..., g * each : (g + 1) * each].contiguous()
+        mine = slopes[..., g * outputs : (g + 1) * outputs].contiguous()
+        pairs.append(products(_patches(layer, own, mine.shape[1], outputs), mine))
+
+    def weight(factor: Tensor) -> Tensor:
+        found = torch.cat([w(factor) for _, w in pairs])
+        return found.reshape(layer.out_channels, *layer.kernel_size, each).permute(0, 3, 1, 2)
+
+    bias = None if layer.bias is None else slopes.sum(dim=1)
+    return of_weight_and_bias(added(s for s, _ in pairs), weight, bias, layer.weight.shape)
+
+
+@cache
+def _has_fast_groups() -> bool:
+    """Whether this machine's convolutions of many groups have a kernel of their own (oneDNN on x86)."""
+    return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+
+
+def _in_one_convolution(layer: nn.Conv2d, a: Tensor, d: Tensor) -> bool:
+    each, outputs = layer.in_channels // layer.groups, layer.out_channels // layer.groups
+    (kh, kw), positions = layer.kernel_size, d.shape[2] * d.shape[3]
+    return (
+        a.device.type == "cpu"
+        and a.dtype is torch.float32
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+        and kh * kw > 1
+        and each % 8 == 0
+        and outputs % 16 == 0
+        and outputs <= _NARROW
+        and positions > 1
+        and written_out(len(a), positions, kh * kw * each, outputs)
+        and _has_fast_groups()
+    )
+
+
+def _one_convolution(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
+    """Per-record gradients as the weight's gradient of one convolution that has a group (or several) for every record."""
+    records, biased = len(a), layer.bias is not None
+    channels = records * layer.out_channels
+    shape_only = layer.weight.new_empty(1).expand(channels, *layer.weight.shape[1:])
+    _, weight, bias = torch.ops.aten.convolution_backward(
+        d.reshape(1, channels, *d.shape[2:]), a.reshape(1, -1, *a.shape[2:]), shape_only, [channels] if biased else None,
+        layer.stride, layer.padding, layer.dilation, False, [0, 0], records * layer.groups, [False, True, biased],
+    )  # fmt: skip
+    weight = weight.view(records, -1)
+    return of_weight_and_bias(
+        squared(weight),
+        lambda factor: weighted_sum(factor, weight),
+        bias.view(records, -1) if biased else None,
+        layer.weight.shape,
+    )
+
+
+def _padded(layer: nn.Conv2d, a: Tensor) -> Tensor:
+    """Padded as the layer pads."""
+    if layer.padding_mode != "zeros":
+        return F.pad(a, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+    if layer.padding == "valid" or not any(layer._reversed_padding_repeated_twice):
+        return a
+    return F.pad(a, layer._reversed_padding_repeated_twice)
+
+
+def _in_planes(layer: nn.Conv2d, channels: int) -> bool:
+    """Whether whole rows of the image are the longest stretches to copy: few channels, and no column skipped."""
+    return layer.stride[1] == 1 and layer.kernel_size[1] * channels < _WIDE
+
+
+def _by_planes(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
+    """Output positions are the innermost axis of every copy; a bias is one more input, of value 1."""
+    groups, biased = layer.groups, layer.bias is not None
+    each, outputs = layer.in_channels // groups, layer.out_channels // groups
+    a = _padded(layer, a)
+    slopes = d.permute(0, 2, 3, 1).reshape(len(a), -1, layer.out_channels)
+    pairs = [
+        products(
+            [_planes(layer, a[:, g * each : (g + 1) * each].contiguous(), biased=biased)],
+            slopes[..., g * outputs : (g + 1) * outputs].contiguous(),
+        )
+        for g in range(groups)
+    ]
+
+    def weighted(factor: Tensor) -> Gradients:
+        found = torch.cat([w(factor) for _, w in pairs])
+        inputs = layer.weight[0].numel()
+        weight = {"weight": found[:, :inputs].reshape(layer.weight.shape)}
+        return {**weight, "bias": found[:, inputs]} if biased else weight
+
+    return Piece(added(s for s, _ in pairs), weighted)
+
+
+def _planes(layer: nn.Conv2d, a: Tensor, *, biased: bool) -> Tensor:
+    """Patches with output positions innermost: one shifted copy of the image for every entry of the kernel."""
+    (kh, kw), (sh, _), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+    records, channels, height, width = a.shape
+    rows, columns = (height - dh * (kh - 1) - 1) // sh + 1, width - dw * (kw - 1)
+    shape, strides = (
+        (records, channels, kh, kw, rows, columns),
+        (a.stride(0), a.stride(1), dh * width, dw, sh * width, 1),
+    )
+    inputs = channels * kh * kw
+    planes = a.new_empty(records, inputs + biased, rows * columns)
+    planes[:, :inputs].view(shape).copy_(a.as_strided(shape, strides))
+    if biased:
+        planes[:, inputs] = 1.0
+    return planes.transpose(1, 2)
+
+
+def _patches(layer: nn.Conv2d, a: Tensor, positions: int, outputs: int) -> list[Tensor]:
+    """Copy the patch under every output position, by strides: several times faster than ``F.unfold``.
+
+    Patches of neighbouring output rows share all but one row of the kernel. Where nothing skips, patches of one kernel
+    row are copied once and every row of the kernel is a view of them: a fifth of the copying for a 5 x 5 kernel.
+    """
+    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+    records, height, width, channels = a.shape
+    rows, columns = (height - dh * (kh - 1) - 1) // sh + 1, (width - dw * (kw - 1) - 1) // sw + 1
+    rs, hs, ws, _ = a.stride()
+    wide = kw * channels
+    if sh == dh == dw == 1 and kh > 1 and wide >= _WIDE and not by_gram(positions, kh * wide, outputs):
+        strips = a.as_strided((records, height, columns, wide), (rs, hs, sw * ws, 1)).contiguous()
+        return [strips[:, i : i + rows].flatten(1, 2) for i in range(kh)]
+    view = a.as_strided((records, rows, columns, kh, kw, channels), (rs, sh * hs, sw * ws, dh * hs, dw * ws, 1))
+    return [view.reshape(records, rows * columns, kh * wide)]

@@ -1,0 +1,158 @@
+"""What the rules of layers are made of: squared norms and weighted sums of per-record gradients.
+
+Squares are added up in double precision: their float32 sums under- and overflow where the gradient itself does not.
+
+*What rounding may add.* Where per-record gradients are written out, the clipped vector is the very one whose norm was
+taken; they are added up in single precision ``SUMMANDS`` records at a time and from there in double. Where they are not
+(two Gram matrices, embeddings), records and positions are added up in double precision from the start, because
+positions may cancel and single precision would then lose more than the clip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpfl.core.grid import SUMMANDS
+from dpfl.core.linalg import squared_norms
+
+MOST_NUMBERS = 1 << 24  # entries of per-record gradients or patches held at once
+
+Gradients = dict[str, Tensor]
+Weighted = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class Piece:
+    """What one layer keeps between its squared norms and its weighted sum.
+
+    ``of_inputs``, where a layer gives it, are the squared norms of its input: a record with too large a one is taken out.
+    """
+
+    squares: Tensor
+    weighted: Callable[[Tensor], Gradients]
+    of_inputs: Tensor | None = None
+
+
+def squared(x: Tensor) -> Tensor:
+    """Squared norm of each record, in double precision."""
+    return squared_norms(x.flatten(1))
+
+
+def by_gram(positions: int, inputs: int, outputs: int) -> bool:
+    """Whether two T x T Gram matrices are cheaper than writing out and reading again what has the weight's size."""
+    return positions**2 * (inputs + outputs) < 32 * inputs * outputs
+
+
+def written_out(records: int, positions: int, inputs: int, outputs: int) -> bool:
+    """Whether per-record gradients are formed: cheaper than Gram matrices, and they fit into memory."""
+    return not by_gram(positions, inputs, outputs) and records * inputs * outputs <= MOST_NUMBERS
+
+
+def products(blocks: list[Tensor], d: Tensor, of_inputs: Tensor | None = None) -> tuple[Tensor, Weighted]:
+    """Squared norms and weighted sum of sum_t d_t a_t^T, for d (B, T, out) and a (B, T, in) in blocks of columns.
+
+    With one position the norm factors. With few positions and a large weight, norms come from two T x T Gram matrices
+    (nothing of the weight's size is written); else per-record gradients are formed once and serve both. ``of_inputs`` are
+    the squared norms of a, where they are known.
+    """
+    records, positions, outputs = d.shape
+    inputs = sum(a.shape[2] for a in blocks)
+    if positions == 1:
+        of_inputs = added(squared(a) for a in blocks) if of_inputs is None else of_inputs
+        return of_inputs * squared(d), _outer_products([a[:, 0] for a in blocks], d[:, 0])
+    if not written_out(records, positions, inputs, outputs):
+        return _by_gram_matrices(blocks, d)
+    if len(blocks) == 1 and blocks[0].stride(1) == 1:  # positions innermost: the other way round is faster
+        transposed = torch.bmm(blocks[0].transpose(1, 2), d)
+        return squared(transposed), lambda factor: weighted_sum(factor, transposed).reshape(inputs, outputs).T
+    gradients = [torch.bmm(d.transpose(1, 2), a) for a in blocks]
+    return added(squared(g) for g in gradients), lambda factor: torch.cat(
+        [weighted_sum(factor, g).reshape(outputs, -1) for g in gradients], dim=1
+    )
+
+
+def added(tensors: Iterable[Tensor]) -> Tensor:
+    """Add up one tensor or more."""
+    first, *others = tensors
+    return sum(others, first)
+
+
+def _outer_products(blocks: list[Tensor], d: Tensor) -> Weighted:
+    """Weighted sum of d a^T over records, for d (B, out) and a (B, in) in blocks of columns."""
+
+    def outer(factor: Tensor) -> Tensor:
+        slopes = d * factor[:, None]
+        found = [in_parts(lambda some, a=a: slopes[some].T @ a[some], len(factor)) for a in blocks]
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
+
+    return outer
+
+
+def _by_gram_matrices(blocks: list[Tensor], d: Tensor) -> tuple[Tensor, Weighted]:
+    records, positions, outputs = d.shape
+    inputs = sum(a.shape[2] for a in blocks)
+    at_once = max(1, MOST_NUMBERS // (2 * positions * (positions + inputs + outputs)))
+    squares = torch.zeros(records, dtype=torch.float64, device=d.device)
+    for first in range(0, records, at_once):
+        some = slice(first, first + at_once)
+        squares[some] = sum_of_products(added(gram(a[some]) for a in blocks), gram(d[some]))
+
+    def summed(factor: Tensor) -> Tensor:
+        total = torch.zeros(outputs, inputs, dtype=torch.float64, device=d.device)
+        for first in range(0, records, at_once):
+            some = slice(first, first + at_once)
+            weighted = (d[some].double() * factor[some, None, None]).flatten(0, 1).T
+            total += torch.cat([weighted @ a[some].double().flatten(0, 1) for a in blocks], dim=1)
+        return total
+
+    return squares, summed
+
+
+def in_parts(product: Callable[[slice], Tensor], records: int) -> Tensor:
+    """Add up in double precision what ``product`` gives for ``SUMMANDS`` records at a time."""
+    total = product(slice(0, SUMMANDS)).to(torch.float64)
+    for first in range(SUMMANDS, records, SUMMANDS):
+        total += product(slice(first, first + SUMMANDS))
+    return total
+
+
+def weighted_sum(factor: Tensor, rows: Tensor) -> Tensor:
+    """Weighted sum of per-record gradients, as one vector in double precision."""
+    rows = rows.flatten(1)
+    return in_parts(lambda some: factor[some] @ rows[some], len(factor))
+
+
+def gram(x: Tensor) -> Tensor:
+    """Inner products of a record's positions, in double precision: they may cancel almost entirely in the norm."""
+    x = x.double()
+    return torch.bmm(x, x.transpose(1, 2))
+
+
+_ROUNDING = 5e-7
+
+
+def sum_of_products(of_inputs: Tensor, of_slopes: Tensor) -> Tensor:
+    """Squared norm of sum_t d_t a_t^T from the two Gram matrices, made larger by what float32 may add to that sum itself.
+
+    The clipped sum is formed of terms of norm |a_t| |d_t|. Where those cancel almost entirely, even the rounding of d and
+    its clip factor is no longer small against the gradient, and counts as part of it.
+    """
+    norms = (of_inputs * of_slopes).sum(dim=(1, 2)).clamp_min(0.0).sqrt()
+    terms = (of_inputs.diagonal(dim1=1, dim2=2) * of_slopes.diagonal(dim1=1, dim2=2)).clamp_min(0.0).sqrt().sum(dim=1)
+    return (norms + _ROUNDING * terms).square()
+
+
+def of_weight_and_bias(squares: Tensor, weight: Weighted, bias: Tensor | None, shape: torch.Size) -> Piece:
+    """A layer's piece from its weight's, and the per-record gradient of its bias (B, out) if it has one."""
+    if bias is not None:
+        squares = squares + squared(bias)
+
+    def weighted(factor: Tensor) -> Gradients:
+        found = {"weight": weight(factor).reshape(shape)}
+        return found if bias is None else {**found, "bias": weighted_sum(factor, bias)}
+
+    return Piece(squares, weighted)
