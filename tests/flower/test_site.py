@@ -15,7 +15,7 @@ import torch
 
 from dpfl.core.errors import LedgerError
 from dpfl.core.types import Observer, Unit
-from dpfl.flower.protocol import terms_from_dict, Letter
+from dpfl.flower.protocol import Letter, terms_from_dict
 from dpfl.flower.site import Site
 from dpfl.privacy.accountant import spend
 from dpfl.runs.deployment import SiteFile

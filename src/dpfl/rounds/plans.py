@@ -63,9 +63,7 @@ def plan_world(agreement: Agreement, run: Run) -> dict[str, str]:
     return accounts
 
 
-def affords(
-    agreement: Agreement, run: Run, round_: int, client: str, bill: Bill, seen_by: frozenset[Observer]
-) -> bool:
+def affords(agreement: Agreement, run: Run, round_: int, client: str, bill: Bill, seen_by: frozenset[Observer]) -> bool:
     """Whether a client's plan, or its budget if it has no plan yet, covers this round's cost."""
     observer = Observer.SERVER if Observer.SERVER in seen_by else Observer.WORLD
     amplified = observer is Observer.WORLD and agreement.amplified
