@@ -17,7 +17,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.linalg import LARGEST_NORM, clip_factor, squared_norms
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Phase
-from dpfl.engine.process import one_thread
+from dpfl.engine.process import check_arithmetic, one_thread
 from dpfl.protocols import Job
 
 _MOST_NUMBERS = 1 << 25  # per-record gradient entries held at once
@@ -36,6 +36,8 @@ class OneByOne:
 
     def run(self, model: nn.Module, layout: Layout, jobs: Sequence[Job]) -> list[Tensor]:
         """Run every job; an error names the client and the phase."""
+        if any(phase.noise_multiplier > 0 for job in jobs for phase in job.phases):
+            check_arithmetic()
         with one_thread():
             return [self._client(model, layout, job) for job in jobs]
 

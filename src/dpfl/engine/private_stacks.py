@@ -165,8 +165,10 @@ class _Sums:
                         continue
                     if self._rounds:
                         (own if exact else own.clamp_(-_EXACT, _EXACT)).round_()
-                    if own is not whole:
+                    if own is not whole and (exact or not self._rounds):
                         whole.add_(own)
+                    elif own is not whole:  # two exact integers whose sum may not be: clamped again
+                        whole.copy_((whole.double() + own).clamp_(-_EXACT, _EXACT))
         return self._totals
 
     def _add_up(self, part: _Part, into: list[Stack]) -> None:

@@ -22,6 +22,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Claims, State
 from dpfl.core.version import __version__
+from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.flower.accounts import effective_noise, missed_rounds
 from dpfl.flower.protocol import END, HELLO, TERMS, TRAIN, Introduction, Letter, terms_to_dict
 from dpfl.privacy.ledger import Ledger
@@ -368,7 +369,7 @@ class Coordinator:
             "observer": str(self.strategy.observer),
             "adjacency": str(self.strategy.adjacency),
             "stamps": stamps,
-            "assumptions": list(self.strategy.assumptions),
+            "assumptions": [*self.strategy.assumptions, *self._arithmetic()],
             "sites": sorted(agreement.claims),
             "refusals": self.refusals,
             "parameters": self.layout.size,
@@ -383,6 +384,9 @@ class Coordinator:
             "world_statements": [line.to_dict() for line in statements(ledger)],
         }
         self.place.save_summary(summary)
+
+    def _arithmetic(self) -> tuple[str, ...]:
+        return arithmetic_assumptions(self.model, self.layout) if self.strategy.local.private else ()
 
     def _deliver(self, agreement: Agreement) -> dict[str, str]:
         """Give every member the model; returns why some did not get it."""

@@ -18,6 +18,7 @@ from dpfl.core.types import Observer, Record, State, Unit
 from dpfl.core.version import __version__
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Evaluation
+from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.models import check_model
 from dpfl.privacy.bills import Bill
 from dpfl.privacy.statement import Statement, statement
@@ -289,7 +290,7 @@ class Simulation:
             "observer": str(self.strategy.observer),
             "adjacency": str(self.strategy.adjacency),
             "stamps": stamps,
-            "assumptions": list(self.strategy.assumptions),
+            "assumptions": [*self.strategy.assumptions, *self._arithmetic()],
             "clients": len(self.members),
             "parameters": self.layout.size,
             "rounds": {"planned": self.agreement.terms.rounds, "done": state.round, "ended_early": ended_early},
@@ -325,6 +326,9 @@ class Simulation:
                         lines[client] = line
             found[str(observer)] = spread(lines)
         return found
+
+    def _arithmetic(self) -> tuple[str, ...]:
+        return arithmetic_assumptions(self.model, self.layout) if self.strategy.local.private else ()
 
     def _grants(self) -> bool:
         return self.strategy.observer is not Observer.NOBODY
