@@ -30,7 +30,7 @@ def account(
     delta: Annotated[float | None, typer.Option(help="Delta (a ledger knows its own).")] = None,
     sampling: Annotated[str, typer.Option(help="poisson, uniform or none.")] = "poisson",
     adjacency: Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")] = "add_remove",
-    accountant: Annotated[str | None, typer.Option(help="pld or rdp (default: the tightest).")] = None,
+    accountant: Annotated[str | None, typer.Option(help="pld, rdp or renyi (default: the tightest).")] = None,
     page: Annotated[
         Path | None,
         typer.Option(help="With --ledger: write a privacy report for an ethics board (HTML).", show_default=False),
@@ -55,8 +55,8 @@ def account(
         raise ConfigurationError("--sampling", f"'{sampling}' is unknown", f"choose one of {', '.join(SAMPLINGS)}")
     if adjacency not in list(Adjacency):
         raise ConfigurationError("--adjacency", f"'{adjacency}' is unknown", f"choose one of {', '.join(Adjacency)}")
-    if accountant not in (None, "pld", "rdp"):
-        raise ConfigurationError("--accountant", f"'{accountant}' is unknown", "choose pld or rdp")
+    if accountant not in (None, "pld", "rdp", "renyi"):
+        raise ConfigurationError("--accountant", f"'{accountant}' is unknown", "choose pld, rdp or renyi")
     named = cast(AccountantName | None, accountant)
     _from_numbers(noise_multiplier, epsilon, sampling_rate, steps, delta, sampling, Adjacency(adjacency), named, json)
 
