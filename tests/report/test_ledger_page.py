@@ -11,7 +11,7 @@ import pytest
 from dpfl.cli.main import run_command
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy.accountant import shown, spend
-from dpfl.privacy.bills import Bill, Charge
+from dpfl.privacy.bills import Bill, Charge, PrivacyPlan
 from dpfl.privacy.events import Event
 from dpfl.privacy.ledger import Ledger
 from dpfl.report.ledger_page import write_ledger_page
@@ -29,6 +29,9 @@ def _ledger(path: Path, account: str, rounds: int = 3, *, seeded: bool = False, 
     budget = Budget(epsilon=2.0, delta=DELTA, unit=Unit.RECORD, observer=Observer.SERVER)
     ledger.grant({account: budget}, unit=Unit.RECORD, observer=Observer.SERVER)
     ledger.register("run-1", seeded=seeded, title=title)
+    if rounds:
+        plan = PrivacyPlan(account=account, observer=Observer.SERVER, bill=BILL, releases=rounds, delta=DELTA)
+        assert not ledger.commit("run-1", [plan])
     for round_ in range(rounds):
         refused = ledger.charge("run-1", round_, [Charge(account=account, observer=Observer.SERVER, bill=BILL)])
         assert not refused
@@ -83,6 +86,7 @@ def test_what_was_never_used_and_what_protects_nobody_are_said_in_words(tmp_path
     bare = Ledger.create(tmp_path / "bare.sqlite", "south")
     bare.register("run-1", seeded=False, title="heart: fedavg")
     nothing = Bill(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, events=(Event(noise_multiplier=0.0, steps=1),))
+    bare.commit("run-1", [PrivacyPlan(account="south", observer=Observer.SERVER, bill=nothing, releases=1)])
     bare.charge("run-1", 0, [Charge(account="south", observer=Observer.SERVER, bill=nothing)])
     open_ = write_ledger_page(bare, tmp_path / "bare.html", "south").read_text()
     assert "has no protection left" in open_
