@@ -62,8 +62,10 @@ def _told(line: Statement, studies: Sequence[Studied]) -> str:
     took = [one for one in studies if one.last_round is not None]
     against = f"against {words.OBSERVER[line.observer]}"
     rounds = f"in {_count(line.rounds, 'round', 'rounds')} of {_count(len(took), 'study', 'studies')}"
-    if line.rounds == 0:
+    if line.rounds == 0 and line.epsilon == 0:
         spent = "has spent nothing yet"
+    elif line.rounds == 0:  # a plan counts as a whole once it is committed
+        spent = f"has set aside epsilon {shown(line.epsilon)}, rounded up, for what is planned, and released nothing yet"
     elif math.isinf(line.epsilon):
         spent = f"has no protection left {against}: what it sent {rounds} bounds nothing"
     else:
