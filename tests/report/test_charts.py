@@ -171,7 +171,8 @@ def test_a_sweep_s_curve_goes_over_the_field_and_its_bands_over_seeds(sweep: Pat
     material = of_folders([sweep])
     curve = charts_of(sweep)["accuracy-by-scale-record"]
     (series,) = curve.series
-    assert (curve.x_label, series.name, series.x, curve.log_x) == ("budgets.scale", "weiavg", [0.1, 1, 2], True)
+    assert (curve.x_label, series.name) == ("budgets.scale", "weiavg")
+    assert (series.x, curve.log_x) == ([0.1, 1, 2], True)
     for case, mean in zip(material.cases, series.y, strict=True):
         own = [100 * run.summary["accuracy"] for run in case.methods["weiavg"]]
         assert mean == pytest.approx(statistics.mean(own))

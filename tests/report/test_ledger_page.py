@@ -39,8 +39,8 @@ def _ledger(
     ledger.grant({account: budget}, unit=Unit.RECORD, observer=Observer.SERVER)
     ledger.register("run-1", seeded=seeded, title=title)
     if releases:
-        plan = PrivacyPlan(account=account, observer=Observer.SERVER, bill=BILL, releases=releases, delta=DELTA)
-        assert not ledger.commit("run-1", [plan])
+        whom = {"account": account, "observer": Observer.SERVER}
+        assert not ledger.commit("run-1", [PrivacyPlan(**whom, bill=BILL, releases=releases, delta=DELTA)])
     for round_ in range(rounds):
         refused = ledger.charge("run-1", round_, [Charge(account=account, observer=Observer.SERVER, bill=BILL)])
         assert not refused
@@ -85,7 +85,7 @@ def test_a_plan_counts_as_a_whole_however_much_of_it_took_place(tmp_path: Path, 
     price = spend((EVENT,) * 5, DELTA, adjacency=Adjacency.ZERO_OUT).epsilon
     assert f'data-fact="spent" data-value="{price}"' in page
     said = {
-        0: f"It has set aside epsilon {shown(price)}, rounded up, for what is planned, and released nothing yet.",
+        0: f"It has set aside epsilon {shown(price)}, rounded up, for what is planned, and released nothing",
         3: f"It has spent epsilon {shown(price)}, rounded up, in 3 rounds of 1 study.",
     }
     assert said[rounds] in page

@@ -57,8 +57,8 @@ def planned_and_drawn(
 ) -> tuple[float, float]:
     """The plan's ratio, and the norm of what a real run's rounds added to the model over the longest signal.
 
-    ``cohort``: only of rounds in which so many took part. Budgets cover the planned participations and no more, so the
-    last rounds may find fewer who are willing.
+    ``cohort``: only of rounds in which so many took part. Budgets cover the planned participations and no
+    more, so the last rounds may find fewer who are willing.
     """
     strategy = strategy_of(method, **more)
     planned = outlook(*agreed(strategy, federation), dpfl.PublicSeed(1)).noise_to_signal

@@ -65,7 +65,8 @@ def _told(line: Statement, studies: Sequence[Studied]) -> str:
     if line.rounds == 0 and line.epsilon == 0:
         spent = "has spent nothing yet"
     elif line.rounds == 0:  # a plan counts as a whole once it is committed
-        spent = f"has set aside epsilon {shown(line.epsilon)}, rounded up, for what is planned, and released nothing yet"
+        aside = f"has set aside epsilon {shown(line.epsilon)}, rounded up, for what is planned"
+        spent = f"{aside}, and released nothing yet"
     elif math.isinf(line.epsilon):
         spent = f"has no protection left {against}: what it sent {rounds} bounds nothing"
     else:
