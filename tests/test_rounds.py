@@ -307,7 +307,8 @@ def test_a_sum_and_rows_give_the_same_model() -> None:
     plans = rows.open(), total.open()
     uplinks = rows.work(plans[0])
     # Weights are constant: rows are added up exactly as well.
-    assert torch.equal(rows.close(plans[0], uplinks)[0].model, total.close(plans[1], total.work(plans[1]))[0].model)
+    summed, _ = total.close(plans[1], total.work(plans[1]))
+    assert torch.equal(rows.close(plans[0], uplinks)[0].model, summed.model)
 
 
 def test_shares_of_noise_add_up_exactly_whatever_the_order() -> None:
@@ -359,12 +360,13 @@ def test_who_is_drawn_cannot_be_computed_from_anything_public() -> None:
 
 
 @pytest.mark.parametrize("least", [None, 8])
-def test_nobody_of_an_amplified_fixed_cohort_is_drawn_more_often_than_at_the_billed_rate(least: int | None) -> None:
-    """Those who leave make room for those who stay: only down to the number with which the rate was billed."""
+def test_nobody_of_an_amplified_fixed_cohort_is_drawn_above_the_billed_rate(least: int | None) -> None:
+    """Those who leave make room for those who stay, down to the number with which the rate was billed."""
     selection = dpfl.FixedCohort(size=4, least=least)
     strategy, fewest = central(selection=selection, adjacency=Adjacency.REPLACE_ONE), least or 12
     for staying in {fewest, 12}:
-        willing, drawn = {f"c{i}" for i in range(staying)}, dict.fromkeys((f"c{i}" for i in range(staying)), 0)
+        willing = {f"c{i}" for i in range(staying)}
+        drawn = dict.fromkeys(willing, 0)
         for seed in range(120):
             setting = Setting(strategy, clients=12, seed=seed)
             plan = open_round(setting.agreement, setting.state, setting.run, willing.__contains__)
@@ -377,9 +379,11 @@ def test_nobody_of_an_amplified_fixed_cohort_is_drawn_more_often_than_at_the_bil
         assert (event.sampling, event.sampling_rate) == ("uniform", 4 / fewest)
         rate = 4 / staying
         assert rate <= event.sampling_rate
-        assert max(abs(times - 120 * rate) for times in drawn.values()) < 3.5 * (120 * rate * (1 - rate)) ** 0.5
+        spread = (120 * rate * (1 - rate)) ** 0.5
+        assert max(abs(times - 120 * rate) for times in drawn.values()) < 3.5 * spread
     setting = Setting(strategy, clients=12)
-    plan = open_round(setting.agreement, setting.state, setting.run, lambda client: int(client[1:]) < fewest - 1)
+    few = {f"c{i}" for i in range(fewest - 1)}
+    plan = open_round(setting.agreement, setting.state, setting.run, few.__contains__)
     assert plan.over == f"{fewest - 1} of 12 clients can afford another round, and the plan needs {fewest}"
     assert len(plan.cohort) == 0
     assert not plan.downloads
@@ -403,7 +407,7 @@ def test_an_amplified_world_bill_is_everyone_s_even_where_the_promise_is_against
 
 
 def test_uploads_that_are_not_finite_are_no_noise_shares() -> None:
-    """Where noise was added on a grid, integers were agreed on, and what is not finite cannot even be said."""
+    """Where noise was added on a grid, integers were agreed on: what is not finite cannot even be said."""
     stages = (Clip(clip=0.5), GaussianNoise(noise_multiplier=1.0, clip=0.5))
     for channel in (Digital(), SecureSum()):
         setting = Setting(central(stages=stages, central_noise=None, adjacency=Adjacency.ZERO_OUT, channel=channel))

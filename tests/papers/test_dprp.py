@@ -821,7 +821,7 @@ def test_without_noise_the_methods_learn() -> None:
 
 @pytest.mark.parametrize(("honest", "receiver"), [(1.0, 1e-9), (1.0, 25.0), ("own_and_receiver", 0.5)])
 def test_a_step_carries_at_least_the_billed_noise(honest: Any, receiver: float) -> None:
-    """A gradient is nothing beside a noise of five thousand: over 16 steps of 650 numbers the std is known to 0.7 %."""
+    """A gradient is nothing beside such noise; 16 steps of 650 numbers know its std to 0.7 %."""
     clip, squares, told = 1e3, [], []
     for gain_seed in range(16):
         strategy = dpfl.airsgd(
@@ -834,7 +834,8 @@ def test_a_step_carries_at_least_the_billed_noise(honest: Any, receiver: float) 
         told.append(float(multiplier) * clip / CLIENTS)  # type: ignore[arg-type]
         squares.append(float(((after - before).double() / told[-1]).square().mean()))
     assert math.sqrt(sum(squares) / len(squares)) == pytest.approx(1, rel=0.02)
-    assert math.sqrt(sum(q * t**2 for q, t in zip(squares, told, strict=True)) / 16) >= 5.0 * clip / CLIENTS * 0.98
+    drawn = math.sqrt(sum(q * t**2 for q, t in zip(squares, told, strict=True)) / 16)
+    assert drawn >= 5.0 * clip / CLIENTS * 0.98
 
 
 @pytest.mark.parametrize("tolerated", [0, 2])
@@ -879,12 +880,12 @@ def event_of(strategy: dpfl.Strategy, observer: Observer, rounds: int = 3) -> An
 
 
 def charged(noise_multiplier: float, numbers: int, stretch: float = 1.0) -> float:
-    """The noise over one client's contribution, which rounding every coordinate onto the grid of that noise widens."""
+    """The noise over one client's contribution, which rounding onto the grid of that noise widens."""
     return noise_multiplier / (stretch + noise_multiplier * math.sqrt(numbers) / 2**20)
 
 
 @pytest.mark.parametrize("observer", [Observer.SERVER, Observer.WORLD])
-def test_the_bill_is_a_gaussian_with_the_agreed_multiplier_less_the_grid_s_rounding(observer: Observer) -> None:
+def test_the_bill_is_the_agreed_multiplier_less_the_grid_s_rounding(observer: Observer) -> None:
     sure = event_of(dpfl.dprp(lr=0.1, clip=0.5, dimension=900, noise_multiplier=3.0), observer)
     assert sure.noise_multiplier == pytest.approx(charged(3.0, 900), rel=1e-9)
     assert 3.0 * (1 - 1e-3) < sure.noise_multiplier < 3.0
@@ -944,7 +945,8 @@ def test_dropouts_that_the_channel_did_not_plan_for_are_refused() -> None:
 def test_bounds_that_fail_too_often_for_delta_are_refused_before_anything_is_planned() -> None:
     strategy = dpfl.dprp(lr=0.1, clip=1.0, dimension=600, clip_after=False, failure=1e-6)
     claims = {f"c{i}": Claims(epsilon=4.0, delta=1e-5, examples=10) for i in range(5)}
-    plan = {"population": 5, "expected_cohort": 5.0, "smallest_epsilon": 4.0, "largest_epsilon": 4.0, "parameters": 700}
+    plan = {"population": 5, "expected_cohort": 5.0, "smallest_epsilon": 4.0, "largest_epsilon": 4.0}
+    plan["parameters"] = 700
     with pytest.raises(PrivacyRefusal, match="use up all of delta in 10 rounds"):
         strategy.settled(Terms(rounds=10, participations=10, **plan), claims)  # type: ignore[arg-type]
     settled, terms = strategy.settled(Terms(rounds=5, participations=5, **plan), claims)  # type: ignore[arg-type]

@@ -44,7 +44,8 @@ from dpfl.sim.train import run_experiment
 from dpfl.wire.payload import decode_upload
 
 HABITS = {"lr": 0.3, "clip": 0.02, "batch_size": 8, "local_steps": 3, "noise_multiplier": 20.0}
-UNCUT = {"lr": 0.2, "clip": 2.0, "batch_size": 100, "local_steps": 3, "noise_multiplier": 0.01}  # whole batches
+# Whole batches, and a clip that cuts nothing
+UNCUT = {"lr": 0.2, "clip": 2.0, "batch_size": 100, "local_steps": 3, "noise_multiplier": 0.01}
 TERMS = Terms(
     rounds=5,
     population=8,
@@ -134,7 +135,7 @@ def sent_by(setting: SimpleNamespace, uplink: Uplink, round_: int, drawn: int) -
 @pytest.mark.parametrize("engine", ["stacked", "one_by_one"])
 @pytest.mark.parametrize("personal_lr", [None, 0.5, 0.05])
 def test_two_weights_that_step_apart_are_one_that_is_parted_afterwards(engine: str, personal_lr: float | None) -> None:
-    """Two rounds against a loop that keeps shared and personal weights apart, and adds the very noise that was drawn."""
+    """Two rounds against a loop that keeps the two weights apart, and adds the very noise that was drawn."""
     setting = opened(dpfl.ppsgd(**UNCUT, personal_lr=personal_lr))
     shared = setting.state.model.clone()
     personal = {client: torch.zeros_like(shared) for client in setting.members}
@@ -535,7 +536,7 @@ def test_what_is_sent_is_billed_as_udp_fedavg_and_what_stays_is_not(method: str,
     assert server == plain.agreement.bill(Observer.SERVER, member)
     (paid,), (amplified,) = world.events, plain.agreement.bill(Observer.WORLD, member).events
     shares = 4 if noise == "distributed" else 1
-    widened = 1 + 20.0 / math.sqrt(shares) * math.sqrt(setting.layout.size) / 2**20  # by rounding onto a share's grid
+    widened = 1 + 20.0 * math.sqrt(setting.layout.size / shares) / 2**20  # by rounding onto a share's grid
     assert paid.noise_multiplier == amplified.noise_multiplier == pytest.approx(20.0 / widened, rel=1e-9)
     assert 20.0 * (1 - 1e-3) < paid.noise_multiplier < 20.0
     assert (paid.sampling, paid.sampling_rate) == ("none", 1.0)

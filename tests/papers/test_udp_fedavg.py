@@ -61,7 +61,7 @@ def spread(noise: Tensor) -> float:
 
 
 def charged(noise_multiplier: float, shares: int = 1, numbers: int = LAYOUT.size) -> float:
-    """What ``shares`` clients' noise is over one contribution, which rounding onto the grid of one share widens."""
+    """The noise of ``shares`` clients over one contribution, which rounding onto one share's grid widens."""
     return noise_multiplier / (1 + noise_multiplier / math.sqrt(shares) * math.sqrt(numbers) / 2**20)
 
 
@@ -111,7 +111,7 @@ def one_round(
 ) -> tuple[Tensor, dict[str, Tensor], Record]:
     """Play one round from a zero model, losing some uploads; return the model, all uploads, and the record.
 
-    ``clear``: uploads less the noise that their clients drew, which nobody could take away if the run had no seed.
+    ``clear``: uploads less the noise that their clients drew, which only a seeded run can repeat.
     """
     generator, records = np.random.default_rng(1), 20 if features < 100 else 2
     arrays = {
@@ -130,7 +130,8 @@ def one_round(
     uplinks = client_rounds(agreement, run, plan, drawn, Stacked(), model)
     grid = agreement.strategy.upload_grid(len(plan.cohort))
     assert grid is not None
-    uploads = {u.client: decode_upload(u.payload or b"", layout.size, "run", 0, u.client, grid) for u in uplinks}
+    size = layout.size
+    uploads = {u.client: decode_upload(u.payload or b"", size, "run", 0, u.client, grid) for u in uplinks}
     if clear:
         for client, upload in uploads.items():
             noise = run.secret("client", 0, client).child("stage", 1).grid_noise_(torch.empty(layout.size))
@@ -173,7 +174,8 @@ def test_the_model_moves_by_the_mean_of_what_was_sent(noise: str) -> None:
     strategy = dpfl.udp_fedavg(**HABITS, noise=noise, noise_multiplier=1.0, selection=FIXED)  # type: ignore[arg-type]
     model, uploads, _ = one_round(strategy)
     if noise == "local":  # weighed by who arrived, row by row
-        assert torch.allclose(model.double(), torch.stack(list(uploads.values())).mean(dim=0), rtol=0, atol=1e-6)
+        mean = torch.stack(list(uploads.values())).mean(dim=0)
+        assert torch.allclose(model.double(), mean, rtol=0, atol=1e-6)
         return
     step = 1.0 / math.sqrt(4) / 2**20
     total = sum((upload / step).round() for upload in uploads.values())
@@ -189,7 +191,7 @@ def test_what_is_sent_is_within_the_clip_but_for_its_noise() -> None:
 
 
 def test_noise_so_small_that_an_upload_s_integers_cannot_hold_the_update_is_refused() -> None:
-    """A share's grid reaches to 10 standard deviations beyond the clip, in 32 bits; refused before anyone pays."""
+    """32 bits hold 10 standard deviations beyond the clip, or it is refused before anyone pays."""
     for noise in (1e-9, 9.8e-4):
         with pytest.raises(PrivacyRefusal, match="the grid cannot hold the update"):
             agreed(dpfl.udp_fedavg(**HABITS, noise_multiplier=noise, selection=FIXED), 6, 4)
@@ -297,15 +299,18 @@ def test_local_noise_is_billed_alike_to_everyone_and_amplified_for_nobody(select
 
 def test_training_is_billed_as_the_bill_says() -> None:
     result = trained(dpfl.udp_fedavg(**HABITS, noise_multiplier=4.0, selection=FIXED))
-    plan = {"delta": 1e-3, "adjacency": "replace_one"}
-    ideal, price = (epsilon(z, 0.4, 5, sampling="uniform", **plan) for z in (4.0, charged(4.0, 4, 650)))  # type: ignore[arg-type]
+    ideal, price = (
+        epsilon(multiplier, 0.4, 5, 1e-3, sampling="uniform", adjacency="replace_one")
+        for multiplier in (4.0, charged(4.0, 4, 650))
+    )
     for line in result.spent.values():
         assert (line.unit, line.observer, line.adjacency) == ("client", "world", "replace_one")
         assert ideal < price < line.epsilon == pytest.approx(price, abs=2e-7)  # the sampler's own 1e-7 on top
-    # Who is drawn may depend on earlier outputs: each client has committed to all five rounds, however often it was drawn.
+    # Each client has committed to all five rounds, however often it was drawn.
     most = max(sum(client in line["cohort"] for line in result.history) for client in result.spent)
     assert most < 5
-    share = epsilon(charged(4.0 / math.sqrt(4), 1, 650), 1.0, 5, sampling="none", **plan)  # type: ignore[arg-type]
+    own = charged(4.0 / math.sqrt(4), 1, 650)
+    share = epsilon(own, 1.0, 5, 1e-3, sampling="none", adjacency="replace_one")
     told = result.summary["epsilon_by_observer"]["server"]["spent"]
     assert told["largest"] == told["smallest"] == pytest.approx(share, rel=1e-6)
 

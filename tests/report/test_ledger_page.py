@@ -24,14 +24,23 @@ BILL = Bill(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, events=(EVENT,))
 DELTA = 1e-5
 
 
-def _ledger(path: Path, account: str, rounds: int = 3, *, seeded: bool = False, title: str = "heart: weiavg") -> Ledger:
+def _ledger(
+    path: Path,
+    account: str,
+    rounds: int = 3,
+    *,
+    planned: int | None = None,
+    seeded: bool = False,
+    title: str = "heart: weiavg",
+) -> Ledger:
+    releases = rounds if planned is None else planned
     ledger = Ledger.create(path, account)
     budget = Budget(epsilon=2.0, delta=DELTA, unit=Unit.RECORD, observer=Observer.SERVER)
     ledger.grant({account: budget}, unit=Unit.RECORD, observer=Observer.SERVER)
     ledger.register("run-1", seeded=seeded, title=title)
-    if rounds:
-        plan = PrivacyPlan(account=account, observer=Observer.SERVER, bill=BILL, releases=rounds)
-        assert not ledger.commit("run-1", [plan])
+    if releases:
+        whom = {"account": account, "observer": Observer.SERVER}
+        assert not ledger.commit("run-1", [PrivacyPlan(**whom, bill=BILL, releases=releases, delta=DELTA)])
     for round_ in range(rounds):
         refused = ledger.charge("run-1", round_, [Charge(account=account, observer=Observer.SERVER, bill=BILL)])
         assert not refused
@@ -72,6 +81,19 @@ def test_a_grant_is_never_shown_beside_an_epsilon_of_another_delta(tmp_path: Pat
     assert "budget of epsilon 2.000" not in page
     assert "of the budget" not in page
     assert "No budget is set at delta 0.001" in page
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_a_plan_counts_as_a_whole_however_much_of_it_took_place(tmp_path: Path, rounds: int) -> None:
+    ledger = _ledger(tmp_path / "l.sqlite", "north", rounds, planned=5)
+    page = write_ledger_page(ledger, tmp_path / "page.html", "north").read_text()
+    price = spend((EVENT,) * 5, DELTA, adjacency=Adjacency.ZERO_OUT).epsilon
+    assert f'data-fact="spent" data-value="{price}"' in page
+    said = {
+        0: f"It has set aside epsilon {shown(price)}, rounded up, for what is planned, and released nothing",
+        3: f"It has spent epsilon {shown(price)}, rounded up, in 3 rounds of 1 study.",
+    }
+    assert said[rounds] in page
 
 
 def test_names_are_text_and_a_rehearsal_is_stamped(tmp_path: Path, look: Look) -> None:

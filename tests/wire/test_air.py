@@ -179,7 +179,7 @@ def channel_of(case: str, honest: Honest = 1.0, power: float = 2.5) -> OverTheAi
 
 @pytest.mark.parametrize("case", CASES)
 def test_nobody_sends_more_than_its_power_and_all_of_it_where_noise_is_short(case: str) -> None:
-    """What a client sends is its scaled message; the artificial noise that its antenna adds is drawn in the air."""
+    """What a client sends is its scaled message; the noise that its antenna adds is drawn in the air."""
     channel = channel_of(case)
     cohort, shared = opened(channel, 5)
     signal, level = shared["power"][:2].tolist()
@@ -285,7 +285,8 @@ def test_all_noise_is_drawn_once_in_the_air_and_none_by_who_sends() -> None:
         return found.vector
 
     assert torch.equal(heard(SecretRng.simulated(PublicSeed(1))), heard(SecretRng.simulated(PublicSeed(1))))
-    assert not torch.equal(heard(SecretRng.simulated(PublicSeed(1))), heard(SecretRng.simulated(PublicSeed(2))))
+    other = heard(SecretRng.simulated(PublicSeed(2)))
+    assert not torch.equal(heard(SecretRng.simulated(PublicSeed(1))), other)
     assert not torch.equal(heard(SecretRng.from_system()), heard(SecretRng.from_system()))
 
 
@@ -312,7 +313,8 @@ def test_the_bill_is_the_multiplier_over_what_was_clipped_before() -> None:
     (event,) = channel.exposure(Exposure(unit=Unit.CLIENT).clipped(1.0), 10).events()
     assert event.noise_multiplier == pytest.approx(1.5)  # louder than agreed: billed as such
     (event,) = channel.exposure(Exposure(unit=Unit.CLIENT, numbers=10_000).clipped(0.5), 10).events()
-    assert event.noise_multiplier == pytest.approx(3.0 / (1 + 3.0 * 100 / 2**20), rel=1e-9)  # rounding onto the grid
+    widened = 1 + 3.0 * 100 / 2**20  # by rounding onto the grid
+    assert event.noise_multiplier == pytest.approx(3.0 / widened, rel=1e-9)
     assert event.numbers == 10_000
 
 

@@ -99,8 +99,11 @@ def _in_words(line: Statement) -> str:
     values = line.to_dict()
     against = f"against {words.OBSERVER[line.observer]}"
     rounds = f"in {_count(line.rounds, 'round', 'rounds')} of {_count(line.studies, 'study', 'studies')}"
-    if line.studies == 0:
+    if line.rounds == 0 and line.epsilon == 0:
         spent = "has spent nothing yet"
+    elif line.rounds == 0:  # a plan counts as a whole once it is committed
+        aside = f"has set aside epsilon {shown(line.epsilon)}, rounded up, for what is planned"
+        spent = f"{aside}, and released nothing yet"
     elif math.isinf(line.epsilon):
         spent = f"has no protection left {against}: what it sent {rounds} bounds nothing"
     else:
