@@ -210,9 +210,10 @@ class _Sums:
         """One linear layer under cross-entropy: the gradient of its output is softmax - one-hot."""
         (stack,), (clients, width) = self._stacks, part.counted.shape
         x = part.features.reshape(clients, width, -1)
-        errors = _outputs(stack, x).softmax(dim=2)
-        errors.view(clients * width, -1)[torch.arange(clients * width, device=x.device), part.labels] -= 1.0
-        return [x], [errors]
+        errors = _outputs(stack, x).transpose(1, 2).softmax(dim=1)  # as the product has laid them out
+        wanted = part.labels.view(clients, 1, width)
+        errors.scatter_add_(1, wanted, errors.new_full((), -1.0).expand(wanted.shape))
+        return [x], [errors.transpose(1, 2)]
 
     def _backward(self, part: _Part) -> tuple[list[Tensor], list[Tensor]]:
         """Inputs of every linear layer, and the gradients of the summed loss with respect to their outputs."""
