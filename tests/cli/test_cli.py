@@ -464,13 +464,28 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, out.strip()) == (0, dpfl.__version__)
 
 
-def test_describe_says_what_a_client_loses_that_is_drawn_every_round(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("describe", "--dataset", "digits", "--clients", "8", *PRIVATE, "--method", "udp_fedavg", "--cohort", "3")
-    _, out, _ = _run(capsys, *asked, "--rounds", "6", "--json")
-    told = json.loads(out)["epsilon"]["server"]
-    assert told["drawn_every_round"] > 1.2 * told["largest"]
-    _, out, _ = _run(capsys, *asked, "--rounds", "6")
-    assert "drawn every round, a client loses up to" in " ".join(out.split())
+def test_describe_prices_what_the_ledger_will_state(capsys: pytest.CaptureFixture[str]) -> None:
+    """A client may be drawn in every round: its plan covers all of them, and so does the price."""
+    data = (
+        "--dataset",
+        "digits",
+        "--clients",
+        "8",
+        *PRIVATE,
+        "--method",
+        "udp_fedavg",
+        "--cohort",
+        "3",
+        "--rounds",
+        "6",
+    )
+    _, out, _ = _run(capsys, "describe", *data, "--json")
+    planned = json.loads(out)["epsilon"]
+    code, out, _ = _run(capsys, "run", *data, "--out", "priced", "--json")
+    assert code == 0
+    stated = json.loads(Path("priced/summary.json").read_text())["epsilon_by_observer"]
+    for observer in ("server", "world"):
+        assert planned[observer]["largest"] == pytest.approx(stated[observer]["spent"]["largest"], rel=1e-6)
 
 
 def test_rounds_of_which_nothing_came_are_said(capsys: pytest.CaptureFixture[str]) -> None:

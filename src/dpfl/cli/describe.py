@@ -14,7 +14,7 @@ from dpfl.client.member import Member, false_claims, honest_members
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Cohort, Downlink, Observer, Unit
-from dpfl.privacy.accountant import shown, spend
+from dpfl.privacy.accountant import spend
 from dpfl.privacy.events import Event
 from dpfl.privacy.published import MISREAD_REMARK, POISSON_REMARK, UNAMPLIFIED_REMARK, UNIFORM_REMARK, classic_epsilon
 from dpfl.protocols import Channel
@@ -91,8 +91,8 @@ def _bytes_up(agreement: Agreement) -> int:
 
 
 def _planned(agreement: Agreement, members: dict[str, Member], observer: Observer) -> dict[str, Any]:
-    """Spread of what the planned participations will have cost, by the accountant that the ledger will use."""
-    epsilons, always, accountants, early = [], [], set(), 0
+    """Spread of the price of the clients' plans, as the ledger will state it: of all rounds, or as many as fit a budget."""
+    epsilons, accountants, early = [], set(), 0
     for member in members.values():
         bill = agreement.bill(observer, member.participant)
         delta = member.budget.delta if member.budget else 1e-5
@@ -108,11 +108,9 @@ def _planned(agreement: Agreement, members: dict[str, Member], observer: Observe
         )
         early += limit is not None and spent.epsilon > limit
         worst = spend([e.times(e.steps * agreement.terms.rounds) for e in bill.events], delta, adjacency=bill.adjacency)
-        always.append(worst.epsilon if limit is None else min(worst.epsilon, limit))
-        epsilons.append(spent.epsilon if limit is None else min(spent.epsilon, limit))
+        epsilons.append(worst.epsilon if limit is None else min(worst.epsilon, limit))
         accountants.add(spent.accountant)
-    told = {**_three(epsilons), "accountant": sorted(accountants), "clients_that_run_out": early}
-    return {**told, "drawn_every_round": _three(always)["largest"]}
+    return {**_three(epsilons), "accountant": sorted(accountants), "clients_that_run_out": early}
 
 
 def _published(agreement: Agreement, members: dict[str, Member]) -> dict[str, Any] | None:
@@ -209,12 +207,6 @@ def show(description: dict[str, Any]) -> None:
     if published:
         prices.add_row("as published", "", "", f"{published['epsilon']:.2f}", "display only")
     out.print(prices)
-    for observer, spread in description["epsilon"].items():
-        if spread["drawn_every_round"] != spread["largest"]:
-            most = spread["drawn_every_round"]
-            said = most if isinstance(most, str) else shown(most)
-            meaning = f"per {description['unit']}, {description['adjacency']} adjacency, against the {observer}"
-            out.print(f"as often as expected; drawn every round, a client loses up to epsilon {said}, {meaning}")
     if published:
         out.print(f"as published: {published['remark']}")
     if description["if_honest"]:

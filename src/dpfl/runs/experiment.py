@@ -252,6 +252,12 @@ def selection_of(
     cohort: int | float | None, sampling: str, population: int, least_willing: int | None = None
 ) -> Selection:
     """Everyone, a number of them, or a fraction of the population."""
+    if least_willing is not None and (cohort is None or sampling == "poisson"):
+        raise ConfigurationError(
+            "[run] least_willing",
+            f"{least_willing} is a number for cohorts of a fixed size, and this study draws none",
+            "leave it out, or give a cohort with sampling = 'uniform'",
+        )
     if cohort is None:
         return Everyone()
     if not cohort > 0 or (isinstance(cohort, float) and cohort > 1) or cohort > population:

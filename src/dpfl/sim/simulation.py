@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from dpfl.client.local_work import noise_variance
 from dpfl.client.member import Member, check_budget, false_claims, honest_members
 from dpfl.core.errors import LedgerError, PrivacyRefusal
 from dpfl.core.layout import Layout
-from dpfl.core.types import Observer, Record, State, Unit
+from dpfl.core.types import Budget, Observer, Record, State, Unit
 from dpfl.core.version import __version__
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Evaluation
@@ -76,6 +76,8 @@ class Simulation:
         digest: str = "",
     ) -> None:
         check_model(model, federation.feature_shape, federation.classes, federation.inputs)
+        if run.ledger.filter == "renyi":  # plan with the curve that the ledger will hold the run against
+            federation = replace(federation, budgets=_planned_by(federation.budgets, "renyi"))
         self.members = honest_members(federation, false_claims(federation, liars or {}))
         self.liars = dict(liars or {})
         if strategy.local.hypothetical:
@@ -360,6 +362,10 @@ class Simulation:
         if self.run_.ledger.seeded_runs():  # this run, or an earlier one from the same accounts
             stamps.insert(0, SEEDED)
         return stamps
+
+
+def _planned_by(budgets: Mapping[str, Budget], accountant: Literal["renyi"]) -> dict[str, Budget]:
+    return {client: replace(budget, accountant=accountant) for client, budget in budgets.items()}
 
 
 def _told(state: State, noise: Mapping[str, float]) -> State:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dpfl.core.errors import ConfigurationError, FolderError, LedgerError
 from dpfl.core.random import PublicSeed
 from dpfl.data.federation import Federation
+from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import Statement
 from dpfl.rounds import Run, first_state
@@ -57,6 +58,7 @@ def train(
     evaluate_every: int = 1,
     ledger: Path | str | None = None,
     new_ledger: bool = False,
+    filter: FilterName = "renyi",  # noqa: A002 - as everywhere else
     liars: Mapping[str, float] | None = None,
     progress: Progress | None = None,
 ) -> Result:
@@ -64,8 +66,9 @@ def train(
 
     ``seed=None`` draws all noise from the operating system; a number makes the run repeatable, and NOT PRIVATE. ``ledger``
     names a file that spans runs: everything ever released from this data adds up there, as it must. A file that is not
-    there is refused, since it may have been mislaid, unless ``new_ledger`` says that this is its first run. Without a
-    file, the run is billed alone and its ledger is gone with it. ``liars`` claim a multiple of their epsilon; bills and
+    there is refused, since it may have been mislaid, unless ``new_ledger`` says that this is its first run. ``filter``
+    is how runs add up in a new ledger (:mod:`dpfl.privacy.filters`). Without a file, the run is accounted for alone and
+    its ledger is gone with it. ``liars`` claim a multiple of their epsilon; bills and
     noise rest on the true one.
     """
     if not (isinstance(rounds, int) and rounds >= 1):
@@ -75,7 +78,7 @@ def train(
             "train", "was not given a Federation and a Strategy", "build them, as dpfl.weiavg(...) does"
         )
     name = f"{strategy.name}-{uuid.uuid4().hex[:12]}"
-    book = _book(ledger, new_ledger)
+    book = _book(ledger, new_ledger, filter)
     try:
         book.register(name, seeded=seed is not None, title=_title(strategy))
         run = Run(name=name, ledger=book, seed=_secret_seed(seed), public=PublicSeed(seed or 0).child("run"))
@@ -194,12 +197,12 @@ def _secret_seed(seed: int | None) -> PublicSeed | None:
     return None if seed is None else PublicSeed(seed).child("secret")
 
 
-def _book(path: Path | str | None, new: bool) -> Ledger:
+def _book(path: Path | str | None, new: bool, rule: FilterName) -> Ledger:
     if path is None:
         return Ledger.create(":memory:", "memory")
     if not new and not Path(path).exists():
         raise LedgerError(str(path), "there is no ledger", "check the path, or say new_ledger=True for its first run")
-    return Ledger.create(path, uuid.uuid4().hex) if new else Ledger.open(path)
+    return Ledger.create(path, uuid.uuid4().hex, filter=rule) if new else Ledger.open(path)
 
 
 def _title(strategy: Strategy) -> str:
