@@ -15,7 +15,7 @@ Equations
 Formal guarantees
     As ``udp_fedavg`` for what is sent, but without amplification by the draw of cohorts: clients remember their heads, and
     the proof needs rounds that depend on nothing but the models published before. The head's coordinates are exactly
-    zero before the noise. The head never leaves its client and is not billed.
+    zero before the noise. The head never leaves its client and is not charged.
 
 Departures
     The head is the layer that the module registers last. Plain SGD in both phases, as many epochs of each as

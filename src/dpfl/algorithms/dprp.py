@@ -13,15 +13,16 @@ Equations
     :mod:`dpfl.wire.air`);  g = U^T y / (sqrt(r) n c),  c = sqrt(signal) / clip (Eq. 10).
 
 Formal guarantees
-    A client's gradient, against the server, as long as the signals really add up in the air. Billed are Gaussian mechanisms
+    A client's gradient, against the server, as long as the signals really add up in the air. Charged are Gaussian mechanisms
     with the noise that ``honest`` says may be counted on, by tight composition. With ``clip_after`` (the default) the
     projected vector is clipped again: the sensitivity is sure, no failure probability is paid. Without it the
-    Johnson-Lindenstrauss bound is billed, each round's failure probability comes off delta, and where nothing is left
-    the epsilon is infinite.
+    Johnson-Lindenstrauss bound is charged, each round's failure probability comes off delta, and where nothing is left
+    the epsilon is infinite. That probability is over the projection, whose seed the operating system draws each round in
+    an unseeded run.
 
 Departures
     - The paper fixes the signal at the weakest client's strength, so that epsilon depends on the channel's luck. Here the
-      strength is chosen each round so that noise over signal is what was billed. ``paper_epsilon`` and ``plan_power`` keep
+      strength is chosen each round so that noise over signal is what was charged. ``paper_epsilon`` and ``plan_power`` keep
       the paper's rule.
     - ``clip_after`` shortens long projections: the estimate is then scaled by E[|z| min(|z|, clip)] / |g|^2.
     - The paper composes linearly over rounds; that is in :mod:`dpfl.algorithms.power_planning`, for its figures only.

@@ -2,7 +2,7 @@
 
 Paper
     McMahan, Moore, Ramage, Hampson, Aguera y Arcas: *Communication-Efficient Learning of Deep Networks from
-    Decentralized Data*, AISTATS 2017; with DP-SGD at every client as in Liu, Lou, Liu, Meng: *Projected Federated
+    Decentralized Data*, AISTATS 2017; with DP-SGD at every client as in Liu, Lou, Xiong, Liu, Meng: *Projected Federated
     Averaging with Heterogeneous Differential Privacy*, VLDB 2022 (baseline), and Malekmohammadi, Yu, Cao: *Noise-Aware
     Algorithm for Heterogeneous Differentially Private Federated Learning*, ICML 2024 (DPFedAvg).
 
@@ -18,7 +18,7 @@ Formal guarantees
     under zero-out adjacency, against the server and so against everyone (see :class:`dpfl.client.local_work.DpSgd`).
 
 Departures
-    The non-private baseline draws shuffled batches; the private ones draw Poisson batches, as their bill demands.
+    The non-private baseline draws shuffled batches; the private ones draw Poisson batches, as they are charged for.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ Equations
 Formal guarantees
     As ``udp_fedavg``, but for what is published: the global model after smoothing depends on the rows through their sum
     alone (mean of the smoothed stack = the mean, thresholded at threshold / n), a personal start does not, and through the
-    next round neither does the global model. So with ``personal_starts`` (the paper) the world's bill **is** the
-    server's: one share of noise, no amplification. Without them the sum's noise and the secret draw count.
+    next round neither does the global model. So with ``personal_starts`` (the paper) the cost against the world **is**
+    that against the server: one share of noise, no amplification. Without them the sum's noise and the secret draw count.
 
 Departures
     - Left open by the text: the global model after smoothing is the mean of the smoothed models; in the next round each

@@ -1,9 +1,9 @@
 """Minimum and Maximum: everybody on one budget.
 
 Paper
-    Liu, Lou, Liu, Meng: *Projected Federated Averaging with Heterogeneous Differential Privacy*, VLDB 2022 (baselines);
-    the minimum mechanism goes back to Jorgensen, Yu, Cormode: *Conservative or Liberal? Personalized Differential
-    Privacy*, ICDE 2015.
+    Liu, Lou, Xiong, Liu, Meng: *Projected Federated Averaging with Heterogeneous Differential Privacy*, VLDB 2022
+    (baselines); the minimum mechanism goes back to Jorgensen, Yu, Cormode: *Conservative or Liberal? Personalized
+    Differential Privacy*, ICDE 2015.
 
 In one sentence
     Every client plans its noise for the smallest (largest) epsilon anyone claims, and updates count alike.
@@ -14,7 +14,7 @@ Equations
 Formal guarantees
     ``minimum``: every client spends at most min(own epsilon, smallest claim): a false claim can only make noise larger.
     ``maximum``: the clients' own budgets are **not** respected; it shows what a federation of generous clients would
-    reach. It runs only in a simulation, which grants everyone the largest budget and stamps the run HYPOTHETICAL; a real
+    reach. It runs only in a simulation, which gives everyone the largest budget and flags the run HYPOTHETICAL; a real
     site's ledger refuses it.
 
 Departures

@@ -1,8 +1,8 @@
 """PFA and PFA+: project the noisy updates onto the subspace of the quiet ones.
 
 Paper
-    Liu, Lou, Liu, Meng: *Projected Federated Averaging with Heterogeneous Differential Privacy*, VLDB 2022, Algorithms 3
-    to 5.
+    Liu, Lou, Xiong, Liu, Meng: *Projected Federated Averaging with Heterogeneous Differential Privacy*, VLDB 2022,
+    Algorithms 3 to 5.
 
 In one sentence
     Clients with large budgets ("public") span a subspace that their little noise hardly disturbs; the updates of the
@@ -19,7 +19,7 @@ Equations
 
 Formal guarantees
     As ``fedavg_dp``: made at the clients; projecting is post-processing. The split rests on *claims*: a false one moves the
-    model, never a bill.
+    model, never what is charged.
 
 Departures
     - Algorithm 3's second-moment matrix of the averaged update has rank one, so for k > 1 the subspace is that of all

@@ -14,7 +14,7 @@ Equations
     r* = min(d, floor(sum_i (kappa_i - kappa_min) / Omega)), Omega the noise variance that is still missing.
 
 Formal guarantees
-    None: these are plans and published figures. A run is billed by the accountant (:mod:`dpfl.algorithms.dprp`).
+    None: these are plans and published figures. A run is charged by the accountant (:mod:`dpfl.algorithms.dprp`).
 
 Departures
     - The printed rule for r* never depends on r. The bound falls with r while the privacy constraint binds, so r* is the

@@ -16,7 +16,7 @@ Equations
 Formal guarantees
     As ``udp_fedavg`` for what is sent, but without amplification by the draw of cohorts: clients remember their personal
     parts, and the proof needs rounds that depend on nothing but the models published before. The personal part never
-    leaves its client and is not billed: whoever publishes it publishes something nobody has paid for.
+    leaves its client and is not charged: whoever publishes it publishes something that no epsilon covers.
 
 Departures
     Local epochs instead of single steps, and noise on the update instead of the gradient, as in the FedCEO comparison.

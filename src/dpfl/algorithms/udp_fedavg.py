@@ -14,11 +14,12 @@ Equations
 
 Formal guarantees
     A client's whole contribution. ``distributed``: against the world by the sum of all shares, amplified by the secret
-    draw of a fixed-size cohort (replace-one); against the server by one share alone, without amplification, which is
-    stated beside it. ``local``: against the server, and so against everyone.
+    draw of a fixed-size cohort (replace-one) out of the least number of willing clients that the plan allows; against the
+    server by one share alone, without amplification, which is stated beside it. ``local``: against the server, and so
+    against everyone. The number of clients and the noise level, which follows from their claims, are public terms.
 
 Departures
-    - Line 10 multiplies by the learning rate a second time: dropped (server step 1).
+    - Line 10 multiplies the mean update by the learning rate: a server step. It is 1 here.
     - Shares are made for the clients really drawn, less ``tolerated_dropouts``; with more missing nothing is published.
     - Cohorts of random size are refused for shares: the size of a share would tell who was drawn.
 """

@@ -1,7 +1,7 @@
 """WeiAvg: weigh updates by claimed budget.
 
 Paper
-    Liu, Lou, Liu, Meng: *Projected Federated Averaging with Heterogeneous Differential Privacy*, VLDB 2022, Eq. 6.
+    Liu, Lou, Xiong, Liu, Meng: *Projected Federated Averaging with Heterogeneous Differential Privacy*, VLDB 2022, Eq. 6.
 
 In one sentence
     A client with a larger epsilon adds less noise, so its update gets a proportionally larger weight.
@@ -11,7 +11,7 @@ Equations
 
 Formal guarantees
     As ``fedavg_dp``: made at the clients, so weighing is post-processing. The epsilons are *claims*: a false one moves the
-    model, never a bill.
+    model, never what is charged.
 
 Departures
     The introduction's "tighter budgets get a larger weight" is a slip; the equation is followed. A claim that is no
