@@ -53,7 +53,7 @@ def squared_norms(x: Tensor) -> Tensor:
     if x.shape[-1] < _LONG or x.numel() == 0 or x.dtype is not torch.float32:
         return double(x)
     length = x.shape[-1] // _RUN * _RUN
-    squares = double(torch.linalg.vector_norm(x[..., :length].unflatten(-1, (-1, _RUN)), dim=-1))
+    squares = double(torch.linalg.vector_norm(x[..., :length].reshape(*x.shape[:-1], -1, _RUN), dim=-1))
     if length < x.shape[-1]:
         squares += double(x[..., length:])
     least, largest = torch.aminmax(squares)  # not a number wherever one is
