@@ -21,8 +21,8 @@ def clip_factor(norm: Tensor, bound: float | Tensor) -> Tensor:
     >>> clip_factor(torch.tensor([0.0, 0.5, 2.0, float("nan"), float("inf")]), 1.0)
     tensor([1.0000, 1.0000, 0.5000, 0.0000, 0.0000])
     """
-    factor = (bound * CLIP_MARGIN / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0)
-    return torch.where(torch.isfinite(norm), factor, torch.zeros_like(factor))
+    factor = (bound * CLIP_MARGIN / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max_(1.0)
+    return factor.masked_fill_(~torch.isfinite(norm), 0.0)
 
 
 def clip(vector: Tensor, bound: float) -> Tensor:
