@@ -182,7 +182,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
     taken: set[tuple[str, str]] = set()
     copied = ["linear"]
     planes, patches, products = convolutions._planes, convolutions._patches, pieces.products
-    one_convolution = convolutions._one_convolution
+    one_convolution, of_planes = convolutions._one_convolution, convolutions._products_of_planes
 
     def spy_one_convolution(*arguments: object) -> pieces.Piece:
         taken.add(("one convolution", "written"))
@@ -191,6 +191,13 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
     def spy_planes(*arguments: object, **options: object) -> Tensor:
         copied[0] = "planes"
         return planes(*arguments, **options)  # type: ignore[arg-type]
+
+    def spy_products_of_planes(*arguments: object) -> object:
+        found = of_planes(*arguments)  # type: ignore[arg-type]
+        if copied[0] == "planes":  # nobody asked for products of the whole
+            taken.add(("planes", "written, transposed"))
+            copied[0] = "linear"
+        return found
 
     def spy_patches(*arguments: object) -> list[Tensor]:
         found = patches(*arguments)  # type: ignore[arg-type]
@@ -211,6 +218,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
 
     monkeypatch.setattr(convolutions, "_one_convolution", spy_one_convolution)
     monkeypatch.setattr(convolutions, "_planes", spy_planes)
+    monkeypatch.setattr(convolutions, "_products_of_planes", spy_products_of_planes)
     monkeypatch.setattr(convolutions, "_patches", spy_patches)
     monkeypatch.setattr(convolutions, "products", spy_products)
     monkeypatch.setattr(rules, "products", spy_products)
@@ -299,6 +307,13 @@ def test_what_does_not_fit_is_done_in_pieces_by_gram_matrices(
         agree(conv(seed, channels, size, kernel, **options), draw(seed, 5, channels[0], *size), 0.3)
     if most == 1 and way[0] != "one convolution":
         assert taken - {("linear", "factored")} == {(way[0], "factored" if way[1] == "factored" else "gram")}
+
+
+def test_planes_may_be_copied_a_few_records_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = conv(0, (3, 5), (9, 9), (3, 3), padding=1)
+    whole = agree(model, draw(0, 7, 3, 9, 9), 0.3)
+    monkeypatch.setattr(convolutions, "_IN_CACHE", 3 * 28 * 81)
+    torch.testing.assert_close(agree(model, draw(0, 7, 3, 9, 9), 0.3), whole)
 
 
 @pytest.mark.parametrize("odd", [0.0, 1e30, float("inf"), float("nan")])

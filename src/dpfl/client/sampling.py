@@ -95,15 +95,8 @@ class ShuffledBatches:
 
     def draw(self, rng: SecretRng, steps: int) -> Draw:
         """Draw the records of every step."""
-        each = math.ceil(self.examples / self.batch_size)
-        epochs = math.ceil(steps / each)
-        records = torch.cat(
-            [torch.zeros(0, dtype=torch.int64), *(rng.permutation(self.examples) for _ in range(epochs))]
-        )
-        sizes = torch.full((epochs, each), self.batch_size)
-        sizes[:, -1] = self.examples - (each - 1) * self.batch_size
-        sizes = sizes.flatten()[:steps]
-        return Draw(records[: int(sizes.sum())], sizes)
+        sizes, epochs, count = _shuffled_sizes(self.examples, self.batch_size, steps)
+        return Draw(rng.permutations(epochs, self.examples).flatten()[:count], sizes.clone())
 
     def event(self, noise_multiplier: float, steps: int, parameters: int) -> Event:
         """Refuse noise: shuffled batches billed as Poisson samples understate the loss several times over."""
@@ -112,6 +105,17 @@ class ShuffledBatches:
                 "sampling", "shuffled batches cannot be billed as Poisson samples", "use sampling = 'poisson'"
             )
         return Event(noise_multiplier=0.0, steps=steps)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shuffled_sizes(examples: int, batch_size: int, steps: int) -> tuple[Tensor, int, int]:
+    """Batch sizes of so many steps of whole epochs, how many epochs they take, and how many records they hold."""
+    each = math.ceil(examples / batch_size)
+    epochs = math.ceil(steps / each)
+    sizes = torch.full((epochs, each), batch_size)
+    sizes[:, -1] = examples - (each - 1) * batch_size
+    sizes = sizes.flatten()[:steps]
+    return sizes, epochs, int(sizes.sum())
 
 
 @functools.cache

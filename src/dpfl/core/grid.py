@@ -15,13 +15,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid_noise import LARGEST, SCALE
-from dpfl.core.random import SecretRng
+
+
+class NoiseSource(Protocol):
+    """Whatever fills a tensor with integers of the law round(N(0, SCALE^2)): a :class:`SecretRng`, or what draws ahead."""
+
+    def grid_noise_(self, out: Tensor) -> Tensor:
+        """Fill a contiguous float32 tensor in place."""
+        ...
+
 
 SUMMANDS = 32
 """Most records whose clipped gradients are added up in single precision before they are rounded onto the grid."""
@@ -65,10 +74,10 @@ class Grid:
         """Round onto the grid, in double precision; what it cannot hold is brought to its end, which moves nobody apart."""
         return (vector.to(torch.float64) / self.step).clamp_(-_LARGEST_INTEGER, _LARGEST_INTEGER).round_()
 
-    def noised(self, vector: Tensor, rng: SecretRng) -> Tensor:
+    def noised(self, vector: Tensor, rng: NoiseSource) -> Tensor:
         """Round, add noise of SCALE steps, and return multiples of the step in double precision.
 
-        >>> from dpfl.core.random import PublicSeed
+        >>> from dpfl.core.random import PublicSeed, SecretRng
         >>> noisy = Grid.of(1.0).noised(torch.zeros(3), SecretRng.simulated(PublicSeed(1)))
         >>> bool((noisy * SCALE == (noisy * SCALE).round()).all())
         True

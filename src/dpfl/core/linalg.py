@@ -24,8 +24,8 @@ def clip_factor(norm: Tensor, bound: float | Tensor) -> Tensor:
     >>> clip_factor(torch.tensor([0.0, 0.5, 2.0, float("nan"), float("inf")]), 1.0)
     tensor([1.0000, 1.0000, 0.5000, 0.0000, 0.0000])
     """
-    factor = (bound * CLIP_MARGIN / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1.0)
-    return torch.where(torch.isfinite(norm), factor, torch.zeros_like(factor))
+    factor = (bound * CLIP_MARGIN / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max_(1.0)
+    return factor.masked_fill_(~torch.isfinite(norm), 0.0)
 
 
 def clip(vector: Tensor, bound: float) -> Tensor:
@@ -56,7 +56,7 @@ def squared_norms(x: Tensor) -> Tensor:
     if x.shape[-1] < _LONG or x.numel() == 0 or x.dtype is not torch.float32:
         return double(x)
     length = x.shape[-1] // _RUN * _RUN
-    squares = double(torch.linalg.vector_norm(x[..., :length].unflatten(-1, (-1, _RUN)), dim=-1))
+    squares = double(torch.linalg.vector_norm(x[..., :length].reshape(*x.shape[:-1], -1, _RUN), dim=-1))
     if length < x.shape[-1]:
         squares += double(x[..., length:])
     least, largest = torch.aminmax(squares)  # not a number wherever one is

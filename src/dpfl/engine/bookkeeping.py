@@ -51,6 +51,27 @@ def _layers(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if type(m) in RULES or (isinstance(m, nn.RNNBase) and unrollable(m))]
 
 
+@dataclass(frozen=True)
+class Watch:
+    """What is looked up in a model once for many steps: its layers' names, and how it is to be called."""
+
+    names: dict[nn.Module, str]
+    flattened: list[nn.Module]
+    in_place: bool
+    tied: bool
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Watch:
+        """Look at a model as it is now."""
+        layers, modules = set(_layers(model)), dict(model.named_modules())
+        return cls(
+            {module: name for name, module in modules.items() if module in layers},
+            [module for module in modules.values() if type(module) is nn.Flatten],
+            any(getattr(module, "inplace", False) for module in modules.values()),
+            len(list(model.parameters())) < sum(1 for _ in model.named_parameters(remove_duplicate=False)),
+        )
+
+
 @dataclass
 class _Book:
     """What one forward leaves behind: every layer's input, and the tensors whose gradients are wanted."""
@@ -95,8 +116,9 @@ class _Book:
 
 
 @contextmanager
-def _watched(model: nn.Module, book: _Book) -> Iterator[None]:
+def _watched(watch: Watch, book: _Book) -> Iterator[None]:
     hooks = [module.register_forward_hook(book.keep) for module in book.names if type(module) in RULES]
+    hooks += [module.register_forward_pre_hook(_lay_out_slopes) for module in watch.flattened]
     stood_in = [module for module in book.names if isinstance(module, nn.RNNBase)]
     for module in stood_in:
         module.forward = lambda x, *state, _module=module: book.unroll(_module, x, *state)
@@ -109,18 +131,29 @@ def _watched(model: nn.Module, book: _Book) -> Iterator[None]:
             del module.forward
 
 
+def _lay_out_slopes(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    """Lay out the gradient of what is flattened as the image is: else torch copies larger ones back and forth."""
+    if arguments[0].requires_grad and arguments[0].ndim == 4:
+        arguments[0].register_hook(fast_layout)  # type: ignore[no-untyped-call]
+
+
 def clipped_sum(
-    model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor, clip: float
+    model: nn.Module,
+    layout: Layout,
+    vector: Tensor,
+    features: Tensor,
+    labels: Tensor,
+    clip: float,
+    watch: Watch | None = None,
 ) -> Tensor:
     """Sum in double precision of per-record gradients, each within ``clip``; a non-finite one counts as zero."""
     if len(labels) == 0:
         return torch.zeros_like(vector, dtype=torch.float64)
-    layers = set(_layers(model))
-    names = {module: name for name, module in model.named_modules() if module in layers}
-    book = _Book(names, copies=any(getattr(module, "inplace", False) for module in model.modules()))
-    with _watched(model, book), torch.enable_grad():
-        parameters = {name: fast_layout(tensor) for name, tensor in layout.unflatten(vector).items()}
-        logits = functional_call(model, on_copies(model, parameters), (fast_layout(features),))
+    watch = Watch.of(model) if watch is None else watch
+    book = _Book(watch.names, copies=watch.in_place)
+    with _watched(watch, book), torch.enable_grad():
+        state = on_copies(model, layout.unflatten(vector))
+        logits = functional_call(model, state, (fast_layout(features),), tie_weights=watch.tied)
         loss = F.cross_entropy(logits, labels, reduction="sum")
         slopes = torch.autograd.grad(loss, book.wanted(), allow_unused=True)
     with torch.no_grad():
@@ -242,10 +275,12 @@ class Booked(OneByOne):
         # By the model itself: an address may be another model's tomorrow.
         self._sizes: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = WeakKeyDictionary()
         self._agrees: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], bool]] = WeakKeyDictionary()
+        self._watches: WeakKeyDictionary[nn.Module, Watch] = WeakKeyDictionary()
 
     def run(self, model: nn.Module, layout: Layout, jobs: Sequence[Job]) -> list[Tensor]:
         """Run every job, in one pass per step if a trial shows that it gives what the slow path gives."""
         plain = OneByOne(str(self.device))
+        self._watches.pop(model, None)  # it may have changed since
         for job in jobs:
             shape, known = tuple(job.features.shape[1:]), self._agrees.setdefault(model, {})
             if shape not in known and any(phase.clip is not None for phase in job.phases):
@@ -272,12 +307,13 @@ class Booked(OneByOne):
         self, model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor, clip: float
     ) -> Tensor:
         """Sum of clipped per-record gradients, in micro-batches of bounded memory."""
+        watch = self._watches.get(model) or self._watches.setdefault(model, Watch.of(model))
         try:
             at_once = self._at_once(model, features) if len(labels) > 1 else MICRO_BATCH
             if len(labels) <= at_once:
-                return clipped_sum(model, layout, vector, features, labels, clip)
+                return clipped_sum(model, layout, vector, features, labels, clip, watch)
             parts = zip(torch.split(features, at_once), torch.split(labels, at_once), strict=True)
             empty = torch.zeros_like(vector, dtype=torch.float64)
-            return sum((clipped_sum(model, layout, vector, x, y, clip) for x, y in parts), empty)
+            return sum((clipped_sum(model, layout, vector, x, y, clip, watch) for x, y in parts), empty)
         except NotBookable:
             return super().clipped_sum(model, layout, vector, features, labels, clip)

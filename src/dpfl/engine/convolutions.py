@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from dpfl.engine.pieces import (
     Gradients,
     Piece,
+    Weighted,
     added,
     by_gram,
     of_weight_and_bias,
@@ -29,6 +30,7 @@ from dpfl.engine.pieces import (
 )
 
 _WIDE = 64  # columns from which a product with one row of the kernel is as fast as one with all of it
+_IN_CACHE = 1 << 18  # numbers that stay in a core's own cache
 _NARROW = 32  # outputs up to which a convolution is faster than products of matrices
 
 
@@ -59,7 +61,7 @@ def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
 @cache
 def _has_fast_groups() -> bool:
     """Whether this machine's convolutions of many groups have a kernel of their own (oneDNN on x86)."""
-    return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    return torch._C._has_mkldnn and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 def _in_one_convolution(layer: nn.Conv2d, a: Tensor, d: Tensor) -> bool:
@@ -118,16 +120,14 @@ def _by_planes(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
     each, outputs = layer.in_channels // groups, layer.out_channels // groups
     a = _padded(layer, a)
     slopes = d.permute(0, 2, 3, 1).reshape(len(a), -1, layer.out_channels)
-    pairs = [
-        products(
-            [_planes(layer, a[:, g * each : (g + 1) * each].contiguous(), biased=biased)],
-            slopes[..., g * outputs : (g + 1) * outputs].contiguous(),
-        )
-        for g in range(groups)
-    ]
+    pairs = []
+    for g in range(groups):
+        own = a[:, g * each : (g + 1) * each].contiguous()
+        mine = slopes[..., g * outputs : (g + 1) * outputs].contiguous()
+        pairs.append(_products_of_planes(layer, own, mine))
 
     def weighted(factor: Tensor) -> Gradients:
-        found = torch.cat([w(factor) for _, w in pairs])
+        found = pairs[0][1](factor) if groups == 1 else torch.cat([w(factor) for _, w in pairs])
         inputs = layer.weight[0].numel()
         weight = {"weight": found[:, :inputs].reshape(layer.weight.shape)}
         return {**weight, "bias": found[:, inputs]} if biased else weight
@@ -135,7 +135,22 @@ def _by_planes(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
     return Piece(added(s for s, _ in pairs), weighted)
 
 
-def _planes(layer: nn.Conv2d, a: Tensor, *, biased: bool) -> Tensor:
+def _products_of_planes(layer: nn.Conv2d, a: Tensor, d: Tensor) -> tuple[Tensor, Weighted]:
+    """One group's products; where they are written out, planes of a few records at a time stay in the cache."""
+    records, positions, outputs = d.shape
+    inputs = layer.weight[0].numel() + (layer.bias is not None)
+    if positions == 1 or not written_out(records, positions, inputs, outputs):
+        planes = _planes(layer, a, a.new_empty(records, inputs, positions))
+        return products([planes.transpose(1, 2)], d)
+    at_once = min(records, max(1, _IN_CACHE // (inputs * positions)))
+    room, gradients = a.new_empty(at_once, inputs, positions), a.new_empty(records, inputs, outputs)
+    for first in range(0, records, at_once):
+        some = slice(first, first + at_once)
+        torch.bmm(_planes(layer, a[some], room[: records - first]), d[some], out=gradients[some])
+    return squared(gradients), lambda factor: weighted_sum(factor, gradients).reshape(inputs, outputs).T
+
+
+def _planes(layer: nn.Conv2d, a: Tensor, room: Tensor) -> Tensor:
     """Patches with output positions innermost: one shifted copy of the image for every entry of the kernel."""
     (kh, kw), (sh, _), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
     records, channels, height, width = a.shape
@@ -145,11 +160,10 @@ def _planes(layer: nn.Conv2d, a: Tensor, *, biased: bool) -> Tensor:
         (a.stride(0), a.stride(1), dh * width, dw, sh * width, 1),
     )
     inputs = channels * kh * kw
-    planes = a.new_empty(records, inputs + biased, rows * columns)
-    planes[:, :inputs].view(shape).copy_(a.as_strided(shape, strides))
-    if biased:
-        planes[:, inputs] = 1.0
-    return planes.transpose(1, 2)
+    room[:, :inputs].view(shape).copy_(a.as_strided(shape, strides, a.storage_offset()))
+    if room.shape[1] > inputs:
+        room[:, inputs] = 1.0
+    return room
 
 
 def _patches(layer: nn.Conv2d, a: Tensor, positions: int, outputs: int) -> list[Tensor]:

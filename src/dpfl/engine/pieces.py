@@ -85,9 +85,12 @@ def _outer_products(blocks: list[Tensor], d: Tensor) -> Weighted:
     """Weighted sum of d a^T over records, for d (B, out) and a (B, in) in blocks of columns."""
 
     def outer(factor: Tensor) -> Tensor:
-        slopes = d * factor[:, None]
-        found = [in_parts(lambda some, a=a: slopes[some].T @ a[some], len(factor)) for a in blocks]
-        return found[0] if len(found) == 1 else torch.cat(found, 1)
+        slopes = (d * factor[:, None]).T
+
+        def one(a: Tensor) -> Tensor:
+            return in_parts(lambda some: slopes[:, some] @ a[some], len(factor))
+
+        return one(blocks[0]) if len(blocks) == 1 else torch.cat([one(a) for a in blocks], 1)
 
     return outer
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from dpfl.client.member import honest_members
 from dpfl.core import grid_noise
-from dpfl.core.grid import Grid
+from dpfl.core.grid import Grid, NoiseSource
 from dpfl.core.layout import Layout
-from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, Observer
 from dpfl.data.federation import Federation
 from dpfl.engine import make_engine
@@ -89,7 +89,7 @@ def _noisy_integers(record: Callable[[Tensor], None], forced: Callable[[], Tenso
     """Watch the noisy integers of every mechanism, or move the noise so that they are the given ones."""
     original = Grid.noised
 
-    def noised(grid: Grid, vector: Tensor, rng: SecretRng) -> Tensor:
+    def noised(grid: Grid, vector: Tensor, rng: NoiseSource) -> Tensor:
         own = grid.integers(vector)
         if forced is None:
             noise = rng.grid_noise_(torch.empty(vector.numel())).view(vector.shape).double()
@@ -98,7 +98,7 @@ def _noisy_integers(record: Callable[[Tensor], None], forced: Callable[[], Tenso
             assert wanted.shape == vector.shape, "a release changes its length with a client's data"
             noise = wanted - own
         record(own + noise)
-        return original(grid, vector, _Rigged(noise))  # type: ignore[arg-type]
+        return original(grid, vector, _Rigged(noise))
 
     Grid.noised = noised  # type: ignore[method-assign, assignment]
     try:
@@ -112,7 +112,7 @@ def float_noise() -> Iterator[None]:
     """Replace noise on a grid by noise computed in single precision and then added: what the laws must catch."""
     original = Grid.noised
 
-    def noised(grid: Grid, vector: Tensor, rng: SecretRng) -> Tensor:
+    def noised(grid: Grid, vector: Tensor, rng: NoiseSource) -> Tensor:
         noise = rng.grid_noise_(torch.empty(vector.numel())).view(vector.shape) / grid_noise.SCALE
         return vector.to(torch.float32) + torch.tensor(grid.step * grid_noise.SCALE, dtype=torch.float32) * noise
 
