@@ -14,6 +14,7 @@ from dpfl.client.member import Member, false_claims, honest_members
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Cohort, Downlink, Observer, Unit
+from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.events import Event
 from dpfl.privacy.published import MISREAD_REMARK, POISSON_REMARK, UNAMPLIFIED_REMARK, UNIFORM_REMARK, classic_epsilon
@@ -40,11 +41,12 @@ def description_of(experiment: Experiment, data_folder: Path | None = None) -> d
     experiment.check()
     federation = experiment.federation(data_folder)
     strategy = experiment.strategy(len(federation.ids))
-    layout = Layout.of_module(experiment.build_model(federation))
+    model = experiment.build_model(federation)
+    layout = Layout.of_module(model)
     members = honest_members(federation, false_claims(federation, experiment.run.liars))
     agreement = enrol(strategy, {c: m.claims for c, m in members.items()}, experiment.run.rounds, layout)
     strategy = agreement.strategy  # with nothing left open
-    state = first_state(agreement, layout.read(experiment.build_model(federation)))
+    state = first_state(agreement, layout.read(model))
     cohort = Cohort.of(
         {c: members[c].claims for c in sorted(members)[: max(1, round(agreement.terms.expected_cohort))]}
     )
@@ -62,7 +64,10 @@ def description_of(experiment: Experiment, data_folder: Path | None = None) -> d
         "unit": str(strategy.unit),
         "observer": str(strategy.observer),
         "adjacency": str(strategy.adjacency),
-        "assumptions": list(strategy.assumptions),
+        "assumptions": [
+            *strategy.assumptions,
+            *(arithmetic_assumptions(model, layout) if strategy.local.private else ()),
+        ],
         "clients": len(members),
         "rounds": agreement.terms.rounds,
         "participations": agreement.terms.participations,

@@ -182,6 +182,12 @@ def still(layout: Layout, phase: Phase) -> slice:
     return layout.head if phase.part == "body" else slice(0, layout.head.start)
 
 
+def record_norms(features: Tensor) -> Tensor:
+    """Norm of every record, in double precision."""
+    norms: Tensor = torch.linalg.vector_norm(features.flatten(1).to(torch.float64), dim=1)
+    return norms
+
+
 def into_ball(vector: Tensor, centre: Tensor, radius: float | Tensor) -> Tensor:
     """Bring a vector (or each row, to its own radius) back to within ``radius`` of ``centre``; what is within stays."""
     difference = vector - centre

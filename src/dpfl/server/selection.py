@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from dpfl.core.errors import ConfigurationError
-from dpfl.core.random import PublicSeed
+from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.privacy.events import Sampling
 from dpfl.protocols import Selection
 
@@ -89,8 +87,7 @@ class FixedCohort(Selection):
 
     def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
         """Return everyone in random order: the first ``size`` that are willing make the cohort."""
-        shuffled = torch.randperm(len(candidates), generator=seed.generator()).tolist()
-        return [candidates[i] for i in shuffled]
+        return [candidates[i] for i in SecretRng.simulated(seed).permutation(len(candidates)).tolist()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,5 +113,5 @@ class PoissonCohort(Selection):
 
     def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
         """Return those whose coin fell."""
-        draws = torch.rand(len(candidates), generator=seed.generator(), dtype=torch.float64) < self.sampling_rate
-        return [candidates[i] for i in draws.nonzero().flatten().tolist()]
+        (coins,) = SecretRng.simulated(seed).chosen(1, len(candidates), self.sampling_rate)
+        return [candidates[i] for i in coins.nonzero().flatten().tolist()]
