@@ -119,7 +119,9 @@ class Strategy:
             and self.adjacency is not Adjacency.REPLACE_ONE
         ):
             raise PrivacyRefusal(
-                self.name, f"fixed-size cohorts have no proven bound under {self.adjacency}", "charge them as replace_one"
+                self.name,
+                f"fixed-size cohorts have no proven bound under {self.adjacency}",
+                "charge them as replace_one",
             )
 
     def _check_shares(self, noise: Stage | Channel) -> None:
@@ -220,14 +222,18 @@ class Strategy:
                 f"bounds that fail with probability {exposure.failure:g} a round use up all of delta in {steps} rounds",
                 "plan fewer rounds, grant more delta, or use bounds that do not fail",
             )
-        wanted = calibrate(
-            min(claim.epsilon for claim in usable),
-            delta,
-            self.selection.charged_rate(terms.population) if amplified else 1.0,
-            steps,
-            sampling=self.selection.sampling if amplified else "none",
-            adjacency=self.adjacency,
-            numbers=exposure.draws,
+        wanted = max(
+            calibrate(
+                min(claim.epsilon for claim in usable if claim.accountant == accountant),
+                delta,
+                self.selection.charged_rate(terms.population) if amplified else 1.0,
+                steps,
+                sampling=self.selection.sampling if amplified else "none",
+                adjacency=self.adjacency,
+                accountant=accountant,
+                numbers=exposure.draws,
+            )
+            for accountant in {claim.accountant for claim in usable}
         )
         multiplier = wanted * exposure.bound / exposure.noise
         for _ in range(50):  # more noise has a coarser grid, which needs a little more noise again

@@ -68,6 +68,10 @@ def test_account_reads_a_ledger_from_the_stored_events_alone(
     lone = tmp_path / "elsewhere" / "ledger.sqlite"
     lone.parent.mkdir()
     lone.write_bytes(Path("r/ledger.sqlite").read_bytes())
+    code, text, err = _run(capsys, "account", "--ledger", str(lone), "--json")
+    assert (code, text) == (5, "")  # without its head an old copy could not be told from the newest
+    assert "ledger.sqlite.head is missing" in " ".join(err.split())
+    lone.with_name("ledger.sqlite.head").write_bytes(Path("r/ledger.sqlite.head").read_bytes())
     _, text, _ = _run(capsys, "account", "--ledger", str(lone), "--json")
     assert json.loads(text)["statements"] == json.loads(out)["statements"]
 
@@ -97,7 +101,9 @@ def test_noise_and_epsilon_are_inverse(capsys: pytest.CaptureFixture[str]) -> No
     _, out, _ = _run(capsys, "account", "--epsilon", "2", *common)
     noise = json.loads(out)["noise_multiplier"]
     _, out, _ = _run(capsys, "account", "--noise-multiplier", str(noise), *common)
-    assert 1.99 <= json.loads(out)["epsilon"] <= 2
+    assert 0.985 * 2 <= json.loads(out)["epsilon"] <= 2  # the next multiplier of the ladder is 0.5 % smaller
+    _, out, _ = _run(capsys, "account", "--noise-multiplier", str(noise / 1.005), *common)
+    assert json.loads(out)["epsilon"] > 2
 
 
 def test_compare_pairs_methods_and_runs_only_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,14 +10,21 @@ from hypothesis import strategies as st
 from dpfl.client.local_work import DpSgd, Sgd
 from dpfl.client.sampling import PoissonBatches, sampler
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
-from dpfl.core.types import Budget, Claims, Phase, Practice, Terms, Unit
-from dpfl.privacy import epsilon
-from dpfl.privacy.events import Event
+from dpfl.core.types import Adjacency, Budget, Claims, Phase, Practice, Terms, Unit
+from dpfl.privacy.accountant import spend
 from dpfl.protocols import Participant
 
 PRACTICE = Practice(batch_size=8, local_steps=10, lr=0.1)
 WORK = DpSgd(practice=PRACTICE, clip=1.0)
-TERMS = Terms(rounds=10, population=4, expected_cohort=2.0, participations=5, smallest_epsilon=0.5, largest_epsilon=8.0)
+TERMS = Terms(
+    rounds=10,
+    population=4,
+    expected_cohort=2.0,
+    participations=5,
+    smallest_epsilon=0.5,
+    largest_epsilon=8.0,
+    parameters=10,
+)
 DELTA = 1e-5
 
 
@@ -28,7 +35,9 @@ def participant(epsilon_: float = 1.0, examples: int = 100, practice: Practice |
 def whole_plan_cost(phase: Phase, examples: int, participations: int) -> float:
     """What the plan costs, asked of the accountant for the phase as it will run."""
     rate = PoissonBatches(examples, phase.batch_size).rate
-    return epsilon(phase.noise_multiplier, rate, phase.steps * participations, DELTA, adjacency="zero_out")
+    (event,) = WORK.exposure((phase,), examples, TERMS.parameters).paid
+    assert event.sampling_rate == rate
+    return spend((event.times(phase.steps * participations),), DELTA, adjacency=Adjacency.ZERO_OUT).epsilon
 
 
 @pytest.mark.parametrize(
@@ -45,7 +54,7 @@ def test_the_planned_participations_cost_the_budget_and_never_more(
     granted: float, examples: int, practice: Practice
 ) -> None:
     (phase,) = WORK.phases(TERMS, participant(granted, examples, practice))
-    assert 0.995 <= whole_plan_cost(phase, examples, TERMS.participations) / granted <= 1
+    assert 0.985 <= whole_plan_cost(phase, examples, TERMS.participations) / granted <= 1
 
 
 def test_more_participations_need_more_noise() -> None:
@@ -72,7 +81,7 @@ def test_local_epochs_are_turned_into_steps(examples: int, batch: int, epochs: i
 
 def test_a_batch_larger_than_the_data_is_billed_at_rate_one() -> None:
     (phase,) = WORK.phases(TERMS, participant(examples=30, practice=Practice(batch_size=64)))
-    (event,) = WORK.exposure((phase,), 30).paid
+    (event,) = WORK.exposure((phase,), 30, 10).paid
     assert event.sampling_rate == 1.0
 
 
@@ -150,7 +159,7 @@ def test_a_plan_for_the_smallest_claim_never_exceeds_ones_own_budget(own: float)
     work = DpSgd(practice=PRACTICE, clip=1.0, spending="smallest")
     (phase,) = work.phases(TERMS, participant(own))
     cost = whole_plan_cost(phase, 100, TERMS.participations)
-    assert 0.995 <= cost / min(own, TERMS.smallest_epsilon) <= 1
+    assert 0.985 <= cost / min(own, TERMS.smallest_epsilon) <= 1
 
 
 def test_only_a_plan_for_the_largest_claim_is_hypothetical() -> None:
@@ -176,27 +185,31 @@ def test_what_is_billed_is_what_the_sampler_of_the_phase_will_do(
 ) -> None:
     work = DpSgd(practice=Practice(batch_size=batch, local_steps=steps, lr=0.1), clip=clip)
     phases = work.phases(TERMS.with_noise(z), participant(examples=examples))
-    exposure = work.exposure(phases, examples)
+    exposure = work.exposure(phases, examples, 10)
     (phase,) = phases
     assert exposure.unit is Unit.RECORD
-    assert exposure.paid == (sampler(phase, examples).event(z, steps),)
-    assert exposure.paid == (
-        Event(noise_multiplier=z, steps=steps, sampling="poisson", sampling_rate=min(1.0, batch / examples)),
-    )
+    assert exposure.paid == (sampler(phase, examples).event(z, steps, 10),)
+    (event,) = exposure.paid
+    assert (event.steps, event.sampling, event.numbers) == (steps, "poisson", 10)
+    assert event.sampling_rate == min(1.0, batch / examples)
+    assert 0.9 * z < event.noise_multiplier < z
     assert exposure.finite
 
 
 def test_every_phase_is_paid_for() -> None:
     (phase,) = WORK.phases(TERMS.with_noise(1.0), participant())
     second = replace(phase, steps=3, noise_multiplier=2.0)
-    paid = WORK.exposure((phase, second), 100).paid
-    assert [(event.steps, event.noise_multiplier) for event in paid] == [(10, 1.0), (3, 2.0)]
+    paid = WORK.exposure((phase, second), 100, 10).paid
+    assert [(event.steps, event.noise_multiplier) for event in paid] == [
+        (10, pytest.approx(1.0, rel=1e-3)),
+        (3, pytest.approx(2.0, rel=1e-3)),
+    ]
 
 
 def test_a_phase_without_noise_is_never_called_private() -> None:
     (phase,) = WORK.phases(TERMS.with_noise(1.0), participant())
     bare = replace(phase, noise_multiplier=0.0)
-    assert not WORK.exposure((phase, bare), 100).finite
+    assert not WORK.exposure((phase, bare), 100, 10).finite
 
 
 def test_plain_sgd_hides_nothing_and_a_ball_is_no_bound_to_bill() -> None:
@@ -204,7 +217,7 @@ def test_plain_sgd_hides_nothing_and_a_ball_is_no_bound_to_bill() -> None:
     for ball in (None, 0.5):
         work = Sgd(practice=PRACTICE, ball=ball)
         phases = work.phases(TERMS, participant())
-        exposure = work.exposure(phases, 100)
+        exposure = work.exposure(phases, 100, 10)
         assert (exposure.bound, exposure.noise, exposure.paid) == (math.inf, 0.0, ())
         assert not exposure.finite
         assert phases[0].ball == ball

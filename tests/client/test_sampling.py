@@ -6,11 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binom
 from torch import Tensor
 
 from dpfl.client import sampling
 from dpfl.client.sampling import PoissonBatches, ShuffledBatches, sampler, steps_per_epoch
 from dpfl.core.errors import ConfigurationError, DataError, PrivacyRefusal
+from dpfl.core.grid import SUMMANDS, effective_multiplier
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Phase
 from dpfl.privacy.events import Event
@@ -166,9 +168,23 @@ def test_poisson_batches_hold_distinct_records_of_the_client(examples: int, batc
 def test_a_poisson_event_states_the_rate_the_steps_and_the_multiplier(
     examples: int, batch: int, steps: int, z: float
 ) -> None:
-    event = PoissonBatches(examples, batch).event(z, steps)
+    event = PoissonBatches(examples, batch).event(z, steps, 100)
     rate = min(1.0, batch / examples)
-    assert event == Event(noise_multiplier=z, steps=steps, sampling="poisson", sampling_rate=rate, failure=0.0)
+    charged = effective_multiplier(z, 100, PoissonBatches(examples, batch).parts)
+    assert event == Event(
+        noise_multiplier=charged, steps=steps, sampling="poisson", sampling_rate=rate, numbers=100 if z else 0
+    )
+    assert charged <= z
+
+
+@given(examples=st.integers(1, 5_000), batch=st.integers(1, 300))
+def test_a_batch_hardly_ever_has_more_parts_than_are_charged(examples: int, batch: int) -> None:
+    """The tail beyond is below what the surcharge for one noise value covers; one part less would not be."""
+    batches = PoissonBatches(examples, batch)
+    most = batches.parts * SUMMANDS
+    assert binom.sf(most, examples, batches.rate) <= 1e-25 or most >= examples
+    fewer = (batches.parts - 1) * SUMMANDS
+    assert fewer == 0 or binom.sf(fewer, examples, batches.rate) > 1e-26
 
 
 @given(examples=st.integers(1, 10_000), batch=st.integers(1, 10_000))
@@ -194,13 +210,13 @@ def test_shuffled_epochs_come_in_different_orders() -> None:
 
 def test_noise_over_shuffled_batches_is_refused() -> None:
     with pytest.raises(PrivacyRefusal, match="cannot be billed as Poisson samples"):
-        ShuffledBatches(100, 10).event(1.0, 5)
+        ShuffledBatches(100, 10).event(1.0, 5, 3)
     with pytest.raises(ConfigurationError, match="cannot be billed as Poisson samples"):
         Phase(steps=1, batch_size=10, sampling="shuffle", lr=0.1, clip=1.0, noise_multiplier=1.0)
 
 
 def test_shuffled_batches_without_noise_admit_that_nothing_is_hidden() -> None:
-    assert ShuffledBatches(100, 10).event(0.0, 5) == Event(noise_multiplier=0.0, steps=5)
+    assert ShuffledBatches(100, 10).event(0.0, 5, 3) == Event(noise_multiplier=0.0, steps=5)
 
 
 @pytest.mark.parametrize(("kind", "law"), [("poisson", PoissonBatches), ("shuffle", ShuffledBatches)])

@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpfl.client.sampling import Draw
+from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.grid import Grid
+from dpfl.core.grid_noise import LARGEST
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Phase
 from dpfl.engine import make_engine
 from dpfl.engine.private_stacks import _Parts, _Sums, _width
-from dpfl.engine.stacked import chain
+from dpfl.engine.stacked import KERNELS, arithmetic_assumptions, chain
 from dpfl.engine.stacks import Linear, Stack
 from dpfl.protocols import Job
 
@@ -59,7 +62,9 @@ def per_record(model: nn.Module, features: Tensor, labels: Tensor, chosen: list[
 
 @pytest.mark.parametrize("name", MODELS)
 @given(seed=st.integers(0, 2**32), data=st.data())
-def test_a_contribution_is_the_same_bit_for_bit_whoever_else_is_drawn(name: str, seed: int, data: st.DataObject) -> None:
+def test_a_contribution_is_the_same_bit_for_bit_whoever_else_is_drawn(
+    name: str, seed: int, data: st.DataObject
+) -> None:
     """Removal, addition and re-ordering of other records change nothing: the shapes are fixed."""
     torch.manual_seed(seed % 1000)
     model = MODELS[name]()
@@ -82,7 +87,9 @@ def test_the_shape_of_a_part_depends_on_the_plan_alone() -> None:
 
 # -- extreme magnitudes --------------------------------------------------------------------------------------------------
 
-_EXTREME = st.sampled_from([0.0, 1e-45, 1e-38, 1e-20, 1e-3, 1.0, 1e10, 1e14, 1e16, 1e30, 1e37, 1e38, 3e38, -3e38, math.inf])
+_EXTREME = st.sampled_from(
+    [0.0, 1e-45, 1e-38, 1e-20, 1e-3, 1.0, 1e10, 1e14, 1e16, 1e30, 1e37, 1e38, 3e38, -3e38, math.inf]
+)
 
 
 def sent(model: nn.Module, features: Tensor, clip: float, engine: str) -> float:
@@ -117,3 +124,42 @@ def test_bookkeeping_keeps_the_bound_too() -> None:
     model = nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
     for size in (1e-30, 1.0, 1e12, 1e20, 1e38, 3e38):
         assert sent(model, torch.full((1, 16), size), 0.5, "stacked") <= 0.5 * (1 + 1e-6)
+
+
+# -- arithmetic ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["stacked", "one_by_one"])
+def test_reduced_precision_is_refused_where_noise_protects(engine: str) -> None:
+    model = nn.Linear(6, 3)
+    features, labels = torch.randn(4, 6), torch.arange(4) % 3
+    private = Phase(steps=1, batch_size=4, sampling="poisson", lr=0.1, clip=1.0, noise_multiplier=1.0)
+    plain = Phase(steps=1, batch_size=4, sampling="shuffle", lr=0.1)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with pytest.raises(PrivacyRefusal, match="reduced precision"):
+            make_engine(engine).run(model, Layout.of_module(model), [job_of(model, features, labels, private)])
+        make_engine(engine).run(model, Layout.of_module(model), [job_of(model, features, labels, plain)])
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    with torch.autocast("cpu"), pytest.raises(PrivacyRefusal, match="autocast"):
+        make_engine(engine).run(model, Layout.of_module(model), [job_of(model, features, labels, private)])
+
+
+def test_sums_that_leave_the_exact_integers_are_clamped_and_stay_integers() -> None:
+    """Many records along one coordinate and little noise: q is brought to 2^24, and what is released stays on the grid."""
+    model = nn.Linear(1, 2, bias=False)
+    features, labels = torch.full((200, 1), 30.0), torch.zeros(200, dtype=torch.int64)
+    phase = Phase(steps=1, batch_size=200, sampling="poisson", lr=1.0, clip=1.0, noise_multiplier=0.2)
+    job = job_of(model, features, labels, phase)
+    job = Job(**{**vars(job), "start": torch.zeros_like(job.start)})
+    (after,) = make_engine("stacked").run(model, Layout.of_module(model), [job])
+    moved = (job.start - after).double() * 200 / Grid.of(0.2).step
+    assert float(moved.abs().max()) <= 2**24 + LARGEST + 1000  # the weights are rounded to single precision
+    assert float(moved.abs().max()) > 2**23
+
+
+def test_the_assumption_on_kernels_is_named_where_it_is_made() -> None:
+    linear, other = nn.Linear(4, 2), nn.Sequential(nn.Conv1d(1, 2, 2), nn.Flatten(), nn.Linear(6, 2))
+    assert arithmetic_assumptions(linear, Layout.of_module(linear)) == ()
+    assert arithmetic_assumptions(other, Layout.of_module(other)) == (KERNELS,)

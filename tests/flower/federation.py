@@ -28,8 +28,9 @@ from dpfl.wire.payload import FRAME_BYTES, encode_download
 SITES = ("a", "b", "c")
 FEATURES = 60
 DELTA = 1e-2
-RECORD = {"epsilon": 4.0, "delta": DELTA}
-CLIENT = {"epsilon": 4.0, "delta": DELTA, "unit": "client", "observer": "world"}
+# As in a simulation, whose ledger knows one study: its whole price is taken when it begins.
+RECORD = {"epsilon": 4.0, "delta": DELTA, "filter": "allotments"}
+CLIENT = {"epsilon": 4.0, "delta": DELTA, "unit": "client", "observer": "world", "filter": "allotments"}
 METHOD = {"lr": 0.1, "clip": 1.0, "batch_size": 8, "local_steps": 2}
 ANSWERED_BY_HAND = 7  # any code
 
@@ -121,8 +122,8 @@ class Desk:
     def told(self, **lies: Any) -> dict[str, Any]:
         return {**terms_to_dict(self.agreement().terms), **lies}
 
-    def terms(self, **lies: Any) -> Letter:
-        return Letter(header=self.header(TERMS, terms=self.told(**lies)))
+    def terms(self, *, binding: bool = True, **lies: Any) -> Letter:
+        return Letter(header=self.header(TERMS, terms=self.told(**lies), binding=binding))
 
     def download(self, round_: int, drawn: int | None = None) -> bytes:
         study = self.study()
@@ -135,8 +136,12 @@ class Desk:
         return Letter(header=self.header(TRAIN, terms=self.told(**lies), round=round_), payload=payload)
 
 
-def upload_of(answer: Letter) -> torch.Tensor:
-    return torch.frombuffer(bytearray(answer.payload[FRAME_BYTES:]), dtype=torch.float32)
+def upload_of(answer: Letter, step: float = 1.0) -> torch.Tensor:
+    """The numbers of an upload; where noise was added on a grid, multiples of its step."""
+    on_grid = answer.payload[5] == 1
+    kind = torch.int32 if on_grid else torch.float32
+    numbers = torch.frombuffer(bytearray(answer.payload[FRAME_BYTES:]), dtype=kind)
+    return numbers.double() * step if on_grid else numbers
 
 
 def history_of(site: Site, observer: Observer) -> History:

@@ -84,7 +84,7 @@ def test_a_site_is_made_with_one_command_and_shows_what_it_has_spent(
     shown = re.search(r"^a\s+1\s+([\d.]+)\s+4\.000", out, re.M)
     assert shown is not None
     assert float(shown[1]) >= stored
-    assert "per record, zero_out adjacency, by PLD" in out
+    assert "per record, zero_out adjacency, by RDP filter" in out
     code, out, _ = _run(capsys, "site", "status", "home")
     assert code == 0
     assert "not running" in out

@@ -606,9 +606,8 @@ def test_a_study_does_not_go_on_with_fewer_sites_than_it_asks_for(tmp_path: Path
     grid = WatchedGrid({1: generous.folder, 2: first.sites["b"].folder, 3: first.sites["c"].folder})
     coordinator = Coordinator(second, FlowerPost(grid))
     coordinator.post.wait = lambda seconds: None  # type: ignore[method-assign]
-    coordinator.begin()
-    summary = json.loads((second / "summary.json").read_text())
-    assert summary["rounds"]["done"] == 0
-    assert "only 1 of 3 sites can go on, and least_sites asks for more" in summary["rounds"]["ended_early"]
+    with pytest.raises(PeerError, match="only 1 sites accept its terms") as refused:
+        coordinator.begin()
+    assert "b: site 'b': its budget does not cover a round of this study" in str(refused.value)
     assert grid.asked_to_train() == []
     assert charged(generous) == set()

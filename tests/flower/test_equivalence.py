@@ -24,7 +24,7 @@ from dpfl.sim.train import run_experiment
 from dpfl.wire.payload import FRAME_BYTES
 from tests.flower.federation import WatchedGrid, make_server, study_values
 
-GRANTS = [4.0, 5.0, 40.0]
+GRANTS = [4.0, 5.0, 15.0]
 DELTA = 1e-3
 PARTITION = {"kind": "iid", "clients": 3}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -73,6 +73,7 @@ def deploy(base: Path, experiment: Experiment) -> tuple[Path, WatchedGrid, dict[
         folder.mkdir(parents=True)
         budget: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA, "unit": str(strategy.unit)}
         budget["observer"] = str(strategy.observer)
+        budget["filter"] = "allotments"  # as a simulation's ledger has it
         protected = strategy.observer is not Observer.NOBODY
         text = _site_toml(name, budget if protected else None)
         (folder / "site.toml").write_text(text)

@@ -35,6 +35,7 @@ TERMS = Terms(
     participations=3,
     smallest_epsilon=1.0,
     largest_epsilon=2.0,
+    parameters=10,
     public=("a",),
 )
 NUMBERS = st.one_of(

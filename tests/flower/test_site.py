@@ -15,7 +15,7 @@ import torch
 
 from dpfl.core.errors import LedgerError
 from dpfl.core.types import Observer, Unit
-from dpfl.flower.protocol import Letter
+from dpfl.flower.protocol import Letter, terms_from_dict
 from dpfl.flower.site import Site
 from dpfl.privacy.accountant import spend
 from dpfl.runs.deployment import SiteFile
@@ -278,11 +278,13 @@ def noise_billed(site: Site, observer: Observer, clip: float = 1.0) -> float:
 def test_the_bill_follows_the_noise_that_is_really_added_whatever_the_terms_say(
     lies: dict[str, Any], tmp_path: Path
 ) -> None:
-    site, desk = make_site(tmp_path / "a", "a", {**CLIENT, "epsilon": 50.0}), udp()
+    site, desk = make_site(tmp_path / "a", "a", {**CLIENT, "epsilon": 20.0}), udp()
     site.answer(desk.terms(**lies))
     answer = site.answer(desk.train(0, **lies))
     assert answer.accepted, answer.reason
-    measured = float(upload_of(answer).std())
+    grid = desk.study().strategy().filled(terms_from_dict(desk.told(**lies))).upload_grid(3)
+    assert grid is not None
+    measured = float(upload_of(answer, grid.step).std())
     assert measured >= 0.8 * noise_billed(site, Observer.SERVER)
     assert measured * math.sqrt(3) >= 0.8 * noise_billed(site, Observer.WORLD)
     if "noise_multiplier" in lies:
@@ -497,7 +499,7 @@ def test_what_is_sent_is_a_frame_of_the_agreed_size_and_holds_no_record(tmp_path
     assert len(answer.payload) == FRAME_BYTES + 4 * (FEATURES + 1) * 2
     assert set(answer.header) == {"ok", "site", "round", "token", "more"}
     claims = site.answer(desk.hello()).header["claims"]
-    assert claims == {"epsilon": 4.0, "delta": DELTA, "examples": 32}
+    assert claims == {"epsilon": 4.0, "delta": DELTA, "examples": 32, "accountant": None}
 
 
 def test_a_token_is_bound_to_the_run_and_never_the_secret_itself(tmp_path: Path) -> None:
@@ -542,14 +544,16 @@ def test_a_site_s_file_is_refused_in_one_sentence(values: dict[str, Any], words:
 
 def test_a_statement_is_never_below_the_accountant_over_everything_that_was_released(tmp_path: Path) -> None:
     """Two studies of different methods, one site: the second one is paid on top of the first."""
-    site = make_site(tmp_path / "a", "a", {**RECORD, "epsilon": 8.0})
+    site = make_site(tmp_path / "a", "a", {**RECORD, "epsilon": 8.0, "filter": "renyi"})
     for number, method in enumerate(("weiavg", "fedavg_dp")):
         desk = Desk(study_values(method, rounds=2), run=f"run-{number}", epsilon=8.0)
         site.answer(desk.terms(noise_multiplier=1.5))
         assert site.answer(desk.train(0, noise_multiplier=1.5)).accepted
     (line,) = site.spent()
     history = history_of(site, Observer.SERVER)
-    assert [(event.noise_multiplier, event.steps, event.sampling_rate) for event in history] == [(1.5, 4, 0.25)]
+    assert [(event.steps, event.sampling_rate) for event in history] == [(4, 0.25)]
+    assert history[0].noise_multiplier == pytest.approx(1.5, rel=1e-3)
+    assert history[0].noise_multiplier < 1.5
     assert line.epsilon >= spend(history, DELTA, adjacency="zero_out").epsilon
     assert (line.unit, line.rounds) == (str(Unit.RECORD), 2)
 

@@ -13,7 +13,7 @@ import pytest
 from dpfl.core.types import Observer
 from dpfl.flower.protocol import Letter
 from dpfl.flower.site import Site
-from dpfl.privacy.bills import Charge
+from dpfl.privacy.bills import Charge, PrivacyPlan
 from dpfl.privacy.site_ledger import SiteLedger
 from tests.flower.federation import CLIENT, Desk, charged, make_site, study_values
 
@@ -141,6 +141,7 @@ def test_what_belongs_to_a_charge_is_written_with_it_or_not_at_all(tmp_path: Pat
     bill = desk.agreement().bill(Observer.WORLD, site.member().participant)
     ledger = site.ledger()
     ledger.register(RUN, seeded=False, title="t")
+    ledger.commit(RUN, [PrivacyPlan(account="a", observer=Observer.WORLD, bill=bill, releases=1)])
     charge = [Charge(account="a", observer=Observer.WORLD, bill=bill)]
 
     def fails(connection: sqlite3.Connection) -> None:
@@ -158,14 +159,21 @@ def test_what_belongs_to_a_charge_is_written_with_it_or_not_at_all(tmp_path: Pat
 
 
 def test_nothing_is_kept_of_an_answer_that_the_budget_does_not_cover(tmp_path: Path) -> None:
-    site = make_site(tmp_path / "a", "a", {**CLIENT, "epsilon": 0.01})
+    site = make_site(tmp_path / "a", "a", {**CLIENT, "epsilon": 2.0, "filter": "gaussian"})
     bill = Desk(study_values("udp_fedavg")).agreement().bill(Observer.WORLD, site.member().participant)
     ledger = site.ledger()
     ledger.register(RUN, seeded=False, title="t")
+    affordable = ledger.affordable_releases("a", bill, {Observer.WORLD}, 100)
+    assert 0 < affordable < 100
+    ledger.commit(RUN, [PrivacyPlan(account="a", observer=Observer.WORLD, bill=bill, releases=100)])
     charge = [Charge(account="a", observer=Observer.WORLD, bill=bill)]
-    assert ledger.pay_and_answer(RUN, 0, charge, b"payload", b"", horizon=1) is False
-    assert ledger.answered(RUN) is None
-    assert ledger.charged(RUN, Observer.WORLD) == set()
+    for round_ in range(affordable):
+        assert ledger.pay_and_answer(RUN, round_, charge, b"payload", b"")
+    assert ledger.pay_and_answer(RUN, affordable, charge, b"another", b"") is False
+    answered = ledger.answered(RUN)
+    assert answered is not None
+    assert (answered.round, answered.payload) == (affordable - 1, b"payload")
+    assert len(ledger.charged(RUN, Observer.WORLD)) == affordable
     ledger.close()
 
 
@@ -187,7 +195,7 @@ def test_the_private_part_of_a_model_survives_a_new_process_and_is_never_sent(tm
 
 
 def test_two_runs_have_outboxes_of_their_own(tmp_path: Path) -> None:
-    site = make_site(tmp_path / "a", "a", {"epsilon": 40.0, "delta": 1e-2})
+    site = make_site(tmp_path / "a", "a", {"epsilon": 12.0, "delta": 1e-2})
     answers: list[Letter] = []
     for run in ("one", "two"):
         desk = Desk(study_values(noise_multiplier=None) | {"method": study_values()["method"]}, run=run)

@@ -12,6 +12,7 @@ from torch import Tensor
 from dpfl import testing
 from dpfl.client.local_work import DpSgd, Sgd
 from dpfl.client.stages import Clip, GaussianNoise
+from dpfl.core.grid import Grid
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Aggregate, Metrics, PlugState, Practice, Rows, Shared, Total, Who
 from dpfl.engine import ENGINES
@@ -74,7 +75,7 @@ class LetsNaNThrough(Clip):
 @dataclass(frozen=True)
 class TooLittleNoise(GaussianNoise):
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        return x + 0.97 * self.std(who.drawn) * rng.normal_(torch.empty_like(x))
+        return Grid.of(0.97 * self.std(who.drawn)).noised(x, rng)
 
 
 @dataclass(frozen=True)

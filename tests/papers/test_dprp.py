@@ -73,6 +73,7 @@ def terms_of(population: int) -> Terms:
         participations=1,
         smallest_epsilon=1,
         largest_epsilon=1,
+        parameters=10,
     )
 
 
@@ -746,7 +747,7 @@ QUIET: dict[str, Any] = {"noise_multiplier": 1e-5, "receiver_noise": 1e-14}
 CLIP = 0.6
 
 
-def played(strategy: dpfl.Strategy, rounds: int = 1) -> tuple[Tensor, Tensor, Plan]:
+def played(strategy: dpfl.Strategy, rounds: int = 1, seed: int = 0) -> tuple[Tensor, Tensor, Plan]:
     """The model before and after some rounds; nobody has granted a budget, so nobody refuses."""
     model, federation = logistic(), federation_of(8.0)
     members = honest_members(federation)
@@ -754,7 +755,7 @@ def played(strategy: dpfl.Strategy, rounds: int = 1) -> tuple[Tensor, Tensor, Pl
     agreement = enrol(strategy, {c: m.claims for c, m in members.items()}, rounds, layout)
     ledger = Ledger.create(":memory:", "test")
     ledger.register("run", seeded=True, title="test")
-    run = Run(name="run", ledger=ledger, seed=PublicSeed(0), public=PublicSeed(5))
+    run = Run(name="run", ledger=ledger, seed=PublicSeed(seed), public=PublicSeed(5))
     state = first_state(agreement, layout.read(model))
     before = state.model
     for _ in range(rounds):
@@ -820,20 +821,21 @@ def test_without_noise_the_methods_learn() -> None:
 
 @pytest.mark.parametrize(("honest", "receiver"), [(1.0, 1e-9), (1.0, 25.0), ("own_and_receiver", 0.5)])
 def test_a_step_carries_at_least_the_billed_noise(honest: Any, receiver: float) -> None:
-    """A gradient is nothing beside a noise of five thousand: over 7 steps of 650 numbers the std is known to 1 %."""
+    """A gradient is nothing beside such noise; 16 steps of 650 numbers know its std to 0.7 %."""
     clip, squares, told = 1e3, [], []
-    for gain_seed in range(7):
+    for gain_seed in range(16):
         strategy = dpfl.airsgd(
             lr=1.0, clip=clip, noise_multiplier=5.0, receiver_noise=receiver, honest=honest, fading="static",
             gain_seed=gain_seed,
         )  # fmt: skip
-        before, after, plan = played(strategy)
+        before, after, plan = played(strategy, seed=gain_seed)
         multiplier = strategy.channel.told(dict(plan.shared["channel"]))["noise_multiplier_of_all"]
         assert multiplier >= 5.0  # type: ignore[operator]
         told.append(float(multiplier) * clip / CLIENTS)  # type: ignore[arg-type]
         squares.append(float(((after - before).double() / told[-1]).square().mean()))
-    assert math.sqrt(sum(squares) / len(squares)) == pytest.approx(1, rel=0.025)
-    assert math.sqrt(sum(q * t**2 for q, t in zip(squares, told, strict=True)) / 7) >= 5.0 * clip / CLIENTS * 0.975
+    assert math.sqrt(sum(squares) / len(squares)) == pytest.approx(1, rel=0.02)
+    drawn = math.sqrt(sum(q * t**2 for q, t in zip(squares, told, strict=True)) / 16)
+    assert drawn >= 5.0 * clip / CLIENTS * 0.98
 
 
 @pytest.mark.parametrize("tolerated", [0, 2])
@@ -877,17 +879,24 @@ def event_of(strategy: dpfl.Strategy, observer: Observer, rounds: int = 3) -> An
     return event
 
 
+def charged(noise_multiplier: float, numbers: int, stretch: float = 1.0) -> float:
+    """The noise over one client's contribution, which rounding onto the grid of that noise widens."""
+    return noise_multiplier / (stretch + noise_multiplier * math.sqrt(numbers) / 2**20)
+
+
 @pytest.mark.parametrize("observer", [Observer.SERVER, Observer.WORLD])
-def test_the_bill_is_a_gaussian_with_the_agreed_multiplier(observer: Observer) -> None:
+def test_the_bill_is_the_agreed_multiplier_less_the_grid_s_rounding(observer: Observer) -> None:
     sure = event_of(dpfl.dprp(lr=0.1, clip=0.5, dimension=900, noise_multiplier=3.0), observer)
-    assert sure.noise_multiplier == pytest.approx(3.0)
-    assert (sure.failure, sure.sampling) == (0.0, "none")
+    assert sure.noise_multiplier == pytest.approx(charged(3.0, 900), rel=1e-9)
+    assert 3.0 * (1 - 1e-3) < sure.noise_multiplier < 3.0
+    assert (sure.failure, sure.sampling, sure.numbers) == (0.0, "none", 900)
     risky = dpfl.dprp(lr=0.1, clip=0.5, dimension=900, noise_multiplier=3.0, clip_after=False, failure=1e-6)
     event = event_of(risky, observer)
-    assert event.noise_multiplier == pytest.approx(3.0 / math.sqrt(1.5))
-    assert event.failure == 1e-6
+    assert event.noise_multiplier == pytest.approx(charged(3.0, 900, math.sqrt(1.5)), rel=1e-9)
+    assert (event.failure, event.numbers) == (1e-6, 900)
     plain = event_of(dpfl.airsgd(lr=0.1, clip=0.5, noise_multiplier=3.0), observer)
-    assert plain.noise_multiplier == pytest.approx(3.0)
+    assert plain.noise_multiplier == pytest.approx(charged(3.0, 2000), rel=1e-9)
+    assert plain.numbers == 2000
 
 
 def test_where_failures_eat_delta_the_epsilon_is_infinite() -> None:
@@ -937,12 +946,13 @@ def test_bounds_that_fail_too_often_for_delta_are_refused_before_anything_is_pla
     strategy = dpfl.dprp(lr=0.1, clip=1.0, dimension=600, clip_after=False, failure=1e-6)
     claims = {f"c{i}": Claims(epsilon=4.0, delta=1e-5, examples=10) for i in range(5)}
     plan = {"population": 5, "expected_cohort": 5.0, "smallest_epsilon": 4.0, "largest_epsilon": 4.0}
+    plan["parameters"] = 700
     with pytest.raises(PrivacyRefusal, match="use up all of delta in 10 rounds"):
         strategy.settled(Terms(rounds=10, participations=10, **plan), claims)  # type: ignore[arg-type]
     settled, terms = strategy.settled(Terms(rounds=5, participations=5, **plan), claims)  # type: ignore[arg-type]
     bill = settled.bill(dpfl.Observer.SERVER, (), 1, terms)
     total = [event.times(5) for event in bill.events]
-    assert 0.95 * 4.0 < spend(total, 1e-5, adjacency=bill.adjacency).epsilon <= 4.0
+    assert 0.985 * 4.0 < spend(total, 1e-5, adjacency=bill.adjacency).epsilon <= 4.0
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from dpfl.algorithms.ppsgd import PersonalSum
 from dpfl.client.local_work import Sgd
 from dpfl.client.member import honest_members
 from dpfl.core.errors import ConfigurationError
+from dpfl.core.grid_noise import SCALE
 from dpfl.core.layout import Layout
 from dpfl.core.types import Aggregate, Observer, Phase, Practice, Terms
 from dpfl.data.datasets import load_dataset
@@ -43,8 +44,17 @@ from dpfl.sim.train import run_experiment
 from dpfl.wire.payload import decode_upload
 
 HABITS = {"lr": 0.3, "clip": 0.02, "batch_size": 8, "local_steps": 3, "noise_multiplier": 20.0}
-QUIET = {"lr": 0.2, "clip": 1e3, "batch_size": 100, "local_steps": 3, "noise_multiplier": 1e-10}  # whole batches
-TERMS = Terms(rounds=5, population=8, expected_cohort=4.0, participations=3, smallest_epsilon=1, largest_epsilon=1)
+# Whole batches, and a clip that cuts nothing
+UNCUT = {"lr": 0.2, "clip": 2.0, "batch_size": 100, "local_steps": 3, "noise_multiplier": 0.01}
+TERMS = Terms(
+    rounds=5,
+    population=8,
+    expected_cohort=4.0,
+    participations=3,
+    smallest_epsilon=1,
+    largest_epsilon=1,
+    parameters=10,
+)
 LAYOUT = Layout.of({"0.weight": torch.zeros(4, 5), "0.bias": torch.zeros(4), "2.weight": torch.zeros(3, 4)})
 
 
@@ -107,10 +117,16 @@ def gradient(setting: SimpleNamespace, client: str, vector: Tensor) -> Tensor:
 
 
 def noise_of(setting: SimpleNamespace, client: str, round_: int, drawn: int) -> Tensor:
-    """What a client of a seeded run adds to its update."""
+    """What a client of a seeded run adds to its update: whole multiples of the grid's step."""
     rng = setting.run.secret("client", round_, client).child("stage", 1)
     std = setting.agreement.strategy.stages[1].std(drawn)
-    return std * rng.normal_(torch.empty(setting.layout.size))
+    return (std / SCALE) * rng.grid_noise_(torch.empty(setting.layout.size)).double()
+
+
+def sent_by(setting: SimpleNamespace, uplink: Uplink, round_: int, drawn: int) -> Tensor:
+    """The multiples that travelled, in double precision."""
+    grid = setting.agreement.strategy.upload_grid(drawn)
+    return decode_upload(uplink.payload or b"", setting.layout.size, "run", round_, uplink.client, grid)
 
 
 # ---- PPSGD: shared + personal ----------------------------------------------------------------------------------------
@@ -119,12 +135,12 @@ def noise_of(setting: SimpleNamespace, client: str, round_: int, drawn: int) -> 
 @pytest.mark.parametrize("engine", ["stacked", "one_by_one"])
 @pytest.mark.parametrize("personal_lr", [None, 0.5, 0.05])
 def test_two_weights_that_step_apart_are_one_that_is_parted_afterwards(engine: str, personal_lr: float | None) -> None:
-    """Two rounds against a loop that keeps shared and personal weights apart."""
-    setting = opened(dpfl.ppsgd(**QUIET, personal_lr=personal_lr))
+    """Two rounds against a loop that keeps the two weights apart, and adds the very noise that was drawn."""
+    setting = opened(dpfl.ppsgd(**UNCUT, personal_lr=personal_lr))
     shared = setting.state.model.clone()
     personal = {client: torch.zeros_like(shared) for client in setting.members}
     own = 0.2 if personal_lr is None else personal_lr
-    for _ in range(2):
+    for round_ in range(2):
         play(setting, engine)
         updates = []
         for client in setting.members:
@@ -132,7 +148,8 @@ def test_two_weights_that_step_apart_are_one_that_is_parted_afterwards(engine: s
             for _ in range(3):
                 slope = gradient(setting, client, here + mine)
                 here, mine = here - 0.2 * slope, mine - own * slope
-            updates.append(here - shared)
+            assert float((here - shared).norm()) < 2.0  # nothing is clipped
+            updates.append(here - shared + noise_of(setting, client, round_, 6).float())
             personal[client] = mine
         shared = shared + torch.stack(updates).mean(dim=0)
     start = setting.layout.read(setting.model)
@@ -191,9 +208,8 @@ def test_what_ppsgd_sends_is_the_shared_part_s_way_clipped_and_noised() -> None:
             here, mine = here - 0.3 * slope, mine - 0.9 * slope
         way = here - shared
         assert float(way.norm()) > 0.02
-        sent = decode_upload(uplink.payload or b"", setting.layout.size, "run", 1, uplink.client)
-        clear = sent - noise_of(setting, uplink.client, 1, 6)
-        assert torch.allclose(clear, 0.02 * way / way.norm(), atol=1e-5)
+        clear = sent_by(setting, uplink, 1, 6) - noise_of(setting, uplink.client, 1, 6)
+        assert torch.allclose(clear, (0.02 * way / way.norm()).double(), rtol=0, atol=1e-6)
 
 
 # ---- CENTAUR: head, then body ----------------------------------------------------------------------------------------
@@ -273,11 +289,11 @@ def test_both_engines_agree_on_head_then_body(name: str) -> None:
 
 @pytest.mark.parametrize("engine", ["stacked", "one_by_one"])
 def test_centaur_is_head_steps_then_body_steps_under_the_new_head(engine: str) -> None:
-    """Two rounds against a loop written out."""
-    setting = opened(dpfl.centaur(**QUIET, head_epochs=2))
+    """Two rounds against a loop written out, which adds the very noise that was drawn to the body."""
+    setting = opened(dpfl.centaur(**UNCUT, head_epochs=2))
     start, head = setting.layout.read(setting.model), setting.layout.head
     shared, heads = start.clone(), {client: start[head].clone() for client in setting.members}
-    for _ in range(2):
+    for round_ in range(2):
         play(setting, engine)
         updates = []
         for client in setting.members:
@@ -293,7 +309,10 @@ def test_centaur_is_head_steps_then_body_steps_under_the_new_head(engine: str) -
                 here = here - 0.2 * slope
             heads[client] = here[head].clone()
             here[head] = shared[head]
-            updates.append(here - shared)
+            assert float((here - shared).norm()) < 2.0  # nothing is clipped
+            noise = noise_of(setting, client, round_, 6).float()
+            noise[head] = 0
+            updates.append(here - shared + noise)
         shared = shared + torch.stack(updates).mean(dim=0)
     assert float((setting.state.model - shared).norm() / (shared - start).norm()) < 1e-4
     for client, mine in heads.items():
@@ -320,7 +339,7 @@ def test_the_head_s_coordinates_of_an_upload_are_noise_alone_and_the_shared_head
     for round_ in range(3):
         _, uplinks = play(setting)
         for uplink in uplinks:
-            sent = decode_upload(uplink.payload or b"", setting.layout.size, "run", round_, uplink.client)
+            sent = sent_by(setting, uplink, round_, 4)
             noise = noise_of(setting, uplink.client, round_, 4)
             assert torch.equal(sent[head], noise[head])  # zero before it
             assert float((sent - noise)[: head.start].norm()) == pytest.approx(0.02, rel=1e-3)  # all of the clip
@@ -467,7 +486,7 @@ def test_a_client_goes_on_from_its_own_private_part(method: str) -> None:
     """Another private part makes another upload: the next one is built on it."""
     uploads = []
     for shift in (0.0, 0.5):
-        setting = opened(MAKE[method](**{**HABITS, "clip": 1e3, "noise_multiplier": 1e-10}))
+        setting = opened(MAKE[method](**{**HABITS, "clip": 2.0, "noise_multiplier": 0.01}))
         play(setting)
         setting.private["client-1"] = setting.private["client-1"] + shift
         uploads.append({uplink.client: uplink.payload for uplink in play(setting)[1]})
@@ -516,7 +535,10 @@ def test_what_is_sent_is_billed_as_udp_fedavg_and_what_stays_is_not(method: str,
     server, world = (setting.agreement.bill(observer, member) for observer in (Observer.SERVER, Observer.WORLD))
     assert server == plain.agreement.bill(Observer.SERVER, member)
     (paid,), (amplified,) = world.events, plain.agreement.bill(Observer.WORLD, member).events
-    assert paid.noise_multiplier == pytest.approx(amplified.noise_multiplier) == pytest.approx(20.0)
+    shares = 4 if noise == "distributed" else 1
+    widened = 1 + 20.0 * math.sqrt(setting.layout.size / shares) / 2**20  # by rounding onto a share's grid
+    assert paid.noise_multiplier == amplified.noise_multiplier == pytest.approx(20.0 / widened, rel=1e-9)
+    assert 20.0 * (1 - 1e-3) < paid.noise_multiplier < 20.0
     assert (paid.sampling, paid.sampling_rate) == ("none", 1.0)
     assert not setting.agreement.amplified
     assert any("stays at its client and is not billed" in line for line in setting.agreement.strategy.assumptions)

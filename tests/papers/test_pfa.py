@@ -48,6 +48,7 @@ def terms(public: tuple[str, ...]) -> Terms:
         participations=1,
         smallest_epsilon=1,
         largest_epsilon=1,
+        parameters=10,
         public=public,
     )
 

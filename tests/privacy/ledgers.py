@@ -1,4 +1,4 @@
-"""What the tests of ledgers share: privacy costs, charges, budgets with exactly known ends, and planned payments."""
+"""What the tests of ledgers share: privacy costs, charges, plans, and budgets with exactly known ends."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ def bill(noise: float = 10.0, unit: Unit = Unit.CLIENT, adjacency: Adjacency = A
     return Bill(unit=unit, adjacency=adjacency, events=(Event(noise_multiplier=noise),))
 
 
-def charge(
-    account: str = "a", what: Bill | None = None, observer: Observer = SERVER, draw: str = ""
-) -> Charge:
+def charge(account: str = "a", what: Bill | None = None, observer: Observer = SERVER, draw: str = "") -> Charge:
     return Charge(account=account, observer=observer, bill=what or bill(), draw=draw)
 
 
@@ -36,9 +34,7 @@ def plan(
     releases: int = 100,
     delta: float | None = None,
 ) -> PrivacyPlan:
-    return PrivacyPlan(
-        account=account, observer=observer, bill=what or bill(), releases=releases, delta=delta
-    )
+    return PrivacyPlan(account=account, observer=observer, bill=what or bill(), releases=releases, delta=delta)
 
 
 def plans_of(charges: Sequence[Charge], releases: int = 100) -> list[PrivacyPlan]:
@@ -46,7 +42,7 @@ def plans_of(charges: Sequence[Charge], releases: int = 100) -> list[PrivacyPlan
 
 
 def pay(ledger: Ledger, run: str, round_: int, charges: Sequence[Charge]) -> frozenset[str]:
-    """Plan a hundred such rounds, as a run does before its first release, and charge one; returns who was refused."""
+    """Plan a hundred such rounds, as a run does at first, and charge one; returns who was refused."""
     refused = ledger.commit(run, plans_of(charges))
     return refused | ledger.charge(run, round_, [one for one in charges if one.account not in refused])
 
@@ -57,9 +53,7 @@ def exact_epsilon(rounds: int, noise: float, delta: float = DELTA) -> float:
 
     def excess(value: float) -> float:
         return float(
-            special.ndtr(mu / 2 - value / mu)
-            - math.exp(value + special.log_ndtr(-mu / 2 - value / mu))
-            - delta
+            special.ndtr(mu / 2 - value / mu) - math.exp(value + special.log_ndtr(-mu / 2 - value / mu)) - delta
         )
 
     return float(optimize.brentq(excess, 0, 100))
@@ -70,9 +64,7 @@ def cap_for(rounds: int, noise: float = 10.0) -> float:
     return (exact_epsilon(rounds, noise) + exact_epsilon(rounds + 1, noise)) / 2
 
 
-def grant(
-    ledger: Ledger, rounds: int, *accounts: str, observer: Observer = SERVER, unit: Unit = Unit.CLIENT
-) -> None:
+def grant(ledger: Ledger, rounds: int, *accounts: str, observer: Observer = SERVER, unit: Unit = Unit.CLIENT) -> None:
     budget = Budget(epsilon=cap_for(rounds), delta=DELTA)
     ledger.grant(dict.fromkeys(accounts or ("a",), budget), unit=unit, observer=observer)
 

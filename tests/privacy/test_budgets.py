@@ -246,6 +246,7 @@ TERMS = Terms(
     participations=10,
     smallest_epsilon=0.5,
     largest_epsilon=8.0,
+    parameters=10,
 )
 
 
@@ -277,6 +278,7 @@ def test_only_the_largest_plan_may_exceed_what_a_client_enforces(
         participations=1,
         smallest_epsilon=min(one, other),
         largest_epsilon=max(one, other),
+        parameters=10,
     )
     planned = planned_epsilon(spending, Budget(epsilon=own, delta=1e-5), terms)
     assert planned <= own or spending == "largest"

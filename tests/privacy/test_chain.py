@@ -26,9 +26,7 @@ def make(path: Path, rounds: int = 4) -> Path:
         crowd = ledger.population(["c", "d"])
         ledger.commit("run", [plan("a"), plan("b", bill(20.0)), plan(crowd, observer=WORLD)])
         for round_ in range(rounds):
-            ledger.charge(
-                "run", round_, [charge("a"), charge("b", bill(20.0)), charge(crowd, observer=WORLD)]
-            )
+            ledger.charge("run", round_, [charge("a"), charge("b", bill(20.0)), charge(crowd, observer=WORLD)])
     return path
 
 
@@ -77,6 +75,8 @@ def refusal(path: Path) -> str:
         "UPDATE runs SET seeded = 1",
         "UPDATE members SET account = 'z' WHERE account = 'c'",
         "UPDATE journal SET round = 7 WHERE round = 3",
+        "UPDATE runs SET title = x'00ff'",
+        "UPDATE plans SET releases = 'many' WHERE account = 'a'",
         "UPDATE chain SET digest = replace(digest, substr(digest, 1, 1), 'x') WHERE number = 3",
     ],
 )
@@ -99,6 +99,12 @@ def test_a_row_that_no_transaction_wrote_is_noticed(path: Path) -> None:
 def test_a_row_slipped_into_an_entry_is_noticed(path: Path) -> None:
     change(path, "INSERT INTO members VALUES ('e', 'population:x', 2)")
     assert "entry 2" in refusal(path)
+
+
+def test_what_no_writer_leaves_is_refused_as_well(path: Path) -> None:
+    change(path, "UPDATE meta SET value = x'00ff' WHERE key = 'identity'")
+    with pytest.raises(LedgerError, match="first entry"):
+        Ledger.open(path)
 
 
 def test_two_entries_that_changed_places_are_noticed(path: Path) -> None:
@@ -177,9 +183,7 @@ def test_a_head_that_disagrees_is_never_replaced(path: Path, tmp_path: Path) -> 
     assert read_head(str(path)) == noted
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{}", "x", '{"format": "dpfl-ledger-head-9", "number": 1, "hash": "a"}']
-)
+@pytest.mark.parametrize("content", ["", "{}", "x", '{"format": "dpfl-ledger-head-9", "number": 1, "hash": "a"}'])
 def test_a_head_file_that_cannot_be_read_is_refused(path: Path, content: str) -> None:
     head_path(str(path)).write_text(content)
     assert "ledger.sqlite.head: cannot be read" in refusal(path)
@@ -260,3 +264,11 @@ def test_rows_are_hashed_as_they_will_be_read(tmp_path: Path) -> None:
 
 def test_a_head_is_written_as_number_and_digest() -> None:
     assert str(Head(number=3, digest="ab")) == "3:ab"
+
+
+def test_a_head_that_is_noted_a_moment_later_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between making a ledger and noting its head, another process may already write into it."""
+    content = head_path(str(path)).read_bytes()
+    head_path(str(path)).unlink()
+    monkeypatch.setattr("time.sleep", lambda seconds: head_path(str(path)).write_bytes(content))
+    Ledger.open(path, "test").close()

@@ -22,6 +22,7 @@ def events(draw: st.DrawFn) -> Event:
         sampling=sampling,
         sampling_rate=1.0 if sampling == "none" else draw(st.floats(0, 1)),
         failure=draw(st.floats(0, 1)),
+        numbers=draw(st.integers(0, 10**12)),
     )
 
 
@@ -37,7 +38,10 @@ def test_equal_events_and_only_those_give_equal_text(one: Event, other: Event) -
 
 def test_a_whole_number_and_the_same_number_as_a_float_give_equal_text() -> None:
     """Equal events are one event to Python; a ledger that stores their text must agree."""
-    one, other = Event(noise_multiplier=2, sampling_rate=1, failure=0), Event(noise_multiplier=2.0)
+    one, other = (
+        Event(noise_multiplier=2, sampling_rate=1, failure=0, numbers=3.0),
+        Event(noise_multiplier=2.0, numbers=3),
+    )
     assert one == other
     assert one.to_json() == other.to_json()
 
@@ -60,6 +64,10 @@ def test_a_whole_number_and_the_same_number_as_a_float_give_equal_text() -> None
         {"failure": -0.1},
         {"failure": 1.1},
         {"failure": math.nan},
+        {"numbers": -1},
+        {"numbers": 0.5},
+        {"numbers": math.inf},
+        {"numbers": math.nan},
     ],
     ids=str,
 )
@@ -81,6 +89,8 @@ WRITTEN = json.loads(Event(noise_multiplier=1.0).to_json())
         "null",
         json.dumps({**WRITTEN, "colour": 1}),
         json.dumps({k: v for k, v in WRITTEN.items() if k != "failure"}),
+        json.dumps({k: v for k, v in WRITTEN.items() if k != "numbers"}),
+        json.dumps({**WRITTEN, "numbers": "many"}),
         json.dumps({**WRITTEN, "noise_multiplier": "much"}),
         json.dumps({**WRITTEN, "noise_multiplier": None}),
         json.dumps({**WRITTEN, "noise_multiplier": -1}),

@@ -1,6 +1,7 @@
 """What was charged stays charged, nothing is charged that was not planned, and no budget is exceeded.
 
-The ledger here has the Gaussian filter, under which a study pays release by release and the end of a budget is exact.
+The ledger here has the Gaussian filter, under which a study pays release by release and the end of a budget
+is exact.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def ledger() -> Iterator[Ledger]:
     made.close()
 
 
-# ---- charging -------------------------------------------------------------------------------------------------------
+# ---- charging ----------------------------------------------------------------------------------------------
 
 
 def test_the_events_derived_from_storage_are_those_charged() -> None:
@@ -50,9 +51,7 @@ def test_the_events_derived_from_storage_are_those_charged() -> None:
     for run in ("run", "other"):
         ledger.register(run, seeded=False, title=run)
     sampled = Event(noise_multiplier=1.5, sampling="poisson", sampling_rate=0.125, steps=7, failure=1e-9)
-    several = Bill(
-        unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, events=(Event(noise_multiplier=3.0), sampled)
-    )
+    several = Bill(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, events=(Event(noise_multiplier=3.0), sampled))
     for round_ in range(4):
         assert pay(ledger, "run", round_, [charge("a", several), charge("b")]) == frozenset()
     pay(ledger, "other", 0, [charge("a")])
@@ -71,9 +70,7 @@ def test_charging_stops_exactly_where_the_grant_ends(ledger: Ledger) -> None:
 
 def test_the_cap_spans_runs(ledger: Ledger) -> None:
     grant(ledger, 5)
-    refused = [
-        pay(ledger, run, round_, [charge()]) != frozenset() for round_ in range(4) for run in ("run", "other")
-    ]
+    refused = [pay(ledger, run, round_, [charge()]) != frozenset() for round_ in range(4) for run in ("run", "other")]
     assert refused == [False] * 5 + [True] * 3
 
 
@@ -151,7 +148,7 @@ def test_the_last_round_is_that_of_the_run_asked_for(ledger: Ledger) -> None:
     assert ledger.last_round("run") == 5
 
 
-# ---- replays --------------------------------------------------------------------------------------------------------
+# ---- replays -----------------------------------------------------------------------------------------------
 
 
 def test_a_replay_with_the_same_bill_and_draw_is_free(ledger: Ledger) -> None:
@@ -159,9 +156,7 @@ def test_a_replay_with_the_same_bill_and_draw_is_free(ledger: Ledger) -> None:
     for _ in range(3):
         assert pay(ledger, "run", 0, [charge(draw="seed 1")]) == frozenset()
     assert pay(ledger, "run", 1, [charge(draw="seed 2")]) == frozenset()
-    assert (
-        pay(ledger, "run", 1, [charge(draw="seed 2")]) == frozenset()
-    )  # though nothing more could be afforded
+    assert pay(ledger, "run", 1, [charge(draw="seed 2")]) == frozenset()  # though nothing more could be afforded
     assert history(ledger) == (Event(noise_multiplier=10.0, steps=2),)
     assert pay(ledger, "run", 2, [charge(draw="seed 3")]) == {"a"}
 
@@ -209,7 +204,7 @@ def test_the_same_round_of_another_run_account_or_observer_is_another_key(ledger
     assert history(ledger, "b") == (Event(noise_multiplier=10.0),)
 
 
-# ---- grants ---------------------------------------------------------------------------------------------------------
+# ---- grants ------------------------------------------------------------------------------------------------
 
 
 def test_the_same_budget_may_be_written_again(ledger: Ledger) -> None:
@@ -230,9 +225,7 @@ def test_the_same_budget_may_be_written_again(ledger: Ledger) -> None:
     ],
     ids=["more", "less", "delta", "unit", "observer"],
 )
-def test_a_different_grant_for_a_known_account_is_refused_and_changes_nothing(
-    ledger: Ledger, other: Budget
-) -> None:
+def test_a_different_grant_for_a_known_account_is_refused_and_changes_nothing(ledger: Ledger, other: Budget) -> None:
     ledger.grant({"a": Budget(epsilon=1.0, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER)
     before = ledger.grants()
     with pytest.raises(LedgerError, match=r"the budget of 'a' was granted epsilon 1\.0"):
@@ -246,7 +239,7 @@ def test_a_budget_that_names_its_own_unit_and_observer_keeps_them(ledger: Ledger
     assert ledger.grants() == {"a": own}
 
 
-# ---- observers ------------------------------------------------------------------------------------------------------
+# ---- observers ---------------------------------------------------------------------------------------------
 
 
 def test_what_the_server_sees_covers_the_world_where_the_world_was_not_planned_apart(ledger: Ledger) -> None:
@@ -259,9 +252,7 @@ def test_what_the_server_sees_covers_the_world_where_the_world_was_not_planned_a
 
 @pytest.mark.parametrize("late", ["a", "crowd"])
 @pytest.mark.parametrize("charged", ["a", "crowd"])
-def test_a_world_plan_after_releases_to_the_server_is_refused(
-    ledger: Ledger, late: str, charged: str
-) -> None:
+def test_a_world_plan_after_releases_to_the_server_is_refused(ledger: Ledger, late: str, charged: str) -> None:
     """It would lower what the world was already taken to have seen."""
     names = {"a": "a", "crowd": ledger.population(["a", "b"])}
     pay(ledger, "run", 0, [charge(names[charged], bill(5.0))])
@@ -294,12 +285,8 @@ def test_a_budget_against_the_world_does_not_pay_for_a_trusted_server(ledger: Le
     grant(ledger, 3, observer=WORLD)
     assert ledger.commit("run", [plan(what=bill(0.1)), plan(observer=WORLD)]) == frozenset()
     for round_ in range(3):
-        assert (
-            ledger.charge("run", round_, [charge(observer=WORLD)]) == frozenset()
-        )  # as the server opens the round
-        assert (
-            ledger.charge("run", round_, [charge(what=bill(0.1))]) == frozenset()
-        )  # as the client is admitted
+        assert ledger.charge("run", round_, [charge(observer=WORLD)]) == frozenset()  # as the server opens the round
+        assert ledger.charge("run", round_, [charge(what=bill(0.1))]) == frozenset()  # as the client is admitted
     assert ledger.charge("run", 3, [charge(observer=WORLD)]) == {"a"}
     assert history(ledger, "a", WORLD) == (Event(noise_multiplier=10.0, steps=3),)
 
@@ -327,7 +314,7 @@ def test_an_account_refused_against_one_observer_is_charged_against_none(
     assert spent.epsilon <= ledger.grants()["a"].epsilon
 
 
-# ---- populations ----------------------------------------------------------------------------------------------------
+# ---- populations -------------------------------------------------------------------------------------------
 
 
 def test_one_row_bills_every_member_of_a_population(ledger: Ledger) -> None:
@@ -337,9 +324,7 @@ def test_one_row_bills_every_member_of_a_population(ledger: Ledger) -> None:
         pay(ledger, "run", round_, [charge(name, observer=WORLD)])
     pay(ledger, "run", 3, [charge("c7", bill(3.0), observer=WORLD)])
     assert history(ledger, "c0", WORLD) == (Event(noise_multiplier=10.0, steps=3),)
-    assert history(ledger, "c7", WORLD) == merged(
-        [Event(noise_multiplier=10.0, steps=3), Event(noise_multiplier=3.0)]
-    )
+    assert history(ledger, "c7", WORLD) == merged([Event(noise_multiplier=10.0, steps=3), Event(noise_multiplier=3.0)])
     assert ledger.tab("stranger", WORLD) is None
     assert ledger.accounts() == sorted(crowd)
     assert ledger.observers("c0") == [WORLD]
@@ -352,7 +337,7 @@ def test_a_population_is_named_by_its_members_and_not_by_their_order(ledger: Led
 
 
 def test_populations_whose_names_contain_the_separator_bill_their_own_members(ledger: Ledger) -> None:
-    """Membership is stored once under a digest: two crowds with one digest would leave the second unbilled."""
+    """Membership is stored once under a digest: of two crowds with one digest, one would go free."""
     for number, crowd in enumerate((["a", "b"], ["a\x1fb"])):
         pay(ledger, "run", number, [charge(ledger.population(crowd))])
     assert history(ledger, "a") == history(ledger, "b") == history(ledger, "a\x1fb") == bill().events
@@ -387,7 +372,7 @@ def test_a_crowd_and_its_member_in_one_call_are_counted_together(ledger: Ledger)
 
 
 def test_a_population_is_never_charged_beyond_a_members_grant(ledger: Ledger) -> None:
-    """Checking and inserting are one transaction for a crowd too, or two runs pass a member's cap together."""
+    """Checking and inserting are one transaction for a crowd too, or two runs exceed a budget together."""
     grant(ledger, 2, "a")
     crowd = ledger.population(["a", "b"])
     for round_ in range(4):
@@ -406,7 +391,17 @@ def test_the_worlds_plan_of_a_population_stands_in_for_a_members_server_plan(led
     assert history(ledger, "b", WORLD) == (Event(noise_multiplier=10.0),)
 
 
-# ---- units and adjacencies ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("apart", ["a", "z"])
+def test_a_member_with_a_world_plan_of_its_own_does_not_stand_for_the_others(ledger: Ledger, apart: str) -> None:
+    """Its history against the world is another one, although it was charged nothing by itself."""
+    grant(ledger, 2, "a", "m", "z", observer=WORLD)
+    crowd = ledger.population(["a", "m", "z"])
+    ledger.commit("run", [plan(apart, bill(500.0), WORLD), plan(crowd)])
+    refused = [ledger.charge("run", round_, [charge(crowd)]) for round_ in range(4)]
+    assert refused == [frozenset()] * 2 + [frozenset({crowd})] * 2
+
+
+# ---- units and adjacencies ---------------------------------------------------------------------------------
 
 
 def test_a_history_is_read_under_the_strongest_adjacency_any_bill_states(ledger: Ledger) -> None:
@@ -451,11 +446,7 @@ def test_a_record_level_history_says_nothing_of_clients() -> None:
     assert not tab.adjacency_as(Unit.CLIENT)
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([2.0, 7.0]), st.sampled_from(list(Unit)), st.integers(1, 3)), max_size=4
-    )
-)
+@given(st.lists(st.tuples(st.sampled_from([2.0, 7.0]), st.sampled_from(list(Unit)), st.integers(1, 3)), max_size=4))
 def test_a_bill_reads_back_as_it_was_written(parts: list[tuple[float, Unit, int]]) -> None:
     for noise, unit, steps in parts:
         event = Event(noise_multiplier=noise, steps=steps, sampling="poisson", sampling_rate=1 / 3)
@@ -463,7 +454,7 @@ def test_a_bill_reads_back_as_it_was_written(parts: list[tuple[float, Unit, int]
         assert Bill.from_json(what.to_json()) == what
 
 
-# ---- pre-checks -----------------------------------------------------------------------------------------------------
+# ---- pre-checks --------------------------------------------------------------------------------------------
 
 
 def test_the_pre_check_charges_nothing_and_agrees_with_the_charge(ledger: Ledger) -> None:
@@ -509,9 +500,7 @@ def test_no_sequence_of_releases_exceeds_a_budget(
                 expected.append(Event(noise_multiplier=noise))
     assert history(ledger) == merged(expected)
     exact_mu = math.sqrt(sum(event.noise_multiplier**-2 for event in expected))
-    assert (
-        exact_mu <= math.sqrt(rounds + 1) / 10.0
-    )  # the exact cost of any mixture, by its total signal to noise
+    assert exact_mu <= math.sqrt(rounds + 1) / 10.0  # the exact cost of any mixture, by its total signal to noise
     if expected:
         assert spend(expected, DELTA, adjacency=Adjacency.ADD_REMOVE).epsilon <= limit
     ledger.close()

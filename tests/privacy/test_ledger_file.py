@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
     return where
 
 
-# ---- the file -------------------------------------------------------------------------------------------------------
+# ---- the file ----------------------------------------------------------------------------------------------
 
 
 def test_a_ledger_is_found_as_it_was_left(path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_read_only_ledger_shows_everything_and_charges_nothing(path: Path) -> 
 
 
 def test_a_ledger_made_where_an_old_one_left_its_write_ahead_log_is_empty_and_whole(tmp_path: Path) -> None:
-    """A killed run leaves its -wal file behind; whoever deletes only the ledger and starts anew must not inherit it."""
+    """A killed run leaves its -wal file behind; whoever starts anew must not inherit it."""
     where, aside = tmp_path / "ledger.sqlite", tmp_path / "aside"
     old = Ledger.create(where, "old")
     old.register("run", seeded=False, title="old")
@@ -157,7 +157,7 @@ def test_a_ledger_made_where_an_old_one_left_its_write_ahead_log_is_empty_and_wh
     fresh.close()
 
 
-# ---- backups --------------------------------------------------------------------------------------------------------
+# ---- backups -----------------------------------------------------------------------------------------------
 
 
 def test_a_backup_of_a_ledger_in_use_holds_everything_charged_so_far(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_backup_of_nothing_or_to_nowhere_is_refused(path: Path, tmp_path: Path
 
 
 def test_a_ledger_made_meanwhile_is_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes start together: the second finds nothing, and by the time it is ready the first has charged."""
+    """Two processes start together: by the time the second is ready, the first has charged."""
     path = tmp_path / "ledger.sqlite"
     original = Ledger._set_up
 

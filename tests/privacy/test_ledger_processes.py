@@ -45,10 +45,7 @@ def new_ledger(path: Path, affordable: int, runs: list[str], rule: FilterName = 
 
 def charged_rounds(path: Path) -> list[int]:
     with closing(sqlite3.connect(path)) as connection:
-        return [
-            row[0]
-            for row in connection.execute("SELECT round FROM charges WHERE account = 'a' ORDER BY round")
-        ]
+        return [row[0] for row in connection.execute("SELECT round FROM charges WHERE account = 'a' ORDER BY round")]
 
 
 def steps_on_tab(path: Path) -> int:
@@ -59,13 +56,13 @@ def steps_on_tab(path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def processes() -> ForkServerContext:
-    """Children that share nothing with the test but the file; the libraries are imported once for all of them."""
+    """Children that share nothing with the test but the file; libraries are imported once for all."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dpfl.privacy.ledger", "dp_accounting.pld", "dp_accounting.rdp"])
     return context
 
 
-# ---- the children ---------------------------------------------------------------------------------------------------
+# ---- the children ------------------------------------------------------------------------------------------
 
 
 def spend_all(path: Path, run: str, tries: int, gate: object, results: object) -> None:
@@ -79,7 +76,7 @@ def spend_all(path: Path, run: str, tries: int, gate: object, results: object) -
 
 
 def charge_and_release(path: Path, released: Path) -> None:
-    """What a run does: go on after the last charged round; charge, then release (a line on disk), until refused."""
+    """What a run does: charge, then release (a line on disk), from the last charged round until refused."""
     with closing(Ledger.open(path, "test")) as ledger, released.open("a") as stream:
         last = ledger.last_round("run")
         round_ = 0 if last is None else last + 1
@@ -102,9 +99,7 @@ def charge_until_the_disk_is_full(path: Path, largest_file: int, results: object
         try:
             for round_ in range(1, 10_000):
                 crowd = [Charge(account=name, observer=Observer.SERVER, bill=BILL) for name in names]
-                ledger.charge(
-                    "run", round_, [Charge(account="a", observer=Observer.SERVER, bill=BILL), *crowd]
-                )
+                ledger.charge("run", round_, [Charge(account="a", observer=Observer.SERVER, bill=BILL), *crowd])
                 acknowledged = round_
         except DpflError as error:
             results.put((type(error).__name__, error.exit_code, acknowledged))  # type: ignore[attr-defined]
@@ -112,12 +107,10 @@ def charge_until_the_disk_is_full(path: Path, largest_file: int, results: object
             results.put((repr(error), 1, acknowledged))  # type: ignore[attr-defined]
 
 
-# ---- the tests ------------------------------------------------------------------------------------------------------
+# ---- the tests ---------------------------------------------------------------------------------------------
 
 
-def test_eight_processes_on_one_ledger_spend_exactly_the_cap(
-    tmp_path: Path, processes: ForkServerContext
-) -> None:
+def test_eight_processes_on_one_ledger_spend_exactly_the_cap(tmp_path: Path, processes: ForkServerContext) -> None:
     affordable, tries = 41, 12  # 8 x 12 attempts for 41 places
     runs = [f"run {i}" for i in range(8)]
     path = tmp_path / "ledger.sqlite"
@@ -183,9 +176,7 @@ def test_a_process_killed_in_the_middle_of_a_transaction_leaves_nothing_of_it(
     child.join(timeout=30)
     with closing(Ledger.open(path, "test")) as ledger:
         assert ledger.tab("a", Observer.SERVER) is None
-        assert (
-            ledger.charge("run", 0, [Charge(account="a", observer=Observer.SERVER, bill=BILL)]) == frozenset()
-        )
+        assert ledger.charge("run", 0, [Charge(account="a", observer=Observer.SERVER, bill=BILL)]) == frozenset()
     assert charged_rounds(path) == [0]
 
 
@@ -214,18 +205,13 @@ def test_a_full_disk_is_reported_and_keeps_every_acknowledged_charge(
     assert acknowledged >= 1
     charged = charged_rounds(path)
     assert charged[: acknowledged + 1] == list(range(acknowledged + 1))
-    assert (
-        len(charged) <= acknowledged + 2
-    )  # a commit whose answer was lost may count, never the other way round
+    assert len(charged) <= acknowledged + 2  # a commit whose answer was lost may count, never the other way round
     with closing(Ledger.open(path, "test")) as ledger:
-        assert (
-            ledger.charge("run", len(charged), [Charge(account="a", observer=Observer.SERVER, bill=BILL)])
-            == set()
-        )
+        assert ledger.charge("run", len(charged), [Charge(account="a", observer=Observer.SERVER, bill=BILL)]) == set()
     assert steps_on_tab(path) == len(charged) + 1
 
 
-# ---- plans, heads and snapshots --------------------------------------------------------------------------------------
+# ---- plans, heads and snapshots ----------------------------------------------------------------------------
 
 
 def commit_half(path: Path, run: str, gate: object, results: object) -> None:
@@ -284,16 +270,12 @@ def test_a_kill_between_commit_and_head_file_leaves_a_ledger_that_opens(
 def charge_everyone(path: Path, names: list[str], stop: object) -> None:
     with closing(Ledger.open(path, "test")) as ledger:
         for round_ in range(1, 100_000):
-            ledger.charge(
-                "run", round_, [Charge(account=n, observer=Observer.SERVER, bill=BILL) for n in names]
-            )
+            ledger.charge("run", round_, [Charge(account=n, observer=Observer.SERVER, bill=BILL) for n in names])
             if stop.is_set():  # type: ignore[attr-defined]
                 return
 
 
-def test_every_statement_of_a_page_is_as_of_the_same_round(
-    tmp_path: Path, processes: ForkServerContext
-) -> None:
+def test_every_statement_of_a_page_is_as_of_the_same_round(tmp_path: Path, processes: ForkServerContext) -> None:
     path, names = tmp_path / "ledger.sqlite", [f"c{i:02d}" for i in range(20)]
     new_ledger(path, 50, ["run"])
     with closing(Ledger.open(path, "test")) as ledger:

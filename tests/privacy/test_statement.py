@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
+from tests.privacy.ledgers import exact_epsilon
 
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy.accountant import spend
-from dpfl.privacy.bills import Bill, Charge
+from dpfl.privacy.bills import Bill, Charge, PrivacyPlan
 from dpfl.privacy.events import Event
+from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import Statement, statement, statements
 
@@ -25,10 +28,25 @@ def bill(*events: Event, unit: Unit = Unit.CLIENT, adjacency: Adjacency = Adjace
     return Bill(unit=unit, adjacency=adjacency, events=events or (GAUSSIAN,))
 
 
-def pay(ledger: Ledger, run: str, rounds: int, what: Bill, account: str = "a", observer: Observer = SERVER) -> None:
+def pay(
+    ledger: Ledger,
+    run: str,
+    rounds: int,
+    what: Bill,
+    account: str = "a",
+    observer: Observer = SERVER,
+    delta: float | None = None,
+) -> None:
+    """Plan so many rounds, and charge all of them."""
     ledger.register(run, seeded=False, title=run)
+    plan = PrivacyPlan(account=account, observer=observer, bill=what, releases=rounds, delta=delta)
+    assert not ledger.commit(run, [plan])
     for round_ in range(rounds):
         assert not ledger.charge(run, round_, [Charge(account=account, observer=observer, bill=what)])
+
+
+def price(*events: Event, at: float = 1e-5, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
+    return spend(events, at, adjacency=adjacency).epsilon
 
 
 def stated(ledger: Ledger, account: str = "a", observer: Observer = SERVER, delta: float | None = 1e-5) -> Statement:
@@ -60,6 +78,8 @@ def test_a_statement_names_everything_an_epsilon_needs(ledger: Ledger) -> None:
         delta=1e-6,
         granted=5.0,
         rounds=4,
+        filter="allotments",
+        studies=1,
     )
     assert 0 < line.epsilon < 5.0
 
@@ -70,7 +90,7 @@ def test_a_statement_names_everything_an_epsilon_needs(ledger: Ledger) -> None:
         ((POISSON,), Adjacency.ADD_REMOVE, "PLD"),
         ((POISSON,), Adjacency.REPLACE_ONE, "PLD"),
         ((FIXED,), Adjacency.REPLACE_ONE, "PLD"),
-        ((FIXED, POISSON), Adjacency.REPLACE_ONE, "PLD + PLD"),
+        ((FIXED, POISSON), Adjacency.REPLACE_ONE, "PLD"),
     ],
 )
 def test_the_accountant_and_adjacency_are_those_that_made_the_number(
@@ -82,16 +102,61 @@ def test_the_accountant_and_adjacency_are_those_that_made_the_number(
     assert line.epsilon == spend([e.times(2) for e in events], 1e-5, adjacency=adjacency).epsilon
 
 
-def test_two_runs_compose_to_more_than_one_and_less_than_their_sum(ledger: Ledger) -> None:
+def test_studies_of_a_budget_add_up_each_at_its_own_delta(ledger: Ledger) -> None:
+    ledger.grant({"a": Budget(epsilon=20.0, delta=1e-5)}, unit=Unit.CLIENT, observer=SERVER)
+    pay(ledger, "first", 10, bill(), delta=7e-6)
+    first = stated(ledger, delta=None)
+    assert (first.epsilon, first.delta, first.accountant) == (price(GAUSSIAN.times(10), at=7e-6), 7e-6, "PLD")
+    pay(ledger, "second", 10, bill(POISSON, GAUSSIAN), delta=2e-6)
+    both = stated(ledger, delta=None)
+    second = price(POISSON.times(10), GAUSSIAN.times(10), at=2e-6)
+    assert both.epsilon == math.fsum([first.epsilon, second])
+    assert both.delta == pytest.approx(9e-6)
+    assert (both.accountant, both.studies, both.granted) == ("PLD per study, added up", 2, 20.0)
+    assert [plan.epsilon for plan in ledger.plans("a")] == [first.epsilon, second]
+    assert stated(ledger, delta=1e-5) == both  # the budget's own delta
+
+
+def test_at_another_delta_every_study_gets_an_equal_share(ledger: Ledger) -> None:
     pay(ledger, "first", 10, bill())
-    first = stated(ledger).epsilon
     pay(ledger, "second", 10, bill(POISSON, GAUSSIAN))
-    both = stated(ledger).epsilon
-    alone = Ledger.create(":memory:", "alone")
-    pay(alone, "second", 10, bill(POISSON, GAUSSIAN))
-    second = stated(alone).epsilon
-    alone.close()
-    assert max(first, second) < both < 0.95 * (first + second)
+    line = stated(ledger, delta=1e-6)
+    expected = [price(GAUSSIAN.times(10), at=5e-7), price(POISSON.times(10), GAUSSIAN.times(10), at=5e-7)]
+    assert (line.epsilon, line.delta) == (math.fsum(expected), 1e-6)
+
+
+def test_a_plan_is_priced_whole_however_few_of_its_rounds_took_place(ledger: Ledger) -> None:
+    """Stopping early may depend on outputs: nothing is given back."""
+    ledger.register("run", seeded=False, title="t")
+    ledger.commit("run", [PrivacyPlan(account="a", observer=SERVER, bill=bill(), releases=30)])
+    before = stated(ledger)
+    assert (before.epsilon, before.rounds) == (price(GAUSSIAN.times(30)), 0)
+    for round_ in (0, 4):
+        ledger.charge("run", round_, [Charge(account="a", observer=SERVER, bill=bill())])
+    assert stated(ledger) == replace(before, rounds=2)
+
+
+@pytest.mark.parametrize("rule", ["renyi", "gaussian"])
+def test_where_a_study_pays_as_it_goes_only_what_was_charged_is_stated(rule: FilterName) -> None:
+    ledger = Ledger.create(":memory:", "test", filter=rule)
+    ledger.grant({"a": Budget(epsilon=5.0, delta=1e-5)}, unit=Unit.CLIENT, observer=SERVER)
+    ledger.register("run", seeded=False, title="t")
+    ledger.commit("run", [PrivacyPlan(account="a", observer=SERVER, bill=bill(), releases=1000)])
+    assert stated(ledger, delta=None).epsilon == 0.0
+    for round_ in range(3):
+        assert not ledger.charge("run", round_, [Charge(account="a", observer=SERVER, bill=bill())])
+    pay(ledger, "other", 2, bill(Event(noise_multiplier=30.0)))
+    line = stated(ledger, delta=None)
+    exact = exact_epsilon(1, (3 / 8**2 + 2 / 30**2) ** -0.5)
+    if rule == "gaussian":
+        assert exact <= line.epsilon <= exact * (1 + 1e-3)  # a thousandth of delta is kept for the sampler
+        assert line.accountant == "Gaussian filter"
+    else:
+        assert exact < line.epsilon < 5.0
+        assert line.accountant == "RDP filter"
+    assert (line.delta, line.granted, line.rounds, line.studies, line.filter) == (1e-5, 5.0, 5, 2, rule)
+    assert stated(ledger, delta=1e-7).epsilon > line.epsilon
+    ledger.close()
 
 
 def test_a_release_without_noise_is_stated_as_infinite_and_stays_so(ledger: Ledger) -> None:
@@ -137,7 +202,7 @@ def test_units_that_were_mixed_are_stated_as_records_under_replace_one(ledger: L
     pay(ledger, "clients", 2, bill(unit=Unit.CLIENT))
     line = stated(ledger)
     assert (line.unit, line.adjacency) == ("record", "replace_one")
-    assert line.epsilon == spend((GAUSSIAN.times(4),), 1e-5, adjacency=Adjacency.REPLACE_ONE).epsilon
+    assert line.epsilon == 2 * price(GAUSSIAN.times(2), at=5e-6, adjacency=Adjacency.REPLACE_ONE)
 
 
 def test_nothing_finite_is_stated_where_no_delta_is_known(ledger: Ledger) -> None:
@@ -167,6 +232,7 @@ def test_every_member_of_a_population_is_stated_with_all_its_rounds(ledger: Ledg
     crowd = [f"c{i}" for i in range(5)]
     ledger.register("run", seeded=False, title="crowd")
     name = ledger.population(crowd)
+    ledger.commit("run", [PrivacyPlan(account=name, observer=WORLD, bill=bill(POISSON), releases=3)])
     for round_ in range(3):
         ledger.charge("run", round_, [Charge(account=name, observer=WORLD, bill=bill(POISSON))])
     lines = statements(ledger, 1e-5)
@@ -176,9 +242,29 @@ def test_every_member_of_a_population_is_stated_with_all_its_rounds(ledger: Ledg
     assert {line.rounds for line in lines} == {3}
 
 
-def test_a_client_level_history_read_for_records_is_never_read_under_a_weaker_adjacency(ledger: Ledger) -> None:
-    """One changed record replaces a client's whole contribution: twice the sensitivity of leaving the client out."""
+def test_a_client_level_history_read_for_records_is_never_read_under_a_weaker_adjacency(
+    ledger: Ledger,
+) -> None:
+    """One changed record replaces a client's whole contribution: twice the sensitivity of leaving it out."""
     pay(ledger, "clients", 4, bill(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE))
     ledger.grant({"a": Budget(epsilon=50.0, delta=1e-5)}, unit=Unit.RECORD, observer=SERVER)
     replaced = spend((GAUSSIAN.times(4),), 1e-5, adjacency=Adjacency.REPLACE_ONE).epsilon
     assert stated(ledger).epsilon >= replaced
+
+
+def test_a_budget_is_never_shown_beside_deltas_that_exceed_its_own(ledger: Ledger) -> None:
+    """Plans from before the budget, each at all of its delta: the sum is stated, and is not within it."""
+    pay(ledger, "first", 2, bill())
+    pay(ledger, "second", 2, bill())
+    ledger.grant({"a": Budget(epsilon=50.0, delta=1e-5)}, unit=Unit.CLIENT, observer=SERVER)
+    line = stated(ledger, delta=None)
+    assert line.delta == 2e-5
+    assert line.granted is None
+
+
+def test_plans_with_deltas_of_their_own_are_stated_without_a_budget(ledger: Ledger) -> None:
+    pay(ledger, "run", 3, bill(), delta=1e-6)
+    (line,) = statements(ledger)
+    assert (line.epsilon, line.delta, line.granted) == (price(GAUSSIAN.times(3), at=1e-6), 1e-6, None)
+    (plan,) = ledger.plans("a")
+    assert (plan.epsilon, plan.priced_at, plan.releases, plan.used) == (line.epsilon, 1e-6, 3, 3)

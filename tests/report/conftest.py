@@ -32,8 +32,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "robust_hdp": {"method": {"name": "robust_hdp"}},
     "pfa": {"method": {"name": "pfa"}},
     "fedceo": {
-        "budgets": {"epsilon": 100000.0, "delta": 1e-4},
-        "method": {"name": "fedceo", "interval": 2, "noise_multiplier": 0.5},
+        "budgets": {"epsilon": 18.0, "delta": 1e-4},
+        "method": {"name": "fedceo", "interval": 2, "noise_multiplier": 4.0},
     },
     "dp_fed_ls": {"method": {"name": "dp_fed_ls"}, "run": {"cohort": 0.5, "rounds": 4}},
 }
@@ -169,7 +169,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two methods of different units over three scales of the budgets, two seeds."""
     base = tmp_path_factory.mktemp("sweep")
     place = ("--kept", str(base / "kept"), "--out", str(base / "sweep"))
-    asked = ("--methods", "weiavg,dp_fed", "--over", "budgets.scale=0.5,1,8")
+    asked = ("--methods", "weiavg,dp_fed", "--over", "budgets.scale=0.1,1,2")
     assert run_command(["sweep", *SMALL, *asked, *place]) == 0
     return base / "sweep"
 

@@ -130,7 +130,7 @@ def test_epsilons_of_different_promises_have_figures_of_their_own(comparison: Pa
         ["dp_fed"],
         ["fedavg_dp", "weiavg", "robust_hdp"],
     ]
-    assert "Epsilon per client, add_remove adjacency, against the world" in by_epsilon[0].caption
+    assert "Epsilon per client, zero_out adjacency, against the world" in by_epsilon[0].caption
     assert "Epsilon per record, zero_out adjacency, against the server" in by_epsilon[1].caption
 
 
@@ -171,7 +171,8 @@ def test_a_sweep_s_curve_goes_over_the_field_and_its_bands_over_seeds(sweep: Pat
     material = of_folders([sweep])
     curve = charts_of(sweep)["accuracy-by-scale-record"]
     (series,) = curve.series
-    assert (curve.x_label, series.name, series.x, curve.log_x) == ("budgets.scale", "weiavg", [0.5, 1, 8], True)
+    assert (curve.x_label, series.name) == ("budgets.scale", "weiavg")
+    assert (series.x, curve.log_x) == ([0.1, 1, 2], True)
     for case, mean in zip(material.cases, series.y, strict=True):
         own = [100 * run.summary["accuracy"] for run in case.methods["weiavg"]]
         assert mean == pytest.approx(statistics.mean(own))

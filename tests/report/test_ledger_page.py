@@ -1,4 +1,4 @@
-"""The page of a ledger in a real browser: its numbers are the ledger's, its stamps stand on top, any name is safe."""
+"""The page of a ledger in a real browser: the ledger's numbers, warnings on top, any name is safe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from dpfl.cli.main import run_command
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy.accountant import shown, spend
-from dpfl.privacy.bills import Bill, Charge
+from dpfl.privacy.bills import Bill, Charge, PrivacyPlan
 from dpfl.privacy.events import Event
 from dpfl.privacy.ledger import Ledger
 from dpfl.report.ledger_page import write_ledger_page
@@ -24,11 +24,23 @@ BILL = Bill(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, events=(EVENT,))
 DELTA = 1e-5
 
 
-def _ledger(path: Path, account: str, rounds: int = 3, *, seeded: bool = False, title: str = "heart: weiavg") -> Ledger:
+def _ledger(
+    path: Path,
+    account: str,
+    rounds: int = 3,
+    *,
+    planned: int | None = None,
+    seeded: bool = False,
+    title: str = "heart: weiavg",
+) -> Ledger:
+    releases = rounds if planned is None else planned
     ledger = Ledger.create(path, account)
     budget = Budget(epsilon=2.0, delta=DELTA, unit=Unit.RECORD, observer=Observer.SERVER)
     ledger.grant({account: budget}, unit=Unit.RECORD, observer=Observer.SERVER)
     ledger.register("run-1", seeded=seeded, title=title)
+    if releases:
+        whom = {"account": account, "observer": Observer.SERVER}
+        assert not ledger.commit("run-1", [PrivacyPlan(**whom, bill=BILL, releases=releases, delta=DELTA)])
     for round_ in range(rounds):
         refused = ledger.charge("run-1", round_, [Charge(account=account, observer=Observer.SERVER, bill=BILL)])
         assert not refused
@@ -36,7 +48,8 @@ def _ledger(path: Path, account: str, rounds: int = 3, *, seeded: bool = False, 
 
 
 def test_numbers_on_the_page_are_the_ledger_s(tmp_path: Path, look: Look) -> None:
-    page = write_ledger_page(_ledger(tmp_path / "l.sqlite", "north"), tmp_path / "page.html", "What 'north' has spent")
+    ledger = _ledger(tmp_path / "l.sqlite", "north")
+    page = write_ledger_page(ledger, tmp_path / "page.html", "What 'north' has spent")
     seen = look(page, 390)
     check_silent(seen, page)
     assert seen.page.evaluate(OVERFLOW) <= 0
@@ -53,7 +66,11 @@ def test_numbers_on_the_page_are_the_ledger_s(tmp_path: Path, look: Look) -> Non
     assert [text for _, text in study][:2] == ["heart: weiavg", "run-1"]
     assert study[4] == ["3", "3"]
     text = seen.page.inner_text("main")
-    assert "'north' granted epsilon 2.000 at delta 1e-05 to protect each single record against the server" in text
+    assert "'north' has a budget of epsilon 2.000 at delta 1e-05 that protects each record against the server" in text
+    assert ledger.head().digest in text
+    (plan,) = table_of(seen, "plans")
+    assert [text for _, text in plan][:5] == ["north", "run-1", "server", "3", "3"]
+    assert float(plan[5][0]) == pytest.approx(epsilon, rel=1e-9)
     assert f"It has spent epsilon {shown(epsilon)}, rounded up, in 3 rounds of 1 study." in text
     assert "NOT PRIVATE" not in text
 
@@ -61,9 +78,22 @@ def test_numbers_on_the_page_are_the_ledger_s(tmp_path: Path, look: Look) -> Non
 def test_a_grant_is_never_shown_beside_an_epsilon_of_another_delta(tmp_path: Path) -> None:
     ledger = _ledger(tmp_path / "l.sqlite", "north")
     page = write_ledger_page(ledger, tmp_path / "page.html", "north", delta=1e-3).read_text()
-    assert "granted epsilon 2.000" not in page
-    assert "of the grant" not in page
-    assert "Nothing was granted at delta 0.001" in page
+    assert "budget of epsilon 2.000" not in page
+    assert "of the budget" not in page
+    assert "No budget is set at delta 0.001" in page
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_a_plan_counts_as_a_whole_however_much_of_it_took_place(tmp_path: Path, rounds: int) -> None:
+    ledger = _ledger(tmp_path / "l.sqlite", "north", rounds, planned=5)
+    page = write_ledger_page(ledger, tmp_path / "page.html", "north").read_text()
+    price = spend((EVENT,) * 5, DELTA, adjacency=Adjacency.ZERO_OUT).epsilon
+    assert f'data-fact="spent" data-value="{price}"' in page
+    said = {
+        0: f"It has set aside epsilon {shown(price)}, rounded up, for what is planned, and released nothing",
+        3: f"It has spent epsilon {shown(price)}, rounded up, in 3 rounds of 1 study.",
+    }
+    assert said[rounds] in page
 
 
 def test_names_are_text_and_a_rehearsal_is_stamped(tmp_path: Path, look: Look) -> None:
@@ -83,12 +113,13 @@ def test_what_was_never_used_and_what_protects_nobody_are_said_in_words(tmp_path
     bare = Ledger.create(tmp_path / "bare.sqlite", "south")
     bare.register("run-1", seeded=False, title="heart: fedavg")
     nothing = Bill(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, events=(Event(noise_multiplier=0.0, steps=1),))
+    bare.commit("run-1", [PrivacyPlan(account="south", observer=Observer.SERVER, bill=nothing, releases=1)])
     bare.charge("run-1", 0, [Charge(account="south", observer=Observer.SERVER, bill=nothing)])
     open_ = write_ledger_page(bare, tmp_path / "bare.html", "south").read_text()
     assert "has no protection left" in open_
-    assert "Nothing was granted" in open_
+    assert "No budget is set" in open_
     empty = Ledger.create(tmp_path / "empty.sqlite", "west")
-    assert "Nothing was granted" in write_ledger_page(empty, tmp_path / "empty.html", "west").read_text()
+    assert "No budget was set" in write_ledger_page(empty, tmp_path / "empty.html", "west").read_text()
 
 
 def test_the_command_writes_the_page_beside_what_it_prints(

@@ -101,7 +101,7 @@ def test_a_comparison_is_read_from_its_results(comparison: Path) -> None:
 def test_a_sweep_has_a_case_for_every_value(sweep: Path) -> None:
     material = of_folders([sweep])
     assert material.varied == ["budgets.scale"]
-    assert [case.values["budgets.scale"] for case in material.cases] == [0.5, 1, 8]
+    assert [case.values["budgets.scale"] for case in material.cases] == [0.1, 1, 2]
 
 
 def test_a_comparison_can_be_reported_from_another_place(

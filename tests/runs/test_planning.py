@@ -52,15 +52,23 @@ def agreed(strategy: dpfl.Strategy, federation: dpfl.Federation) -> tuple[Agreem
     return enrol(strategy, {c: m.claims for c, m in members.items()}, ROUNDS, layout), members
 
 
-def planned_and_drawn(method: str, federation: dpfl.Federation, **more: Any) -> tuple[float, float]:
-    """The plan's ratio, and the norm of what a real run's rounds added to the model over the longest signal."""
+def planned_and_drawn(
+    method: str, federation: dpfl.Federation, cohort: int | None = None, **more: Any
+) -> tuple[float, float]:
+    """The plan's ratio, and the norm of what a real run's rounds added to the model over the longest signal.
+
+    ``cohort``: only of rounds in which so many took part. Budgets cover the planned participations and no
+    more, so the last rounds may find fewer who are willing.
+    """
     strategy = strategy_of(method, **more)
     planned = outlook(*agreed(strategy, federation), dpfl.PublicSeed(1)).noise_to_signal
     result = dpfl.train(torch.nn.Linear(WIDTH, 1), federation, strategy, rounds=ROUNDS, seed=1, evaluate_every=ROUNDS)
     clip = float(WORK["clip"])
     longest = WORK["local_steps"] * WORK["lr"] * clip if strategy.unit is Unit.RECORD else clip
-    squares = [(line["update_norm"] / longest) ** 2 for line in result.history]
-    assert len(squares) == ROUNDS
+    assert len(result.history) == ROUNDS
+    whole = [line for line in result.history if cohort is None or len(line["arrived"]) == cohort]
+    squares = [(line["update_norm"] / longest) ** 2 for line in whole]
+    assert len(squares) >= 0.9 * ROUNDS
     assert planned is not None
     return planned, math.sqrt(statistics.mean(squares))
 
@@ -86,7 +94,7 @@ def test_noise_of_record_level_methods_is_what_a_run_draws(method: str, more: di
 
 def test_of_a_part_of_the_clients_fewer_are_averaged() -> None:
     equal = silent((0.5,) * 6)
-    planned, drawn = planned_and_drawn("fedavg_dp", equal, selection=FixedCohort(size=3))
+    planned, drawn = planned_and_drawn("fedavg_dp", equal, 3, selection=FixedCohort(size=3))
     assert drawn == pytest.approx(planned, rel=CLOSE)
 
 
@@ -151,7 +159,7 @@ def test_noise_over_the_air_is_what_a_run_draws(honest: float | str) -> None:
 
 
 def test_a_receiver_that_is_noisier_than_privacy_asks_for_is_not_forgotten() -> None:
-    planned, drawn = planned_and_drawn("airsgd", silent(RICH), noise_multiplier=0.5)
+    planned, drawn = planned_and_drawn("airsgd", silent(RICH), noise_multiplier=20.0, receiver_noise=1600.0)
     assert drawn == pytest.approx(planned, rel=0.25)  # gains fade, so a plan can only know their law
 
 
@@ -270,12 +278,12 @@ def test_there_is_one_recommendation_a_promise_and_none_across() -> None:
     found = recommend(
         [
             seen("fedavg_dp", 1.0),
-            seen("dp_fed", 0.1, unit=Unit.CLIENT, observer=Observer.WORLD, adjacency="add_remove"),
+            seen("dp_fed", 0.1, unit=Unit.CLIENT, observer=Observer.WORLD, adjacency="replace_one"),
             seen("udp_fedavg", 0.2, unit=Unit.CLIENT, observer=Observer.WORLD),
         ]
     )
     assert {one.method: one.promise for one in found} == {
-        "dp_fed": ("client", "add_remove", "world"),
+        "dp_fed": ("client", "replace_one", "world"),
         "udp_fedavg": ("client", "zero_out", "world"),
         "fedavg_dp": ("record", "zero_out", "server"),
     }

@@ -17,7 +17,9 @@ from dpfl.server.weights import ExpectedCohortWeights
 
 DRAWS = 100_000
 CLAIMS = Claims(epsilon=1.0, delta=1e-5, examples=10)
-TERMS = Terms(rounds=5, population=20, expected_cohort=8.0, participations=2, smallest_epsilon=1, largest_epsilon=1)
+TERMS = Terms(
+    rounds=5, population=20, expected_cohort=8.0, participations=2, smallest_epsilon=1, largest_epsilon=1, parameters=10
+)
 
 
 def rng(seed: int = 0) -> SecretRng:

@@ -104,7 +104,9 @@ def test_if_nobody_claims_anything_usable_all_weigh_alike(weights: Weights) -> N
 
 # ---- constants -------------------------------------------------------------------------------------------------------
 
-TERMS = Terms(rounds=5, population=10, expected_cohort=4.0, participations=2, smallest_epsilon=1, largest_epsilon=1)
+TERMS = Terms(
+    rounds=5, population=10, expected_cohort=4.0, participations=2, smallest_epsilon=1, largest_epsilon=1, parameters=10
+)
 
 
 @given(said=st.lists(claims, min_size=0, max_size=30), expected=st.floats(0.1, 1000))

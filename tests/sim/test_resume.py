@@ -17,6 +17,7 @@ import pytest
 import dpfl.runs.folder
 import dpfl.sim.simulation
 from dpfl.core.errors import CheckpointError, FolderError, LedgerError
+from dpfl.privacy import chain
 from dpfl.privacy.ledger import Ledger
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.train import run_experiment
@@ -172,11 +173,36 @@ def test_a_run_does_not_go_on_with_an_older_or_foreign_ledger(tmp_path: Path, mo
         run_experiment(experiment, folder, resume=True)
 
 
-def test_a_run_does_not_go_on_with_a_ledger_that_lost_charges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _chain_anew(path: Path) -> None:
+    """What somebody does who can write a ledger and its head: compute both again from what is left."""
+    with closing(sqlite3.connect(path)) as book, book:
+        ((previous,),) = book.execute("SELECT digest FROM chain WHERE number = 0")
+        ((last,),) = book.execute("SELECT max(number) FROM chain")
+        for number in range(1, last + 1):
+            own: dict[str, list[chain.Row]] = {}
+            for table, columns in chain.TABLES.items():
+                query = f"SELECT {', '.join(columns)} FROM {table} WHERE entry = ?"
+                found = book.execute(query, (number,)).fetchall()
+                if found:
+                    own[table] = found
+            previous = chain.digest_of(number, previous, own)
+            book.execute("UPDATE chain SET digest = ? WHERE number = ?", (previous, number))
+    chain.head_path(str(path)).unlink()
+    chain.write_head(str(path), chain.Head(number=last, digest=previous))
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_a_run_does_not_go_on_with_a_ledger_that_lost_charges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forged: bool
+) -> None:
+    """The hash chain says so; and where it was computed anew, the run's own record of who took part."""
     experiment, folder = _interrupted(tmp_path, monkeypatch)
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as book, book:
         book.execute("DELETE FROM charges WHERE round = 1")
-    with pytest.raises(LedgerError, match="does not hold round 1's charge"):
+    if forged:
+        _chain_anew(folder / "ledger.sqlite")
+    noticed = "does not hold round 1's charge" if forged else r"entry \d+ of \d+ was changed"
+    with pytest.raises(LedgerError, match=noticed):
         run_experiment(experiment, folder, resume=True)
 
 

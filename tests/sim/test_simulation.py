@@ -47,7 +47,8 @@ def test_train_learns_and_spends_within_every_budget() -> None:
     assert len(result.history) == 15
     for site, spent in result.spent.items():
         budget = federation.budgets[site]
-        assert 0.995 * budget.epsilon <= spent.epsilon <= budget.epsilon
+        # Multipliers lie on a ladder of 0.5 %
+        assert 0.985 * budget.epsilon <= spent.epsilon <= budget.epsilon
         assert (spent.unit, spent.observer, spent.adjacency, spent.delta) == ("record", "server", "zero_out", 1e-3)
         assert spent.rounds == 15
 
@@ -122,11 +123,16 @@ def test_training_ends_early_and_says_so_when_nobody_is_left(tmp_path: Path) -> 
 
 def test_a_seeded_past_stays_on_the_stamp(tmp_path: Path) -> None:
     book = tmp_path / "sites.sqlite"
-    federation = _federation(epsilon=20.0)
-    for seed, new in ((0, True), (None, False)):
-        strategy = dpfl.minimum(**SETTINGS)  # leaves something of the larger budgets
-        result = dpfl.train(nn.Linear(5, 3), federation, strategy, rounds=1, seed=seed, ledger=book, new_ledger=new)
+    federation = _federation(epsilon=4.0)
+    # Pays release by release, so that several studies have room
+    Ledger.create(book, "sites", filter="renyi").close()
+    strategy = dpfl.minimum(**SETTINGS)  # leaves something of the larger budgets
+    for seed in (0, None):
+        result = dpfl.train(nn.Linear(5, 3), federation, strategy, rounds=1, seed=seed, ledger=book)
+        assert result.summary["rounds"]["done"] == 1
         assert any("SEEDED" in stamp for stamp in result.summary["stamps"])
+    result = dpfl.train(nn.Linear(5, 3), federation, strategy, rounds=1, seed=None)
+    assert not any("SEEDED" in stamp for stamp in result.summary["stamps"])
 
 
 def test_budgets_that_do_not_fit_the_method_are_refused() -> None:

@@ -42,6 +42,7 @@ def terms_of(population: int) -> Terms:
         participations=1,
         smallest_epsilon=1,
         largest_epsilon=1,
+        parameters=10,
     )
 
 
@@ -178,21 +179,31 @@ def channel_of(case: str, honest: Honest = 1.0, power: float = 2.5) -> OverTheAi
 
 @pytest.mark.parametrize("case", CASES)
 def test_nobody_sends_more_than_its_power_and_all_of_it_where_noise_is_short(case: str) -> None:
+    """What a client sends is its scaled message; the noise that its antenna adds is drawn in the air."""
     channel = channel_of(case)
     cohort, shared = opened(channel, 5)
     signal, level = shared["power"][:2].tolist()
     assert {"all": level == 1, "some": 0 < level < 1, "none": level == 0}[case]
     message = messages_of(cohort.ids)
-    spent = dict.fromkeys(cohort.ids, 0.0)
-    for draw in range(10):
-        for client, sent in sent_by(channel, shared, cohort, message, draw).items():
-            spent[client] += float(sent.double().square().sum()) / 10
+    sent = sent_by(channel, shared, cohort, message, 0)
     for client, strength in zip(cohort.ids, channel.strengths(cohort.ids, PublicSeed(3).child(0)), strict=True):
-        share = signal / strength
-        assert spent[client] == pytest.approx(2.5 * (share + level * (1 - share)), rel=0.01)
-        assert spent[client] <= 2.5 * 1.01
+        share, gain = signal / strength, channel.gain(client, PublicSeed(3).child(0))
+        signal_power = float(sent[client].double().square().sum())
+        assert signal_power == pytest.approx(2.5 * share, rel=1e-5)
+        noise_power = NUMBERS * channel.artificial_noise(gain, shared)
+        assert noise_power == pytest.approx(2.5 * level * (1 - share), rel=1e-6, abs=1e-12)
+        assert signal_power + noise_power <= 2.5 * (1 + 1e-6)
         if case == "all":
-            assert spent[client] == pytest.approx(2.5, rel=0.01)
+            assert signal_power + noise_power == pytest.approx(2.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_antennas_and_receiver_add_is_what_arrives(case: str) -> None:
+    channel = channel_of(case)
+    cohort, shared = opened(channel, 5)
+    gains = [channel.gain(client, PublicSeed(3).child(0)) for client in cohort.ids]
+    added = channel.receiver_noise + sum(gain**2 * channel.artificial_noise(gain, shared) for gain in gains)
+    assert added == pytest.approx(float(shared["power"][2]), rel=1e-9)
 
 
 def test_a_message_shorter_than_the_clip_takes_less_power() -> None:
@@ -257,15 +268,42 @@ def test_a_client_that_is_not_heard_is_not_in_the_sum() -> None:
     assert float((heard.vector - expected).norm()) < 0.01 * CLIP
 
 
-def test_receiver_and_clients_draw_their_noise_from_their_own_generators() -> None:
+def test_all_noise_is_drawn_once_in_the_air_and_none_by_who_sends() -> None:
+    """Noise of several antennas on grids of their own would have no common grid."""
     channel = channel_of("all")
     cohort, shared = opened(channel, 3)
     message = messages_of(cohort.ids)
     first, second = (sent_by(channel, shared, cohort, message, draw) for draw in (0, 1))
-    again = sent_by(channel, shared, cohort, message, 0)
-    for client in cohort.ids:
-        assert torch.equal(first[client], again[client])
-        assert not torch.equal(first[client], second[client])
+    assert all(torch.equal(first[client], second[client]) for client in cohort.ids)
+    for client in cohort.ids:  # the message itself, at one scale
+        scale = float(first[client].norm() / message[client].norm())
+        assert torch.allclose(first[client], scale * message[client], rtol=1e-5, atol=0)
+
+    def heard(rng: SecretRng) -> Tensor:
+        found = channel.deliver(first, shared, PublicSeed(0), rng)
+        assert isinstance(found, Summed)
+        return found.vector
+
+    assert torch.equal(heard(SecretRng.simulated(PublicSeed(1))), heard(SecretRng.simulated(PublicSeed(1))))
+    other = heard(SecretRng.simulated(PublicSeed(2)))
+    assert not torch.equal(heard(SecretRng.simulated(PublicSeed(1))), other)
+    assert not torch.equal(heard(SecretRng.from_system()), heard(SecretRng.from_system()))
+
+
+def test_what_is_heard_lies_on_the_grid_of_the_noise_that_arrives() -> None:
+    """Whatever was sent: a coordinate tells nothing by its last digits."""
+    channel = channel_of("all")
+    cohort, shared = opened(channel, 3)
+    signal, _, arriving = shared["power"][:3].tolist()
+    step = math.sqrt(arriving / signal) * CLIP / 2**20
+    for message in (messages_of(cohort.ids), dict.fromkeys(cohort.ids, torch.zeros(NUMBERS))):
+        sent = sent_by(channel, shared, cohort, message, 0)
+        heard = channel.deliver(sent, shared, PublicSeed(0), SecretRng.simulated(PublicSeed(1)))
+        assert isinstance(heard, Summed)
+        multiples = heard.vector.double() / step
+        small = multiples.abs() < 2**20  # single precision holds these to a fraction of a step
+        assert int(small.sum()) > NUMBERS / 2
+        assert float((multiples - multiples.round()).abs()[small].max()) < 0.1
 
 
 def test_the_bill_is_the_multiplier_over_what_was_clipped_before() -> None:
@@ -274,6 +312,10 @@ def test_the_bill_is_the_multiplier_over_what_was_clipped_before() -> None:
     assert event.noise_multiplier == pytest.approx(3.0)
     (event,) = channel.exposure(Exposure(unit=Unit.CLIENT).clipped(1.0), 10).events()
     assert event.noise_multiplier == pytest.approx(1.5)  # louder than agreed: billed as such
+    (event,) = channel.exposure(Exposure(unit=Unit.CLIENT, numbers=10_000).clipped(0.5), 10).events()
+    widened = 1 + 3.0 * 100 / 2**20  # by rounding onto the grid
+    assert event.noise_multiplier == pytest.approx(3.0 / widened, rel=1e-9)
+    assert event.numbers == 10_000
 
 
 def test_a_multiplier_left_open_is_settled_at_enrolment_and_needed_before() -> None:

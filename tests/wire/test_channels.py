@@ -99,8 +99,9 @@ def test_a_sum_with_losses_is_the_sum_of_those_it_names() -> None:
     arrived = Dropout(rate=0.4, through=SecureSum()).deliver(sent, {}, SEED, RNG)
     assert isinstance(arrived, Summed)
     assert 0 < len(arrived.ids) < 20
-    expected = torch.stack([sent[client] for client in arrived.ids]).sum(0)
-    assert torch.allclose(arrived.vector, expected, atol=1e-5)
+    expected = torch.stack([sent[client] for client in arrived.ids]).double().sum(0)
+    assert arrived.vector.dtype == torch.float64
+    assert torch.allclose(arrived.vector, expected, rtol=0, atol=1e-14)
 
 
 def test_nothing_is_lost_at_rate_zero_and_everything_at_rate_one() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dpfl.core.errors import PeerError
+from dpfl.core.grid import Grid
 from dpfl.core.types import Downlink
 from dpfl.wire.payload import FRAME_BYTES, decode_download, decode_upload, encode_download, encode_upload, tag
 
@@ -64,6 +65,28 @@ def test_an_upload_may_come_from_a_view_and_arrives_in_memory_of_its_own() -> No
     arrived = decode(encode_upload(strided, RUN, ROUND, CLIENT))
     assert arrived.tolist() == [0, 2, 4, 6, 8]
     arrived += 1  # writable, and nobody else's
+
+
+@given(raw=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=50), std=st.floats(1e-6, 1e6))
+def test_multiples_of_a_grid_arrive_as_the_very_multiples_that_were_sent(raw: list[int], std: float) -> None:
+    """In double precision, for every integer of 32 bits: a sum of uploads is exact."""
+    grid = Grid.of(std)
+    sent = torch.tensor(raw, dtype=torch.float64) * grid.step
+    payload = encode_upload(sent, RUN, ROUND, CLIENT, grid)
+    assert payload[FRAME_BYTES:] == struct.pack(f"<{len(raw)}i", *raw)
+    arrived = decode_upload(payload, len(raw), RUN, ROUND, CLIENT, grid)
+    assert arrived.dtype == torch.float64
+    assert bits(arrived) == bits(sent + 0.0)  # zero has one sign
+    arrived += 1  # writable
+
+
+def test_floats_are_refused_where_integers_were_agreed_on_and_the_other_way_round() -> None:
+    """Else a client could send what is not finite, or what lies between the grid's points."""
+    grid = Grid.of(1.0)
+    with pytest.raises(PeerError, match="not a dpfl upload of this version"):
+        decode_upload(upload(), 5, RUN, ROUND, CLIENT, grid)
+    with pytest.raises(PeerError, match="not a dpfl upload of this version"):
+        decode(encode_upload(torch.zeros(5), RUN, ROUND, CLIENT, grid), 5)
 
 
 FRAME, BODY = range(FRAME_BYTES), range(FRAME_BYTES, FRAME_BYTES + 20)

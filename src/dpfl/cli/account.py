@@ -30,9 +30,10 @@ def account(
     delta: Annotated[float | None, typer.Option(help="Delta (a ledger knows its own).")] = None,
     sampling: Annotated[str, typer.Option(help="poisson, uniform or none.")] = "poisson",
     adjacency: Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")] = "add_remove",
-    accountant: Annotated[str | None, typer.Option(help="pld or rdp (default: the tightest).")] = None,
+    accountant: Annotated[str | None, typer.Option(help="pld, rdp or renyi (default: the tightest).")] = None,
     page: Annotated[
-        Path | None, typer.Option(help="With --ledger: write a page for a board (HTML).", show_default=False)
+        Path | None,
+        typer.Option(help="With --ledger: write a privacy report for an ethics board (HTML).", show_default=False),
     ] = None,
     json: o.Json = False,
 ) -> None:
@@ -54,8 +55,8 @@ def account(
         raise ConfigurationError("--sampling", f"'{sampling}' is unknown", f"choose one of {', '.join(SAMPLINGS)}")
     if adjacency not in list(Adjacency):
         raise ConfigurationError("--adjacency", f"'{adjacency}' is unknown", f"choose one of {', '.join(Adjacency)}")
-    if accountant not in (None, "pld", "rdp"):
-        raise ConfigurationError("--accountant", f"'{accountant}' is unknown", "choose pld or rdp")
+    if accountant not in (None, "pld", "rdp", "renyi"):
+        raise ConfigurationError("--accountant", f"'{accountant}' is unknown", "choose pld, rdp or renyi")
     named = cast(AccountantName | None, accountant)
     _from_numbers(noise_multiplier, epsilon, sampling_rate, steps, delta, sampling, Adjacency(adjacency), named, json)
 
@@ -109,26 +110,31 @@ def _from_numbers(
 def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool) -> None:
     book = Ledger.open(path, read_only=True)
     try:
-        if page is not None:
-            write_ledger_page(book, page, f"What the ledger of {book.identity()} says", delta)
-        lines = statements(book, delta)
-        seeded = book.seeded_runs()
-        hypothetical = [run for run, title in book.titles().items() if "HYPOTHETICAL" in title]
+        with book.snapshot():
+            if page is not None:
+                write_ledger_page(book, page, f"Privacy report of {book.identity()}", delta)
+            lines = statements(book, delta)
+            seeded = book.seeded_runs()
+            hypothetical = [run for run, title in book.titles().items() if "HYPOTHETICAL" in title]
+            head, rule = book.head(), book.filter
     finally:
         book.close()
     if json:
         told = [line.to_dict() for line in lines]
         stamps = {"seeded_runs": seeded, "hypothetical_runs": hypothetical}
-        print_json({"ledger": str(path), **stamps, "statements": told})
+        chain = {"filter": rule, "entries": head.number, "head": head.digest}
+        print_json({"ledger": str(path), **chain, **stamps, "statements": told})
         return
     for run in seeded:
         err.print(f"NOT PRIVATE: SEEDED: run {run}", style="yellow")
     for run in hypothetical:
-        err.print(f"HYPOTHETICAL: the grants beside run {run} were raised to the largest of all", style="yellow")
+        err.print(f"HYPOTHETICAL: the budgets beside run {run} were raised to the largest of all", style="yellow")
     if not lines:
         out.print("Nothing was charged.")
     if any(line.delta is None for line in lines):
-        err.print("Some accounts granted nothing, so no delta is known for them: give --delta.")
+        err.print("Some accounts have no budget, so no delta is known for them: give --delta.")
     show_statements([line.to_dict() for line in lines])
+    out.print(f"Filter across studies: {rule}. Entries in the ledger: {head.number}.")
+    out.print(f"Head: {head.digest}", soft_wrap=True)
     if page is not None:
         err.print(f"Page: {page}", soft_wrap=True)

@@ -15,6 +15,7 @@ from dpfl.cli import (
     compare,
     deploy,
     describe,
+    ledger,
     lists,
     plan,
     plan_power,
@@ -51,6 +52,7 @@ app.command()(describe.describe)
 app.command()(account.account)
 app.command()(plan.plan)
 app.command(name="plan-power")(plan_power.plan)
+app.add_typer(ledger.app, name="ledger")
 app.add_typer(site.app, name="site")
 app.add_typer(server.app, name="server")
 app.add_typer(deploy.app, name="deploy")

@@ -42,13 +42,19 @@ def init(
     folder: Folder,
     name: Annotated[str, typer.Option("--id", help="The site's name in studies.")],
     data: Annotated[str, typer.Option(help="CSV or Parquet file with the site's records.")],
-    epsilon: Annotated[float, typer.Option(help="What the site grants, over all studies.")],
+    epsilon: Annotated[float, typer.Option(help="The site's budget over all studies.")],
     delta: Annotated[float, typer.Option(help="Well below 1 / records.")],
     label: Annotated[str | None, typer.Option(help="Label column (default: the last).", show_default=False)] = None,
     server: Annotated[str, typer.Option(help="The server's address.")] = "127.0.0.1:9092",
     unit: Annotated[str, typer.Option(help="record, or client: the whole site.")] = "record",
+    per_study: Annotated[
+        float | None, typer.Option(help="The part of epsilon for one study (default: all of it).", show_default=False)
+    ] = None,
+    filter_: Annotated[
+        str, typer.Option("--filter", help="How studies add up: renyi (pay round by round), allotments or gaussian.")
+    ] = "renyi",
     trust_server: Annotated[
-        bool, typer.Option("--trust-server", help="Grant against the world only: the server may see everything.")
+        bool, typer.Option("--trust-server", help="A budget against the world only: the server may see everything.")
     ] = False,
 ) -> None:
     """Make a site: its file, its key, its ledger. Read the file: it decides what the site accepts."""
@@ -59,7 +65,14 @@ def init(
     values: dict[str, Any] = {
         "site": {"id": name},
         "data": {"file": str(Path(data).absolute()), **({"label": label} if label else {})},
-        "budget": {"epsilon": epsilon, "delta": delta, "unit": unit, "observer": "world" if trust_server else "server"},
+        "budget": {
+            "epsilon": epsilon,
+            "delta": delta,
+            "unit": unit,
+            "observer": "world" if trust_server else "server",
+            "filter": filter_,
+            **({"per_study": per_study} if per_study is not None else {}),
+        },
         "policy": {"trust_server": trust_server},
         "server": {"address": server},
     }

@@ -40,6 +40,7 @@ def honest_members(federation: Federation, claims: Mapping[str, Claims] | None =
             epsilon=budget.epsilon if budget else float("inf"),
             delta=budget.delta if budget else 0.0,
             examples=shard.examples,
+            accountant=budget.accountant if budget else None,
         )
         members[client] = Member(
             id=client,

@@ -14,10 +14,10 @@ floating point and then added has no such proof: it has holes, values that prove
 Which numbers are rare is decided by geometric gaps, so the fast path tests nothing. No floating-point number decides a
 fast draw; a rare one is accepted in double precision.
 
-*Formal guarantees.* The law of what this code really does differs from P by at most 2^-29 in log ratio within 10
-standard deviations (2^-42 within 6, 2^-51 in root mean square); 2^-75.8 of the mass is never produced. ``tests/core/test_grid_noise.py`` computes
-that law on every integer. The surcharge for it is in :mod:`dpfl.privacy.accountant`. All of it is computational: AES is
-taken for a pseudo-random function.
+*Formal guarantees.* The law of what this code really does differs from P by at most 2^-28 in log ratio within 10
+standard deviations (2^-42 within 6; 2^-51 in root mean square); 2^-75.8 of the mass is never produced.
+:func:`dpfl.testing.check_sampler` computes that law on every integer. The surcharge for it is in
+:mod:`dpfl.privacy.accountant`. All of it is computational: AES is taken for a pseudo-random function.
 """
 
 from __future__ import annotations
@@ -165,15 +165,19 @@ def fill_rows(sources: Sequence[GridNoise], out: np.ndarray) -> np.ndarray:
     zeros, bits, fine = bytes(2 * part), bytearray(2 * size + 16), np.empty(size, np.float32)
     for first in range(0, rows, together):
         for start in range(0, length, part):
-            _fill_fast(sources[first : first + together], out[first : first + together, start : start + part], zeros, bits, fine)
+            _fill_fast(
+                sources[first : first + together],
+                out[first : first + together, start : start + part],
+                zeros,
+                bits,
+                fine,
+            )
     for source, row in zip(sources, out, strict=True):
         source._replace_rare(row)
     return out
 
 
-def _fill_fast(
-    sources: Sequence[GridNoise], out: np.ndarray, zeros: bytes, bits: bytearray, fine: np.ndarray
-) -> None:
+def _fill_fast(sources: Sequence[GridNoise], out: np.ndarray, zeros: bytes, bits: bytearray, fine: np.ndarray) -> None:
     """Draw from Q: row i from the first three streams of ``sources[i]``, with the scratch space given."""
     width, size = 2 * out.shape[1], out.size
     zeros = zeros if len(zeros) == width else zeros[:width]

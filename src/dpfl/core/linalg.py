@@ -10,9 +10,12 @@ from torch import Tensor
 CLIP_MARGIN = 1.0 - 1e-5
 
 LARGEST_NORM = 1e15
-"""Records whose gradient, or whose input to a layer, has a larger norm count as zero.
+"""Records that have a larger norm, or whose gradient has, count as zero.
 
 Their clip factors would bring products below the smallest normal float32 number, where rounding is no longer relative."""
+
+LARGEST_INPUT = 1e30
+"""The same for the input of a single layer, where a gradient is the product of two vectors and never written out."""
 
 
 def clip_factor(norm: Tensor, bound: float | Tensor) -> Tensor:

@@ -137,6 +137,9 @@ class SecretRng:
         drawn: bytes = self._words.update(bytes(count))
         return drawn
 
+    def _uint64(self, count: int) -> np.ndarray:
+        return np.frombuffer(self._bytes(8 * count), dtype="<u8") if count else np.empty(0, "<u8")
+
     def grid_noise_(self, out: Tensor) -> Tensor:
         """Fill a contiguous float32 tensor with integers of the law round(N(0, SCALE^2)), in place.
 
@@ -152,7 +155,7 @@ class SecretRng:
         """Draw a table of independent coins, each true with probability ``rate`` (to 2^-64, never above)."""
         if rate >= 1:
             return torch.ones(rows, columns, dtype=torch.bool)
-        words = np.frombuffer(self._bytes(8 * rows * columns), dtype="<u8")
+        words = self._uint64(rows * columns)
         return torch.from_numpy((words < np.uint64(int(rate * 2**64))).reshape(rows, columns))
 
     def permutation(self, length: int) -> Tensor:
@@ -161,8 +164,7 @@ class SecretRng:
 
     def permutations(self, count: int, length: int) -> Tensor:
         """Draw several orders, one a row: those that ``permutation`` gives one after the other."""
-        words = np.frombuffer(self._bytes(8 * count * length), dtype="<u8").reshape(count, length)
-        return torch.from_numpy(np.argsort(words, axis=1, kind="stable"))
+        return torch.from_numpy(np.argsort(self._uint64(count * length).reshape(count, length), axis=1, kind="stable"))
 
     def integer(self) -> int:
         """Draw 62 random bits, for code that only takes an integer seed (dropout layers)."""

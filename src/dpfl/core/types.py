@@ -52,11 +52,15 @@ def _check_epsilon_delta(where: str, epsilon: float, delta: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Claims:
-    """What a client *says* of itself: a declaration on the wire, never a fact that a bill rests on."""
+    """What a client *says* of itself: a declaration on the wire, never a fact that a charge rests on.
+
+    ``accountant``: by which curve its ledger will hold a study against the epsilon, where that is not the tightest.
+    """
 
     epsilon: float
     delta: float
     examples: int
+    accountant: Literal["renyi"] | None = None
 
     @property
     def usable(self) -> bool:

@@ -22,9 +22,9 @@ from torch.nn import functional as F
 
 from dpfl.core.inputs import Inputs
 from dpfl.core.layout import Layout
-from dpfl.core.linalg import LARGEST_NORM, clip_factor
+from dpfl.core.linalg import LARGEST_INPUT, LARGEST_NORM, clip_factor
 from dpfl.core.random import PublicSeed
-from dpfl.engine.one_by_one import OneByOne, on_copies
+from dpfl.engine.one_by_one import OneByOne, on_copies, record_norms
 from dpfl.engine.pieces import Piece
 from dpfl.engine.recurrent import Tap, unrollable, unrolled
 from dpfl.engine.rules import RULES, recurrent
@@ -157,7 +157,7 @@ def clipped_sum(
         loss = F.cross_entropy(logits, labels, reduction="sum")
         slopes = torch.autograd.grad(loss, book.wanted(), allow_unused=True)
     with torch.no_grad():
-        return _combined(layout, book, list(slopes), clip, len(labels))
+        return _combined(layout, book, list(slopes), clip, record_norms(features))
 
 
 def fast_layout(tensor: Tensor) -> Tensor:
@@ -171,13 +171,14 @@ def fast_layout(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _combined(layout: Layout, book: _Book, slopes: list[Tensor | None], clip: float, records: int) -> Tensor:
-    device = next(slope.device for slope in slopes if slope is not None)
-    pieces, squares = _pieces(book, slopes, torch.zeros(records, dtype=torch.bool, device=device), spoilt=False)
+def _combined(layout: Layout, book: _Book, slopes: list[Tensor | None], clip: float, of_records: Tensor) -> Tensor:
+    device = of_records.device
+    pieces, squares = _pieces(book, slopes, torch.zeros_like(of_records, dtype=torch.bool), spoilt=False)
     broken = ~(squares <= LARGEST_NORM**2)  # whatever is not finite in a or d shows here, and so does their product
+    broken |= ~(of_records <= LARGEST_NORM)
     for _, piece in pieces:
         if piece.of_inputs is not None:
-            broken |= ~(piece.of_inputs <= LARGEST_NORM**2)
+            broken |= ~(piece.of_inputs <= LARGEST_INPUT**2)
     if bool(broken.any()):
         pieces, squares = _pieces(book, slopes, broken, spoilt=True)
     factor = clip_factor(squares.sqrt(), clip).to(torch.float32)

@@ -17,7 +17,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.linalg import LARGEST_NORM, clip_factor, squared_norms
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Phase
-from dpfl.engine.process import one_thread
+from dpfl.engine.process import check_arithmetic, one_thread
 from dpfl.protocols import Job
 
 _MOST_NUMBERS = 1 << 25  # per-record gradient entries held at once
@@ -37,6 +37,8 @@ class OneByOne:
 
     def run(self, model: nn.Module, layout: Layout, jobs: Sequence[Job]) -> list[Tensor]:
         """Run every job; an error names the client and the phase."""
+        if any(phase.noise_multiplier > 0 for job in jobs for phase in job.phases):
+            check_arithmetic()
         with one_thread():
             return [self._client(model, layout, job) for job in jobs]
 
@@ -139,7 +141,8 @@ class OneByOne:
                 )
             rows = torch.cat([found[b.name].reshape(len(labels[some]), -1) for b in layout], dim=1)
             norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-            rows = torch.where((norms <= LARGEST_NORM)[:, None], rows, torch.zeros_like(rows))
+            whole = (norms <= LARGEST_NORM) & (record_norms(features[some]) <= LARGEST_NORM)
+            rows = torch.where(whole[:, None], rows, torch.zeros_like(rows))
             total += clip_factor(norms, clip) @ rows.to(torch.float64)
         return total
 
@@ -172,6 +175,14 @@ class _NoiseAhead:
             self._drawn = iter(self._rng.grid_noise_(torch.empty(count, out.numel())))
             found = next(self._drawn)
         return out.copy_(found.view(out.shape))
+
+
+def record_norms(features: Tensor) -> Tensor:
+    """Norm of every record, in double precision."""
+    rows = features.flatten(1)
+    rows = rows if rows.is_floating_point() else rows.to(torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms
 
 
 def still(layout: Layout, phase: Phase) -> slice:

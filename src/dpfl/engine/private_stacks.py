@@ -29,7 +29,7 @@ from dpfl.client.sampling import Draw, PoissonBatches, sampler
 from dpfl.core.grid import SUMMANDS, Grid
 from dpfl.core.grid_noise import SCALE
 from dpfl.core.inputs import Inputs
-from dpfl.core.linalg import LARGEST_NORM, clip_factor, squared_norms
+from dpfl.core.linalg import LARGEST_INPUT, LARGEST_NORM, clip_factor, squared_norms
 from dpfl.core.random import fill_grid_noise
 from dpfl.core.types import Phase
 from dpfl.engine.stacks import Chain, Linear, Stack, into_balls, side_by_side
@@ -165,8 +165,10 @@ class _Sums:
                         continue
                     if self._rounds:
                         (own if exact else own.clamp_(-_EXACT, _EXACT)).round_()
-                    if own is not whole:
+                    if own is not whole and (exact or not self._rounds):
                         whole.add_(own)
+                    elif own is not whole:  # two exact integers whose sum may not be: clamped again
+                        whole.copy_((whole.double() + own).clamp_(-_EXACT, _EXACT))
         return self._totals
 
     def _add_up(self, part: _Part, into: list[Stack]) -> None:
@@ -187,12 +189,14 @@ class _Sums:
 
     def _norms(self, part: _Part, inputs: list[Tensor], slopes: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Squared norm of every record's gradient, and which records count as zero."""
-        squares = torch.zeros(part.counted.shape, dtype=torch.float64, device=part.counted.device)
-        broken = torch.zeros_like(part.counted)
+        of_records = part.norms
+        if of_records is None:
+            of_records = squared_norms(part.features.reshape(*part.counted.shape, -1))
+        squares, broken = torch.zeros_like(of_records), ~(of_records <= LARGEST_NORM**2)
         for i, (stack, a, d) in enumerate(zip(self._stacks, inputs, slopes, strict=True)):
-            of_inputs = part.norms if i == 0 and part.norms is not None and self._raw_first else squared_norms(a)
+            of_inputs = of_records if i == 0 and self._raw_first else squared_norms(a)
             squares += (of_inputs + (0.0 if stack.bias is None else 1.0)) * squared_norms(d)
-            broken |= ~(of_inputs <= LARGEST_NORM**2)
+            broken |= ~(of_inputs <= LARGEST_INPUT**2)
         return squares, broken | ~(squares <= LARGEST_NORM**2)
 
     @property
@@ -206,9 +210,10 @@ class _Sums:
         """One linear layer under cross-entropy: the gradient of its output is softmax - one-hot."""
         (stack,), (clients, width) = self._stacks, part.counted.shape
         x = part.features.reshape(clients, width, -1)
-        errors = _outputs(stack, x).softmax(dim=2)
-        errors.view(clients * width, -1)[torch.arange(clients * width, device=x.device), part.labels] -= 1.0
-        return [x], [errors]
+        errors = _outputs(stack, x).transpose(1, 2).softmax(dim=1)  # as the product has laid them out
+        wanted = part.labels.view(clients, 1, width)
+        errors.scatter_add_(1, wanted, errors.new_full((), -1.0).expand(wanted.shape))
+        return [x], [errors.transpose(1, 2)]
 
     def _backward(self, part: _Part) -> tuple[list[Tensor], list[Tensor]]:
         """Inputs of every linear layer, and the gradients of the summed loss with respect to their outputs."""

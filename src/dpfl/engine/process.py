@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # glibc's <malloc.h>
 
@@ -25,6 +25,23 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def check_arithmetic() -> None:
+    """Refuse to clip and add up records in less than single precision: the sensitivity that is charged would not hold."""
+    reduced = (
+        (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"), "autocast is on"),
+        (torch.get_float32_matmul_precision() != "highest", "matrix products have a reduced precision"),
+        (torch.cuda.is_available() and torch.backends.cudnn.allow_tf32, "convolutions may use TF32"),
+    )
+    for true, what in reduced:
+        if true:
+            raise PrivacyRefusal(
+                "engine",
+                f"{what}, and what private training charges is proven for single precision only",
+                "leave autocast, call torch.set_float32_matmul_precision('highest') and set "
+                "torch.backends.cudnn.allow_tf32 = False",
+            )
 
 
 def check_device(name: str) -> None:

@@ -82,7 +82,9 @@ def _scale_and_shift(product: Tensor, shift: Tensor | None, shape: torch.Size | 
     squares = squared(product) + (0.0 if shift is None else squared(shift))
 
     def weighted(factor: Tensor) -> Gradients:
-        found = {"weight": weighted_sum(factor, product)} | ({} if shift is None else {"bias": weighted_sum(factor, shift)})
+        found = {"weight": weighted_sum(factor, product)} | (
+            {} if shift is None else {"bias": weighted_sum(factor, shift)}
+        )
         return found if shape is None else {name: tensor.reshape(shape) for name, tensor in found.items()}
 
     return Piece(squares, weighted)

@@ -20,7 +20,7 @@ from dpfl.core.types import Phase
 from dpfl.engine.bookkeeping import Booked, bookable
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.private_stacks import run_private_phase
-from dpfl.engine.process import one_thread
+from dpfl.engine.process import check_arithmetic, one_thread
 from dpfl.engine.spanned import run_spanned, spannable
 from dpfl.engine.stacks import Chain, Linear, run_phase
 from dpfl.protocols import Job
@@ -54,6 +54,17 @@ def chain(model: nn.Module, layout: Layout) -> Chain | None:
     whole = walk(model, "") and any(isinstance(step, Linear) for step in steps)
     covered = sum(b.size for s in steps if isinstance(s, Linear) for b in (s.weight, s.bias) if b is not None)
     return steps if whole and covered == layout.size else None
+
+
+KERNELS = (
+    "a record's gradient does not depend on which other records are in its batch beyond rounding in the last digits: this "
+    "is so bit for bit for chains of linear layers, and assumed of the kernels of other models"
+)
+
+
+def arithmetic_assumptions(model: nn.Module, layout: Layout) -> tuple[str, ...]:
+    """What per-record clipping of this model rests on beside the proof."""
+    return () if chain(model, layout) is not None else (KERNELS,)
 
 
 def _alike(plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
@@ -102,6 +113,8 @@ class Stacked:
         steps = chain(model, layout)
         if steps is None or (jobs and not _fits(steps, jobs[0])):
             return (self._booked if bookable(model) else self._plain).run(model, layout, jobs)
+        if any(phase.noise_multiplier > 0 for job in jobs for phase in job.phases):
+            check_arithmetic()
         results: dict[int, Tensor] = {}
         with one_thread():
             for block in _alike([job.phases for job in jobs]):

@@ -49,7 +49,9 @@ class Stack:
 
     def like(self) -> Stack:
         """Another stack of the same shape, whose numbers mean nothing yet."""
-        return Stack(self.layer, torch.empty_like(self.weight), None if self.bias is None else torch.empty_like(self.bias))
+        return Stack(
+            self.layer, torch.empty_like(self.weight), None if self.bias is None else torch.empty_like(self.bias)
+        )
 
     def move(self, total: Stack, noise: Tensor | None, rates: Tensor, decay: Tensor | None) -> None:
         """Step along a sum, with noise (rows of clients' vectors) added to it, and by what weight decay takes off."""

@@ -9,7 +9,6 @@ paid for it stays paid.
 from __future__ import annotations
 
 import json
-import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -23,10 +22,12 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Claims, State
 from dpfl.core.version import __version__
+from dpfl.engine.stacked import arithmetic_assumptions
+from dpfl.flower.accounts import effective_noise, missed_rounds
 from dpfl.flower.protocol import END, HELLO, TERMS, TRAIN, Introduction, Letter, terms_to_dict
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import statements
-from dpfl.rounds import Agreement, Plan, Run, Uplink, close_round, enrol, first_state, open_round
+from dpfl.rounds import Agreement, Run, Uplink, close_round, enrol, first_state, open_round
 from dpfl.runs.deployment import STUDY_FILE, StudyFile
 from dpfl.runs.folder import RunFolder
 from dpfl.wire.payload import FRAME_BYTES
@@ -319,7 +320,7 @@ class Coordinator:
         write_safely(self.place.path / OPENED, json.dumps({"round": state.round}).encode())
         plan = open_round(agreement, state, run, lambda site: self.willing.get(site, False))
         if plan.over:
-            return state, plan.over
+            return state, plan.over.replace("client", "site")
         header = self._header(TRAIN, terms=terms_to_dict(agreement.terms), round=state.round)
         asked = {
             self.nodes[site]: Letter(header=header, payload=plan.downloads[site])
@@ -332,7 +333,7 @@ class Coordinator:
         line = {
             "round": record.round,
             **record.operator,
-            "effective_noise": self._effective(agreement, plan, record.operator),
+            "effective_noise": effective_noise(agreement, plan, record.operator),
         }
         self.place.append(self.place.rounds, line)
         self.place.save_state(state, self.name, self.study.digest())
@@ -349,19 +350,6 @@ class Coordinator:
                 client=site, payload=None, reason=f"sent {len(answer.payload)} bytes, at most {largest} were agreed"
             )
         return Uplink(client=site, payload=answer.payload)
-
-    def _effective(self, agreement: Agreement, plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
-        """How much noise the published sum carries, given who arrived."""
-        strategy, arrived = agreement.strategy, len(told["arrived"]) - len(told["not_finite"])
-        found: dict[str, Any] = {"arrived": arrived, "drawn": len(plan.cohort)}
-        if strategy.noise_multiplier is None:
-            return {**found, "made_by": "each site, within its own budget"}
-        if strategy.central_noise is not None:
-            return {**found, "made_by": "the server", "noise_multiplier": strategy.noise_multiplier}
-        shares = max(1, len(plan.cohort) - strategy.tolerated_dropouts)
-        distributed = any(stage.shares_noise for stage in strategy.stages)
-        factor = math.sqrt(arrived / shares) if distributed else math.sqrt(max(arrived, 0))
-        return {**found, "made_by": "shares of the sites", "noise_multiplier": strategy.noise_multiplier * factor}
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -381,7 +369,7 @@ class Coordinator:
             "observer": str(self.strategy.observer),
             "adjacency": str(self.strategy.adjacency),
             "stamps": stamps,
-            "assumptions": list(self.strategy.assumptions),
+            "assumptions": [*self.strategy.assumptions, *self._arithmetic()],
             "sites": sorted(agreement.claims),
             "refusals": self.refusals,
             "parameters": self.layout.size,
@@ -389,13 +377,16 @@ class Coordinator:
             "delivered": sorted(set(agreement.claims) - set(absent)),
             "undelivered": absent,
             "lost_rounds": [line["round"] for line in history if "lost" in line],
-            "missed": _missed(history),
+            "missed": missed_rounds(history),
             "bytes_up": sum(line.get("bytes_up", 0) for line in history),
             "payload_bytes_up": sum(line.get("payload_bytes_up", 0) for line in history),
             "bytes_down": sum(line.get("bytes_down", 0) for line in history),
             "world_statements": [line.to_dict() for line in statements(ledger)],
         }
         self.place.save_summary(summary)
+
+    def _arithmetic(self) -> tuple[str, ...]:
+        return arithmetic_assumptions(self.model, self.layout) if self.strategy.local.private else ()
 
     def _deliver(self, agreement: Agreement) -> dict[str, str]:
         """Give every member the model; returns why some did not get it."""
@@ -421,12 +412,3 @@ def _bound(folder: Path) -> dict[str, int]:
 def _refused(answer: Letter | str) -> str:
     """Why a site does not accept the terms; empty if it does."""
     return answer if isinstance(answer, str) else "" if answer.accepted else answer.reason
-
-
-def _missed(history: list[dict[str, Any]]) -> dict[str, int]:
-    """How many rounds each site was drawn for and missed."""
-    counts: dict[str, int] = {}
-    for line in history:
-        for site in line.get("missing", {}):
-            counts[site] = counts.get(site, 0) + 1
-    return counts

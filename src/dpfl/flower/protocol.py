@@ -104,7 +104,10 @@ class Introduction:
         try:
             said = header["claims"]
             claims = Claims(
-                epsilon=float(said["epsilon"]), delta=float(said["delta"]), examples=_whole(said["examples"])
+                epsilon=float(said["epsilon"]),
+                delta=float(said["delta"]),
+                examples=_whole(said["examples"]),
+                accountant="renyi" if said.get("accountant") == "renyi" else None,
             )
             return cls(site=str(header["site"]), claims=claims, token=str(header["token"]), version=str(header["dpfl"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:

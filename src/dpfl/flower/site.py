@@ -35,6 +35,7 @@ from dpfl.core.version import __version__
 from dpfl.data.federation import Federation
 from dpfl.data.tables import read_file
 from dpfl.engine import make_engine
+from dpfl.flower.commitment import Commitment
 from dpfl.flower.outcome import keep_model
 from dpfl.flower.policy import check_offer, check_plan
 from dpfl.flower.protocol import (
@@ -50,7 +51,6 @@ from dpfl.flower.protocol import (
     write_header,
 )
 from dpfl.models import check_model
-from dpfl.privacy.bills import Bill, Charge, PrivacyPlan
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.privacy.statement import Statement, statement
@@ -145,6 +145,7 @@ class Site:
                 epsilon=budget.epsilon if budget else float("inf"),
                 delta=budget.delta if budget else 0.0,
                 examples=shard.examples,
+                accountant=budget.accountant if budget else None,
             ),
             practice=self.file.own_practice(),
             inputs=federation.inputs,
@@ -240,17 +241,9 @@ class Site:
         check_plan(self.file, agreement, self.member())
         return agreement
 
-    def _charges(self, agreement: Agreement) -> list[Charge]:
-        """A round's bills, the world's first."""
-        bills = agreement.bills(self.member().participant)
-        world = [
-            Charge(account=self.id, observer=Observer.WORLD, bill=b) for b, seen in bills if seen == {Observer.WORLD}
-        ]
-        server = [
-            Charge(account=self.id, observer=Observer.SERVER, bill=b) for b, seen in bills if Observer.SERVER in seen
-        ]
-        # Where sampling amplifies, the world's bill of every round was paid on agreeing: a site cannot see the others.
-        return server if agreement.amplified else [*world, *server]
+    def _commitment(self, agreement: Agreement) -> Commitment:
+        per_study = self.file.budget is not None and self.file.budget.per_study is not None
+        return Commitment(site=self.id, agreement=agreement, member=self.member(), per_study=per_study)
 
     def _agree(self, study: StudyFile, letter: Letter) -> Letter:
         """Accept the terms. Once they are binding the site commits to its plan, before it releases anything.
@@ -263,78 +256,18 @@ class Site:
         ledger = self.ledger()
         try:
             if letter.header.get("binding") is not True:
-                self._check_affordable(ledger, agreement)
+                self._commitment(agreement).check(ledger)
                 return Letter(header={"ok": True, "site": self.id, "more": True})
             ledger.register(run, seeded=study.run.noise == "seeded", title=f"{study.study.name}: {study.method.name}")
             if not ledger.agree(run, _digest(study, letter)):
                 raise PeerError("terms", "are not those that were agreed on for this run", "begin another run")
-            self._commit(ledger, agreement, run)
-            more = self._can_afford(ledger, agreement, run, 0)
+            self._commitment(agreement).make(ledger, run)
+            more = self._commitment(agreement).covers(ledger, run, 0)
             if not more:
                 self._log(f"{study.study.name}: its budget does not cover a round")
             return Letter(header={"ok": True, "site": self.id, "more": more})
         finally:
             ledger.close()
-
-    def _costs(self, agreement: Agreement) -> list[tuple[Observer, Bill, frozenset[Observer], int]]:
-        """A round's costs, the world's first: against whom, who else sees it, and for how many rounds it is planned."""
-        planned = agreement.terms.rounds
-        if self.file.budget is not None and self.file.budget.per_study is not None:
-            planned = agreement.terms.participations  # the study's part of epsilon covers so many
-        found = []
-        for bill, seen in agreement.bills(self.member().participant):
-            observer = Observer.SERVER if Observer.SERVER in seen else Observer.WORLD
-            amplified = observer is Observer.WORLD and agreement.amplified
-            found.append((observer, bill, seen, agreement.terms.rounds if amplified else planned))
-        return sorted(found, key=lambda cost: cost[0] is Observer.SERVER)
-
-    def _check_affordable(self, ledger: SiteLedger, agreement: Agreement) -> dict[Observer, int]:
-        """How many rounds a plan could contain, against each adversary; refuse a study it cannot take part in at all."""
-        found, budget = {}, self.member().budget
-        for observer, bill, seen, rounds in self._costs(agreement):
-            share = None if budget is None else budget.delta
-            found[observer] = ledger.affordable_releases(self.id, bill, seen, rounds, delta=share)
-            needed = rounds if observer is Observer.WORLD and agreement.amplified else 1
-            if found[observer] < needed:
-                raise PrivacyRefusal(
-                    f"site '{self.id}'",
-                    f"its budget does not cover {'a round' if needed == 1 else f'{needed} rounds'} of this study",
-                    "raise the budget, or plan fewer rounds",
-                )
-        return found
-
-    def _commit(self, ledger: SiteLedger, agreement: Agreement, run: str) -> None:
-        """Commit to the plan, once; where sampling amplifies, charge what the world will see of all rounds."""
-        budget = self.member().budget
-        if not ledger.planned(run, Observer.SERVER):
-            releases = self._check_affordable(ledger, agreement)
-            plans = [
-                PrivacyPlan(
-                    account=self.id,
-                    observer=observer,
-                    bill=bill,
-                    releases=releases[observer],
-                    delta=None if budget is None else budget.delta,
-                )
-                for observer, bill, _, _ in self._costs(agreement)
-            ]
-            if ledger.commit(run, plans):
-                raise PrivacyRefusal(f"site '{self.id}'", "its budget does not cover this study", "raise the budget")
-        if not agreement.amplified:
-            return
-        bill = agreement.bill(Observer.WORLD, self.member().participant)
-        paid = {round_ for round_, account in ledger.charged(run, Observer.WORLD) if account == self.id}
-        for round_ in range(agreement.terms.rounds):
-            charge = Charge(account=self.id, observer=Observer.WORLD, bill=bill)
-            if round_ not in paid and ledger.charge(run, round_, [charge]):
-                raise PrivacyRefusal(f"site '{self.id}'", "its budget ran out", "raise it, or plan fewer rounds")
-
-    def _can_afford(self, ledger: SiteLedger, agreement: Agreement, run: str, round_: int) -> bool:
-        return all(
-            ledger.can_release(run, round_, self.id, observer, bill)
-            for observer, bill, _, _ in self._costs(agreement)
-            if not (agreement.amplified and observer is Observer.WORLD)
-        )
 
     def _train(self, study: StudyFile, letter: Letter) -> Letter:
         """One round: check, work, pay and keep the answer, answer."""
@@ -352,12 +285,12 @@ class Site:
                 return refusal(f"round {round_} is over", site=self.id)
             if not 0 <= round_ < agreement.terms.rounds:
                 return refusal(f"round {round_} is not in the plan", site=self.id)
-            if not self._can_afford(ledger, agreement, run, round_):
+            if not self._commitment(agreement).covers(ledger, run, round_):
                 return self._spent_up(study)
             self._check_drawn(agreement, letter.payload)
             private = {} if last is None else _unpacked(last.private)
             payload, private = self._work(study, agreement, run, round_, letter.payload, private)
-            paid = ledger.pay_and_answer(run, round_, self._charges(agreement), payload, _packed(private))
+            paid = ledger.pay_and_answer(run, round_, self._commitment(agreement).charges(), payload, _packed(private))
             if not paid:
                 return self._spent_up(study)
             return self._answer(ledger, agreement, run, round_, payload)
@@ -400,7 +333,7 @@ class Site:
         return uplink.payload, private
 
     def _answer(self, ledger: SiteLedger, agreement: Agreement, run: str, round_: int, payload: bytes) -> Letter:
-        more = self._can_afford(ledger, agreement, run, round_ + 1)
+        more = self._commitment(agreement).covers(ledger, run, round_ + 1)
         header = {"ok": True, "site": self.id, "round": round_, "token": self.token(run), "more": more}
         return Letter(header=header, payload=payload)
 

@@ -36,7 +36,7 @@ from dpfl.privacy.cache import remembered
 from dpfl.privacy.events import Event, History, Sampling, merged
 from dpfl.privacy.gaussian import gaussian_epsilon
 from dpfl.privacy.published import CLASSIC, classic_epsilon
-from dpfl.privacy.renyi import moments, renyi_costs, renyi_epsilon, unproven_sampling
+from dpfl.privacy.renyi import RESERVED, moments, renyi_costs, renyi_epsilon, unproven_sampling
 
 AccountantName = Literal["pld", "rdp", "renyi"]
 ACCOUNTANTS: tuple[AccountantName, ...] = ("pld", "rdp", "renyi")
@@ -129,7 +129,7 @@ def within(history: Iterable[Event], limit: float, delta: float, *, adjacency: A
     quick = quick_epsilon(events, delta, adjacency=adjacency)
     if quick <= limit:
         return True
-    return quick <= 1.02 * limit and spend(events, delta, adjacency=adjacency).epsilon <= limit
+    return quick <= 1.05 * limit and spend(events, delta, adjacency=adjacency).epsilon <= limit
 
 
 def quick_epsilon(history: Iterable[Event], delta: float, *, adjacency: Adjacency) -> float:
@@ -208,7 +208,7 @@ def _curve(
         return lambda value: max(0.0, float(accountant.get_epsilon(value)))
     if name == "renyi":
         costs = renyi_costs(events, adjacency)
-        return lambda value: renyi_epsilon(costs, value)
+        return lambda value: renyi_epsilon(costs, (1 - RESERVED) * value)
     sensitivity = 2.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
     plain = [event for event in events if event.sampling_rate == 1]
     total = math.fsum(event.steps / event.noise_multiplier**2 for event in plain)

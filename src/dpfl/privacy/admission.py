@@ -1,4 +1,4 @@
-"""Who is admitted: whose budget a release touches, which plan it uses up, and whether the filter lets it pass."""
+"""Admission: whose budget a release touches, which plan it uses up, and whether the filter lets it pass."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from dpfl.core.types import Budget, Observer, Unit
 from dpfl.privacy.bills import Bill, tab_of
 from dpfl.privacy.filters import Limit, Portion
 from dpfl.privacy.readings import OWN, Readings
+
+POPULATION = "population:"
+"""How the names of populations begin."""
 
 PlanKey = tuple[str, str, str]  # run, account, observer
 
@@ -28,10 +31,10 @@ class Admission(Readings):
     def affordable_releases(
         self, account: str, bill: Bill, seen_by: Iterable[Observer], most: int, *, delta: float | None = None
     ) -> int:
-        """How many releases of this bill, up to ``most``, a new plan could contain within the account's own budget.
+        """How many releases of this bill, up to ``most``, a new plan of the account could contain.
 
-        ``most`` if the account has no budget that this release concerns. ``delta`` is the plan's share under
-        "allotments". Accounts with equal budgets and histories share one answer.
+        Within the account's own budget; ``most`` if it has none that this release concerns. ``delta`` is the
+        plan's share under "allotments". Accounts with equal budgets and histories share one answer.
         """
         grant = self.grant_of(account)
         if grant is None or grant.unit is None or grant.observer not in set(seen_by):
@@ -48,13 +51,16 @@ class Admission(Readings):
         return self._answers[question]
 
     def can_release(self, run: str, round_: int, account: str, observer: Observer, bill: Bill) -> bool:
-        """Whether a charge of this bill for this round would be accepted; what the run charged from it on is left out."""
+        """Whether a charge of this bill for this round would be accepted.
+
+        What the run charged from this round on is left out: a replayed round does not count against itself.
+        """
         with self._guard():
             plan = self._entry_left(run, account, str(observer), written(bill)[0], before=round_)
             if not plan:
                 return False
             keys = frozenset({(run, plan, str(observer))})
-            payers = self._payers(self._connection, account)
+            payers = self._payers(self._connection, account, {str(observer)})
             return all(self._pays(payer, keys, before=(run, round_)) for payer in payers)
 
     def _entry_left(
@@ -76,38 +82,41 @@ class Admission(Readings):
         return "" if plans else None
 
     def _used(self, owner: str, place: Mapping[str, str | int | None]) -> int:
-        """Count the releases used of a plan, for the account that is to be charged and, if it has any, its members."""
+        """Count the releases used of a plan, for the account to be charged and for its members."""
         of_whom = "" if owner == place["account"] else "AND account IN (:owner, :account)"
         rows = self._connection.execute(
-            f"""SELECT account, COUNT(*) FROM charges WHERE plan = :owner AND observer = :observer AND run = :run
-                {of_whom} AND (:before IS NULL OR round < :before) GROUP BY account""",
+            f"""SELECT account, COUNT(*) FROM charges
+                WHERE plan = :owner AND observer = :observer AND run = :run {of_whom}
+                AND (:before IS NULL OR round < :before) GROUP BY account""",
             {**place, "owner": owner},
         )
         counts = dict(rows.fetchall())
         return int(counts.pop(owner, 0)) + max(counts.values(), default=0)
 
-    # -- budgets -------------------------------------------------------------------------------------------------------
+    # -- budgets ---------------------------------------------------------------------------------------------
 
-    def _payers(self, connection: sqlite3.Connection, account: str) -> list[str]:
-        """Whose budgets a charge touches: the account's own, or one member of each kind in a population.
+    def _payers(self, connection: sqlite3.Connection, account: str, observers: set[str]) -> list[str]:
+        """Whose budgets a release concerns: the account's own, or one member of each kind in a population.
 
-        Members with equal budgets in the same populations, and with nothing of their own that their budget is held
-        against, have the same history.
+        Members with equal budgets in the same populations, and with no plan or charge of their own that their
+        budget is held against, have the same history.
         """
-        counted = "plans" if self._filter.reserves else "charges"
+        if not account.startswith(POPULATION):
+            return [account]
+        own = """EXISTS (SELECT 1 FROM {} AS c WHERE c.account = m.account AND (c.observer = g.observer
+            OR (g.observer = 'world' AND NOT EXISTS (SELECT 1 FROM plans AS w WHERE w.observer = 'world'
+                AND w.run = c.run AND w.account IN (
+                    SELECT population FROM members WHERE account = m.account)))))"""
         members = connection.execute(
             f"""
             SELECT MIN(m.account) FROM members AS m JOIN grants AS g ON g.account = m.account
-            WHERE m.population = :p GROUP BY g.observer, g.unit, g.epsilon, g.delta,
+            WHERE m.population = :p AND (g.observer = 'world' OR :server)
+            GROUP BY g.observer, g.unit, g.epsilon, g.delta,
                 (SELECT GROUP_CONCAT(population) FROM (
                     SELECT population FROM members WHERE account = m.account ORDER BY population)),
-                CASE WHEN EXISTS (SELECT 1 FROM {counted} AS c WHERE c.account = m.account
-                    AND (c.observer = g.observer OR (g.observer = 'world' AND NOT EXISTS (
-                        SELECT 1 FROM plans AS w WHERE w.observer = 'world' AND w.run = c.run AND w.account IN (
-                            SELECT population FROM members WHERE account = m.account)))))
-                THEN m.account END
+                CASE WHEN {own.format("plans")} OR {own.format("charges")} THEN m.account END
             """,
-            {"p": account},
+            {"p": account, "server": observers != {"world"}},
         ).fetchall()
         return [row[0] for row in members] or [account]
 

@@ -1,4 +1,4 @@
-"""Privacy costs, plans and charges: what a ledger stores, and how an account's costs combine into one history."""
+"""Privacy costs, plans and charges: what a ledger stores, and how an account's costs combine."""
 
 from __future__ import annotations
 
@@ -47,12 +47,14 @@ class Bill:
 class PrivacyPlan:
     """What a run may release of an account at most, fixed before its first release.
 
-    ``account`` is a client or a population, ``bill`` what one round releases, ``releases`` how many rounds at most.
-    ``delta`` is the share of the budget's delta that the plan is priced at under the filter "allotments"; None means
-    all of it, so that no other plan fits beside this one.
+    ``account`` is a client or a population, ``bill`` what one round releases, ``releases`` how many rounds at
+    most.
+    ``delta`` is the share of the budget's delta that the plan is priced at under the filter "allotments";
+    None means all of it, so that no other plan fits beside this one.
 
-    *Formal guarantees.* Which of the planned rounds take place, in which order, what they compute and when the run stops
-    may depend on earlier outputs. Sampling rates, noise and their number may not: they are this plan's.
+    *Formal guarantees.* Which of the planned rounds take place, in which order, what they compute and when
+    the run stops may depend on earlier outputs. Sampling rates, noise and their number may not: they are this
+    plan's.
     """
 
     account: str
@@ -73,7 +75,7 @@ class PrivacyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Charge:
-    """One account's bill for one round against one observer; ``draw`` names the randomness it pays for, if repeatable."""
+    """One account's bill for one round against one observer; ``draw`` names its randomness, if repeatable."""
 
     account: str
     observer: Observer
@@ -93,8 +95,9 @@ class Tab:
     def adjacency_as(self, unit: Unit) -> Adjacency | None:
         """Under which adjacency the history speaks of this unit, if it does.
 
-        A client-level history also protects records; a record-level one says nothing of clients. One changed record may
-        change a client's whole contribution into another: for records, client-level events count under replace-one.
+        A client-level history also protects records; a record-level one says nothing of clients. One changed
+        record may change a client's whole contribution into another: for records, client-level events count
+        under replace-one.
         """
         if unit is self.unit and not self.mixed:
             return self.adjacency

@@ -73,7 +73,7 @@ def calibrate(
             "calibrate", f"epsilon = {epsilon} is not a positive finite number", "give an epsilon above 0"
         )
     if steps < 1:
-        raise ConfigurationError("calibrate", f"steps = {steps}: nothing is released", "plan at least one step")
+        raise ConfigurationError("calibrate", f"steps = {steps}: nothing is released", "plan one or more")
     adjacency = adjacency_named(adjacency)
     rate = 1.0 if sampling == "none" else sampling_rate
     if rate == 0:
@@ -134,8 +134,8 @@ def _check_sampler(target: float, delta: float, plan: Event) -> None:
     if numbers > MOST_NUMBERS or sampler_delta(numbers, target) > LARGEST_SAMPLER_SHARE * delta:
         raise PrivacyRefusal(
             "calibrate",
-            f"at epsilon = {target} the noise sampler's own distance to the ideal law takes more than a tenth of "
-            f"delta = {delta} over {numbers:.3g} values",
+            f"at epsilon = {target} the noise sampler's own distance to the ideal law takes more than a "
+            f"tenth of delta = {delta} over {numbers:.3g} values",
             "plan fewer steps or parameters, a smaller epsilon, or a larger delta",
         )
 

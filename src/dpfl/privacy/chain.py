@@ -1,14 +1,17 @@
-"""The hash chain of a ledger: every transaction is one entry, and every entry holds the digest of the one before.
+"""The hash chain of a ledger: every transaction is one entry, and holds the digest of the one before.
 
-*What it proves.* The digest of an entry is SHA-256 over its number, the digest before it and all rows the transaction
-wrote. A row that is edited, deleted, added, or moved to another entry, and an entry that is dropped or swapped, changes
-a digest and is noticed when the ledger is opened. The newest entry's number and digest (the *head*) are also kept in a
-file beside the ledger, so that an old copy of the ledger, or a copy that went its own way, is noticed as well: the
-ledger must contain the head of that file. It may be ahead of it, because the file is written after the commit.
+*What it proves.* The digest of an entry is SHA-256 over its number, the digest before it and all rows the
+transaction wrote. A row that is edited, deleted, added, or moved to another entry, and an entry that is
+dropped or swapped, changes a digest and is noticed when the ledger is opened. The newest entry's number and
+digest (the *head*) are also kept in a file beside the ledger, so that an old copy of the ledger, or a copy
+that went its own way, is noticed as well: the ledger must contain the head of that file. It may be ahead of
+it, because the file is written after the commit.
 
-*What it does not prove.* The chain has no key. Whoever can write both files can compute a new chain and a new head, or
-put back an old ledger together with its old head. Only a head that was noted elsewhere (a printed report, an
-e-mail, a server's countersignature) reveals that: ``dpfl ledger verify FILE --head HASH``.
+*What it does not prove.* The chain has no key. Whoever can write both files can compute a new chain and a new
+head, or put back an old ledger together with its old head. Only a head that was noted elsewhere, for instance
+in a printed report, reveals that: ``dpfl ledger verify FILE --head HASH``. Servers do not countersign heads
+yet. The answers that a site keeps for sending again are not part of the chain: they are replaced by later
+ones.
 """
 
 from __future__ import annotations
@@ -75,7 +78,7 @@ def digest_of(number: int, previous: str, rows: Mapping[str, Sequence[Row]]) -> 
 
 
 class Entry:
-    """The entry that a running transaction writes: inserts rows under its number and remembers them for the digest."""
+    """The entry that a running transaction writes: inserts rows and remembers them for the digest."""
 
     def __init__(self, connection: sqlite3.Connection, before: Head) -> None:
         self.connection = connection
@@ -129,33 +132,41 @@ def last_head(connection: sqlite3.Connection) -> Head:
 
 def verify_chain(connection: sqlite3.Connection, name: str) -> Head:
     """Recompute every digest from the rows; refuse a ledger whose rows and chain do not agree."""
-    rows: defaultdict[int, dict[str, list[Row]]] = defaultdict(dict)
-    for table, columns in TABLES.items():
-        query = f"SELECT entry, {', '.join(columns)} FROM {table}"
-        for entry, *row in connection.execute(query):
-            rows[entry].setdefault(table, []).append(tuple(row))
+    rows = _rows_by_entry(connection)
     entries = connection.execute("SELECT number, digest FROM chain ORDER BY number").fetchall()
-    meta = dict(connection.execute("SELECT key, value FROM meta"))
-    if not entries or tuple(entries[0]) != (0, first_head(meta).digest):
+    meta = connection.execute("SELECT key, value FROM meta").fetchall()
+    if not entries or entries[0][0] != 0 or not _matches(0, "", {"meta": meta}, entries[0][1]):
         raise LedgerError(name, "its first entry (format, identity, filter) was changed", _FORGED)
     previous: str = entries[0][1]
     for number, (stored, digest) in enumerate(entries[1:], 1):
         own = rows.pop(number, {})
         if stored != number:
             raise LedgerError(name, f"entry {number} of its hash chain is missing", _FORGED)
-        try:
-            intact = bool(own) and digest_of(number, previous, own) == digest
-        except (TypeError, ValueError):  # values that no writer of ours leaves
-            intact = False
-        if not intact:
-            raise LedgerError(
-                name, f"entry {number} of {len(entries) - 1} was changed, deleted or moved", _FORGED
-            )
+        if not own or not _matches(number, previous, own, digest):
+            raise LedgerError(name, f"entry {number} of {len(entries) - 1} was changed, deleted or moved", _FORGED)
         previous = digest
     if rows:
         raise LedgerError(name, "holds rows that belong to no entry of its hash chain", _FORGED)
     _verify_bills(connection, name)
     return Head(number=len(entries) - 1, digest=previous)
+
+
+def _rows_by_entry(connection: sqlite3.Connection) -> dict[int, dict[str, list[Row]]]:
+    found: defaultdict[int, dict[str, list[Row]]] = defaultdict(dict)
+    for table, columns in TABLES.items():
+        own: defaultdict[int, list[Row]] = defaultdict(list)
+        for row in connection.execute(f"SELECT {', '.join(columns)}, entry FROM {table}"):
+            own[row[-1]].append(row[:-1])
+        for entry, some in own.items():
+            found[entry][table] = some
+    return found
+
+
+def _matches(number: int, previous: str, rows: Mapping[str, Sequence[Row]], digest: str) -> bool:
+    try:
+        return digest_of(number, previous, rows) == digest
+    except (TypeError, ValueError):  # values of a kind that no writer of ours leaves
+        return False
 
 
 def _verify_bills(connection: sqlite3.Connection, name: str) -> None:
@@ -167,7 +178,7 @@ def _verify_bills(connection: sqlite3.Connection, name: str) -> None:
             raise LedgerError(name, f"privacy cost {digest[:12]} is missing or was changed", _FORGED)
 
 
-# -- the file beside the ledger ----------------------------------------------------------------------------------------
+# -- the file beside the ledger ------------------------------------------------------------------------------
 
 
 def head_path(name: str) -> Path:
@@ -189,15 +200,16 @@ def read_head(name: str) -> Head | None:
         raise LedgerError(
             str(path),
             f"cannot be read ({error})",
-            f"restore it; or check that this is the newest copy of the ledger, remove the file, and run dpfl ledger "
-            f"verify {name} --accept-head",
+            "restore it; or check that this is the newest copy of the ledger, remove the file, and run "
+            f"dpfl ledger verify {name} --accept-head",
         ) from error
 
 
 def write_head(name: str, head: Head) -> None:
     """Replace the head file, unless another process has written a later one meanwhile.
 
-    Without a sync of the folder: after a power cut the older head may be back, and the ledger is then ahead of it.
+    Without a sync of the folder: after a power cut the older head may be back, and the ledger is then ahead
+    of it.
     """
     path = head_path(name)
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.new")
@@ -206,9 +218,7 @@ def write_head(name: str, head: Head) -> None:
         if known is not None and known.number >= head.number:
             return
         with draft.open("x", encoding="utf-8") as stream:
-            stream.write(
-                json.dumps({"format": HEAD_FORMAT, "number": head.number, "hash": head.digest}) + "\n"
-            )
+            stream.write(json.dumps({"format": HEAD_FORMAT, "number": head.number, "hash": head.digest}) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
         draft.replace(path)
@@ -225,8 +235,8 @@ def check_ancestor(connection: sqlite3.Connection, name: str, noted: Head | None
             return  # nothing was written yet
         raise LedgerError(
             name,
-            f"its head file {head_path(name).name} is missing, so an old copy could not be told from the newest",
-            f"put the file back; if this is the newest copy of the ledger, run dpfl ledger verify {name} --accept-head",
+            f"its head file {head_path(name).name} is missing: an old copy cannot be told from the newest",
+            f"put it back; or, if this is the newest copy, run dpfl ledger verify {name} --accept-head",
         )
     if noted.number > newest.number:
         raise LedgerError(

@@ -42,7 +42,7 @@ class Event:
             remedy = f"choose one of {', '.join(SAMPLINGS)}"
             raise ConfigurationError("event", f"sampling = '{self.sampling}'", remedy)
         if not 0 <= self.sampling_rate <= 1:
-            raise ConfigurationError("event", f"sampling_rate = {self.sampling_rate}", "give a rate from 0 to 1")
+            raise ConfigurationError("event", f"sampling_rate = {self.sampling_rate}", "give 0 to 1")
         if self.sampling == "none" and self.sampling_rate != 1:
             raise ConfigurationError(
                 "event", f"sampling_rate = {self.sampling_rate} without sampling", "name the sampling"

@@ -1,9 +1,9 @@
 """How much of one unit a message still shows: the second thing a strategy's pieces are folded over.
 
 Clip before noise: the bound shrinks. Scale: bound and noise together. Projection: the bound stretches, failure grows.
-Noise: on a grid, whose rounding widens the bound. Weighted sum: the bound times one's own weight, the noise of all shares assumed honest. Once there
-is noise, whatever is not linear and orthonormal is post-processing: it leaves the event as it is and seals it, so that
-later noise is not counted either.
+Noise: on a grid, whose rounding widens the bound. Weighted sum: the bound times one's own weight, the noise of all shares
+assumed honest. Once there is noise, whatever is not linear and orthonormal is post-processing: it leaves the event as it
+is and seals it, so that later noise is not counted either.
 
 One fold gives noise, sensitivity and bill, so the three cannot drift apart.
 """
@@ -63,10 +63,10 @@ class Exposure:
         Noise on two different grids has no common law that is proven: the larger of the two is what counts.
         ``summands``: how many contributions are added up, in double precision, before they are rounded.
         """
-        if self.sealed or std <= self.noise:
+        if self.sealed or std <= self.noise or math.isinf(self.bound):  # noise on what is not bounded protects nobody
             return self
         widened = self.bound * (1 + summands * (summands + 3) * DOUBLE_SUM) + Grid.of(std).widening(self.numbers)
-        if self.bound < math.inf and not widened < 2 * self.bound:
+        if not widened < 2 * self.bound:
             raise PrivacyRefusal(
                 "noise",
                 f"noise of {std:g} on contributions of {self.bound:g} makes the grid coarser than they are",

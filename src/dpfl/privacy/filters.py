@@ -1,25 +1,31 @@
-"""Privacy filters: what a budget admits when each study may be chosen by looking at the outputs of the ones before.
+"""Privacy filters: what a budget admits when a study may be chosen by the outputs of earlier ones.
 
-Composing the privacy losses that were realised is not a filter: an adversary who picks the second study by the output of
-the first exceeds an epsilon of 1.0 with two stages and four options. Inside one plan, whose noise, rates and
-counts are fixed beforehand, the privacy loss distribution (PLD) of the whole plan is the price. Across plans, one of
-these rules holds, fixed when the ledger is made.
+Composing the privacy losses that were realised is not a filter: an adversary who picks the second study by
+the output of the first exceeds an epsilon of 1.0 with two stages and four options. Inside one plan, whose
+noise, rates and counts are fixed beforehand, the privacy loss distribution (PLD) of the whole plan is the
+price. Across plans, one of these rules holds, fixed when the ledger is made.
 
 ``allotments``
-    Each plan k has its own (epsilon_k, delta_k), the PLD price of the whole plan; the sums stay within the budget. The
-    whole price is taken when the plan is committed, and nothing is given back. (Basic composition, which is a filter:
-    Rogers, Roth, Ullman, Vadhan, NeurIPS 2016.)
+    Each plan k has its own (epsilon_k, delta_k), the PLD price of the whole plan; the sums stay within the
+    budget. The whole price is taken when the plan is committed, and nothing is given back. (Basic
+    composition, which is a filter: Rogers, Roth, Ullman, Vadhan, NeurIPS 2016.)
 ``renyi``
-    Each of the j orders a, fixed beforehand, has delta / j. A release is admitted while for one order
+    Each of the orders a, fixed beforehand, has a share delta_a of delta that follows from the budget alone. A release
+    is admitted while for one order
 
-        sum rho(a) <= epsilon - log((a - 1) / a) + (log(delta / j) + log a) / (a - 1).
+        sum rho(a) <= epsilon - log((a - 1) / a) + (log(delta_a) + log a) / (a - 1).
 
     A study pays release by release. (Feldman and Zrnic, NeurIPS 2021.)
 ``gaussian``
-    Unsampled Gaussians only: sum of steps / z^2 (four times that under replace-one) <= mu(epsilon, delta)^2, which is
-    exact. A study pays release by release. (Smith and Thakurta 2022; Koskela, Tobaben, Honkela 2023.)
+    Unsampled Gaussians only: sum of steps / z^2 (four times that under replace-one) <= mu(epsilon, delta)^2,
+    which is exact. A study pays release by release. (Smith and Thakurta 2022; Koskela, Tobaben, Honkela
+    2023.)
 
-*Formal guarantees.* Whatever is chosen adaptively, all releases that a filter admits are (epsilon, delta)-DP together.
+Under the last two a fixed part of delta (``RESERVED``) and an epsilon of 1e-7 are kept for bounds that may
+fail and for the noise sampler, so "delta" and "epsilon" above are what is left of the budget's.
+
+*Formal guarantees.* Whatever is chosen adaptively, all releases that a filter admits are (epsilon, delta)-DP
+together.
 """
 
 from __future__ import annotations
@@ -32,25 +38,25 @@ from typing import Literal, Protocol
 
 from dpfl.core.errors import PrivacyRefusal, unknown_name
 from dpfl.core.types import Adjacency
-from dpfl.privacy.accountant import Spend, quick_epsilon, spend
+from dpfl.privacy.accountant import SAMPLER_EPSILON, Spend, quick_epsilon, sampler_delta, spend
 from dpfl.privacy.allowance import largest_that_fits, most_releases
 from dpfl.privacy.bills import Bill
 from dpfl.privacy.gaussian import gaussian_epsilon
-from dpfl.privacy.renyi import ORDERS, gaussian_mu, renyi_costs, renyi_epsilon
+from dpfl.privacy.renyi import ORDERS, RESERVED, gaussian_mu, renyi_admits, renyi_costs, renyi_epsilon
 
 FilterName = Literal["allotments", "renyi", "gaussian"]
 
-FAILURE_SHARE = 0.1
-"""Under ``renyi``, the part of delta that is kept for failure probabilities of events, whether there are any or not."""
+MOST_FILTERED = 10**10
+"""Most noise values that a ledger with a filter covers: some ten thousand rounds of a model of a million parameters."""
 
-_ROUNDING = (
-    1e-12  # relative: sums of floats are compared on the safe side, shares of one delta may add up to it
-)
+_RESERVED: dict[str, float] = {"renyi": RESERVED, "gaussian": 1e-3}
+# Relative: sums of floats are compared on the safe side; shares of one delta may add up to it.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Portion:
-    """What one plan contributes to an account: the cost of a round, how many rounds count, the plan's share of delta."""
+    """What one plan contributes: the cost of a round, how many rounds count, the plan's share of delta."""
 
     bill: Bill
     count: int
@@ -67,7 +73,7 @@ class Limit:
 
 
 class Filter(Protocol):
-    """A rule across plans. ``reserves``: a plan counts as a whole once it is committed, else release by release."""
+    """A rule across plans. ``reserves``: a plan counts as a whole once committed, else release by release."""
 
     name: FilterName
     reserves: bool
@@ -110,10 +116,7 @@ class Allotments:
         if math.fsum(shares) > limit.delta * (1 + _ROUNDING):
             return False
         pairs = zip(portions, shares, strict=True)
-        return (
-            math.fsum(plan_price(p.bill, p.count, d, limit.adjacency).epsilon for p, d in pairs)
-            <= limit.epsilon
-        )
+        return math.fsum(plan_price(p.bill, p.count, d, limit.adjacency).epsilon for p, d in pairs) <= limit.epsilon
 
     def most(self, portions: Sequence[Portion], new: Portion, limit: Limit) -> int:
         """Search on a coarse upper bound and confirm by the price itself."""
@@ -121,9 +124,7 @@ class Allotments:
         if math.fsum([*taken, own]) > limit.delta * (1 + _ROUNDING):
             return 0
         pairs = zip(portions, taken, strict=True)
-        left = limit.epsilon - math.fsum(
-            plan_price(p.bill, p.count, d, limit.adjacency).epsilon for p, d in pairs
-        )
+        left = limit.epsilon - math.fsum(plan_price(p.bill, p.count, d, limit.adjacency).epsilon for p, d in pairs)
         found = most_releases(lambda n: _near(new.bill, n, own, limit.adjacency, left), left, new.count)
         while found and not self.admits([*portions, _counted(new, found)], limit):
             found -= 1
@@ -145,7 +146,7 @@ class Allotments:
 
 
 class Gaussian:
-    """The exact filter of unsampled Gaussians."""
+    """The exact filter of unsampled Gaussians, up to the reserve for the noise sampler."""
 
     name: FilterName = "gaussian"
     reserves = False
@@ -157,13 +158,19 @@ class Gaussian:
                 what = "sampled" if event.sampling_rate < 1 else "with a failure probability"
                 raise PrivacyRefusal(
                     f"account '{account}'",
-                    f"a release {what} is planned, and the filter of this ledger is for unsampled Gaussians only",
+                    f"a release {what} is planned, and this ledger's filter is for unsampled Gaussians only",
                     "make a ledger with the filter renyi or allotments",
                 )
 
     def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
         """Whether the summed squared mu stays within that of the limit."""
-        return _mu_squared(portions, limit.adjacency) <= _gaussian_mu(limit.epsilon, limit.delta) ** 2
+        epsilon, delta = (
+            min(limit.epsilon, _ceiling(self.name, limit.delta)) - SAMPLER_EPSILON,
+            _kept(self.name, limit.delta),
+        )
+        if epsilon <= 0 or not _within_reserve(self.name, portions, limit.delta):
+            return False
+        return _mu_squared(portions, limit.adjacency) <= _gaussian_mu(epsilon, delta) ** 2
 
     def most(self, portions: Sequence[Portion], new: Portion, limit: Limit) -> int:
         """Count by bisection: every question is a sum."""
@@ -171,8 +178,8 @@ class Gaussian:
 
     def spent(self, portions: Sequence[Portion], delta: float, adjacency: Adjacency) -> Spend:
         """Return the closed-form epsilon of the summed mu."""
-        mu = math.sqrt(_mu_squared(portions, adjacency))
-        value = gaussian_epsilon(mu, delta)
+        value = gaussian_epsilon(math.sqrt(_mu_squared(portions, adjacency)), _kept(self.name, delta))
+        value = _with_reserve(self.name, portions, value, delta)
         return Spend(epsilon=value, delta=delta, adjacency=adjacency, accountant="Gaussian filter")
 
 
@@ -183,17 +190,15 @@ class Renyi:
     reserves = False
 
     def check(self, account: str, bill: Bill) -> None:
-        """Whether a Renyi bound exists depends on the adjacency, and is asked where a budget is held against it."""
+        """Whether a Renyi bound exists depends on the adjacency: it is asked where a budget is concerned."""
 
     def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
         """Whether for one order the summed costs stay within what that order's share of delta leaves."""
-        if _failure(portions) > FAILURE_SHARE * limit.delta:
+        if not _within_reserve(self.name, portions, limit.delta):
             return False
-        log_share = math.log((1 - FAILURE_SHARE) * limit.delta / len(ORDERS))
-        return any(
-            cost
-            <= limit.epsilon - math.log((order - 1) / order) + (log_share + math.log(order)) / (order - 1)
-            for order, cost in zip(ORDERS, _renyi_costs(portions, limit.adjacency), strict=True)
+        costs = _renyi_costs(portions, limit.adjacency)
+        return renyi_admits(
+            costs, min(limit.epsilon, _ceiling(self.name, limit.delta)) - SAMPLER_EPSILON, _kept(self.name, limit.delta)
         )
 
     def most(self, portions: Sequence[Portion], new: Portion, limit: Limit) -> int:
@@ -204,9 +209,8 @@ class Renyi:
         """Return the epsilon of the summed costs, each order at its share of delta."""
         value = 0.0
         if any(portion.count for portion in portions):
-            value = renyi_epsilon(_renyi_costs(portions, adjacency), (1 - FAILURE_SHARE) * delta)
-            if _failure(portions) > FAILURE_SHARE * delta:
-                value = math.inf
+            value = renyi_epsilon(_renyi_costs(portions, adjacency), _kept(self.name, delta))
+        value = _with_reserve(self.name, portions, value, delta)
         return Spend(epsilon=value, delta=delta, adjacency=adjacency, accountant="RDP filter")
 
 
@@ -240,9 +244,7 @@ _gaussian_mu = lru_cache(maxsize=1024)(gaussian_mu)
 def _mu_squared(portions: Sequence[Portion], adjacency: Adjacency) -> float:
     """Sum steps / z^2, times four under replace-one, rounded on the safe side."""
     factor = 4.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
-    events = [
-        (event, portion.count) for portion in portions for event in portion.bill.events if portion.count
-    ]
+    events = [(event, portion.count) for portion in portions for event in portion.bill.events if portion.count]
     if any(event.noise_multiplier**2 == 0 for event, _ in events if event.steps):
         return math.inf
     terms = (event.steps * count / event.noise_multiplier**2 for event, count in events if event.steps)
@@ -260,6 +262,30 @@ def _renyi_costs(portions: Sequence[Portion], adjacency: Adjacency) -> tuple[flo
     return tuple(total * (1 + _ROUNDING) for total in sums)
 
 
-def _failure(portions: Sequence[Portion]) -> float:
-    events = ((event, portion.count) for portion in portions for event in portion.bill.events)
-    return math.fsum(event.failure * event.steps * count for event, count in events)
+def _kept(name: FilterName, delta: float) -> float:
+    """Return the part of delta that the filter itself works with; the sampler stretches it by exp(5e-8)."""
+    return delta * (1 - _RESERVED[name]) * (1 - 1e-7)
+
+
+def _ceiling(name: FilterName, delta: float) -> float:
+    """Return the largest epsilon that the filter works with: beyond it, the sampler would use up its part of delta.
+
+    A budget with a larger epsilon is held to this one. It depends on public numbers alone, as everything fixed beforehand.
+    """
+    return math.log(_RESERVED[name] * delta / 2 / sampler_delta(MOST_FILTERED, 0.0))
+
+
+def _within_reserve(name: FilterName, portions: Sequence[Portion], delta: float) -> bool:
+    """Whether failure probabilities and the number of noise values stay within what is reserved for them."""
+    events = [(event, event.steps * portion.count) for portion in portions for event in portion.bill.events]
+    failure = math.fsum(event.failure * steps for event, steps in events)
+    numbers = sum(event.numbers * steps for event, steps in events)
+    return numbers <= MOST_FILTERED and failure <= _RESERVED[name] * delta / 2
+
+
+def _with_reserve(name: FilterName, portions: Sequence[Portion], epsilon: float, delta: float) -> float:
+    """Add the sampler's part to a filter's epsilon; infinite where the reserve does not cover it."""
+    if not any(portion.count for portion in portions):
+        return 0.0
+    total = epsilon + SAMPLER_EPSILON
+    return total if total <= _ceiling(name, delta) and _within_reserve(name, portions, delta) else math.inf

@@ -1,17 +1,20 @@
 """The ledger: what every account was planned for and charged, as stored events, in one SQLite file.
 
-*Formal guarantees.* A run commits its plan before its first release, and every charge uses up one planned release. A
-charge is committed (WAL, ``synchronous=FULL``) before :meth:`Ledger.charge` returns, hence before anything it pays for
-is drawn or released. Reading, checking and inserting happen in one ``BEGIN IMMEDIATE`` transaction, so no number of
-processes can exceed a budget together. Nothing is ever refunded. Inside a plan the price is the PLD of the whole plan;
-across plans, which may be chosen by looking at earlier outputs, a proven filter decides (:mod:`dpfl.privacy.filters`).
-Epsilon is never stored: it is derived from the events each time. All rows form a hash chain (:mod:`dpfl.privacy.chain`).
+*Formal guarantees.* A run commits its plan before its first release, and every charge uses up one planned
+release. A charge is committed (WAL, ``synchronous=FULL``) before :meth:`Ledger.charge` returns, hence before
+anything it pays for is drawn or released. Reading, checking and inserting happen in one ``BEGIN IMMEDIATE``
+transaction, so no number of processes can exceed a budget together. Nothing is ever refunded. Inside a plan
+the price is the PLD of the whole plan; across plans, which may be chosen by looking at earlier outputs, a
+proven filter decides (:mod:`dpfl.privacy.filters`). Epsilon is never stored: it is derived from the events
+each time. All rows form a hash chain (:mod:`dpfl.privacy.chain`).
 
-A charge's key is (run, round, account, observer). A second charge under the same key is a *replay*: allowed, and free,
-only for the same bill with the same non-empty ``draw`` token, that is for a simulation that will repeat the same bytes.
+A charge's key is (run, round, account, observer). A second charge under the same key is a *replay*: allowed,
+and free, only for the same bill with the same non-empty ``draw`` token, that is for a simulation that will
+repeat the same bytes.
 
-An account is a client, or a whole population that is always charged alike (one row for 100,000 clients). What the world
-sees is a function of what the server sees: a run without a plan against the world counts there by its server plan.
+An account is a client, or a whole population that is always charged alike (one row for 100,000 clients). What
+the world sees is a function of what the server sees: a run without a plan against the world counts there by
+its server plan.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dpfl.core.errors import LedgerError
 from dpfl.core.types import Budget, Observer, Unit
-from dpfl.privacy.admission import Admission, written
+from dpfl.privacy.admission import POPULATION, Admission, written
 from dpfl.privacy.bills import Charge, PrivacyPlan
 from dpfl.privacy.chain import Entry, Row
 from dpfl.privacy.filters import FilterName
@@ -38,9 +41,9 @@ _KIN = """(SELECT :account UNION SELECT population FROM members WHERE account = 
 
 
 class Ledger(Admission):
-    """An open ledger file. Use :meth:`create` once, :meth:`open` ever after: a missing file is refused, not made."""
+    """An open ledger. Use :meth:`create` once, :meth:`open` ever after: a missing file is refused."""
 
-    # -- runs, budgets, populations ------------------------------------------------------------------------------------
+    # -- runs, budgets, populations --------------------------------------------------------------------------
 
     def register(self, run: str, *, seeded: bool, title: str) -> None:
         """Name a run before it plans anything; naming it again is harmless if it is the same."""
@@ -80,15 +83,16 @@ class Ledger(Admission):
                 elif known != row:
                     raise LedgerError(
                         self._name,
-                        f"the budget of '{row[0]}' was granted epsilon {known[3]} at delta {known[4]} per {known[2]} "
-                        f"against the {known[1]}, not {row[3]} at {row[4]} per {row[2]} against the {row[1]}",
+                        f"the budget of '{row[0]}' was granted epsilon {known[3]} at delta {known[4]} per "
+                        f"{known[2]} against the {known[1]}, not {row[3]} at {row[4]} per {row[2]} against "
+                        f"the {row[1]}",
                         "put the budget back: in this ledger it is fixed for good",
                     )
             entry.insert("grants", new)
 
     def population(self, accounts: Sequence[str]) -> str:
         """Name the account of clients that are always charged alike; membership is stored once."""
-        name = "population:" + hashlib.sha256(json.dumps(sorted(accounts)).encode()).hexdigest()[:32]
+        name = POPULATION + hashlib.sha256(json.dumps(sorted(accounts)).encode()).hexdigest()[:32]
         self._covered.clear()
         with self._transaction() as entry:
             query = "SELECT 1 FROM members WHERE population = ? LIMIT 1"
@@ -96,21 +100,19 @@ class Ledger(Admission):
                 entry.insert("members", [(account, name) for account in dict.fromkeys(accounts)])
         return name
 
-    # -- plans ---------------------------------------------------------------------------------------------------------
+    # -- plans -----------------------------------------------------------------------------------------------
 
     def commit(self, run: str, plans: Sequence[PrivacyPlan]) -> frozenset[str]:
         """Fix, durably, what a run may release at most; returns the accounts whose budget cannot cover it.
 
-        Nothing is committed of a returned account. The same plan again is free; another plan under the same run, account
-        and observer is refused. Under "allotments" the whole price is taken now. Under the other filters nothing is
-        reserved, and an account is returned if its budget does not cover even one release.
+        Nothing is committed of a returned account. The same plan again is free; another plan under the same
+        run, account and observer is refused. Under "allotments" the whole price is taken now. Under the other
+        filters nothing is reserved, and an account is returned if its budget does not cover even one release.
         """
         self._covered.clear()
         with self._transaction() as entry:
             if entry.connection.execute("SELECT 1 FROM runs WHERE run = ?", (run,)).fetchone() is None:
-                raise LedgerError(
-                    self._name, f"run {run} is not known", "register it before it plans anything"
-                )
+                raise LedgerError(self._name, f"run {run} is not known", "register it before it plans anything")
             accepted: dict[str, list[Row]] = {}
             refused: set[str] = set()
             # The world's plans come first: they decide whether a server plan also counts against the world.
@@ -123,7 +125,7 @@ class Ledger(Admission):
                 if not self._plannable(entry, plan.account, accepted[plan.account]):
                     entry.retract("plans", accepted.pop(plan.account))
                     refused.add(plan.account)
-            # Where a world plan was taken back, the server plans of its members count against the world after all.
+            # Where a world plan was taken back, its members' server plans count against the world after all.
             again = bool(refused)
             while again:
                 failed = [one for one, rows in accepted.items() if not self._plannable(entry, one, rows)]
@@ -153,14 +155,11 @@ class Ledger(Admission):
         return row if known is None else None
 
     def _refuse_late_world_plan(self, connection: sqlite3.Connection, run: str, account: str) -> None:
-        """A world plan after releases to the server would lower what the world was already taken to have seen."""
+        """A world plan after releases to the server would lower what the world was taken to have seen."""
         place = {"account": account, "run": run}
         charged = f"SELECT 1 FROM charges WHERE observer = 'server' AND run = :run AND account IN {_KIN}"
         planned = f"SELECT 1 FROM plans WHERE observer = 'world' AND run = :run AND account IN {OWN}"
-        if (
-            connection.execute(charged, place).fetchone()
-            and not connection.execute(planned, place).fetchone()
-        ):
+        if connection.execute(charged, place).fetchone() and not connection.execute(planned, place).fetchone():
             raise LedgerError(
                 self._name,
                 f"run {run} was already charged to '{account}' against the server, which covers the world",
@@ -169,9 +168,10 @@ class Ledger(Admission):
 
     def _plannable(self, entry: Entry, account: str, rows: Sequence[Row]) -> bool:
         keys = frozenset((str(row[0]), str(row[1]), str(row[2])) for row in rows)
-        return all(self._admits(payer, keys) for payer in self._payers(entry.connection, account))
+        payers = self._payers(entry.connection, account, {key[2] for key in keys})
+        return all(self._admits(payer, keys) for payer in payers)
 
-    # -- charges -------------------------------------------------------------------------------------------------------
+    # -- charges ---------------------------------------------------------------------------------------------
 
     def charge(
         self,
@@ -181,11 +181,12 @@ class Ledger(Admission):
         *,
         also: Callable[[sqlite3.Connection], None] | None = None,
     ) -> frozenset[str]:
-        """Charge, durably and all in one transaction; returns the accounts that were refused and charged nothing.
+        """Charge, durably and in one transaction; returns the accounts that were refused and charged nothing.
 
-        Each charge uses up one release of a committed plan of the account or of one of its populations. Refused is who
-        has no such release left, or is not admitted by the filter; an account without any plan is an error. ``also``
-        writes what belongs to the charge into the same transaction, if nobody was refused.
+        Each charge uses up one release of a committed plan of the account or of one of its populations.
+        Refused is who has no such release left, or is not admitted by the filter; an account without any plan
+        is an error. ``also`` writes what belongs to the charge into the same transaction, if nobody was
+        refused.
         """
         by_account: dict[str, list[Charge]] = {}
         for charge in charges:
@@ -227,9 +228,8 @@ class Ledger(Admission):
                     "commit a plan before the first release",
                 )
             keys = frozenset({(run, plan, observer)})
-            if not plan or not all(
-                self._pays(payer, keys) for payer in self._payers(connection, charge.account)
-            ):
+            payers = self._payers(connection, charge.account, {observer})
+            if not plan or not all(self._pays(payer, keys) for payer in payers):
                 return None
             rows.append((run, round_, charge.account, observer, plan, digest, charge.draw))
         return rows

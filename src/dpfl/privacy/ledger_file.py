@@ -1,9 +1,10 @@
-"""The file of a ledger: made once, opened whole or not at all, written in transactions that form a hash chain."""
+"""The file of a ledger: made once, opened whole or not at all, written as entries of a hash chain."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -26,8 +27,8 @@ CREATE TABLE runs (
 ) WITHOUT ROWID;
 CREATE TABLE bills (digest TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE grants (
-    account TEXT PRIMARY KEY, observer TEXT NOT NULL, unit TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL,
-    entry INTEGER NOT NULL
+    account TEXT PRIMARY KEY, observer TEXT NOT NULL, unit TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL
+    NOT NULL, entry INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE members (
     account TEXT NOT NULL, population TEXT NOT NULL, entry INTEGER NOT NULL, PRIMARY KEY (account, population)
@@ -50,7 +51,7 @@ CREATE INDEX journal_by_run ON journal (run, round);
 
 
 class LedgerFile:
-    """An open ledger file. Use :meth:`create` once, :meth:`open` ever after: a missing file is refused, not made."""
+    """An open ledger file. Use :meth:`create` once, :meth:`open` ever after: a missing file is refused."""
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         self._connection = connection
@@ -59,10 +60,17 @@ class LedgerFile:
         self._rule: Filter | None = None
 
     @classmethod
-    def create(cls, path: Path | str, identity: str, *, filter: FilterName = "allotments") -> Self:  # noqa: A002
-        """Start a new ledger; an existing file is never overwritten. ``:memory:`` is for simulations without a folder.
+    def create(
+        cls,
+        path: Path | str,
+        identity: str,
+        *,
+        filter: FilterName = "allotments",  # noqa: A002
+    ) -> Self:
+        """Start a new ledger; an existing file is never overwritten. ``:memory:`` is for simulations only.
 
-        ``filter`` is the rule across studies (see :mod:`dpfl.privacy.filters`). It is fixed for the ledger's life.
+        ``filter`` is the rule across studies (see :mod:`dpfl.privacy.filters`). It is fixed for the ledger's
+        life.
         """
         name, rule = str(path), filter_named(filter)
         if name == ":memory:":
@@ -77,7 +85,7 @@ class LedgerFile:
                 f"a ledger was kept here: its head file {chain.head_path(name).name} is still there",
                 "restore the ledger, or name another file",
             )
-        # Written under a name of its own and linked into place: a ledger that exists is complete, and never replaced.
+        # Written under a name of its own and linked into place: a ledger that exists is complete.
         draft = Path(f"{name}.{uuid.uuid4().hex}.new")
         try:
             with closing(_connect(str(draft), "rwc")) as connection:
@@ -108,17 +116,28 @@ class LedgerFile:
 
     @classmethod
     def open(cls, path: Path | str, identity: str | None = None, *, read_only: bool = False) -> Self:
-        """Open an existing ledger and check all of it: the file, its hash chain, and the head noted beside it.
+        """Open a ledger and check all of it: the file, its hash chain, and the head noted beside it.
 
         ``identity``, if given, must be the one the ledger was made for.
         """
-        return cls._opened(str(path), identity, "ro" if read_only else "rw", chain.read_head(str(path)))
+        name, mode = str(path), "ro" if read_only else "rw"
+        noted = chain.read_head(name)
+        try:
+            return cls._opened(name, identity, mode, noted)
+        except LedgerError:
+            if noted is not None or not Path(name).is_file():
+                raise
+            time.sleep(0.2)  # another process may just have made the ledger, and not yet noted its head
+            if (noted := chain.read_head(name)) is None:
+                raise
+        return cls._opened(name, identity, mode, noted)
 
     @classmethod
     def accept_head(cls, path: Path | str) -> Head:
         """Check a ledger whose head file is missing, and write the file anew.
 
-        Only a person can know that no newer copy of the ledger exists; a head file that is there is never replaced.
+        Only a person can know that no newer copy of the ledger exists; a head file that is there is never
+        replaced.
         """
         name = str(path)
         noted = chain.read_head(name)
@@ -129,10 +148,8 @@ class LedgerFile:
         return head
 
     @classmethod
-    def _opened(
-        cls, name: str, identity: str | None, mode: str, noted: Head | None, headless: bool = False
-    ) -> Self:
-        # The head file is read before the database, which others may write meanwhile: it is then ahead, never behind.
+    def _opened(cls, name: str, identity: str | None, mode: str, noted: Head | None, headless: bool = False) -> Self:
+        # The head file was read before the database: what others write meanwhile puts the latter ahead.
         if not Path(name).is_file():
             raise LedgerError(
                 name,
@@ -152,7 +169,7 @@ class LedgerFile:
         return ledger
 
     def _check(self, identity: str | None) -> None:
-        rows = self._connection.execute("PRAGMA quick_check").fetchall()
+        rows = self._connection.execute("PRAGMA integrity_check").fetchall()
         if rows != [("ok",)]:
             raise LedgerError(self._name, f"is damaged ({rows[0][0]})", "restore it from a backup")
         meta = dict(self._connection.execute("SELECT key, value FROM meta").fetchall())
@@ -161,7 +178,7 @@ class LedgerFile:
             raise LedgerError(
                 self._name,
                 f"has format {found}",
-                f"read it with {reader}; this version reads {FORMAT}, in which every study is planned beforehand",
+                f"read it with {reader}; this one reads {FORMAT}, in which studies are planned beforehand",
             )
         if identity is not None and meta.get("identity") != identity:
             problem, remedy = "belongs to another run", "put back the ledger that this run was started with"
@@ -187,7 +204,7 @@ class LedgerFile:
         return self._rule
 
     def head(self) -> Head:
-        """Return the newest entry of the hash chain: note it elsewhere, and a rewritten ledger can be told."""
+        """Return the newest entry of the hash chain. Noted elsewhere, it reveals a rewritten ledger."""
         with self._guard():
             return chain.last_head(self._connection)
 
@@ -217,9 +234,7 @@ class LedgerFile:
                 return
             self._connection.execute("BEGIN")
             try:
-                self._connection.execute(
-                    "SELECT 1 FROM sqlite_master"
-                ).fetchone()  # the first read fixes the snapshot
+                self._connection.execute("SELECT 1 FROM sqlite_master").fetchone()  # the first read fixes the snapshot
                 yield
             finally:
                 if self._connection.in_transaction:
@@ -233,9 +248,7 @@ class LedgerFile:
             try:
                 if self._known is not None and not chain.contains(self._connection, self._known):
                     problem = "was replaced by another copy while it was open"
-                    raise LedgerError(
-                        self._name, problem, "put back the newest copy, and begin again from there"
-                    )
+                    raise LedgerError(self._name, problem, "put back the newest copy, and begin again from there")
                 entry = Entry(self._connection, chain.last_head(self._connection))
                 yield entry
                 head = entry.seal()
@@ -254,9 +267,7 @@ def _connect(name: str, mode: str) -> sqlite3.Connection:
     try:
         target = name if name == ":memory:" else f"{Path(name).absolute().as_uri()}?mode={mode}"
         if mode == "ro" and not os.access(Path(name).parent, os.W_OK) and not Path(name + "-wal").exists():
-            target += (
-                "&immutable=1"  # a finished ledger on a read-only medium: WAL could not make its index file
-            )
+            target += "&immutable=1"  # a finished ledger on a read-only medium: WAL could not make its index file
         connection = sqlite3.connect(target, uri=True, timeout=120, isolation_level=None)
         if mode != "ro":
             connection.execute("PRAGMA journal_mode=WAL")
@@ -268,7 +279,7 @@ def _connect(name: str, mode: str) -> sqlite3.Connection:
 
 
 def backup(source: Path, target: Path) -> None:
-    """Copy a ledger that may be in use, consistently, through SQLite's own backup, and write the copy's head beside it."""
+    """Copy a ledger that may be in use, through SQLite's own backup, and write the copy's head beside it."""
     noted = chain.read_head(str(source))
     try:
         with closing(_connect(str(source), "ro")) as old, closing(sqlite3.connect(target)) as new:
@@ -287,9 +298,7 @@ def translated(name: str, error: sqlite3.Error) -> LedgerError | DiskError:
     """Say what an error of the database means to the person who runs this."""
     text = str(error)
     if "full" in text or "disk I/O" in text:
-        return DiskError(
-            name, f"cannot be written ({text})", "free some space and resume; what was charged is kept"
-        )
+        return DiskError(name, f"cannot be written ({text})", "free some space and resume; what was charged is kept")
     return LedgerError(
         name, f"cannot be used ({text})", "restore it from a backup; a run does not go on without its ledger"
     )

@@ -15,9 +15,7 @@ from dpfl.privacy.bills import Bill, Tab, tab_of
 from dpfl.privacy.filters import Portion
 from dpfl.privacy.ledger_file import LedgerFile
 
-UNKNOWN = Spend(
-    epsilon=math.inf, delta=1.0, adjacency=Adjacency.REPLACE_ONE, accountant="none: no delta is known"
-)
+UNKNOWN = Spend(epsilon=math.inf, delta=1.0, adjacency=Adjacency.REPLACE_ONE, accountant="none: no delta is known")
 OWN = "(SELECT :account UNION SELECT population FROM members WHERE account = :account)"
 _GRANT = "SELECT observer, unit, epsilon, delta FROM grants WHERE account = ?"
 
@@ -53,7 +51,7 @@ class CommittedPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PricedPlan(CommittedPlan):
-    """A plan with its price under the ledger's filter; infinite where no delta is known or nothing is protected."""
+    """A plan with its price under the ledger's filter; infinite where no delta is known."""
 
     epsilon: float
     priced_at: float | None  # the delta
@@ -68,20 +66,22 @@ class Readings(LedgerFile):
         super().__init__(connection, name)
         self._parsed: dict[str, Bill] = {}
 
-    # -- plans and privacy costs ---------------------------------------------------------------------------------------
+    # -- plans and privacy costs -----------------------------------------------------------------------------
 
     def committed(
         self, account: str, observer: Observer, *, before: tuple[str, int] | None = None
     ) -> list[CommittedPlan]:
         """Return the plans through which an adversary learns about an account, its own and its populations'.
 
-        Against the world, a run counts by its world plans; a run without any counts by its server plans, because the
-        world sees no more than the server. ``before`` (run, round) leaves out charges of that run from that round on.
+        Against the world, a run counts by its world plans; a run without any counts by its server plans,
+        because the world sees no more than the server. ``before`` (run, round) leaves out charges of that run
+        from that round on.
         """
         run, round_ = before or (None, 0)
         seen = "p.observer = :observer"
         if observer is Observer.WORLD:
-            seen = f"""(p.observer = 'world' OR (p.observer = 'server' AND NOT EXISTS (SELECT 1 FROM plans AS w
+            seen = f"""(p.observer = 'world' OR (p.observer = 'server' AND NOT EXISTS (
+                SELECT 1 FROM plans AS w
                 WHERE w.account IN {OWN} AND w.observer = 'world' AND w.run = p.run)))"""
         query = f"""SELECT p.run, p.account, p.observer, p.bill, p.releases, p.delta,
                 (SELECT COUNT(*) FROM charges AS c WHERE c.plan = p.account AND c.observer = p.observer
@@ -112,7 +112,8 @@ class Readings(LedgerFile):
     def plans(self, account: str) -> list[PricedPlan]:
         """Return every plan that was committed for an account, with its price under the ledger's filter.
 
-        Each is priced at its own share of delta or, if it has none, at the budget's; epsilon is computed afresh.
+        Each is priced at its own share of delta or, if it has none, at the budget's; epsilon is computed
+        afresh.
         """
         with self.snapshot():
             grant, found = self.grant_of(account), []
@@ -141,15 +142,13 @@ class Readings(LedgerFile):
         )
 
     def tab(self, account: str, observer: Observer) -> Tab | None:
-        """Everything charged to an account against an adversary, over all runs. This is a record, not a price."""
+        """Everything charged to an account against an adversary, over all runs: a record, not a price."""
         return tab_of((plan.bill, plan.used) for plan in self.committed(account, observer) if plan.used)
 
     def _bill(self, digest: str) -> Bill:
         if digest not in self._parsed:
             with self._guard():
-                row = self._connection.execute(
-                    "SELECT body FROM bills WHERE digest = ?", (digest,)
-                ).fetchone()
+                row = self._connection.execute("SELECT body FROM bills WHERE digest = ?", (digest,)).fetchone()
             if row is None or hashlib.sha256(row[0].encode()).hexdigest() != digest:
                 raise LedgerError(
                     self._name,
@@ -159,7 +158,7 @@ class Readings(LedgerFile):
             self._parsed[digest] = Bill.from_json(row[0])
         return self._parsed[digest]
 
-    # -- accounts ------------------------------------------------------------------------------------------------------
+    # -- accounts --------------------------------------------------------------------------------------------
 
     def accounts(self) -> list[str]:
         """Every client with a budget, a plan or a charge; populations are listed by their members."""
@@ -172,9 +171,7 @@ class Readings(LedgerFile):
     def grants(self) -> dict[str, Budget]:
         """What each account enforces."""
         with self._guard():
-            rows = self._connection.execute(
-                "SELECT account, observer, unit, epsilon, delta FROM grants"
-            ).fetchall()
+            rows = self._connection.execute("SELECT account, observer, unit, epsilon, delta FROM grants").fetchall()
         return {row[0]: _budget(row[1:]) for row in rows}
 
     def grant_of(self, account: str) -> Budget | None:
@@ -243,9 +240,7 @@ class Readings(LedgerFile):
     def seeded_runs(self) -> list[str]:
         """Runs whose noise anyone with the seed can reproduce."""
         with self._guard():
-            return [
-                row[0] for row in self._connection.execute("SELECT run FROM runs WHERE seeded ORDER BY run")
-            ]
+            return [row[0] for row in self._connection.execute("SELECT run FROM runs WHERE seeded ORDER BY run")]
 
 
 def _budget(row: tuple[str, str, float, float]) -> Budget:

@@ -6,12 +6,9 @@ own share of delta, and the history may go on while at least one of them has bud
 union bound over the orders, and only because orders and shares are public and fixed: the best order of all,
 chosen in hindsight, would not be a filter.
 
-- ``renyi_epsilon``: equal shares. It needs no budget beforehand and is what ``accountant="renyi"`` reports.
-  At epsilon 1, delta 1e-5 it admits mu = 0.217 of Gaussian releases, where the exact filter of those admits
-  0.268.
-- ``renyi_admits``: for a budget known beforehand. Nine tenths of delta go to the order that is best for
-  Gaussian releases at this budget, the rest is shared. It admits mu = 0.246 there; a single order, the best
-  one, would admit 0.247.
+Shares of delta follow from the budget (epsilon, delta) alone: nine tenths go to the order that is best for Gaussian
+releases at this budget, the rest is shared equally. At epsilon 1, delta 1e-5 the filter admits mu = 0.246 of Gaussian
+releases, where the exact filter of those admits 0.268 and a single order, the best one, 0.247.
 
 *The replace-one trap.* dp-accounting 0.6.0's RDP accountant takes the add/remove sensitivity under
 replace-one (sigma 1, delta 1e-5: 4.73, where 9.997 is right). It is given half the multiplier here.
@@ -23,6 +20,7 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from dpfl.core.errors import PrivacyRefusal
@@ -30,13 +28,18 @@ from dpfl.core.types import Adjacency
 from dpfl.privacy.events import Event
 from dpfl.privacy.gaussian import gaussian_mu
 
-__all__ = ["ORDERS", "gaussian_mu", "moments", "renyi_admits", "renyi_costs", "renyi_epsilon"]
+__all__ = ["ORDERS", "RESERVED", "gaussian_mu", "moments", "renyi_admits", "renyi_costs", "renyi_epsilon"]
 
 ORDERS = (2.0, 2.5, 3.5, 5.0, 7.0, 9.5, 13.0, 18.0, 25.0, 35.0, 50.0, 75.0, 110.0, 160.0, 230.0)
 """Orders of the filter, for epsilons of 0.1 to 10 at deltas of 1e-5 to 1e-7."""
 
 MAIN_SHARE = 0.9
-"""The share of delta that ``renyi_admits`` gives to the order that is best for Gaussian releases."""
+"""The share of delta that goes to the order that is best for Gaussian releases."""
+
+RESERVED = 0.01
+"""The part of delta that is kept for failures of a bound and for the noise sampler, whether needed or not.
+
+Both depend on what is released, and a share that is chosen afterwards would not be fixed beforehand."""
 
 _ROUNDING = 1e-12  # relative, added to every cost
 _STEP_ROUNDING = 1e-13  # absolute, per sampled step
@@ -66,20 +69,23 @@ def renyi_costs(history: Iterable[Event], adjacency: Adjacency) -> tuple[float, 
             sampled.append(event)
     if sampled:
         rounding = _STEP_ROUNDING * sum(event.steps for event in sampled)
-        found = [max(float(cost), 0.0) + rounding for cost in moments(sampled, adjacency, ORDERS).rdp]
-        total = [cost + (math.inf if math.isnan(more) else more) for cost, more in zip(total, found, strict=True)]
+        for i, cost in enumerate(moments(sampled, adjacency, ORDERS).rdp):
+            total[i] += math.inf if math.isnan(cost) else max(float(cost), 0.0) + rounding
     return tuple(cost * (1 + _ROUNDING) for cost in total)
 
 
 def renyi_epsilon(costs: Sequence[float], delta: float) -> float:
-    """Return the smallest epsilon for which the filter of budget (epsilon, delta) admits these costs.
+    """Return the smallest epsilon from which on every filter of a budget (epsilon, delta) admits these costs.
 
     >>> round(renyi_epsilon(renyi_costs((Event(noise_multiplier=4.0),), Adjacency.ADD_REMOVE), 1e-5), 3)
-    1.172
+    1.019
     """
-    share = delta / len(ORDERS)
-    smallest = min(cost + _conversion(order, share) for cost, order in zip(costs, ORDERS, strict=True))
-    return max(0.0, smallest) * (1 + _ROUNDING)
+    smallest = 0.0
+    for main, low, high in _main_orders(delta):
+        bound = _bound(costs, main, delta)
+        if bound > low:  # budgets from ``low`` to the bound, as far as this order is their main one, do not admit them
+            smallest = max(smallest, min(bound, high))
+    return smallest
 
 
 def renyi_admits(costs: Sequence[float], epsilon: float, delta: float) -> bool:
@@ -88,11 +94,43 @@ def renyi_admits(costs: Sequence[float], epsilon: float, delta: float) -> bool:
     >>> renyi_admits(renyi_costs((Event(noise_multiplier=1 / 0.245),), Adjacency.ADD_REMOVE), 1.0, 1e-5)
     True
     """
-    best = max(ORDERS, key=lambda order: (epsilon - _conversion(order, MAIN_SHARE * delta)) / order)
+    if not math.isfinite(epsilon):
+        return False
+    main = next(order for order, _, high in _main_orders(delta) if epsilon <= high)
+    return _bound(costs, main, delta) <= epsilon
+
+
+@lru_cache(maxsize=1024)
+def _main_orders(delta: float) -> tuple[tuple[float, float, float], ...]:
+    """For which epsilons each order is the main one: (order, from, to), in rising order of epsilon.
+
+    An order a is best for Gaussian releases where (epsilon - conversion(a)) / a is largest: an envelope of lines.
+    """
+    cost = {order: _conversion(order, MAIN_SHARE * delta) for order in ORDERS}
+
+    def crossing(one: float, other: float) -> float:
+        return (cost[one] * other - cost[other] * one) / (other - one)
+
+    found: list[tuple[float, float, float]] = []
+    main, low = ORDERS[-1], 0.0
+    for candidate in reversed(ORDERS):
+        if (low - cost[candidate]) / candidate > (low - cost[main]) / main:
+            main = candidate
+    while True:
+        ahead = [(crossing(main, order), order) for order in ORDERS if order < main and crossing(main, order) > low]
+        high, following = min(ahead, default=(math.inf, main))
+        found.append((main, low, high))
+        if not ahead:
+            return tuple(found)
+        main, low = following, high
+
+
+def _bound(costs: Sequence[float], main: float, delta: float) -> float:
+    """The smallest bound of all orders, each at its share of delta."""
     rest = (1 - MAIN_SHARE) * delta / (len(ORDERS) - 1)
-    shares = [MAIN_SHARE * delta if order == best else rest for order in ORDERS]
-    bounds = [cost + _conversion(*each) for cost, *each in zip(costs, ORDERS, shares, strict=True)]
-    return min(bounds) * (1 + _ROUNDING) <= epsilon
+    shares = [MAIN_SHARE * delta if order == main else rest for order in ORDERS]
+    bounds = [cost + _conversion(order, share) for cost, order, share in zip(costs, ORDERS, shares, strict=True)]
+    return max(0.0, min(bounds)) * (1 + _ROUNDING)
 
 
 def _conversion(order: float, delta: float) -> float:

@@ -1,8 +1,9 @@
 """A site's own ledger: what it was charged, and the very bytes it answered with.
 
-*Formal guarantees.* A round's charges and the answer they pay for are committed in one transaction before the answer leaves
-the site. A site that dies before has charged and released nothing; one that dies after sends the same bytes again, and is
-not charged again. There is no third case: an answer that is not in the ledger was never sent.
+*Formal guarantees.* A round's charges and the answer they pay for are committed in one transaction before the
+answer leaves the site. A site that dies before has charged and released nothing; one that dies after sends
+the same bytes again, and is not charged again. There is no third case: an answer that is not in the ledger
+was never sent.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Answered:
 
 
 class SiteLedger(Ledger):
-    """A ledger with an outbox of one answer per run; older answers have arrived or will never be asked for."""
+    """A ledger with an outbox of one answer per run; older answers are never asked for again."""
 
     @classmethod
     def open_for(cls, path: Path, site: str) -> SiteLedger:
@@ -71,14 +72,10 @@ class SiteLedger(Ledger):
             ).fetchone()
         return None if row is None else Answered(round=row[0], payload=row[1], private=row[2])
 
-    def pay_and_answer(
-        self, run: str, round_: int, charges: Sequence[Charge], payload: bytes, private: bytes
-    ) -> bool:
+    def pay_and_answer(self, run: str, round_: int, charges: Sequence[Charge], payload: bytes, private: bytes) -> bool:
         """Charge and keep the answer, all or nothing; False if plan or budget do not cover it."""
 
         def keep(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)", (run, round_, payload, private)
-            )
+            connection.execute("INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)", (run, round_, payload, private))
 
         return not self.charge(run, round_, charges, also=keep)

@@ -1,7 +1,7 @@
-"""What each account has spent, derived from stored events alone: the lines of a privacy report for an ethics board.
+"""What each account has spent, derived from stored events alone, for an ethics board.
 
-A statement shows the prices of plans under the ledger's filter. It never composes the history that took place: which
-studies that history holds may depend on outputs, and composing it would understate the loss.
+A statement shows the prices of plans under the ledger's filter. It never composes the history that took
+place: which studies that history holds may depend on outputs, and composing it would understate the loss.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dpfl.privacy.readings import UNKNOWN
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """An epsilon with its unit, adjacency, adversary, delta and accountant, beside the budget (if there is one).
+    """An epsilon with its unit, adjacency, adversary, delta and accountant, beside the budget.
 
-    ``filter`` is the rule across studies, ``studies`` how many plans the epsilon covers, ``rounds`` how many rounds were
-    charged. Under the filter "allotments" a plan counts as a whole once it is committed.
+    ``filter`` is the rule across studies, ``studies`` how many plans the epsilon covers, ``rounds`` how many
+    rounds were charged. Under the filter "allotments" a plan counts as a whole once it is committed.
     """
 
     account: str
@@ -44,22 +44,19 @@ class Statement:
         return {k: "infinite" if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}
 
 
-def statement(
-    ledger: Ledger, account: str, observer: Observer, delta: float | None = None
-) -> Statement | None:
+def statement(ledger: Ledger, account: str, observer: Observer, delta: float | None = None) -> Statement | None:
     """One account's spend against one adversary, None if nothing was planned or charged.
 
-    ``delta`` left out takes each plan's share of the budget's delta, and the budget's where a plan has none; where
-    no delta is known, no finite epsilon can be stated. Another ``delta`` is shared equally among the plans.
+    ``delta`` left out takes each plan's share of the budget's delta, and the budget's where a plan has none;
+    where no delta is known, no finite epsilon can be stated. Another ``delta`` is shared equally among the
+    plans.
     """
     with ledger.snapshot():
         grant = ledger.grant_of(account)
         portions = ledger.portions(ledger.committed(account, observer))
         tab = tab_of((portion.bill, portion.count) for portion in portions)
         if tab is None and grant is not None and grant.unit and grant.observer is observer:
-            tab = Tab(
-                unit=grant.unit, adjacency=Adjacency.ZERO_OUT, history=()
-            )  # a budget that was never used
+            tab = Tab(unit=grant.unit, adjacency=Adjacency.ZERO_OUT, history=())  # a budget that was never used
         return None if tab is None else _stated(ledger, account, observer, tab, portions, grant, delta)
 
 
@@ -120,8 +117,8 @@ def _spent(
 def statements(ledger: Ledger, delta: float | None = None) -> list[Statement]:
     """Every account against every adversary it was charged against, all as of one moment.
 
-    A charge against the server covers the world, which sees less; the world is listed apart only where it was planned
-    apart.
+    A charge against the server covers the world, which sees less; the world is listed apart only where it was
+    planned apart.
     """
     found = []
     with ledger.snapshot():

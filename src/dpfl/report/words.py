@@ -83,14 +83,17 @@ GUARANTEES = (
     "What a client says of its budget may change how its update is weighed, never what it is charged.",
 )
 LEDGER_GUARANTEES = (
+    "Every study was planned before its first release: how often it may release, with how much noise and sampling.",
     "Every charge was written into this ledger before anything that depends on the data was released.",
-    "Every epsilon is an upper bound on the loss over all studies in this ledger together, by the accountant named beside it "
-    "and shown rounded up.",
-    "A round that would exceed the grant is refused, whatever a server says.",
+    "Every epsilon is an upper bound on the loss over all studies in this ledger together, also if a study was chosen by "
+    "looking at the results of earlier ones; it is shown rounded up.",
+    "A study or a round that would exceed the budget is refused, whatever a server says.",
+    "A ledger that was edited, cut or replaced by an old copy is refused, as long as its head file was not replaced with it.",
 )
 LEDGER_LIMITS = (
     "Releases that were not made through this ledger, and other ledgers on the same records, add to these numbers.",
-    "A ledger restored from an old backup has forgotten what was charged since.",
+    "A ledger that was put back together with its old head file has forgotten what was charged since. Only a head that was "
+    "noted elsewhere reveals that.",
     "Choosing the method or its settings by looking at private data, and passing on measured accuracies, are not covered.",
     "Noise comes from AES-256, keyed by the operating system: the guarantee is against adversaries who cannot break it.",
 )

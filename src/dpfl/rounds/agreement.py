@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -43,12 +44,12 @@ class Agreement:
             self._bills[key] = self.strategy.bill(observer, phases, participant.examples, self.terms)
         return self._bills[key]
 
-    @property
+    @cached_property
     def bills_world(self) -> bool:
         """Whether the world is billed apart: not where the guarantee is made before anything leaves a client."""
         return self.strategy.unit is Unit.CLIENT and self.strategy.observer is not Observer.NOBODY
 
-    @property
+    @cached_property
     def amplified(self) -> bool:
         """Whether the world's bill counts on the secrecy of who was drawn: then everyone eligible pays it."""
         return self.bills_world and self.strategy.amplifies(Observer.WORLD)
@@ -60,6 +61,10 @@ class Agreement:
             return [(server, frozenset({Observer.SERVER, Observer.WORLD}))]
         world = self.bill(Observer.WORLD, participant)
         return [(server, frozenset({Observer.SERVER})), (world, frozenset({Observer.WORLD}))]
+
+    def cost_against_server(self, participant: Participant) -> tuple[Bill, frozenset[Observer]]:
+        """What the server sees of a round, and who else sees it."""
+        return next(cost for cost in self.bills(participant) if Observer.SERVER in cost[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +87,14 @@ class Run:
 
     def affordable_at_first(self, client: str, bill: Bill, seen_by: frozenset[Observer]) -> bool:
         """Whether the budget of a client that has committed to nothing yet covers one round: asked once."""
-        key = (client, bill, seen_by)
+        key = (client, seen_by)
         if key not in self._answers:
             self._answers[key] = self.ledger.affordable_releases(client, bill, seen_by, 1) > 0
         return self._answers[key]
 
     def still_planned(self, round_: int, account: str, observer: Observer, bill: Bill) -> bool:
         """Whether an account's plan covers this round: asked once a round."""
-        key = (round_, account, observer, bill)
+        key = (round_, account, observer)
         if key not in self._answers:
             self._answers[key] = self.ledger.can_release(self.name, round_, account, observer, bill)
         return self._answers[key]
@@ -152,7 +157,9 @@ def enrol(strategy: Strategy, claims: Mapping[str, Claims], rounds: int, layout:
     for _, plug in strategy.slots():
         terms = plug.agree(terms, claims)
     strategy, terms = strategy.settled(terms, claims)
-    if strategy.personal is not None:  # refuse a model that cannot be parted before anyone pays for it
+    # What could not be sent, or a model that cannot be parted, is refused before anyone pays for it.
+    strategy.upload_grid(strategy.selection.cohort_size(population) or 1)
+    if strategy.personal is not None:
         strategy.personal.merge(torch.zeros(layout.size), None, layout)
     return Agreement(strategy=strategy, terms=terms, layout=layout, claims=dict(claims))
 

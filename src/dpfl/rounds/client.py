@@ -19,7 +19,7 @@ from dpfl.wire.payload import decode_download, encode_upload
 
 def admit(agreement: Agreement, run: Run, round_: int, members: Mapping[str, Member]) -> dict[str, str]:
     """Each member checks and charges its own account, before any noise is drawn; returns who abstains, and why."""
-    costs = {c: next(cost for cost in agreement.bills(m.participant) if Observer.SERVER in cost[1]) for c, m in members.items()}
+    costs = {client: agreement.cost_against_server(member.participant) for client, member in members.items()}
     plan_members(agreement, run, Observer.SERVER, costs, {client: member.budget for client, member in members.items()})
     planned = run.planned(Observer.SERVER)
     charges = [

@@ -7,7 +7,7 @@ the world sees every round whoever is drawn: those clients are planned and charg
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from dpfl.core.types import Budget, Observer
 from dpfl.privacy.bills import Bill, PrivacyPlan
@@ -31,9 +31,7 @@ def plan_members(
         share = None if budget is None else budget.delta
         releases = run.ledger.affordable_releases(client, bill, seen_by, agreement.terms.rounds, delta=share)
         if releases > 0:
-            plans.append(
-                PrivacyPlan(account=client, observer=observer, bill=bill, releases=releases, delta=share)
-            )
+            plans.append(PrivacyPlan(account=client, observer=observer, bill=bill, releases=releases, delta=share))
     refused = run.ledger.commit(run.name, plans)
     planned.update({plan.account: plan.releases for plan in plans if plan.account not in refused})
 
@@ -54,9 +52,7 @@ def plan_world(agreement: Agreement, run: Run) -> dict[str, str]:
             releases = run.ledger.affordable_releases(client, bill, {Observer.WORLD}, agreement.terms.rounds)
             groups.setdefault(releases, []).append(client)
         plans = [
-            PrivacyPlan(
-                account=run.ledger.population(group), observer=Observer.WORLD, bill=bill, releases=releases
-            )
+            PrivacyPlan(account=run.ledger.population(group), observer=Observer.WORLD, bill=bill, releases=releases)
             for releases, group in sorted(groups.items())
             if releases > 0
         ]
@@ -67,17 +63,14 @@ def plan_world(agreement: Agreement, run: Run) -> dict[str, str]:
     return accounts
 
 
-def affords(
-    agreement: Agreement, run: Run, round_: int, client: str, bill: Bill, seen_by: Iterable[Observer]
-) -> bool:
+def affords(agreement: Agreement, run: Run, round_: int, client: str, bill: Bill, seen_by: frozenset[Observer]) -> bool:
     """Whether a client's plan, or its budget if it has no plan yet, covers this round's cost."""
-    seen = frozenset(seen_by)
-    observer = Observer.SERVER if Observer.SERVER in seen else Observer.WORLD
+    observer = Observer.SERVER if Observer.SERVER in seen_by else Observer.WORLD
     amplified = observer is Observer.WORLD and agreement.amplified
     account = plan_world(agreement, run).get(client, "") if amplified else client
     releases = run.planned(observer).get(account)
     if releases is None:
-        return not amplified and run.affordable_at_first(client, bill, seen)
+        return not amplified and run.affordable_at_first(client, bill, seen_by)
     if releases >= agreement.terms.rounds and run.ledger.filter == "allotments":
         return True  # a round is charged at most once
     return run.still_planned(round_, account, observer, bill)

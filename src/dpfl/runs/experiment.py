@@ -152,7 +152,9 @@ class Experiment(TomlFile):
 
     def selection(self, population: int) -> Selection:
         """Return who takes part: everyone, a number, or a fraction of the population."""
-        return selection_of(self.run.cohort, self.run.sampling or usual_sampling(self.method.name), population, self.run.least_willing)
+        return selection_of(
+            self.run.cohort, self.run.sampling or usual_sampling(self.method.name), population, self.run.least_willing
+        )
 
     def strategy(self, population: int) -> Strategy:
         """Build the method with its settings and this experiment's selection."""

@@ -18,7 +18,9 @@ from dpfl.core.types import Observer, Record, State, Unit
 from dpfl.core.version import __version__
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Evaluation
+from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.models import check_model
+from dpfl.privacy.bills import Bill
 from dpfl.privacy.statement import Statement, statement
 from dpfl.protocols import TRUE_NOISE
 from dpfl.rounds import Agreement, Run, Uplink, admit, affords, blocks_of, close_round, enrol, first_state, open_round
@@ -96,6 +98,7 @@ class Simulation:
         self.evaluate_every = evaluate_every
         self.folder = folder
         self.digest = digest
+        self._costs: dict[str, list[tuple[Bill, frozenset[Observer]]]] = {}
         self.timings: list[dict[str, float]] = []
         self.agreement: Agreement = enrol(strategy, {c: m.claims for c, m in self.members.items()}, rounds, self.layout)
         self.strategy = strategy = self.agreement.strategy  # with nothing left open
@@ -216,7 +219,9 @@ class Simulation:
         """Ask a member whether its own ledger covers this round."""
 
         def willing(client: str) -> bool:
-            costs = self.agreement.bills(self.members[client].participant)
+            if client not in self._costs:
+                self._costs[client] = self.agreement.bills(self.members[client].participant)
+            costs = self._costs[client]
             return all(affords(self.agreement, self.run_, round_, client, bill, seen_by) for bill, seen_by in costs)
 
         return willing
@@ -285,7 +290,7 @@ class Simulation:
             "observer": str(self.strategy.observer),
             "adjacency": str(self.strategy.adjacency),
             "stamps": stamps,
-            "assumptions": list(self.strategy.assumptions),
+            "assumptions": [*self.strategy.assumptions, *self._arithmetic()],
             "clients": len(self.members),
             "parameters": self.layout.size,
             "rounds": {"planned": self.agreement.terms.rounds, "done": state.round, "ended_early": ended_early},
@@ -321,6 +326,9 @@ class Simulation:
                         lines[client] = line
             found[str(observer)] = spread(lines)
         return found
+
+    def _arithmetic(self) -> tuple[str, ...]:
+        return arithmetic_assumptions(self.model, self.layout) if self.strategy.local.private else ()
 
     def _grants(self) -> bool:
         return self.strategy.observer is not Observer.NOBODY

@@ -140,7 +140,9 @@ def check_channel(channel: Channel) -> None:
         else:
             assert isinstance(arrived, Summed), f"{channel} says it delivers sums only"
             total = sum((messages[c] for c in arrived.ids), torch.zeros(5))
-            assert torch.allclose(arrived.vector, total, atol=1e-5), f"{channel} delivers something else than the sum"
+            assert torch.allclose(arrived.vector.to(total.dtype), total, atol=1e-5), (
+                f"{channel} delivers something else than the sum"
+            )
 
     _always(delivers)
 

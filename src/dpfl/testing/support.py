@@ -100,7 +100,7 @@ def _noisy_integers(record: Callable[[Tensor], None], forced: Callable[[], Tenso
         record(own + noise)
         return original(grid, vector, _Rigged(noise))
 
-    Grid.noised = noised  # type: ignore[method-assign]
+    Grid.noised = noised  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -116,7 +116,7 @@ def float_noise() -> Iterator[None]:
         noise = rng.grid_noise_(torch.empty(vector.numel())).view(vector.shape) / grid_noise.SCALE
         return vector.to(torch.float32) + torch.tensor(grid.step * grid_noise.SCALE, dtype=torch.float32) * noise
 
-    Grid.noised = noised  # type: ignore[method-assign]
+    Grid.noised = noised  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -134,7 +134,7 @@ def _transcript(strategy: Strategy, engine: str, *, zeroed: bool) -> tuple[list[
         x, y = torch.randn(12, features, generator=generator), torch.arange(12) % classes
         arrays[f"c{i}"] = (x * (0.0 if zeroed and f"c{i}" == VICTIM else 1.0), y, x[:2], y[:2])
     federation = Federation.from_arrays(
-        {name: tuple(np.asarray(part) for part in parts) for name, parts in arrays.items()},  # type: ignore[misc]
+        {name: tuple(np.asarray(part) for part in parts) for name, parts in arrays.items()},
         classes=classes,
         budgets={name: Budget(epsilon=2.0**i, delta=1e-5) for i, name in enumerate(arrays)},
     )
@@ -162,8 +162,8 @@ def _transcript(strategy: Strategy, engine: str, *, zeroed: bool) -> tuple[list[
 def check_sampler() -> dict[int, float]:
     """The law of what the sampler really does against the ideal one, on every integer it can produce.
 
-    Returns the largest |log ratio| within 2, 6 and 10 standard deviations, and under 0 the root of its mean square. The code's
-    integer thresholds and its 53-bit acceptance are taken as they are; nothing is sampled.
+    Returns the largest |log ratio| within 2, 6 and 10 standard deviations, and under 0 the root of its mean square. The
+    code's integer thresholds and its 53-bit acceptance are taken as they are; nothing is sampled.
     """
     wide, scale, cell = np.longdouble, grid_noise.SCALE, grid_noise.CELL
     shares = _cell_shares()
@@ -228,9 +228,7 @@ def _ideal(x: np.ndarray) -> np.ndarray:
     wide, s = np.longdouble, np.longdouble(grid_noise.SCALE)
     t = np.square(x.astype(wide) / s)
     peak = 1 / (np.sqrt(2 * wide("3.14159265358979323846264338327950288")) * s)
-    density: np.ndarray = (
-        peak * np.exp(-t / 2) * (1 + (t - 1) / (24 * s * s) + (t * t - 6 * t + 3) / (1920 * s**4))
-    )
+    density: np.ndarray = peak * np.exp(-t / 2) * (1 + (t - 1) / (24 * s * s) + (t * t - 6 * t + 3) / (1920 * s**4))
     return density
 
 

@@ -6,9 +6,10 @@ arrive equally strong, and spends what power it has left on noise of its own:
     x_i = sqrt(signal) / (|h_i| clip) message_i + sqrt(level (1 - signal / kappa_i) P / r) m_i,   kappa_i = P |h_i|^2,
 
 so that E|x_i|^2 <= P. The noise of all antennas and of the receiver adds up in the air, and is drawn there, once, on a
-grid: the physical noise of a channel is a model, and this is the model. ``signal`` is the weakest kappa, or less: in every round it is chosen so that the noise that the bill
-counts on is ``noise_multiplier`` times what one client contributes. A round in which the channel is bad costs accuracy,
-never privacy.
+grid: the physical noise of a channel is a model, and this is the model.
+
+``signal`` is the weakest kappa, or less: in every round it is chosen so that the noise that is counted on is
+``noise_multiplier`` times what one client contributes. A round in which the channel is bad costs accuracy, never privacy.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ class OverTheAir(Channel):
     def artificial_noise(self, gain: float, shared: Shared) -> float:
         """Variance of the noise that a client adds to what it sends, with the power that its signal leaves."""
         signal, level, _, _, numbers = shared["power"].tolist()
-        return level * max(0.0, 1 - signal / (self.power * gain**2)) * self.power / max(1.0, numbers)
+        return float(level * max(0.0, 1 - signal / (self.power * gain**2)) * self.power / max(1.0, numbers))
 
     def deliver(
         self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed, rng: SecretRng

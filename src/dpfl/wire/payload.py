@@ -41,7 +41,10 @@ def encode_upload(vector: Tensor, run: str, round_: int, client: str, grid: Grid
     40
     """
     if grid is None:
-        kind, body = _FLOAT32, vector.detach().to(torch.float32).contiguous().numpy().astype("<f4", copy=False).tobytes()
+        kind, body = (
+            _FLOAT32,
+            vector.detach().to(torch.float32).contiguous().numpy().astype("<f4", copy=False).tobytes(),
+        )
     else:
         kind, body = _INTEGERS, grid.integers(vector.detach()).numpy().astype("<i4").tobytes()
     head = _FRAME.pack(_MAGIC, _VERSION, kind, 0, round_, vector.numel(), tag(run, round_, client), zlib.crc32(body))
