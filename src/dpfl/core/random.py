@@ -164,8 +164,7 @@ class SecretRng:
 
     def permutations(self, count: int, length: int) -> Tensor:
         """Draw several orders, one a row: those that ``permutation`` gives one after the other."""
-        words = np.frombuffer(self._bytes(8 * count * length), dtype="<u8").reshape(count, length)
-        return torch.from_numpy(np.argsort(words, axis=1, kind="stable"))
+        return torch.from_numpy(np.argsort(self._uint64(count * length).reshape(count, length), axis=1, kind="stable"))
 
     def integer(self) -> int:
         """Draw 62 random bits, for code that only takes an integer seed (dropout layers)."""

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from dpfl.client.sampling import PoissonBatches, sampler
 from dpfl.core.errors import DpflError
-from dpfl.core.grid import Grid
+from dpfl.core.grid import Grid, NoiseAhead
 from dpfl.core.layout import Layout
 from dpfl.core.linalg import LARGEST_NORM, clip_factor, squared_norms
 from dpfl.core.random import SecretRng
@@ -21,7 +21,6 @@ from dpfl.engine.process import check_arithmetic, one_thread
 from dpfl.protocols import Job
 
 _MOST_NUMBERS = 1 << 25  # per-record gradient entries held at once
-_MOST_AHEAD = 1 << 19  # noise values drawn at once
 
 
 class OneByOne:
@@ -58,7 +57,7 @@ class OneByOne:
     def _phase(self, model: nn.Module, layout: Layout, job: Job, phase: Phase, number: int, start: Tensor) -> Tensor:
         records = sampler(phase, len(job.labels))
         batches = records.draw(job.rng.child("records", number), phase.steps)
-        noise = _NoiseAhead(job.rng.child("noise", number), layout.size, phase.steps)
+        noise = NoiseAhead(job.rng.child("noise", number), layout.size, phase.steps)
         dropout = job.rng.child("dropout", number)
         vector = start.clone()
         grid = None  # noise is drawn where its generator is, on the CPU
@@ -156,36 +155,17 @@ class OneByOne:
         return dict(zip(leaves, found, strict=True))
 
 
-class _NoiseAhead:
-    """A client's noise, drawn some steps at a time: the same numbers, while the sampler's tables are in the cache."""
-
-    def __init__(self, rng: SecretRng, numbers: int, steps: int) -> None:
-        self._rng, self._left = rng, steps
-        self._ahead = max(1, _MOST_AHEAD // max(numbers, 1))
-        self._drawn: Iterator[Tensor] = iter(())
-
-    def grid_noise_(self, out: Tensor) -> Tensor:
-        """Fill one step's tensor."""
-        found = next(self._drawn, None)
-        if found is None:
-            count = min(self._ahead, self._left)
-            if count <= 1:
-                return self._rng.grid_noise_(out)
-            self._left -= count
-            self._drawn = iter(self._rng.grid_noise_(torch.empty(count, out.numel())))
-            found = next(self._drawn)
-        return out.copy_(found.view(out.shape))
+def record_norms(features: Tensor) -> Tensor:
+    """Norm of every record, in double precision."""
+    rows = features.flatten(1)
+    rows = rows if rows.is_floating_point() else rows.to(torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms
 
 
 def still(layout: Layout, phase: Phase) -> slice:
     """What a phase that moves only a part leaves as it is."""
     return layout.head if phase.part == "body" else slice(0, layout.head.start)
-
-
-def record_norms(features: Tensor) -> Tensor:
-    """Norm of every record, in double precision."""
-    norms: Tensor = torch.linalg.vector_norm(features.flatten(1).to(torch.float64), dim=1)
-    return norms
 
 
 def into_ball(vector: Tensor, centre: Tensor, radius: float | Tensor) -> Tensor:
