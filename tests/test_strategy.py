@@ -271,3 +271,10 @@ def test_clipped_noisy_shares_no_longer_add_up_as_noise() -> None:
         central_noise=None,
     )
     assert strategy.bill(Observer.WORLD, (), 1, TERMS).events[0].noise_multiplier == pytest.approx(0.3)
+
+
+def test_noise_of_clients_over_a_cohort_of_random_size_amplifies_nothing() -> None:
+    """How much noise is published tells how many were drawn, and nothing is when nobody was: 0.573 stated, 6.001 true."""
+    strategy = central(stages=(Clip(clip=1.0), GaussianNoise(noise_multiplier=2.0, clip=1.0)), central_noise=None)
+    assert not strategy.amplifies(Observer.WORLD)
+    assert strategy.bill(Observer.WORLD, (), 1, TERMS).events[0].sampling == "none"

@@ -320,7 +320,11 @@ class Strategy:
 
     def _hides_the_draw(self) -> bool:
         on_air = isinstance(self.channel, NoiseMaker) and self.channel.makes_noise
-        return self.unit is Unit.CLIENT and self.sums_only and self.personal is None and not on_air
+        # Clients' own noise over a cohort of random size: how much noise is published would tell how many were drawn.
+        counts = self.selection.sampling == "poisson" and any(
+            isinstance(stage, NoiseMaker) and stage.makes_noise for stage in self.stages
+        )
+        return self.unit is Unit.CLIENT and self.sums_only and self.personal is None and not on_air and not counts
 
     def bill(self, observer: Observer, phases: Sequence[Phase], examples: int, terms: Terms) -> Bill:
         """What one round releases of one unit of a client with this work, to this observer."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from dpfl.client import sampling
 from dpfl.client.sampling import PoissonBatches, ShuffledBatches, sampler, steps_per_epoch
 from dpfl.core.errors import ConfigurationError, DataError, PrivacyRefusal
-from dpfl.core.grid import SUMMANDS, effective_multiplier
+from dpfl.core.grid import effective_multiplier, part_width
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Phase
 from dpfl.privacy.events import Event
@@ -181,9 +181,9 @@ def test_a_poisson_event_states_the_rate_the_steps_and_the_multiplier(
 def test_a_batch_hardly_ever_has_more_parts_than_are_charged(examples: int, batch: int) -> None:
     """The tail beyond is below what the surcharge for one noise value covers; one part less would not be."""
     batches = PoissonBatches(examples, batch)
-    most = batches.parts * SUMMANDS
+    most = batches.parts * part_width(batch)
     assert binom.sf(most, examples, batches.rate) <= 1e-25 or most >= examples
-    fewer = (batches.parts - 1) * SUMMANDS
+    fewer = (batches.parts - 1) * part_width(batch)
     assert fewer == 0 or binom.sf(fewer, examples, batches.rate) > 1e-26
 
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from dpfl.client.sampling import Draw
 from dpfl.core.errors import PrivacyRefusal
-from dpfl.core.grid import Grid
+from dpfl.core.grid import Grid, part_width
 from dpfl.core.grid_noise import LARGEST
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Phase
 from dpfl.engine import make_engine
-from dpfl.engine.private_stacks import _Parts, _Sums, _width
+from dpfl.engine.private_stacks import _Parts, _Sums
 from dpfl.engine.stacked import KERNELS, arithmetic_assumptions, chain
 from dpfl.engine.stacks import Linear, Stack
 from dpfl.protocols import Job
@@ -80,9 +80,9 @@ def test_a_contribution_is_the_same_bit_for_bit_whoever_else_is_drawn(
 
 
 def test_the_shape_of_a_part_depends_on_the_plan_alone() -> None:
-    assert _width(8) == 16
-    assert _width(1) % 8 == 0
-    assert _width(1000) == 32
+    assert part_width(8) == 16
+    assert part_width(1) % 8 == 0
+    assert part_width(1000) == 32
 
 
 # -- extreme magnitudes --------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def write_site_file(
     own = {"least_noise_multiplier": 0.0, "trust_server": trusting, **(policy or {})}
     values = {
         "site": {"id": name},
-        "data": {"file": "records.csv"},
+        "data": {"file": "records.csv", "classes": 2},
         **({} if budget is None else {"budget": dict(budget)}),
         "policy": own,
     }

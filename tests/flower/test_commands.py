@@ -301,7 +301,7 @@ def test_a_study_that_cannot_be_is_refused_when_it_is_made(
 def test_a_site_file_that_cannot_be_is_refused(tmp_path: Path) -> None:
     from dpfl.runs.deployment import SiteFile
 
-    base = {"site": {"id": "a"}, "data": {"file": "x.csv"}, "budget": {"epsilon": 1.0, "delta": 1e-5}}
+    base = {"site": {"id": "a"}, "data": {"file": "x.csv", "classes": 2}, "budget": {"epsilon": 1.0, "delta": 1e-5}}
     for change, words in (
         ({"policy": {"methods": ["wieavg"]}}, "there is no method 'wieavg'; did you mean 'weiavg'"),
         ({"budget": {"epsilon": 1.0, "delta": 1e-13}}, "below 1e-12"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dpfl.core.errors import LedgerError
 from dpfl.core.types import Observer
+from dpfl.flower.site import Site
 from tests.flower.federation import (
     CLIENT,
     DELTA,
@@ -103,3 +105,34 @@ def test_the_filter_is_fixed_when_the_ledger_is_made(tmp_path: Path) -> None:
     write_site_file(tmp_path / "a", "a", {**RECORD, "filter": "renyi"})
     with pytest.raises(LedgerError, match="adds studies up by 'allotments', not by 'renyi'"):
         type(site)(tmp_path / "a").ledger()
+
+
+def test_a_study_s_part_of_epsilon_holds_whatever_noise_a_server_names(tmp_path: Path) -> None:
+    """Terms with little noise made one study of 1 spend 7 of 8."""
+    site = make_site(tmp_path / "a", "a", {"epsilon": 8.0, "delta": DELTA, "per_study": 1.0})
+    desk = Desk(study_values(), epsilon=1.0)
+    answer = site.answer(desk.terms(noise_multiplier=0.55))
+    assert not answer.accepted
+    assert "does not cover a round" in answer.reason
+    assert site.answer(desk.terms()).accepted
+
+
+def test_sites_that_accept_and_then_fail_end_an_amplified_plan(tmp_path: Path) -> None:
+    """Rounds that published nothing told who was drawn: 4.489 stated, 7.852 true with two of three sites failing."""
+    values = study_values("udp_fedavg", rounds=12, noise_multiplier=8.0, run={"cohort": 1})
+    federation = Federation.of(tmp_path, values, {**CLIENT, "epsilon": 15.0})
+    original = Site._work
+
+    def fails(self: Site, *arguments: Any) -> Any:
+        if self.id != "a":
+            raise MemoryError
+        return original(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Site, "_work", fails)
+        federation.play()
+    summary = federation.summary()
+    silent = [line for line in federation.lines() if line.get("published", "").startswith("nothing")]
+    assert len(silent) == 1
+    assert summary["rounds"]["done"] == silent[0]["round"] + 1 < 12
+    assert "another such round would tell who is drawn" in summary["rounds"]["ended_early"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfl.core.errors import LedgerError
+from dpfl.core.errors import DpflError, LedgerError
 from dpfl.core.types import Observer, Unit
 from dpfl.flower.protocol import Letter, terms_from_dict
 from dpfl.flower.site import Site
@@ -512,24 +512,40 @@ def test_a_token_is_bound_to_the_run_and_never_the_secret_itself(tmp_path: Path)
     assert (site.folder / "token").stat().st_mode & 0o777 == 0o600
 
 
+FILE = {"file": "x.csv", "classes": 2}
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"site": {"id": "a"}, "data": {"file": "x.csv"}}, r"\[budget\]: is missing"),
+        ({"site": {"id": "a"}, "data": FILE}, r"\[budget\]: is missing"),
         ({"site": {"id": "a"}, "data": {}, "budget": RECORD}, "either a file or a dataset"),
         ({"site": {"id": "a"}, "data": {"file": "x", "dataset": "d"}, "budget": RECORD}, "either a file or a dataset"),
-        ({"site": {"id": ""}, "data": {"file": "x.csv"}, "budget": RECORD}, "id"),
-        ({"site": {"id": "a"}, "data": {"file": "x.csv"}, "budget": CLIENT}, "trusts the server"),
-        ({"site": {"id": "a"}, "data": {"file": "x.csv"}, "budget": {**RECORD, "epsilon": 0}}, "epsilon"),
-        ({"site": {"id": "a"}, "data": {"file": "x.csv"}, "budget": {**RECORD, "epsilon": math.inf}}, "infinite"),
-        ({"site": {"id": "a"}, "data": {"file": "x.csv"}, "budget": {**RECORD, "delta": 1}}, "delta"),
-        ({"site": {"id": "a"}, "data": {"file": "x.csv"}, "budget": {"epsilon": 1}}, "delta"),
+        ({"site": {"id": ""}, "data": FILE, "budget": RECORD}, "id"),
+        ({"site": {"id": "a"}, "data": FILE, "budget": CLIENT}, "trusts the server"),
+        ({"site": {"id": "a"}, "data": FILE, "budget": {**RECORD, "epsilon": 0}}, "epsilon"),
         (
-            {"site": {"id": "a"}, "data": {"file": "x.csv"}, "budget": RECORD, "policy": {"least_sitess": 1}},
+            {"site": {"id": "a"}, "data": FILE, "budget": {**RECORD, "epsilon": math.inf}},
+            "infinite",
+        ),
+        ({"site": {"id": "a"}, "data": FILE, "budget": {**RECORD, "delta": 1}}, "delta"),
+        ({"site": {"id": "a"}, "data": FILE, "budget": {"epsilon": 1}}, "delta"),
+        (
+            {
+                "site": {"id": "a"},
+                "data": FILE,
+                "budget": RECORD,
+                "policy": {"least_sitess": 1},
+            },
             "least_sites",
         ),
         (
-            {"site": {"id": "a"}, "data": {"file": "x.csv"}, "budget": RECORD, "policy": {"largest_sampling_rate": 2}},
+            {
+                "site": {"id": "a"},
+                "data": FILE,
+                "budget": RECORD,
+                "policy": {"largest_sampling_rate": 2},
+            },
             "largest_sampling_rate",
         ),
     ],
@@ -566,3 +582,43 @@ def test_a_model_that_cannot_take_the_records_is_refused_before_anything_is_paid
     assert not answer.accepted
     assert "\n" not in answer.reason
     assert charged(site) == set()
+
+
+def test_whether_a_study_fits_does_not_depend_on_the_records(tmp_path: Path) -> None:
+    """A server that offers 2, 3, 4 classes was told the largest label of all records, free of charge."""
+    answers = []
+    for labels in ("0", "1"):
+        folder = tmp_path / labels
+        site = make_site(folder, "a")
+        lines = (folder / "records.csv").read_text().splitlines()
+        lines[1:] = [line.rsplit(",", 1)[0] + f",{labels}" for line in lines[1:]]  # a record's label is the only change
+        (folder / "records.csv").write_text("\n".join(lines) + "\n")
+        told = []
+        for classes in (2, 3, 4):
+            values = study_values()
+            values["study"]["classes"] = classes
+            told.append(Site(site.folder).answer(Desk(values).hello()).accepted)
+        answers.append(told)
+    assert answers == [[True, True, True], [True, True, True]]
+
+
+def test_a_label_beyond_the_declared_classes_is_refused_at_the_site(tmp_path: Path) -> None:
+    site = make_site(tmp_path / "a", "a")
+    path = tmp_path / "a" / "records.csv"
+    path.write_text(path.read_text().rstrip().rsplit(",", 1)[0] + ",7\n")
+    with pytest.raises(DpflError, match="label"):
+        Site(site.folder).member()
+
+
+def test_work_that_fails_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, desk = make_site(tmp_path / "a", "a"), Desk(study_values())
+    enrolled(site, desk)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(Site, "_work", fails)
+    answer = site.answer(desk.train(0))
+    assert not answer.accepted
+    assert "too large" not in answer.reason
+    assert charged(site) == {0}

@@ -272,3 +272,12 @@ def test_a_head_that_is_noted_a_moment_later_is_waited_for(path: Path, monkeypat
     head_path(str(path)).unlink()
     monkeypatch.setattr("time.sleep", lambda seconds: head_path(str(path)).write_bytes(content))
     Ledger.open(path, "test").close()
+
+
+def test_a_trigger_that_would_swallow_charges_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    Ledger.create(path, "site").close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TRIGGER forget BEFORE INSERT ON charges BEGIN SELECT RAISE(IGNORE); END")
+    with pytest.raises(LedgerError, match="trigger or view"):
+        Ledger.open(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -174,7 +175,18 @@ def test_a_private_statement_is_written_with_plain_numbers(ledger: Ledger) -> No
     pay(ledger, "run", 2, bill())
     line = stated(ledger)
     written = json.loads(json.dumps(line.to_dict(), allow_nan=False))
+    assert written.pop("guarantee") == line.guarantee == line.epsilon
     assert Statement(**written) == line
+
+
+@pytest.mark.parametrize("rule", ["renyi", "gaussian"])
+def test_where_studies_pay_as_they_go_the_budget_is_what_is_guaranteed(rule: FilterName) -> None:
+    """A study that stops when its loss is large exceeds what it has used so far, never the budget."""
+    with closing(Ledger.create(":memory:", "test", filter=rule)) as ledger:
+        ledger.grant({"a": Budget(epsilon=3.0, delta=1e-5)}, unit=Unit.CLIENT, observer=SERVER)
+        pay(ledger, "run", 1, bill(9.0))
+        line = stated(ledger)
+        assert line.epsilon < line.guarantee == 3.0
 
 
 def test_what_was_granted_is_shown_where_the_grant_covers_the_observer(ledger: Ledger) -> None:

@@ -66,6 +66,7 @@ _WHOLE = 1 << 40  # a batch no data set exceeds
 
 ASSUMPTIONS = (
     "the signals really add up in the air: whoever hears one client alone hears its message without the others' noise",
+    "no more clients fall silent than are tolerated: the receiver would have heard the others with less noise",
     "phases and strengths are corrected as planned; gains and the projection's seed are public",
 )
 

@@ -97,7 +97,7 @@ def example(
         file = SiteFile.from_dict(
             {
                 "site": {"id": name},
-                "data": {"file": "records.csv", "label": "ill"},
+                "data": {"file": "records.csv", "label": "ill", "classes": 2},
                 "budget": {
                     "epsilon": epsilon,
                     "delta": 1e-4,

@@ -136,6 +136,8 @@ def show_statements(lines: list[dict[str, Any]]) -> None:
         if len(own) > MOST_LINES:
             out.print(f"... and {len(own) - MOST_LINES} more: see summary.json, or use --json")
         out.print(f"Every epsilon: {meaning}; rounded up.")
+        if any(line.get("filter", "allotments") != "allotments" and line["granted"] is not None for line in own):
+            out.print("Studies pay as they go: spent is what is used so far, and the budget is what is guaranteed.")
 
 
 def _meaning(line: dict[str, Any]) -> str:

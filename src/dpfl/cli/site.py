@@ -45,6 +45,7 @@ def init(
     epsilon: Annotated[float, typer.Option(help="The site's budget over all studies.")],
     delta: Annotated[float, typer.Option(help="Well below 1 / records.")],
     label: Annotated[str | None, typer.Option(help="Label column (default: the last).", show_default=False)] = None,
+    classes: Annotated[int, typer.Option(help="How many classes there are; servers are told.")] = 2,
     server: Annotated[str, typer.Option(help="The server's address.")] = "127.0.0.1:9092",
     unit: Annotated[str, typer.Option(help="record, or client: the whole site.")] = "record",
     per_study: Annotated[
@@ -64,7 +65,7 @@ def init(
         raise FolderError(str(folder), "already holds a site", "run it, or name another folder")
     values: dict[str, Any] = {
         "site": {"id": name},
-        "data": {"file": str(Path(data).absolute()), **({"label": label} if label else {})},
+        "data": {"file": str(Path(data).absolute()), "classes": classes, **({"label": label} if label else {})},
         "budget": {
             "epsilon": epsilon,
             "delta": delta,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpfl.core.errors import DataError, PrivacyRefusal
-from dpfl.core.grid import SUMMANDS, effective_multiplier
+from dpfl.core.grid import effective_multiplier, part_width
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Phase
 from dpfl.privacy.events import Event
@@ -56,12 +56,14 @@ class PoissonBatches:
 
     @property
     def parts(self) -> int:
-        """In how many parts, at most, a step's sum is rounded onto the grid: ``SUMMANDS`` records each.
+        """In how many parts, at most, a step's sum is rounded onto the grid: ``part_width`` records each.
+
+        Without a record all that follow it move up by one place, so every part may differ between neighbours.
 
         A Poisson batch has no largest size. The one taken here is exceeded with probability at most ``_TAIL`` a step,
         which the surcharge for a single noise value covers (:mod:`dpfl.privacy.accountant`).
         """
-        return math.ceil(_largest_batch(self.examples, self.rate) / SUMMANDS)
+        return math.ceil(_largest_batch(self.examples, self.rate) / part_width(self.batch_size))
 
     def draw(self, rng: SecretRng, steps: int) -> Draw:
         """Draw the records of every step."""

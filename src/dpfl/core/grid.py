@@ -69,6 +69,16 @@ class NoiseAhead:
 SUMMANDS = 32
 """Most records whose clipped gradients are added up in single precision before they are rounded onto the grid."""
 
+
+def part_width(batch_size: int) -> int:
+    """Records of one part of a step: a multiple of 8, enough for most batches, at most ``SUMMANDS``.
+
+    It depends on nothing private: a record's place among those drawn decides its part.
+    """
+    usual = batch_size + 2.5 * math.sqrt(batch_size)
+    return min(SUMMANDS, 8 * math.ceil(usual / 8))
+
+
 FLOAT_SUM = 2 * SUMMANDS * (SUMMANDS + 3) * 2.0**-24
 """What a single-precision sum of so many contributions may lose, relative to the clip, for both neighbours together.
 

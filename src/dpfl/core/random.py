@@ -85,6 +85,17 @@ class PublicSeed:
 _NOISE_PURPOSES = 5  # counter ranges that a noise stream takes; the one after them serves everything else
 
 
+_forks = 0  # how often this process and its ancestors were forked: process ids may come again, this does not
+
+
+def _note_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
 class SecretRng:
     """Draws what the guarantee rests on. It cannot be copied, pickled, printed or sent."""
 
@@ -92,7 +103,7 @@ class SecretRng:
 
     def __init__(self, seed: PublicSeed | None) -> None:
         self._seed = seed
-        self._process = os.getpid()
+        self._process = _forks
         self._key: bytes | None = None  # made when first drawn from: most generators only name their children
         self._noise: grid_noise.GridNoise | None = None
         self._words: Any = None
@@ -118,8 +129,8 @@ class SecretRng:
 
     def _own_key(self) -> bytes:
         """The key of this process. A fork gets another one, and drops what its parent had drawn ahead."""
-        if self._key is None or (self._seed is None and os.getpid() != self._process):
-            self._process, self._noise, self._words = os.getpid(), None, None
+        if self._key is None or (self._seed is None and _forks != self._process):
+            self._process, self._noise, self._words = _forks, None, None
             seeded = None if self._seed is None else f"secret:{self._seed.value}".encode()
             self._key = os.urandom(32) if seeded is None else hashlib.shake_256(seeded).digest(32)
         return self._key

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpfl.client.sampling import Draw, PoissonBatches, sampler
-from dpfl.core.grid import SUMMANDS, Grid
+from dpfl.core.grid import Grid, part_width
 from dpfl.core.grid_noise import SCALE
 from dpfl.core.inputs import Inputs
 from dpfl.core.linalg import LARGEST_INPUT, LARGEST_NORM, clip_factor, squared_norms
@@ -48,7 +48,7 @@ def run_private_phase(chain: Chain, jobs: list[Job], number: int, start: Tensor)
     sizes = torch.stack([draw.sizes for draw in draws], dim=1).numpy()  # (steps, clients)
     noisy = first.noise_multiplier > 0
     steps = [Grid.of(p.noise_multiplier * (p.clip or 0.0)).step if noisy else 1.0 for p in phases]
-    parts = _Parts(jobs, draws, sizes, _width(first.batch_size), device)
+    parts = _Parts(jobs, draws, sizes, part_width(first.batch_size), device)
     stacks = [Stack.of(layer, start) for layer in chain if isinstance(layer, Linear)]
     sums = _Sums(chain, stacks, phases, steps, device)
     noise = _Noise(jobs, number, start) if noisy else None
@@ -75,12 +75,6 @@ def run_private_phase(chain: Chain, jobs: list[Job], number: int, start: Tensor)
 
 def _column(values: Sequence[float] | np.ndarray, device: torch.device) -> Tensor:
     return torch.as_tensor(values, dtype=torch.float32, device=device)[:, None]
-
-
-def _width(batch_size: int) -> int:
-    """Records of one part: a multiple of 8, enough for most batches, at most ``SUMMANDS``. It depends on nothing private."""
-    usual = batch_size + 2.5 * math.sqrt(batch_size)
-    return min(SUMMANDS, 8 * math.ceil(usual / 8))
 
 
 @dataclass(frozen=True)

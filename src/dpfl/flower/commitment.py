@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from dpfl.client.member import Member
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Observer
+from dpfl.privacy.accountant import spend
+from dpfl.privacy.allowance import largest_that_fits
 from dpfl.privacy.bills import Bill, Charge, PrivacyPlan
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.rounds import Agreement
@@ -45,8 +47,9 @@ class Commitment:
         found = {}
         for observer, bill, seen in self.costs():
             rounds = self._rounds(observer)
+            rounds = min(rounds, self._within_study(bill, rounds)) if self.per_study else rounds
             found[observer] = ledger.affordable_releases(self.site, bill, seen, rounds, delta=self._share)
-            needed = rounds if self._amplified(observer) else 1
+            needed = self._rounds(observer) if self._amplified(observer) else 1
             if found[observer] < needed:
                 raise PrivacyRefusal(
                     f"site '{self.site}'",
@@ -54,6 +57,18 @@ class Commitment:
                     "raise the budget, or plan fewer rounds",
                 )
         return found
+
+    def _within_study(self, bill: Bill, rounds: int) -> int:
+        """How many rounds the part of epsilon for one study covers, whatever noise the terms name."""
+        budget = self.member.budget
+        if budget is None:
+            return rounds
+
+        def fits(count: int) -> bool:
+            spent = spend(bill.times(count), budget.delta, adjacency=bill.adjacency, accountant=budget.accountant)
+            return spent.epsilon <= budget.epsilon
+
+        return rounds if fits(rounds) else largest_that_fits(fits, rounds)
 
     def make(self, ledger: SiteLedger, run: str) -> None:
         """Commit to the plan, once.

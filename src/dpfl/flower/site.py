@@ -131,7 +131,7 @@ class Site:
                 raise DataError(f"data set '{data.dataset}'", f"has no client '{name}'", "name one of its clients")
             return Federation(shards={self.id: whole.shards[name]}, classes=whole.classes, inputs=whole.inputs)
         assert data.file is not None
-        return Federation.from_arrays({self.id: read_file(self.folder / data.file, data.label)})
+        return Federation.from_arrays({self.id: read_file(self.folder / data.file, data.label)}, classes=data.classes)
 
     def member(self) -> Member:
         """The site as a member: it claims what it enforces."""
@@ -215,7 +215,7 @@ class Site:
             list(federation.feature_shape) != list(study.study.feature_shape)
             or federation.classes > study.study.classes
         ):
-            self._log(f"records have shape {list(federation.feature_shape)} and labels below {federation.classes}")
+            self._log(f"records have shape {list(federation.feature_shape)} and {federation.classes} classes")
             raise ConfigurationError(
                 f"site '{self.id}'",
                 f"its records do not have the study's shape {study.study.feature_shape} and {study.study.classes} classes",
@@ -258,6 +258,8 @@ class Site:
             if letter.header.get("binding") is not True:
                 self._commitment(agreement).check(ledger)
                 return Letter(header={"ok": True, "site": self.id, "more": True})
+            if ledger.agreed(run) is None:
+                self._commitment(agreement).check(ledger)
             ledger.register(run, seeded=study.run.noise == "seeded", title=f"{study.study.name}: {study.method.name}")
             if not ledger.agree(run, _digest(study, letter)):
                 raise PeerError("terms", "are not those that were agreed on for this run", "begin another run")
@@ -289,7 +291,12 @@ class Site:
                 return self._spent_up(study)
             self._check_drawn(agreement, letter.payload)
             private = {} if last is None else _unpacked(last.private)
-            payload, private = self._work(study, agreement, run, round_, letter.payload, private)
+            try:
+                payload, private = self._work(study, agreement, run, round_, letter.payload, private)
+            except Exception:
+                # That work failed may tell of the records: it is charged like an answer.
+                ledger.charge(run, round_, self._commitment(agreement).charges())
+                raise
             paid = ledger.pay_and_answer(run, round_, self._commitment(agreement).charges(), payload, _packed(private))
             if not paid:
                 return self._spent_up(study)

@@ -172,6 +172,12 @@ class LedgerFile:
         rows = self._connection.execute("PRAGMA integrity_check").fetchall()
         if rows != [("ok",)]:
             raise LedgerError(self._name, f"is damaged ({rows[0][0]})", "restore it from a backup")
+        foreign = "SELECT name FROM sqlite_master WHERE type IN ('trigger', 'view')"
+        if (found := self._connection.execute(foreign).fetchone()) is not None:
+            problem = (
+                f"holds '{found[0]}', a trigger or view that dpfl has not made and that could change what is written"
+            )
+            raise LedgerError(self._name, problem, "restore it from a backup")
         meta = dict(self._connection.execute("SELECT key, value FROM meta").fetchall())
         if (found := meta.get("format")) != FORMAT:
             reader = _OLDER.get(str(found), "the version of dpfl that wrote it")

@@ -23,7 +23,9 @@ class Statement:
     """An epsilon with its unit, adjacency, adversary, delta and accountant, beside the budget.
 
     ``filter`` is the rule across studies, ``studies`` how many plans the epsilon covers, ``rounds`` how many
-    rounds were charged. Under the filter "allotments" a plan counts as a whole once it is committed.
+    rounds were charged. Under the filter "allotments" a plan counts as a whole once it is committed, and its price is
+    guaranteed. Where studies pay as they go, ``epsilon`` is what is used so far, which decides what is still admitted;
+    because studies may stop by looking at their outputs, what is guaranteed is the budget (``guarantee``).
     """
 
     account: str
@@ -38,9 +40,14 @@ class Statement:
     filter: str
     studies: int
 
+    @property
+    def guarantee(self) -> float:
+        """The epsilon that holds whatever depended on outputs."""
+        return self.epsilon if self.filter == "allotments" or self.granted is None else max(self.epsilon, self.granted)
+
     def to_dict(self) -> dict[str, object]:
         """Return plain values; infinity as text, which JSON can carry."""
-        values = asdict(self)
+        values = {**asdict(self), "guarantee": self.guarantee}
         return {k: "infinite" if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}
 
 

@@ -117,6 +117,11 @@ def _in_words(line: Statement) -> str:
             f"'{line.account}' has a budget of epsilon {shown(line.granted)}{at} that protects {whom} "
             f"{against}, over all studies together. It {spent}."
         )
+    if line.guarantee > line.epsilon and line.rounds:
+        sentence += (
+            " Studies pay round by round and may stop by looking at what came out, so what is guaranteed is the budget: "
+            f"epsilon {shown(line.guarantee)}. What is spent so far decides what is still admitted."
+        )
     body = sections.paragraph(sentence)
     if line.granted is not None and math.isfinite(line.epsilon):
         share = line.epsilon / line.granted

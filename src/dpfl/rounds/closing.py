@@ -17,6 +17,20 @@ from dpfl.rounds.agreement import Agreement, Plan, Run, Uplink
 from dpfl.wire.channels import summed
 from dpfl.wire.payload import FRAME_BYTES, decode_upload
 
+TOO_FEW = "nothing: too few uploads arrived"
+
+
+def silent_round(agreement: Agreement, record: Record) -> str:
+    """Why a plan must end after this round, if it must.
+
+    Where the secrecy of the draw is counted on, a round that publishes nothing because of who was drawn tells who was:
+    clients that accept and then fail would let every further round tell. Central noise is published whatever arrives.
+    """
+    silent = agreement.amplified and record.operator.get("published") == TOO_FEW
+    return (
+        "too few uploads of the drawn clients arrived, and another such round would tell who is drawn" if silent else ""
+    )
+
 
 @one_thread()  # the same bits on every machine, and no fight over cores
 def close_round(
@@ -62,7 +76,7 @@ def close_round(
         operator |= told
     else:
         model, starts, plugs = state.model, {}, dict(state.plugs)
-        operator["published"] = "nothing: too few uploads arrived"
+        operator["published"] = TOO_FEW
     public = {"round": state.round}
     next_state = State(round=state.round + 1, model=model, starts=starts, plugs=plugs)
     return next_state, Record(round=state.round, operator=operator, public=public)

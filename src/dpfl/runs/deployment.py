@@ -131,10 +131,15 @@ class SiteSection(Section):
 
 
 class SiteDataSection(Section):
-    """The site's own records: a CSV or Parquet file, or a client of an embedded data set for a rehearsal."""
+    """The site's own records: a CSV or Parquet file, or a client of an embedded data set for a rehearsal.
+
+    ``classes``: how many classes there are, as everyone may know. It is declared, not counted: whether a study fits is
+    answered to any server, and must not depend on the records.
+    """
 
     file: str | None = None
     label: str | None = None
+    classes: int | None = Field(default=None, ge=2)
     dataset: str | None = None
     client: str | None = None
     partition: dict[str, Any] = Field(default_factory=dict)
@@ -224,6 +229,10 @@ class SiteFile(TomlFile):
             )
         if (self.data.file is None) == (self.data.dataset is None):
             raise ConfigurationError(f"{where}, [data]", "needs either a file or a dataset", "name one of the two")
+        if self.data.file is not None and self.data.classes is None:
+            raise ConfigurationError(
+                f"{where}, [data] classes", "is missing", "declare how many classes there are: servers are told"
+            )
         if self.budget is not None and self.budget.observer == "world" and not self.policy.trust_server:
             raise ConfigurationError(
                 f"{where}, [budget] observer",

@@ -23,7 +23,19 @@ from dpfl.models import check_model
 from dpfl.privacy.bills import Bill
 from dpfl.privacy.statement import Statement, statement
 from dpfl.protocols import TRUE_NOISE
-from dpfl.rounds import Agreement, Run, Uplink, admit, affords, blocks_of, close_round, enrol, first_state, open_round
+from dpfl.rounds import (
+    Agreement,
+    Run,
+    Uplink,
+    admit,
+    affords,
+    blocks_of,
+    close_round,
+    enrol,
+    first_state,
+    open_round,
+    silent_round,
+)
 from dpfl.runs.folder import SUMMARY_FORMAT, RunFolder
 from dpfl.sim.clock import Clock
 from dpfl.sim.ray_workers import RayWorkers
@@ -171,6 +183,9 @@ class Simulation:
                 self._keep(state, line, clock)
                 if progress is not None:
                     progress(state.round, rounds, line)
+                if why := silent_round(self.agreement, record):
+                    ended_early = f"after {state.round} of {rounds} rounds: {why}"
+                    break
         if halt < rounds and ended_early is None:
             return self._halted(state, history)
         return self._outcome(state, history, ended_early, left_at_the_end, time.perf_counter() - began)
