@@ -184,7 +184,7 @@ def test_where_studies_pay_as_they_go_the_budget_is_what_is_guaranteed(rule: Fil
     """A study that stops when its loss is large exceeds what it has used so far, never the budget."""
     with closing(Ledger.create(":memory:", "test", filter=rule)) as ledger:
         ledger.grant({"a": Budget(epsilon=3.0, delta=1e-5)}, unit=Unit.CLIENT, observer=SERVER)
-        pay(ledger, "run", 1, bill(9.0))
+        pay(ledger, "run", 1, bill(Event(noise_multiplier=9.0)))
         line = stated(ledger)
         assert line.epsilon < line.guarantee == 3.0
 
