@@ -32,6 +32,8 @@ from dpfl.algorithms.dprp import project
 from dpfl.algorithms.fedceo import tensor_svt
 from dpfl.algorithms.pfa import public_subspace
 from dpfl.algorithms.robust_hdp import inverse_weights, noise_estimates, principal_component_pursuit
+from dpfl.core.grid_noise import SCALE
+from dpfl.core.random import SecretRng, fill_grid_noise
 from dpfl.models import make_model
 
 LATEST = Path(__file__).resolve().parent / "results" / "latest.json"
@@ -153,6 +155,25 @@ def projection(clients: int = 1000, length: int = 10_000, numbers: int = 1000) -
     return {"name": name, "peer": "dense product", "ours": ours, "theirs": theirs, "error": error, "goal": 0.667}
 
 
+def noise(clients: int = 50, numbers: int = 157_000) -> dict[str, Any]:
+    """The noise of W2, a fifth of its steps: integers on a grid from a cipher, against a ziggurat rounded to float32."""
+    rngs = [SecretRng.from_system() for _ in range(clients)]
+    out, block = torch.empty(clients, numbers), np.empty(1 << 14)
+    ziggurat = np.random.Generator(np.random.SFC64())
+
+    def rounded() -> None:
+        flat = out.view(-1)
+        for first in range(0, flat.numel(), len(block)):
+            part = block[: min(len(block), flat.numel() - first)]
+            ziggurat.standard_normal(out=part)
+            flat[first : first + len(part)] = torch.from_numpy(part)
+
+    ours, theirs = in_turns(lambda: fill_grid_noise(rngs, out), rounded)
+    error = abs(float(fill_grid_noise(rngs, out).double().std()) / SCALE - 1)  # of the scale, from a sample
+    name = f"noise, {clients} clients x {numbers:,} numbers"
+    return {"name": name, "peer": "SFC64 ziggurat", "ours": ours, "theirs": theirs, "error": error, "goal": 2}
+
+
 def server_step(records: int = 2400) -> dict[str, float]:
     """Robust-HDP's whole server step as a share of our own round: 20 clients, the CNN of 28,938 parameters, one core."""
     generator = np.random.default_rng(0)
@@ -208,9 +229,9 @@ def main() -> int:
     small = "--quick" in sys.argv
     big = large_model(400_000, 6) if small else large_model()  # first: memory's peak is a process's own
     lines = (
-        [pursuit(20_000), subspace(50_000), smoothing(100_000), low_rank(160, 64), projection(20, 500, 50)]
+        [pursuit(20_000), subspace(50_000), smoothing(100_000), low_rank(160, 64), projection(20, 500, 50), noise(2)]
         if small
-        else [pursuit(), subspace(), smoothing(), low_rank(), projection()]
+        else [pursuit(), subspace(), smoothing(), low_rank(), projection(), noise()]
     )
     step = server_step(60 if small else 2400)
     table = Table(title="Seconds of a kernel (median)", title_justify="left", box=None)
