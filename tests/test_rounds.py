@@ -393,9 +393,9 @@ def test_nobody_of_an_amplified_fixed_cohort_is_drawn_above_the_billed_rate(leas
 def test_an_amplified_world_bill_is_everyone_s_even_where_the_promise_is_against_the_server() -> None:
     stages = (Clip(clip=0.5), GaussianNoise(noise_multiplier=2.0, clip=0.5))
     strategy = central(
-        selection=PoissonCohort(sampling_rate=0.3),
+        selection=dpfl.FixedCohort(size=3),
         observer=Observer.SERVER,
-        adjacency=Adjacency.ZERO_OUT,
+        adjacency=Adjacency.REPLACE_ONE,
         stages=stages,
         central_noise=None,
     )

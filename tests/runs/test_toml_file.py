@@ -12,7 +12,11 @@ from dpfl.runs.deployment import SiteFile, StudyFile
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.toml_file import TomlFile
 
-SITE: dict[str, Any] = {"site": {"id": "a"}, "data": {"file": "a.csv"}, "budget": {"epsilon": 1.0, "delta": 1e-5}}
+SITE: dict[str, Any] = {
+    "site": {"id": "a"},
+    "data": {"file": "a.csv", "classes": 2},
+    "budget": {"epsilon": 1.0, "delta": 1e-5},
+}
 RUN: dict[str, Any] = {"data": {"name": "digits"}, "method": {"name": "fedavg"}, "run": {"rounds": 1}}
 STUDY: dict[str, Any] = {
     "study": {"name": "s", "sites": ["a", "b"], "feature_shape": [3], "classes": 2},
