@@ -35,7 +35,8 @@ from dpfl.core.types import Phase
 from dpfl.engine.stacks import Chain, Linear, Stack, into_balls, side_by_side
 from dpfl.protocols import Job
 
-_MOST_AHEAD = 1 << 22  # noise values drawn at once
+_MOST_AHEAD = 1 << 23  # noise values drawn at once
+_STEPS_AHEAD = 128  # steps whose records are looked up at once
 _EXACT = 1 << 24  # integers up to here are exact in single precision
 
 
@@ -56,13 +57,14 @@ def run_private_phase(chain: Chain, jobs: list[Job], number: int, start: Tensor)
     decay = _column([p.weight_decay * p.lr for p in phases], device) if any(p.weight_decay for p in phases) else None
     balls = None if first.ball is None else _column([p.ball or math.inf for p in phases], device)
     centres = [] if balls is None else [Stack.of(stack.layer, start) for stack in stacks]
+    # The fixed, public denominator of a Poisson sample; the batch's own size where nothing is protected.
     fixed = np.array([s.expected_size if isinstance(s, PoissonBatches) else 0.0 for s in samplers])
+    expected = np.where(fixed > 0, fixed, np.maximum(sizes, 1))
+    all_rates = torch.as_tensor(lr / expected * np.array(steps), dtype=torch.float32, device=device)
+    exact = (sizes / sums.multipliers).max(axis=1) * SCALE < _EXACT
     for step in range(first.steps):
-        # The fixed, public denominator of a Poisson sample; the batch's own size where nothing is protected.
-        expected = np.where(fixed > 0, fixed, np.maximum(sizes[step], 1))
-        totals = sums.of(parts, step, exact=float((sizes[step] / sums.multipliers).max()) * SCALE < _EXACT)
-        drawn = None if noise is None else noise.next()
-        rates = _column(lr / expected * np.array(steps), device)
+        totals = sums.of(parts, step, exact=bool(exact[step]))
+        drawn, rates = None if noise is None else noise.next(), all_rates[step][:, None]
         for stack, total in zip(stacks, totals, strict=True):
             stack.move(total, drawn, rates, decay)
         if balls is not None:
@@ -87,6 +89,17 @@ class _Part:
     norms: Tensor | None
 
 
+@dataclass(frozen=True)
+class _Table:
+    """One part of some steps from ``first`` on, a row a step: records, labels, whether they are counted, norms."""
+
+    first: int
+    rows: Tensor
+    labels: Tensor
+    counted: Tensor
+    norms: Tensor | None
+
+
 class _Parts:
     """The records of every step, in parts of one fixed shape; a place without a record repeats one, and is not counted."""
 
@@ -103,6 +116,7 @@ class _Parts:
         self._begins = before + np.cumsum(sizes, axis=0) - sizes
         often = len(self._records) >= sum(len(job.labels) for job in jobs)
         self._norms = self._all_norms(jobs) if often else None
+        self._ahead: _Table | None = None
 
     def _all_norms(self, jobs: list[Job]) -> Tensor:
         """Squared norms of all clients' records, where computing them once is less work than doing so for every step."""
@@ -119,18 +133,32 @@ class _Parts:
 
     def get(self, step: int, part: int) -> _Part:
         """Gather one part: one look-up for all clients."""
+        if part > 0:  # few steps have more than one
+            return self._gathered(self._looked_up(slice(step, step + 1), part), 0)
+        if self._ahead is None or not self._ahead.first <= step < self._ahead.first + len(self._ahead.rows):
+            self._ahead = self._looked_up(slice(step, step + _STEPS_AHEAD), 0)
+        return self._gathered(self._ahead, step - self._ahead.first)
+
+    def _looked_up(self, steps: slice, part: int) -> _Table:
+        """Which records one part of some steps holds, their labels and norms: everything but their features."""
         places = np.arange(part * self.width, (part + 1) * self.width)
-        counted = places < self._sizes[step][:, None]
-        chosen = np.minimum(self._begins[step][:, None] + places, max(len(self._records) - 1, 0))
+        counted = places < self._sizes[steps, :, None]  # (steps, clients, width)
+        chosen = np.minimum(self._begins[steps, :, None] + places, max(len(self._records) - 1, 0))
         own = np.where(counted, self._records[chosen], 0) if len(self._records) else np.zeros_like(chosen)
-        rows = own + self._starts
-        flat = torch.from_numpy(rows.ravel())
-        features = self._inputs(self._features.index_select(0, flat).to(self._device))
-        norms = None if self._norms is None else self._norms.index_select(0, flat).view(rows.shape).to(self._device)
-        if self._shift.any():
-            flat = torch.from_numpy((rows + self._shift).ravel())
-        labels = self._labels.index_select(0, flat).to(self._device)
-        return _Part(features, labels, torch.from_numpy(counted).to(self._device), norms)
+        rows = torch.from_numpy(own + self._starts)
+        labels = rows + torch.from_numpy(self._shift) if self._shift.any() else rows
+        return _Table(
+            steps.start,
+            rows.flatten(1),
+            self._labels[labels.flatten(1)].to(self._device),
+            torch.from_numpy(counted).to(self._device),
+            None if self._norms is None else self._norms[rows].to(self._device),
+        )
+
+    def _gathered(self, table: _Table, index: int) -> _Part:
+        features = self._inputs(self._features.index_select(0, table.rows[index]).to(self._device))
+        norms = None if table.norms is None else table.norms[index]
+        return _Part(features, table.labels[index], table.counted[index], norms)
 
 
 class _Sums:
@@ -189,7 +217,8 @@ class _Sums:
         squares, broken = torch.zeros_like(of_records), ~(of_records <= LARGEST_NORM**2)
         for i, (stack, a, d) in enumerate(zip(self._stacks, inputs, slopes, strict=True)):
             of_inputs = of_records if i == 0 and self._raw_first else squared_norms(a)
-            squares += (of_inputs + (0.0 if stack.bias is None else 1.0)) * squared_norms(d)
+            of_slopes = d.double().square_().sum(-1) if self._softmax else squared_norms(d)
+            squares += (of_inputs + (0.0 if stack.bias is None else 1.0)) * of_slopes
             broken |= ~(of_inputs <= LARGEST_INPUT**2)
         return squares, broken | ~(squares <= LARGEST_NORM**2)
 

@@ -8,7 +8,7 @@ from dpfl.rounds.agreement import Agreement, Plan, Run, Uplink, enrol, first_sta
 from dpfl.rounds.client import admit, blocks_of, client_rounds, work
 from dpfl.rounds.closing import close_round, silent_round
 from dpfl.rounds.opening import open_round
-from dpfl.rounds.plans import affords
+from dpfl.rounds.plans import affords, covered
 
 __all__ = [
     "Agreement",
@@ -20,6 +20,7 @@ __all__ = [
     "blocks_of",
     "client_rounds",
     "close_round",
+    "covered",
     "enrol",
     "first_state",
     "open_round",

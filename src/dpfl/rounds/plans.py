@@ -7,7 +7,7 @@ the world sees every round whoever is drawn: those clients are planned and charg
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dpfl.core.types import Budget, Observer
 from dpfl.privacy.bills import Bill, PrivacyPlan
@@ -61,6 +61,19 @@ def plan_world(agreement: Agreement, run: Run) -> dict[str, str]:
     for account in planned:
         accounts.update(dict.fromkeys(run.ledger.members(account), account))
     return accounts
+
+
+def covered(agreement: Agreement, run: Run, client: str, costs: Sequence[tuple[Bill, frozenset[Observer]]]) -> bool:
+    """Whether a client's plans cover every round: then nobody need be asked again."""
+    if run.ledger.filter != "allotments":
+        return False
+    for _, seen_by in costs:
+        observer = Observer.SERVER if Observer.SERVER in seen_by else Observer.WORLD
+        amplified = observer is Observer.WORLD and agreement.amplified
+        account = run.populations.get(client, "") if amplified else client
+        if run.planned(observer).get(account, 0) < agreement.terms.rounds:
+            return False
+    return True
 
 
 def affords(agreement: Agreement, run: Run, round_: int, client: str, bill: Bill, seen_by: frozenset[Observer]) -> bool:

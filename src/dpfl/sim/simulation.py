@@ -31,6 +31,7 @@ from dpfl.rounds import (
     affords,
     blocks_of,
     close_round,
+    covered,
     enrol,
     first_state,
     open_round,
@@ -112,6 +113,7 @@ class Simulation:
         self.evaluate_every = evaluate_every
         self.folder = folder
         self.digest = digest
+        self._covered: set[str] = set()  # whose plans cover all rounds
         self._costs: dict[str, list[tuple[Bill, frozenset[Observer]]]] = {}
         self.timings: list[dict[str, float]] = []
         self.agreement: Agreement = enrol(strategy, {c: m.claims for c, m in self.members.items()}, rounds, self.layout)
@@ -236,9 +238,14 @@ class Simulation:
         """Ask a member whether its own ledger covers this round."""
 
         def willing(client: str) -> bool:
+            if client in self._covered:
+                return True
             if client not in self._costs:
                 self._costs[client] = self.agreement.bills(self.members[client].participant)
             costs = self._costs[client]
+            if covered(self.agreement, self.run_, client, costs):
+                self._covered.add(client)
+                return True
             return all(affords(self.agreement, self.run_, round_, client, bill, seen_by) for bill, seen_by in costs)
 
         return willing
