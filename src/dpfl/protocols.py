@@ -301,7 +301,7 @@ class NoiseMaker(Protocol):
 
     @property
     def makes_noise(self) -> bool:
-        """Whether it does."""
+        """Whether this component adds noise of its own."""
         ...
 
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dpfl.client.sampling import Draw, PoissonBatches, sampler
 from dpfl.core.grid import Grid, part_width
@@ -32,7 +31,7 @@ from dpfl.core.inputs import Inputs
 from dpfl.core.linalg import LARGEST_INPUT, LARGEST_NORM, clip_factor, squared_norms
 from dpfl.core.random import fill_grid_noise
 from dpfl.core.types import Phase
-from dpfl.engine.stacks import Chain, Linear, Stack, into_balls, side_by_side
+from dpfl.engine.stacks import Chain, Linear, Stack, inputs_and_slopes, into_balls, layer_outputs, side_by_side
 from dpfl.protocols import Job
 
 _MOST_AHEAD = 1 << 23  # noise values drawn at once
@@ -233,36 +232,13 @@ class _Sums:
         """One linear layer under cross-entropy: the gradient of its output is softmax - one-hot."""
         (stack,), (clients, width) = self._stacks, part.counted.shape
         x = part.features.reshape(clients, width, -1)
-        errors = _outputs(stack, x).transpose(1, 2).softmax(dim=1)  # as the product has laid them out
+        errors = layer_outputs(stack, x).transpose(1, 2).softmax(dim=1)  # as the product has laid them out
         wanted = part.labels.view(clients, 1, width)
         errors.scatter_add_(1, wanted, errors.new_full((), -1.0).expand(wanted.shape))
         return [x], [errors.transpose(1, 2)]
 
     def _backward(self, part: _Part) -> tuple[list[Tensor], list[Tensor]]:
-        """Inputs of every linear layer, and the gradients of the summed loss with respect to their outputs."""
-        clients, width = part.counted.shape
-        inputs: list[Tensor] = []
-        outputs: list[Tensor] = []
-        x = part.features.reshape(clients, width, *part.features.shape[1:])
-        for step in self._chain:
-            if isinstance(step, Linear):
-                x = x.reshape(clients, width, -1)
-                stack = self._stacks[len(inputs)]
-                inputs.append(x.detach().contiguous())
-                x = _outputs(stack, x)
-                x = x if x.requires_grad else x.requires_grad_()
-                outputs.append(x)
-            elif isinstance(step, nn.Flatten):
-                x = x.reshape(clients, width, -1)
-            else:
-                x = step(x.clone() if getattr(step, "inplace", False) else x)
-        loss = F.cross_entropy(x.reshape(clients * width, -1), part.labels, reduction="sum")
-        return inputs, list(torch.autograd.grad(loss, outputs))
-
-
-def _outputs(stack: Stack, x: Tensor) -> Tensor:
-    outputs = torch.bmm(stack.weight, x.transpose(1, 2)).transpose(1, 2)  # twice as fast as the other way round
-    return outputs if stack.bias is None else outputs + stack.bias[:, None]
+        return inputs_and_slopes(self._chain, self._stacks, part.features, part.labels, part.counted.shape)
 
 
 class _Noise:

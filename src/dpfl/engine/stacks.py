@@ -69,7 +69,7 @@ class Stack:
             own.addcmul_(sums, rates.view(shape), value=-1.0)
 
     def clear(self) -> None:
-        """Hold nothing."""
+        """Set every number to zero."""
         self.weight.zero_()
         if self.bias is not None:
             self.bias.zero_()
@@ -191,31 +191,43 @@ def into_balls(stacks: list[Stack], centres: list[Stack], radii: Tensor) -> None
             at[outside] = torch.addcmul(centre[outside], difference[outside], factor[outside])
 
 
-def _add_gradients(chain: Chain, stacks: list[Stack], rows: _Rows, updates: list[Stack]) -> None:
-    """Write each client's sum of per-record gradients into ``updates``: one forward, one backward, no more."""
-    clients, width = rows.counted.shape
-    if width == 0:
-        for update in updates:
-            update.clear()
-        return
-    activations: list[Tensor] = []
+def layer_outputs(stack: Stack, x: Tensor) -> Tensor:
+    """Outputs of one layer of all clients, for inputs (clients, records, in)."""
+    outputs = torch.bmm(stack.weight, x.transpose(1, 2)).transpose(1, 2)  # twice as fast as the other way round
+    return outputs if stack.bias is None else outputs + stack.bias[:, None]
+
+
+def inputs_and_slopes(
+    chain: Chain, stacks: list[Stack], features: Tensor, labels: Tensor, shape: torch.Size
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Inputs of every linear layer, and gradients of the summed loss with respect to their outputs."""
+    clients, width = shape
+    inputs: list[Tensor] = []
     outputs: list[Tensor] = []
-    x = rows.features.reshape(clients, width, *rows.features.shape[1:])
+    x = features.reshape(clients, width, *features.shape[1:])
     for step in chain:
         if isinstance(step, Linear):
-            stack = stacks[len(activations)]
             x = x.reshape(clients, width, -1)
-            activations.append(x.detach())
-            x = torch.bmm(stack.weight, x.transpose(1, 2)).transpose(1, 2)  # twice as fast as the other way round
-            x = x if stack.bias is None else x + stack.bias[:, None]
+            stack = stacks[len(inputs)]
+            inputs.append(x.detach().contiguous())
+            x = layer_outputs(stack, x)
             x = x if x.requires_grad else x.requires_grad_()
             outputs.append(x)
         elif isinstance(step, nn.Flatten):
             x = x.reshape(clients, width, -1)
         else:
             x = step(x.clone() if getattr(step, "inplace", False) else x)
-    loss = F.cross_entropy(x.reshape(clients * width, -1), rows.labels, reduction="sum")
-    deltas = list(torch.autograd.grad(loss, outputs))
+    loss = F.cross_entropy(x.reshape(clients * width, -1), labels, reduction="sum")
+    return inputs, list(torch.autograd.grad(loss, outputs))
+
+
+def _add_gradients(chain: Chain, stacks: list[Stack], rows: _Rows, updates: list[Stack]) -> None:
+    """Write each client's sum of per-record gradients into ``updates``: one forward, one backward, no more."""
+    if rows.counted.shape[1] == 0:
+        for update in updates:
+            update.clear()
+        return
+    activations, deltas = inputs_and_slopes(chain, stacks, rows.features, rows.labels, rows.counted.shape)
     with torch.no_grad():
         # What is not counted must not be multiplied by zero if it is not finite.
         broken = ~rows.counted & ~torch.isfinite(deltas[-1]).all(dim=-1)
@@ -225,6 +237,6 @@ def _add_gradients(chain: Chain, stacks: list[Stack], rows: _Rows, updates: list
         counted = rows.counted.to(torch.float32)[..., None]
         for update, a, d in zip(updates, activations, deltas, strict=True):
             weighted = (d * counted).transpose(1, 2).contiguous()  # one layout, whatever was taken out: one result
-            torch.bmm(weighted, a.contiguous(), out=update.weight)
+            torch.bmm(weighted, a, out=update.weight)
             if update.bias is not None:
                 torch.sum(weighted, 2, out=update.bias)

@@ -19,7 +19,7 @@ class Everyone(Selection):
     sampling: ClassVar[Sampling] = "none"
 
     def rate(self, population: int) -> float:
-        """Always."""
+        """Return 1: every client takes part in every round."""
         return 1.0
 
     def cohort_size(self, population: int) -> int | None:
