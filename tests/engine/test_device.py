@@ -217,7 +217,7 @@ def test_nothing_of_the_host_meets_the_device(
     assert device.moved >= len(given)  # records were taken to the device
     assert [_side(vector) for vector in got] == [HOST] * len(given)  # and models brought back
     for a, b in zip(got, expected, strict=True):
-        assert torch.equal(a, b) or (poisoned and torch.equal(a.isnan(), b.isnan()))
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6) or (poisoned and torch.equal(a.isnan(), b.isnan()))
 
 
 def test_the_device_to_play_with_notices_what_a_real_one_would() -> None:
@@ -261,9 +261,12 @@ def test_a_whole_run_evaluates_on_the_device_too(name: str) -> None:
     with PlayDevice() as device:
         result = dpfl.train(model, federation, strategy, rounds=2, device=str(PLAY))
     assert device.moved > 0
-    assert result.history == expected.history
+    for ours, theirs in zip(result.history, expected.history, strict=True):
+        assert ours == {
+            key: pytest.approx(value, rel=1e-5) if isinstance(value, float) else value for key, value in theirs.items()
+        }
     for a, b in zip(result.model.parameters(), expected.model.parameters(), strict=True):
-        assert torch.equal(a, b)
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)  # the host's matrix products are another library's
 
 
 @pytest.mark.parametrize("engine", NAMES)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.privacy.ledgers import SERVER, WORLD, bill, charge, grant, plan
 
 from dpfl.core.errors import LedgerError
-from dpfl.privacy.chain import TABLES, Entry, Head, digest_of, head_path, read_head
+from dpfl.privacy.chain import TABLES, Entry, Head, digest_of, first_head, head_path, read_head
 from dpfl.privacy.ledger import Ledger, backup
 
 ACCOUNTS = ("a", "b")
@@ -279,5 +279,27 @@ def test_a_trigger_that_would_swallow_charges_is_noticed(tmp_path: Path) -> None
     Ledger.create(path, "site").close()
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TRIGGER forget BEFORE INSERT ON charges BEGIN SELECT RAISE(IGNORE); END")
-    with pytest.raises(LedgerError, match="trigger or view"):
+    with pytest.raises(LedgerError, match="'forget' is not as dpfl makes it"):
         Ledger.open(path)
+
+
+def test_a_table_made_anew_to_swallow_charges_is_noticed(tmp_path: Path) -> None:
+    """Ten rounds were released, and one was stored: every later charge met a key that ignores what it knows."""
+    path = tmp_path / "ledger.sqlite"
+    Ledger.create(path, "site").close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        (made,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'charges'").fetchone()
+        index = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'charges_by_plan'").fetchone()[0]
+        swallows = made.replace("PRIMARY KEY", "UNIQUE (account) ON CONFLICT IGNORE, PRIMARY KEY")
+        connection.executescript(f"DROP TABLE charges; {swallows}; {index};")
+    with pytest.raises(LedgerError, match="'charges' is not as dpfl makes it"):
+        Ledger.open(path)
+
+
+def test_an_entry_notices_rows_that_were_not_taken() -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE TABLE journal (run, round, at, entry, UNIQUE (run) ON CONFLICT IGNORE)")
+        entry = Entry(connection, first_head({}))
+        entry.insert("journal", [("a", 1, 0.0)])
+        with pytest.raises(LedgerError, match="took 0 of 1 rows"):
+            entry.insert("journal", [("a", 2, 0.0)])

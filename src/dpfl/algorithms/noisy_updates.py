@@ -14,15 +14,16 @@ from dpfl.server.weights import ExpectedCohortWeights, UniformWeights
 from dpfl.strategy import Strategy
 
 Noise = Literal["distributed", "local"]
-DISTRIBUTED = (
-    "every client adds its share of the noise: against the server only that share counts, against the world the sum of all",
-    "who was drawn stays the server's secret",
+SHARES = (
+    "every client adds its share of the noise: against the server only that share counts, "
+    "against the world the sum of all"
+)
+DRAWN = (
+    "who was drawn stays the server's secret; for a drawn client that sends nothing the server adds the client's share",
+    "whether a client says that it is willing to go on does not depend on whether it was drawn before",
 )
 SHARE_ALONE = ("every client adds a share of the noise, and that share alone counts, against the server and the world",)
-REMEMBERED = (
-    "every client adds its share of the noise: against the server only that share counts, against the world the sum of all",
-    "clients remember their own parts of the model, so the secret draw of cohorts is not counted on",
-)
+REMEMBERED = "clients remember their own parts of the model, so the secret draw of cohorts is not counted on"
 LOCAL = ("every client adds all of the noise itself: nobody else is counted on",)
 
 
@@ -67,13 +68,17 @@ def noisy_updates(
         denoise=denoise,
         personal=personal,
         tolerated_dropouts=tolerated_dropouts if distributed else 0,
-        assumptions=(*_assumptions(distributed, clean, personal), *assumptions),
+        assumptions=(*_assumptions(distributed, selection, clean, personal), *assumptions),
     )
 
 
-def _assumptions(distributed: bool, clean: RowDenoiser | None, personal: Personal | None) -> tuple[str, ...]:
+def _assumptions(
+    distributed: bool, selection: Selection, clean: RowDenoiser | None, personal: Personal | None
+) -> tuple[str, ...]:
     if not distributed:
         return LOCAL
     if clean is not None:
         return SHARE_ALONE
-    return DISTRIBUTED if personal is None else REMEMBERED
+    if personal is not None:
+        return (SHARES, REMEMBERED)
+    return (SHARES, *(DRAWN if selection.sampling == "uniform" else ()))

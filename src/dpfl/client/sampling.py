@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,15 +68,14 @@ class PoissonBatches:
 
     def draw(self, rng: SecretRng, steps: int) -> Draw:
         """Draw the records of every step."""
-        none = torch.zeros(0, dtype=torch.int64)
-        records, sizes = [none], [none]
+        records, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         at_once = max(1, _CHUNK // self.examples)
         for first in range(0, steps, at_once):
             count = min(at_once, steps - first)
-            drawn = rng.chosen(count, self.examples, self.rate).nonzero()
-            sizes.append(torch.bincount(drawn[:, 0], minlength=count))
-            records.append(drawn[:, 1])
-        return Draw(torch.cat(records), torch.cat(sizes))
+            step, record = np.divmod(np.flatnonzero(rng.chosen(count, self.examples, self.rate)), self.examples)
+            sizes.append(np.bincount(step, minlength=count))
+            records.append(record)
+        return Draw(torch.from_numpy(np.concatenate(records)), torch.from_numpy(np.concatenate(sizes)))
 
     def event(self, noise_multiplier: float, steps: int, parameters: int) -> Event:
         """What ``steps`` noisy clipped sums over these batches release of one record."""

@@ -95,6 +95,27 @@ NEAR_CELLS = thresholds(np.append(ROOFS[:NEAR], ROOFS[NEAR:].sum()))
 FAR_CELLS = thresholds(ROOFS[NEAR:])
 
 
+class _Search:
+    """How many thresholds a 64-bit word reaches: ``searchsorted``, with most words settled by their first 16 bits."""
+
+    def __init__(self, thresholds: np.ndarray) -> None:
+        self._thresholds = thresholds
+        first = np.arange(1 << 16, dtype=np.uint64) << np.uint64(48)
+        least, most = (
+            np.searchsorted(thresholds, words, side="right") for words in (first, first | np.uint64((1 << 48) - 1))
+        )
+        self._settled = np.where(least == most, least, -1).astype(np.int16)
+
+    def __call__(self, words: np.ndarray) -> np.ndarray:
+        found = self._settled.take(words >> np.uint64(48), mode="wrap").astype(np.int64)
+        (open_,) = np.nonzero(found < 0)
+        found[open_] = np.searchsorted(self._thresholds, words[open_], side="right")
+        return found
+
+
+_find_gap, _find_cell = _Search(GAPS), _Search(NEAR_CELLS)
+
+
 def keystream(key: bytes, purpose: int) -> Any:
     """An endless stream of random bytes: AES-256 in counter mode, one counter range for each purpose."""
     return Cipher(algorithms.AES(key), modes.CTR(bytes([purpose]) + bytes(15))).encryptor()
@@ -115,6 +136,11 @@ class GridNoise:
         """Fill a contiguous float32 vector with integers of the law P; all are below 2^24, hence exact."""
         return fill_rows([self], out.reshape(1, -1)).reshape(out.shape)
 
+    def look_ahead(self, numbers: int) -> None:
+        """Find the rare ones among the next ``numbers`` at once; without it the same ones are found bit by bit."""
+        self._find_places(self._given + numbers)
+        self._draw_rare(len(self._places))
+
     def _words(self, stream: int, count: int) -> np.ndarray:
         return np.frombuffer(self._streams[stream].update(bytes(8 * count)), dtype="<u8")
 
@@ -124,8 +150,7 @@ class GridNoise:
         if self._known < until:
             self._find_places(until)
         rare = int(self._places.searchsorted(until))
-        while len(self._rare) < rare:
-            self._draw_rare(rare - len(self._rare))
+        self._draw_rare(rare)
         row[self._places[:rare] - self._given] = self._rare[:rare]
         self._places, self._rare, self._given = self._places[rare:], self._rare[rare:], until
 
@@ -135,7 +160,7 @@ class GridNoise:
         while self._known < until:
             self._ahead = min(2 * self._ahead, 512)
             count = self._ahead + int(1.1 * RARE * (until - self._known))
-            gaps = np.searchsorted(GAPS, self._words(3, count), side="right")
+            gaps = _find_gap(self._words(3, count))
             # The longest gap stands for "none among so many numbers": the search goes on from there.
             places = self._known - 1 + np.cumsum(np.where(gaps < _LONGEST_GAP, gaps + 1, _LONGEST_GAP))
             found.append(places[gaps < _LONGEST_GAP])
@@ -144,14 +169,16 @@ class GridNoise:
 
     def _draw_rare(self, wanted: int) -> None:
         """Rejection: a cell by its envelope, a place in it and a sign, then 53 bits against ``rest``."""
-        bits = self._words(4, 4 * (self._ahead + int(1.3 * wanted))).reshape(-1, 4)
-        cell = np.searchsorted(NEAR_CELLS, bits[:, 0], side="right")
-        far = cell == NEAR
-        cell[far] += np.searchsorted(FAR_CELLS, bits[far, 1], side="right")
-        x = (cell << 16) + (bits[:, 2] & np.uint64(CELL - 1)).astype(np.int64)
-        x = np.where(bits[:, 2] >> np.uint64(63), x, -1 - x)
-        kept = (bits[:, 3] >> np.uint64(11)) * 2.0**-53 * ROOFS[cell] < rest(x)
-        self._rare = np.append(self._rare, x[kept].astype(np.float32))
+        while len(self._rare) < wanted:
+            count = self._ahead + int(1.3 * (wanted - len(self._rare)))
+            bits = self._words(4, 4 * count).reshape(-1, 4)
+            cell = _find_cell(bits[:, 0])
+            (far,) = np.nonzero(cell == NEAR)
+            cell[far] += np.searchsorted(FAR_CELLS, bits[far, 1], side="right")
+            x = (cell << 16) + (bits[:, 2] & np.uint64(CELL - 1)).astype(np.int64)
+            x = np.where(bits[:, 2] >> np.uint64(63), x, -1 - x)
+            kept = (bits[:, 3] >> np.uint64(11)) * 2.0**-53 * ROOFS[cell] < rest(x)
+            self._rare = np.append(self._rare, x[kept].astype(np.float32))
 
 
 def fill_rows(sources: Sequence[GridNoise], out: np.ndarray) -> np.ndarray:

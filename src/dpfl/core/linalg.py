@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,7 @@ def clip_factor(norm: Tensor, bound: float | Tensor) -> Tensor:
     tensor([1.0000, 1.0000, 0.5000, 0.0000, 0.0000])
     """
     factor = (bound * CLIP_MARGIN / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max_(1.0)
-    return factor.masked_fill_(~torch.isfinite(norm), 0.0)
+    return factor.nan_to_num_(nan=0.0)  # of an infinite norm it is zero already
 
 
 def clip(vector: Tensor, bound: float) -> Tensor:
@@ -34,6 +35,26 @@ def clip(vector: Tensor, bound: float) -> Tensor:
     half = torch.finfo(vector.dtype).eps if vector.dtype in (torch.float16, torch.bfloat16) else 0.0
     clipped = vector.to(torch.float64) * clip_factor(norm, bound * (1 - half))
     return torch.where(torch.isfinite(norm), clipped, torch.zeros_like(clipped)).to(vector.dtype)
+
+
+_HOST = torch.device("cpu")
+
+
+def stacked_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """Products of two stacks of matrices, (n, i, k) by (n, k, j), outside of autograd.
+
+    On the CPU by numpy's BLAS, which was 1.4 to 1.8 times as fast as torch's on small matrices (bench/README.md).
+
+    >>> stacked_product(torch.ones(2, 1, 3), torch.ones(2, 3, 1)).flatten()
+    tensor([3., 3.])
+    """
+    if a.device != _HOST:
+        return torch.bmm(a, b) if out is None else torch.bmm(a, b, out=out)
+    if out is None:
+        out = torch.empty(a.shape[0], a.shape[1], b.shape[2], dtype=a.dtype)
+    with np.errstate(all="ignore"):  # what is not finite is dealt with where it matters
+        np.matmul(a.numpy(), b.numpy(), out=out.numpy())
+    return out
 
 
 _RUN = 256  # squares added up in single precision
@@ -50,6 +71,8 @@ def squared_norms(x: Tensor) -> Tensor:
     """
 
     def double(part: Tensor) -> Tensor:
+        if part.stride(-1) != 1:  # ``vector_norm`` is several times slower across rows
+            return part.to(torch.float64, copy=True).square_().sum(-1)
         norms: Tensor = torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64)
         return norms.square_()
 

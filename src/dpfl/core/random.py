@@ -163,11 +163,18 @@ class SecretRng:
         return out
 
     def chosen(self, rows: int, columns: int, rate: float) -> Tensor:
-        """Draw a table of independent coins, each true with probability ``rate`` (to 2^-64, never above)."""
+        """Draw a table of independent coins, each true with probability ``rate`` (to 2^-64, never above).
+
+        The first 16 of a coin's 64 bits settle it, but for one coin in 65,536.
+        """
         if rate >= 1:
             return torch.ones(rows, columns, dtype=torch.bool)
-        words = self._uint64(rows * columns)
-        return torch.from_numpy((words < np.uint64(int(rate * 2**64))).reshape(rows, columns))
+        first, rest = divmod(int(rate * 2**64), 1 << 48)
+        words = np.frombuffer(self._bytes(2 * rows * columns), dtype="<u2")
+        coins = words < np.uint16(first)
+        (open_,) = np.nonzero(words == np.uint16(first))
+        coins[open_] = self._uint64(len(open_)) >> np.uint64(16) < np.uint64(rest)
+        return torch.from_numpy(coins.reshape(rows, columns))
 
     def permutation(self, length: int) -> Tensor:
         """Draw a uniformly random order of ``length`` things."""
@@ -196,6 +203,12 @@ class SecretRng:
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise TypeError("a SecretRng is never copied: ask it for a child")
+
+
+def look_ahead(rngs: Sequence[SecretRng], numbers: int) -> None:
+    """Prepare for so many numbers of noise from each generator: short requests then cost less."""
+    for rng in rngs:
+        rng._grid().look_ahead(numbers)
 
 
 def fill_grid_noise(rngs: Sequence[SecretRng], out: Tensor) -> Tensor:

@@ -181,14 +181,16 @@ def _combined(layout: Layout, book: _Book, slopes: list[Tensor | None], clip: fl
             broken |= ~(piece.of_inputs <= LARGEST_INPUT**2)
     if bool(broken.any()):
         pieces, squares = _pieces(book, slopes, broken, spoilt=True)
-    factor = clip_factor(squares.sqrt(), clip).to(torch.float32)
+    # In units of the clip: products with the factor itself may fall below the smallest normal number where a clip is
+    # small or an input large, and their rounding could then exceed the clip.
+    factor = (clip_factor(squares.sqrt(), clip) / clip).to(torch.float32)
     total = torch.zeros(layout.size, dtype=torch.float64, device=device)
     blocks = {block.name: block for block in layout}
     for module, piece in pieces:
         prefix = f"{book.names[module]}." if book.names[module] else ""
         for name, gradient in piece.weighted(factor).items():
             total[blocks[prefix + name].slice] = gradient.reshape(-1)
-    return total
+    return total.mul_(clip)
 
 
 def _pieces(

@@ -28,13 +28,13 @@ from dpfl.client.sampling import Draw, PoissonBatches, sampler
 from dpfl.core.grid import Grid, part_width
 from dpfl.core.grid_noise import SCALE
 from dpfl.core.inputs import Inputs
-from dpfl.core.linalg import LARGEST_INPUT, LARGEST_NORM, clip_factor, squared_norms
-from dpfl.core.random import fill_grid_noise
+from dpfl.core.linalg import LARGEST_INPUT, LARGEST_NORM, clip_factor, squared_norms, stacked_product
+from dpfl.core.random import fill_grid_noise, look_ahead
 from dpfl.core.types import Phase
 from dpfl.engine.stacks import Chain, Linear, Stack, inputs_and_slopes, into_balls, layer_outputs, side_by_side
 from dpfl.protocols import Job
 
-_MOST_AHEAD = 1 << 23  # noise values drawn at once
+_AT_ONCE = 1 << 15  # noise values of one client drawn at once: all clients' together should stay in the cache
 _STEPS_AHEAD = 128  # steps whose records are looked up at once
 _EXACT = 1 << 24  # integers up to here are exact in single precision
 
@@ -48,9 +48,9 @@ def run_private_phase(chain: Chain, jobs: list[Job], number: int, start: Tensor)
     sizes = torch.stack([draw.sizes for draw in draws], dim=1).numpy()  # (steps, clients)
     noisy = first.noise_multiplier > 0
     steps = [Grid.of(p.noise_multiplier * (p.clip or 0.0)).step if noisy else 1.0 for p in phases]
-    parts = _Parts(jobs, draws, sizes, part_width(first.batch_size), device)
+    parts = _Parts(jobs, draws, sizes, part_width(first.batch_size), steps, device)
     stacks = [Stack.of(layer, start) for layer in chain if isinstance(layer, Linear)]
-    sums = _Sums(chain, stacks, phases, steps, device)
+    sums = _Sums(chain, stacks, phases, device)
     noise = _Noise(jobs, number, start) if noisy else None
     lr = np.array([p.lr for p in phases])
     decay = _column([p.weight_decay * p.lr for p in phases], device) if any(p.weight_decay for p in phases) else None
@@ -60,7 +60,7 @@ def run_private_phase(chain: Chain, jobs: list[Job], number: int, start: Tensor)
     fixed = np.array([s.expected_size if isinstance(s, PoissonBatches) else 0.0 for s in samplers])
     expected = np.where(fixed > 0, fixed, np.maximum(sizes, 1))
     all_rates = torch.as_tensor(lr / expected * np.array(steps), dtype=torch.float32, device=device)
-    exact = (sizes / sums.multipliers).max(axis=1) * SCALE < _EXACT
+    exact = (sizes / sums.multipliers).max(axis=1, initial=0.0) * SCALE < _EXACT
     for step in range(first.steps):
         totals = sums.of(parts, step, exact=bool(exact[step]))
         drawn, rates = None if noise is None else noise.next(), all_rates[step][:, None]
@@ -80,30 +80,45 @@ def _column(values: Sequence[float] | np.ndarray, device: torch.device) -> Tenso
 
 @dataclass(frozen=True)
 class _Part:
-    """Some records of every client in a (clients x width) table; ``counted`` says which places hold a record."""
+    """Some records of every client in a (clients x width) table.
+
+    ``counts`` is zero where a place holds no record, and one over the step of the client's grid elsewhere. ``norms`` are
+    squared norms of records, where they are known; ``within`` says that all of them are within bounds.
+    """
 
     features: Tensor
     labels: Tensor
-    counted: Tensor
+    counts: Tensor
     norms: Tensor | None
+    within: bool
 
 
 @dataclass(frozen=True)
 class _Table:
-    """One part of some steps from ``first`` on, a row a step: records, labels, whether they are counted, norms."""
+    """One part of some steps from ``first`` on, a row a step: which records, and the rest of a :class:`_Part`."""
 
     first: int
     rows: Tensor
     labels: Tensor
-    counted: Tensor
+    counts: Tensor
     norms: Tensor | None
+    within: bool
 
 
 class _Parts:
     """The records of every step, in parts of one fixed shape; a place without a record repeats one, and is not counted."""
 
-    def __init__(self, jobs: list[Job], draws: list[Draw], sizes: np.ndarray, width: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        jobs: list[Job],
+        draws: list[Draw],
+        sizes: np.ndarray,
+        width: int,
+        steps: Sequence[float],
+        device: torch.device,
+    ) -> None:
         self.width, self._device, self._sizes = width, device, sizes
+        self._inverse = 1 / np.array(steps)[:, None]
         self._inputs: Inputs = jobs[0].inputs
         self._features, starts = side_by_side([job.features for job in jobs])
         self._labels, label_starts = side_by_side([job.labels for job in jobs])
@@ -116,6 +131,7 @@ class _Parts:
         often = len(self._records) >= sum(len(job.labels) for job in jobs)
         self._norms = self._all_norms(jobs) if often else None
         self._ahead: _Table | None = None
+        self._room: Tensor | None = None  # where a part is gathered, one after the other
 
     def _all_norms(self, jobs: list[Job]) -> Tensor:
         """Squared norms of all clients' records, where computing them once is less work than doing so for every step."""
@@ -146,50 +162,62 @@ class _Parts:
         own = np.where(counted, self._records[chosen], 0) if len(self._records) else np.zeros_like(chosen)
         rows = torch.from_numpy(own + self._starts)
         labels = rows + torch.from_numpy(self._shift) if self._shift.any() else rows
+        norms = None if self._norms is None else self._norms[rows].to(self._device)
         return _Table(
             steps.start,
             rows.flatten(1),
             self._labels[labels.flatten(1)].to(self._device),
-            torch.from_numpy(counted).to(self._device),
-            None if self._norms is None else self._norms[rows].to(self._device),
+            torch.from_numpy(counted * self._inverse).to(self._device),
+            norms,
+            norms is not None and bool((norms <= LARGEST_NORM**2).all()),
         )
 
     def _gathered(self, table: _Table, index: int) -> _Part:
-        features = self._inputs(self._features.index_select(0, table.rows[index]).to(self._device))
+        rows = table.rows[index]
+        if self._room is None:
+            self._room = self._features.new_empty(len(rows), *self._features.shape[1:])
+        torch.index_select(self._features, 0, rows, out=self._room)
+        features = self._inputs(self._room.to(self._device))
         norms = None if table.norms is None else table.norms[index]
-        return _Part(features, table.labels[index], table.counted[index], norms)
+        return _Part(features, table.labels[index], table.counts[index], norms, table.within)
 
 
 class _Sums:
     """Clipped sums of all clients in steps of their grids, layer by layer."""
 
-    def __init__(
-        self, chain: Chain, stacks: list[Stack], phases: list[Phase], steps: list[float], device: torch.device
-    ) -> None:
+    def __init__(self, chain: Chain, stacks: list[Stack], phases: list[Phase], device: torch.device) -> None:
         self._chain, self._stacks = chain, stacks
         self._clips = torch.tensor([p.clip or 0.0 for p in phases], dtype=torch.float64, device=device)[:, None]
-        self._inverse = 1 / torch.tensor(steps, dtype=torch.float64, device=device)[:, None]
         self._rounds = phases[0].noise_multiplier > 0
         self.multipliers = np.array([p.noise_multiplier if self._rounds else math.inf for p in phases])
+        self._minus_one = torch.tensor(-1.0, device=device)
         self._totals, self._more = [stack.like() for stack in stacks], [stack.like() for stack in stacks]
         linear = [step for step in chain if isinstance(step, Linear)]
         self._softmax = len(linear) == 1 and all(isinstance(step, Linear | nn.Flatten) for step in chain)
 
     def of(self, parts: _Parts, step: int, *, exact: bool) -> list[Stack]:
-        """One step's sums as integers (without noise: as they are). ``exact``: no sum can leave the exact integers."""
+        """One step's sums as integers (without noise: as they are). ``exact``: no sum can leave the exact integers.
+
+        Where one could, parts are added up in double precision, and only their sum is brought to the end of the exact
+        integers. A part that were cut off on its own would hide how its records differ from a neighbour's, and all parts
+        together would then differ by more than one record's contribution.
+        """
+        sums: list[Tensor] = []
         for number in range(parts.count(step)):
             into = self._totals if number == 0 else self._more
             self._add_up(parts.get(step, number), into)
-            for total, part in zip(self._totals, into, strict=True):
-                for whole, own in ((total.weight, part.weight), (total.bias, part.bias)):
-                    if own is None or whole is None:
-                        continue
-                    if self._rounds:
-                        (own if exact else own.clamp_(-_EXACT, _EXACT)).round_()
-                    if own is not whole and (exact or not self._rounds):
-                        whole.add_(own)
-                    elif own is not whole:  # two exact integers whose sum may not be: clamped again
-                        whole.copy_((whole.double() + own).clamp_(-_EXACT, _EXACT))
+            own = [tensor for stack in into for tensor in stack.tensors()]
+            if self._rounds:
+                for tensor in own:
+                    tensor.round_()
+            if number == 0:
+                sums = own if exact else [tensor.double() for tensor in own]
+            else:
+                for whole, part in zip(sums, own, strict=True):
+                    whole.add_(part)
+        if not exact:
+            for total, whole in zip((t for stack in self._totals for t in stack.tensors()), sums, strict=True):
+                total.copy_(whole.clamp_(-_EXACT, _EXACT) if self._rounds else whole)
         return self._totals
 
     def _add_up(self, part: _Part, into: list[Stack]) -> None:
@@ -197,29 +225,37 @@ class _Sums:
         inputs, slopes = self._errors(part) if self._softmax else self._backward(part)
         with torch.no_grad():
             squares, broken = self._norms(part, inputs, slopes)
-            factor = clip_factor(squares.sqrt(), self._clips) * part.counted * self._inverse
-            if bool(broken.any()):  # zero times infinity is not zero: such records are taken out, not scaled
+            factor = clip_factor(squares.sqrt(), self._clips).mul_(part.counts)
+            if broken is not None:  # zero times infinity is not zero: such records are taken out, not scaled
                 inputs = [a.masked_fill(broken[..., None], 0.0) for a in inputs]
                 slopes = [d.masked_fill(broken[..., None], 0.0) for d in slopes]
             weights = factor.to(torch.float32)[..., None]
             for total, a, d in zip(into, inputs, slopes, strict=True):
                 weighted = (d * weights).transpose(1, 2).contiguous()
-                torch.bmm(weighted, a, out=total.weight)
+                stacked_product(weighted, a, out=total.weight)
                 if total.bias is not None:
                     torch.sum(weighted, 2, out=total.bias)
 
-    def _norms(self, part: _Part, inputs: list[Tensor], slopes: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Squared norm of every record's gradient, and which records count as zero."""
-        of_records = part.norms
+    def _norms(self, part: _Part, inputs: list[Tensor], slopes: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Squared norm of every record's gradient, and which records count as zero (None: none of them)."""
+        of_records, within = part.norms, part.within
         if of_records is None:
-            of_records = squared_norms(part.features.reshape(*part.counted.shape, -1))
-        squares, broken = torch.zeros_like(of_records), ~(of_records <= LARGEST_NORM**2)
+            of_records = squared_norms(part.features.reshape(*part.counts.shape, -1))
+            within = bool((of_records <= LARGEST_NORM**2).all())
+        squares, of_inputs = None, of_records
         for i, (stack, a, d) in enumerate(zip(self._stacks, inputs, slopes, strict=True)):
-            of_inputs = of_records if i == 0 and self._raw_first else squared_norms(a)
-            of_slopes = d.double().square_().sum(-1) if self._softmax else squared_norms(d)
-            squares += (of_inputs + (0.0 if stack.bias is None else 1.0)) * of_slopes
-            broken |= ~(of_inputs <= LARGEST_INPUT**2)
-        return squares, broken | ~(squares <= LARGEST_NORM**2)
+            if i > 0 or not self._raw_first:
+                of_inputs = squared_norms(a)
+                within = within and bool((of_inputs <= LARGEST_INPUT**2).all())
+            more = (of_inputs if stack.bias is None else of_inputs + 1.0) * squared_norms(d)
+            squares = more if squares is None else squares + more
+        assert squares is not None
+        if within and bool((squares <= LARGEST_NORM**2).all()):
+            return squares, None
+        broken = ~(squares <= LARGEST_NORM**2) | ~(of_records <= LARGEST_NORM**2)
+        for a in inputs:
+            broken |= ~(squared_norms(a) <= LARGEST_INPUT**2)
+        return squares, broken
 
     @property
     def _raw_first(self) -> bool:
@@ -230,15 +266,15 @@ class _Sums:
 
     def _errors(self, part: _Part) -> tuple[list[Tensor], list[Tensor]]:
         """One linear layer under cross-entropy: the gradient of its output is softmax - one-hot."""
-        (stack,), (clients, width) = self._stacks, part.counted.shape
+        (stack,), (clients, width) = self._stacks, part.counts.shape
         x = part.features.reshape(clients, width, -1)
         errors = layer_outputs(stack, x).transpose(1, 2).softmax(dim=1)  # as the product has laid them out
         wanted = part.labels.view(clients, 1, width)
-        errors.scatter_add_(1, wanted, errors.new_full((), -1.0).expand(wanted.shape))
+        errors.scatter_add_(1, wanted, self._minus_one.expand(wanted.shape))
         return [x], [errors.transpose(1, 2)]
 
     def _backward(self, part: _Part) -> tuple[list[Tensor], list[Tensor]]:
-        return inputs_and_slopes(self._chain, self._stacks, part.features, part.labels, part.counted.shape)
+        return inputs_and_slopes(self._chain, self._stacks, part.features, part.labels, part.counts.shape)
 
 
 class _Noise:
@@ -248,10 +284,11 @@ class _Noise:
         self._rngs = [job.rng.child("noise", number) for job in jobs]
         self._left = jobs[0].phases[number].steps
         self._device, (clients, self._numbers) = like.device, like.shape
-        self._ahead = max(1, min(self._left, _MOST_AHEAD // max(like.numel(), 1)))
+        self._ahead = max(1, min(self._left, _AT_ONCE // max(self._numbers, 1)))
         self._drawn = torch.empty(clients * self._ahead * self._numbers)
         self._block: Tensor | None = None
         self._next = 0
+        look_ahead(self._rngs, self._left * self._numbers)
 
     def next(self) -> Tensor:
         """One step's noise, a row a client."""

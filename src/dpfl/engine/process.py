@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import torch
+from threadpoolctl import ThreadpoolController
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 
@@ -22,9 +23,16 @@ def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with _numpy_threads().limit(limits=1):
+            yield
     finally:
         torch.set_num_threads(before)
+
+
+@functools.cache
+def _numpy_threads() -> ThreadpoolController:
+    """The threads of the BLAS that numpy has brought along."""
+    return ThreadpoolController().select(user_api="blas")
 
 
 def check_arithmetic() -> None:

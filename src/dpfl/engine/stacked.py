@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfl.core.errors import DpflError
+from dpfl.core.grid import WIDTHS
 from dpfl.core.layout import Layout
 from dpfl.core.types import Phase
 from dpfl.engine.bookkeeping import Booked, bookable
@@ -22,7 +23,7 @@ from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.private_stacks import run_private_phase
 from dpfl.engine.process import check_arithmetic, one_thread
 from dpfl.engine.spanned import run_spanned, spannable
-from dpfl.engine.stacks import Chain, Linear, run_phase
+from dpfl.engine.stacks import Chain, Linear, run_phase, same_at_every_place
 from dpfl.protocols import Job
 
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
@@ -58,13 +59,20 @@ def chain(model: nn.Module, layout: Layout) -> Chain | None:
 
 KERNELS = (
     "a record's gradient does not depend on which other records are in its batch beyond rounding in the last digits: this "
-    "is so bit for bit for chains of linear layers, and assumed of the kernels of other models"
+    "is so bit for bit for chains of linear layers on processors whose matrix products treat all records alike, and "
+    "assumed of other kernels"
 )
 
 
-def arithmetic_assumptions(model: nn.Module, layout: Layout) -> tuple[str, ...]:
-    """What per-record clipping of this model rests on beside the proof."""
-    return () if chain(model, layout) is not None else (KERNELS,)
+def arithmetic_assumptions(model: nn.Module, layout: Layout, device: str = "cpu") -> tuple[str, ...]:
+    """What per-record clipping of this model rests on beside the proof; matrix products are tried on this machine."""
+    steps = chain(model, layout)
+    if steps is None or device != "cpu":
+        return (KERNELS,)
+    shapes = [(step.weight.shape[0], step.weight.shape[1]) for step in steps if isinstance(step, Linear)]
+    shapes += [(inputs, outputs) for outputs, inputs in shapes[1:]]  # and back again
+    alike = all(same_at_every_place(torch.bmm, *shape, width) for shape in shapes for width in WIDTHS)
+    return () if alike else (KERNELS,)
 
 
 def _alike(plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:

@@ -19,7 +19,8 @@ def effective_noise(agreement: Agreement, plan: Plan, told: Mapping[str, Any]) -
         return {**found, "made_by": "the server", "noise_multiplier": strategy.noise_multiplier}
     shares = max(1, len(plan.cohort) - strategy.tolerated_dropouts)
     distributed = any(stage.shares_noise for stage in strategy.stages)
-    factor = math.sqrt(arrived / shares) if distributed else math.sqrt(max(arrived, 0))
+    noisy = len(plan.cohort) if agreement.amplified else max(arrived, 0)  # the server stands in for the others' shares
+    factor = math.sqrt(noisy / shares) if distributed else math.sqrt(noisy)
     return {**found, "made_by": "shares of the sites", "noise_multiplier": strategy.noise_multiplier * factor}
 
 

@@ -27,7 +27,7 @@ from dpfl.flower.accounts import effective_noise, missed_rounds
 from dpfl.flower.protocol import END, HELLO, TERMS, TRAIN, Introduction, Letter, terms_to_dict
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import statements
-from dpfl.rounds import Agreement, Run, Uplink, close_round, enrol, first_state, open_round, silent_round
+from dpfl.rounds import Agreement, Run, Uplink, close_round, enrol, first_state, open_round
 from dpfl.runs.deployment import STUDY_FILE, StudyFile
 from dpfl.runs.folder import RunFolder
 from dpfl.wire.payload import FRAME_BYTES
@@ -67,7 +67,6 @@ class Coordinator:
         self.model = self.study.build_model()
         self.layout = Layout.of_module(self.model)
         self.name = ""
-        self.over = ""  # why the plan ends after the round just played
         self.said: dict[str, Claims] = {}  # while the list of members is open
         self.claims: dict[str, Claims] = {}
         self.tokens: dict[str, str] = {}
@@ -283,9 +282,6 @@ class Coordinator:
                 history.append(line)
                 if self.progress is not None:
                     self.progress(state.round, agreement.terms.rounds, line)
-                if self.over:
-                    ended = f"after {state.round} of {agreement.terms.rounds} rounds: {self.over}"
-                    break
             self._finish(agreement, state, history, ended, ledger)
         finally:
             ledger.close()
@@ -341,12 +337,14 @@ class Coordinator:
         }
         self.place.append(self.place.rounds, line)
         self.place.save_state(state, self.name, self.study.digest())
-        self.over = silent_round(agreement, record).replace("client", "site")
         return state, line
 
     def _uplink(self, agreement: Agreement, site: str, answers: Mapping[int, Letter | str]) -> Uplink:
         answer = answers.get(self.nodes.get(site, -1), "is not connected")
+        before = self.willing.get(site, False)
         why = self._note(site, answer)
+        if agreement.amplified:
+            self.willing[site] = before  # who may be drawn follows from what everyone was asked, never from the draw
         if why or isinstance(answer, str):
             return Uplink(client=site, payload=None, reason=why or "no answer")
         largest = FRAME_BYTES + 4 * agreement.layout.size

@@ -91,10 +91,13 @@ class Entry:
         if plain:
             places = ", ".join("?" * (len(plain[0]) + 1))
             number = self._before.number + 1
-            self.connection.executemany(
+            written = self.connection.executemany(
                 f"INSERT INTO {table} VALUES ({places})",
                 [(*row, number) for row in plain],
             )
+            if written.rowcount != len(plain):
+                problem = f"took {written.rowcount} of {len(plain)} rows into {table}"
+                raise LedgerError("ledger", problem, _FORGED)
             self._rows[table] += plain
 
     def retract(self, table: str, rows: Iterable[Sequence[Value]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sqlite3
 import time
@@ -48,6 +49,14 @@ CREATE INDEX charges_by_plan ON charges (plan, observer, run, account, round);
 CREATE TABLE journal (run TEXT NOT NULL, round INTEGER NOT NULL, at REAL NOT NULL, entry INTEGER NOT NULL);
 CREATE INDEX journal_by_run ON journal (run, round);
 """
+
+SITE_SCHEMA = """
+CREATE TABLE IF NOT EXISTS agreed (run TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS outbox (
+    run TEXT NOT NULL, round INTEGER NOT NULL, payload BLOB NOT NULL, private BLOB NOT NULL, PRIMARY KEY (run)
+) WITHOUT ROWID;
+"""
+"""What the ledger of a site has beside: what it agreed on, and its last answers. The hash chain does not cover them."""
 
 
 class LedgerFile:
@@ -172,12 +181,6 @@ class LedgerFile:
         rows = self._connection.execute("PRAGMA integrity_check").fetchall()
         if rows != [("ok",)]:
             raise LedgerError(self._name, f"is damaged ({rows[0][0]})", "restore it from a backup")
-        foreign = "SELECT name FROM sqlite_master WHERE type IN ('trigger', 'view')"
-        if (found := self._connection.execute(foreign).fetchone()) is not None:
-            problem = (
-                f"holds '{found[0]}', a trigger or view that dpfl has not made and that could change what is written"
-            )
-            raise LedgerError(self._name, problem, "restore it from a backup")
         meta = dict(self._connection.execute("SELECT key, value FROM meta").fetchall())
         if (found := meta.get("format")) != FORMAT:
             reader = _OLDER.get(str(found), "the version of dpfl that wrote it")
@@ -186,6 +189,12 @@ class LedgerFile:
                 f"has format {found}",
                 f"read it with {reader}; this one reads {FORMAT}, in which studies are planned beforehand",
             )
+        stored = set(self._connection.execute(_OBJECTS))
+        if odd := sorted(
+            name for _, name, _ in (_objects(_SCHEMA) - stored) | (stored - _objects(_SCHEMA + SITE_SCHEMA))
+        ):
+            problem = f"'{odd[0]}' is not as dpfl makes it, and could change what is written"
+            raise LedgerError(self._name, problem, "restore it from a backup")
         if identity is not None and meta.get("identity") != identity:
             problem, remedy = "belongs to another run", "put back the ledger that this run was started with"
             raise LedgerError(self._name, problem, remedy)
@@ -267,6 +276,17 @@ class LedgerFile:
             self._known = head
             if self._name != ":memory:":
                 chain.write_head(self._name, head)
+
+
+_OBJECTS = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"
+
+
+@functools.cache
+def _objects(schema: str) -> frozenset[tuple[str, str, str]]:
+    """The tables and indices that a schema makes, as SQLite writes them down."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(schema)
+        return frozenset(connection.execute(_OBJECTS).fetchall())
 
 
 def _connect(name: str, mode: str) -> sqlite3.Connection:

@@ -16,13 +16,7 @@ from pathlib import Path
 from dpfl.core.errors import LedgerError
 from dpfl.privacy.bills import Charge
 from dpfl.privacy.ledger import Ledger
-
-_AGREED = "CREATE TABLE IF NOT EXISTS agreed (run TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID"
-_OUTBOX = """
-CREATE TABLE IF NOT EXISTS outbox (
-    run TEXT NOT NULL, round INTEGER NOT NULL, payload BLOB NOT NULL, private BLOB NOT NULL, PRIMARY KEY (run)
-) WITHOUT ROWID
-"""
+from dpfl.privacy.ledger_file import SITE_SCHEMA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +42,7 @@ class SiteLedger(Ledger):
                 str(path), f"is the ledger of '{owner}', not of '{site}'", "put [site] id back in site.toml"
             )
         with ledger._guard():
-            ledger._connection.execute(_OUTBOX)
-            ledger._connection.execute(_AGREED)
+            ledger._connection.executescript(SITE_SCHEMA)
         return ledger
 
     def agree(self, run: str, digest: str) -> bool:

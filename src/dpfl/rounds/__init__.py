@@ -6,7 +6,7 @@ stages; clean, weigh, noise, denoise, step. A client that abstains, fails or is 
 
 from dpfl.rounds.agreement import Agreement, Plan, Run, Uplink, enrol, first_state
 from dpfl.rounds.client import admit, blocks_of, client_rounds, work
-from dpfl.rounds.closing import close_round, silent_round
+from dpfl.rounds.closing import close_round
 from dpfl.rounds.opening import open_round
 from dpfl.rounds.plans import affords, covered
 
@@ -24,6 +24,5 @@ __all__ = [
     "enrol",
     "first_state",
     "open_round",
-    "silent_round",
     "work",
 ]

@@ -14,6 +14,7 @@ from dpfl.privacy.bills import Charge
 from dpfl.protocols import Engine, Job
 from dpfl.rounds.agreement import Agreement, Plan, Run, Uplink
 from dpfl.rounds.plans import plan_members
+from dpfl.strategy import Strategy
 from dpfl.wire.payload import decode_download, encode_upload
 
 
@@ -107,14 +108,7 @@ def _uploads(
         Who(id=m.id, claims=m.claims, drawn=downlinks[m.id].drawn, public=m.id in agreement.terms.public)
         for m in members
     ]
-    for number, stage in enumerate(strategy.stages):
-        if stage.acts_on_rows:
-            together = _shared(downlinks[members[0].id], f"stage{number}")
-            messages = list(stage.client_rows(torch.stack(messages), together))
-            continue
-        for i, member in enumerate(members):
-            shared, rng = _shared(downlinks[member.id], f"stage{number}"), rngs[member.id].child("stage", number)
-            messages[i] = stage.client(messages[i], shared, who[i], rng)
+    messages = staged(strategy, messages, downlinks[members[0].id].shared, who, rngs)
     uplinks = []
     for member, known, message in zip(members, who, messages, strict=True):
         downlink = downlinks[member.id]
@@ -123,6 +117,25 @@ def _uploads(
         payload = encode_upload(sent, run_name, downlink.round, member.id, grid)
         uplinks.append(Uplink(client=member.id, payload=payload))
     return uplinks
+
+
+def staged(
+    strategy: Strategy,
+    updates: Sequence[Tensor],
+    shared: Mapping[str, Shared],
+    who: Sequence[Who],
+    rngs: Mapping[str, SecretRng],
+) -> list[Tensor]:
+    """Send updates through the client stages of a round; what needs no secret is done for all of them at once."""
+    messages = list(updates)
+    for number, stage in enumerate(strategy.stages):
+        together = dict(shared.get(f"stage{number}", {}))
+        if stage.acts_on_rows:
+            messages = list(stage.client_rows(torch.stack(messages), together))
+            continue
+        for i, client in enumerate(who):
+            messages[i] = stage.client(messages[i], together, client, rngs[client.id].child("stage", number))
+    return messages
 
 
 def _shared(downlink: Downlink, slot: str) -> Shared:

@@ -14,22 +14,11 @@ from dpfl.core.types import Aggregate, Cohort, Metrics, Record, Rows, State, Tot
 from dpfl.engine.process import one_thread
 from dpfl.protocols import Summed
 from dpfl.rounds.agreement import Agreement, Plan, Run, Uplink
+from dpfl.rounds.client import staged
 from dpfl.wire.channels import summed
 from dpfl.wire.payload import FRAME_BYTES, decode_upload
 
 TOO_FEW = "nothing: too few uploads arrived"
-
-
-def silent_round(agreement: Agreement, record: Record) -> str:
-    """Why a plan must end after this round, if it must.
-
-    Where the secrecy of the draw is counted on, a round that publishes nothing because of who was drawn tells who was:
-    clients that accept and then fail would let every further round tell. Central noise is published whatever arrives.
-    """
-    silent = agreement.amplified and record.operator.get("published") == TOO_FEW
-    return (
-        "too few uploads of the drawn clients arrived, and another such round would tell who is drawn" if silent else ""
-    )
 
 
 @one_thread()  # the same bits on every machine, and no fight over cores
@@ -48,6 +37,11 @@ def close_round(
         arrived = summed(arrived) if arrived else Summed(vector=_nothing(agreement, plan), ids=())
     ids = arrived.ids if isinstance(arrived, Summed) else tuple(sorted(arrived))
     missing.update({client: "lost on the way" for client in messages if client not in ids})
+    # An upload that is not finite was replaced by zero: it carries no noise either.
+    without_noise = sorted((set(plan.cohort.ids) - set(ids)) | set(broken))
+    if agreement.amplified and isinstance(arrived, Summed):
+        stand_ins = _stand_ins(agreement, plan, without_noise, run)
+        arrived = replace(arrived, vector=arrived.vector + sum(stand_ins, torch.zeros_like(arrived.vector)))
     cohort = Cohort.of({client: plan.cohort.claims[client] for client in ids})
     received: Rows | Total = (
         _total(agreement, plan, cohort, arrived)
@@ -69,9 +63,9 @@ def close_round(
     }
     if on_air:
         operator["channel_metrics"] = strategy.channel.told(on_air)
-    # An upload that is not finite was replaced by zero: it carries no noise either.
-    enough = len(set(ids) - set(broken)) >= strategy.shares_needed(agreement.terms, len(plan.cohort))
-    if (ids or strategy.central_noise is not None) and enough:
+    shares = len(plan.cohort) - len(without_noise)
+    enough = shares >= strategy.shares_needed(agreement.terms, len(plan.cohort))
+    if agreement.amplified or (enough and (ids or strategy.central_noise is not None)):
         model, starts, plugs, told = _aggregate(agreement, state, received, run)
         operator |= told
     else:
@@ -154,6 +148,19 @@ def _total(agreement: Agreement, plan: Plan, cohort: Cohort, arrived: Summed) ->
     # A sum of multiples of one step is one: what double precision lost on the way is put right.
     vector = arrived.vector if grid is None else grid.integers(arrived.vector).mul_(grid.step)
     return Total(vector=_undo(agreement, plan, vector, None), cohort=cohort, layout=agreement.layout)
+
+
+def _stand_ins(agreement: Agreement, plan: Plan, absent: Sequence[str], run: Run) -> list[Tensor]:
+    """What drawn clients that sent nothing would have sent had their updates been zero: their noise alone.
+
+    Where the secrecy of the draw is counted on, a round that is not published, or that carries less noise, would tell
+    that one of them was drawn, and a round that is published that none was. With stand-ins a client that says it is
+    willing and then fails is a client whose update is zero, and the charge for the draw holds as it stands.
+    """
+    who = [_who(agreement, plan, client) for client in absent]
+    rngs = {client: run.secret("stand-in", plan.round, client) for client in absent}
+    zeros = [torch.zeros(agreement.layout.size)] * len(absent)
+    return [m.to(torch.float64) for m in staged(agreement.strategy, zeros, plan.shared, who, rngs)] if absent else []
 
 
 def _nothing(agreement: Agreement, plan: Plan) -> Tensor:

@@ -35,7 +35,6 @@ from dpfl.rounds import (
     enrol,
     first_state,
     open_round,
-    silent_round,
 )
 from dpfl.runs.folder import SUMMARY_FORMAT, RunFolder
 from dpfl.sim.clock import Clock
@@ -185,9 +184,6 @@ class Simulation:
                 self._keep(state, line, clock)
                 if progress is not None:
                     progress(state.round, rounds, line)
-                if why := silent_round(self.agreement, record):
-                    ended_early = f"after {state.round} of {rounds} rounds: {why}"
-                    break
         if halt < rounds and ended_early is None:
             return self._halted(state, history)
         return self._outcome(state, history, ended_early, left_at_the_end, time.perf_counter() - began)
@@ -352,7 +348,8 @@ class Simulation:
         return found
 
     def _arithmetic(self) -> tuple[str, ...]:
-        return arithmetic_assumptions(self.model, self.layout) if self.strategy.local.private else ()
+        private = self.strategy.local.private
+        return arithmetic_assumptions(self.model, self.layout, self.device) if private else ()
 
     def _grants(self) -> bool:
         return self.strategy.observer is not Observer.NOBODY
