@@ -199,22 +199,23 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
             copied[0] = "linear"
         return found
 
-    def spy_patches(*arguments: object) -> list[Tensor]:
+    def spy_patches(*arguments: object) -> Tensor:
         found = patches(*arguments)  # type: ignore[arg-type]
-        copied[0] = "strips" if len(found) > 1 else "full"
+        copied[0] = "strips" if found.shape[1] > 1 else "full"
         return found
 
-    def spy_products(blocks: list[Tensor], d: Tensor, *others: Tensor) -> object:
-        inputs, (records, positions, outputs) = sum(a.shape[2] for a in blocks), d.shape
+    def spy_products(a: Tensor, d: Tensor, *others: Tensor) -> object:
+        blocks = a if a.ndim == 4 else a[:, None]
+        inputs, (records, positions, outputs) = blocks.shape[1] * blocks.shape[3], d.shape
         if positions == 1:
             norms = "factored"
         elif not pieces.written_out(records, positions, inputs, outputs):
             norms = "gram"
         else:
-            norms = "written, transposed" if len(blocks) == 1 and blocks[0].stride(1) == 1 else "written"
+            norms = "written, transposed" if blocks.stride(2) == 1 else "written"
         taken.add((copied[0], norms))
         copied[0] = "linear"
-        return products(blocks, d, *others)
+        return products(a, d, *others)
 
     monkeypatch.setattr(convolutions, "_one_convolution", spy_one_convolution)
     monkeypatch.setattr(convolutions, "_planes", spy_planes)
@@ -227,9 +228,9 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
 
 CONVOLUTIONS: dict[tuple[str, str], list[tuple[tuple[int, int], tuple[int, int], tuple[int, int], dict[str, object]]]] = {
     ("one convolution", "written"): [
-        ((16, 32), (14, 14), (5, 5), {"padding": 2}),
+        ((16, 32), (14, 14), (5, 5), {"padding": 2, "stride": 2}),
         ((8, 16), (11, 12), (3, 5), {"stride": (2, 1), "padding": (0, 1), "bias": False}),
-        ((48, 32), (14, 13), (3, 3), {"groups": 2, "padding": 1}),
+        ((48, 32), (14, 13), (3, 3), {"groups": 2, "padding": 1, "stride": (2, 1)}),
         ((24, 16), (15, 14), (3, 2), {"dilation": (1, 2)}),
         ((16, 16), (13, 14), (3, 3), {"stride": 2, "padding": 1}),
     ],
@@ -272,6 +273,8 @@ CONVOLUTIONS: dict[tuple[str, str], list[tuple[tuple[int, int], tuple[int, int],
         ((24, 3), (7, 14), (2, 3), {"stride": (1, 2), "padding": 1}),
         ((48, 4), (8, 9), (4, 3), {"groups": 2, "padding": 1, "padding_mode": "circular", "bias": False}),
         ((16, 2), (9, 8), (5, 4), {}),
+        ((16, 32), (14, 14), (5, 5), {"padding": 2}),
+        ((48, 32), (14, 13), (3, 3), {"groups": 2, "padding": 1}),
     ],
 }  # fmt: skip
 

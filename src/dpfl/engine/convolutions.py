@@ -2,7 +2,7 @@
 
 | way | where | what is copied |
 |---|---|---|
-| one convolution | few outputs, channels in eights | nothing: a record is a group of one large convolution's backward |
+| one convolution | few outputs, channels in eights, rows skipped | nothing: a record is a group of a convolution |
 | planes | few channels, no column skipped | one shifted copy of the image for every entry of the kernel |
 | strips | many channels, nothing skipped | patches of one row of the kernel, and the other rows are views of them |
 | full | the rest | every patch |
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dpfl.core.linalg import stacked_product
 from dpfl.engine.pieces import (
     Gradients,
     Piece,
@@ -73,6 +74,7 @@ def _in_one_convolution(layer: nn.Conv2d, a: Tensor, d: Tensor) -> bool:
         and layer.padding_mode == "zeros"
         and not isinstance(layer.padding, str)
         and kh * kw > 1
+        and not _in_strips(layer, each)
         and each % 8 == 0
         and outputs % 16 == 0
         and outputs <= _NARROW
@@ -114,6 +116,12 @@ def _in_planes(layer: nn.Conv2d, channels: int) -> bool:
     return layer.stride[1] == 1 and layer.kernel_size[1] * channels < _WIDE
 
 
+def _in_strips(layer: nn.Conv2d, channels: int) -> bool:
+    """Whether patches of one row of the kernel serve all of its rows: many channels, and nothing skipped but columns."""
+    (kh, kw) = layer.kernel_size
+    return kh > 1 and layer.stride[0] == 1 and layer.dilation == (1, 1) and kw * channels >= _WIDE
+
+
 def _by_planes(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
     """Output positions are the innermost axis of every copy; a bias is one more input, of value 1."""
     groups, biased = layer.groups, layer.bias is not None
@@ -141,12 +149,12 @@ def _products_of_planes(layer: nn.Conv2d, a: Tensor, d: Tensor) -> tuple[Tensor,
     inputs = layer.weight[0].numel() + (layer.bias is not None)
     if positions == 1 or not written_out(records, positions, inputs, outputs):
         planes = _planes(layer, a, a.new_empty(records, inputs, positions))
-        return products([planes.transpose(1, 2)], d)
+        return products(planes.transpose(1, 2), d)
     at_once = min(records, max(1, _IN_CACHE // (inputs * positions)))
     room, gradients = a.new_empty(at_once, inputs, positions), a.new_empty(records, inputs, outputs)
     for first in range(0, records, at_once):
         some = slice(first, first + at_once)
-        torch.bmm(_planes(layer, a[some], room[: records - first]), d[some], out=gradients[some])
+        stacked_product(_planes(layer, a[some], room[: records - first]), d[some], out=gradients[some])
     return squared(gradients), lambda factor: weighted_sum(factor, gradients).reshape(inputs, outputs).T
 
 
@@ -166,8 +174,8 @@ def _planes(layer: nn.Conv2d, a: Tensor, room: Tensor) -> Tensor:
     return room
 
 
-def _patches(layer: nn.Conv2d, a: Tensor, positions: int, outputs: int) -> list[Tensor]:
-    """Copy the patch under every output position, by strides: several times faster than ``F.unfold``.
+def _patches(layer: nn.Conv2d, a: Tensor, positions: int, outputs: int) -> Tensor:
+    """Copy the patch under every output position, (records, blocks, positions, numbers): faster than ``F.unfold``.
 
     Patches of neighbouring output rows share all but one row of the kernel. Where nothing skips, patches of one kernel
     row are copied once and every row of the kernel is a view of them: a fifth of the copying for a 5 x 5 kernel.
@@ -177,8 +185,9 @@ def _patches(layer: nn.Conv2d, a: Tensor, positions: int, outputs: int) -> list[
     rows, columns = (height - dh * (kh - 1) - 1) // sh + 1, (width - dw * (kw - 1) - 1) // sw + 1
     rs, hs, ws, _ = a.stride()
     wide = kw * channels
-    if sh == dh == dw == 1 and kh > 1 and wide >= _WIDE and not by_gram(positions, kh * wide, outputs):
+    if _in_strips(layer, channels) and not by_gram(positions, kh * wide, outputs):
         strips = a.as_strided((records, height, columns, wide), (rs, hs, sw * ws, 1)).contiguous()
-        return [strips[:, i : i + rows].flatten(1, 2) for i in range(kh)]
+        shape, strides = (records, kh, rows * columns, wide), (strips.stride(0), columns * wide, wide, 1)
+        return strips.as_strided(shape, strides)
     view = a.as_strided((records, rows, columns, kh, kw, channels), (rs, sh * hs, sw * ws, dh * hs, dw * ws, 1))
-    return [view.reshape(records, rows * columns, kh * wide)]
+    return view.reshape(records, 1, rows * columns, kh * wide)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dpfl.core.grid import SUMMANDS
-from dpfl.core.linalg import squared_norms
+from dpfl.core.linalg import squared_norms, stacked_product
 
 MOST_NUMBERS = 1 << 24  # entries of per-record gradients or patches held at once
 
@@ -52,27 +52,28 @@ def written_out(records: int, positions: int, inputs: int, outputs: int) -> bool
     return not by_gram(positions, inputs, outputs) and records * inputs * outputs <= MOST_NUMBERS
 
 
-def products(blocks: list[Tensor], d: Tensor, of_inputs: Tensor | None = None) -> tuple[Tensor, Weighted]:
-    """Squared norms and weighted sum of sum_t d_t a_t^T, for d (B, T, out) and a (B, T, in) in blocks of columns.
+def products(a: Tensor, d: Tensor, of_inputs: Tensor | None = None) -> tuple[Tensor, Weighted]:
+    """Squared norms and weighted sum of sum_t d_t a_t^T, for a (B, T, in) and d (B, T, out).
 
-    With one position the norm factors. With few positions and a large weight, norms come from two T x T Gram matrices
-    (nothing of the weight's size is written); else per-record gradients are formed once and serve both. ``of_inputs`` are
-    the squared norms of a, where they are known.
+    ``a`` may come in blocks of columns, (B, blocks, T, in / blocks). With one position the norm factors. With few positions
+    and a large weight, norms come from two T x T Gram matrices (nothing of the weight's size is written); else per-record
+    gradients are formed once and serve both. ``of_inputs`` are the squared norms of a, where they are known.
     """
-    records, positions, outputs = d.shape
-    inputs = sum(a.shape[2] for a in blocks)
+    (records, positions, outputs), a = d.shape, a if a.ndim == 4 else a[:, None]
+    blocks, inputs = a.shape[1], a.shape[1] * a.shape[3]
     if positions == 1:
-        of_inputs = added(squared(a) for a in blocks) if of_inputs is None else of_inputs
-        return of_inputs * squared(d), _outer_products([a[:, 0] for a in blocks], d[:, 0])
+        return (squared(a) if of_inputs is None else of_inputs) * squared(d), _outer_products(
+            a.reshape(records, -1), d[:, 0]
+        )
     if not written_out(records, positions, inputs, outputs):
-        return _by_gram_matrices(blocks, d)
-    if len(blocks) == 1 and blocks[0].stride(1) == 1:  # positions innermost: the other way round is faster
-        transposed = torch.bmm(blocks[0].transpose(1, 2), d)
-        return squared(transposed), lambda factor: weighted_sum(factor, transposed).reshape(inputs, outputs).T
-    gradients = [torch.bmm(d.transpose(1, 2), a) for a in blocks]
-    return added(squared(g) for g in gradients), lambda factor: torch.cat(
-        [weighted_sum(factor, g).reshape(outputs, -1) for g in gradients], dim=1
-    )
+        return _by_gram_matrices(a, d)
+    if a.stride(2) == 1:  # positions innermost: the other way round is faster
+        found = stacked_product(a.transpose(2, 3), d[:, None])
+        return squared(found), lambda factor: weighted_sum(factor, found).view(inputs, outputs).T
+    gradients = stacked_product(d.transpose(1, 2)[:, None], a)
+    return squared(
+        gradients
+    ), lambda factor: weighted_sum(factor, gradients).view(blocks, outputs, -1).transpose(0, 1).reshape(outputs, inputs)
 
 
 def added(tensors: Iterable[Tensor]) -> Tensor:
@@ -81,35 +82,31 @@ def added(tensors: Iterable[Tensor]) -> Tensor:
     return sum(others, first)
 
 
-def _outer_products(blocks: list[Tensor], d: Tensor) -> Weighted:
-    """Weighted sum of d a^T over records, for d (B, out) and a (B, in) in blocks of columns."""
+def _outer_products(a: Tensor, d: Tensor) -> Weighted:
+    """Weighted sum of d a^T over records, for a (B, in) and d (B, out)."""
 
     def outer(factor: Tensor) -> Tensor:
         slopes = (d * factor[:, None]).T
-
-        def one(a: Tensor) -> Tensor:
-            return in_parts(lambda some: slopes[:, some] @ a[some], len(factor))
-
-        return one(blocks[0]) if len(blocks) == 1 else torch.cat([one(a) for a in blocks], 1)
+        return in_parts(lambda some: slopes[:, some] @ a[some], len(factor))
 
     return outer
 
 
-def _by_gram_matrices(blocks: list[Tensor], d: Tensor) -> tuple[Tensor, Weighted]:
-    records, positions, outputs = d.shape
-    inputs = sum(a.shape[2] for a in blocks)
-    at_once = max(1, MOST_NUMBERS // (2 * positions * (positions + inputs + outputs)))
+def _by_gram_matrices(a: Tensor, d: Tensor) -> tuple[Tensor, Weighted]:
+    records, blocks, positions, width = a.shape
+    outputs = d.shape[2]
+    at_once = max(1, MOST_NUMBERS // (2 * positions * (positions + blocks * width + outputs)))
     squares = torch.zeros(records, dtype=torch.float64, device=d.device)
     for first in range(0, records, at_once):
         some = slice(first, first + at_once)
-        squares[some] = sum_of_products(added(gram(a[some]) for a in blocks), gram(d[some]))
+        squares[some] = sum_of_products(added(gram(part) for part in a[some].unbind(1)), gram(d[some]))
 
     def summed(factor: Tensor) -> Tensor:
-        total = torch.zeros(outputs, inputs, dtype=torch.float64, device=d.device)
+        total = torch.zeros(outputs, blocks * width, dtype=torch.float64, device=d.device)
         for first in range(0, records, at_once):
             some = slice(first, first + at_once)
             weighted = (d[some].double() * factor[some, None, None]).flatten(0, 1).T
-            total += torch.cat([weighted @ a[some].double().flatten(0, 1) for a in blocks], dim=1)
+            total += torch.cat([weighted @ part.double().flatten(0, 1) for part in a[some].unbind(1)], dim=1)
         return total
 
     return squares, summed

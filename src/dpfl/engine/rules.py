@@ -40,7 +40,7 @@ def linear(layer: nn.Linear, a: Tensor, d: Tensor) -> Piece:
     """A dense layer on the last axis; the axes between are positions."""
     records, of_inputs = len(a), squared(a)
     a, d = a.reshape(records, -1, layer.in_features), d.reshape(records, -1, layer.out_features)
-    squares, weight = products([a], d, of_inputs)
+    squares, weight = products(a, d, of_inputs)
     piece = of_weight_and_bias(squares, weight, None if layer.bias is None else d.sum(dim=1), layer.weight.shape)
     return Piece(piece.squares, piece.weighted, of_inputs)
 
@@ -93,8 +93,8 @@ def _scale_and_shift(product: Tensor, shift: Tensor | None, shape: torch.Size | 
 def recurrent(layer: nn.Module, suffix: str, x: Tensor, hidden: Tensor, slopes: list[Tensor]) -> Piece:
     """One direction of one recurrent layer: two dense layers whose positions are the steps, and two biases."""
     of_inputs, of_hidden = slopes[0], slopes[-1]
-    squares, weight = products([x], of_inputs)
-    more, recurrent_weight = products([hidden], of_hidden)
+    squares, weight = products(x, of_inputs)
+    more, recurrent_weight = products(hidden, of_hidden)
     squares = squares + more
     biased = hasattr(layer, f"bias_ih{suffix}")
     biases = {"bias_ih": of_inputs.sum(dim=1), "bias_hh": of_hidden.sum(dim=1)} if biased else {}
