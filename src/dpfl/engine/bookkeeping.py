@@ -118,17 +118,27 @@ class _Book:
 @contextmanager
 def _watched(watch: Watch, book: _Book) -> Iterator[None]:
     hooks = [module.register_forward_hook(book.keep) for module in book.names if type(module) in RULES]
-    hooks += [module.register_forward_pre_hook(_lay_out_slopes) for module in watch.flattened]
     stood_in = [module for module in book.names if isinstance(module, nn.RNNBase)]
     for module in stood_in:
         module.forward = lambda x, *state, _module=module: book.unroll(_module, x, *state)
     try:
-        yield
+        with _slopes_laid_out(watch):
+            yield
     finally:
         for hook in hooks:
             hook.remove()
         for module in stood_in:
             del module.forward
+
+
+@contextmanager
+def _slopes_laid_out(watch: Watch) -> Iterator[None]:
+    hooks = [module.register_forward_pre_hook(_lay_out_slopes) for module in watch.flattened]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _lay_out_slopes(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -299,17 +309,21 @@ class Booked(OneByOne):
             known[shape] = min(MICRO_BATCH, max(1, _MOST_NUMBERS // each))
         return known[shape]
 
+    def _watch(self, model: nn.Module) -> Watch:
+        return self._watches.get(model) or self._watches.setdefault(model, Watch.of(model))
+
     def mean_gradient(
         self, model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor
     ) -> Tensor:
         """Gradient of the mean loss of a batch, with images in the layout that is fastest."""
-        return super().mean_gradient(model, layout, vector, fast_layout(features), labels)
+        with _slopes_laid_out(self._watch(model)):
+            return super().mean_gradient(model, layout, vector, fast_layout(features), labels)
 
     def clipped_sum(
         self, model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor, clip: float
     ) -> Tensor:
         """Sum of clipped per-record gradients, in micro-batches of bounded memory."""
-        watch = self._watches.get(model) or self._watches.setdefault(model, Watch.of(model))
+        watch = self._watch(model)
         try:
             at_once = self._at_once(model, features) if len(labels) > 1 else MICRO_BATCH
             if len(labels) <= at_once:

@@ -31,7 +31,7 @@ from dpfl.engine.pieces import (
 )
 
 _WIDE = 64  # columns from which a product with one row of the kernel is as fast as one with all of it
-_IN_CACHE = 1 << 18  # numbers that stay in a core's own cache
+_IN_CACHE = 1 << 20  # numbers of patches copied at once: beyond, they no longer stay in the cache
 _NARROW = 32  # outputs up to which a convolution is faster than products of matrices
 
 
