@@ -43,7 +43,8 @@ class Strategy:
     """``unit`` and ``observer`` are the promise: whose presence is hidden, and from whom. NOBODY must be said aloud.
 
     ``tolerated_dropouts``: where noise shares of the clients carry the guarantee against the world, how many of the drawn
-    may be missing; with more missing, nothing is published.
+    may be missing; with more missing, nothing is published, unless the secrecy of the draw is counted on: then the server
+    adds the missing shares.
     """
 
     name: str

@@ -20,7 +20,8 @@ Formal guarantees
 
 Departures
     - Line 10 multiplies the mean update by the learning rate: a server step. It is 1 here.
-    - Shares are made for the clients really drawn, less ``tolerated_dropouts``; with more missing nothing is published.
+    - Shares are made for the clients really drawn, less ``tolerated_dropouts``. With more missing nothing is published;
+      where the draw is counted on, the server adds the missing shares instead, and every round is published.
     - Cohorts of random size are refused for shares: the size of a share would tell who was drawn.
 """
 

@@ -17,6 +17,7 @@ shape whatever was drawn (records that are missing are zero), and a record's pla
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,6 +69,13 @@ def run_private_phase(chain: Chain, jobs: list[Job], number: int, start: Tensor)
             stack.move(total, drawn, rates, decay)
         if balls is not None:
             into_balls(stacks, centres, balls)
+    if sums.cut_off:
+        warnings.warn(
+            f"{sums.cut_off} coordinate(s) of clipped sums were cut off at {_EXACT // SCALE} standard deviations of noise; "
+            "privacy holds, but use smaller batches (this count is private: it must not leave this machine)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     vectors = torch.empty_like(start)
     for stack in stacks:
         stack.write(vectors)
@@ -190,6 +198,7 @@ class _Sums:
         self._clips = torch.tensor([p.clip or 0.0 for p in phases], dtype=torch.float64, device=device)[:, None]
         self._rounds = phases[0].noise_multiplier > 0
         self.multipliers = np.array([p.noise_multiplier if self._rounds else math.inf for p in phases])
+        self.cut_off = 0  # coordinates of sums that were brought back to the exact integers
         self._minus_one = torch.tensor(-1.0, device=device)
         self._totals, self._more = [stack.like() for stack in stacks], [stack.like() for stack in stacks]
         linear = [step for step in chain if isinstance(step, Linear)]
@@ -217,7 +226,10 @@ class _Sums:
                     whole.add_(part)
         if not exact:
             for total, whole in zip((t for stack in self._totals for t in stack.tensors()), sums, strict=True):
-                total.copy_(whole.clamp_(-_EXACT, _EXACT) if self._rounds else whole)
+                if self._rounds:
+                    self.cut_off += int((whole.abs() > _EXACT).sum())
+                    whole.clamp_(-_EXACT, _EXACT)
+                total.copy_(whole)
         return self._totals
 
     def _add_up(self, part: _Part, into: list[Stack]) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from dpfl.client.sampling import Draw, sampler
-from dpfl.core.linalg import clip_factor
+from dpfl.core.linalg import clip_factor, stacked_product
 from dpfl.engine.stacks import Chain, Linear
 from dpfl.protocols import Job
 
@@ -47,8 +47,10 @@ def run_spanned(layer: Linear, jobs: list[Job], number: int, start: Tensor) -> T
     records = pad_sequence([job.inputs(job.features).flatten(1) for job in jobs], batch_first=True).to(device)
     labels = pad_sequence([job.labels for job in jobs], batch_first=True).to(device)
     weights = start[:, layer.weight.slice].reshape(len(jobs), *layer.weight.shape)
-    products = torch.bmm(records, records.transpose(1, 2))
-    at_start = torch.bmm(weights, records.transpose(1, 2)).transpose(1, 2).contiguous()  # twice as fast this way round
+    products = stacked_product(records, records.transpose(1, 2))
+    at_start = (
+        stacked_product(weights, records.transpose(1, 2)).transpose(1, 2).contiguous()
+    )  # twice as fast this way round
     if layer.bias is not None:
         products += 1.0
         at_start += start[:, layer.bias.slice][:, None]
@@ -71,7 +73,7 @@ class _Start:
         """Lay out the weights: s W0 + A^T X."""
         vectors = torch.empty_like(self.vectors)
         factor, layer = self.factor[:, 0], self.layer
-        moved = torch.bmm(self.coefficients.transpose(1, 2), records).flatten(1)
+        moved = stacked_product(self.coefficients.transpose(1, 2), records).flatten(1)
         vectors[:, layer.weight.slice] = torch.addcmul(moved, factor, self.vectors[:, layer.weight.slice])
         if layer.bias is not None:
             summed = self.coefficients.sum(dim=1)
