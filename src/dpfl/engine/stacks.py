@@ -207,8 +207,8 @@ def same_at_every_place(product: Product, rows: int, columns: int, width: int) -
     It is tried on this machine with made-up numbers: a kernel may add up in another order where its tiles end.
     """
     generator, count = PublicSeed(0).generator(), max(1, min(16, (1 << 20) // (rows * columns)))
-    weights = torch.randn(count, rows, columns, generator=generator)
-    records = torch.randn(count, 1, columns, generator=generator).expand(-1, width, -1).contiguous()
+    weights = torch.rand(count, rows, columns, generator=generator) - 0.5
+    records = (torch.rand(count, 1, columns, generator=generator) - 0.5).expand(-1, width, -1).contiguous()
     outputs = product(weights, records.transpose(1, 2))
     return bool((outputs == outputs[..., :1]).all())
 
