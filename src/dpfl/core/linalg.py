@@ -55,7 +55,7 @@ def stacked_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 _RUN = 256  # squares added up in single precision
-_LONG = 2048  # numbers from which runs are worth their fixed cost
+_LONG = 512  # numbers from which runs are worth their fixed cost
 _SMALL = 1e-18  # below, squares of float32 numbers may have vanished
 
 

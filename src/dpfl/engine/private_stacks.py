@@ -207,11 +207,13 @@ class _Sums:
     def of(self, parts: _Parts, step: int, *, exact: bool) -> list[Stack]:
         """One step's sums as integers (without noise: as they are). ``exact``: no sum can leave the exact integers.
 
-        Where one could, parts are added up in double precision, and only their sum is brought to the end of the exact
+        Where one does, parts are added up in double precision, and only their sum is brought to the end of the exact
         integers. A part that were cut off on its own would hide how its records differ from a neighbour's, and all parts
         together would then differ by more than one record's contribution.
         """
-        sums: list[Tensor] = []
+        totals = [tensor for stack in self._totals for tensor in stack.tensors()]
+        wide: list[Tensor] = []  # the sums in double precision, once single precision might not hold them
+        reach = 0.0  # no coordinate is larger
         for number in range(parts.count(step)):
             into = self._totals if number == 0 else self._more
             self._add_up(parts.get(step, number), into)
@@ -219,17 +221,15 @@ class _Sums:
             if self._rounds:
                 for tensor in own:
                     tensor.round_()
-            if number == 0:
-                sums = own if exact else [tensor.double() for tensor in own]
-            else:
-                for whole, part in zip(sums, own, strict=True):
+            reach += 0.0 if exact else max(_largest(tensor) for tensor in own)
+            if reach > _EXACT and not wide:
+                wide = [tensor.double() for tensor in totals]
+            if number > 0:
+                for whole, part in zip(wide or totals, own, strict=True):
                     whole.add_(part)
-        if not exact:
-            for total, whole in zip((t for stack in self._totals for t in stack.tensors()), sums, strict=True):
-                if self._rounds:
-                    self.cut_off += int((whole.abs() > _EXACT).sum())
-                    whole.clamp_(-_EXACT, _EXACT)
-                total.copy_(whole)
+        for total, whole in zip(totals, wide, strict=bool(wide)):
+            self.cut_off += int((whole.abs() > _EXACT).sum())
+            total.copy_(whole.clamp_(-_EXACT, _EXACT))
         return self._totals
 
     def _add_up(self, part: _Part, into: list[Stack]) -> None:
@@ -287,6 +287,10 @@ class _Sums:
 
     def _backward(self, part: _Part) -> tuple[list[Tensor], list[Tensor]]:
         return inputs_and_slopes(self._chain, self._stacks, part.features, part.labels, part.counts.shape)
+
+
+def _largest(tensor: Tensor) -> float:
+    return max(abs(float(end)) for end in torch.aminmax(tensor))
 
 
 class _Noise:
