@@ -67,7 +67,7 @@ def drawn(chart: Chart) -> Any:
         axes.grid(color="#e6e6e6", linewidth=0.6)
         axes.set_axisbelow(True)
         if len(chart.series) > 1:
-            axes.legend(frameon=False, fontsize=8)
+            figure.legend(frameon=False, fontsize=8, loc="outside right center")  # beside the lines, never on them
     return figure
 
 
