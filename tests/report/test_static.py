@@ -60,7 +60,7 @@ def test_names_with_dollars_and_tags_stay_names(tmp_path: Path) -> None:
     figure = drawn(one)
     figure.canvas.draw()
     axes = figure.axes[0]
-    shown = [label.get_text() for label in (*axes.get_xticklabels(), *axes.get_legend().get_texts())]
+    shown = [label.get_text() for label in (*axes.get_xticklabels(), *figure.legends[0].get_texts())]
     assert shown
     for text in shown:
         # What matplotlib would take for mathematics has an even number of dollars that are not escaped.
