@@ -36,6 +36,7 @@ from dpfl.engine.stacks import Chain, Linear, Stack, inputs_and_slopes, into_bal
 from dpfl.protocols import Job
 
 _AT_ONCE = 1 << 15  # noise values of one client drawn at once: all clients' together should stay in the cache
+_LOOKED_AHEAD = 1 << 22  # noise values of one client whose rare ones are found beforehand: they take memory
 _STEPS_AHEAD = 128  # steps whose records are looked up at once
 _EXACT = 1 << 24  # integers up to here are exact in single precision
 
@@ -208,7 +209,7 @@ class _Sums:
         """One step's sums as integers (without noise: as they are). ``exact``: no sum can leave the exact integers.
 
         Where one does, parts are added up in double precision, and only their sum is brought to the end of the exact
-        integers. A part that were cut off on its own would hide how its records differ from a neighbour's, and all parts
+        integers. A part cut off on its own would hide how its records differ from a neighbour's, and all parts
         together would then differ by more than one record's contribution.
         """
         totals = [tensor for stack in self._totals for tensor in stack.tensors()]
@@ -304,7 +305,7 @@ class _Noise:
         self._drawn = torch.empty(clients * self._ahead * self._numbers)
         self._block: Tensor | None = None
         self._next = 0
-        look_ahead(self._rngs, self._left * self._numbers)
+        look_ahead(self._rngs, min(self._left * self._numbers, _LOOKED_AHEAD))
 
     def next(self) -> Tensor:
         """One step's noise, a row a client."""
