@@ -1,7 +1,9 @@
-"""How a side talks to ``bench.run``: it waits before every round, so that the two sides take turns. Standard library only.
+"""How a side talks to ``bench.run``: it waits before every round, so that the two sides take turns.
+Standard library only.
 
-One JSON object per line on stdout; everything else a side prints goes to stderr. ``{"event": "ready"}`` asks for leave to
-start, a line on stdin gives it, ``{"event": "round", "seconds": ...}`` ends a round, ``{"event": "done", ...}`` the whole.
+One JSON object per line on stdout; everything else a side prints goes to stderr. ``{"event":
+"ready"}`` asks for leave to start, a line on stdin gives it, ``{"event": "round", "seconds": ...}``
+ends a round, ``{"event": "done", ...}`` the whole.
 """
 
 from __future__ import annotations
@@ -43,11 +45,18 @@ class Gate:
     def done(self, packages: tuple[str, ...], **values: Any) -> None:
         """Say how much memory it took, and with which versions."""
         versions = {name: importlib.metadata.version(name) for name in packages}
-        self.say("done", peak_mib=peak_mib(), versions={"python": platform.python_version(), **versions}, **values)
+        self.say(
+            "done",
+            peak_mib=peak_mib(),
+            versions={"python": platform.python_version(), **versions},
+            **values,
+        )
 
 
 def peak_mib() -> float:
-    """Largest resident memory of this process; on Linux of this program alone, not of the one that started it."""
+    """Largest resident memory of this process; on Linux of this program alone, not of the one that
+    started it.
+    """
     status = Path("/proc/self/status")
     if status.exists():
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))

@@ -1,6 +1,8 @@
-"""The server's kernels against what one would write with numpy and scipy. ``make bench-kernels`` starts it.
+"""The server's kernels against what one would write with numpy and scipy. ``make bench-kernels``
+starts it.
 
-Both sides of a line work on the same matrix in one run, one thread each, taking turns; the results are compared first.
+Both sides of a line work on the same matrix in one run, one thread each, taking turns; the results
+are compared first.
 """
 
 from __future__ import annotations
@@ -27,22 +29,24 @@ from rich.table import Table
 from scipy.sparse.linalg import svds
 
 import dpfl
-from dpfl.algorithms.dp_fed_ls import laplacian_smoothing
-from dpfl.algorithms.dprp import project
-from dpfl.algorithms.fedceo import tensor_svt
-from dpfl.algorithms.pfa import public_subspace
-from dpfl.algorithms.robust_hdp import inverse_weights, noise_estimates, principal_component_pursuit
 from dpfl.core.grid_noise import SCALE
-from dpfl.core.linalg import stacked_product
 from dpfl.core.random import SecretRng, fill_grid_noise
+from dpfl.methods.dp_fed_ls import laplacian_smoothing
+from dpfl.numerics.projections import project
+from dpfl.methods.fedceo import tensor_svt
+from dpfl.methods.pfa import public_subspace
+from dpfl.methods.robust_hdp import inverse_weights, noise_estimates, principal_component_pursuit
 from dpfl.models import make_model
+from dpfl.numerics.clipping import stacked_product
 
 LATEST = Path(__file__).resolve().parent / "results" / "latest.json"
 REPEATS = 3
 
 
 def pursuit_by_svd(matrix: np.ndarray) -> np.ndarray:
-    """The same iteration to the same residual, with numpy's full SVD of the tall matrix; returns the sparse part."""
+    """The same iteration to the same residual, with numpy's full SVD of the tall matrix; returns
+    the sparse part.
+    """
     size = np.linalg.norm(matrix)
     m = matrix / size
     penalty, spectral = 1 / math.sqrt(max(m.shape)), np.linalg.norm(m, 2)
@@ -76,12 +80,15 @@ def pursuit(rows: int = 200_000, columns: int = 20) -> dict[str, Any]:
     generator = np.random.default_rng(0)
     stds = np.tile([1.0, 3.0, 10.0], columns)[:columns]
     matrix = (
-        generator.standard_normal((rows, 1)) @ np.ones((1, columns)) + generator.standard_normal((rows, columns)) * stds
+        generator.standard_normal((rows, 1)) @ np.ones((1, columns))
+        + generator.standard_normal((rows, columns)) * stds
     )
     tensor = torch.from_numpy(matrix)
     sparse, expected = principal_component_pursuit(tensor)[1].numpy(), pursuit_by_svd(matrix)
     error = float(np.linalg.norm(sparse - expected) / np.linalg.norm(expected))
-    ours, theirs = in_turns(lambda: principal_component_pursuit(tensor), lambda: pursuit_by_svd(matrix))
+    ours, theirs = in_turns(
+        lambda: principal_component_pursuit(tensor), lambda: pursuit_by_svd(matrix)
+    )
     return {
         "name": f"pursuit {rows:,} x {columns}",
         "peer": "numpy SVD",
@@ -95,7 +102,9 @@ def subspace(rows: int = 1_000_000, columns: int = 50, k: int = 10) -> dict[str,
     """PFA's public subspace."""
     generator = np.random.default_rng(0)
     decay = (0.8 ** np.arange(columns))[:, None]
-    matrix = decay * generator.standard_normal((columns, rows)) + 0.01 * generator.standard_normal((columns, rows))
+    matrix = decay * generator.standard_normal((columns, rows)) + 0.01 * generator.standard_normal(
+        (columns, rows)
+    )
     updates = torch.from_numpy(matrix.astype(np.float32))
     weights = torch.full((columns,), 1 / columns)
     tall = np.ascontiguousarray(matrix.astype(np.float32).T) * np.float32(math.sqrt(1 / columns))
@@ -104,7 +113,13 @@ def subspace(rows: int = 1_000_000, columns: int = 50, k: int = 10) -> dict[str,
     cosines = np.linalg.svd(expected.T @ basis, compute_uv=False)
     ours, theirs = in_turns(lambda: public_subspace(updates, weights, k), lambda: svds(tall, k=k))
     name = f"subspace {rows:,} x {columns}, k = {k}"
-    return {"name": name, "peer": "scipy svds", "ours": ours, "theirs": theirs, "error": float(1 - cosines.min())}
+    return {
+        "name": name,
+        "peer": "scipy svds",
+        "ours": ours,
+        "theirs": theirs,
+        "error": float(1 - cosines.min()),
+    }
 
 
 def smoothing(length: int = 11_000_000, factor: float = 1.0) -> dict[str, Any]:
@@ -117,17 +132,28 @@ def smoothing(length: int = 11_000_000, factor: float = 1.0) -> dict[str, Any]:
         return np.fft.irfft(spectrum / (1 + 2 * factor * (1 - np.cos(angles))), length)
 
     expected = by_fft()
-    error = float(np.linalg.norm(laplacian_smoothing(vector, factor).numpy() - expected) / np.linalg.norm(expected))
+    error = float(
+        np.linalg.norm(laplacian_smoothing(vector, factor).numpy() - expected)
+        / np.linalg.norm(expected)
+    )
     ours, theirs = in_turns(lambda: laplacian_smoothing(vector, factor), by_fft)
     name = f"smoothing of {length:,}"
-    return {"name": name, "peer": "numpy FFT, double", "ours": ours, "theirs": theirs, "error": error}
+    return {
+        "name": name,
+        "peer": "numpy FFT, double",
+        "ours": ours,
+        "theirs": theirs,
+        "error": error,
+    }
 
 
 def low_rank(rest: int = 1600, out: int = 512, clients: int = 10) -> dict[str, Any]:
     """FedCEO's tensor SVT."""
     generator = torch.Generator().manual_seed(0)
     stack = torch.randn(rest, out, clients, generator=generator)
-    threshold = 0.5 * math.sqrt(clients) * (math.sqrt(rest) + math.sqrt(out))  # about half of the values survive
+    threshold = (
+        0.5 * math.sqrt(clients) * (math.sqrt(rest) + math.sqrt(out))
+    )  # about half of the values survive
 
     def by_svd() -> torch.Tensor:
         slices = torch.fft.fft(stack, dim=2).permute(2, 0, 1)
@@ -137,15 +163,25 @@ def low_rank(rest: int = 1600, out: int = 512, clients: int = 10) -> dict[str, A
 
     expected = by_svd()
     error = float(
-        torch.linalg.vector_norm(tensor_svt(stack, threshold) - expected) / torch.linalg.vector_norm(expected)
+        torch.linalg.vector_norm(tensor_svt(stack, threshold) - expected)
+        / torch.linalg.vector_norm(expected)
     )
     ours, theirs = in_turns(lambda: tensor_svt(stack, threshold), by_svd)
     name = f"tensor SVT ({rest}, {out}, {clients})"
-    return {"name": name, "peer": "torch SVD", "ours": ours, "theirs": theirs, "error": error, "goal": 2}
+    return {
+        "name": name,
+        "peer": "torch SVD",
+        "ours": ours,
+        "theirs": theirs,
+        "error": error,
+        "goal": 2,
+    }
 
 
 def projection(clients: int = 1000, length: int = 10_000, numbers: int = 1000) -> dict[str, Any]:
-    """DPRP's projection of all clients' gradients, the matrix made on the way, against one product with a matrix at hand."""
+    """DPRP's projection of all clients' gradients, the matrix made on the way, against one product
+    with a matrix at hand.
+    """
     rows = torch.randn(clients, length, generator=torch.Generator().manual_seed(0))
     seed = dpfl.PublicSeed(0)
     matrix = project(torch.eye(length), seed, numbers).T.contiguous()
@@ -153,11 +189,20 @@ def projection(clients: int = 1000, length: int = 10_000, numbers: int = 1000) -
     error /= float(torch.linalg.vector_norm(rows))
     ours, theirs = in_turns(lambda: project(rows, seed, numbers), lambda: rows @ matrix.T)
     name = f"projection {clients:,} x {length:,} -> {numbers:,}"
-    return {"name": name, "peer": "dense product", "ours": ours, "theirs": theirs, "error": error, "goal": 0.667}
+    return {
+        "name": name,
+        "peer": "dense product",
+        "ours": ours,
+        "theirs": theirs,
+        "error": error,
+        "goal": 0.667,
+    }
 
 
 def noise(clients: int = 50, numbers: int = 157_000) -> dict[str, Any]:
-    """The noise of W2, a fifth of its steps: integers on a grid from a cipher, against a ziggurat rounded to float32."""
+    """The noise of W2, a fifth of its steps: integers on a grid from a cipher, against a ziggurat
+    rounded to float32.
+    """
     rngs = [SecretRng.from_system() for _ in range(clients)]
     out, block = torch.empty(clients, numbers), np.empty(1 << 14)
     ziggurat = np.random.Generator(np.random.SFC64())
@@ -170,13 +215,27 @@ def noise(clients: int = 50, numbers: int = 157_000) -> dict[str, Any]:
             flat[first : first + len(part)] = torch.from_numpy(part)
 
     ours, theirs = in_turns(lambda: fill_grid_noise(rngs, out), rounded)
-    error = abs(float(fill_grid_noise(rngs, out).double().std()) / SCALE - 1)  # of the scale, from a sample
-    name, allowed = f"noise, {clients} clients x {numbers:,} numbers", 5 / math.sqrt(2 * out.numel())
-    line = {"name": name, "peer": "SFC64 ziggurat", "ours": ours, "theirs": theirs, "error": error, "goal": 2}
+    error = abs(
+        float(fill_grid_noise(rngs, out).double().std()) / SCALE - 1
+    )  # of the scale, from a sample
+    name, allowed = (
+        f"noise, {clients} clients x {numbers:,} numbers",
+        5 / math.sqrt(2 * out.numel()),
+    )
+    line = {
+        "name": name,
+        "peer": "SFC64 ziggurat",
+        "ours": ours,
+        "theirs": theirs,
+        "error": error,
+        "goal": 2,
+    }
     return {**line, "allowed": allowed}
 
 
-def products(clients: int = 25, width: int = 16, features: int = 784, classes: int = 10) -> dict[str, Any]:
+def products(
+    clients: int = 25, width: int = 16, features: int = 784, classes: int = 10
+) -> dict[str, Any]:
     """A hundred outputs of W2's stacked layers: numpy's BLAS against torch's."""
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(clients, classes, features, generator=generator)
@@ -186,14 +245,25 @@ def products(clients: int = 25, width: int = 16, features: int = 784, classes: i
         return [product(weights, records) for _ in range(100)][-1]
 
     apart = hundred(stacked_product) - hundred(torch.bmm)
-    error = float(torch.linalg.vector_norm(apart) / torch.linalg.vector_norm(torch.bmm(weights, records)))
+    error = float(
+        torch.linalg.vector_norm(apart) / torch.linalg.vector_norm(torch.bmm(weights, records))
+    )
     ours, theirs = in_turns(lambda: hundred(stacked_product), lambda: hundred(torch.bmm))
     name = f"products {clients} x ({classes} x {features}) x ({features} x {width})"
-    return {"name": name, "peer": "torch.bmm", "ours": ours, "theirs": theirs, "error": error, "goal": 1}
+    return {
+        "name": name,
+        "peer": "torch.bmm",
+        "ours": ours,
+        "theirs": theirs,
+        "error": error,
+        "goal": 1,
+    }
 
 
 def server_step(records: int = 2400) -> dict[str, float]:
-    """Robust-HDP's whole server step as a share of our own round: 20 clients, the CNN of 28,938 parameters, one core."""
+    """Robust-HDP's whole server step as a share of our own round: 20 clients, the CNN of 28,938
+    parameters, one core.
+    """
     generator = np.random.default_rng(0)
     ids = [f"client-{i:02d}" for i in range(20)]
     arrays = {
@@ -208,18 +278,27 @@ def server_step(records: int = 2400) -> dict[str, float]:
     federation = dpfl.Federation.from_arrays(
         arrays,
         classes=10,
-        budgets={c: dpfl.Budget(epsilon=(0.5, 1.0, 2.0, 8.0)[i % 4], delta=1e-5) for i, c in enumerate(ids)},
-        practices={c: dpfl.Practice(batch_size=(16, 32, 64, 128)[i % 4]) for i, c in enumerate(ids)},
+        budgets={
+            c: dpfl.Budget(epsilon=(0.5, 1.0, 2.0, 8.0)[i % 4], delta=1e-5)
+            for i, c in enumerate(ids)
+        },
+        practices={
+            c: dpfl.Practice(batch_size=(16, 32, 64, 128)[i % 4]) for i, c in enumerate(ids)
+        },
     )
     model = make_model("cnn", (1, 28, 28), 10, dpfl.PublicSeed(0))
     method = dpfl.robust_hdp(lr=0.1, clip=1.0, batch_size=64, local_epochs=1)
     timings = dpfl.train(model, federation, method, rounds=3).timings[1:]
-    close, whole = (statistics.median(line[name] for line in timings) for name in ("close", "seconds"))
+    close, whole = (
+        statistics.median(line[name] for line in timings) for name in ("close", "seconds")
+    )
     return {"server_step": close, "round": whole, "share": close / whole}
 
 
 def large_model(parameters: int = 11_173_962, clients: int = 20) -> dict[str, float]:
-    """Robust-HDP's estimates for a ResNet-18's updates, through row blocks: seconds, and memory beside the updates."""
+    """Robust-HDP's estimates for a ResNet-18's updates, through row blocks: seconds, and memory
+    beside the updates.
+    """
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(clients, parameters, generator=generator)
     rows *= torch.tensor([1.0, 3.0, 10.0]).repeat(clients)[:clients, None]
@@ -227,7 +306,9 @@ def large_model(parameters: int = 11_173_962, clients: int = 20) -> dict[str, fl
     began = time.perf_counter()
     weights = inverse_weights(noise_estimates(rows)[0])
     seconds = time.perf_counter() - began
-    best = inverse_weights(torch.tensor([1.0, 9.0, 100.0], dtype=torch.float64).repeat(clients)[:clients])
+    best = inverse_weights(
+        torch.tensor([1.0, 9.0, 100.0], dtype=torch.float64).repeat(clients)[:clients]
+    )
     return {
         "parameters": parameters,
         "seconds": seconds,
@@ -245,7 +326,9 @@ def main() -> int:
     """Measure, print, keep."""
     torch.set_num_threads(1)
     small = "--quick" in sys.argv
-    big = large_model(400_000, 6) if small else large_model()  # first: memory's peak is a process's own
+    big = (
+        large_model(400_000, 6) if small else large_model()
+    )  # first: memory's peak is a process's own
     lines = (
         [
             pursuit(20_000),

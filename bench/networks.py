@@ -1,4 +1,6 @@
-"""The networks as a peer's user would write them; torch only. Parameters come in the same order as dpfl's own."""
+"""The networks as a peer's user would write them; torch only. Parameters come in the same order as
+dpfl's own.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from bench.workloads import Workload
 
 
 class Block(nn.Module):
-    """ResNet's basic block with GroupNorm; no activation works in place, and each is a module of its own."""
+    """ResNet's basic block with GroupNorm; no activation works in place, and each is a module of
+    its own.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -26,7 +30,9 @@ class Block(nn.Module):
         self.norm2 = nn.GroupNorm(32, outputs)
         self.down = None
         if stride != 1 or inputs != outputs:
-            self.down = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(32, outputs))
+            self.down = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(32, outputs)
+            )
         self.relu2 = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,7 +44,9 @@ class Block(nn.Module):
 class TextClassifier(nn.Module):
     """Embedding, LSTM layers of the kind given, dense on the last word."""
 
-    def __init__(self, lstm: nn.Module, vocabulary: int, width: int, hidden: int, classes: int) -> None:
+    def __init__(
+        self, lstm: nn.Module, vocabulary: int, width: int, hidden: int, classes: int
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.lstm = lstm
@@ -57,7 +65,13 @@ def _resnet18(channels: int, classes: int) -> nn.Module:
         blocks += [Block(inputs, outputs, stride), Block(outputs, outputs, 1)]
         inputs = outputs
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes)]
-    return nn.Sequential(nn.Conv2d(channels, 64, 3, 1, 1, bias=False), nn.GroupNorm(32, 64), nn.ReLU(), *blocks, *head)
+    return nn.Sequential(
+        nn.Conv2d(channels, 64, 3, 1, 1, bias=False),
+        nn.GroupNorm(32, 64),
+        nn.ReLU(),
+        *blocks,
+        *head,
+    )
 
 
 def _cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -84,7 +98,9 @@ def network(work: Workload) -> nn.Module:
         from opacus.layers import DPLSTM  # nn.LSTM gives no per-record gradients there
 
         assert work.tokens is not None
-        return TextClassifier(DPLSTM(64, 64, num_layers=2, batch_first=True), work.tokens, 64, 64, work.classes)
+        return TextClassifier(
+            DPLSTM(64, 64, num_layers=2, batch_first=True), work.tokens, 64, 64, work.classes
+        )
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(work.shape), work.classes))
 
 
@@ -93,13 +109,17 @@ def _parameters(model: nn.Module) -> list[nn.Parameter]:
     named = list(model.named_parameters())
     kinds = [re.search(r"(weight|bias)_(ih|hh)_l(\d+)$", name) for name, _ in named]
     places = [i for i, kind in enumerate(kinds) if kind]
-    order = sorted(places, key=lambda i: (int(kinds[i][3]), kinds[i][1] == "bias", kinds[i][2] == "hh"))
+    order = sorted(
+        places, key=lambda i: (int(kinds[i][3]), kinds[i][1] == "bias", kinds[i][2] == "hh")
+    )
     moved = dict(zip(places, order, strict=True))
     return [named[moved.get(i, i)][1] for i in range(len(named))]
 
 
 def load(model: nn.Module, path: str) -> None:
-    """Give the model the start that dpfl's own has; another shape or number of parameters is an error."""
+    """Give the model the start that dpfl's own has; another shape or number of parameters is an
+    error.
+    """
     with np.load(path) as found:
         start = [torch.from_numpy(found[name]) for name in found.files]
     parameters = _parameters(model)
@@ -126,7 +146,9 @@ def exact_update(
     for _ in range(steps):
         total = [torch.zeros_like(p) for p in parameters]
         for feature, label in zip(features.double(), labels, strict=True):
-            gradients = torch.autograd.grad(F.cross_entropy(model(feature[None]), label[None]), parameters)
+            gradients = torch.autograd.grad(
+                F.cross_entropy(model(feature[None]), label[None]), parameters
+            )
             norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
             for into, gradient in zip(total, gradients, strict=True):
                 into.add_(gradient, alpha=min(1.0, clip / norm))

@@ -1,4 +1,6 @@
-"""dpfl's side: whole rounds through ``dpfl.train``, so that ledger, messages and aggregation count against us."""
+"""dpfl's side: whole rounds through ``dpfl.train``, so that ledger, messages and aggregation count
+against us.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,13 @@ from bench.workloads import (
     read_data,
     workload,
 )
-from dpfl.client.local_work import Sgd
-from dpfl.client.stages import Clip
 from dpfl.core.layout import Layout
 from dpfl.core.types import Phase
 from dpfl.engine import make_engine
+from dpfl.engine.base import Job
 from dpfl.models import make_model
-from dpfl.protocols import Job
+from dpfl.plugs.local_work import Sgd
+from dpfl.plugs.stages import Clip
 
 PACKAGES = ("torch", "dpfl")
 DELTA = 1e-5
@@ -42,28 +44,38 @@ def model_of(work: Workload) -> nn.Module:
     """Build the workload's network by its name."""
     if work.tokens is None:
         return make_model(work.model, work.shape, work.classes, dpfl.PublicSeed(SEED))
-    from dpfl.core.inputs import Tokens
+    from dpfl.data.inputs import Tokens
 
     return make_model(
-        work.model, work.shape, work.classes, dpfl.PublicSeed(SEED), inputs=Tokens(vocabulary=work.tokens)
+        work.model,
+        work.shape,
+        work.classes,
+        dpfl.PublicSeed(SEED),
+        inputs=Tokens(vocabulary=work.tokens),
     )
 
 
-# -- numerical check ---------------------------------------------------------------------------------------------------
+# -- numerical check -------------------------------------------------------------------------------
 
 
 def check(asked: dict[str, Any], gate: Gate) -> None:
-    """Write the start of the network, take a few full-batch steps without noise, and say what the peer is to repeat."""
+    """Write the start of the network, take a few full-batch steps without noise, and say what the
+    peer is to repeat.
+    """
     work = workload(asked["workload"], asked["small"])
     model = model_of(work)
     layout = Layout.of_module(model)
     start = layout.read(model)
-    np.savez(asked["start"], **{f"{i:04d}": p.detach().numpy() for i, p in enumerate(model.parameters())})
+    np.savez(
+        asked["start"], **{f"{i:04d}": p.detach().numpy() for i, p in enumerate(model.parameters())}
+    )
     features, labels = (torch.from_numpy(a) for a in check_data(asked["data"]))
 
     def update(phase: Phase) -> np.ndarray:
         rng = dpfl.SecretRng.simulated(dpfl.PublicSeed(SEED))
-        job = Job(client="0", start=start, phases=(phase,), features=features, labels=labels, rng=rng)
+        job = Job(
+            client="0", start=start, phases=(phase,), features=features, labels=labels, rng=rng
+        )
         found: np.ndarray = (make_engine("stacked").run(model, layout, [job])[0] - start).numpy()
         return found
 
@@ -83,13 +95,17 @@ def check(asked: dict[str, Any], gate: Gate) -> None:
         )  # fmt: skip
         np.save(f"{asked['update']}.{number}.npy", update(phase))
         if work.deep:
-            exact = exact_update(model, features, labels, steps=case["steps"], lr=work.lr, clip=case["clip"])
+            exact = exact_update(
+                model, features, labels, steps=case["steps"], lr=work.lr, clip=case["clip"]
+            )
             np.save(f"{asked['update']}.{number}.exact.npy", exact)
     gate.done(PACKAGES, cases=cases, parameters=layout.size)
 
 
 def _middle_norm(model: nn.Module, features: torch.Tensor, labels: torch.Tensor) -> float:
-    """Median norm of per-record gradients: with it as clip, half of the records are clipped and half are not."""
+    """Median norm of per-record gradients: with it as clip, half of the records are clipped and
+    half are not.
+    """
     norms = []
     for feature, label in zip(features, labels, strict=True):
         loss = F.cross_entropy(model(feature[None]), label[None])
@@ -98,14 +114,19 @@ def _middle_norm(model: nn.Module, features: torch.Tensor, labels: torch.Tensor)
     return float(np.median(norms))
 
 
-# -- rounds ------------------------------------------------------------------------------------------------------------
+# -- rounds ----------------------------------------------------------------------------------------
 
 
 def federation_of(work: Workload, path: str) -> dpfl.Federation:
     """All records train; a few more are made up for the one evaluation at the end."""
     features, labels = read_data(path)
     clients = {
-        f"client-{i:04d}": (features[i], labels[i], features[i, :TEST_RECORDS], labels[i, :TEST_RECORDS])
+        f"client-{i:04d}": (
+            features[i],
+            labels[i],
+            features[i, :TEST_RECORDS],
+            labels[i, :TEST_RECORDS],
+        )
         for i in range(work.clients)
     }
     tokens = {} if work.tokens is None else {"tokens": work.tokens}
@@ -116,14 +137,21 @@ def federation_of(work: Workload, path: str) -> dpfl.Federation:
             name: dpfl.Budget(epsilon=EPSILONS[i % 4] if work.cohort is None else 1e4, delta=DELTA)
             for i, name in enumerate(clients)
         },
-        practices={name: dpfl.Practice(batch_size=work.batch_size(i)) for i, name in enumerate(clients)},
+        practices={
+            name: dpfl.Practice(batch_size=work.batch_size(i)) for i, name in enumerate(clients)
+        },
         **tokens,
     )
 
 
 def strategy_of(work: Workload, variant: str) -> dpfl.Strategy:
     """DP-SGD, plain SGD, or plain SGD within a ball with the update clipped once more."""
-    habits = {"lr": work.lr, "batch_size": work.batch_sizes[0], "local_steps": work.steps, "local_epochs": work.epochs}
+    habits = {
+        "lr": work.lr,
+        "batch_size": work.batch_sizes[0],
+        "local_steps": work.steps,
+        "local_epochs": work.epochs,
+    }
     if variant == "plain":
         return dpfl.fedavg(**habits)
     if work.clip is not None:
@@ -165,7 +193,7 @@ def rounds(asked: dict[str, Any], gate: Gate) -> None:
     gate.done(PACKAGES)
 
 
-# -- scale -------------------------------------------------------------------------------------------------------------
+# -- scale -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,9 @@
-"""Run the workloads, ours and the peers' in turns, and say how they compare. ``make bench`` starts it.
+"""Run the workloads, ours and the peers' in turns, and say how they compare. ``make bench`` starts
+it.
 
-The peers live in virtual environments of their own under ``bench/.venvs``, made once; remove that folder to make them
-anew. Results go to stdout, progress to stderr, and numbers to ``bench/results/latest.json``.
+The peers live in virtual environments of their own under ``bench/.venvs``, made once; remove that
+folder to make them anew. Results go to stdout, progress to stderr, and numbers to
+``bench/results/latest.json``.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-# -- environments ------------------------------------------------------------------------------------------------------
+# -- environments ----------------------------------------------------------------------------------
 
 
 def python_of(peer: str) -> Path:
@@ -97,7 +99,7 @@ def _last_line(text: str) -> str:
     return found.replace(str(HERE.parent), ".")[:300]
 
 
-# -- sides -------------------------------------------------------------------------------------------------------------
+# -- sides -----------------------------------------------------------------------------------------
 
 
 class Side:
@@ -116,7 +118,9 @@ class Side:
         environment = {
             **os.environ,
             "PYTHONPATH": str(HERE.parent),
-            "DPFL_CACHE": tempfile.mkdtemp(prefix="cache-", dir=folder),  # what was worked out earlier does not help
+            "DPFL_CACHE": tempfile.mkdtemp(
+                prefix="cache-", dir=folder
+            ),  # what was worked out earlier does not help
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -167,7 +171,9 @@ class Side:
         self._process.stdin.flush()
 
     def round(self, *, watch: bool) -> float:
-        """Let it play a round and return the seconds it took; ``watch`` adds up the memory of all its processes."""
+        """Let it play a round and return the seconds it took; ``watch`` adds up the memory of all
+        its processes.
+        """
         self.expect("ready")
         over = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(over,), daemon=True)
@@ -208,11 +214,15 @@ class Side:
 
 
 def memory_of_tree(root: int) -> float:
-    """Memory of a process and all its descendants in MiB, shared pages counted once; 0 where /proc has none."""
+    """Memory of a process and all its descendants in MiB, shared pages counted once; 0 where /proc
+    has none.
+    """
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError, ValueError):
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(entry.name)] = int(
+                (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            )
     family = {root}
     grown = True
     while grown:
@@ -237,7 +247,7 @@ def ended(*sides: Side) -> Iterator[None]:
             side.stop()
 
 
-# -- one workload ------------------------------------------------------------------------------------------------------
+# -- one workload ----------------------------------------------------------------------------------
 
 
 def once(name: str, python: Path | str, asked: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -250,7 +260,9 @@ def once(name: str, python: Path | str, asked: dict[str, Any], folder: Path) -> 
 def check(
     work: Workload, python: Path, asked: dict[str, Any], cases: list[dict[str, Any]], folder: Path
 ) -> dict[str, float]:
-    """Let the peer repeat our noiseless steps; return the largest relative error (of both sides, for a deep network)."""
+    """Let the peer repeat our noiseless steps; return the largest relative error (of both sides,
+    for a deep network).
+    """
     errors, peer_errors = [], []
     for number, case in enumerate(cases):
         file = folder / "theirs.npy"
@@ -262,7 +274,9 @@ def check(
     return {"error": max(errors), **({"peer_error": max(peer_errors)} if work.deep else {})}
 
 
-def take_turns(sides: dict[str, Side], work: Workload, rounds: int, failures: dict[str, str]) -> None:
+def take_turns(
+    sides: dict[str, Side], work: Workload, rounds: int, failures: dict[str, str]
+) -> None:
     """Play the rounds, one side after the other; a side that fails is out, and the others go on."""
     for number in range(rounds):
         for name, side in sides.items():
@@ -278,9 +292,15 @@ def take_turns(sides: dict[str, Side], work: Workload, rounds: int, failures: di
             progress(f"{work.key}: {label}, {name}: {seconds:.3f} s")
 
 
-def measure(work: Workload, *, small: bool, repeats: int, with_peer: bool, folder: Path) -> dict[str, Any]:
+def measure(
+    work: Workload, *, small: bool, repeats: int, with_peer: bool, folder: Path
+) -> dict[str, Any]:
     """Check and time one workload."""
-    entry: dict[str, Any] = {"about": work.about, "peer_name": PEER_NAMES[work.peer], "goal": work.goal}
+    entry: dict[str, Any] = {
+        "about": work.about,
+        "peer_name": PEER_NAMES[work.peer],
+        "goal": work.goal,
+    }
     data, start, update = folder / "data.npz", folder / "start.npz", folder / "ours"
     write_data(work, data)
     asked = {
@@ -314,14 +334,19 @@ def measure(work: Workload, *, small: bool, repeats: int, with_peer: bool, folde
         if python is not None and "peer" not in failures:
             wanted.append(("peer", work.peer, python, "private"))
         for name, script, interpreter, variant in wanted:
-            sides[name] = Side(script, interpreter, {**asked, "mode": "time", "variant": variant}, folder)
+            sides[name] = Side(
+                script, interpreter, {**asked, "mode": "time", "variant": variant}, folder
+            )
             stack.enter_context(ended(sides[name]))
         take_turns(sides, work, repeats + 1, failures)
         for name, side in sides.items():
             entry[name] = {"seconds": side.seconds, "median": median_after_warm_up(side.seconds)}
             if name not in failures:
                 said = side.finish()
-                entry[name] |= {"peak_mib": side.peak_of_all or said["peak_mib"], "versions": said["versions"]}
+                entry[name] |= {
+                    "peak_mib": side.peak_of_all or said["peak_mib"],
+                    "versions": said["versions"],
+                }
     for name, why in failures.items():
         entry[name] = {**entry.get(name, {}), "failure": why, "median": None}
     entry.setdefault("ours", {"median": None})
@@ -338,7 +363,12 @@ def measure_scale(*, small: bool, repeats: int, folder: Path) -> list[dict[str, 
     for population in (SCALE.small() if small else SCALE).populations:
         size: dict[str, Any] = {"population": population, "seconds": []}
         sizes.append(size)
-        side = Side("ours", sys.executable, {"mode": "scale", "population": population, "rounds": repeats + 1}, folder)
+        side = Side(
+            "ours",
+            sys.executable,
+            {"mode": "scale", "population": population, "rounds": repeats + 1},
+            folder,
+        )
         deadline = time.monotonic() + SCALE.seconds_allowed
         with ended(side):
             try:
@@ -347,9 +377,15 @@ def measure_scale(*, small: bool, repeats: int, folder: Path) -> list[dict[str, 
                 size |= {"peak_mib": said["peak_mib"], "versions": said["versions"]}
             except SideFailed as failure:
                 limit = time.monotonic() >= deadline
-                size["failure"] = f"not done after {SCALE.seconds_allowed:.0f} s" if limit else f"FAILED: {failure}"
+                size["failure"] = (
+                    f"not done after {SCALE.seconds_allowed:.0f} s"
+                    if limit
+                    else f"FAILED: {failure}"
+                )
         rounds = ", ".join(f"{seconds:.3f}" for seconds in size["seconds"])
-        progress(f"scale: {population:,} clients, rounds of {rounds or '-'} s {size.get('failure', '')}")
+        progress(
+            f"scale: {population:,} clients, rounds of {rounds or '-'} s {size.get('failure', '')}"
+        )
     return sizes
 
 
@@ -359,20 +395,30 @@ def _note(size: dict[str, Any], said: dict[str, Any]) -> None:
     elif said["event"] == "data":
         size["data_mib"] = said["peak_mib"]
     else:
-        size[{"built": "build", "started": "start", "ended": "end"}[said["event"]]] = said["seconds"]
+        size[{"built": "build", "started": "start", "ended": "end"}[said["event"]]] = said[
+            "seconds"
+        ]
 
 
-# -- the whole ---------------------------------------------------------------------------------------------------------
+# -- the whole -------------------------------------------------------------------------------------
 
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.run", description="Measure dpfl against its peers.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.run", description="Measure dpfl against its peers."
+    )
     parser.add_argument("--only", help=f"some of {','.join(KEYS)}")
-    parser.add_argument("--repeats", type=int, help="measured rounds of each side, after one to warm up")
-    parser.add_argument("--quick", action="store_true", help="everything in miniature: does it run at all?")
+    parser.add_argument(
+        "--repeats", type=int, help="measured rounds of each side, after one to warm up"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="everything in miniature: does it run at all?"
+    )
     parser.add_argument("--skip-peers", action="store_true", help="time our own side alone")
-    parser.add_argument("--out", type=Path, help="where the numbers go; otherwise, unless --quick, bench/results")
+    parser.add_argument(
+        "--out", type=Path, help="where the numbers go; otherwise, unless --quick, bench/results"
+    )
     given = parser.parse_args()
     given.only = given.only.split(",") if given.only else list(KEYS)
     unknown = [key for key in given.only if key not in KEYS]
@@ -403,17 +449,26 @@ def run_one(key: str, given: argparse.Namespace) -> dict[str, Any]:
     """Measure one workload in a folder of its own."""
     found: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": {"cpus": os.cpu_count(), "system": platform.system(), "architecture": platform.machine()},
+        "machine": {
+            "cpus": os.cpu_count(),
+            "system": platform.system(),
+            "architecture": platform.machine(),
+        },
         "quick": given.quick,
     }
     folder = Path(tempfile.mkdtemp(prefix="dpfl-bench-"))
     try:
         if key == SCALE.key:
             repeats = given.repeats or (1 if given.quick else SCALE.repeats)
-            return {**found, "sizes": measure_scale(small=given.quick, repeats=repeats, folder=folder)}
+            return {
+                **found,
+                "sizes": measure_scale(small=given.quick, repeats=repeats, folder=folder),
+            }
         work = workload(key, given.quick)
         repeats = given.repeats or (1 if given.quick else work.repeats)
-        return found | measure(work, small=given.quick, repeats=repeats, with_peer=not given.skip_peers, folder=folder)
+        return found | measure(
+            work, small=given.quick, repeats=repeats, with_peer=not given.skip_peers, folder=folder
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -427,7 +482,9 @@ def main() -> int:
     at_once = 2 if given.quick else 1  # a quick run measures nothing that another one could disturb
     with ThreadPoolExecutor(at_once) as pool:
         try:
-            for key, entry in zip(given.only, pool.map(run_one, given.only, itertools.repeat(given)), strict=True):
+            for key, entry in zip(
+                given.only, pool.map(run_one, given.only, itertools.repeat(given)), strict=True
+            ):
                 found[key] = entry
                 if out is not None:
                     keep(out, {key: rounded(entry)})
@@ -446,12 +503,18 @@ def report(found: dict[str, Any], out: Path | None) -> int:
     compared = {key: entry for key, entry in found.items() if key != SCALE.key}
     if compared:
         console.print(comparison(compared))
-        console.print("ratio: peer's seconds / ours; W1 / plain: our DP-SGD / our plain SGD. check: relative error of")
-        console.print("the update against the peer's, noise off. MiB: peak memory of a side, all its processes.")
+        console.print(
+            "ratio: peer's seconds / ours; W1 / plain: our DP-SGD / our plain SGD. check: relative error of"
+        )
+        console.print(
+            "the update against the peer's, noise off. MiB: peak memory of a side, all its processes."
+        )
         for key, entry in compared.items():
             if "peer_error" in (entry.get("check") or {}):
                 theirs = entry["check"]["peer_error"]
-                console.print(f"* {key}: against double precision, where {entry['peer_name']} is off by {theirs:.1e}.")
+                console.print(
+                    f"* {key}: against double precision, where {entry['peer_name']} is off by {theirs:.1e}."
+                )
     if SCALE.key in found:
         console.print(growth(found[SCALE.key]["sizes"]))
     failed = False
@@ -463,11 +526,16 @@ def report(found: dict[str, Any], out: Path | None) -> int:
         for name in ("ours", "plain", "peer"):
             why = (entry.get(name) or {}).get("failure")
             if why:
-                console.print(f"{key}: {entry['peer_name'] if name == 'peer' else name} FAILED: {why}", soft_wrap=True)
+                console.print(
+                    f"{key}: {entry['peer_name'] if name == 'peer' else name} FAILED: {why}",
+                    soft_wrap=True,
+                )
                 failed |= name != "peer"
         if mismatched(entry):
             error = entry["check"]["error"]
-            console.print(f"{key}: MISMATCH: our update differs from that of {entry['peer_name']} by {error:.1e} of it")
+            console.print(
+                f"{key}: MISMATCH: our update differs from that of {entry['peer_name']} by {error:.1e} of it"
+            )
             failed = True
     if out is not None:
         progress(f"numbers: {os.path.relpath(out)}")

@@ -29,7 +29,9 @@ def ratio(slower: float | None, faster: float | None) -> float | None:
     return slower / faster
 
 
-def verdict(value: float | None, *, at_least: float | None = None, at_most: float | None = None) -> str:
+def verdict(
+    value: float | None, *, at_least: float | None = None, at_most: float | None = None
+) -> str:
     """Compare a ratio with its goal, in words.
 
     >>> verdict(13.0, at_least=12.0), verdict(1.4, at_most=1.3), verdict(None, at_least=2.0)
@@ -45,7 +47,9 @@ def verdict(value: float | None, *, at_least: float | None = None, at_most: floa
 
 
 def relative_error(ours: Any, theirs: Any) -> float:
-    """Distance of two updates over the length of the second one; infinite if they cannot be compared."""
+    """Distance of two updates over the length of the second one; infinite if they cannot be
+    compared.
+    """
     if ours.shape != theirs.shape:
         return math.inf
     length = float((theirs.astype("float64") ** 2).sum() ** 0.5)
@@ -68,7 +72,8 @@ def agreement(entry: dict[str, Any]) -> str:
 def mismatched(entry: dict[str, Any]) -> bool:
     """Whether the check found two different results.
 
-    Where both were held against double precision, ours may be off by twice as much as the peer's, and no more.
+    Where both were held against double precision, ours may be off by twice as much as the peer's,
+    and no more.
     """
     check = entry.get("check") or {}
     error = check.get("error")
@@ -92,7 +97,9 @@ def _memory(side: dict[str, Any] | None) -> str:
 
 def comparison(entries: dict[str, dict[str, Any]]) -> Table:
     """One line for every workload that has a peer, and one for plain SGD where it was measured."""
-    table = Table(title="Seconds of a round (median), ours against the peer's", title_justify="left", box=None)
+    table = Table(
+        title="Seconds of a round (median), ours against the peer's", title_justify="left", box=None
+    )
     table.add_column("workload")
     table.add_column("peer")
     for name in ("ours s", "peer s", "ratio"):
@@ -121,8 +128,19 @@ def comparison(entries: dict[str, dict[str, Any]]) -> Table:
 
 def growth(sizes: list[dict[str, Any]]) -> Table:
     """One line for every population."""
-    table = Table(title="A cohort of 50 from a growing population, ours alone", title_justify="left", box=None)
-    for name in ("clients", "build s", "start s", "first round s", "round s", "end s", "MiB", "of it data"):
+    table = Table(
+        title="A cohort of 50 from a growing population, ours alone", title_justify="left", box=None
+    )
+    for name in (
+        "clients",
+        "build s",
+        "start s",
+        "first round s",
+        "round s",
+        "end s",
+        "MiB",
+        "of it data",
+    ):
         table.add_column(name, justify="right")
     table.add_column("")
     for size in sizes:

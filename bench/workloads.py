@@ -17,13 +17,15 @@ TEST_RECORDS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """One federated round: who trains what, for how long, against whom, and how much faster we mean to be.
+    """One federated round: who trains what, for how long, against whom, and how much faster we mean
+    to be.
 
-    Client number i uses ``batch_sizes[i % len(batch_sizes)]``. ``steps`` counts steps of local work, ``epochs`` passes; one
-    of the two is given. With ``clip`` the work is DP-SGD on Poisson batches; otherwise it is plain SGD on shuffled ones,
-    with the model kept within ``ball`` of its start. With a ``cohort`` about that many clients are drawn each round, and our
-    side is ``dp_fed``, noise and ledger included. ``deep`` networks are checked against double precision, because
-    float32 alone moves their updates by more than two implementations may differ elsewhere.
+    Client number i uses ``batch_sizes[i % len(batch_sizes)]``. ``steps`` counts steps of local
+    work, ``epochs`` passes; one of the two is given. With ``clip`` the work is DP-SGD on Poisson
+    batches; otherwise it is plain SGD on shuffled ones, with the model kept within ``ball`` of its
+    start. With a ``cohort`` about that many clients are drawn each round, and our side is
+    ``dp_fed``, noise and ledger included. ``deep`` networks are checked against double precision,
+    because float32 alone moves their updates by more than two implementations may differ elsewhere.
     """
 
     key: str

@@ -12,7 +12,11 @@ from hypothesis import HealthCheck, settings
 os.environ["DPFL_CACHE"] = str(Path(__file__).parent.parent / ".pytest_cache" / "dpfl")
 
 settings.register_profile(
-    "dpfl", deadline=None, max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "dpfl",
+    deadline=None,
+    max_examples=30,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("dpfl")
 
@@ -24,7 +28,8 @@ def require(what: str, reason: str) -> None:
     pytest.skip(reason)
 
 
-# Tests that share costly fixtures stay in one worker, so that those are made once; all others go where there is room.
+# Tests that share costly fixtures stay in one worker, so that those are made once; all others go
+# where there is room.
 TOGETHER = (
     "report",
     "test_tune",

@@ -26,7 +26,9 @@ def _blocks(language: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "code"), _blocks("python"), ids=lambda value: value[:20])
-def test_python_in_the_documents_runs(page: str, code: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_in_the_documents_runs(
+    page: str, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     exec(compile(code, page, "exec", dont_inherit=True), {"__name__": "__main__"})
 
 

@@ -1,4 +1,6 @@
-"""What a Flower client does: train the model it receives with Opacus. A module of its own, so that Ray finds it by name."""
+"""What a Flower client does: train the model it receives with Opacus. A module of its own, so that
+Ray finds it by name.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +43,9 @@ def work_of_client(message: Message, context: Context) -> Message:
         noise_multiplier=float(config["noise_multiplier"]),
     )
     content = RecordDict(
-        {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(labels[node])})}
+        {
+            "arrays": ArrayRecord(model.state_dict()),
+            "metrics": MetricRecord({"num-examples": len(labels[node])}),
+        }
     )
     return Message(content=content, reply_to=message)

@@ -21,7 +21,9 @@ PACKAGES = ("torch", "opacus", "flwr", "ray")
 
 
 class AllOrNothing(FedAvg):
-    """Federated averaging that does not go on without a client: a round of fewer would be measured as a fast one."""
+    """Federated averaging that does not go on without a client: a round of fewer would be measured
+    as a fast one.
+    """
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -30,11 +32,15 @@ class AllOrNothing(FedAvg):
         arrived = list(replies)
         failed = [reply for reply in arrived if reply.has_error()]
         if failed or len(arrived) < self.min_train_nodes:
-            raise RuntimeError(f"{len(arrived) - len(failed)} of {self.min_train_nodes} clients have answered")
+            raise RuntimeError(
+                f"{len(arrived) - len(failed)} of {self.min_train_nodes} clients have answered"
+            )
         return super().aggregate_train(server_round, arrived)
 
 
-def simulate(asked: dict[str, Any], gate: Gate, *, nodes: int, rounds: int, config: dict[str, Any]) -> np.ndarray:
+def simulate(
+    asked: dict[str, Any], gate: Gate, *, nodes: int, rounds: int, config: dict[str, Any]
+) -> np.ndarray:
     """Run so many rounds, taking turns, and return the change of the model."""
     work = workload(asked["workload"], asked["small"])
     model = network(work)
@@ -54,7 +60,12 @@ def simulate(asked: dict[str, Any], gate: Gate, *, nodes: int, rounds: int, conf
             fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=nodes, min_evaluate_nodes=0,
             min_available_nodes=nodes,
         )  # fmt: skip
-        everything = {"workload": work.key, "small": asked["small"], "data": asked["data"], **config}
+        everything = {
+            "workload": work.key,
+            "small": asked["small"],
+            "data": asked["data"],
+            **config,
+        }
         result = strategy.start(
             grid=grid,
             initial_arrays=ArrayRecord(model.state_dict()),
@@ -82,12 +93,30 @@ def main() -> None:
     gate, asked = Gate(), spec()
     work = workload(asked["workload"], asked["small"])
     if asked["mode"] == "check":
-        config = {"records": CHECK_RECORDS, "batch_size": CHECK_RECORDS, "steps": asked["steps"], "clip": asked["clip"]}
-        update = simulate(asked, gate, nodes=1, rounds=1, config={**config, "noise_multiplier": 0.0})
+        config = {
+            "records": CHECK_RECORDS,
+            "batch_size": CHECK_RECORDS,
+            "steps": asked["steps"],
+            "clip": asked["clip"],
+        }
+        update = simulate(
+            asked, gate, nodes=1, rounds=1, config={**config, "noise_multiplier": 0.0}
+        )
         np.save(asked["update"], update)
     else:
-        config = {"records": work.records, "batch_size": work.batch_sizes[0], "steps": work.steps, "clip": work.clip}
-        simulate(asked, gate, nodes=work.clients, rounds=asked["rounds"], config={**config, "noise_multiplier": 1.0})
+        config = {
+            "records": work.records,
+            "batch_size": work.batch_sizes[0],
+            "steps": work.steps,
+            "clip": work.clip,
+        }
+        simulate(
+            asked,
+            gate,
+            nodes=work.clients,
+            rounds=asked["rounds"],
+            config={**config, "noise_multiplier": 1.0},
+        )
     gate.done(PACKAGES)
 
 

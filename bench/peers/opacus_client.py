@@ -1,4 +1,6 @@
-"""A client that trains with Opacus as its users do: ``make_private``, then a loop over the loader it returns."""
+"""A client that trains with Opacus as its users do: ``make_private``, then a loop over the loader
+it returns.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-warnings.filterwarnings("ignore")  # about its random numbers and its backward hooks; they change no number here
+warnings.filterwarnings(
+    "ignore"
+)  # about its random numbers and its backward hooks; they change no number here
 
 
 def train(

@@ -18,7 +18,12 @@ SOURCES = sorted((ROOT / "src" / "dpfl").rglob("*.py"))
 
 
 def test_the_import_contracts_hold() -> None:
-    command = [str(Path(sys.executable).parent / "lint-imports"), "--config", str(ROOT / ".importlinter"), "--no-cache"]
+    command = [
+        str(Path(sys.executable).parent / "lint-imports"),
+        "--config",
+        str(ROOT / ".importlinter"),
+        "--no-cache",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
 
@@ -41,7 +46,9 @@ def test_no_file_outgrows_one_sitting_or_hides_in_utils(path: Path) -> None:
     assert path.stem not in {"utils", "helpers", "common", "misc"}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "src/dpfl/algorithms").glob("*.py")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "src/dpfl/algorithms").glob("*.py")), ids=lambda p: p.stem
+)
 def test_a_paper_s_file_states_what_it_must(path: Path) -> None:
     if path.stem in {"__init__", "registry", "record_level", "noisy_updates"}:
         return
@@ -51,8 +58,12 @@ def test_a_paper_s_file_states_what_it_must(path: Path) -> None:
 
 
 def test_noise_is_drawn_in_one_place_only() -> None:
-    """Noise is integers on a grid: nothing calls a normal sampler, and only the grid and the engine draw noise at all."""
-    normal = re.compile(r"\b(randn|randn_like|normal_|np\.random\.normal|torch\.normal|standard_normal)\(")
+    """Noise is integers on a grid: nothing calls a normal sampler, and only the grid and the engine
+    draw noise at all.
+    """
+    normal = re.compile(
+        r"\b(randn|randn_like|normal_|np\.random\.normal|torch\.normal|standard_normal)\("
+    )
     drawing = re.compile(r"\b(grid_noise_|fill_grid_noise)\(")
     for path in SOURCES:
         text = path.read_text()
@@ -67,7 +78,11 @@ def test_noise_is_drawn_in_one_place_only() -> None:
 def test_nothing_is_ever_unpickled() -> None:
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import | ast.ImportFrom)
+                else []
+            )
             assert not {"pickle", "joblib", "marshal", "shelve", "dill"} & set(names), path
             if isinstance(node, ast.Call):
                 assert ast.unparse(node.func) not in {"torch.load", "eval", "exec", "np.load"}, path
@@ -75,7 +90,11 @@ def test_nothing_is_ever_unpickled() -> None:
 
 def test_every_error_has_a_documented_exit_code() -> None:
     documented = {0, 1, 2, 3, 4, 5, 6, 7, 130}
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.DpflError)]
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.DpflError)
+    ]
     assert len(kinds) >= 11
     assert {kind.exit_code for kind in kinds} <= documented
     readme = (ROOT / "README.md").read_text()

@@ -32,7 +32,9 @@ def test_a_ratio_needs_both_sides() -> None:
         (5.0, {}, "-"),
     ],
 )
-def test_goals_are_reached_or_missed(value: float | None, goal: dict[str, float], words: str) -> None:
+def test_goals_are_reached_or_missed(
+    value: float | None, goal: dict[str, float], words: str
+) -> None:
     assert table.verdict(value, **goal) == words
 
 
@@ -66,7 +68,14 @@ def test_the_tables_fit_and_hide_no_failure() -> None:
         "plain_ratio": 1.2345,
         "plain_goal": 1.3,
     }
-    sizes = [{"population": 100_000, "seconds": [1.0, 2.0], "build": 1.0, "failure": "not done after 600 s"}]
+    sizes = [
+        {
+            "population": 100_000,
+            "seconds": [1.0, 2.0],
+            "build": 1.0,
+            "failure": "not done after 600 s",
+        }
+    ]
     out = io.StringIO()
     console = Console(file=out, width=table.WIDTH)
     console.print(table.comparison({"W2-flower": entry}))

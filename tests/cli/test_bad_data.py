@@ -1,4 +1,6 @@
-"""Data that is absent, cut off, of the wrong shape or mislabelled: one sentence and exit code 3, from both doors."""
+"""Data that is absent, cut off, of the wrong shape or mislabelled: one sentence and exit code 3,
+from both doors.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,23 @@ import torch
 
 from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, DataError
-from dpfl.data.datasets import DATASETS, load_dataset
-from dpfl.data.shakespeare import encode
+from dpfl.datasets.named import DATASETS, load_dataset
+from dpfl.datasets.shakespeare import encode
 from dpfl.engine import make_engine
 
-PRIVATE = ["--budgets", "2", "--delta", "1e-3", "--clip", "1", "--method", "weiavg", "--rounds", "1", "--quiet"]
+PRIVATE = [
+    "--budgets",
+    "2",
+    "--delta",
+    "1e-3",
+    "--clip",
+    "1",
+    "--method",
+    "weiavg",
+    "--rounds",
+    "1",
+    "--quiet",
+]
 IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
 BATCHES = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
@@ -56,13 +70,20 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int) -> s
 
 
 def idx(array: np.ndarray) -> bytes:
-    return gzip.compress(struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes())
+    return gzip.compress(
+        struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes()
+    )
 
 
 def write_idx(folder: Path, records: int = 40, label: int = 3, side: int = 28) -> None:
     images = np.zeros((records, side, 28), np.uint8)
     labels = np.full(records, label, np.uint8)
-    for name, array in [(IMAGES, images), (LABELS, labels), (TEST_IMAGES, images), (TEST_LABELS, labels)]:
+    for name, array in [
+        (IMAGES, images),
+        (LABELS, labels),
+        (TEST_IMAGES, images),
+        (TEST_LABELS, labels),
+    ]:
         (folder / name).write_bytes(idx(array))
 
 
@@ -79,7 +100,9 @@ ADULT = (
 
 def write_adult(folder: Path, *more: str) -> None:
     for part in ("data", "test"):
-        (folder / f"adult.{part}.gz").write_bytes(gzip.compress("\n".join([ADULT] * 40 + list(more)).encode()))
+        (folder / f"adult.{part}.gz").write_bytes(
+            gzip.compress("\n".join([ADULT] * 40 + list(more)).encode())
+        )
 
 
 BANK = (
@@ -120,7 +143,11 @@ def write_shakespeare(folder: Path) -> None:
 ABSENT: dict[str, tuple[str, list[str], Callable[[Path], None]]] = {
     "adult": ("adult", ["adult.data.gz", "adult.test.gz"], write_adult),
     "bank_marketing": ("bank-marketing", ["bank-full.csv.gz"], write_bank),
-    "cifar10": ("cifar-10-binary", ["data_batch_1.bin", "data_batch_5.bin", "test_batch.bin"], write_cifar),
+    "cifar10": (
+        "cifar-10-binary",
+        ["data_batch_1.bin", "data_batch_5.bin", "test_batch.bin"],
+        write_cifar,
+    ),
     "fashion_mnist": ("fashion-mnist", [IMAGES, LABELS, TEST_IMAGES, TEST_LABELS], write_idx),
     "imdb": ("imdb", [REVIEWS], write_imdb),
     "mnist": ("mnist", [IMAGES, LABELS, TEST_IMAGES, TEST_LABELS], write_idx),
@@ -132,7 +159,9 @@ ABSENT: dict[str, tuple[str, list[str], Callable[[Path], None]]] = {
 
 
 def test_no_data_set_is_left_out_here() -> None:
-    assert sorted(ABSENT) == sorted(name for name, source in DATASETS.items() if not source.embedded)
+    assert sorted(ABSENT) == sorted(
+        name for name, source in DATASETS.items() if not source.embedded
+    )
 
 
 @pytest.mark.parametrize("name", sorted(ABSENT))
@@ -160,7 +189,11 @@ def test_a_folder_given_is_named_before_the_one_of_the_environment(
 ) -> None:
     sentence = refused(capsys, "--dataset", name, "--data", str(tmp_path / "mine"), code=3)
     subfolder = ABSENT[name][0]
-    assert 0 < sentence.index(str(tmp_path / "mine" / subfolder)) < sentence.index(str(folder / subfolder))
+    assert (
+        0
+        < sentence.index(str(tmp_path / "mine" / subfolder))
+        < sentence.index(str(folder / subfolder))
+    )
 
 
 # ---- damaged ---------------------------------------------------------------------------------------------------------
@@ -222,28 +255,79 @@ def idx_without_test_records(folder: Path) -> None:
     (folder / TEST_LABELS).write_bytes(idx(np.zeros(0, np.uint8)))
 
 
-# Data set, who spoils it, the file to be named (or another word of the sentence), and what it must say.
+# Data set, who spoils it, the file to be named (or another word of the sentence), and what it must
+# say.
 DAMAGED: dict[str, tuple[str, Callable[[Path], None], str, str]] = {
     "idx cut": ("mnist", cut_idx, TEST_IMAGES, "cannot be read"),
-    "idx of fewer pixels than promised": ("mnist", idx_of_fewer_pixels_than_promised, IMAGES, "cannot be read"),
+    "idx of fewer pixels than promised": (
+        "mnist",
+        idx_of_fewer_pixels_than_promised,
+        IMAGES,
+        "cannot be read",
+    ),
     "idx of 27 rows": ("fashion_mnist", lambda f: write_idx(f, side=27), "27", "28"),
-    "idx label 11": ("mnist", lambda f: write_idx(f, label=11), "label 11", "outside the 10 classes"),
+    "idx label 11": (
+        "mnist",
+        lambda f: write_idx(f, label=11),
+        "label 11",
+        "outside the 10 classes",
+    ),
     "idx without test records": ("mnist", idx_without_test_records, "mnist", "test"),
-    "cifar cut": ("cifar10", cut_cifar, "data_batch_3.bin", "no whole number of records of 3,073 bytes"),
-    "cifar packed and cut": ("cifar10", cut_packed_cifar, "test_batch.bin.xz", "cannot be unpacked"),
-    "cifar label 200": ("cifar10", mislabelled_cifar, "data_batch_2.bin", "label 200 of record 5 is outside the 10"),
+    "cifar cut": (
+        "cifar10",
+        cut_cifar,
+        "data_batch_3.bin",
+        "no whole number of records of 3,073 bytes",
+    ),
+    "cifar packed and cut": (
+        "cifar10",
+        cut_packed_cifar,
+        "test_batch.bin.xz",
+        "cannot be unpacked",
+    ),
+    "cifar label 200": (
+        "cifar10",
+        mislabelled_cifar,
+        "data_batch_2.bin",
+        "label 200 of record 5 is outside the 10",
+    ),
     "adult cut": ("adult", cut_adult, "adult.data.gz", "cannot be read"),
-    "adult with a short row": ("adult", lambda f: write_adult(f, "39, Private, 3"), "adult.data.gz", "fetch"),
+    "adult with a short row": (
+        "adult",
+        lambda f: write_adult(f, "39, Private, 3"),
+        "adult.data.gz",
+        "fetch",
+    ),
     "adult with another label": (
         "adult",
         lambda f: write_adult(f, ADULT.replace("<=50K", "50K")),
         "adult.data.gz",
         "label '50K' is outside the classes <=50K, >50K",
     ),
-    "adult with a word for an age": ("adult", lambda f: write_adult(f, f"old{ADULT[2:]}"), "adult.data.gz", "old"),
-    "bank with commas": ("bank_marketing", lambda f: write_bank(f, BANK[0].replace(";", ",")), "bank-full", "age"),
-    "bank without answers": ("bank_marketing", lambda f: write_bank(f, BANK[0][:-2]), "bank-full.csv.gz", "y"),
-    "bank cut in a row": ("bank_marketing", lambda f: write_bank(f, BANK[0], "58;management"), "bank-full", "fetch"),
+    "adult with a word for an age": (
+        "adult",
+        lambda f: write_adult(f, f"old{ADULT[2:]}"),
+        "adult.data.gz",
+        "old",
+    ),
+    "bank with commas": (
+        "bank_marketing",
+        lambda f: write_bank(f, BANK[0].replace(";", ",")),
+        "bank-full",
+        "age",
+    ),
+    "bank without answers": (
+        "bank_marketing",
+        lambda f: write_bank(f, BANK[0][:-2]),
+        "bank-full.csv.gz",
+        "y",
+    ),
+    "bank cut in a row": (
+        "bank_marketing",
+        lambda f: write_bank(f, BANK[0], "58;management"),
+        "bank-full",
+        "fetch",
+    ),
     "imdb cut": ("imdb", cut_imdb, REVIEWS, "cannot be unpacked"),
     "imdb with a rating of 5": (
         "imdb",
@@ -253,7 +337,9 @@ DAMAGED: dict[str, tuple[str, Callable[[Path], None], str, str]] = {
     ),
     "imdb without test reviews": (
         "imdb",
-        lambda f: write_archive(f / REVIEWS, {"train/pos/1_9.txt": b"a", "train/neg/1_1.txt": b"b"}),
+        lambda f: write_archive(
+            f / REVIEWS, {"train/pos/1_9.txt": b"a", "train/neg/1_1.txt": b"b"}
+        ),
         REVIEWS,
         "holds no review in test/neg",
     ),
@@ -285,7 +371,9 @@ def test_damaged_data_is_refused_by_its_file_in_one_sentence_from_both_doors(
 
 
 @pytest.mark.parametrize("name", sorted(ABSENT))
-def test_the_same_data_undamaged_runs(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_data_undamaged_runs(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Else everything above might be refused for another reason."""
     subfolder, _, write = ABSENT[name]
     (folder / subfolder).mkdir()
@@ -293,7 +381,17 @@ def test_the_same_data_undamaged_runs(name: str, folder: Path, capsys: pytest.Ca
     text = name in ("imdb", "shakespeare")
     few = [] if name == "shakespeare" else ["--clients", "2", "--records", "6"]
     model = "lstm" if text else "logistic"
-    practice = ["--model", model, "--batch-size", "2", "--local-steps", "1", "--rounds", "1", "--quiet"]
+    practice = [
+        "--model",
+        model,
+        "--batch-size",
+        "2",
+        "--local-steps",
+        "1",
+        "--rounds",
+        "1",
+        "--quiet",
+    ]
     code = run_command(["run", "--method", "fedavg", "--dataset", name, *few, *practice])
     _, err = capsys.readouterr()
     assert code == 0, err
@@ -303,9 +401,14 @@ def test_the_same_data_undamaged_runs(name: str, folder: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("model", ["lstm", "lstm_shakespeare"])
-def test_a_model_of_tokens_on_numbers_ends_with_2(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_tokens_on_numbers_ends_with_2(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     sentence = refused(capsys, "--dataset", "digits", "--model", model, code=2)
-    assert f"model '{model}': reads tokens, and the data are numbers; choose one of alexnet, cnn," in sentence
+    assert (
+        f"model '{model}': reads tokens, and the data are numbers; choose one of alexnet, cnn,"
+        in sentence
+    )
 
 
 @pytest.mark.parametrize("model", ["logistic", "cnn"])
@@ -318,7 +421,9 @@ def test_a_model_of_numbers_on_tokens_ends_with_2(
     write(folder / subfolder)
     few = [] if name == "shakespeare" else ["--clients", "2"]
     sentence = refused(capsys, "--dataset", name, *few, "--model", model, code=2)
-    assert "reads numbers, and the data are tokens; choose one of lstm, lstm_shakespeare" in sentence
+    assert (
+        "reads numbers, and the data are tokens; choose one of lstm, lstm_shakespeare" in sentence
+    )
 
 
 def test_a_network_for_images_on_vectors_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -359,7 +464,9 @@ def test_a_device_that_is_not_here_ends_with_2_before_any_data_is_read(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 @pytest.mark.parametrize("command", ["run", "compare"])
-def test_cuda_where_there_is_none_ends_with_2(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cuda_where_there_is_none_ends_with_2(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     method = ["--methods", "weiavg"] if command == "compare" else ["--method", "weiavg"]
     private = ["--budgets", "2", "--delta", "1e-3", "--clip", "1", "--rounds", "1"]
     code = run_command([command, *private, *method, "--dataset", "digits", "--device", "cuda"])
@@ -374,12 +481,17 @@ def test_cuda_where_there_is_none_ends_with_2(command: str, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    ("text", "odd", "place"), [("a$b", "$", 1), ("café", "é", 3), ("\t", "\t", 0), ("日本", "日", 0)]
+    ("text", "odd", "place"),
+    [("a$b", "$", 1), ("café", "é", 3), ("\t", "\t", 0), ("日本", "日", 0)],
 )
-def test_a_character_outside_the_alphabet_is_named_with_its_place(text: str, odd: str, place: int) -> None:
+def test_a_character_outside_the_alphabet_is_named_with_its_place(
+    text: str, odd: str, place: int
+) -> None:
     with pytest.raises(DataError) as caught:
         encode(text, strict=True)
-    assert f"character {odd!r} at position {place} is not in the alphabet of 80" in str(caught.value)
+    assert f"character {odd!r} at position {place} is not in the alphabet of 80" in str(
+        caught.value
+    )
     assert "encode without strict" in caught.value.remedy
     assert caught.value.exit_code == 3
     assert len(encode(text)) == len(text)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dpfl.cli.main import run_command
-from dpfl.core.processes import alive
+from dpfl.runs.processes import alive
 
 QUICK = ["--dataset", "digits", "--clients", "4", "--rounds", "2", "--local-steps", "2", "--quiet"]
 PRIVATE = ["--budgets", "2", "--delta", "1e-3", "--clip", "1"]
@@ -31,7 +31,9 @@ def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return code, captured.out, captured.err
 
 
-def test_run_prints_results_on_stdout_and_stamps_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_prints_results_on_stdout_and_stamps_on_stderr(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     code, out, err = _run(capsys, "run", *QUICK, *PRIVATE, "--method", "weiavg", "--out", "r")
     assert code == 0
     assert "test accuracy" in out
@@ -40,13 +42,23 @@ def test_run_prints_results_on_stdout_and_stamps_on_stderr(capsys: pytest.Captur
     assert "SEEDED" not in out
 
 
-def test_json_is_one_document_and_epsilon_carries_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_document_and_epsilon_carries_its_meaning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     code, out, _ = _run(capsys, "run", *QUICK, *PRIVATE, "--method", "fedavg_dp", "--json")
     summary = json.loads(out)
     assert code == 0
     assert summary["folder"] == "runs/fedavg_dp-digits-1"
     for line in summary["statements"]:
-        assert {"unit", "adjacency", "observer", "delta", "accountant", "epsilon", "granted"} <= set(line)
+        assert {
+            "unit",
+            "adjacency",
+            "observer",
+            "delta",
+            "accountant",
+            "epsilon",
+            "granted",
+        } <= set(line)
         assert line["epsilon"] <= line["granted"]
 
 
@@ -63,7 +75,9 @@ def test_a_shown_epsilon_is_never_below_the_stored_one(capsys: pytest.CaptureFix
 def test_account_reads_a_ledger_from_the_stored_events_alone(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    code, out, _ = _run(capsys, "run", *QUICK, *PRIVATE, "--method", "weiavg", "--out", "r", "--json")
+    code, out, _ = _run(
+        capsys, "run", *QUICK, *PRIVATE, "--method", "weiavg", "--out", "r", "--json"
+    )
     assert code == 0
     lone = tmp_path / "elsewhere" / "ledger.sqlite"
     lone.parent.mkdir()
@@ -76,7 +90,9 @@ def test_account_reads_a_ledger_from_the_stored_events_alone(
     assert json.loads(text)["statements"] == json.loads(out)["statements"]
 
 
-def test_raised_grants_are_called_hypothetical_in_the_ledger_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_raised_grants_are_called_hypothetical_in_the_ledger_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     _run(
         capsys,
         "run",
@@ -101,12 +117,16 @@ def test_noise_and_epsilon_are_inverse(capsys: pytest.CaptureFixture[str]) -> No
     _, out, _ = _run(capsys, "account", "--epsilon", "2", *common)
     noise = json.loads(out)["noise_multiplier"]
     _, out, _ = _run(capsys, "account", "--noise-multiplier", str(noise), *common)
-    assert 0.985 * 2 <= json.loads(out)["epsilon"] <= 2  # the next multiplier of the ladder is 0.5 % smaller
+    assert (
+        0.985 * 2 <= json.loads(out)["epsilon"] <= 2
+    )  # the next multiplier of the ladder is 0.5 % smaller
     _, out, _ = _run(capsys, "account", "--noise-multiplier", str(noise / 1.005), *common)
     assert json.loads(out)["epsilon"] > 2
 
 
-def test_compare_pairs_methods_and_runs_only_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_pairs_methods_and_runs_only_what_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     arguments = ["compare", *QUICK, *PRIVATE, "--seeds", "2", "--workers", "1", "--json"]
     code, out, _ = _run(capsys, *arguments, "--methods", "fedavg,weiavg")
     first = json.loads(out)
@@ -126,7 +146,16 @@ def test_compare_pairs_methods_and_runs_only_what_is_missing(capsys: pytest.Capt
 
 def test_compare_tables_fit_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = _run(
-        capsys, "compare", *QUICK, *PRIVATE, "--seeds", "1", "--workers", "1", "--methods", "fedavg,fedavg_dp,minimum"
+        capsys,
+        "compare",
+        *QUICK,
+        *PRIVATE,
+        "--seeds",
+        "1",
+        "--workers",
+        "1",
+        "--methods",
+        "fedavg,fedavg_dp,minimum",
     )
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
@@ -137,29 +166,56 @@ def test_compare_tables_fit_a_terminal_of_80_columns(capsys: pytest.CaptureFixtu
 def test_compare_in_two_processes_gives_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     results, models = [], []
     for workers in ("1", "2"):
-        arguments = ["compare", *QUICK, *PRIVATE, "--seeds", "1", "--methods", "fedavg_dp,weiavg", "--json"]
+        arguments = [
+            "compare",
+            *QUICK,
+            *PRIVATE,
+            "--seeds",
+            "1",
+            "--methods",
+            "fedavg_dp,weiavg",
+            "--json",
+        ]
         _, out, _ = _run(capsys, *arguments, "--workers", workers, "--kept", f"kept{workers}")
         found = json.loads(out)
         results.append(found["cells"])
         models.append(
-            [Path(f"kept{workers}", c["runs"][0]["folder"], "model.safetensors").read_bytes() for c in found["cells"]]
+            [
+                Path(f"kept{workers}", c["runs"][0]["folder"], "model.safetensors").read_bytes()
+                for c in found["cells"]
+            ]
         )
     assert results[0] == results[1]
     assert models[0] == models[1]
 
 
-def test_describe_says_whom_it_protects_from_whom_without_running(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = _run(capsys, "describe", "--dataset", "digits", "--clients", "4", *PRIVATE, "--method", "weiavg")
+def test_describe_says_whom_it_protects_from_whom_without_running(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, _ = _run(
+        capsys, "describe", "--dataset", "digits", "--clients", "4", *PRIVATE, "--method", "weiavg"
+    )
     assert code == 0
     assert "hides a record from the server (zero_out adjacency)" in out
     assert "against the world" in out
     assert not Path("runs").exists()
     _, out, _ = _run(
-        capsys, "describe", "--dataset", "digits", "--clients", "4", *PRIVATE, "--method", "weiavg", "--json"
+        capsys,
+        "describe",
+        "--dataset",
+        "digits",
+        "--clients",
+        "4",
+        *PRIVATE,
+        "--method",
+        "weiavg",
+        "--json",
     )
     plan = json.loads(out)
     assert 1.99 <= plan["epsilon"]["server"]["largest"] <= 2
-    _, out, _ = _run(capsys, "run", *QUICK, *PRIVATE, "--method", "weiavg", "--rounds", "1", "--json")
+    _, out, _ = _run(
+        capsys, "run", *QUICK, *PRIVATE, "--method", "weiavg", "--rounds", "1", "--json"
+    )
     assert json.loads(out)["bytes_up"] == 4 * plan["bytes_up_per_client"]
     assert json.loads(out)["bytes_down"] == 4 * plan["bytes_down_per_client"]
 
@@ -178,37 +234,107 @@ BAD = [
     (["run", "--metod", "x"], 2, "--method"),
     (["run", *QUICK, *PRIVATE, "--method", "weiavgg"], 2, "did you mean 'weiavg'"),
     (["run", "--dataset", "digit", *PRIVATE, "--method", "weiavg"], 2, "did you mean 'digits'"),
-    (["run", *QUICK, "--budgets", "mixgaus1", "--delta", "1e-3", "--clip", "1", "--method", "weiavg"], 2, "mixgauss1"),
-    (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--model", "logstic"], 2, "did you mean 'logistic'"),
-    (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--engine", "staked"], 2, "did you mean 'stacked'"),
-    (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--partition", "idd"], 2, "did you mean 'iid'"),
-    (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--set", "smoothness=3"], 2, "has no setting 'smoothness'"),
+    (
+        [
+            "run",
+            *QUICK,
+            "--budgets",
+            "mixgaus1",
+            "--delta",
+            "1e-3",
+            "--clip",
+            "1",
+            "--method",
+            "weiavg",
+        ],
+        2,
+        "mixgauss1",
+    ),
+    (
+        ["run", *QUICK, *PRIVATE, "--method", "weiavg", "--model", "logstic"],
+        2,
+        "did you mean 'logistic'",
+    ),
+    (
+        ["run", *QUICK, *PRIVATE, "--method", "weiavg", "--engine", "staked"],
+        2,
+        "did you mean 'stacked'",
+    ),
+    (
+        ["run", *QUICK, *PRIVATE, "--method", "weiavg", "--partition", "idd"],
+        2,
+        "did you mean 'iid'",
+    ),
+    (
+        ["run", *QUICK, *PRIVATE, "--method", "weiavg", "--set", "smoothness=3"],
+        2,
+        "has no setting 'smoothness'",
+    ),
     (["run", *QUICK, *PRIVATE], 2, "no method"),
     (["run", *PRIVATE, "--method", "weiavg"], 2, "no data set"),
     (["run", *QUICK, "--budgets", "1", "--delta", "1e-3", "--method", "weiavg"], 2, "clip"),
     (["run", *QUICK, "--clip", "1", "--method", "weiavg"], 2, "budgets"),
     (["run", *QUICK, "--budgets", "1", "--clip", "1", "--method", "weiavg"], 2, "delta"),
-    (["run", *QUICK, "--budgets=-1", "--delta", "1e-3", "--clip", "1", "--method", "weiavg"], 2, "epsilon = -1"),
-    (["run", *QUICK, "--budgets", "nan", "--delta", "1e-3", "--clip", "1", "--method", "weiavg"], 2, "epsilon = nan"),
-    (["run", *QUICK, "--budgets", "1", "--delta", "1", "--clip", "1", "--method", "weiavg"], 2, "delta = 1"),
+    (
+        ["run", *QUICK, "--budgets=-1", "--delta", "1e-3", "--clip", "1", "--method", "weiavg"],
+        2,
+        "epsilon = -1",
+    ),
+    (
+        ["run", *QUICK, "--budgets", "nan", "--delta", "1e-3", "--clip", "1", "--method", "weiavg"],
+        2,
+        "epsilon = nan",
+    ),
+    (
+        ["run", *QUICK, "--budgets", "1", "--delta", "1", "--clip", "1", "--method", "weiavg"],
+        2,
+        "delta = 1",
+    ),
     (
         ["run", *QUICK, "--budgets", "1,2", "--delta", "1e-3", "--clip", "1", "--method", "weiavg"],
         2,
         "2 values for 4 clients",
     ),
-    (["run", *QUICK, "--budgets", "1", "--delta", "1e-3", "--clip", "0", "--method", "weiavg"], 2, "clip = 0"),
+    (
+        ["run", *QUICK, "--budgets", "1", "--delta", "1e-3", "--clip", "0", "--method", "weiavg"],
+        2,
+        "clip = 0",
+    ),
     (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--lr", "-1"], 2, "lr = -1"),
     (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--cohort", "9"], 2, "9 of 4 clients"),
     (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--cohort", "many"], 2, "no number"),
     (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--cohort", "nan"], 2, "nan of 4 clients"),
-    (["run", "--dataset", "heart_disease", "--clients", "5", *PRIVATE, "--method", "weiavg"], 2, "natural silos"),
+    (
+        ["run", "--dataset", "heart_disease", "--clients", "5", *PRIVATE, "--method", "weiavg"],
+        2,
+        "natural silos",
+    ),
     (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--rounds", "0"], 2, "rounds"),
     (["run", "nowhere.toml"], 2, "cannot be read"),
-    (["run", "--dataset", "digits", "--clients", "5000", *PRIVATE, "--method", "weiavg"], 3, "clients"),
-    (["run", "--dataset", "mnist", "--data", "nowhere", *PRIVATE, "--method", "weiavg"], 3, "train-images"),
+    (
+        ["run", "--dataset", "digits", "--clients", "5000", *PRIVATE, "--method", "weiavg"],
+        3,
+        "clients",
+    ),
+    (
+        ["run", "--dataset", "mnist", "--data", "nowhere", *PRIVATE, "--method", "weiavg"],
+        3,
+        "train-images",
+    ),
     (["run", "--dataset", "./nowhere", *PRIVATE, "--method", "weiavg"], 3, "not a folder"),
     (
-        ["run", *QUICK, "--budgets", "1e-9", "--delta", "1e-12", "--clip", "1", "--method", "weiavg"],
+        [
+            "run",
+            *QUICK,
+            "--budgets",
+            "1e-9",
+            "--delta",
+            "1e-12",
+            "--clip",
+            "1",
+            "--method",
+            "weiavg",
+        ],
         4,
         "no finite noise",
     ),
@@ -216,16 +342,26 @@ BAD = [
     (["account", "--ledger", "nowhere.sqlite"], 5, "there is no ledger"),
     (["account", "--noise-multiplier", "1"], 2, "delta"),
     (["account"], 2, "one question"),
-    (["account", "--noise-multiplier", "1", "--delta", "1e-5", "--sampling", "uniform"], 4, "replace_one"),
+    (
+        ["account", "--noise-multiplier", "1", "--delta", "1e-5", "--sampling", "uniform"],
+        4,
+        "replace_one",
+    ),
     (["compare", *QUICK, *PRIVATE, "--methods", "weiavg,fedavgg"], 2, "fedavg"),
     (["compare", *QUICK, *PRIVATE, "--methods", "weiavg", "--seeds", "x"], 2, "seeds"),
     (["compare", *QUICK, *PRIVATE], 2, "names no method"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code", "words"), BAD, ids=[" ".join(a)[-60:] for a, _, _ in BAD])
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"), BAD, ids=[" ".join(a)[-60:] for a, _, _ in BAD]
+)
 def test_bad_input_gets_one_sentence_and_its_exit_code(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, words: str
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: int,
+    words: str,
 ) -> None:
     monkeypatch.delenv("DPFL_DATA", raising=False)
     found, out, err = _run(capsys, *arguments)
@@ -239,9 +375,15 @@ def test_bad_input_gets_one_sentence_and_its_exit_code(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("[data]\nnam = 'digits'\n[method]\nname='fedavg'\n[run]\nrounds=1\n", "did you mean 'name'"),
+        (
+            "[data]\nnam = 'digits'\n[method]\nname='fedavg'\n[run]\nrounds=1\n",
+            "did you mean 'name'",
+        ),
         ("[data]\nname = 'digits'\n[methd]\nname='fedavg'\n[run]\nrounds=1\n", "no method"),
-        ("[data]\nname = 'digits'\n[method]\nname='fedavg'\n[runs]\nrounds=1\n", "did you mean 'run'"),
+        (
+            "[data]\nname = 'digits'\n[method]\nname='fedavg'\n[runs]\nrounds=1\n",
+            "did you mean 'run'",
+        ),
         ("[data]\nname = 'digits'\n[method]\nname='fedavg'\n[run]\nround=1\n", "rounds"),
         (
             "[data]\nname = 'digits'\n[method]\nname='fedavg'\nlr=0.1\nbatch_size=4\nlocal_steps=1\n[run]\nrounds='x'\n",
@@ -276,7 +418,12 @@ def test_options_win_over_the_file_and_the_folder_keeps_the_whole_experiment(
         "[data]\nname='digits'\n[partition]\nclients=4\n[method]\nname='fedavg'\nlr=0.1\nbatch_size=4\nlocal_steps=1\n"
         "[run]\nrounds=3\n"
     )
-    assert _run(capsys, "run", "e.toml", "--rounds", "2", "--local-epochs", "1", "--out", "a", "--quiet")[0] == 0
+    assert (
+        _run(
+            capsys, "run", "e.toml", "--rounds", "2", "--local-epochs", "1", "--out", "a", "--quiet"
+        )[0]
+        == 0
+    )
     assert _run(capsys, "run", "a/experiment.toml", "--out", "b", "--quiet")[0] == 0
     assert Path("a/model.safetensors").read_bytes() == Path("b/model.safetensors").read_bytes()
     assert len(Path("a/rounds.jsonl").read_text().splitlines()) == 2
@@ -308,12 +455,25 @@ def test_one_csv_per_client_runs_as_it_is(capsys: pytest.CaptureFixture[str]) ->
 
 def test_no_color_is_respected() -> None:
     environment = {**os.environ, "NO_COLOR": "1", "FORCE_COLOR": "", "TERM": "xterm-256color"}
-    command = [sys.executable, "-m", "dpfl.cli.main", "run", *QUICK, *PRIVATE, "--method", "weiavg", "--out", "r"]
+    command = [
+        sys.executable,
+        "-m",
+        "dpfl.cli.main",
+        "run",
+        *QUICK,
+        *PRIVATE,
+        "--method",
+        "weiavg",
+        "--out",
+        "r",
+    ]
     done = subprocess.run(command, capture_output=True, env=environment, check=True)
     assert b"\x1b[" not in done.stdout + done.stderr
 
 
-def test_ctrl_c_ends_with_130_and_the_run_can_be_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_ends_with_130_and_the_run_can_be_resumed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     command = [
         sys.executable,
         "-m",
@@ -347,9 +507,13 @@ def test_ctrl_c_ends_with_130_and_the_run_can_be_resumed(capsys: pytest.CaptureF
     assert json.loads(out_text)["rounds"]["done"] == 150
 
 
-def test_a_client_that_cannot_afford_one_round_is_still_on_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_client_that_cannot_afford_one_round_is_still_on_the_page(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     budgets = ["--budgets", "0.01,2,3,4", "--delta", "1e-3", "--clip", "1", "--spending", "uniform"]
-    code, out, _ = _run(capsys, "describe", "--dataset", "digits", "--clients", "4", *budgets, "--method", "weiavg")
+    code, out, _ = _run(
+        capsys, "describe", "--dataset", "digits", "--clients", "4", *budgets, "--method", "weiavg"
+    )
     assert code == 0
     assert "1 client(s) will run out" in out
     code, out, _ = _run(capsys, "run", *QUICK, *budgets, "--method", "weiavg", "--out", "r")
@@ -359,7 +523,9 @@ def test_a_client_that_cannot_afford_one_round_is_still_on_the_page(capsys: pyte
     assert re.search(r"client-0\s+0\s+0\.000\s+0\.010", out)
 
 
-def test_a_delta_column_and_a_delta_for_all_do_not_contradict_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_delta_column_and_a_delta_for_all_do_not_contradict_each_other(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     rows = "".join(f"client-{i},2,1e-3\n" for i in range(4))
     Path("b.csv").write_text("id,epsilon,delta\n" + rows)
     arguments = ["run", *QUICK, "--method", "weiavg", "--clip", "1", "--budgets", "b.csv"]
@@ -373,9 +539,23 @@ def test_spreadsheets_are_read_as_they_are_saved(capsys: pytest.CaptureFixture[s
     Path("sites").mkdir()
     rows = "".join(f"{i % 7},{(i * 3) % 5},{int(i % 7 > 3)}\n" for i in range(40))
     for site in ("north", "south"):
-        Path(f"sites/{site}.csv").write_text("\ufeffa,b,ill\r\n" + rows.replace("\n", "\r\n"), encoding="utf-8")
+        Path(f"sites/{site}.csv").write_text(
+            "\ufeffa,b,ill\r\n" + rows.replace("\n", "\r\n"), encoding="utf-8"
+        )
     assert (
-        _run(capsys, "run", "--dataset", "./sites", *PRIVATE, "--method", "weiavg", "--rounds", "1", "--quiet")[0] == 0
+        _run(
+            capsys,
+            "run",
+            "--dataset",
+            "./sites",
+            *PRIVATE,
+            "--method",
+            "weiavg",
+            "--rounds",
+            "1",
+            "--quiet",
+        )[0]
+        == 0
     )
     Path("sites/south.csv").write_text("a;b;ill\n1;2;0\n")
     code, _, err = _run(capsys, "run", "--dataset", "./sites", *PRIVATE, "--method", "weiavg")
@@ -393,7 +573,18 @@ def test_the_name_of_a_row_survives_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    _, out, _ = _run(capsys, "compare", *QUICK, *PRIVATE, "--seeds", "1", "--workers", "1", "--methods", "fedavg_dp")
+    _, out, _ = _run(
+        capsys,
+        "compare",
+        *QUICK,
+        *PRIVATE,
+        "--seeds",
+        "1",
+        "--workers",
+        "1",
+        "--methods",
+        "fedavg_dp",
+    )
     assert out.count("fedavg_dp") == 2
 
 
@@ -425,7 +616,11 @@ def _hears_ctrl_c() -> None:
     ],
 )
 def test_no_worker_outlives_its_parent(command: str, end: signal.Signals, training: bool) -> None:
-    own = ["--method", "weiavg", "--out", "r"] if command == "run" else ["--methods", "weiavg,fedavg_dp", "--out", "r"]
+    own = (
+        ["--method", "weiavg", "--out", "r"]
+        if command == "run"
+        else ["--methods", "weiavg,fedavg_dp", "--out", "r"]
+    )
     arguments = [command, *QUICK, *PRIVATE, "--rounds", "5000", "--workers", "2", *own]
     process = subprocess.Popen(
         [sys.executable, "-m", "dpfl.cli.main", *arguments],
@@ -485,11 +680,15 @@ def test_describe_prices_what_the_ledger_will_state(capsys: pytest.CaptureFixtur
     assert code == 0
     stated = json.loads(Path("priced/summary.json").read_text())["epsilon_by_observer"]
     for observer in ("server", "world"):
-        assert planned[observer]["largest"] == pytest.approx(stated[observer]["spent"]["largest"], rel=1e-6)
+        assert planned[observer]["largest"] == pytest.approx(
+            stated[observer]["spent"]["largest"], rel=1e-6
+        )
 
 
 def test_rounds_of_which_nothing_came_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = _run(capsys, "run", *QUICK, *PRIVATE, "--method", "weiavg", "--dropout", "1", "--out", "r")
+    code, _, err = _run(
+        capsys, "run", *QUICK, *PRIVATE, "--method", "weiavg", "--dropout", "1", "--out", "r"
+    )
     assert code == 0
     assert "UNPUBLISHED: in 2 of 2 rounds" in " ".join(err.split())
     assert "UNPUBLISHED" in Path("r/report.html").read_text()

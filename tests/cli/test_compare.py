@@ -14,13 +14,13 @@ import pytest
 import torch
 from scipy import stats
 
-from dpfl.algorithms.registry import FAMILIES, METHODS
 from dpfl.cli import compare as command
 from dpfl.cli import results as r
 from dpfl.cli.main import run_command
+from dpfl.experiments import pool as compare
+from dpfl.experiments.ranking import standings
+from dpfl.methods.registry import FAMILIES, METHODS
 from dpfl.runs.experiment import Experiment
-from dpfl.runs.ranking import standings
-from dpfl.sim import compare
 
 FEDERATION = ["--dataset", "digits", "--clients", "4", "--rounds", "2", "--local-steps", "2"]
 UNEQUAL = ["--budgets", "0.5,1,4,8", "--delta", "1e-3", "--clip", "1"]
@@ -52,9 +52,19 @@ def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Six methods, three seeds; once as JSON, and once more, out of what was kept, as people see it."""
+    """Six methods, three seeds; once as JSON, and once more, out of what was kept, as people see
+    it.
+    """
     place = tmp_path_factory.mktemp("compared")
-    options = [*FEDERATION, *UNEQUAL, *ONE_BY_ONE, "--methods", ",".join(COMPARED), "--kept", str(place / "kept")]
+    options = [
+        *FEDERATION,
+        *UNEQUAL,
+        *ONE_BY_ONE,
+        "--methods",
+        ",".join(COMPARED),
+        "--kept",
+        str(place / "kept"),
+    ]
     code, out, _ = spoken("compare", *options, "--json", "--out", str(place / "one"))
     assert code == 0
     kept = {path: path.stat().st_mtime_ns for path in (place / "kept").rglob("*")}
@@ -97,7 +107,10 @@ def lines_of(text: str) -> dict[str, list[str]]:
 
 
 def test_means_spreads_and_p_values_are_those_of_the_runs(compared: dict[str, Any]) -> None:
-    by_seed = {cell["label"]: [run["accuracy"] for run in cell["runs"]] for cell in compared["results"]["cells"]}
+    by_seed = {
+        cell["label"]: [run["accuracy"] for run in cell["runs"]]
+        for cell in compared["results"]["cells"]
+    }
     lines = lines_of(compared["text"])
     for label, own in by_seed.items():
         shown = f"{100 * statistics.mean(own):.1f} ± {100 * statistics.stdev(own):.1f}"
@@ -105,7 +118,9 @@ def test_means_spreads_and_p_values_are_those_of_the_runs(compared: dict[str, An
     rivals = ("fedavg_dp", "weiavg", "minimum")
     best = max(rivals, key=lambda label: statistics.mean(by_seed[label]))
     assert " best " in lines[best][0]
-    raw = sorted((float(stats.ttest_rel(by_seed[best], by_seed[o]).pvalue), o) for o in rivals if o != best)
+    raw = sorted(
+        (float(stats.ttest_rel(by_seed[best], by_seed[o]).pvalue), o) for o in rivals if o != best
+    )
     adjusted = {raw[0][1]: min(1.0, 2 * raw[0][0])}
     adjusted[raw[1][1]] = max(adjusted[raw[0][1]], raw[1][0])
     for label, p in adjusted.items():
@@ -139,14 +154,21 @@ def test_results_and_a_page_are_left_behind(compared: dict[str, Any]) -> None:
     assert compared["results"]["folder"] == str(folder)
 
 
-def test_everything_fits_80_columns(compared: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_fits_80_columns(
+    compared: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert max(map(len, compared["text"].splitlines())) <= 80
     assert "…" not in compared["text"]
     cells = json.loads(json.dumps(compared["results"]["cells"]))
     for number, cell in enumerate(cells):  # the longest that may come
         cell["label"] = f"robust_hd{number}"
         for run, accuracy in zip(cell["runs"], (0.0, 1.0, 1.0), strict=True):
-            run |= {"accuracy": accuracy, "clients": 1000, "clients_left": 333, "bytes_up": 2**30 - 2**19}
+            run |= {
+                "accuracy": accuracy,
+                "clients": 1000,
+                "clients_left": 333,
+                "bytes_up": 2**30 - 2**19,
+            }
             run["bytes_down"] = 2**30 - 2**19
     r.show_standings(standings(cells))
     text = capsys.readouterr().out
@@ -155,10 +177,12 @@ def test_everything_fits_80_columns(compared: dict[str, Any], capsys: pytest.Cap
     assert text.count("1023.5 MiB") >= 2 * len(cells)
 
 
-# -- which methods -----------------------------------------------------------------------------------------------------
+# -- which methods ---------------------------------------------------------------------------------
 
 
-def test_of_all_what_does_not_fit_is_left_out_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_all_what_does_not_fit_is_left_out_with_a_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     equal = {**VALUES, "budgets": {"epsilon": 1.0, "delta": 1e-3}}
     found = r.chosen_methods("all", None, equal, None, None)
     said = capsys.readouterr().err.strip().splitlines()
@@ -172,8 +196,14 @@ def test_of_all_what_does_not_fit_is_left_out_with_a_sentence(capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_a_family_is_all_of_it_where_all_of_it_fits(capsys: pytest.CaptureFixture[str], family: str) -> None:
-    fits = {**VALUES, "model": {"name": "mlp", "hidden": 8}, "method": {**VALUES["method"], "dimension": 20}}
+def test_a_family_is_all_of_it_where_all_of_it_fits(
+    capsys: pytest.CaptureFixture[str], family: str
+) -> None:
+    fits = {
+        **VALUES,
+        "model": {"name": "mlp", "hidden": 8},
+        "method": {**VALUES["method"], "dimension": 20},
+    }
     assert r.chosen_methods("", family, fits, None, None) == list(FAMILIES[family])
     assert capsys.readouterr().err == ""
 
@@ -183,13 +213,19 @@ def test_a_family_is_all_of_it_where_all_of_it_fits(capsys: pytest.CaptureFixtur
     [
         ("fedavg_dp,centaur", UNEQUAL, "one layer"),
         ("fedavg_dp,dprp", UNEQUAL, "needs dimension"),
-        ("fedavg_dp,pfa", ["--budgets", "2", "--delta", "1e-3", "--clip", "1"], "all claimed epsilons are equal"),
+        (
+            "fedavg_dp,pfa",
+            ["--budgets", "2", "--delta", "1e-3", "--clip", "1"],
+            "all claimed epsilons are equal",
+        ),
     ],
 )
 def test_a_method_that_was_named_and_does_not_fit_is_an_error_before_anything_is_run(
     methods: str, more: list[str], words: str
 ) -> None:
-    code, out, err = spoken("compare", *FEDERATION, *more, *ONE_BY_ONE, "--methods", methods, "--seeds", "1")
+    code, out, err = spoken(
+        "compare", *FEDERATION, *more, *ONE_BY_ONE, "--methods", methods, "--seeds", "1"
+    )
     assert (code, out) == (2, "")
     assert words in err
     assert len(err.strip().splitlines()) == 1
@@ -204,7 +240,7 @@ def test_data_that_are_not_there_are_no_reason_to_leave_out_every_method() -> No
     assert list(Path().iterdir()) == []
 
 
-# -- runs kept by content ----------------------------------------------------------------------------------------------
+# -- runs kept by content --------------------------------------------------------------------------
 
 
 def test_only_what_has_changed_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +259,17 @@ def test_only_what_has_changed_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def again(*more: str) -> list[str]:
         ran.clear()
-        common = ["--dataset", "./sites", "--rounds", "1", "--local-steps", "2", *ONE_BY_ONE, "--seeds", "2"]
+        common = [
+            "--dataset",
+            "./sites",
+            "--rounds",
+            "1",
+            "--local-steps",
+            "2",
+            *ONE_BY_ONE,
+            "--seeds",
+            "2",
+        ]
         code, _, err = spoken("compare", *common, *more)
         assert code == 0, err
         return ran
@@ -231,7 +277,12 @@ def test_only_what_has_changed_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     private = ["--budgets", "2", "--delta", "1e-3", "--clip", "1"]
     assert again("--methods", "fedavg") == ["fedavg 0", "fedavg 1"]
     assert again("--methods", "fedavg") == []
-    assert again("--methods", "fedavg,weiavg", *private) == ["fedavg 0", "fedavg 1", "weiavg 0", "weiavg 1"]
+    assert again("--methods", "fedavg,weiavg", *private) == [
+        "fedavg 0",
+        "fedavg 1",
+        "weiavg 0",
+        "weiavg 1",
+    ]
     assert again("--methods", "weiavg,fedavg", *private) == []
     assert again("--methods", "fedavg", "--seeds", "0,2,1") == ["fedavg 2"]
     assert again("--methods", "fedavg", "--lr", "0.2") == ["fedavg 0", "fedavg 1"]
@@ -254,7 +305,7 @@ def test_stopping_says_that_repeating_goes_on(monkeypatch: pytest.MonkeyPatch) -
     assert not Path("runs").exists()
 
 
-# -- bad input ---------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 BAD: list[tuple[list[str], int, str]] = [
     ([*FULL], 2, "names no method"),
@@ -268,7 +319,11 @@ BAD: list[tuple[list[str], int, str]] = [
     ([*FULL, "--methods", "weiavg", "--seeds", "1,"], 2, "no list of numbers"),
     ([*FULL, "--methods", "weiavg", "--seeds", "1.5"], 2, "no number"),
     ([*FULL, "--methods", "weiavg", "--workers", "0"], 2, "--workers"),
-    ([*FULL, "--methods", "weiavg", "--set", "smoothnes=1"], 2, "none of the methods has 'smoothnes'"),
+    (
+        [*FULL, "--methods", "weiavg", "--set", "smoothnes=1"],
+        2,
+        "none of the methods has 'smoothnes'",
+    ),
     ([*FULL, "--methods", "dp_fed_ls", "--set", "smoothnes=1"], 2, "did you mean 'smoothing'"),
     ([*FULL, "--methods", "weiavg", "--tuned", "nowhere"], 5, "cannot be read"),
     ([*FULL, "--methods", "weiavg", "--dataset", "digts"], 2, "did you mean 'digits'"),
@@ -280,8 +335,12 @@ BAD: list[tuple[list[str], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code", "words"), BAD, ids=[" ".join(a)[-50:] for a, _, _ in BAD])
-def test_bad_input_gets_one_sentence_and_leaves_nothing_behind(arguments: list[str], code: int, words: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"), BAD, ids=[" ".join(a)[-50:] for a, _, _ in BAD]
+)
+def test_bad_input_gets_one_sentence_and_leaves_nothing_behind(
+    arguments: list[str], code: int, words: str
+) -> None:
     found, out, err = spoken("compare", *arguments)
     assert (found, out) == (code, "")
     assert words in err

@@ -12,7 +12,7 @@ import pytest
 
 from dpfl.cli.main import run_command
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
-from dpfl.privacy.bills import Bill, Charge, PrivacyPlan
+from dpfl.privacy.costs import Bill, Charge, PrivacyPlan
 from dpfl.privacy.events import Event
 from dpfl.privacy.ledger import Ledger
 
@@ -23,15 +23,21 @@ BILL = Bill(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, events=(Event(noise_
 def path(tmp_path: Path) -> Path:
     where = tmp_path / "north.sqlite"
     with closing(Ledger.create(where, "north", filter="gaussian")) as ledger:
-        ledger.grant({"north": Budget(epsilon=2.0, delta=1e-5)}, unit=Unit.RECORD, observer=Observer.SERVER)
+        ledger.grant(
+            {"north": Budget(epsilon=2.0, delta=1e-5)}, unit=Unit.RECORD, observer=Observer.SERVER
+        )
         ledger.register("run-1", seeded=False, title="heart: weiavg")
-        ledger.commit("run-1", [PrivacyPlan(account="north", observer=Observer.SERVER, bill=BILL, releases=9)])
+        ledger.commit(
+            "run-1", [PrivacyPlan(account="north", observer=Observer.SERVER, bill=BILL, releases=9)]
+        )
         charge(ledger, 0)
     return where
 
 
 def charge(ledger: Ledger, round_: int) -> None:
-    assert not ledger.charge("run-1", round_, [Charge(account="north", observer=Observer.SERVER, bill=BILL)])
+    assert not ledger.charge(
+        "run-1", round_, [Charge(account="north", observer=Observer.SERVER, bill=BILL)]
+    )
 
 
 def ask(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
@@ -72,7 +78,9 @@ def test_a_head_noted_earlier_is_found_in_a_longer_ledger_and_not_in_another(
     assert f"does not contain entry {noted}" in err
 
 
-def test_a_changed_ledger_ends_every_command_that_reads_it(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_ledger_ends_every_command_that_reads_it(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE grants SET epsilon = 200")
     for words in (("ledger", "verify", path), ("account", "--ledger", path)):
@@ -81,7 +89,9 @@ def test_a_changed_ledger_ends_every_command_that_reads_it(path: Path, capsys: p
         assert "was changed, deleted or moved" in err
 
 
-def test_a_ledger_copied_without_its_head_is_accepted_by_hand(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ledger_copied_without_its_head_is_accepted_by_hand(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path(f"{path}.head").unlink()
     code, _, err = ask(capsys, "ledger", "verify", path)
     assert code == 5
@@ -92,7 +102,9 @@ def test_a_ledger_copied_without_its_head_is_accepted_by_hand(path: Path, capsys
     assert ask(capsys, "ledger", "verify", path)[0] == 0
 
 
-def test_a_ledger_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ledger_that_is_not_there_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for more in ((), ("--accept-head",)):
         code, _, err = ask(capsys, "ledger", "verify", tmp_path / "nowhere.sqlite", *more)
         assert code == 5
@@ -100,7 +112,9 @@ def test_a_ledger_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert list(tmp_path.iterdir()) == []
 
 
-def test_account_prints_filter_and_head(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_account_prints_filter_and_head(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with closing(Ledger.open(path)) as ledger:
         head = ledger.head()
     page = tmp_path / "board.html"

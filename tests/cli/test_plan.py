@@ -44,29 +44,41 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
     return {**document, "methods": {one["method"]: one for one in document["methods"]}}
 
 
-# -- against a run -----------------------------------------------------------------------------------------------------
+# -- against a run ---------------------------------------------------------------------------------
 
 
-def test_noise_epsilon_and_bytes_are_those_of_the_run_that_follows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_noise_epsilon_and_bytes_are_those_of_the_run_that_follows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     plan = planned(capsys, *FULL, *RECORD, "--no-timing")["methods"]
     for method in ("weiavg", "fedavg_dp", "minimum"):
         folder = f"r-{method}"
-        code, out, _ = spoken(capsys, "run", *FULL, "--method", method, "--out", folder, "--quiet", "--json")
+        code, out, _ = spoken(
+            capsys, "run", *FULL, "--method", method, "--out", folder, "--quiet", "--json"
+        )
         assert code == 0
         summary = json.loads(out)
         told = plan[method]
-        assert (told["clients"], told["rounds"], told["parameters"]) == (4, 2, summary["parameters"])
+        assert (told["clients"], told["rounds"], told["parameters"]) == (
+            4,
+            2,
+            summary["parameters"],
+        )
         assert summary["bytes_up"] == 2 * told["bytes_up_per_round"]
         assert summary["bytes_down"] == pytest.approx(2 * told["bytes_down_per_round"], abs=8)
         assert {name: told[name] for name in ("unit", "observer", "adjacency")} == {
             name: summary[name] for name in ("unit", "observer", "adjacency")
         }
         for name in ("smallest", "median", "largest"):
-            assert told["epsilon"]["server"][name] == pytest.approx(summary["epsilon"]["spent"][name], rel=1e-9)
+            assert told["epsilon"]["server"][name] == pytest.approx(
+                summary["epsilon"]["spent"][name], rel=1e-9
+            )
         line = json.loads(Path(folder, "rounds.jsonl").read_text().splitlines()[0])
         for client in told["per_client"]:
             variance = line["simulated_truth"]["noise_variance"][client["client"]]
-            spread = math.sqrt(variance / (2 * summary["parameters"])) / 0.1 * 16  # two steps, lr 0.1, batches of 16
+            spread = (
+                math.sqrt(variance / (2 * summary["parameters"])) / 0.1 * 16
+            )  # two steps, lr 0.1, batches of 16
             assert client["noise_multiplier"] == pytest.approx(spread, rel=0.02)
     granted = [client["granted"] for client in plan["weiavg"]["per_client"]]
     assert granted == [0.5, 1.0, 4.0, 8.0]
@@ -78,33 +90,69 @@ def test_noise_epsilon_and_bytes_are_those_of_the_run_that_follows(capsys: pytes
 
 
 @pytest.mark.parametrize("k", ["1", "2"])
-def test_bytes_of_projected_updates_are_those_of_a_later_round(capsys: pytest.CaptureFixture[str], k: str) -> None:
-    arguments = [*FULL, "--set", f"k={k}", "--set", "public=top_fraction", "--set", "public_fraction=0.5"]
-    told = planned(capsys, *arguments, "--methods", "pfa_plus", "--no-timing")["methods"]["pfa_plus"]
-    code, _, err = spoken(capsys, "run", *arguments, "--method", "pfa_plus", "--out", "r", "--quiet")
+def test_bytes_of_projected_updates_are_those_of_a_later_round(
+    capsys: pytest.CaptureFixture[str], k: str
+) -> None:
+    arguments = [
+        *FULL,
+        "--set",
+        f"k={k}",
+        "--set",
+        "public=top_fraction",
+        "--set",
+        "public_fraction=0.5",
+    ]
+    told = planned(capsys, *arguments, "--methods", "pfa_plus", "--no-timing")["methods"][
+        "pfa_plus"
+    ]
+    code, _, err = spoken(
+        capsys, "run", *arguments, "--method", "pfa_plus", "--out", "r", "--quiet"
+    )
     assert code == 0, err
     first, later = (json.loads(line) for line in Path("r/rounds.jsonl").read_text().splitlines())
     assert told["bytes_up_per_round"] == pytest.approx(later["bytes_up"], abs=4)
-    assert told["bytes_down_per_round"] == pytest.approx(later["bytes_down"], rel=0.04)  # names of tensors
+    assert told["bytes_down_per_round"] == pytest.approx(
+        later["bytes_down"], rel=0.04
+    )  # names of tensors
     assert later["bytes_up"] < 0.6 * first["bytes_up"]
 
 
-def test_the_ratios_rank_as_a_comparison_finds_the_noise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ratios_rank_as_a_comparison_finds_the_noise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     methods = ["--methods", "fedavg_dp,weiavg,robust_hdp"]
     told = planned(capsys, *FULL, *methods, "--no-timing")["methods"]
     code, out, _ = spoken(
-        capsys, "compare", *FULL, *methods, "--seeds", "2", "--workers", "1", "--quiet", "--json", "--out", "c"
+        capsys,
+        "compare",
+        *FULL,
+        *methods,
+        "--seeds",
+        "2",
+        "--workers",
+        "1",
+        "--quiet",
+        "--json",
+        "--out",
+        "c",
     )
     assert code == 0
-    found = {c["label"]: max(r["noise_over_least"]["mean"] for r in c["runs"]) for c in json.loads(out)["cells"]}
+    found = {
+        c["label"]: max(r["noise_over_least"]["mean"] for r in c["runs"])
+        for c in json.loads(out)["cells"]
+    }
     ratios = {method: one["noise_to_signal"] for method, one in told.items()}
-    assert sorted(ratios, key=ratios.__getitem__)[-1] == sorted(found, key=found.__getitem__)[-1] == "fedavg_dp"
+    assert (
+        sorted(ratios, key=ratios.__getitem__)[-1]
+        == sorted(found, key=found.__getitem__)[-1]
+        == "fedavg_dp"
+    )
     least = ratios["robust_hdp"]  # as if its estimates were exact
     for method in ("fedavg_dp", "weiavg"):
         assert (ratios[method] / least) ** 2 == pytest.approx(found[method], rel=1e-3)
 
 
-# -- nothing happens ---------------------------------------------------------------------------------------------------
+# -- nothing happens -------------------------------------------------------------------------------
 
 
 def test_nothing_is_written_and_nothing_charged(
@@ -120,7 +168,9 @@ def test_nothing_is_written_and_nothing_charged(
         return ledger
 
     monkeypatch.setattr(Ledger, "create", classmethod(create))
-    monkeypatch.setattr(Ledger, "charge", lambda self, *rest, **more: charged.append(str(rest)) or [])
+    monkeypatch.setattr(
+        Ledger, "charge", lambda self, *rest, **more: charged.append(str(rest)) or []
+    )
     assert planned(capsys, *FULL, *RECORD, "--no-timing")["methods"]
     assert charged == []
     assert set(made) <= {":memory:"}
@@ -139,7 +189,8 @@ def test_time_is_estimated_on_made_up_records_or_not_at_all(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(3.21, "3.2 s"), (89.9, "89.9 s"), (120.0, "2 min"), (5000.0, "83 min"), (7200.0, "2.0 h")]
+    ("seconds", "shown"),
+    [(3.21, "3.2 s"), (89.9, "89.9 s"), (120.0, "2 min"), (5000.0, "83 min"), (7200.0, "2.0 h")],
 )
 def test_time_is_told_in_words(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seconds: float, shown: str
@@ -164,12 +215,14 @@ def test_a_method_that_no_few_clients_can_run_has_no_time_and_is_planned_all_the
 
 
 def test_a_plan_that_nobody_can_afford_is_still_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = spoken(capsys, "plan", *FULL, "--methods", "dp_fed", "--noise-multiplier", "0.3")
+    code, out, err = spoken(
+        capsys, "plan", *FULL, "--methods", "dp_fed", "--noise-multiplier", "0.3"
+    )
     assert code == 0, err[-300:]
     assert "dp_fed" in out
 
 
-# -- what it recommends ------------------------------------------------------------------------------------------------
+# -- what it recommends ----------------------------------------------------------------------------
 
 
 def test_the_recommendation_follows_the_budgets(capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,7 +234,10 @@ def test_the_recommendation_follows_the_budgets(capsys: pytest.CaptureFixture[st
     assert unequal["method"] in ("weiavg", "robust_hdp")
     _, out, _ = spoken(capsys, "plan", *FULL, *methods)
     said = " ".join(out.split())
-    assert f"To protect a record from the server (zero_out), try {unequal['method']} first: its aggregate" in said
+    assert (
+        f"To protect a record from the server (zero_out), try {unequal['method']} first: its aggregate"
+        in said
+    )
     assert "nothing was trained" in said
     assert "does not predict accuracy" in said
 
@@ -194,8 +250,14 @@ def test_there_is_one_recommendation_a_promise(capsys: pytest.CaptureFixture[str
         ("client", "replace_one", "server"): "airsgd",
         ("record", "zero_out", "server"): "fedavg_dp",
     }
-    assert all("would carry" not in one["reason"] for one in plan["recommended"] if one["method"] == "fedavg_dp")
-    assert "compare it with dp_fed" in next(o["reason"] for o in plan["recommended"] if o["method"] == "dp_fed_ls")
+    assert all(
+        "would carry" not in one["reason"]
+        for one in plan["recommended"]
+        if one["method"] == "fedavg_dp"
+    )
+    assert "compare it with dp_fed" in next(
+        o["reason"] for o in plan["recommended"] if o["method"] == "dp_fed_ls"
+    )
 
 
 def test_more_rounds_more_clients_and_larger_grants_move_the_ratio_the_right_way(
@@ -212,10 +274,12 @@ def test_more_rounds_more_clients_and_larger_grants_move_the_ratio_the_right_way
     assert ratio("--clip", "7") == pytest.approx(plain, rel=1e-9)  # noise and signal grow alike
 
 
-# -- what is claimed ---------------------------------------------------------------------------------------------------
+# -- what is claimed -------------------------------------------------------------------------------
 
 
-def test_a_false_claim_moves_the_plan_of_those_who_believe_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_false_claim_moves_the_plan_of_those_who_believe_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     methods = ["--methods", "weiavg,robust_hdp,fedavg_dp", "--no-timing"]
     honest = planned(capsys, *FULL, *methods)["methods"]
     lied = planned(capsys, *FULL, *methods, "--liar", "0:1000")["methods"]
@@ -226,7 +290,16 @@ def test_a_false_claim_moves_the_plan_of_those_who_believe_it(capsys: pytest.Cap
 
 
 def test_describe_knows_of_liars(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [*FULL, "--method", "pfa_plus", "--set", "public=threshold", "--set", "public_threshold=3", "--json"]
+    arguments = [
+        *FULL,
+        "--method",
+        "pfa_plus",
+        "--set",
+        "public=threshold",
+        "--set",
+        "public_threshold=3",
+        "--json",
+    ]
     _, out, _ = spoken(capsys, "describe", *arguments)
     honest = json.loads(out)
     code, out, _ = spoken(capsys, "describe", *arguments, "--liar", "0:100")
@@ -239,23 +312,39 @@ def test_describe_knows_of_liars(capsys: pytest.CaptureFixture[str]) -> None:
     assert "is no client with a budget" in err
 
 
-# -- for people --------------------------------------------------------------------------------------------------------
+# -- for people ------------------------------------------------------------------------------------
 
 
 def test_tables_fit_80_columns_and_show_every_method(capsys: pytest.CaptureFixture[str]) -> None:
-    names = ["fedavg", "fedavg_dp", "minimum", "maximum", "robust_hdp", "dp_fed", "udp_fedavg", "airsgd", "fedceo"]
+    names = [
+        "fedavg",
+        "fedavg_dp",
+        "minimum",
+        "maximum",
+        "robust_hdp",
+        "dp_fed",
+        "udp_fedavg",
+        "airsgd",
+        "fedceo",
+    ]
     code, out, _ = spoken(capsys, "plan", *FULL, "--methods", ",".join(names), "--no-timing")
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out
-    rows = [line.split()[0] for line in out.split("Noise multiplier")[0].splitlines() if line.strip()]
+    rows = [
+        line.split()[0] for line in out.split("Noise multiplier")[0].splitlines() if line.strip()
+    ]
     assert set(names) <= set(rows)
     by_client = out.split("Noise multiplier")[1]
     for name in set(names) - {"fedavg"}:
-        assert re.search(rf"\b{name}\b", by_client.split("To protect")[0]), f"the noise of {name} is not shown"
+        assert re.search(rf"\b{name}\b", by_client.split("To protect")[0]), (
+            f"the noise of {name} is not shown"
+        )
 
 
-def test_many_clients_are_cut_short_and_json_has_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_clients_are_cut_short_and_json_has_them_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     arguments = [
         "--dataset",
         "digits",
@@ -289,7 +378,7 @@ def test_without_a_method_all_that_fit_are_planned(
     assert asked == [("all", None), ("", "wireless"), ("weiavg", None)]
 
 
-# -- bad input ---------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 W = ["--methods", "weiavg"]
 BAD: list[tuple[list[str], int, str]] = [
@@ -312,7 +401,9 @@ BAD: list[tuple[list[str], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code", "words"), BAD, ids=[" ".join(a)[-50:] for a, _, _ in BAD])
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"), BAD, ids=[" ".join(a)[-50:] for a, _, _ in BAD]
+)
 def test_bad_input_gets_one_sentence_and_leaves_nothing_behind(
     capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:

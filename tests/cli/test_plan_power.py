@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from scipy import optimize, special
 
-from dpfl.algorithms.dprp import plan_power
 from dpfl.cli import describe as module
 from dpfl.cli.describe import ASSUMED
 from dpfl.cli.main import run_command
 from dpfl.core.types import Adjacency
+from dpfl.experiments.power import plan_power
 from dpfl.privacy.accountant import Spend
 from dpfl.privacy.events import Event
-from dpfl.wire.payload import FRAME_BYTES
+from dpfl.rounds.codec import FRAME_BYTES
 
 GAINS = {"north": 0.4, "east": 1.0, "south": 2.0, "west": 1.5}
 COMMON = ["--parameters", "40", "--rounds", "3", "--delta", "1e-3"]
@@ -39,7 +39,9 @@ def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 def test_a_plan_for_measured_gains_is_the_library_s(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = _run(capsys, "plan-power", *COMMON, "--epsilon", "4", "--gains", "gains.csv", "--json")
+    code, out, err = _run(
+        capsys, "plan-power", *COMMON, "--epsilon", "4", "--gains", "gains.csv", "--json"
+    )
     assert (code, err) == (0, "")
     plan = json.loads(out)
     expected = plan_power(list(GAINS.values()), 40, 3, 4.0, 1e-3)
@@ -51,7 +53,9 @@ def test_a_plan_for_measured_gains_is_the_library_s(capsys: pytest.CaptureFixtur
     assert plan["artificial"]["north"] == 0  # the weakest has nothing to spare
 
 
-def test_a_plan_is_printed_for_people_with_everyone_s_shares(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_printed_for_people_with_everyone_s_shares(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     code, out, err = _run(capsys, "plan-power", *COMMON, "--epsilon", "4", "--gains", "gains.csv")
     assert (code, err) == (0, "")
     plan = plan_power(list(GAINS.values()), 40, 3, 4.0, 1e-3)
@@ -70,8 +74,26 @@ def test_a_plan_is_printed_for_people_with_everyone_s_shares(capsys: pytest.Capt
 
 
 def test_settings_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--adjacency", "zero_out", "--projection", "gaussian", "--power", "2", "--clip", "0.5"]
-    arguments = ["--epsilon", "2", "--gains", "gains.csv", "--strong-convexity", "0.1", *options, "--json"]
+    options = [
+        "--adjacency",
+        "zero_out",
+        "--projection",
+        "gaussian",
+        "--power",
+        "2",
+        "--clip",
+        "0.5",
+    ]
+    arguments = [
+        "--epsilon",
+        "2",
+        "--gains",
+        "gains.csv",
+        "--strong-convexity",
+        "0.1",
+        *options,
+        "--json",
+    ]
     code, out, _ = _run(capsys, "plan-power", *COMMON, *arguments)
     assert code == 0
     expected = plan_power(
@@ -83,7 +105,17 @@ def test_settings_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_gains_may_be_drawn_and_their_seed_decides(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--parameters", "500", "--rounds", "3", "--delta", "1e-3", "--epsilon", "60", "--json"]
+    arguments = [
+        "--parameters",
+        "500",
+        "--rounds",
+        "3",
+        "--delta",
+        "1e-3",
+        "--epsilon",
+        "60",
+        "--json",
+    ]
     paper = ["--accounting", "paper", "--clients", "20"]
     found: list[dict[str, Any]] = []
     for seed in ("0", "0", "1"):
@@ -130,8 +162,14 @@ BAD = [
     ([*COMMON, "--epsilon", "much", *CSV], "much"),
     ([*COMMON, "--epsilon", "4", "--clients", "0"], "--clients"),
     ([*COMMON, "--epsilon", "4", "--clients", "1"], "1 client"),
-    (["--parameters", "0", "--rounds", "3", "--delta", "1e-3", "--epsilon", "4", *CSV], "parameters = 0"),
-    (["--parameters", "9", "--rounds", "0", "--delta", "1e-3", "--epsilon", "4", *CSV], "rounds = 0"),
+    (
+        ["--parameters", "0", "--rounds", "3", "--delta", "1e-3", "--epsilon", "4", *CSV],
+        "parameters = 0",
+    ),
+    (
+        ["--parameters", "9", "--rounds", "0", "--delta", "1e-3", "--epsilon", "4", *CSV],
+        "rounds = 0",
+    ),
     (["--parameters", "9", "--rounds", "3", "--delta", "2", "--epsilon", "4", *CSV], "delta = 2"),
 ]
 
@@ -187,16 +225,36 @@ def test_a_folder_is_no_file_of_gains(capsys: pytest.CaptureFixture[str]) -> Non
 
 # ---- describe --------------------------------------------------------------------------------------------------------
 
-DIGITS = ["--dataset", "digits", "--clients", "2", "--budgets", "4", "--delta", "1e-3", "--clip", "1", "--lr", "0.5"]
+DIGITS = [
+    "--dataset",
+    "digits",
+    "--clients",
+    "2",
+    "--budgets",
+    "4",
+    "--delta",
+    "1e-3",
+    "--clip",
+    "1",
+    "--lr",
+    "0.5",
+]
 DPRP = ["describe", *DIGITS, "--rounds", "3", "--method", "dprp", "--set", "dimension=50"]
 
 
-def test_describe_prints_epsilon_by_whose_noise_is_counted_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_describe_prints_epsilon_by_whose_noise_is_counted_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     code, out, _ = _run(capsys, *DPRP, "--rounds", "1")
     assert code == 0
     assert "hides a client from the server (replace_one adjacency)" in out
     assert "over this run's channel, if" in out
-    for name in ("all clients are honest", "half of the others are", "own and receiver's noise", "own noise only"):
+    for name in (
+        "all clients are honest",
+        "half of the others are",
+        "own and receiver's noise",
+        "own noise only",
+    ):
         assert re.search(rf"^{name}\s+\S+\s+\S+\s+\S+", out, re.M)
     assert len(ASSUMED) == 4
     assert "100 % of the other clients are counted on" in " ".join(out.split())
@@ -204,7 +262,9 @@ def test_describe_prints_epsilon_by_whose_noise_is_counted_on(capsys: pytest.Cap
 
 
 def exact(history: Iterable[Event], delta: float, *, adjacency: Adjacency) -> Spend:
-    """Gaussian mechanisms compose into one, whose epsilon has a closed form (Balle and Wang): faster than any curve."""
+    """Gaussian mechanisms compose into one, whose epsilon has a closed form (Balle and Wang):
+    faster than any curve.
+    """
     moved = 2 if adjacency is Adjacency.REPLACE_ONE else 1
     mu = moved * math.sqrt(sum(event.steps / event.noise_multiplier**2 for event in history))
 
@@ -230,7 +290,15 @@ def test_fewer_honest_clients_hide_less_and_those_counted_on_hide_what_was_plann
 ) -> None:
     monkeypatch.setattr(module, "spend", exact)
     code, out, _ = _run(
-        capsys, *DPRP, "--clients", "9", "--set", f"honest={honest}", "--set", "receiver_noise=0.01", "--json"
+        capsys,
+        *DPRP,
+        "--clients",
+        "9",
+        "--set",
+        f"honest={honest}",
+        "--set",
+        "receiver_noise=0.01",
+        "--json",
     )
     assert code == 0
     found = json.loads(out)
@@ -242,5 +310,7 @@ def test_fewer_honest_clients_hide_less_and_those_counted_on_hide_what_was_plann
     planned = found["epsilon"]["server"]["largest"]
     assert 0.99 * 4 <= planned <= 4
     assert table[row] <= planned * 1.001
-    if honest == "1.0":  # all noise is counted on and some is made on purpose: nothing is given away
+    if (
+        honest == "1.0"
+    ):  # all noise is counted on and some is made on purpose: nothing is given away
         assert table[row] == pytest.approx(planned, rel=0.01)

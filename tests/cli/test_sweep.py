@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from dpfl.algorithms.registry import FAMILIES
 from dpfl.cli import results as r
 from dpfl.cli import sweep as command
 from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError
+from dpfl.experiments.study import Study
+from dpfl.methods.registry import FAMILIES
 from dpfl.runs.experiment import Experiment
-from dpfl.runs.study import Study
 
 FEDERATION = ["--dataset", "digits", "--clients", "4", "--rounds", "1", "--local-steps", "2"]
 PRIVATE = ["--budgets", "0.5,1,4,8", "--delta", "1e-3", "--clip", "1"]
@@ -40,7 +40,9 @@ def granted(folder: str) -> dict[str, float]:
     return {line["account"]: line["granted"] for line in summary["statements"]}
 
 
-def test_a_scale_multiplies_every_epsilon_and_the_noise_follows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_scale_multiplies_every_epsilon_and_the_noise_follows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     over = ["--over", "budgets.scale=1,2", "--methods", "fedavg_dp,weiavg", "--seeds", "2"]
     code, out, _ = sweep(capsys, *FULL, *over, "--json")
     results = json.loads(out)
@@ -69,14 +71,23 @@ def test_a_scale_multiplies_every_epsilon_and_the_noise_follows(capsys: pytest.C
     for number, scale in enumerate(("1", "2")):
         cells = results["cells"][2 * number : 2 * number + 2]
         means = [statistics.mean(run["accuracy"] for run in cell["runs"]) for cell in cells]
-        shown = re.match(rf"{scale} +(\d+\.\d) ± \d+\.\d(\*?) +(\d+\.\d) ± \d+\.\d(\*?)$", lines[2 + number].rstrip())
+        shown = re.match(
+            rf"{scale} +(\d+\.\d) ± \d+\.\d(\*?) +(\d+\.\d) ± \d+\.\d(\*?)$",
+            lines[2 + number].rstrip(),
+        )
         assert shown is not None, lines[2 + number]
-        assert [float(shown.group(1)), float(shown.group(3))] == pytest.approx([100 * m for m in means], abs=0.051)
-        assert [shown.group(2), shown.group(4)] == (["*", ""] if means[0] >= means[1] else ["", "*"])
+        assert [float(shown.group(1)), float(shown.group(3))] == pytest.approx(
+            [100 * m for m in means], abs=0.051
+        )
+        assert [shown.group(2), shown.group(4)] == (
+            ["*", ""] if means[0] >= means[1] else ["", "*"]
+        )
     assert max(map(len, lines)) <= 80
 
 
-def test_several_fields_are_crossed_and_a_method_that_lacks_one_runs_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_fields_are_crossed_and_a_method_that_lacks_one_runs_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     over = ["--over", "method.smoothing=0.1,10", "--over", "method.lr=0.1,0.3"]
     methods = ["--methods", "dp_fed,dp_fed_ls", "--seeds", "1"]
     code, out, _ = sweep(capsys, *FULL, *over, *methods, "--json")
@@ -104,12 +115,27 @@ def test_several_fields_are_crossed_and_a_method_that_lacks_one_runs_once(capsys
 def test_the_number_of_clients_may_vary_and_the_star_stays_within_a_promise(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = ["--dataset", "digits", "--rounds", "1", "--workers", "1", "--quiet", "--seeds", "1", "--clip", "1"]
+    arguments = [
+        "--dataset",
+        "digits",
+        "--rounds",
+        "1",
+        "--workers",
+        "1",
+        "--quiet",
+        "--seeds",
+        "1",
+        "--clip",
+        "1",
+    ]
     arguments += ["--budgets", "2", "--delta", "1e-3", "--over", "partition.clients=3,5"]
     code, out, _ = sweep(capsys, *arguments, "--methods", "fedavg,fedavg_dp,maximum,dp_fed")
     assert code == 0
     client, record = out.split("Protecting a record")
-    for part, methods in ((client, ["fedavg", "dp_fed"]), (record, ["fedavg", "fedavg_dp", "maximum"])):
+    for part, methods in (
+        (client, ["fedavg", "dp_fed"]),
+        (record, ["fedavg", "fedavg_dp", "maximum"]),
+    ):
         lines = [line.split() for line in part.splitlines()]
         head = lines.index(["clients", *methods])
         assert [line[0] for line in lines[head + 1 : head + 3]] == ["3", "5"]
@@ -125,7 +151,9 @@ def test_a_whole_family_fits_80_columns_with_its_values(capsys: pytest.CaptureFi
         "run": {"rounds": 1},
     }
     varied = {"budgets.scale": [0.125, 0.25]}
-    study = Study.from_dict({"title": "t", "base": base, "vary": varied, "methods": {name: {} for name in names}})
+    study = Study.from_dict(
+        {"title": "t", "base": base, "vary": varied, "methods": {name: {} for name in names}}
+    )
     cells = []
     for case in study.cases():
         for name in names:
@@ -134,7 +162,10 @@ def test_a_whole_family_fits_80_columns_with_its_values(capsys: pytest.CaptureFi
                 "adjacency": "zero_out",
                 "observer": "nobody" if name == "fedavg" else "server",
             }
-            runs = [{"seed": n, "accuracy": a, "epsilon": promise, "stamps": []} for n, a in enumerate((0.1, 0.9, 0.8))]
+            runs = [
+                {"seed": n, "accuracy": a, "epsilon": promise, "stamps": []}
+                for n, a in enumerate((0.1, 0.9, 0.8))
+            ]
             cells.append({"case": case, "label": name, "runs": runs})
     command.show(study, {"cells": cells})
     out = capsys.readouterr().out
@@ -146,18 +177,22 @@ def test_a_whole_family_fits_80_columns_with_its_values(capsys: pytest.CaptureFi
     assert re.search(r"\b0\.25\b", out)
 
 
-# -- [budgets] scale ---------------------------------------------------------------------------------------------------
+# -- [budgets] scale -------------------------------------------------------------------------------
 
 
 def scaled(epsilon: Any, scale: float | None, delta: Any = 1e-3) -> list[float]:
     budgets = {"epsilon": epsilon, "delta": delta} | ({} if scale is None else {"scale": scale})
     values = {"data": {"name": "digits"}, "partition": {"clients": 4}, "budgets": budgets}
-    federation = Experiment.from_dict({**values, "method": {"name": "weiavg"}, "run": {"rounds": 1}}).federation()
+    federation = Experiment.from_dict(
+        {**values, "method": {"name": "weiavg"}, "run": {"rounds": 1}}
+    ).federation()
     assert {federation.budgets[client].delta for client in federation.ids} == {1e-3}
     return [federation.budgets[client].epsilon for client in federation.ids]
 
 
-@pytest.mark.parametrize("epsilon", [2.0, "mixgauss1", "0.5 1 4 8", [0.5, 1.0, 4.0, 8.0], "b.csv", "b.json"])
+@pytest.mark.parametrize(
+    "epsilon", [2.0, "mixgauss1", "0.5 1 4 8", [0.5, 1.0, 4.0, 8.0], "b.csv", "b.json"]
+)
 def test_every_kind_of_budgets_is_scaled(epsilon: Any) -> None:
     Path("b.csv").write_text("id,epsilon\n" + "".join(f"client-{n},{n + 1}\n" for n in range(4)))
     Path("b.json").write_text(json.dumps({f"client-{n}": [n + 1, 1e-3] for n in range(4)}))
@@ -172,12 +207,17 @@ def test_a_scale_is_a_positive_number(scale: Any) -> None:
         scaled(1.0, scale)
 
 
-# -- reading lists and seeds -------------------------------------------------------------------------------------------
+# -- reading lists and seeds -----------------------------------------------------------------------
 
 
 def test_lists_are_read_as_numbers_truths_and_words() -> None:
     found = r.lists_of(
-        ["method.k=1,2", "method.lr=0.5, 1e-3", "method.clip_after=true,False", "method.public=gmm,kmeans"]
+        [
+            "method.k=1,2",
+            "method.lr=0.5, 1e-3",
+            "method.clip_after=true,False",
+            "method.public=gmm,kmeans",
+        ]
     )
     assert found == {
         "method.k": [1, 2],
@@ -188,12 +228,14 @@ def test_lists_are_read_as_numbers_truths_and_words() -> None:
     assert [type(value) for value in found["method.k"]] == [int, int]
 
 
-@pytest.mark.parametrize(("text", "seeds"), [("3", [0, 1, 2]), ("1", [0]), ("5,2", [5, 2]), ("7,0,1", [7, 0, 1])])
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("3", [0, 1, 2]), ("1", [0]), ("5,2", [5, 2]), ("7,0,1", [7, 0, 1])]
+)
 def test_seeds_are_a_number_or_a_list(text: str, seeds: list[int]) -> None:
     assert r.seeds_of(text) == seeds
 
 
-# -- bad input ---------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 W = ["--methods", "weiavg", "--seeds", "1"]
 BAD: list[tuple[list[str], int, str]] = [
@@ -215,7 +257,18 @@ BAD: list[tuple[list[str], int, str]] = [
     (["--methods", "weiavg", "--over", "budgets.scale=1,2"], 2, "no data set"),
     # What only the second value makes impossible is found before the first one is run.
     (
-        [*FEDERATION, *W, "--clip", "1", "--budgets", "2", "--delta", "1e-3", "--over", "partition.clients=4,5000"],
+        [
+            *FEDERATION,
+            *W,
+            "--clip",
+            "1",
+            "--budgets",
+            "2",
+            "--delta",
+            "1e-3",
+            "--over",
+            "partition.clients=4,5000",
+        ],
         3,
         "5000",
     ),
@@ -223,7 +276,9 @@ BAD: list[tuple[list[str], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code", "words"), BAD, ids=[" ".join(a)[-50:] for a, _, _ in BAD])
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"), BAD, ids=[" ".join(a)[-50:] for a, _, _ in BAD]
+)
 def test_bad_input_gets_one_sentence_and_leaves_nothing_behind(
     capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from dpfl.algorithms.registry import METHODS
 from dpfl.cli import tune as command
 from dpfl.cli.main import run_command
+from dpfl.experiments import pool as compare
+from dpfl.experiments.study import Study
+from dpfl.methods.registry import METHODS
 from dpfl.runs.experiment import Experiment
-from dpfl.runs.study import Study
-from dpfl.sim import compare
 
 FEDERATION = ["--dataset", "digits", "--clients", "4", "--rounds", "2", "--local-steps", "2"]
 GRANTS = ["--budgets", "0.5,1,4,8", "--delta", "1e-3"]
@@ -41,9 +41,16 @@ def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("tuned")
     where = ["--out", str(place / "t"), "--kept", str(place / "kept")]
-    code, text, err = spoken("tune", *FULL, *LR, "--over", "method.clip=0.3,3", "--methods", "fedavg,weiavg", *where)
+    code, text, err = spoken(
+        "tune", *FULL, *LR, "--over", "method.clip=0.3,3", "--methods", "fedavg,weiavg", *where
+    )
     assert code == 0
-    return {"place": place, "text": text, "err": err, "results": json.loads((place / "t/results.json").read_text())}
+    return {
+        "place": place,
+        "text": text,
+        "err": err,
+        "results": json.loads((place / "t/results.json").read_text()),
+    }
 
 
 class Captured:
@@ -65,21 +72,28 @@ class Captured:
         return {label: self.study.tunable(label) for label in self.study.methods}
 
 
-# -- what is found, said and left behind -------------------------------------------------------------------------------
+# -- what is found, said and left behind -----------------------------------------------------------
 
 
 def test_the_best_on_validation_records_is_chosen_and_shown(tuned: dict[str, Any]) -> None:
     cells = {cell["label"]: cell for cell in tuned["results"]["cells"]}
-    assert [one["values"] for one in cells["fedavg"]["tried"]] == [{"method.lr": lr} for lr in (0.01, 0.5, 2)]
+    assert [one["values"] for one in cells["fedavg"]["tried"]] == [
+        {"method.lr": lr} for lr in (0.01, 0.5, 2)
+    ]
     assert [one["values"] for one in cells["weiavg"]["tried"]] == [
         {"method.lr": lr, "method.clip": clip} for lr in (0.01, 0.5, 2) for clip in (0.3, 3)
     ]
     for cell in cells.values():
         best = max(one["validation_accuracy"] for one in cell["tried"])
-        assert next(o for o in cell["tried"] if o["validation_accuracy"] == best)["values"] == cell["chosen"]
+        assert (
+            next(o for o in cell["tried"] if o["validation_accuracy"] == best)["values"]
+            == cell["chosen"]
+        )
         line = next(line for line in tuned["text"].splitlines() if line.startswith(cell["label"]))
         worst = min(one["validation_accuracy"] for one in cell["tried"])
-        chosen = ", ".join(f"{name.removeprefix('method.')} = {value}" for name, value in cell["chosen"].items())
+        chosen = ", ".join(
+            f"{name.removeprefix('method.')} = {value}" for name, value in cell["chosen"].items()
+        )
         assert line.split(cell["label"], 1)[1].split() == [
             *chosen.split(), f"{100 * best:.1f}", f"{100 * worst:.1f}", str(len(cell["tried"])),
         ]  # fmt: skip
@@ -87,8 +101,12 @@ def test_the_best_on_validation_records_is_chosen_and_shown(tuned: dict[str, Any
     assert max(map(len, tuned["text"].splitlines())) <= 80
 
 
-def test_runs_of_the_search_are_on_validation_records_and_seeds_that_nobody_reports(tuned: dict[str, Any]) -> None:
-    experiments = [Experiment.from_file(path) for path in (tuned["place"] / "kept").glob("*/experiment.toml")]
+def test_runs_of_the_search_are_on_validation_records_and_seeds_that_nobody_reports(
+    tuned: dict[str, Any],
+) -> None:
+    experiments = [
+        Experiment.from_file(path) for path in (tuned["place"] / "kept").glob("*/experiment.toml")
+    ]
     assert len(experiments) == 3 + 6
     assert {experiment.run.seed for experiment in experiments} == {command.TUNING_SEED}
     assert all(experiment.partition.validation for experiment in experiments)
@@ -104,7 +122,11 @@ def test_tuning_on_private_records_says_that_no_bill_covers_it(tuned: dict[str, 
 
 def test_files_with_the_chosen_values_are_ready_to_run(tuned: dict[str, Any]) -> None:
     folder = tuned["place"] / "t"
-    assert sorted(path.name for path in folder.iterdir()) == ["fedavg.toml", "results.json", "weiavg.toml"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "fedavg.toml",
+        "results.json",
+        "weiavg.toml",
+    ]
     for cell in tuned["results"]["cells"]:
         path = folder / f"{cell['label']}.toml"
         assert str(path) in tuned["err"]
@@ -113,15 +135,29 @@ def test_files_with_the_chosen_values_are_ready_to_run(tuned: dict[str, Any]) ->
         assert experiment.method.name == cell["label"]
         for field, value in cell["chosen"].items():
             assert experiment.method.settings()[field.removeprefix("method.")] == value
-        assert (experiment.run.seed, experiment.run.rounds, experiment.partition.validation) == (0, 2, False)
+        assert (experiment.run.seed, experiment.run.rounds, experiment.partition.validation) == (
+            0,
+            2,
+            False,
+        )
         assert experiment.method.settings()["local_steps"] == 2
     assert "clip" not in Experiment.from_file(folder / "fedavg.toml").method.settings()
     assert spoken("run", str(folder / "weiavg.toml"), "--out", "r", "--quiet")[0] == 0
-    assert Experiment.from_file(Path("r/experiment.toml")) == Experiment.from_file(folder / "weiavg.toml")
+    assert Experiment.from_file(Path("r/experiment.toml")) == Experiment.from_file(
+        folder / "weiavg.toml"
+    )
 
 
 def test_compare_takes_what_was_tuned(tuned: dict[str, Any]) -> None:
-    arguments = ["--methods", "weiavg,fedavg", "--seeds", "1", "--tuned", str(tuned["place"] / "t"), "--json"]
+    arguments = [
+        "--methods",
+        "weiavg,fedavg",
+        "--seeds",
+        "1",
+        "--tuned",
+        str(tuned["place"] / "t"),
+        "--json",
+    ]
     code, out, err = spoken("compare", *FULL, *arguments)
     assert code == 0, err
     chosen = {cell["label"]: cell["chosen"] for cell in tuned["results"]["cells"]}
@@ -136,7 +172,13 @@ def test_compare_takes_what_was_tuned(tuned: dict[str, Any]) -> None:
 
 
 def test_a_clip_that_was_tuned_need_not_be_given_again(tuned: dict[str, Any]) -> None:
-    without = [*FEDERATION, *GRANTS, "--workers", "1", "--quiet"]  # as the search itself may be asked for
+    without = [
+        *FEDERATION,
+        *GRANTS,
+        "--workers",
+        "1",
+        "--quiet",
+    ]  # as the search itself may be asked for
     tuned_at = ["--methods", "weiavg", "--seeds", "1", "--tuned", str(tuned["place"] / "t")]
     code, _, err = spoken("compare", *without, *tuned_at)
     assert code == 0, err
@@ -150,18 +192,31 @@ def test_results_of_a_comparison_are_no_tuning() -> None:
     assert out == ""
 
 
-def test_the_same_search_again_runs_nothing(tuned: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_search_again_runs_nothing(
+    tuned: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(*arguments: Any, **more: Any) -> Any:
         raise AssertionError("a run was repeated")
 
     monkeypatch.setattr(compare, "run_experiment", never)
     where = ["--out", "again", "--kept", str(tuned["place"] / "kept")]
-    code, text, _ = spoken("tune", *FULL, *LR, "--over", "method.clip=0.3,3", "--methods", "fedavg,weiavg", *where)
+    code, text, _ = spoken(
+        "tune", *FULL, *LR, "--over", "method.clip=0.3,3", "--methods", "fedavg,weiavg", *where
+    )
     assert (code, text) == (0, tuned["text"])
 
 
 def test_halving_is_said_and_its_document_tells_how_far_each_went() -> None:
-    over = ["--over", "method.lr=0.01,0.1,0.5,2", "--search", "halving", "--rounds", "4", "--methods", "fedavg"]
+    over = [
+        "--over",
+        "method.lr=0.01,0.1,0.5,2",
+        "--search",
+        "halving",
+        "--rounds",
+        "4",
+        "--methods",
+        "fedavg",
+    ]
     code, text, _ = spoken("tune", *FULL, *over)
     assert code == 0
     assert "dropped were judged after a quarter or half" in " ".join(text.split())
@@ -170,7 +225,7 @@ def test_halving_is_said_and_its_document_tells_how_far_each_went() -> None:
     assert next(one["rounds"] for one in cell["tried"] if one["values"] == cell["chosen"]) == 4
 
 
-# -- on a proxy --------------------------------------------------------------------------------------------------------
+# -- on a proxy ------------------------------------------------------------------------------------
 
 
 def test_a_proxy_is_trained_on_instead_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +237,9 @@ def test_a_proxy_is_trained_on_instead_and_named(monkeypatch: pytest.MonkeyPatch
         return real(experiment, *rest, **more)
 
     monkeypatch.setattr(compare, "run_experiment", spy)
-    code, text, _ = spoken("tune", *FULL, *LR, "--methods", "weiavg", "--tune-on", "breast_cancer", "--out", "t")
+    code, text, _ = spoken(
+        "tune", *FULL, *LR, "--methods", "weiavg", "--tune-on", "breast_cancer", "--out", "t"
+    )
     assert code == 0
     assert [experiment.data.name for experiment in ran] == ["breast_cancer"] * 3
     assert all(len(experiment.federation().ids) == 4 for experiment in ran)
@@ -202,7 +259,7 @@ def test_the_federations_own_data_are_no_proxy() -> None:
     assert len(err.strip().splitlines()) == 1
 
 
-# -- what is searched --------------------------------------------------------------------------------------------------
+# -- what is searched ------------------------------------------------------------------------------
 
 
 def test_by_default_every_method_is_searched_over_the_same_values_and_its_own_knob(
@@ -226,7 +283,10 @@ def test_by_default_every_method_is_searched_over_the_same_values_and_its_own_kn
         assert {one["method.lr"] for one in candidates} == set(command.RATES)
     assert {one["method.k"] for one in tried["pfa"]} == {1, 2}
     parameters = 64 * 64 + 64 + 64 * 10 + 10
-    assert {one["method.dimension"] for one in tried["dprp"]} == {round(parameters / 64), round(parameters / 8)}
+    assert {one["method.dimension"] for one in tried["dprp"]} == {
+        round(parameters / 64),
+        round(parameters / 8),
+    }
 
 
 def test_what_the_user_fixes_or_names_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,14 +302,16 @@ def test_what_the_user_fixes_or_names_is_not_searched(monkeypatch: pytest.Monkey
     assert captured.study.tune.search == "halving"
 
 
-def test_of_all_a_method_whose_knob_has_no_default_is_searched_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_all_a_method_whose_knob_has_no_default_is_searched_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     captured = Captured(monkeypatch)
     tried = captured.tried(*FEDERATION, *GRANTS, "--workers", "1", "--quiet", "--methods", "all")
     assert set(tried) == set(METHODS) - {"centaur"}
     assert len({one["method.dimension"] for one in tried["dprp"]}) == 2
 
 
-# -- bad input ---------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 W = ["--methods", "weiavg"]
 BAD: list[tuple[list[str], int, str]] = [
@@ -271,8 +333,12 @@ BAD: list[tuple[list[str], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code", "words"), BAD, ids=[" ".join(a)[-50:] for a, _, _ in BAD])
-def test_bad_input_gets_one_sentence_and_leaves_nothing_behind(arguments: list[str], code: int, words: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"), BAD, ids=[" ".join(a)[-50:] for a, _, _ in BAD]
+)
+def test_bad_input_gets_one_sentence_and_leaves_nothing_behind(
+    arguments: list[str], code: int, words: str
+) -> None:
     found, out, err = spoken("tune", *arguments, "--workers", "1", "--quiet")
     assert (found, out) == (code, "")
     assert words in err

@@ -57,16 +57,24 @@ def test_exit_codes_are_those_of_the_design() -> None:
 
 
 def test_exit_codes_are_those_of_the_module_docstring() -> None:
-    documented = dict(re.findall(r"(\w+(?:Error|Refusal|Interrupted)|Interrupted) +(\d+) ", errors.__doc__ or ""))
+    documented = dict(
+        re.findall(r"(\w+(?:Error|Refusal|Interrupted)|Interrupted) +(\d+) ", errors.__doc__ or "")
+    )
     assert len(documented) >= 8
-    assert documented == {kind.__name__: str(kind.exit_code) for kind in CODES if kind.__name__ in documented}
+    assert documented == {
+        kind.__name__: str(kind.exit_code) for kind in CODES if kind.__name__ in documented
+    }
 
 
 @pytest.mark.parametrize("kind", CODES, ids=lambda kind: kind.__name__)
 def test_a_message_says_where_what_and_what_to_do(kind: type[DpflError]) -> None:
     error = kind("ledger.sqlite", "is 3 % damaged", "restore it")
     assert str(error) == "ledger.sqlite: is 3 % damaged; restore it"
-    assert (error.where, error.problem, error.remedy) == ("ledger.sqlite", "is 3 % damaged", "restore it")
+    assert (error.where, error.problem, error.remedy) == (
+        "ledger.sqlite",
+        "is 3 % damaged",
+        "restore it",
+    )
 
 
 @pytest.mark.parametrize("kind", CODES, ids=lambda kind: kind.__name__)
@@ -108,7 +116,8 @@ KNOWN = ["fedavg", "weiavg", "robust_hdp", "pfa"]
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("weiavgg", "weiavg"), ("FedAvg", "fedavg"), ("robust-hdp", "robust_hdp"), ("pfaa", "pfa")]
+    ("typed", "meant"),
+    [("weiavgg", "weiavg"), ("FedAvg", "fedavg"), ("robust-hdp", "robust_hdp"), ("pfaa", "pfa")],
 )
 def test_a_misspelt_name_is_answered_with_the_nearest_one(typed: str, meant: str) -> None:
     assert did_you_mean(typed, KNOWN) == f"did you mean '{meant}'?"

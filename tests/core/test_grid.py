@@ -28,9 +28,14 @@ def test_what_is_released_is_a_multiple_of_the_step(std: float, seed: int) -> No
 
 
 @given(STD, st.integers(0, 2**32), st.integers(0, 2**32))
-def test_rounding_moves_neighbours_apart_by_no_more_than_is_charged(std: float, one: int, other: int) -> None:
+def test_rounding_moves_neighbours_apart_by_no_more_than_is_charged(
+    std: float, one: int, other: int
+) -> None:
     grid = Grid.of(std)
-    a, b = (torch.randn(200, generator=PublicSeed(s).generator(), dtype=torch.float64) * std for s in (one, other))
+    a, b = (
+        torch.randn(200, generator=PublicSeed(s).generator(), dtype=torch.float64) * std
+        for s in (one, other)
+    )
     apart = torch.linalg.vector_norm((grid.integers(a) - grid.integers(b)) * grid.step)
     assert float(apart) <= float(torch.linalg.vector_norm(a - b)) + grid.widening(200) * (1 + 1e-9)
 

@@ -1,4 +1,6 @@
-"""The sampler of noise on the integers: the same numbers however it is asked, the right moments, no structure."""
+"""The sampler of noise on the integers: the same numbers however it is asked, the right moments, no
+structure.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,10 @@ def test_moments_have_power(many: np.ndarray) -> None:
     expected, variance = [0, 1, 0, 3, 0, 15, 0, 105], [1, 2, 15, 96, 945, 10170, 135135, 2016000]
 
     def worst(z: np.ndarray) -> float:
-        scores = [(np.mean(z ** (k + 1)) - expected[k]) / math.sqrt(variance[k] / len(z)) for k in range(8)]
+        scores = [
+            (np.mean(z ** (k + 1)) - expected[k]) / math.sqrt(variance[k] / len(z))
+            for k in range(8)
+        ]
         return max(map(abs, scores))
 
     assert worst(many / SCALE) < 5
@@ -70,7 +75,9 @@ def test_single_integers_near_zero_come_as_often_as_they_should(many: np.ndarray
     """Cells of 64 integers around zero, where the fast path's pieces meet."""
     edges = np.arange(-2 * CELL, 2 * CELL + 1, 64)
     counts, _ = np.histogram(many, bins=edges - 0.5)
-    expected = np.array([ideal(np.arange(a, a + 64).astype(float)).sum() for a in edges[:-1]]) * len(many)
+    expected = np.array(
+        [ideal(np.arange(a, a + 64).astype(float)).sum() for a in edges[:-1]]
+    ) * len(many)
     chi = float(((counts - expected) ** 2 / expected).sum())
     assert stats.chi2.sf(chi, len(expected)) > 1e-6
 
@@ -103,7 +110,12 @@ def test_neighbours_and_distant_numbers_are_independent(many: np.ndarray, lag: i
 
 
 def test_rows_of_different_keys_are_uncorrelated() -> None:
-    rows = fill_rows([GridNoise(os.urandom(32)) for _ in range(20)], np.empty((20, 50_000), np.float32)) / SCALE
+    rows = (
+        fill_rows(
+            [GridNoise(os.urandom(32)) for _ in range(20)], np.empty((20, 50_000), np.float32)
+        )
+        / SCALE
+    )
     correlation = rows @ rows.T / rows.shape[1]
     off = correlation[np.triu_indices(20, 1)]
     assert np.abs(off).max() < 5 / math.sqrt(rows.shape[1])

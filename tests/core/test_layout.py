@@ -64,15 +64,21 @@ def test_blocks_cover_the_vector_without_gap_or_overlap(tree: dict[str, Tensor])
 
 
 @given(trees())
-def test_the_norm_of_the_vector_is_the_joint_norm_of_everything_sent(tree: dict[str, Tensor]) -> None:
+def test_the_norm_of_the_vector_is_the_joint_norm_of_everything_sent(
+    tree: dict[str, Tensor],
+) -> None:
     """Buffers, integers and scalars count: what is clipped is what is sent."""
-    joint = math.sqrt(math.fsum(float(x) ** 2 for tensor in tree.values() for x in tensor.flatten().tolist()))
+    joint = math.sqrt(
+        math.fsum(float(x) ** 2 for tensor in tree.values() for x in tensor.flatten().tolist())
+    )
     norm = torch.linalg.vector_norm(Layout.of(tree).flatten(tree), dtype=torch.float64).item()
     assert norm == pytest.approx(joint, rel=1e-9)
 
 
 @given(trees(), st.randoms(use_true_random=False))
-def test_the_order_in_which_tensors_arrive_does_not_matter(tree: dict[str, Tensor], random: object) -> None:
+def test_the_order_in_which_tensors_arrive_does_not_matter(
+    tree: dict[str, Tensor], random: object
+) -> None:
     layout = Layout.of(tree)
     names = list(tree)
     random.shuffle(names)  # type: ignore[attr-defined]
@@ -83,7 +89,9 @@ def test_the_order_in_which_tensors_arrive_does_not_matter(tree: dict[str, Tenso
 def test_a_matrix_is_unflattened_row_by_row(tree: dict[str, Tensor], rows: int) -> None:
     layout = Layout.of(tree)
     vector = layout.flatten(tree)
-    stacked = layout.unflatten(torch.stack([vector] * rows) if rows else torch.zeros(0, layout.size))
+    stacked = layout.unflatten(
+        torch.stack([vector] * rows) if rows else torch.zeros(0, layout.size)
+    )
     for name, tensor in tree.items():
         assert stacked[name].shape == (rows, *tensor.shape)
         assert all(torch.equal(row, tensor) for row in stacked[name])
@@ -95,7 +103,9 @@ def test_a_module_with_batch_norm_round_trips_with_its_buffers() -> None:
     module(torch.randn(5, 3))
     tree = module.state_dict()
     layout = Layout.of(tree)
-    assert {"1.running_mean", "1.running_var", "1.num_batches_tracked"} <= {block.name for block in layout}
+    assert {"1.running_mean", "1.running_var", "1.num_batches_tracked"} <= {
+        block.name for block in layout
+    }
     back = layout.unflatten(layout.flatten(tree))
     assert back["1.num_batches_tracked"].item() == 1
     assert all(torch.equal(back[name], tree[name]) for name in tree)
@@ -137,10 +147,19 @@ def test_wrong_names_are_refused(sent: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize(
     "weight",
-    [torch.zeros(3, 2), torch.zeros(6), torch.zeros(2, 3, 1), torch.zeros(1, 3), torch.zeros(0), torch.tensor(0.0)],
+    [
+        torch.zeros(3, 2),
+        torch.zeros(6),
+        torch.zeros(2, 3, 1),
+        torch.zeros(1, 3),
+        torch.zeros(0),
+        torch.tensor(0.0),
+    ],
     ids=["transposed", "flat", "one more axis", "broadcastable", "empty", "scalar"],
 )
-def test_wrong_shapes_are_refused_even_where_the_count_or_a_broadcast_would_fit(weight: Tensor) -> None:
+def test_wrong_shapes_are_refused_even_where_the_count_or_a_broadcast_would_fit(
+    weight: Tensor,
+) -> None:
     with pytest.raises(PeerError, match="'weight' has shape"):
         Layout.of(AGREED).flatten({**AGREED, "weight": weight})
 

@@ -19,13 +19,17 @@ from torch import Tensor
 from dpfl.core.grid_noise import SCALE, keystream
 from dpfl.core.random import PublicSeed, SecretRng
 
-LABELS = st.lists(st.one_of(st.text(alphabet="ab:1\x1f", max_size=4), st.integers(-3, 30)), max_size=3)
+LABELS = st.lists(
+    st.one_of(st.text(alphabet="ab:1\x1f", max_size=4), st.integers(-3, 30)), max_size=3
+)
 DRAWS = 100_000
 LOW, HIGH = 0.9926, 1.0074  # 3.3 standard errors of a standard deviation over 1e5 draws
 
 
 def noise(rng: SecretRng, size: int = DRAWS) -> Tensor:
-    """Noise of unit scale; the low digits come from a second draw, so that two equal numbers are no accident."""
+    """Noise of unit scale; the low digits come from a second draw, so that two equal numbers are no
+    accident.
+    """
     high, low = rng.grid_noise_(torch.empty(size, 2)).double().T
     return (high + low * 2.0**-26) / SCALE
 
@@ -63,7 +67,9 @@ def test_children_are_named_and_not_ordered() -> None:
 
 
 @given(LABELS, LABELS)
-def test_two_children_agree_exactly_where_their_names_do(one: list[str | int], other: list[str | int]) -> None:
+def test_two_children_agree_exactly_where_their_names_do(
+    one: list[str | int], other: list[str | int]
+) -> None:
     assert (PublicSeed(7).child(*one) == PublicSeed(7).child(*other)) == (one == other)
 
 
@@ -85,7 +91,9 @@ def test_a_child_depends_on_its_parent_and_differs_from_it() -> None:
 @given(st.integers(0, 2**128))
 def test_equal_seeds_give_equal_streams(value: int) -> None:
     one, other = PublicSeed(value), PublicSeed(value)
-    assert torch.equal(torch.randn(5, generator=one.generator()), torch.randn(5, generator=other.generator()))
+    assert torch.equal(
+        torch.randn(5, generator=one.generator()), torch.randn(5, generator=other.generator())
+    )
     assert np.array_equal(one.numpy().random(5), other.numpy().random(5))
     assert torch.equal(noise(SecretRng.simulated(one), 5), noise(SecretRng.simulated(other), 5))
 
@@ -94,13 +102,17 @@ def test_equal_seeds_give_equal_streams(value: int) -> None:
 def test_bits_of_the_seed_above_the_thirty_second_matter(bit: int) -> None:
     """torch's own manual_seed keeps 32 bits, which a laptop can search."""
     near, far = PublicSeed(5), PublicSeed(5 + 2**bit)
-    assert not torch.equal(torch.randn(8, generator=near.generator()), torch.randn(8, generator=far.generator()))
+    assert not torch.equal(
+        torch.randn(8, generator=near.generator()), torch.randn(8, generator=far.generator())
+    )
     assert not np.array_equal(near.numpy().random(8), far.numpy().random(8))
 
 
 def test_the_whole_state_of_a_generator_depends_on_the_seed() -> None:
     """Two seeds agree on none (or hardly any) of the 624 words, not just on the first outputs."""
-    one, other = (PublicSeed(value).generator().get_state().numpy()[24 : 24 + 8 * 624] for value in (1, 2))
+    one, other = (
+        PublicSeed(value).generator().get_state().numpy()[24 : 24 + 8 * 624] for value in (1, 2)
+    )
     same = np.count_nonzero(one.view("<u8") == other.view("<u8"))
     assert same <= 1
 
@@ -116,7 +128,9 @@ def test_a_generator_is_fresh_each_time_it_is_asked_for() -> None:
 # ---- secret generators: no way out ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rng", [SecretRng.from_system(), SecretRng.simulated(PublicSeed(1))], ids=["system", "seeded"])
+@pytest.mark.parametrize(
+    "rng", [SecretRng.from_system(), SecretRng.simulated(PublicSeed(1))], ids=["system", "seeded"]
+)
 @pytest.mark.parametrize(
     "leak",
     [
@@ -128,7 +142,9 @@ def test_a_generator_is_fresh_each_time_it_is_asked_for() -> None:
     ],
     ids=["copy", "deepcopy", "pickle", "pickle inside", "deepcopy inside"],
 )
-def test_a_secret_generator_cannot_be_copied_or_serialised(rng: SecretRng, leak: Callable[[object], object]) -> None:
+def test_a_secret_generator_cannot_be_copied_or_serialised(
+    rng: SecretRng, leak: Callable[[object], object]
+) -> None:
     with pytest.raises(TypeError, match="never"):
         leak(rng)
 
@@ -168,7 +184,9 @@ def test_system_generators_differ_even_where_every_global_generator_is_seeded() 
             np.random.seed(0)
             torch.manual_seed(0)
             rng = SecretRng.from_system()
-            released.append((noise(rng, 8), rng.chosen(8, 8, 0.5), rng.integer(), noise(rng.child("a"), 8)))
+            released.append(
+                (noise(rng, 8), rng.chosen(8, 8, 0.5), rng.integer(), noise(rng.child("a"), 8))
+            )
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
@@ -247,13 +265,18 @@ def test_a_simulated_generator_asks_nothing_of_the_system(
 
 
 @EVERY_DRAW
-@given(st.lists(st.tuples(LABELS, st.booleans()), max_size=4), st.lists(st.tuples(LABELS, st.booleans()), max_size=4))
+@given(
+    st.lists(st.tuples(LABELS, st.booleans()), max_size=4),
+    st.lists(st.tuples(LABELS, st.booleans()), max_size=4),
+)
 def test_equal_seeds_give_equal_streams_whatever_was_asked_of_children(
     drawn: Callable[[SecretRng], object],
     before: list[tuple[list[str | int], bool]],
     between: list[tuple[list[str | int], bool]],
 ) -> None:
-    """Naming children, and drawing from them, moves neither the parent's stream nor another child's."""
+    """Naming children, and drawing from them, moves neither the parent's stream nor another
+    child's.
+    """
     plain, busy = (SecretRng.simulated(PublicSeed(8)) for _ in range(2))
     for asked in (before, between):
         for labels, draws in asked:
@@ -265,7 +288,9 @@ def test_equal_seeds_give_equal_streams_whatever_was_asked_of_children(
 
 
 @EVERY_DRAW
-def test_a_child_named_before_or_after_its_parent_draws_is_the_same(drawn: Callable[[SecretRng], object]) -> None:
+def test_a_child_named_before_or_after_its_parent_draws_is_the_same(
+    drawn: Callable[[SecretRng], object],
+) -> None:
     rng = SecretRng.simulated(PublicSeed(9))
     early = rng.child("a")
     drawn(rng)
@@ -274,7 +299,9 @@ def test_a_child_named_before_or_after_its_parent_draws_is_the_same(drawn: Calla
 
 @pytest.mark.parametrize("drawn_before", [0, 3], ids=["untouched", "in the middle of its stream"])
 @pytest.mark.parametrize("parent_first", [True, False])
-def test_forks_and_their_parent_all_have_streams_of_their_own(drawn_before: int, parent_first: bool) -> None:
+def test_forks_and_their_parent_all_have_streams_of_their_own(
+    drawn_before: int, parent_first: bool
+) -> None:
     rng, named = SecretRng.from_system(), SecretRng.from_system().child("named before the fork")
     for each in (rng, named):
         if drawn_before:
@@ -291,7 +318,9 @@ def test_forks_and_their_parent_all_have_streams_of_their_own(drawn_before: int,
 
 
 @pytest.mark.parametrize("drawn_before", [0, 3])
-def test_a_fork_asks_the_system_once_and_then_has_one_stream(drawn_before: int, asked_of_the_system: list[int]) -> None:
+def test_a_fork_asks_the_system_once_and_then_has_one_stream(
+    drawn_before: int, asked_of_the_system: list[int]
+) -> None:
     rng = SecretRng.from_system()
     if drawn_before:
         noise(rng, drawn_before)
@@ -329,7 +358,10 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_has_unit_scale_and_the_test_would_see_three_percent(seed: int) -> None:
-    draws = SecretRng.simulated(PublicSeed(seed)).grid_noise_(torch.empty(DRAWS)).to(torch.float64) / SCALE
+    draws = (
+        SecretRng.simulated(PublicSeed(seed)).grid_noise_(torch.empty(DRAWS)).to(torch.float64)
+        / SCALE
+    )
     assert scale_is_one(draws)
     assert not scale_is_one(0.97 * draws)
     assert not scale_is_one(1.03 * draws)

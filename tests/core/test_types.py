@@ -34,7 +34,9 @@ def test_a_budget_refuses_a_delta_outside_the_open_unit_interval(delta: float) -
 
 
 @given(st.floats(0, 1e300, exclude_min=True), st.floats(0, 1, exclude_min=True, exclude_max=True))
-def test_a_budget_keeps_every_positive_epsilon_with_a_proper_delta(epsilon: float, delta: float) -> None:
+def test_a_budget_keeps_every_positive_epsilon_with_a_proper_delta(
+    epsilon: float, delta: float
+) -> None:
     budget = Budget(epsilon=epsilon, delta=delta, unit=Unit.RECORD, observer=Observer.SERVER)
     assert (budget.epsilon, budget.delta) == (epsilon, delta)
 
@@ -74,16 +76,24 @@ def test_a_practice_refuses_a_learning_rate_that_is_no_positive_number(lr: float
 @st.composite
 def practices(draw: st.DrawFn) -> Practice:
     length = draw(st.sampled_from(["local_steps", "local_epochs"]))
-    return Practice(batch_size=draw(WHOLE), lr=draw(st.none() | st.floats(1e-6, 10)), **{length: draw(WHOLE)})
+    return Practice(
+        batch_size=draw(WHOLE), lr=draw(st.none() | st.floats(1e-6, 10)), **{length: draw(WHOLE)}
+    )
 
 
 @given(practices(), practices())
-def test_an_own_practice_wins_and_the_default_fills_the_rest(own: Practice, default: Practice) -> None:
+def test_an_own_practice_wins_and_the_default_fills_the_rest(
+    own: Practice, default: Practice
+) -> None:
     merged = own.over(default)
-    assert merged.batch_size == (own.batch_size if own.batch_size is not None else default.batch_size)
+    assert merged.batch_size == (
+        own.batch_size if own.batch_size is not None else default.batch_size
+    )
     assert merged.lr == (own.lr if own.lr is not None else default.lr)
     own_length = (own.local_steps, own.local_epochs)
-    expected = own_length if own_length != (None, None) else (default.local_steps, default.local_epochs)
+    expected = (
+        own_length if own_length != (None, None) else (default.local_steps, default.local_epochs)
+    )
     assert (merged.local_steps, merged.local_epochs) == expected
 
 
@@ -108,7 +118,9 @@ def test_a_phase_refuses_noise_without_a_clip() -> None:
 
 def test_shuffled_batches_without_noise_and_poisson_ones_with_it_are_accepted() -> None:
     plain = Phase(steps=1, batch_size=4, sampling="shuffle", lr=0.1)
-    private = Phase(steps=1, batch_size=4, sampling="poisson", lr=0.1, clip=1.0, noise_multiplier=1.0)
+    private = Phase(
+        steps=1, batch_size=4, sampling="poisson", lr=0.1, clip=1.0, noise_multiplier=1.0
+    )
     assert plain.noise_multiplier == 0 and plain.clip is None
     assert private.noise_multiplier == 1.0
 

@@ -16,10 +16,10 @@ from torch.utils.data import TensorDataset
 from dpfl.core.errors import ConfigurationError, DataError
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, Practice
-from dpfl.data.datasets import Dataset, load_dataset
 from dpfl.data.federation import Federation
 from dpfl.data.partition import PARTITIONS, Partition
-from dpfl.data.records import Shard
+from dpfl.data.records import Dataset, Shard
+from dpfl.datasets.named import load_dataset
 
 BUDGET = Budget(epsilon=1.0, delta=1e-5)
 
@@ -44,7 +44,10 @@ def test_a_fifth_is_set_aside_for_testing_and_nothing_is_lost(records: int, seed
     shard = Federation.from_arrays({"a": (x, y)}, classes=2, seed=seed).shards["a"]
     assert len(shard.test_labels) == max(1, round(0.2 * records))
     assert sorted(rows(shard.features, shard.test_features)) == sorted(rows(torch.from_numpy(x)))
-    for features, labels in [(shard.features, shard.labels), (shard.test_features, shard.test_labels)]:
+    for features, labels in [
+        (shard.features, shard.labels),
+        (shard.test_features, shard.test_labels),
+    ]:
         assert torch.equal(features[:, 0] % 2, labels.float()), "a label left its record"
 
 
@@ -58,7 +61,9 @@ def test_the_split_depends_on_seed_and_client_and_on_nothing_else() -> None:
     assert not torch.equal(alone.shards["a"].features, reseeded.shards["a"].features)
 
 
-@pytest.mark.parametrize("form", [np.asarray, torch.as_tensor, lambda x: np.asarray(x).tolist(), tuple])
+@pytest.mark.parametrize(
+    "form", [np.asarray, torch.as_tensor, lambda x: np.asarray(x).tolist(), tuple]
+)
 def test_numpy_torch_and_lists_give_the_same_federation(form: object) -> None:
     x, y = numbered(10)
     expected = Federation.from_arrays({"a": (x, y)}).shards["a"]
@@ -91,7 +96,9 @@ def test_classes_are_counted_over_all_clients_or_taken_as_given() -> None:
     assert Federation.from_arrays(clients, classes=9).classes == 9
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "uint32", "float32", "float64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "int16", "uint16", "int32", "uint32", "float32", "float64", "bool"]
+)
 def test_whole_labels_of_any_number_type_are_labels(dtype: str) -> None:
     x, y = numbered(10)
     assert Federation.from_arrays({"a": (x, y.astype(dtype))}).classes == 2
@@ -110,8 +117,14 @@ def test_labels_in_a_column_are_labels() -> None:
 
 
 @given(
-    x=hnp.arrays(np.float32, st.tuples(st.integers(0, 6), st.integers(1, 3)), elements=st.floats(-1, 1, width=32)),
-    y=hnp.arrays(st.sampled_from([np.float64, np.int64]), st.integers(0, 6), elements=st.integers(-2, 3)),
+    x=hnp.arrays(
+        np.float32,
+        st.tuples(st.integers(0, 6), st.integers(1, 3)),
+        elements=st.floats(-1, 1, width=32),
+    ),
+    y=hnp.arrays(
+        st.sampled_from([np.float64, np.int64]), st.integers(0, 6), elements=st.integers(-2, 3)
+    ),
 )
 def test_any_pair_of_arrays_is_a_client_or_one_clear_error(x: np.ndarray, y: np.ndarray) -> None:
     good = len(x) == len(y) >= 2 and y.min() >= 0
@@ -150,7 +163,9 @@ def test_a_client_that_cannot_be_used_is_named_with_the_reason(case: str) -> Non
     assert "client 'b'" in str(caught.value)
 
 
-@pytest.mark.parametrize("arrays", [([[1.0]] * 9, [2] * 9), ([[1.0]] * 4, [0, 1, 0, 1], [[1.0]], [2])])
+@pytest.mark.parametrize(
+    "arrays", [([[1.0]] * 9, [2] * 9), ([[1.0]] * 4, [0, 1, 0, 1], [[1.0]], [2])]
+)
 def test_a_label_beyond_the_classes_is_refused_in_either_part(arrays: tuple[object, ...]) -> None:
     with pytest.raises(DataError, match=r"client 'a': has label 2, outside 0..1"):
         Federation.from_arrays({"a": arrays}, classes=2)
@@ -177,7 +192,9 @@ def test_a_federation_of_nobody_is_refused() -> None:
         Federation.from_arrays({})
 
 
-@pytest.mark.parametrize("field", [{"budgets": {"z": BUDGET}}, {"practices": {"z": Practice(lr=0.1)}}])
+@pytest.mark.parametrize(
+    "field", [{"budgets": {"z": BUDGET}}, {"practices": {"z": Practice(lr=0.1)}}]
+)
 def test_a_budget_or_practice_of_a_stranger_is_refused(field: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match="for 'z', who is no client"):
         Federation.from_arrays({"a": numbered(5)}, **field)  # type: ignore[arg-type]
@@ -225,7 +242,9 @@ def write_csv(path: Path, text: str) -> None:
 GOOD = "age,dose,ill | 1,2,0 | 3,4,1 | 5,6,0"
 
 
-def test_a_folder_of_csv_files_is_a_federation_with_the_last_column_as_label(tmp_path: Path) -> None:
+def test_a_folder_of_csv_files_is_a_federation_with_the_last_column_as_label(
+    tmp_path: Path,
+) -> None:
     write_csv(tmp_path / "a.csv", GOOD)
     write_csv(tmp_path / "b.csv", GOOD)
     (tmp_path / "notes.txt").write_text("not data")
@@ -287,7 +306,9 @@ def test_an_empty_csv_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_label_column_that_no_file_has_is_refused_with_those_there_are(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", GOOD)
-    with pytest.raises(DataError, match="has no column 'sick'; choose the label among age, dose, ill"):
+    with pytest.raises(
+        DataError, match="has no column 'sick'; choose the label among age, dose, ill"
+    ):
         Federation.from_files(tmp_path, label="sick")
 
 
@@ -295,7 +316,9 @@ def test_a_label_column_that_no_file_has_is_refused_with_those_there_are(tmp_pat
 def test_files_with_different_columns_are_refused(header: str, tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", GOOD)
     width = header.count(",") + 1
-    write_csv(tmp_path / "b.csv", "|".join([header, ",".join(["1"] * width), ",".join(["0"] * width)]))
+    write_csv(
+        tmp_path / "b.csv", "|".join([header, ",".join(["1"] * width), ",".join(["0"] * width)])
+    )
     with pytest.raises(DataError, match=r"b\.csv: has columns .* unlike a\.csv"):
         Federation.from_files(tmp_path)
 
@@ -347,15 +370,29 @@ def test_a_client_of_one_record_in_a_file_is_refused(tmp_path: Path) -> None:
 def distinct_dataset(records: int = 600, classes: int = 5) -> Dataset:
     """Every record is its own number, so that nobody can hold another's without being found out."""
     numbers = torch.arange(records)
-    return Dataset(name="numbers", features=numbers[:, None].float(), labels=numbers % classes, classes=classes)
+    return Dataset(
+        name="numbers", features=numbers[:, None].float(), labels=numbers % classes, classes=classes
+    )
 
 
 @pytest.mark.parametrize("kind", sorted(PARTITIONS))
 @given(seed=st.integers(0, 2**32), clients=st.integers(3, 12))
-def test_no_record_is_ever_trained_on_twice_or_both_trained_on_and_tested(kind: str, seed: int, clients: int) -> None:
-    federation = Federation.from_dataset(distinct_dataset(), Partition(kind=kind), clients, PublicSeed(seed))
-    trained = [record for shard in federation.shards.values() for record in shard.features.flatten().tolist()]
-    tested = [record for shard in federation.shards.values() for record in shard.test_features.flatten().tolist()]
+def test_no_record_is_ever_trained_on_twice_or_both_trained_on_and_tested(
+    kind: str, seed: int, clients: int
+) -> None:
+    federation = Federation.from_dataset(
+        distinct_dataset(), Partition(kind=kind), clients, PublicSeed(seed)
+    )
+    trained = [
+        record
+        for shard in federation.shards.values()
+        for record in shard.features.flatten().tolist()
+    ]
+    tested = [
+        record
+        for shard in federation.shards.values()
+        for record in shard.test_features.flatten().tolist()
+    ]
     assert len(federation.ids) == clients
     assert len(set(trained)) == len(trained)
     assert not set(trained) & set(tested)
@@ -367,7 +404,9 @@ def test_no_record_is_ever_trained_on_twice_or_both_trained_on_and_tested(kind: 
 
 @pytest.mark.parametrize("name", ["digits", "breast_cancer", "heart_disease"])
 @pytest.mark.parametrize("kind", ["iid", "shards", "dirichlet"])
-def test_every_client_of_an_embedded_set_has_train_and_test_parts_apart(name: str, kind: str) -> None:
+def test_every_client_of_an_embedded_set_has_train_and_test_parts_apart(
+    name: str, kind: str
+) -> None:
     """Embedded sets hold a few equal records, so records are counted, not compared."""
     data = load_dataset(name)
     federation = Federation.from_dataset(data, Partition(kind=kind), 8, PublicSeed(1))
@@ -395,12 +434,16 @@ def test_natural_silos_keep_their_names_and_their_patients() -> None:
 
 def test_natural_silos_of_a_set_without_any_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="'digits' has no natural silos"):
-        Federation.from_dataset(load_dataset("digits"), Partition(kind="natural"), None, PublicSeed(0))
+        Federation.from_dataset(
+            load_dataset("digits"), Partition(kind="natural"), None, PublicSeed(0)
+        )
 
 
 def test_another_number_of_natural_silos_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="has 4 natural silos, not 7"):
-        Federation.from_dataset(load_dataset("heart_disease"), Partition(kind="natural"), 7, PublicSeed(0))
+        Federation.from_dataset(
+            load_dataset("heart_disease"), Partition(kind="natural"), 7, PublicSeed(0)
+        )
 
 
 def test_no_clients_are_refused_and_not_replaced_by_a_default() -> None:

@@ -51,7 +51,9 @@ def test_parts_are_disjoint_and_nobody_is_left_empty(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(labels=label_sets(), seed=seeds)
-def test_a_partition_is_a_function_of_its_seed(kind: str, labels: np.ndarray, seed: PublicSeed) -> None:
+def test_a_partition_is_a_function_of_its_seed(
+    kind: str, labels: np.ndarray, seed: PublicSeed
+) -> None:
     law = Partition(kind=kind)
     first, again = (law.split(labels, 5, seed) for _ in range(2))
     other = law.split(labels, 5, seed.child("other"))
@@ -78,7 +80,9 @@ def test_iid_shares_have_the_label_mix_of_all() -> None:
 def test_shards_use_every_record_and_cut_each_class_boundary_once(
     labels: np.ndarray, clients: int, shards: int, seed: PublicSeed
 ) -> None:
-    """Sorted by label, K classes have K - 1 boundaries: all shards together see at most that many labels too many."""
+    """Sorted by label, K classes have K - 1 boundaries: all shards together see at most that many
+    labels too many.
+    """
     parts = Partition(kind="shards", shards_per_client=shards).split(labels, clients, seed)
     assert sum(map(len, parts)) == len(labels)
     seen = sum(distinct(labels, part) for part in parts)
@@ -86,7 +90,9 @@ def test_shards_use_every_record_and_cut_each_class_boundary_once(
 
 
 @given(shards=st.integers(1, 4), seed=seeds)
-def test_shards_that_fit_the_classes_give_a_client_as_many_labels_as_shards(shards: int, seed: PublicSeed) -> None:
+def test_shards_that_fit_the_classes_give_a_client_as_many_labels_as_shards(
+    shards: int, seed: PublicSeed
+) -> None:
     labels = balanced(10, 120)
     parts = Partition(kind="shards", shards_per_client=shards).split(labels, 20, seed)
     assert all(distinct(labels, part) <= shards for part in parts)
@@ -96,7 +102,8 @@ def test_shards_that_fit_the_classes_give_a_client_as_many_labels_as_shards(shar
 def test_shards_are_dealt_at_random() -> None:
     labels = balanced(10, 40)
     hands = Counter(
-        frozenset(labels[Partition(kind="shards").split(labels, 10, PublicSeed(i))[0]].tolist()) for i in range(200)
+        frozenset(labels[Partition(kind="shards").split(labels, 10, PublicSeed(i))[0]].tolist())
+        for i in range(200)
     )
     assert len(hands) > 30  # of 10 + 45 possible pairs of labels
 
@@ -137,7 +144,9 @@ def test_a_small_alpha_makes_dirichlet_shares_more_uneven() -> None:
     means = []
     for alpha in (0.1, 1.0, 100.0):
         law = Partition(kind="dirichlet", alpha=alpha, smallest=1)
-        means.append(np.mean([unevenness(law.split(labels, 6, PublicSeed(i)), labels) for i in range(20)]))
+        means.append(
+            np.mean([unevenness(law.split(labels, 6, PublicSeed(i)), labels) for i in range(20)])
+        )
     assert means[0] > 1.3 * means[1]
     assert means[1] > 4 * means[2]
     assert means[2] < 0.06
@@ -151,15 +160,27 @@ def test_dirichlet_uses_every_record(labels: np.ndarray, seed: PublicSeed, alpha
 
 
 def test_a_dirichlet_split_that_cannot_be_drawn_is_refused() -> None:
-    with pytest.raises(DataError, match=r"Dirichlet\(0.01\) over 20 clients leaves someone below 5 records"):
-        Partition(kind="dirichlet", alpha=0.01, smallest=5).split(balanced(2, 50), 20, PublicSeed(0))
+    with pytest.raises(
+        DataError, match=r"Dirichlet\(0.01\) over 20 clients leaves someone below 5 records"
+    ):
+        Partition(kind="dirichlet", alpha=0.01, smallest=5).split(
+            balanced(2, 50), 20, PublicSeed(0)
+        )
 
 
-@given(labels=label_sets(), seed=seeds, smallest=st.integers(1, 6), alpha=st.sampled_from([0.3, 1.0, 5.0]))
+@given(
+    labels=label_sets(),
+    seed=seeds,
+    smallest=st.integers(1, 6),
+    alpha=st.sampled_from([0.3, 1.0, 5.0]),
+)
 def test_unequal_sizes_differ_and_nobody_is_below_the_smallest(
     labels: np.ndarray, seed: PublicSeed, smallest: int, alpha: float
 ) -> None:
-    sizes = [len(p) for p in Partition(kind="unequal", alpha=alpha, smallest=smallest).split(labels, 6, seed)]
+    sizes = [
+        len(p)
+        for p in Partition(kind="unequal", alpha=alpha, smallest=smallest).split(labels, 6, seed)
+    ]
     assert min(sizes) >= smallest
     assert max(sizes) > min(sizes)
     assert len(labels) - 6 < sum(sizes) <= len(labels)
@@ -189,7 +210,9 @@ def test_unequal_keeps_its_floor_whatever_number_of_records_is_asked_for(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=seeds, records=st.integers(1, 30))
-def test_nobody_holds_more_records_than_asked_for(kind: str, seed: PublicSeed, records: int) -> None:
+def test_nobody_holds_more_records_than_asked_for(
+    kind: str, seed: PublicSeed, records: int
+) -> None:
     law = Partition(kind=kind, records=records, alpha=5.0, smallest=1)
     assert max(map(len, law.split(balanced(5, 60), 5, seed))) <= records
 
@@ -262,7 +285,9 @@ def test_test_parts_are_disjoint_but_for_a_record_borrowed_by_those_with_none(
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=seeds)
 def test_the_label_mix_of_a_test_part_follows_the_train_part(kind: str, seed: PublicSeed) -> None:
-    """Each label's test records are shared out like its train records, but for rounding; none is wasted."""
+    """Each label's test records are shared out like its train records, but for rounding; none is
+    wasted.
+    """
     labels, test_labels = balanced(4, 150), balanced(4, 60)
     train = Partition(kind=kind).split(labels, 5, seed)
     test = matching_test(train, labels, test_labels, seed.child("test"))

@@ -1,4 +1,6 @@
-"""Who holds which stretch of one storage: views and no copies, fingerprints, tokens, silos drawn by seed, real texts."""
+"""Who holds which stretch of one storage: views and no copies, fingerprints, tokens, silos drawn by
+seed, real texts.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ from torch import Tensor, nn
 
 import dpfl
 from dpfl.core.errors import ConfigurationError, DataError
-from dpfl.core.inputs import NUMBERS, Pixels, Tokens
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget
-from dpfl.data.datasets import Dataset, load_dataset
 from dpfl.data.federation import Federation
+from dpfl.data.inputs import NUMBERS, Pixels, Tokens
 from dpfl.data.partition import Partition
-from dpfl.data.records import Records, Shard
-from dpfl.data.shakespeare import WINDOW, decode, read_shakespeare
+from dpfl.data.records import Dataset, Records, Shard
+from dpfl.datasets.named import load_dataset
+from dpfl.datasets.shakespeare import WINDOW, decode, read_shakespeare
 from dpfl.models import make_model
 
 NATURAL = Partition(kind="natural")
@@ -34,13 +36,18 @@ NATURAL = Partition(kind="natural")
 def arrays(clients: int = 3, records: int = 10, test: int = 3) -> dict[str, tuple[np.ndarray, ...]]:
     """Records that can be told apart, each with its label."""
     rng = np.random.default_rng(0)
-    each = ((rng.normal(size=(n, 4)).astype(np.float32), rng.integers(0, 3, n)) for n in [records, test] * clients)
+    each = (
+        (rng.normal(size=(n, 4)).astype(np.float32), rng.integers(0, 3, n))
+        for n in [records, test] * clients
+    )
     parts = list(each)
     return {f"site-{i}": (*parts[2 * i], *parts[2 * i + 1]) for i in range(clients)}
 
 
 def with_silos(silos: int = 6, own_test: bool = True) -> Dataset:
-    """Silos of 5 + i records, numbered through; with test records of their own (numbered from 1,000), or without."""
+    """Silos of 5 + i records, numbered through; with test records of their own (numbered from
+    1,000), or without.
+    """
     ends = np.cumsum([0, *(5 + i for i in range(silos))]).tolist()
     tests = np.cumsum([0, *(1 + i for i in range(silos))]).tolist()
     names = [f"silo-{i}" for i in range(silos)]
@@ -63,7 +70,9 @@ def pieces(shard: Shard) -> list[Tensor]:
 def storages(federation: Federation) -> list[set[int]]:
     """Where each of the four kinds of tensors lies, over all clients."""
     every = [pieces(shard) for shard in federation.shards.values()]
-    return [{piece.untyped_storage().data_ptr() for piece in kind} for kind in zip(*every, strict=True)]
+    return [
+        {piece.untyped_storage().data_ptr() for piece in kind} for kind in zip(*every, strict=True)
+    ]
 
 
 # ---- views -----------------------------------------------------------------------------------------------------------
@@ -71,9 +80,15 @@ def storages(federation: Federation) -> list[set[int]]:
 
 FEDERATIONS: dict[str, Any] = {
     "arrays": lambda: Federation.from_arrays(arrays()),
-    "tokens": lambda: Federation.from_arrays({c: (np.arange(40).reshape(10, 4), [0, 1] * 5) for c in "ab"}, tokens=40),
-    "a named set": lambda: Federation.from_dataset(load_dataset("digits"), Partition(), 7, PublicSeed(0)),
-    "natural silos": lambda: Federation.from_dataset(load_dataset("heart_disease"), NATURAL, None, PublicSeed(0)),
+    "tokens": lambda: Federation.from_arrays(
+        {c: (np.arange(40).reshape(10, 4), [0, 1] * 5) for c in "ab"}, tokens=40
+    ),
+    "a named set": lambda: Federation.from_dataset(
+        load_dataset("digits"), Partition(), 7, PublicSeed(0)
+    ),
+    "natural silos": lambda: Federation.from_dataset(
+        load_dataset("heart_disease"), NATURAL, None, PublicSeed(0)
+    ),
     "silos with tests": lambda: Federation.from_dataset(with_silos(), NATURAL, None, PublicSeed(0)),
 }
 
@@ -83,9 +98,13 @@ def test_all_clients_share_four_storages_and_reading_copies_nothing(name: str) -
     """Thousands of storages would be thousands of file descriptors in a worker."""
     federation = FEDERATIONS[name]()
     assert [len(kind) for kind in storages(federation)] == [1, 1, 1, 1]
-    assert len({id(records) for s in federation.shards.values() for records in (s.train, s.test)}) == 2
+    assert (
+        len({id(records) for s in federation.shards.values() for records in (s.train, s.test)}) == 2
+    )
     for shard in federation.shards.values():
-        assert [piece.data_ptr() for piece in pieces(shard)] == [piece.data_ptr() for piece in pieces(shard)]
+        assert [piece.data_ptr() for piece in pieces(shard)] == [
+            piece.data_ptr() for piece in pieces(shard)
+        ]
         start = shard.train.features.data_ptr() + shard.span[0] * shard.train.features[0].nbytes
         assert shard.features.data_ptr() == start
 
@@ -123,14 +142,21 @@ def concatenated(federation: Federation) -> tuple[Tensor, Tensor]:
 
 def is_view(federation: Federation) -> bool:
     first = federation.shards[federation.ids[0]]
-    return federation.test_set()[0].untyped_storage().data_ptr() == first.test.features.untyped_storage().data_ptr()
+    return (
+        federation.test_set()[0].untyped_storage().data_ptr()
+        == first.test.features.untyped_storage().data_ptr()
+    )
 
 
 @pytest.mark.parametrize("own_test", [True, False])
 @given(clients=st.integers(1, 6), seed=st.integers(0, 2**32))
-def test_the_test_set_is_everybody_s_test_part_in_canonical_order(clients: int, seed: int, own_test: bool) -> None:
+def test_the_test_set_is_everybody_s_test_part_in_canonical_order(
+    clients: int, seed: int, own_test: bool
+) -> None:
     """Silos drawn from a set with tests of its own leave gaps: those must not be tested on."""
-    federation = Federation.from_dataset(with_silos(own_test=own_test), NATURAL, clients, PublicSeed(seed))
+    federation = Federation.from_dataset(
+        with_silos(own_test=own_test), NATURAL, clients, PublicSeed(seed)
+    )
     for got, wanted in zip(federation.test_set(), concatenated(federation), strict=True):
         assert torch.equal(got, wanted)
 
@@ -182,7 +208,11 @@ def changed(what: str) -> Federation:
             x0, y0, *rest0 = given_["site-0"]
             x1, y1, *rest1 = given_["site-1"]
             given_["site-0"] = (x0[:-1], y0[:-1], *rest0)
-            given_["site-1"] = (np.concatenate([x0[-1:], x1]), np.concatenate([y0[-1:], y1]), *rest1)
+            given_["site-1"] = (
+                np.concatenate([x0[-1:], x1]),
+                np.concatenate([y0[-1:], y1]),
+                *rest1,
+            )
         case "a client fewer":
             del given_["site-2"]
     return Federation.from_arrays(given_, **options)
@@ -235,7 +265,12 @@ def test_a_fingerprint_tells_windows_from_other_windows_of_the_same_text() -> No
         shard = Shard.of(features, y[: len(features)], features, y[: len(features)])
         return Federation(shards={"a": shard}, classes=1, inputs=Tokens(5)).fingerprint()
 
-    views = [text.unfold(0, 4, 2)[:8], text.unfold(0, 4, 1)[:8], text[1:].unfold(0, 4, 2)[:8], text.unfold(0, 3, 2)[:8]]
+    views = [
+        text.unfold(0, 4, 2)[:8],
+        text.unfold(0, 4, 1)[:8],
+        text[1:].unfold(0, 4, 2)[:8],
+        text.unfold(0, 3, 2)[:8],
+    ]
     assert len({of(view) for view in views}) == len(views)
 
 
@@ -271,7 +306,10 @@ BAD_TOKENS: dict[str, tuple[Any, str]] = {
     "infinite": (np.full((10, 2), np.inf), "client 'b': has"),
     "complex": (GOOD + 1j, "client 'b': has"),
     "beyond 64 bits": (np.full((10, 2), 10**30, dtype=object), "client 'b': has"),
-    "beyond signed 64 bits": (np.full((10, 2), 2**64 - 1, dtype=np.uint64), f"has token {2**64 - 1}"),
+    "beyond signed 64 bits": (
+        np.full((10, 2), 2**64 - 1, dtype=np.uint64),
+        f"has token {2**64 - 1}",
+    ),
 }
 
 
@@ -297,10 +335,16 @@ def test_a_token_outside_the_vocabulary_is_found_in_either_part(part: int) -> No
 
 
 def test_a_label_outside_the_classes_is_found_in_the_client_who_has_it() -> None:
-    """The range of the whole storage is looked at first, and must not be blamed on whoever comes first."""
+    """The range of the whole storage is looked at first, and must not be blamed on whoever comes
+    first.
+    """
     x = np.zeros((10, 2))
-    with pytest.raises(DataError, match=r"client 'b': has label 5, outside 0\.\.1; number the classes from 0"):
-        Federation.from_arrays({"a": (x, [0, 1] * 5), "b": (x, [0, 5] * 5), "c": (x, [1] * 10)}, classes=2)
+    with pytest.raises(
+        DataError, match=r"client 'b': has label 5, outside 0\.\.1; number the classes from 0"
+    ):
+        Federation.from_arrays(
+            {"a": (x, [0, 1] * 5), "b": (x, [0, 5] * 5), "c": (x, [1] * 10)}, classes=2
+        )
 
 
 @pytest.mark.parametrize("vocabulary", [0, -3, 2.5, "20"])
@@ -325,12 +369,18 @@ def test_fewer_clients_than_silos_are_drawn_by_the_seed_and_keep_their_records(
     assert len(federation.ids) == clients
     assert data.silos is not None
     for name, shard in federation.shards.items():
-        held = [*shard.features.flatten().tolist(), *([] if own_test else shard.test_features.flatten().tolist())]
+        held = [
+            *shard.features.flatten().tolist(),
+            *([] if own_test else shard.test_features.flatten().tolist()),
+        ]
         assert sorted(held) == list(range(*data.silos[name]))
 
 
 def test_other_seeds_draw_other_silos_and_every_silo_is_drawn_now_and_then() -> None:
-    drawn = [Federation.from_dataset(with_silos(), NATURAL, 2, PublicSeed(seed)).ids for seed in range(40)]
+    drawn = [
+        Federation.from_dataset(with_silos(), NATURAL, 2, PublicSeed(seed)).ids
+        for seed in range(40)
+    ]
     assert len(set(drawn)) > 8  # of 15
     assert {name for ids in drawn for name in ids} == {f"silo-{i}" for i in range(6)}
 
@@ -343,7 +393,9 @@ def test_more_clients_than_silos_or_none_are_refused(clients: int) -> None:
 
 @pytest.mark.parametrize("own_test", [True, False])
 @pytest.mark.parametrize("records", [1, 4, 7, 100])
-def test_records_limits_what_a_silo_trains_on_and_leaves_its_test_part(own_test: bool, records: int) -> None:
+def test_records_limits_what_a_silo_trains_on_and_leaves_its_test_part(
+    own_test: bool, records: int
+) -> None:
     data = with_silos(own_test=own_test)
     whole = Federation.from_dataset(data, NATURAL, None, PublicSeed(0))
     law = Partition(kind="natural", records=records)
@@ -372,7 +424,9 @@ def plays() -> Dataset:
 
 
 @pytest.mark.data
-def test_a_role_s_windows_are_its_own_and_never_touch_its_test_text(real_data: Path, plays: Dataset) -> None:
+def test_a_role_s_windows_are_its_own_and_never_touch_its_test_text(
+    real_data: Path, plays: Dataset
+) -> None:
     roles = read_shakespeare(real_data / "shakespeare" / "moby-shakespeare.tar.xz")
     federation = Federation.from_dataset(plays, NATURAL, None, PublicSeed(0))
     assert federation.ids == roles.names
@@ -381,9 +435,14 @@ def test_a_role_s_windows_are_its_own_and_never_touch_its_test_text(real_data: P
         shard = federation.shards[name]
         train, test = roles.split(i)
         first = int(roles.offsets[i])
-        start = shard.features.data_ptr() - base  # one byte a character: where its first window begins in the text
+        start = (
+            shard.features.data_ptr() - base
+        )  # one byte a character: where its first window begins in the text
         end = start + shard.examples - 1 + WINDOW  # and where its last one ends
-        assert (start, end + 1) == (first, first + len(train))  # the last character is a label, no input
+        assert (start, end + 1) == (
+            first,
+            first + len(train),
+        )  # the last character is a label, no input
         assert len(shard.test_labels) == (len(test) - 1) // WINDOW
         assert torch.equal(shard.test_features.flatten(), test[: WINDOW * len(shard.test_labels)])
 
@@ -413,17 +472,21 @@ def test_windows_cost_the_text_and_not_eighty_times_it(real_data: Path, plays: D
 
 
 @pytest.mark.data
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to see this process's own peak")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="needs /proc to see this process's own peak"
+)
 def test_making_a_federation_of_windows_does_not_write_them_out(real_data: Path) -> None:
     code = (  # not getrusage, whose peak is inherited from the process that started this one
-        "from pathlib import Path\nfrom dpfl.core.random import PublicSeed\nfrom dpfl.data.datasets import load_dataset\n"
+        "from pathlib import Path\nfrom dpfl.core.random import PublicSeed\nfrom dpfl.datasets.named import load_dataset\n"
         "from dpfl.data.federation import Federation\nfrom dpfl.data.partition import Partition\n"
         "peak = lambda: int(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]) // 1024\n"
         "data = load_dataset('shakespeare')\nbefore = peak()\n"
         "Federation.from_dataset(data, Partition(kind='natural'), 20, PublicSeed(0)).fingerprint()\n"
         "print(peak() - before)"
     )
-    grown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    grown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert int(grown) < 150
 
 
@@ -445,23 +508,36 @@ def test_the_same_seed_draws_the_same_roles(real_data: Path, plays: Dataset) -> 
 
 @pytest.mark.data
 def test_shared_out_otherwise_no_test_text_is_trained_on(real_data: Path, plays: Dataset) -> None:
-    federation = Federation.from_dataset(plays, Partition(kind="iid", records=2000), 50, PublicSeed(0))
-    trained = {row.tobytes() for shard in federation.shards.values() for row in shard.features.numpy()}
+    federation = Federation.from_dataset(
+        plays, Partition(kind="iid", records=2000), 50, PublicSeed(0)
+    )
+    trained = {
+        row.tobytes() for shard in federation.shards.values() for row in shard.features.numpy()
+    }
     assert plays.test is not None
-    assert sum(row.tobytes() in trained for row in plays.test[0].numpy()) < 20  # a few lines are spoken twice
+    assert (
+        sum(row.tobytes() in trained for row in plays.test[0].numpy()) < 20
+    )  # a few lines are spoken twice
 
 
 # ---- one round on real data ------------------------------------------------------------------------------------------
 
 
 def budgets(federation: Federation) -> Federation:
-    return federation.with_budgets({client: Budget(epsilon=8.0, delta=1e-3) for client in federation.ids})
+    return federation.with_budgets(
+        {client: Budget(epsilon=8.0, delta=1e-3) for client in federation.ids}
+    )
 
 
 def subset(data: Dataset, records: int, tests: int) -> Dataset:
     assert data.test is not None
     x, y = data.test
-    return replace(data, features=data.features[:records], labels=data.labels[:records], test=(x[:tests], y[:tests]))
+    return replace(
+        data,
+        features=data.features[:records],
+        labels=data.labels[:records],
+        test=(x[:tests], y[:tests]),
+    )
 
 
 @pytest.mark.data
@@ -473,15 +549,18 @@ def test_photographs_stay_bytes_and_train_a_small_network(real_data: Path) -> No
     assert isinstance(federation.inputs, Pixels)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 5, stride=4), nn.ReLU(), nn.Flatten(), nn.Linear(196, 10))
-    result = dpfl.train(model, federation, dpfl.fedavg_dp(lr=0.1, clip=1.0, batch_size=10, local_steps=2), rounds=1)
+    result = dpfl.train(
+        model, federation, dpfl.fedavg_dp(lr=0.1, clip=1.0, batch_size=10, local_steps=2), rounds=1
+    )
     assert result.history[0]["arrived"] == list(federation.ids)
     assert not torch.equal(result.model[0].weight, model[0].weight)
     assert 0.0 <= result.accuracy <= 1.0
-    # What the model was evaluated on is what a person would compute: scaled pixels, all clients' test records.
+    # What the model was evaluated on is what a person would compute: scaled pixels, all clients'
+    # test records.
     x, y = federation.test_set()
-    scaled = (x.float() / 255 - torch.tensor([0.4914, 0.4822, 0.4465])[:, None, None]) / torch.tensor(
-        [0.2470, 0.2435, 0.2616]
-    )[:, None, None]
+    scaled = (
+        x.float() / 255 - torch.tensor([0.4914, 0.4822, 0.4465])[:, None, None]
+    ) / torch.tensor([0.2470, 0.2435, 0.2616])[:, None, None]
     with torch.no_grad():
         right = (result.model(scaled).argmax(1) == y).float().mean().item()
     assert result.accuracy == pytest.approx(right, abs=1.5 / len(y))
@@ -492,9 +571,15 @@ def test_reviews_train_the_lstm(real_data: Path) -> None:
     data = subset(load_dataset("imdb"), 40, 10)
     federation = budgets(Federation.from_dataset(data, Partition(), 2, PublicSeed(0)))
     assert federation.shards["client-0"].features.dtype == torch.int16
-    model = make_model("lstm", federation.feature_shape, federation.classes, PublicSeed(0), 8, federation.inputs)
-    result = dpfl.train(model, federation, dpfl.fedavg_dp(lr=0.1, clip=1.0, batch_size=4, local_steps=1), rounds=1)
+    model = make_model(
+        "lstm", federation.feature_shape, federation.classes, PublicSeed(0), 8, federation.inputs
+    )
+    result = dpfl.train(
+        model, federation, dpfl.fedavg_dp(lr=0.1, clip=1.0, batch_size=4, local_steps=1), rounds=1
+    )
     assert result.history[0]["arrived"] == ["client-0", "client-1"]
-    for (name, before), after in zip(model.named_parameters(), result.model.parameters(), strict=True):
+    for (name, before), after in zip(
+        model.named_parameters(), result.model.parameters(), strict=True
+    ):
         assert bool(torch.isfinite(after).all()), name
         assert not torch.equal(before, after), name

@@ -1,7 +1,9 @@
-"""Work on a device: nothing that lies on the host may meet what lies on the device, and results are the CPU's.
+"""Work on a device: nothing that lies on the host may meet what lies on the device, and results are
+the CPU's.
 
-Few machines have a device. Here the CPU plays both: whatever is moved to the device is copied and marked, whatever is
-made without naming a device is the host's, and an operation on both fails, as it would on a real one.
+Few machines have a device. Here the CPU plays both: whatever is moved to the device is copied and
+marked, whatever is made without naming a device is the host's, and an operation on both fails, as
+it would on a real one.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from torch.utils._pytree import tree_leaves
 
 import dpfl
 from dpfl.core.errors import ConfigurationError
-from dpfl.core.inputs import NUMBERS, Inputs, Pixels, Tokens
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Phase
+from dpfl.data.inputs import NUMBERS, Inputs, Pixels, Tokens
 from dpfl.engine import ENGINES, make_engine
+from dpfl.engine.base import Job
 from dpfl.models import make_model
-from dpfl.protocols import Job
 
 HOST, DEVICE = "host", "device"
 PLAY = torch.device("cpu", 0)  # equal to no tensor's own device, and yet the CPU
@@ -59,7 +61,9 @@ def _put(result: Any, side: str | None) -> Any:
 
 
 class PlayDevice(TorchFunctionMode):
-    """Follows which side each tensor is on; what it has never seen (inside vmap, for instance) may go with either."""
+    """Follows which side each tensor is on; what it has never seen (inside vmap, for instance) may
+    go with either.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +78,9 @@ class PlayDevice(TorchFunctionMode):
             return _put(func(*args, **kwargs).clone(), DEVICE)
         if func == Tensor.device.__get__ and _side(args[0]) == DEVICE:
             return PLAY
-        if func is Tensor.cpu or (func is Tensor.to and any(map(_is_place, tree_leaves((args[1:], kwargs))))):
+        if func is Tensor.cpu or (
+            func is Tensor.to and any(map(_is_place, tree_leaves((args[1:], kwargs))))
+        ):
             return _put(func(*args, **kwargs).clone(), HOST)
         if func in _MAKES:
             return _put(func(*args, **kwargs), DEVICE if _is_play(kwargs.get("device")) else HOST)
@@ -83,11 +89,15 @@ class PlayDevice(TorchFunctionMode):
         # A lone number may be on either side, as torch allows.
         sides = {_side(t) for t in given if t.ndim} - {None}
         if len(sides) > 1 and func not in _MOVES:
-            raise TwoSides(f"{name} of tensors on both sides: {[(tuple(t.shape), _side(t)) for t in given]}")
+            raise TwoSides(
+                f"{name} of tensors on both sides: {[(tuple(t.shape), _side(t)) for t in given]}"
+            )
         result = func(*args, **kwargs)
         if func is Tensor.copy_:
             return result
-        return _put(result, DEVICE if DEVICE in {_side(t) for t in given} else next(iter(sides), None))
+        return _put(
+            result, DEVICE if DEVICE in {_side(t) for t in given} else next(iter(sides), None)
+        )
 
 
 def _is_place(leaf: Any) -> bool:
@@ -136,7 +146,11 @@ MODELS: dict[str, tuple[Build, tuple[int, ...], Inputs]] = {
     ),
     "lstm": (lambda: make_model("lstm", (7,), 3, PublicSeed(0), 4, Tokens(9)), (7,), Tokens(9)),
     "gru": (lambda: _Gru(), (7,), Tokens(9)),
-    "dropout": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Linear(5, 3)), (6,), NUMBERS),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Linear(5, 3)),
+        (6,),
+        NUMBERS,
+    ),
     "buffered": (Buffered, (6,), NUMBERS),
 }
 
@@ -153,9 +167,18 @@ class _Gru(nn.Module):
 
 
 PHASES = {
-    "dp-sgd": Phase(steps=2, batch_size=4, sampling="poisson", lr=0.3, clip=0.5, noise_multiplier=0.7),
+    "dp-sgd": Phase(
+        steps=2, batch_size=4, sampling="poisson", lr=0.3, clip=0.5, noise_multiplier=0.7
+    ),
     "dp-sgd in a ball": Phase(
-        steps=2, batch_size=4, sampling="poisson", lr=0.3, clip=0.5, noise_multiplier=0.7, weight_decay=0.1, ball=0.2
+        steps=2,
+        batch_size=4,
+        sampling="poisson",
+        lr=0.3,
+        clip=0.5,
+        noise_multiplier=0.7,
+        weight_decay=0.1,
+        ball=0.2,
     ),
     "without noise": Phase(steps=2, batch_size=4, sampling="poisson", lr=0.3, clip=0.5),
     "sgd": Phase(steps=2, batch_size=4, sampling="shuffle", lr=0.3, weight_decay=0.1),
@@ -174,7 +197,15 @@ def jobs(name: str, model: nn.Module, *phases: Phase, poisoned: bool = False) ->
         labels = torch.randint(0, 3, (20 + i,), generator=generator)
         rng = SecretRng.simulated(PublicSeed(i))
         made.append(
-            Job(client=f"c{i}", start=start, phases=phases, features=features, labels=labels, rng=rng, inputs=inputs)
+            Job(
+                client=f"c{i}",
+                start=start,
+                phases=phases,
+                features=features,
+                labels=labels,
+                rng=rng,
+                inputs=inputs,
+            )
         )
     return made
 
@@ -186,7 +217,9 @@ def reproducible_models() -> Iterator[None]:
         yield
 
 
-def run(engine: str, device: str, name: str, *phases: Phase, poisoned: bool = False) -> list[Tensor]:
+def run(
+    engine: str, device: str, name: str, *phases: Phase, poisoned: bool = False
+) -> list[Tensor]:
     torch.manual_seed(0)
     model = MODELS[name][0]()
     return make_engine(engine, device).run(
@@ -201,7 +234,8 @@ def run(engine: str, device: str, name: str, *phases: Phase, poisoned: bool = Fa
 @pytest.mark.parametrize("work", PHASES)
 @pytest.mark.parametrize(
     ("name", "poisoned"),
-    [(name, False) for name in MODELS] + [(name, True) for name in MODELS if MODELS[name][2] is NUMBERS],
+    [(name, False) for name in MODELS]
+    + [(name, True) for name in MODELS if MODELS[name][2] is NUMBERS],
 )
 def test_nothing_of_the_host_meets_the_device(
     engine: str, work: str, name: str, poisoned: bool, request: pytest.FixtureRequest
@@ -210,14 +244,20 @@ def test_nothing_of_the_host_meets_the_device(
     torch.manual_seed(0)
     model = MODELS[name][0]()
     given = jobs(name, model, PHASES[work], poisoned=poisoned)
-    for tensor in [*model.parameters(), *model.buffers(), *(t for j in given for t in (j.start, j.features, j.labels))]:
+    for tensor in [
+        *model.parameters(),
+        *model.buffers(),
+        *(t for j in given for t in (j.start, j.features, j.labels)),
+    ]:
         tensor._side = HOST
     with PlayDevice() as device:
         got = make_engine(engine, str(PLAY)).run(model, Layout.of_module(model), given)
     assert device.moved >= len(given)  # records were taken to the device
     assert [_side(vector) for vector in got] == [HOST] * len(given)  # and models brought back
     for a, b in zip(got, expected, strict=True):
-        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6) or (poisoned and torch.equal(a.isnan(), b.isnan()))
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6) or (
+            poisoned and torch.equal(a.isnan(), b.isnan())
+        )
 
 
 def test_the_device_to_play_with_notices_what_a_real_one_would() -> None:
@@ -226,7 +266,12 @@ def test_the_device_to_play_with_notices_what_a_real_one_would() -> None:
     x._side = HOST
     with PlayDevice():
         there = x.to(PLAY)
-        assert (there + there)._side == there.new_zeros(2)._side == torch.zeros(2, device=PLAY)._side == DEVICE
+        assert (
+            (there + there)._side
+            == there.new_zeros(2)._side
+            == torch.zeros(2, device=PLAY)._side
+            == DEVICE
+        )
         assert (there * 2 + torch.tensor(1.0)).sum()._side == DEVICE
         assert there.cpu()._side == x._side == torch.zeros(2)._side == HOST
         for wrong in (
@@ -250,7 +295,9 @@ def test_a_whole_run_evaluates_on_the_device_too(name: str) -> None:
     raw = inputs.made_up(60, shape, generator).numpy().reshape(2, 30, *shape)
     labels = np.arange(60).reshape(2, 30) % 3
     tokens = inputs.vocabulary if isinstance(inputs, Tokens) else None
-    federation = dpfl.Federation.from_arrays({c: (raw[i], labels[i]) for i, c in enumerate("ab")}, tokens=tokens)
+    federation = dpfl.Federation.from_arrays(
+        {c: (raw[i], labels[i]) for i, c in enumerate("ab")}, tokens=tokens
+    )
     strategy = dpfl.fedavg(lr=0.1, batch_size=8, local_steps=2)
     model = build()
     expected = dpfl.train(model, federation, strategy, rounds=2)
@@ -263,10 +310,13 @@ def test_a_whole_run_evaluates_on_the_device_too(name: str) -> None:
     assert device.moved > 0
     for ours, theirs in zip(result.history, expected.history, strict=True):
         assert ours == {
-            key: pytest.approx(value, rel=1e-5) if isinstance(value, float) else value for key, value in theirs.items()
+            key: pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
+            for key, value in theirs.items()
         }
     for a, b in zip(result.model.parameters(), expected.model.parameters(), strict=True):
-        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)  # the host's matrix products are another library's
+        assert torch.allclose(
+            a, b, rtol=1e-5, atol=1e-6
+        )  # the host's matrix products are another library's
 
 
 @pytest.mark.parametrize("engine", NAMES)
@@ -276,13 +326,18 @@ def test_the_cpu_is_the_default_and_may_be_named(engine: str, name: str) -> None
     model = MODELS[name][0]()
     layout = Layout.of_module(model)
     unnamed = make_engine(engine).run(model, layout, jobs(name, model, PHASES["dp-sgd"]))
-    assert all(torch.equal(a, b) for a, b in zip(unnamed, run(engine, "cpu", name, PHASES["dp-sgd"]), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(unnamed, run(engine, "cpu", name, PHASES["dp-sgd"]), strict=True)
+    )
     assert all(vector.device.type == "cpu" for vector in unnamed)
 
 
 @pytest.mark.parametrize("engine", NAMES)
 @pytest.mark.parametrize("device", ["nonsense", "meta", "cuda:99", "", "cpu:x"])
-def test_a_device_that_is_not_here_is_refused_when_the_engine_is_made(engine: str, device: str) -> None:
+def test_a_device_that_is_not_here_is_refused_when_the_engine_is_made(
+    engine: str, device: str
+) -> None:
     with pytest.raises(ConfigurationError) as caught:
         make_engine(engine, device)
     text = str(caught.value)
@@ -298,7 +353,11 @@ def test_train_refuses_a_device_that_is_not_here(device: str) -> None:
     federation = dpfl.Federation.from_arrays({"a": (x, y)})
     with pytest.raises(ConfigurationError, match=f"device '{device}': cannot be used here"):
         dpfl.train(
-            nn.Linear(6, 2), federation, dpfl.fedavg(lr=0.1, batch_size=2, local_steps=1), rounds=1, device=device
+            nn.Linear(6, 2),
+            federation,
+            dpfl.fedavg(lr=0.1, batch_size=2, local_steps=1),
+            rounds=1,
+            device=device,
         )
 
 
@@ -308,7 +367,9 @@ def test_train_refuses_a_device_that_is_not_here(device: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 @pytest.mark.parametrize("engine", NAMES)
 @pytest.mark.parametrize("work", PHASES)
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "dropout"])  # whose masks are the device's own
+@pytest.mark.parametrize(
+    "name", [name for name in MODELS if name != "dropout"]
+)  # whose masks are the device's own
 def test_cuda_gives_what_the_cpu_gives(engine: str, work: str, name: str) -> None:
     on_cpu, on_cuda = (run(engine, device, name, PHASES[work]) for device in ("cpu", "cuda"))
     start = Layout.of_module(model := MODELS[name][0]()).read(model)

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpfl.client.sampling import PoissonBatches, sampler
 from dpfl.core.errors import ConfigurationError, DpflError
 from dpfl.core.grid_noise import SCALE
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Phase
 from dpfl.engine import make_engine, one_by_one, stacked
+from dpfl.engine.base import Engine, Job
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.stacked import Stacked
-from dpfl.protocols import Engine, Job
+from dpfl.plugs.sampling import PoissonBatches, sampler
 
 TOLERANCE = 5e-5  # relative error of the update
 FEATURES, CLASSES = 6, 3
@@ -33,7 +33,13 @@ def rng(seed: int) -> SecretRng:
 
 def phase(**fields: object) -> Phase:
     """DP-SGD without noise, unless told otherwise."""
-    values: dict[str, object] = {"steps": 5, "batch_size": 8, "sampling": "poisson", "lr": 0.3, "clip": 1.0}
+    values: dict[str, object] = {
+        "steps": 5,
+        "batch_size": 8,
+        "sampling": "poisson",
+        "lr": 0.3,
+        "clip": 1.0,
+    }
     return Phase(**(values | fields))  # type: ignore[arg-type]
 
 
@@ -110,7 +116,10 @@ CHAINS: dict[str, Callable[[], nn.Module]] = {
         nn.LeakyReLU(0.2), nn.Tanh(), nn.Identity(), nn.LeakyReLU(0.1), bias=False
     ),
     "mixed biases": lambda: nn.Sequential(
-        nn.Linear(FEATURES, 5, bias=False), nn.Tanh(), nn.Linear(5, 4), nn.Linear(4, CLASSES, bias=False)
+        nn.Linear(FEATURES, 5, bias=False),
+        nn.Tanh(),
+        nn.Linear(5, 4),
+        nn.Linear(4, CLASSES, bias=False),
     ),
     "nested": lambda: nn.Sequential(
         nn.Sequential(nn.Linear(FEATURES, 5), nn.Sequential(nn.Tanh())), nn.Linear(5, CLASSES)
@@ -125,7 +134,14 @@ CHAINS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize(
     "work",
-    [phase(), phase(clip=0.05), phase(clip=100.0), plain(), plain(weight_decay=0.1), plain(ball=0.2)],
+    [
+        phase(),
+        phase(clip=0.05),
+        phase(clip=100.0),
+        plain(),
+        plain(weight_decay=0.1),
+        plain(ball=0.2),
+    ],
     ids=["dp-sgd", "small clip", "large clip", "sgd", "weight decay", "ball"],
 )
 def test_stacked_agrees_with_the_oracle_on_every_chain(name: str, work: Phase) -> None:
@@ -151,19 +167,27 @@ def test_an_activation_used_twice_acts_twice(work: Phase) -> None:
     ],
     ids=["first", "second", "later"],
 )
-def test_activations_in_place_are_the_same_functions(activations: list[nn.Module], work: Phase) -> None:
+def test_activations_in_place_are_the_same_functions(
+    activations: list[nn.Module], work: Phase
+) -> None:
     model = mlp(*activations)
     assert worst_error(model, [job(model, work, seed=seed) for seed in range(2)]) < TOLERANCE
 
 
 def test_stacked_agrees_with_the_oracle_on_images() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, CLASSES))
-    assert worst_error(model, [job(model, phase(), seed=seed, shape=(1, 4, 4)) for seed in range(3)]) < TOLERANCE
+    assert (
+        worst_error(model, [job(model, phase(), seed=seed, shape=(1, 4, 4)) for seed in range(3)])
+        < TOLERANCE
+    )
 
 
 def test_stacked_agrees_with_the_oracle_where_a_linear_layer_acts_on_the_last_axis_only() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Flatten(), nn.Linear(8, CLASSES))
-    assert worst_error(model, [job(model, phase(), seed=seed, shape=(2, 3)) for seed in range(2)]) < TOLERANCE
+    assert (
+        worst_error(model, [job(model, phase(), seed=seed, shape=(2, 3)) for seed in range(2)])
+        < TOLERANCE
+    )
 
 
 clients = st.lists(
@@ -186,7 +210,9 @@ clients = st.lists(
 
 
 @given(plans=clients, bias=st.booleans())
-def test_stacked_agrees_with_the_oracle_for_clients_of_every_habit(plans: list[dict[str, object]], bias: bool) -> None:
+def test_stacked_agrees_with_the_oracle_for_clients_of_every_habit(
+    plans: list[dict[str, object]], bias: bool
+) -> None:
     """An update of exactly zero (nobody was drawn) has no relative error: there they must be equal."""
     model = mlp(nn.Tanh(), bias=bias)
     jobs = []
@@ -194,22 +220,34 @@ def test_stacked_agrees_with_the_oracle_for_clients_of_every_habit(plans: list[d
         fields = {key: value for key, value in plan.items() if key not in ("records", "clipped")}
         work = phase(**(fields if plan["clipped"] else {**fields, "clip": None}))
         jobs.append(job(model, work, seed=seed, records=int(plan["records"])))  # type: ignore[call-overload]
-    for got, wanted in zip(updates(Stacked(), model, jobs), updates(OneByOne(), model, jobs), strict=True):
+    for got, wanted in zip(
+        updates(Stacked(), model, jobs), updates(OneByOne(), model, jobs), strict=True
+    ):
         assert bool(torch.isfinite(wanted).all())
         assert float((got - wanted).norm()) <= TOLERANCE * float(wanted.norm())
 
 
 def test_stacked_agrees_with_the_oracle_over_several_phases() -> None:
     model = mlp(nn.Tanh())
-    one, two = (phase(), plain(steps=3)), (phase(steps=2, batch_size=3), phase(clip=0.1), plain(ball=0.5))
+    one, two = (
+        (phase(), plain(steps=3)),
+        (phase(steps=2, batch_size=3), phase(clip=0.1), plain(ball=0.5)),
+    )
     jobs = [job(model, *(one if seed % 2 else two), seed=seed) for seed in range(5)]
     assert worst_error(model, jobs) < TOLERANCE
 
 
-def test_stacked_agrees_with_the_oracle_with_noise_because_both_draw_from_the_same_streams() -> None:
+def test_stacked_agrees_with_the_oracle_with_noise_because_both_draw_from_the_same_streams() -> (
+    None
+):
     model = mlp(nn.Tanh())
     jobs = [
-        job(model, phase(noise_multiplier=0.5 + seed, clip=0.2), phase(noise_multiplier=1.0), seed=seed)
+        job(
+            model,
+            phase(noise_multiplier=0.5 + seed, clip=0.2),
+            phase(noise_multiplier=1.0),
+            seed=seed,
+        )
         for seed in range(4)
     ]
     assert worst_error(model, jobs) < TOLERANCE
@@ -227,7 +265,9 @@ def test_clients_of_one_block_keep_their_own_rate_clip_noise_decay_and_ball() ->
     assert worst_error(model, jobs) < TOLERANCE
 
 
-@pytest.mark.parametrize("work", [phase(), plain(), phase(noise_multiplier=1.0)], ids=["dp-sgd", "sgd", "noisy"])
+@pytest.mark.parametrize(
+    "work", [phase(), plain(), phase(noise_multiplier=1.0)], ids=["dp-sgd", "sgd", "noisy"]
+)
 def test_a_client_alone_gets_what_it_gets_among_others_in_any_order(work: Phase) -> None:
     model = mlp(nn.Tanh())
     jobs = [job(model, work, seed=seed, records=10 + 5 * seed) for seed in range(6)]
@@ -260,7 +300,9 @@ def by_hand(one: Job, work: Phase) -> tuple[np.ndarray, list[float]]:
     theta = one.start.double().numpy().copy()
     noise = one.rng.child("noise", 0)
     norms = []
-    for batch in PoissonBatches(len(y), work.batch_size).draw(one.rng.child("records", 0), work.steps):
+    for batch in PoissonBatches(len(y), work.batch_size).draw(
+        one.rng.child("records", 0), work.steps
+    ):
         weight = theta[: CLASSES * FEATURES].reshape(CLASSES, FEATURES)
         bias = theta[CLASSES * FEATURES :]
         total = np.zeros_like(theta)
@@ -319,7 +361,9 @@ def test_each_record_is_clipped_on_its_own(engine: Engine) -> None:
     model = logistic()
     x = 50 * torch.ones(10, FEATURES)
     wrong = model(x)[0].argmin()
-    one = job(model, phase(steps=1, batch_size=10, lr=1.0, clip=0.5), features=x, labels=wrong.repeat(10))
+    one = job(
+        model, phase(steps=1, batch_size=10, lr=1.0, clip=0.5), features=x, labels=wrong.repeat(10)
+    )
     (update,) = updates(engine, model, [one])
     assert float(update.norm()) == pytest.approx(0.5, rel=1e-4)
 
@@ -328,12 +372,16 @@ def test_each_record_is_clipped_on_its_own(engine: Engine) -> None:
 @given(
     seed=st.integers(0, 2**32),
     clip=st.floats(1e-3, 10.0),
-    scale=st.one_of(st.floats(0.1, 100.0), st.sampled_from([1e6, 1e18, 1e19, 1e20, 1e30, 1e38, math.inf])),
+    scale=st.one_of(
+        st.floats(0.1, 100.0), st.sampled_from([1e6, 1e18, 1e19, 1e20, 1e30, 1e38, math.inf])
+    ),
 )
 def test_one_record_moves_a_step_by_at_most_the_clip_over_the_expected_batch(
     engine: Engine, seed: int, clip: float, scale: float
 ) -> None:
-    """The sensitivity that is billed: a record replaced by nothing (zero, in a model without biases)."""
+    """The sensitivity that is billed: a record replaced by nothing (zero, in a model without
+    biases).
+    """
     torch.manual_seed(seed % 1000)
     model = mlp(nn.Tanh(), bias=False)
     work = phase(steps=1, batch_size=12, lr=1.0, clip=clip)
@@ -355,20 +403,30 @@ def accepted(sample: Tensor, std: float) -> bool:
 
 
 def noise_only(engine: Engine, *phases: Phase, count: int = 13, records: int = 40) -> list[Tensor]:
-    """Updates of clients whose records are not numbers, so that only noise is left; zero start, to keep every bit."""
+    """Updates of clients whose records are not numbers, so that only noise is left; zero start, to
+    keep every bit.
+    """
     model = nn.Linear(784, 10)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
     broken = torch.full((records, 784), math.nan)
     return updates(
-        engine, model, [job(model, *phases, seed=seed, features=broken, records=records) for seed in range(count)]
+        engine,
+        model,
+        [job(model, *phases, seed=seed, features=broken, records=records) for seed in range(count)],
     )
 
 
 @ENGINES
-def test_the_noise_of_dp_sgd_has_the_std_that_is_billed_and_the_test_would_see_three_percent(engine: Engine) -> None:
+def test_the_noise_of_dp_sgd_has_the_std_that_is_billed_and_the_test_would_see_three_percent(
+    engine: Engine,
+) -> None:
     lr, z, clip, steps, batch = 0.5, 1.7, 0.3, 4, 8
-    sample = torch.cat(noise_only(engine, phase(steps=steps, batch_size=batch, lr=lr, clip=clip, noise_multiplier=z)))
+    sample = torch.cat(
+        noise_only(
+            engine, phase(steps=steps, batch_size=batch, lr=lr, clip=clip, noise_multiplier=z)
+        )
+    )
     std = lr * z * clip * math.sqrt(steps) / batch
     assert len(sample) > 100_000
     assert accepted(sample, std)
@@ -377,9 +435,13 @@ def test_the_noise_of_dp_sgd_has_the_std_that_is_billed_and_the_test_would_see_t
 
 
 @ENGINES
-def test_the_denominator_is_the_expected_batch_even_where_it_exceeds_the_data(engine: Engine) -> None:
+def test_the_denominator_is_the_expected_batch_even_where_it_exceeds_the_data(
+    engine: Engine,
+) -> None:
     """A batch of 100 of 40 records: all 40 take part, and 40 is what the noisy sum is divided by."""
-    sample = torch.cat(noise_only(engine, phase(steps=1, batch_size=100, lr=1.0, clip=1.0, noise_multiplier=2.0)))
+    sample = torch.cat(
+        noise_only(engine, phase(steps=1, batch_size=100, lr=1.0, clip=1.0, noise_multiplier=2.0))
+    )
     assert accepted(sample, 2.0 / 40)
 
 
@@ -415,13 +477,17 @@ def test_noise_of_the_operating_system_never_repeats(engine: Engine) -> None:
 
 def seed_of_an_empty_batch() -> int:
     law = PoissonBatches(30, 2)
-    return next(seed for seed in range(100) if len(law.draw(rng(seed).child("records", 0), 1)[0]) == 0)
+    return next(
+        seed for seed in range(100) if len(law.draw(rng(seed).child("records", 0), 1)[0]) == 0
+    )
 
 
 @ENGINES
 def test_an_empty_poisson_batch_is_a_noise_only_step(engine: Engine) -> None:
     model, seed = mlp(nn.Tanh()), seed_of_an_empty_batch()
-    one = job(model, phase(steps=1, batch_size=2, lr=0.4, clip=0.5, noise_multiplier=3.0), seed=seed)
+    one = job(
+        model, phase(steps=1, batch_size=2, lr=0.4, clip=0.5, noise_multiplier=3.0), seed=seed
+    )
     drawn = rng(seed).child("noise", 0).grid_noise_(torch.empty(len(one.start))) / SCALE
     (update,) = updates(engine, model, [one])
     assert relative_error(update, -0.4 * 3.0 * 0.5 * drawn / 2) < TOLERANCE
@@ -429,7 +495,9 @@ def test_an_empty_poisson_batch_is_a_noise_only_step(engine: Engine) -> None:
 
 @ENGINES
 @pytest.mark.parametrize("clip", [0.5, None])
-def test_an_empty_poisson_batch_without_noise_changes_nothing(engine: Engine, clip: float | None) -> None:
+def test_an_empty_poisson_batch_without_noise_changes_nothing(
+    engine: Engine, clip: float | None
+) -> None:
     model = mlp(nn.Tanh())
     one = job(model, phase(steps=1, batch_size=2, clip=clip), seed=seed_of_an_empty_batch())
     (update,) = updates(engine, model, [one])
@@ -440,7 +508,10 @@ def test_an_empty_poisson_batch_without_noise_changes_nothing(engine: Engine, cl
 def test_a_clients_empty_batch_leaves_its_neighbours_in_the_block_alone(engine: Engine) -> None:
     model = mlp(nn.Tanh())
     work = phase(steps=1, batch_size=2, noise_multiplier=1.0)
-    jobs = [job(model, work, seed=seed_of_an_empty_batch()), *(job(model, work, seed=seed) for seed in range(50, 53))]
+    jobs = [
+        job(model, work, seed=seed_of_an_empty_batch()),
+        *(job(model, work, seed=seed) for seed in range(50, 53)),
+    ]
     for got, one in zip(updates(engine, model, jobs), jobs, strict=True):
         assert relative_error(got, updates(OneByOne(), model, [one])[0]) < TOLERANCE
 
@@ -457,9 +528,15 @@ def poisoned(one: Job, poison: float, records: Sequence[int] = (2, 5, 11)) -> Jo
 
 @ENGINES
 @pytest.mark.parametrize("poison", NOT_NUMBERS)
-@pytest.mark.parametrize("work", [phase(steps=6, clip=0.4), phase(noise_multiplier=1.0)], ids=["silent", "noisy"])
-def test_a_record_that_is_no_number_contributes_zero(engine: Engine, poison: float, work: Phase) -> None:
-    """In a model without biases a record of zeros has no gradient: poison must do exactly as little."""
+@pytest.mark.parametrize(
+    "work", [phase(steps=6, clip=0.4), phase(noise_multiplier=1.0)], ids=["silent", "noisy"]
+)
+def test_a_record_that_is_no_number_contributes_zero(
+    engine: Engine, poison: float, work: Phase
+) -> None:
+    """In a model without biases a record of zeros has no gradient: poison must do exactly as
+    little.
+    """
     model = mlp(nn.Tanh(), bias=False)
     one = job(model, work)
     (got,) = updates(engine, model, [poisoned(one, poison)])
@@ -470,7 +547,9 @@ def test_a_record_that_is_no_number_contributes_zero(engine: Engine, poison: flo
 
 @ENGINES
 @pytest.mark.parametrize("poison", NOT_NUMBERS)
-def test_one_feature_that_is_no_number_silences_its_record_and_no_other(engine: Engine, poison: float) -> None:
+def test_one_feature_that_is_no_number_silences_its_record_and_no_other(
+    engine: Engine, poison: float
+) -> None:
     model = mlp(nn.Tanh(), bias=False)
     one = job(model, phase(steps=1, batch_size=30, lr=1.0))
     features = one.features.clone()
@@ -482,8 +561,12 @@ def test_one_feature_that_is_no_number_silences_its_record_and_no_other(engine: 
 
 @ENGINES
 @pytest.mark.parametrize("poison", POISONS)
-@pytest.mark.parametrize("work", [phase(), phase(noise_multiplier=1.0), plain()], ids=["silent", "noisy", "sgd"])
-def test_a_poisoned_client_changes_no_other_client_by_a_single_bit(engine: Engine, poison: float, work: Phase) -> None:
+@pytest.mark.parametrize(
+    "work", [phase(), phase(noise_multiplier=1.0), plain()], ids=["silent", "noisy", "sgd"]
+)
+def test_a_poisoned_client_changes_no_other_client_by_a_single_bit(
+    engine: Engine, poison: float, work: Phase
+) -> None:
     model = mlp(nn.ReLU())
     jobs = [job(model, work, seed=seed) for seed in range(4)]
     clean = updates(engine, model, jobs)
@@ -495,7 +578,9 @@ def test_a_poisoned_client_changes_no_other_client_by_a_single_bit(engine: Engin
 @pytest.mark.parametrize("size", [1e6, 1e12, 1e17, 1e18, 1e19, 1e20, 1e25, 1e38])
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh()], ids=["relu", "tanh"])
 def test_the_engines_agree_on_records_of_any_size(size: float, activation: nn.Module) -> None:
-    """A gradient is clipped or, where it is not finite, zero; squares that overflow on the way must not decide."""
+    """A gradient is clipped or, where it is not finite, zero; squares that overflow on the way must
+    not decide.
+    """
     for model in (logistic(), mlp(activation), mlp(activation, bias=False)):
         jobs = [job(model, phase(steps=1, batch_size=30), seed=seed) for seed in range(4)]
         assert worst_error(model, [poisoned(one, size) for one in jobs]) < TOLERANCE
@@ -505,7 +590,12 @@ def test_the_engines_agree_on_records_of_any_size(size: float, activation: nn.Mo
 
 
 @ENGINES
-@given(seed=st.integers(0, 2**32), ball=st.floats(0.01, 10.0), lr=st.floats(0.1, 100.0), clipped=st.booleans())
+@given(
+    seed=st.integers(0, 2**32),
+    ball=st.floats(0.01, 10.0),
+    lr=st.floats(0.1, 100.0),
+    clipped=st.booleans(),
+)
 def test_a_ball_holds_the_model_near_its_start(
     engine: Engine, seed: int, ball: float, lr: float, clipped: bool
 ) -> None:
@@ -517,13 +607,23 @@ def test_a_ball_holds_the_model_near_its_start(
 
 @ENGINES
 @pytest.mark.parametrize(("scale", "ball"), [(1.0, 1.0), (1.0, 1e-3), (100.0, 0.01)])
-def test_a_ball_is_kept_up_to_the_rounding_of_the_start(engine: Engine, scale: float, ball: float) -> None:
-    """Nobody bills the radius (that takes a Clip stage): float32 around a large start cannot keep it exactly."""
+def test_a_ball_is_kept_up_to_the_rounding_of_the_start(
+    engine: Engine, scale: float, ball: float
+) -> None:
+    """Nobody bills the radius (that takes a Clip stage): float32 around a large start cannot keep
+    it exactly.
+    """
     model = nn.Linear(784, 10)
     start = scale * torch.randn(7850, generator=torch.Generator().manual_seed(0))
-    jobs = [replace(job(model, plain(lr=1.0, ball=ball), seed=seed, shape=(784,)), start=start) for seed in range(10)]
+    jobs = [
+        replace(job(model, plain(lr=1.0, ball=ball), seed=seed, shape=(784,)), start=start)
+        for seed in range(10)
+    ]
     rounding = float(torch.finfo(torch.float32).eps * start.double().norm())
-    assert max(float(update.double().norm()) for update in updates(engine, model, jobs)) <= ball + rounding
+    assert (
+        max(float(update.double().norm()) for update in updates(engine, model, jobs))
+        <= ball + rounding
+    )
 
 
 @ENGINES
@@ -555,7 +655,9 @@ plans_ = st.lists(st.lists(shapes, min_size=1, max_size=2).map(tuple), min_size=
 
 @ENGINES
 @given(plans=plans_)
-def test_blocks_are_a_pure_function_and_hold_every_client_once(engine: Engine, plans: list[tuple[Phase, ...]]) -> None:
+def test_blocks_are_a_pure_function_and_hold_every_client_once(
+    engine: Engine, plans: list[tuple[Phase, ...]]
+) -> None:
     blocks = engine.blocks(plans)
     assert sorted(i for block in blocks for i in block) == list(range(len(plans)))
     assert all(block for block in blocks)
@@ -564,9 +666,14 @@ def test_blocks_are_a_pure_function_and_hold_every_client_once(engine: Engine, p
 
 
 @given(plans=plans_)
-def test_stacked_clients_of_a_block_have_stacks_of_one_shape(plans: list[tuple[Phase, ...]]) -> None:
+def test_stacked_clients_of_a_block_have_stacks_of_one_shape(
+    plans: list[tuple[Phase, ...]],
+) -> None:
     for block in Stacked().blocks(plans):
-        kinds = {tuple((p.steps, p.batch_size, p.clip is None, p.ball is None) for p in plans[i]) for i in block}
+        kinds = {
+            tuple((p.steps, p.batch_size, p.clip is None, p.ball is None) for p in plans[i])
+            for i in block
+        }
         assert len(kinds) == 1
         assert len(block) <= 64
 
@@ -574,7 +681,10 @@ def test_stacked_clients_of_a_block_have_stacks_of_one_shape(plans: list[tuple[P
 @ENGINES
 def test_running_block_by_block_gives_what_running_at_once_gives(engine: Engine) -> None:
     model = logistic()
-    jobs = [job(model, phase(steps=1 + seed % 3, batch_size=4 + 4 * (seed % 2)), seed=seed) for seed in range(20)]
+    jobs = [
+        job(model, phase(steps=1 + seed % 3, batch_size=4 + 4 * (seed % 2)), seed=seed)
+        for seed in range(20)
+    ]
     at_once = updates(engine, model, jobs)
     for block in engine.blocks([job.phases for job in jobs]):
         for i, update in zip(block, updates(engine, model, [jobs[i] for i in block]), strict=True):
@@ -585,7 +695,9 @@ def test_eight_alike_clients_are_shared_between_two_workers() -> None:
     much, little = (phase(steps=2000, batch_size=32),), (phase(steps=2, batch_size=32),)
     assert [len(block) for block in Stacked().blocks([much] * 8)] == [4, 4]
     assert [len(block) for block in Stacked().blocks([much] * 7)] == [7]
-    assert [len(block) for block in Stacked().blocks([little] * 8)] == [8]  # splitting would cost more than it gives
+    assert [len(block) for block in Stacked().blocks([little] * 8)] == [
+        8
+    ]  # splitting would cost more than it gives
 
 
 # ---- models that are no chain ----------------------------------------------------------------------------------------
@@ -638,12 +750,16 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("work", [phase(), plain(), phase(noise_multiplier=1.0)], ids=["dp-sgd", "sgd", "noisy"])
+@pytest.mark.parametrize(
+    "work", [phase(), plain(), phase(noise_multiplier=1.0)], ids=["dp-sgd", "sgd", "noisy"]
+)
 def test_a_model_that_is_no_chain_gives_what_one_by_one_gives(name: str, work: Phase) -> None:
     build, shape = OTHERS[name]
     model = build()
     jobs = [job(model, work, seed=seed, shape=shape) for seed in range(3)]
-    for got, wanted in zip(updates(Stacked(), model, jobs), updates(OneByOne(), model, jobs), strict=True):
+    for got, wanted in zip(
+        updates(Stacked(), model, jobs), updates(OneByOne(), model, jobs), strict=True
+    ):
         assert float(wanted.norm()) > 0
         assert float((got - wanted).norm()) < 5e-5 * float(wanted.norm())
 
@@ -655,7 +771,9 @@ def test_a_convolution_is_clipped_record_by_record_as_a_loop_over_records_would(
     rows = []
     for x, y in zip(one.features, one.labels, strict=True):
         loss = nn.functional.cross_entropy(model(x[None]), y[None])
-        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]))
+        rows.append(
+            torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+        )
     gradients = torch.stack(rows)
     norms = gradients.norm(dim=1, keepdim=True)
     clip = float(norms.median())
@@ -677,7 +795,9 @@ def test_dropout_masks_differ_between_records_steps_and_clients(engine: Engine) 
     first, second = updates(engine, model, jobs)
     assert not torch.equal(first, second)
     kept = (first[80:120] != 0).float().mean()
-    assert float(kept) > 0.8  # one mask for all four records would leave about half of the units untouched
+    assert (
+        float(kept) > 0.8
+    )  # one mask for all four records would leave about half of the units untouched
 
 
 # ---- what must not matter --------------------------------------------------------------------------------------------
@@ -703,7 +823,14 @@ def test_results_do_not_depend_on_the_number_of_threads(engine: Engine) -> None:
     """Large enough that two threads would add up in another order, if they were let."""
     model = nn.Linear(784, 10)
     jobs = [
-        job(model, plain(batch_size=200), phase(batch_size=200), seed=seed, records=400, shape=(784,))
+        job(
+            model,
+            plain(batch_size=200),
+            phase(batch_size=200),
+            seed=seed,
+            records=400,
+            shape=(784,),
+        )
         for seed in range(2)
     ]
     threads = torch.get_num_threads()
@@ -747,8 +874,9 @@ def test_local_work_leaves_model_start_and_data_as_they_were(engine: Engine, nam
 
 @ENGINES
 def test_local_work_writes_no_statistic_of_the_data_into_the_models_buffers(engine: Engine) -> None:
-    """Plain SGD accepts BatchNorm. Running means of private records are no part of what is clipped, noised and sent;
-    left in the shared module they would reach whoever gets the model."""
+    """Plain SGD accepts BatchNorm. Running means of private records are no part of what is clipped,
+    noised and sent; left in the shared module they would reach whoever gets the model.
+    """
     model = nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     engine.run(model, Layout.of_module(model), [job(model, plain(batch_size=10))])
@@ -782,7 +910,9 @@ def test_the_oracle_names_the_client_and_the_phase_that_failed() -> None:
     bad = job(model, plain(), phase(batch_size=30), seed=7)
     bad = replace(bad, labels=bad.labels.index_fill(0, torch.tensor([3]), CLASSES + 4))
     with pytest.raises(DpflError, match="client 'client-7', phase 0"):
-        OneByOne().run(model, Layout.of_module(model), [good, replace(bad, phases=(plain(batch_size=30),))])
+        OneByOne().run(
+            model, Layout.of_module(model), [good, replace(bad, phases=(plain(batch_size=30),))]
+        )
 
 
 def test_an_unknown_engine_suggests_the_nearest() -> None:

@@ -1,4 +1,6 @@
-"""DP-SGD on stacks: a record's contribution depends on nothing but the record, and stays within the clip."""
+"""DP-SGD on stacks: a record's contribution depends on nothing but the record, and stays within the
+clip.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpfl.client.sampling import Draw
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import SUMMANDS, Grid, effective_multiplier, part_width
 from dpfl.core.grid_noise import LARGEST, SCALE
@@ -18,11 +19,12 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Phase
 from dpfl.engine import make_engine
-from dpfl.engine.bookkeeping import clipped_sum
+from dpfl.engine.base import Job
+from dpfl.engine.ghost_clipping import clipped_sum
 from dpfl.engine.private_stacks import _Parts, _Sums
 from dpfl.engine.stacked import KERNELS, arithmetic_assumptions, chain
 from dpfl.engine.stacks import Linear, Stack
-from dpfl.protocols import Job
+from dpfl.plugs.sampling import Draw
 
 MODELS = {
     "logistic": lambda: nn.Linear(30, 4),
@@ -34,7 +36,9 @@ MODELS = {
     "smooth": lambda: nn.Sequential(
         nn.GELU(), nn.Linear(30, 7), nn.SiLU(), nn.Linear(7, 33), nn.ELU(), nn.Linear(33, 4)
     ),
-    "three layers": lambda: nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)),
+    "three layers": lambda: nn.Sequential(
+        nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)
+    ),
 }
 RECORDS = 24
 
@@ -48,7 +52,9 @@ def job_of(model: nn.Module, features: Tensor, labels: Tensor, phase: Phase) -> 
 def per_record(
     model: nn.Module, features: Tensor, labels: Tensor, chosen: list[int], width: int, clients: int
 ) -> dict[int, bytes]:
-    """The bytes of what every chosen record of the last of some clients contributes: inputs, slopes and norms."""
+    """The bytes of what every chosen record of the last of some clients contributes: inputs, slopes
+    and norms.
+    """
     phase = Phase(steps=1, batch_size=8, sampling="poisson", lr=0.1, clip=0.5, noise_multiplier=1.0)
     job = job_of(model, features, labels, phase)
     steps = chain(model, Layout.of_module(model))
@@ -66,8 +72,14 @@ def per_record(
         inputs, slopes = sums._errors(part) if sums._softmax else sums._backward(part)
         squares, _ = sums._norms(part, inputs, slopes)
         for place, record in enumerate(chosen[number * width : (number + 1) * width]):
-            pieces = [*(a[-1, place] for a in inputs), *(d[-1, place] for d in slopes), squares[-1, place]]
-            found[record] = b"".join(piece.detach().contiguous().numpy().tobytes() for piece in pieces)
+            pieces = [
+                *(a[-1, place] for a in inputs),
+                *(d[-1, place] for d in slopes),
+                squares[-1, place],
+            ]
+            found[record] = b"".join(
+                piece.detach().contiguous().numpy().tobytes() for piece in pieces
+            )
     return found
 
 
@@ -91,11 +103,13 @@ def test_a_contribution_is_the_same_bit_for_bit_whoever_else_is_drawn(
 
 
 def test_the_shape_of_a_part_divides_what_is_computed_at_once() -> None:
-    """Of 24 records the last 8 were rounded differently: 55 of 300 records changed bits with their place."""
+    """Of 24 records the last 8 were rounded differently: 55 of 300 records changed bits with their
+    place.
+    """
     assert {part_width(batch_size) for batch_size in range(1, 2000)} == {8, 16, 32}
 
 
-# -- extreme magnitudes --------------------------------------------------------------------------------------------------
+# -- extreme magnitudes ----------------------------------------------------------------------------
 
 _EXTREME = st.sampled_from(
     [0.0, 1e-45, 1e-38, 1e-20, 1e-3, 1.0, 1e10, 1e14, 1e16, 1e30, 1e37, 1e38, 3e38, -3e38, math.inf]
@@ -103,7 +117,9 @@ _EXTREME = st.sampled_from(
 
 
 def sent(model: nn.Module, features: Tensor, clip: float, engine: str) -> float:
-    """The norm of one full-batch step without noise, over the learning rate and the batch size: at most clip x records."""
+    """The norm of one full-batch step without noise, over the learning rate and the batch size: at
+    most clip x records.
+    """
     phase = Phase(steps=1, batch_size=len(features), sampling="poisson", lr=1.0, clip=clip)
     job = job_of(model, features, torch.zeros(len(features), dtype=torch.int64), phase)
     start = torch.zeros_like(job.start)
@@ -115,8 +131,12 @@ def sent(model: nn.Module, features: Tensor, clip: float, engine: str) -> float:
 
 @pytest.mark.parametrize("engine", ["stacked", "one_by_one"])
 @given(values=st.lists(_EXTREME, min_size=6, max_size=6), clip=st.sampled_from([1e-3, 1.0, 50.0]))
-def test_no_record_exceeds_its_clip_up_to_the_largest_float(engine: str, values: list[float], clip: float) -> None:
-    """Features around 1e38 made clip factors so small that their rounding let 1.43 times the clip through."""
+def test_no_record_exceeds_its_clip_up_to_the_largest_float(
+    engine: str, values: list[float], clip: float
+) -> None:
+    """Features around 1e38 made clip factors so small that their rounding let 1.43 times the clip
+    through.
+    """
     model = nn.Linear(6, 3)
     assert sent(model, torch.tensor([values]), clip, engine) <= clip * (1 + 1e-6)
 
@@ -131,55 +151,76 @@ def test_a_record_beyond_all_bounds_leaves_the_others_alone(engine: str) -> None
 
 
 def test_bookkeeping_keeps_the_bound_too() -> None:
-    model = nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
+    model = nn.Sequential(
+        nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)
+    )
     for size in (1e-30, 1.0, 1e12, 1e20, 1e38, 3e38):
         assert sent(model, torch.full((1, 16), size), 0.5, "stacked") <= 0.5 * (1 + 1e-6)
 
 
-# -- arithmetic ----------------------------------------------------------------------------------------------------------
+# -- arithmetic ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["stacked", "one_by_one"])
 def test_reduced_precision_is_refused_where_noise_protects(engine: str) -> None:
     model = nn.Linear(6, 3)
     features, labels = torch.randn(4, 6), torch.arange(4) % 3
-    private = Phase(steps=1, batch_size=4, sampling="poisson", lr=0.1, clip=1.0, noise_multiplier=1.0)
+    private = Phase(
+        steps=1, batch_size=4, sampling="poisson", lr=0.1, clip=1.0, noise_multiplier=1.0
+    )
     plain = Phase(steps=1, batch_size=4, sampling="shuffle", lr=0.1)
     torch.set_float32_matmul_precision("medium")
     try:
         with pytest.raises(PrivacyRefusal, match="reduced precision"):
-            make_engine(engine).run(model, Layout.of_module(model), [job_of(model, features, labels, private)])
-        make_engine(engine).run(model, Layout.of_module(model), [job_of(model, features, labels, plain)])
+            make_engine(engine).run(
+                model, Layout.of_module(model), [job_of(model, features, labels, private)]
+            )
+        make_engine(engine).run(
+            model, Layout.of_module(model), [job_of(model, features, labels, plain)]
+        )
     finally:
         torch.set_float32_matmul_precision("highest")
     with torch.autocast("cpu"), pytest.raises(PrivacyRefusal, match="autocast"):
-        make_engine(engine).run(model, Layout.of_module(model), [job_of(model, features, labels, private)])
+        make_engine(engine).run(
+            model, Layout.of_module(model), [job_of(model, features, labels, private)]
+        )
 
 
 def test_sums_that_leave_the_exact_integers_are_clamped_and_stay_integers() -> None:
-    """Many records along one coordinate and little noise: q is brought to 2^24, and what is released stays on the grid."""
+    """Many records along one coordinate and little noise: q is brought to 2^24, and what is
+    released stays on the grid.
+    """
     model = nn.Linear(1, 2, bias=False)
     features, labels = torch.full((200, 1), 30.0), torch.zeros(200, dtype=torch.int64)
-    phase = Phase(steps=1, batch_size=200, sampling="poisson", lr=1.0, clip=1.0, noise_multiplier=0.2)
+    phase = Phase(
+        steps=1, batch_size=200, sampling="poisson", lr=1.0, clip=1.0, noise_multiplier=0.2
+    )
     job = job_of(model, features, labels, phase)
     job = Job(**{**vars(job), "start": torch.zeros_like(job.start)})
     with pytest.warns(RuntimeWarning, match="2 coordinate.* cut off at 16 standard deviations"):
         (after,) = make_engine("stacked").run(model, Layout.of_module(model), [job])
     moved = (job.start - after).double() * 200 / Grid.of(0.2).step
-    assert float(moved.abs().max()) <= 2**24 + LARGEST + 1000  # the weights are rounded to single precision
+    assert (
+        float(moved.abs().max()) <= 2**24 + LARGEST + 1000
+    )  # the weights are rounded to single precision
     assert float(moved.abs().max()) > 2**23
 
 
 def test_the_assumption_on_kernels_is_named_where_it_is_made() -> None:
-    linear, other = nn.Linear(4, 2), nn.Sequential(nn.Conv1d(1, 2, 2), nn.Flatten(), nn.Linear(6, 2))
+    linear, other = (
+        nn.Linear(4, 2),
+        nn.Sequential(nn.Conv1d(1, 2, 2), nn.Flatten(), nn.Linear(6, 2)),
+    )
     assert arithmetic_assumptions(linear, Layout.of_module(linear)) == ()
     assert arithmetic_assumptions(other, Layout.of_module(other)) == (KERNELS,)
 
 
-# -- sensitivity of whole steps ------------------------------------------------------------------------------------------
+# -- sensitivity of whole steps --------------------------------------------------------------------
 
 
-def integers_of(model: nn.Module, features: Tensor, labels: Tensor, noise_multiplier: float) -> Tensor:
+def integers_of(
+    model: nn.Module, features: Tensor, labels: Tensor, noise_multiplier: float
+) -> Tensor:
     """A full batch's clipped sum as the engine rounds it, before noise; weights are zero."""
     count = len(labels)
     phase = Phase(
@@ -192,14 +233,18 @@ def integers_of(model: nn.Module, features: Tensor, labels: Tensor, noise_multip
     draw = Draw(torch.arange(count), torch.tensor([count]))
     grid = [Grid.of(noise_multiplier).step]
     parts = _Parts([job], [draw], draw.sizes[:, None].numpy(), SUMMANDS, grid, device)
-    stacks = [Stack.of(layer, torch.zeros(1, layout.size)) for layer in steps if isinstance(layer, Linear)]
+    stacks = [
+        Stack.of(layer, torch.zeros(1, layout.size)) for layer in steps if isinstance(layer, Linear)
+    ]
     exact = count / noise_multiplier * SCALE < 2**24
     totals = _Sums(steps, stacks, [phase], device).of(parts, 0, exact=exact)
     return torch.cat([tensor.flatten() for stack in totals for tensor in stack.tensors()]).double()
 
 
 def saturating(parts: int) -> Tensor:
-    """Labels with which every other part of 32 is cut off on its own, and each part between them loses a 1 to a 0."""
+    """Labels with which every other part of 32 is cut off on its own, and each part between them
+    loses a 1 to a 0.
+    """
     labels: list[int] = []
     for part in range(parts):
         mixed = [1] * 16 + [0] * 16
@@ -216,8 +261,12 @@ def saturating(parts: int) -> Tensor:
     noise_multiplier=st.sampled_from([0.05, 0.5, 1.0, 4.0]),
 )
 @example(labels=saturating(8), left_out=0, noise_multiplier=1.0)
-def test_a_whole_step_moves_by_no_more_than_was_charged(labels: Tensor, left_out: int, noise_multiplier: float) -> None:
-    """Parts that were cut off one by one hid what others gained: one record of 512 moved the sum by 15 clips."""
+def test_a_whole_step_moves_by_no_more_than_was_charged(
+    labels: Tensor, left_out: int, noise_multiplier: float
+) -> None:
+    """Parts that were cut off one by one hid what others gained: one record of 512 moved the sum by
+    15 clips.
+    """
     model = nn.Linear(2, 2)
     features = torch.zeros(len(labels), 2)
     features[:, 0] = 1e3
@@ -227,7 +276,9 @@ def test_a_whole_step_moves_by_no_more_than_was_charged(labels: Tensor, left_out
     assert bool((with_it == with_it.round()).all())
     assert float(with_it.abs().max()) <= 2**24
     moved = float((with_it - without).norm()) * Grid.of(noise_multiplier).step
-    charged = noise_multiplier / effective_multiplier(noise_multiplier, 6, math.ceil(len(labels) / SUMMANDS))
+    charged = noise_multiplier / effective_multiplier(
+        noise_multiplier, 6, math.ceil(len(labels) / SUMMANDS)
+    )
     assert moved <= charged
 
 

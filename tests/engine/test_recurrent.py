@@ -1,4 +1,6 @@
-"""Recurrent layers: unrolled they are torch's own, and their clipped sums are those of a loop over records."""
+"""Recurrent layers: unrolled they are torch's own, and their clipped sums are those of a loop over
+records.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from dpfl.core.inputs import Tokens
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Phase
-from dpfl.engine import bookkeeping
-from dpfl.engine.bookkeeping import Booked, NotBookable, bookable, clipped_sum
+from dpfl.data.inputs import Tokens
+from dpfl.engine import ghost_clipping as bookkeeping
+from dpfl.engine.base import Job
+from dpfl.engine.ghost_clipping import Booked, NotBookable, bookable, clipped_sum
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.recurrent import unrollable, unrolled
 from dpfl.engine.stacked import Stacked
-from dpfl.protocols import Job
 
 TOLERANCE = 5e-5
 CLASSES, VOCABULARY, WIDTH = 3, 7, 3
@@ -73,7 +75,9 @@ class Reader(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, inner.input_size) if embedded else nn.Identity()
         self.inner, self.look = inner, look
         width = inner.proj_size or inner.hidden_size
-        self.top = nn.Linear(width * (2 if inner.bidirectional and look in ("last", "mean") else 1), CLASSES)
+        self.top = nn.Linear(
+            width * (2 if inner.bidirectional and look in ("last", "mean") else 1), CLASSES
+        )
 
     def read(self, x: Tensor) -> Any:
         return self.inner(x)
@@ -107,7 +111,10 @@ def gradients(model: nn.Module, features: Tensor, labels: Tensor) -> Tensor:
 
 
 def summed(rows: Tensor, clip: float) -> Tensor:
-    return sum((row * min(1.0, clip / max(float(row.norm()), 1e-300)) for row in rows), torch.zeros_like(rows[0]))
+    return sum(
+        (row * min(1.0, clip / max(float(row.norm()), 1e-300)) for row in rows),
+        torch.zeros_like(rows[0]),
+    )
 
 
 def clip_for(rows: Tensor, who: str) -> float:
@@ -166,7 +173,13 @@ def same_as_torch(layer: nn.RNNBase, x: Tensor) -> None:
 @settings(max_examples=25)
 @given(SEEDS, st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.integers(1, 5), OPTIONS)
 def test_an_unrolled_layer_gives_what_torchs_own_gives(
-    kind: str, seed: int, records: int, steps: int, inputs: int, hidden: int, options: dict[str, Any]
+    kind: str,
+    seed: int,
+    records: int,
+    steps: int,
+    inputs: int,
+    hidden: int,
+    options: dict[str, Any],
 ) -> None:
     layer = made(lambda: KINDS[kind](inputs, hidden, **options), seed)
     x = draw(seed, records, steps, inputs)
@@ -194,7 +207,9 @@ def test_dropout_acts_between_all_layers_and_not_after_the_last(kind: str, layer
 
 
 def test_dropout_scales_what_it_keeps_and_drops_afresh_at_every_step_and_record() -> None:
-    layer = made(lambda: nn.RNN(4, 4, 2, nonlinearity="relu", bias=False, dropout=0.75, batch_first=True)).train()
+    layer = made(
+        lambda: nn.RNN(4, 4, 2, nonlinearity="relu", bias=False, dropout=0.75, batch_first=True)
+    ).train()
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             parameter.copy_(torch.eye(4) if "ih" in name else torch.zeros(4, 4))
@@ -265,7 +280,9 @@ def test_a_last_cell_state_is_as_good_as_an_output(who: str) -> None:
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_the_two_halves_of_a_gru_have_gradients_of_their_own(layers: int, bidirectional: bool) -> None:
+def test_the_two_halves_of_a_gru_have_gradients_of_their_own(
+    layers: int, bidirectional: bool
+) -> None:
     """The reset gate stands between them: they agree on the first two thirds, and nowhere else."""
     model = made(lambda: reader("gru", "mean", num_layers=layers, bidirectional=bidirectional))
     features = texts(0, 5, 4)
@@ -303,7 +320,9 @@ def test_dropout_in_training_is_part_of_what_is_differentiated(kind: str) -> Non
     got = booked(model, features, clip)
     assert error(got, summed(rows, clip)) <= TOLERANCE
     blocks = {block.name: block.slice for block in Layout.of_module(model)}
-    assert bool((got[blocks["inner.weight_ih_l0"]] == 0).all()), "nothing flows through what was dropped"
+    assert bool((got[blocks["inner.weight_ih_l0"]] == 0).all()), (
+        "nothing flows through what was dropped"
+    )
     assert bool((got[blocks["inner.bias_ih_l1"]] != 0).all())
 
 
@@ -325,12 +344,16 @@ def test_an_empty_batch_of_texts_gives_zero(kind: str) -> None:
 
 
 @KIND
-def test_a_large_batch_in_small_pieces_gives_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_batch_in_small_pieces_gives_the_same(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = made(lambda: reader(kind))
     layout, features = Layout.of_module(model), texts(0, 7, 4)
     whole = booked(model, features, 0.1)
     monkeypatch.setattr(bookkeeping, "MICRO_BATCH", 3)
-    pieces = Booked().clipped_sum(model, layout, layout.read(model), features, labels_of(features), 0.1)
+    pieces = Booked().clipped_sum(
+        model, layout, layout.read(model), features, labels_of(features), 0.1
+    )
     assert error(pieces, whole) <= 1e-5
 
 
@@ -340,8 +363,12 @@ def test_a_large_batch_in_small_pieces_gives_the_same(kind: str, monkeypatch: py
 @KIND
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize("everywhere", [True, False], ids=["all of it", "one number"])
-def test_a_poisoned_record_counts_as_zero_and_changes_no_other(kind: str, poison: float, everywhere: bool) -> None:
-    model = made(lambda: Reader(KINDS[kind](3, 4, 2, batch_first=True, bidirectional=True), embedded=False))
+def test_a_poisoned_record_counts_as_zero_and_changes_no_other(
+    kind: str, poison: float, everywhere: bool
+) -> None:
+    model = made(
+        lambda: Reader(KINDS[kind](3, 4, 2, batch_first=True, bidirectional=True), embedded=False)
+    )
     features = draw(0, 4, 5, 3)
     layout, labels = Layout.of_module(model), labels_of(features)
     others = torch.tensor([0, 1, 3])
@@ -362,7 +389,10 @@ def test_a_word_that_is_no_number_silences_the_texts_that_hold_it(kind: str) -> 
     others = torch.tensor([0, 2, 3, 5])
     rows = gradients(model, features[others], labels[others])
     wanted = summed(rows, 0.1)
-    assert error(clipped_sum(model, layout, layout.read(model), features, labels, 0.1), wanted) <= TOLERANCE
+    assert (
+        error(clipped_sum(model, layout, layout.read(model), features, labels, 0.1), wanted)
+        <= TOLERANCE
+    )
 
 
 # ---- what is not covered is still right ------------------------------------------------------------------------------
@@ -382,7 +412,9 @@ class StartedByName(Reader):
 class Packed(Reader):
     def forward(self, tokens: Tensor) -> Tensor:
         lengths = [tokens.shape[1] - 1] * len(tokens)
-        _, state = self.inner(pack_padded_sequence(self.embedding(tokens), lengths, batch_first=True))
+        _, state = self.inner(
+            pack_padded_sequence(self.embedding(tokens), lengths, batch_first=True)
+        )
         return self.top(state[0][-1])
 
 
@@ -451,11 +483,17 @@ def test_a_projected_lstm_goes_the_slow_way_and_is_right() -> None:
 
 
 class TimeFirst(nn.Module):
-    """The usual way to feed a layer that is not batch_first: the embedding sees a step, not a record, first."""
+    """The usual way to feed a layer that is not batch_first: the embedding sees a step, not a
+    record, first.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.inner, self.top = nn.Embedding(VOCABULARY, 4), nn.GRU(4, 4), nn.Linear(4, CLASSES)
+        self.embedding, self.inner, self.top = (
+            nn.Embedding(VOCABULARY, 4),
+            nn.GRU(4, 4),
+            nn.Linear(4, CLASSES),
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.top(self.inner(self.embedding(tokens.T))[0][-1])
@@ -466,10 +504,16 @@ class Placed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places, self.top = nn.Embedding(VOCABULARY, 4), nn.Embedding(4, 4), nn.Linear(16, CLASSES)
+        self.words, self.places, self.top = (
+            nn.Embedding(VOCABULARY, 4),
+            nn.Embedding(4, 4),
+            nn.Linear(16, CLASSES),
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.top((self.words(tokens) + self.places(torch.arange(tokens.shape[1]))).flatten(1))
+        return self.top(
+            (self.words(tokens) + self.places(torch.arange(tokens.shape[1]))).flatten(1)
+        )
 
 
 class OneStepAfterTheOther(nn.Module):
@@ -477,7 +521,11 @@ class OneStepAfterTheOther(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.inner, self.top = nn.Embedding(VOCABULARY, 4), nn.Linear(4, 3), nn.Linear(12, CLASSES)
+        self.words, self.inner, self.top = (
+            nn.Embedding(VOCABULARY, 4),
+            nn.Linear(4, 3),
+            nn.Linear(12, CLASSES),
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = torch.tanh(self.inner(self.words(tokens).reshape(-1, 4)))
@@ -485,7 +533,8 @@ class OneStepAfterTheOther(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("build", "records"), [(TimeFirst, 3), (TimeFirst, 4), (Placed, 3), (Placed, 4), (OneStepAfterTheOther, 3)]
+    ("build", "records"),
+    [(TimeFirst, 3), (TimeFirst, 4), (Placed, 3), (Placed, 4), (OneStepAfterTheOther, 3)],
 )
 def test_a_layer_whose_first_axis_is_not_the_records_is_still_right(
     build: Callable[[], nn.Module], records: int
@@ -501,7 +550,11 @@ class Plain(nn.Module):
 
     def __init__(self, change: Callable[[Tensor], Tensor], first: bool) -> None:
         super().__init__()
-        self.one, self.two, self.top = nn.Conv2d(2, 3, 3), nn.Conv2d(3, 4, 3), nn.Linear(4 * 9, CLASSES)
+        self.one, self.two, self.top = (
+            nn.Conv2d(2, 3, 3),
+            nn.Conv2d(3, 4, 3),
+            nn.Linear(4 * 9, CLASSES),
+        )
         self.change, self.first = change, first
 
     def forward(self, x: Tensor) -> Tensor:
@@ -534,8 +587,12 @@ def test_an_output_changed_in_place_by_a_function_is_noticed() -> None:
 
 
 @KIND
-@pytest.mark.parametrize("change", [lambda x: x.mul_(3), nn.ReLU(inplace=True)], ids=["mul_", "relu"])
-def test_what_a_recurrent_layer_returns_may_be_changed_in_place(kind: str, change: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize(
+    "change", [lambda x: x.mul_(3), nn.ReLU(inplace=True)], ids=["mul_", "relu"]
+)
+def test_what_a_recurrent_layer_returns_may_be_changed_in_place(
+    kind: str, change: Callable[[Tensor], Tensor]
+) -> None:
     class Changed(Reader):
         def __init__(self, inner: nn.RNNBase) -> None:
             super().__init__(inner)
@@ -549,7 +606,9 @@ def test_what_a_recurrent_layer_returns_may_be_changed_in_place(kind: str, chang
 
 
 def test_an_input_changed_in_place_after_it_was_read_is_never_taken_for_what_was_read() -> None:
-    """torch refuses to differentiate this; whatever the engine does, it must not return other numbers."""
+    """torch refuses to differentiate this; whatever the engine does, it must not return other
+    numbers.
+    """
 
     class Late(nn.Module):
         def __init__(self) -> None:
@@ -595,7 +654,9 @@ def test_a_pass_leaves_the_model_as_it_was(kind: str) -> None:
      (REFUSED["a first state, gru"][0], NotBookable), (REFUSED["changed in place"][0], NotBookable)],
     ids=["own error", "called twice", "first state", "in place"],
 )  # fmt: skip
-def test_an_exception_leaves_the_model_as_it_was(build: Callable[[], nn.Module], kind: type[Exception]) -> None:
+def test_an_exception_leaves_the_model_as_it_was(
+    build: Callable[[], nn.Module], kind: type[Exception]
+) -> None:
     model = made(build)
     with pytest.raises(kind):
         booked(model, texts(0, 4, 3), 1.0)
@@ -632,7 +693,9 @@ def test_the_engines_agree_on_texts_with_noise(kind: str, look: str) -> None:
     assert error(fast[0] - jobs[0].start, fast[1] - jobs[1].start) > 0.1
 
 
-def test_a_trial_is_remembered_by_the_model_and_not_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_is_remembered_by_the_model_and_not_by_its_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tried: list[bool] = []
     real = bookkeeping.agrees
     monkeypatch.setattr(bookkeeping, "agrees", lambda *all_: tried.append(True) or real(*all_))
@@ -643,7 +706,14 @@ def test_a_trial_is_remembered_by_the_model_and_not_by_its_address(monkeypatch: 
         model = nn.Sequential(nn.Linear(5, 2), nn.Flatten(), nn.Linear(6, 2))
         layout = Layout.of_module(model)
         rng = SecretRng.simulated(PublicSeed(0))
-        job = Job(client="a", start=layout.read(model), phases=(phase,), features=features, labels=labels, rng=rng)
+        job = Job(
+            client="a",
+            start=layout.read(model),
+            phases=(phase,),
+            features=features,
+            labels=labels,
+            rng=rng,
+        )
         engine.run(model, layout, [job])
         engine.run(model, layout, [job])
         assert len(engine._agrees) == 1

@@ -1,8 +1,10 @@
-"""Every method gives the bits that were recorded before the project was rebuilt: models, ledgers and rounds.
+"""Every method gives the bits that were recorded before the project was rebuilt: models, ledgers
+and rounds.
 
-``python tests/equivalence/test_recorded_bits.py`` records them anew. Do that only for a change that is meant to change results,
-and say so in the CHANGELOG. Last bits of matrix products depend on the processor: on another one than the recording was made on,
-models are compared to a relative error of 1e-4 instead, everything else as it is.
+``python tests/equivalence/test_recorded_bits.py`` records them anew. Do that only for a change that
+is meant to change results, and say so in the CHANGELOG. Last bits of matrix products depend on the
+processor: on another one than the recording was made on, models are compared to a relative error of
+1e-4 instead.
 """
 
 from __future__ import annotations
@@ -24,11 +26,17 @@ import torch
 from torch import nn
 
 import dpfl
-from dpfl.algorithms.registry import METHODS, settings_of
 from dpfl.core.errors import DpflError, PrivacyRefusal
+from dpfl.methods.registry import METHODS, settings_of
 
 FILE = Path(__file__).with_name("bits.json")
-VALUES: dict[str, Any] = {"lr": 0.2, "clip": 0.7, "batch_size": 6, "local_steps": 2, "dimension": 20}
+VALUES: dict[str, Any] = {
+    "lr": 0.2,
+    "clip": 0.7,
+    "batch_size": 6,
+    "local_steps": 2,
+    "dimension": 20,
+}
 CHOICES: dict[str, tuple[Any, ...]] = {
     "clip_after": (True,),
     "coefficient": (3.0,),
@@ -66,11 +74,15 @@ def federation() -> dpfl.Federation:
 
 
 def cases() -> dict[str, tuple[str, dict[str, Any], str]]:
-    """Every method with its defaults on three models, and with each setting that changes its mechanism on one."""
+    """Every method with its defaults on three models, and with each setting that changes its
+    mechanism on one.
+    """
     found = {}
     for name in sorted(METHODS):
         known = settings_of(name)
-        needed = {p for p in known if known[p].default is inspect.Parameter.empty} | ({"local_steps"} & set(known))
+        needed = {p for p in known if known[p].default is inspect.Parameter.empty} | (
+            {"local_steps"} & set(known)
+        )
         settings = {setting: VALUES[setting] for setting in needed}
         for model in MODELS:
             found[f"{name} on {model}"] = (name, settings, model)
@@ -82,8 +94,14 @@ def cases() -> dict[str, tuple[str, dict[str, Any], str]]:
                     continue
                 found[f"{name} with {setting}={value}"] = (name, settings | {setting: value}, "mlp")
     for extra in ({"coefficient": 3.0}, {"personal_starts": False}, {"layers": 1}, {"growth": 1.1}):
-        settings = {setting: VALUES[setting] for setting in ("lr", "clip", "batch_size", "local_steps")}
-        found[f"fedceo in every round with {extra}"] = ("fedceo", settings | {"interval": 1} | extra, "mlp")
+        settings = {
+            setting: VALUES[setting] for setting in ("lr", "clip", "batch_size", "local_steps")
+        }
+        found[f"fedceo in every round with {extra}"] = (
+            "fedceo",
+            settings | {"interval": 1} | extra,
+            "mlp",
+        )
     return found
 
 
@@ -93,7 +111,9 @@ CASES = cases()
 def processor() -> str:
     """What the last bits of matrix products depend on."""
     info = np.show_config(mode="dicts")  # type: ignore[call-overload]
-    return f"{torch.backends.cpu.get_cpu_capability()} torch {torch.__version__} numpy {np.__version__} {info['Build Dependencies']['blas']['name']}"
+    blas = info["Build Dependencies"]["blas"]["name"]
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{capability} torch {torch.__version__} numpy {np.__version__} {blas}"
 
 
 def exact(value: Any) -> Any:
@@ -119,10 +139,23 @@ def ledger_rows(path: Path) -> dict[str, list[Any]]:
         "journal": "SELECT round FROM journal",
     }
     with closing(sqlite3.connect(path)) as connection:
-        return {table: sorted(map(list, connection.execute(query)), key=str) for table, query in queries.items()}
+        return {
+            table: sorted(map(list, connection.execute(query)), key=str)
+            for table, query in queries.items()
+        }
 
 
-TOLD = ("round", "cohort", "arrived", "missing", "left", "not_finite", "bytes_up", "payload_bytes_up", "bytes_down")
+TOLD = (
+    "round",
+    "cohort",
+    "arrived",
+    "missing",
+    "left",
+    "not_finite",
+    "bytes_up",
+    "payload_bytes_up",
+    "bytes_down",
+)
 
 
 def measure(name: str, settings: dict[str, Any], model: str) -> dict[str, Any]:
@@ -137,7 +170,9 @@ def measure(name: str, settings: dict[str, Any], model: str) -> dict[str, Any]:
         rows = ledger_rows(path)
     vector = torch.cat([p.detach().flatten() for p in result.model.parameters()])
     plain = [{key: line[key] for key in TOLD if key in line} for line in result.history]
-    told = [[line.get("weights"), line.get("update_norm"), line.get("loss")] for line in result.history]
+    told = [
+        [line.get("weights"), line.get("update_norm"), line.get("loss")] for line in result.history
+    ]
     statements = {client: [line.epsilon, line.granted] for client, line in result.spent.items()}
     return {
         "model": hashlib.sha256(vector.numpy().tobytes()).hexdigest()[:24],
@@ -150,7 +185,9 @@ def measure(name: str, settings: dict[str, Any], model: str) -> dict[str, Any]:
     }
 
 
-RECORDED: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {"processor": "", "cases": {}}
+RECORDED: dict[str, Any] = (
+    json.loads(FILE.read_text()) if FILE.exists() else {"processor": "", "cases": {}}
+)
 
 
 def test_nothing_recorded_was_lost() -> None:
@@ -158,6 +195,7 @@ def test_nothing_recorded_was_lost() -> None:
     assert set(RECORDED["cases"]) <= set(CASES)
 
 
+@pytest.mark.filterwarnings("ignore:training ended:RuntimeWarning")
 @pytest.mark.parametrize("case", sorted(RECORDED["cases"]))
 def test_the_bits_are_those_recorded(case: str) -> None:
     expected, found = RECORDED["cases"][case], measure(*CASES[case])

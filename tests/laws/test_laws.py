@@ -10,41 +10,60 @@ import torch
 from torch import Tensor
 
 from dpfl import testing
-from dpfl.client.local_work import DpSgd, Sgd
-from dpfl.client.stages import Clip, GaussianNoise
 from dpfl.core.grid import Grid
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Aggregate, Metrics, PlugState, Practice, Rows, Shared, Total, Who
 from dpfl.engine import ENGINES
+from dpfl.plugs.channels import Channel, Digital, Dropout, Summed
+from dpfl.plugs.denoise import Denoiser
+from dpfl.plugs.local_work import DpSgd, Sgd
+from dpfl.plugs.row_denoise import RowDenoiser
+from dpfl.plugs.secure_sum import SecureSum
+from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort, Selection
+from dpfl.plugs.stages import Clip, GaussianNoise, Stage
+from dpfl.plugs.weights import (
+    EpsilonWeights,
+    ExampleWeights,
+    ExpectedCohortWeights,
+    UniformWeights,
+    Weights,
+)
 from dpfl.privacy.exposure import Exposure
-from dpfl.protocols import Channel, Denoiser, RowDenoiser, Selection, Stage, Summed, Weights
-from dpfl.server.selection import Everyone, FixedCohort, PoissonCohort
-from dpfl.server.weights import EpsilonWeights, ExampleWeights, ExpectedCohortWeights, UniformWeights
-from dpfl.wire.channels import Digital, Dropout, SecureSum
 
 PRACTICE = Practice(batch_size=4, local_steps=2, lr=0.1)
 
 
-@pytest.mark.parametrize("stage", [Clip(clip=0.7), GaussianNoise(noise_multiplier=1.3, clip=2.0)], ids=repr)
+@pytest.mark.parametrize(
+    "stage", [Clip(clip=0.7), GaussianNoise(noise_multiplier=1.3, clip=2.0)], ids=repr
+)
 def test_our_stages_pass(stage: Stage) -> None:
     testing.check_stage(stage)
 
 
-@pytest.mark.parametrize("channel", [Digital(), SecureSum(), Dropout(rate=0.3, through=Digital())], ids=repr)
+@pytest.mark.parametrize(
+    "channel", [Digital(), SecureSum(), Dropout(rate=0.3, through=Digital())], ids=repr
+)
 def test_our_channels_pass(channel: Channel) -> None:
     testing.check_channel(channel)
 
 
 @pytest.mark.parametrize(
     "weights",
-    [UniformWeights(), ExampleWeights(), EpsilonWeights(), ExpectedCohortWeights(expected_cohort=4)],
+    [
+        UniformWeights(),
+        ExampleWeights(),
+        EpsilonWeights(),
+        ExpectedCohortWeights(expected_cohort=4),
+    ],
     ids=repr,
 )
 def test_our_weights_pass(weights: Weights) -> None:
     testing.check_weights(weights)
 
 
-@pytest.mark.parametrize("selection", [Everyone(), FixedCohort(size=3), PoissonCohort(sampling_rate=0.4)], ids=repr)
+@pytest.mark.parametrize(
+    "selection", [Everyone(), FixedCohort(size=3), PoissonCohort(sampling_rate=0.4)], ids=repr
+)
 def test_our_selections_pass(selection: Selection) -> None:
     testing.check_selection(selection)
 
@@ -130,7 +149,9 @@ class Trusting(Weights):
     needs_rows: ClassVar[bool] = True
     constant: ClassVar[bool] = False
 
-    def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(
+        self, state: PlugState, received: Rows | Total, round_: int
+    ) -> tuple[Tensor, PlugState, Metrics]:
         claimed = torch.tensor([received.cohort.claims[c].epsilon for c in received.cohort.ids])
         return claimed / claimed.sum(), state, {}
 
@@ -158,14 +179,18 @@ def test_a_channel_that_changes_the_sum_is_caught() -> None:
 class FirstRowRules(RowDenoiser):
     ordered: ClassVar[bool] = False
 
-    def __call__(self, state: PlugState, rows: Rows, round_: int) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(
+        self, state: PlugState, rows: Rows, round_: int
+    ) -> tuple[Tensor, PlugState, Metrics]:
         return rows.matrix - rows.matrix[0], state, {}
 
 
 class MeanFirst(RowDenoiser):
     ordered: ClassVar[bool] = False
 
-    def __call__(self, state: PlugState, rows: Rows, round_: int) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(
+        self, state: PlugState, rows: Rows, round_: int
+    ) -> tuple[Tensor, PlugState, Metrics]:
         return rows.matrix.mean(0).expand_as(rows.matrix), state, {}
 
 

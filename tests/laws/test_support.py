@@ -1,4 +1,6 @@
-"""Nothing is released but noisy integers: the law on every mechanism of the registry, and the attack on single releases."""
+"""Nothing is released but noisy integers: the law on every mechanism of the registry, and the
+attack on single releases.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,6 @@ from torch import Tensor, nn
 
 import dpfl
 from dpfl import testing
-from dpfl.algorithms.registry import METHODS, settings_of
-from dpfl.client.stages import Clip, GaussianNoise
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import Grid
 from dpfl.core.grid_noise import SCALE
@@ -21,11 +21,21 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Claims, Observer, Phase, Who
 from dpfl.engine import make_engine
-from dpfl.protocols import Job
+from dpfl.engine.base import Job
+from dpfl.methods.registry import METHODS, settings_of
+from dpfl.plugs.stages import Clip, GaussianNoise
 from dpfl.strategy import Strategy
 
-VALUES: dict[str, Any] = {"lr": 0.2, "clip": 0.7, "batch_size": 6, "local_steps": 2, "dimension": 20}
-"""What settings without a default are given; one that is not here must be added, so that no new method is left out."""
+VALUES: dict[str, Any] = {
+    "lr": 0.2,
+    "clip": 0.7,
+    "batch_size": 6,
+    "local_steps": 2,
+    "dimension": 20,
+}
+"""What settings without a default are given; one that is not here must be added, so that no new
+method is left out.
+"""
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "noise": ("distributed", "local"),
@@ -37,16 +47,25 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def mechanisms() -> list[tuple[str, Strategy]]:
-    """Every method of the registry that protects anyone, with every setting that changes its mechanism."""
+    """Every method of the registry that protects anyone, with every setting that changes its
+    mechanism.
+    """
     found = []
     for name in sorted(METHODS):
         known = settings_of(name)
-        needed = {p for p in known if known[p].default is inspect.Parameter.empty} | ({"local_steps"} & set(known))
+        needed = {p for p in known if known[p].default is inspect.Parameter.empty} | (
+            {"local_steps"} & set(known)
+        )
         if "public" in known:
             VALUES.setdefault("public", 0.3)
-        for choice in [{}, *({s: value} for s in sorted(set(CHOICES) & set(known)) for value in CHOICES[s])]:
+        for choice in [
+            {},
+            *({s: value} for s in sorted(set(CHOICES) & set(known)) for value in CHOICES[s]),
+        ]:
             try:
-                strategy = METHODS[name](**{setting: VALUES[setting] for setting in needed} | choice)
+                strategy = METHODS[name](
+                    **{setting: VALUES[setting] for setting in needed} | choice
+                )
             except PrivacyRefusal:
                 continue  # a combination that is refused releases nothing
             if strategy.observer is not Observer.NOBODY:
@@ -62,7 +81,9 @@ def test_every_method_that_protects_anyone_is_in_the_list() -> None:
     assert named == {name for name in METHODS if name != "fedavg"}
 
 
-@pytest.mark.parametrize("strategy", [s for _, s in MECHANISMS], ids=[label for label, _ in MECHANISMS])
+@pytest.mark.parametrize(
+    "strategy", [s for _, s in MECHANISMS], ids=[label for label, _ in MECHANISMS]
+)
 def test_nothing_is_released_but_noisy_integers(strategy: Strategy) -> None:
     testing.check_releases(strategy)
 
@@ -74,13 +95,15 @@ def test_the_law_catches_noise_in_floating_point(name: str) -> None:
         testing.check_releases(strategy)
 
 
-# -- the attack of the single release, with noise from the operating system ----------------------------------------------
+# -- the attack of the single release, with noise from the operating system ------------------------
 
 TRIALS, COORDINATES, STD = 60, 100, 7.3
 
 
 def uploads(noised: bool) -> tuple[int, int]:
-    """For how many uploads without and with a client the attacker finds a value that noise alone cannot produce."""
+    """For how many uploads without and with a client the attacker finds a value that noise alone
+    cannot produce.
+    """
     stages = (Clip(clip=1.0), GaussianNoise(noise_multiplier=STD, clip=1.0))
     who = Who(id="a", claims=Claims(epsilon=0.5, delta=1e-5, examples=10), drawn=1)
     update = torch.randn(COORDINATES, generator=PublicSeed(1).generator())
@@ -93,9 +116,13 @@ def uploads(noised: bool) -> tuple[int, int]:
         def image(n: Tensor) -> Tensor:
             return (n * scale).to(torch.float32) if noised else n * torch.tensor(scale)
 
-        return bool(testing.impossible(x.to(torch.float32), x.double() / scale, image, whole=noised).any())
+        return bool(
+            testing.impossible(x.to(torch.float32), x.double() / scale, image, whole=noised).any()
+        )
 
-    return sum(guilty(torch.zeros(COORDINATES)) for _ in range(TRIALS)), sum(guilty(update) for _ in range(TRIALS))
+    return sum(guilty(torch.zeros(COORDINATES)) for _ in range(TRIALS)), sum(
+        guilty(update) for _ in range(TRIALS)
+    )
 
 
 def test_an_upload_tells_nothing_by_its_support() -> None:
@@ -125,13 +152,19 @@ def test_a_step_of_dp_sgd_is_a_whole_number_of_steps_of_the_grid(engine: str) ->
 
     for zeroed in (True, False):
         for trial in range(40):
-            features = torch.zeros(20, 25) if zeroed else torch.randn(20, 25, generator=PublicSeed(trial).generator())
+            features = (
+                torch.zeros(20, 25)
+                if zeroed
+                else torch.randn(20, 25, generator=PublicSeed(trial).generator())
+            )
             job = Job(
                 client="a", start=start, phases=(phase,), features=features, labels=torch.arange(20) % 4,
                 rng=SecretRng.from_system(),
             )  # fmt: skip
             (after,) = make_engine(engine).run(model, layout, [job])
-            assert not testing.impossible(after, (start - after).double() / rate, image, whole=True).any()
+            assert not testing.impossible(
+                after, (start - after).double() / rate, image, whole=True
+            ).any()
 
 
 def test_noise_has_no_holes_in_its_low_bits() -> None:

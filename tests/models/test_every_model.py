@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import dpfl
 from dpfl.core.errors import ConfigurationError, DpflError
-from dpfl.core.inputs import NUMBERS, Inputs, Pixels, Tokens
 from dpfl.core.random import PublicSeed
+from dpfl.data.inputs import NUMBERS, Inputs, Pixels, Tokens
 from dpfl.models import MODELS, TEXT_MODELS, about, check_model, make_model
 
 CIFAR = Pixels(mean=(0.5, 0.5, 0.5), deviation=(0.25, 0.25, 0.25))
@@ -43,7 +43,9 @@ def size(model: nn.Module) -> int:
 
 
 def one_sentence(error: BaseException) -> str:
-    """Check the shape of a message: where, what is wrong, what to do; on one line that a person would read."""
+    """Check the shape of a message: where, what is wrong, what to do; on one line that a person
+    would read.
+    """
     assert isinstance(error, DpflError)
     assert error.where
     assert error.problem
@@ -64,7 +66,9 @@ def test_no_model_is_left_out_here() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_model_passes_the_checks_on_the_data_it_is_for_and_gives_a_score_a_class(name: str) -> None:
+def test_every_model_passes_the_checks_on_the_data_it_is_for_and_gives_a_score_a_class(
+    name: str,
+) -> None:
     shape, classes, inputs = MEANT_FOR[name]
     model = build(name)
     check_model(model, shape, classes, inputs)
@@ -89,7 +93,8 @@ def test_a_model_s_start_is_its_seed_s_and_leaves_the_global_generators_alone(na
 def reader(vocabulary: int, embedding: int, hidden: int, layers: int, classes: int) -> int:
     """Count an embedding, LSTM layers (four gates, two biases each) and a dense layer."""
     recurrent = sum(
-        4 * hidden * ((embedding if layer == 0 else hidden) + hidden) + 2 * 4 * hidden for layer in range(layers)
+        4 * hidden * ((embedding if layer == 0 else hidden) + hidden) + 2 * 4 * hidden
+        for layer in range(layers)
     )
     return vocabulary * embedding + recurrent + hidden * classes + classes
 
@@ -105,12 +110,16 @@ def reader(vocabulary: int, embedding: int, hidden: int, layers: int, classes: i
         ("mlp", 64 * 64 + 64 + 64 * 10 + 10),
     ],
 )
-def test_the_documented_number_of_parameters_is_the_number_there_is(name: str, parameters: int) -> None:
+def test_the_documented_number_of_parameters_is_the_number_there_is(
+    name: str, parameters: int
+) -> None:
     assert size(build(name)) == parameters
 
 
 def test_the_shakespeare_model_is_leaf_s_whatever_hidden_says() -> None:
-    """By formula: 81 x 8, then 4 x 256 gates on 8 + 256 and on 256 + 256 inputs with two biases, then 257 x 81."""
+    """By formula: 81 x 8, then 4 x 256 gates on 8 + 256 and on 256 + 256 inputs with two biases,
+    then 257 x 81.
+    """
     expected = 81 * 8 + 1024 * (8 + 256 + 2) + 1024 * (256 + 256 + 2) + 257 * 81
     assert expected == 820_185 == size(build("lstm_shakespeare", hidden=3))
 
@@ -132,7 +141,9 @@ def test_hidden_is_the_width_of_models_that_have_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(TEXT_MODELS))
 @pytest.mark.parametrize("inputs", [NUMBERS, CIFAR], ids=["numbers", "pixels"])
-def test_a_model_of_tokens_refuses_numbers_and_names_what_reads_them(name: str, inputs: Inputs) -> None:
+def test_a_model_of_tokens_refuses_numbers_and_names_what_reads_them(
+    name: str, inputs: Inputs
+) -> None:
     with pytest.raises(ConfigurationError) as caught:
         make_model(name, (3, 32, 32), 3, PublicSeed(0), inputs=inputs)
     text = one_sentence(caught.value)
@@ -156,7 +167,12 @@ def test_a_model_of_numbers_refuses_tokens_and_names_what_reads_them(name: str) 
     [
         (lambda: build("lstm"), (20,), NUMBERS, "does not accept records of shape (20,)"),
         (lambda: nn.Linear(20, 2), (20,), Tokens(9), "does not accept tokens of shape (20,)"),
-        (lambda: build("lstm_shakespeare"), (80,), Tokens(8000), "does not accept tokens of shape (80,)"),
+        (
+            lambda: build("lstm_shakespeare"),
+            (80,),
+            Tokens(8000),
+            "does not accept tokens of shape (80,)",
+        ),
     ],
     ids=["tokens wanted", "numbers wanted", "a vocabulary beyond the embedding"],
 )
@@ -186,7 +202,9 @@ class Scores(nn.Module):
 class Before(nn.Module):
     """A linear layer whose records are changed before it sees them."""
 
-    def __init__(self, change: Callable[[Tensor], Tensor], *, only_in_training: bool = False) -> None:
+    def __init__(
+        self, change: Callable[[Tensor], Tensor], *, only_in_training: bool = False
+    ) -> None:
         super().__init__()
         self.dense = nn.Linear(4, 3)
         self.change = change
@@ -197,7 +215,9 @@ class Before(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention over the four positions of a record, or, with the default order, over the records of a batch."""
+    """Attention over the four positions of a record, or, with the default order, over the records
+    of a batch.
+    """
 
     def __init__(self, *, batch_first: bool) -> None:
         super().__init__()
@@ -210,7 +230,9 @@ class Attention(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer over the two positions of a record, or, with the default order, over the records of a batch."""
+    """A recurrent layer over the two positions of a record, or, with the default order, over the
+    records of a batch.
+    """
 
     def __init__(self, *, batch_first: bool) -> None:
         super().__init__()
@@ -243,20 +265,32 @@ NORM = "use GroupNorm or LayerNorm instead"
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "too few scores": (lambda: nn.Linear(4, 2), "outputs of shape (2,) for 3 classes", ONE_ROW),
     "one score": (lambda: Scores(lambda y: y[:, 0]), "outputs of shape () for 3 classes", ONE_ROW),
-    "a matrix a record": (lambda: Scores(lambda y: y[:, :, None]), "outputs of shape (3, 1)", ONE_ROW),
+    "a matrix a record": (
+        lambda: Scores(lambda y: y[:, :, None]),
+        "outputs of shape (3, 1)",
+        ONE_ROW,
+    ),
     "classes first": (lambda: Scores(lambda y: y.T), "for 3 classes", ONE_ROW),
     "one number": (lambda: Scores(lambda y: y.sum()), "for 3 classes", ONE_ROW),
     "one row for all": (lambda: Scores(lambda y: y[:1]), "for 3 classes", ONE_ROW),
     "a pair": (lambda: Scores(lambda y: (y, y)), "gives no tensor", ONE_ROW),
     "a dict": (lambda: Scores(lambda y: {"scores": y}), "gives no tensor", ONE_ROW),
     "nothing": (lambda: Scores(lambda y: None), "gives no tensor", ONE_ROW),
-    "other records": (lambda: nn.Linear(5, 3), "does not accept records of shape (4,)", "fit the model"),
+    "other records": (
+        lambda: nn.Linear(5, 3),
+        "does not accept records of shape (4,)",
+        "fit the model",
+    ),
     "BatchNorm1d": (
         lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
         "model layer '1': BatchNorm1d mixes the records",
         NORM,
     ),
-    "BatchNorm2d": (lambda: images(nn.BatchNorm2d(1)), "model layer '1': BatchNorm2d mixes the records", NORM),
+    "BatchNorm2d": (
+        lambda: images(nn.BatchNorm2d(1)),
+        "model layer '1': BatchNorm2d mixes the records",
+        NORM,
+    ),
     "BatchNorm without statistics": (
         lambda: images(nn.BatchNorm2d(1, track_running_stats=False)),
         "model layer '1': BatchNorm2d mixes the records",
@@ -267,11 +301,31 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
         "model layer '1': InstanceNorm2d",
         NORM,
     ),
-    "the batch's mean": (lambda: Before(lambda x: x - x.mean(0)), "another one is in the batch", APART),
-    "a softmax over records": (lambda: Scores(lambda y: y.softmax(0)), "another one is in the batch", APART),
-    "attention over records": (lambda: Attention(batch_first=False), "another one is in the batch", APART),
-    "recurrence over records": (lambda: Recurrent(batch_first=False), "another one is in the batch", APART),
-    "a sum over earlier records": (lambda: Before(lambda x: x.cumsum(0)), "another one is in the batch", APART),
+    "the batch's mean": (
+        lambda: Before(lambda x: x - x.mean(0)),
+        "another one is in the batch",
+        APART,
+    ),
+    "a softmax over records": (
+        lambda: Scores(lambda y: y.softmax(0)),
+        "another one is in the batch",
+        APART,
+    ),
+    "attention over records": (
+        lambda: Attention(batch_first=False),
+        "another one is in the batch",
+        APART,
+    ),
+    "recurrence over records": (
+        lambda: Recurrent(batch_first=False),
+        "another one is in the batch",
+        APART,
+    ),
+    "a sum over earlier records": (
+        lambda: Before(lambda x: x.cumsum(0)),
+        "another one is in the batch",
+        APART,
+    ),
     "the batch's mean in training only": (
         lambda: Before(lambda x: x - x.mean(0), only_in_training=True),
         "another one is in the batch",
@@ -323,7 +377,15 @@ def test_a_model_that_cannot_be_trained_privately_is_refused_in_one_sentence(
         lambda: Scores(lambda y: y - y.mean(1, keepdim=True)),
         lambda: nn.Linear(4, 7),
     ],
-    ids=["attention", "recurrence", "instance norm", "group norm", "dropout", "a record's own mean", "spare scores"],
+    ids=[
+        "attention",
+        "recurrence",
+        "instance norm",
+        "group norm",
+        "dropout",
+        "a record's own mean",
+        "spare scores",
+    ],
 )
 def test_its_nearest_relative_that_treats_records_apart_is_trained(
     model: Callable[[], nn.Module], federation: dpfl.Federation
@@ -334,7 +396,10 @@ def test_its_nearest_relative_that_treats_records_apart_is_trained(
     result = train(start, federation)
     pairs = zip(start.parameters(), result.model.parameters(), strict=True)
     assert all(bool(torch.isfinite(b).all()) for _, b in pairs)
-    assert any(not torch.equal(a, b) for a, b in zip(start.parameters(), result.model.parameters(), strict=True))
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(start.parameters(), result.model.parameters(), strict=True)
+    )
 
 
 # ---- what a model remembers ------------------------------------------------------------------------------------------
@@ -357,6 +422,8 @@ def test_no_record_comes_out_in_a_model_s_buffer(federation: dpfl.Federation) ->
     """Buffers are neither clipped nor noised, and whoever gets the model gets them."""
     strategy = dpfl.fedavg_dp(lr=0.1, clip=1.0, batch_size=6, local_steps=2)
     result = dpfl.train(Remembering(), federation, strategy, rounds=1, evaluate_every=2)
-    everything = torch.cat([part for s in federation.shards.values() for part in (s.features, s.test_features)])
+    everything = torch.cat(
+        [part for s in federation.shards.values() for part in (s.features, s.test_features)]
+    )
     seen = dict(result.model.named_buffers())["seen"]
     assert not bool((everything == seen).all(1).any())

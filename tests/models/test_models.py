@@ -56,7 +56,9 @@ def test_a_start_neither_moves_nor_reads_the_global_generators(name: str) -> Non
     assert np.array_equal(np.random.get_state()[1], numpy_before)
     torch.manual_seed(2)
     again = make_model(name, (3, 32, 32), 3, PublicSeed(7))
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True)
+    )
 
 
 def test_an_unknown_model_suggests_the_nearest() -> None:
@@ -71,7 +73,9 @@ def test_our_own_models_pass_the_checks(name: str) -> None:
 
 NORMS = {
     "BatchNorm1d": nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
-    "BatchNorm2d": nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 3)),
+    "BatchNorm2d": nn.Sequential(
+        nn.Unflatten(1, (1, 2, 2)), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 3)
+    ),
     "SyncBatchNorm": nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4), nn.Linear(4, 3)),
 }
 
@@ -90,8 +94,12 @@ def test_a_nested_layer_that_mixes_records_is_found() -> None:
         check_model(model, (4,), 3)
 
 
-def test_a_layer_that_keeps_statistics_of_the_records_is_refused_before_it_fails_in_the_middle_of_a_round() -> None:
-    model = nn.Sequential(nn.Conv1d(1, 2, 2), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten())
+def test_a_layer_that_keeps_statistics_of_the_records_is_refused_before_it_fails_in_the_middle_of_a_round() -> (
+    None
+):
+    model = nn.Sequential(
+        nn.Conv1d(1, 2, 2), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten()
+    )
     with pytest.raises(ConfigurationError, match="model layer '1'"):
         check_model(nn.Sequential(*model, nn.Linear(6, 3)), (1, 4), 3)
 
@@ -136,7 +144,9 @@ def test_a_model_without_parameters_is_refused() -> None:
     ],
     ids=["linear", "convolution", "flatten", "embedding"],
 )
-def test_a_model_that_does_not_accept_the_records_is_refused(model: nn.Module, shape: tuple[int, ...]) -> None:
+def test_a_model_that_does_not_accept_the_records_is_refused(
+    model: nn.Module, shape: tuple[int, ...]
+) -> None:
     with pytest.raises(ConfigurationError, match="does not accept records of shape"):
         check_model(model, shape, 3)
 
@@ -151,7 +161,9 @@ def test_a_model_that_does_not_accept_the_records_is_refused(model: nn.Module, s
     ids=["too few", "a matrix a record", "one number a record"],
 )
 def test_outputs_that_are_no_class_scores_are_refused(model: nn.Module) -> None:
-    with pytest.raises(ConfigurationError, match="for 3 classes; let it return one row of 3 scores per record"):
+    with pytest.raises(
+        ConfigurationError, match="for 3 classes; let it return one row of 3 scores per record"
+    ):
         check_model(model, (4,), 3)
 
 
@@ -205,7 +217,9 @@ def test_a_model_that_mixes_records_by_hand_is_refused() -> None:
         ("resnet18", (3, 32, 32), 11_173_962),
     ],
 )
-def test_the_papers_networks_have_the_papers_sizes(name: str, shape: tuple[int, ...], parameters: int) -> None:
+def test_the_papers_networks_have_the_papers_sizes(
+    name: str, shape: tuple[int, ...], parameters: int
+) -> None:
     model = make_model(name, shape, 10, PublicSeed(0))
     assert sum(p.numel() for p in model.parameters()) == parameters
     check_model(model, shape, 10)

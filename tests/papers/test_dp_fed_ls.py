@@ -17,25 +17,31 @@ from torch import Tensor, nn
 
 import dpfl
 from dpfl import testing
-from dpfl.algorithms.dp_fed_ls import LaplacianSmoothing, closed_form_noise, laplacian_smoothing, noise_gain
 from dpfl.cli.describe import description_of
 from dpfl.cli.main import run_command
-from dpfl.client.member import honest_members
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.types import Aggregate, Claims, Observer, Record
-from dpfl.data.datasets import load_dataset
 from dpfl.data.partition import Partition
+from dpfl.datasets.named import load_dataset
+from dpfl.engine.base import Engine
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.stacked import Stacked
+from dpfl.methods.dp_fed_ls import (
+    LaplacianSmoothing,
+    closed_form_noise,
+    laplacian_smoothing,
+    noise_gain,
+)
 from dpfl.models import make_model
+from dpfl.plugs.selection import Selection
 from dpfl.privacy import calibrate, epsilon
+from dpfl.privacy.classic_rdp import POISSON_REMARK, UNIFORM_REMARK
 from dpfl.privacy.ledger import Ledger
-from dpfl.privacy.published import POISSON_REMARK, UNIFORM_REMARK
-from dpfl.protocols import Engine, Selection
 from dpfl.rounds import Run, client_rounds, close_round, enrol, first_state, open_round
+from dpfl.rounds.codec import decode_upload
+from dpfl.rounds.members import honest_members
 from dpfl.runs.experiment import Experiment
-from dpfl.wire.payload import decode_upload
 
 LAYOUT = Layout.of({"weight": torch.zeros(4, 5), "bias": torch.zeros(4), "two": torch.zeros(2)})
 HABITS = {"lr": 0.1, "clip": 1.0, "batch_size": 16, "local_steps": 2}
@@ -78,13 +84,17 @@ def test_smoothing_solves_the_circulant_system(length: int, smoothing: float, se
 
 @pytest.mark.parametrize("length", [3, 4, 17, 60])
 def test_the_ends_meet_however_far_smoothing_reaches(length: int) -> None:
-    """Without the wrap the last entry would hardly feel the first; with 1e4 all of them come close to the mean."""
+    """Without the wrap the last entry would hardly feel the first; with 1e4 all of them come close
+    to the mean.
+    """
     vector = torch.zeros(length, dtype=torch.float64)
     vector[0] = 1.0
     smoothed = laplacian_smoothing(vector, 1e4)
     assert torch.allclose(smoothed[1:], smoothed[1:].flip(0), rtol=0, atol=1e-10)
     assert torch.allclose(smoothed, torch.full_like(smoothed, 1 / length), rtol=0.01 * length)
-    assert torch.allclose(smoothed, torch.linalg.solve(circulant(length, 1e4), vector), rtol=0, atol=1e-10)
+    assert torch.allclose(
+        smoothed, torch.linalg.solve(circulant(length, 1e4), vector), rtol=0, atol=1e-10
+    )
 
 
 @given(lengths, smoothings, seeds)
@@ -95,16 +105,22 @@ def test_the_sum_stays_and_the_smoother_is_symmetric_linear_and_contracts(
     smooth_x, smooth_y = laplacian_smoothing(x, smoothing), laplacian_smoothing(y, smoothing)
     assert float(smooth_x.sum()) == pytest.approx(float(x.sum()), abs=1e-9)
     assert float(smooth_x @ y) == pytest.approx(float(x @ smooth_y), abs=1e-9)
-    assert torch.allclose(laplacian_smoothing(2 * x - 3 * y, smoothing), 2 * smooth_x - 3 * smooth_y, atol=1e-9)
+    assert torch.allclose(
+        laplacian_smoothing(2 * x - 3 * y, smoothing), 2 * smooth_x - 3 * smooth_y, atol=1e-9
+    )
     assert float(smooth_x.norm()) <= float(x.norm())
     assert float((smooth_x - smooth_y).norm()) <= float((x - y).norm())
 
 
 @given(lengths, smoothings, seeds, st.integers(0, 59))
-def test_turning_the_circle_turns_the_result(length: int, smoothing: float, seed: int, turn: int) -> None:
+def test_turning_the_circle_turns_the_result(
+    length: int, smoothing: float, seed: int, turn: int
+) -> None:
     vector = normal(length, seed=seed)
     turned = laplacian_smoothing(torch.roll(vector, turn), smoothing)
-    assert torch.allclose(turned, torch.roll(laplacian_smoothing(vector, smoothing), turn), rtol=0, atol=1e-10)
+    assert torch.allclose(
+        turned, torch.roll(laplacian_smoothing(vector, smoothing), turn), rtol=0, atol=1e-10
+    )
 
 
 @given(st.integers(0, 60), seeds)
@@ -125,19 +141,25 @@ def test_fewer_than_three_entries_are_left_alone(vector: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", [(3,), (4, 5), (2, 3, 4), (1, 9, 1)])
-def test_shape_and_dtype_stay_and_tensors_are_read_row_by_row(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_shape_and_dtype_stay_and_tensors_are_read_row_by_row(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     tensor = normal(*shape).to(dtype)
     before = tensor.clone()
     smoothed = laplacian_smoothing(tensor, 1.5)
     assert (smoothed.shape, smoothed.dtype) == (tensor.shape, dtype)
     expected = by_fourier(tensor.reshape(-1), 1.5).reshape(shape).to(dtype)
-    assert torch.allclose(smoothed, expected, rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+    assert torch.allclose(
+        smoothed, expected, rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps
+    )
     assert torch.equal(tensor, before)
 
 
 def test_a_transposed_tensor_is_read_in_its_own_order() -> None:
     tensor = normal(4, 6).T
-    assert torch.equal(laplacian_smoothing(tensor, 2.0), laplacian_smoothing(tensor.contiguous(), 2.0))
+    assert torch.equal(
+        laplacian_smoothing(tensor, 2.0), laplacian_smoothing(tensor.contiguous(), 2.0)
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.01, 0.5, 3.0, 100.0, 1e4])
@@ -146,7 +168,9 @@ def test_a_long_vector_is_what_a_transform_in_double_precision_gives(smoothing: 
     expected = by_fourier(vector, smoothing)
     assert torch.allclose(laplacian_smoothing(vector, smoothing), expected, rtol=0, atol=1e-12)
     rounded = laplacian_smoothing(vector.float(), smoothing)
-    assert torch.allclose(rounded, by_fourier(vector.float(), smoothing).float(), rtol=1e-6, atol=1e-9)
+    assert torch.allclose(
+        rounded, by_fourier(vector.float(), smoothing).float(), rtol=1e-6, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("smoothing", [-1.0, -1e-9, math.nan, math.inf, -math.inf])
@@ -178,9 +202,15 @@ def test_the_gain_is_the_mean_of_the_squared_eigenvalues(length: int, smoothing:
 
 
 @given(st.integers(3, 40), smoothings)
-def test_the_gain_is_what_smoothing_does_to_independent_entries(length: int, smoothing: float) -> None:
-    columns = torch.stack([laplacian_smoothing(row, smoothing) for row in torch.eye(length, dtype=torch.float64)])
-    assert noise_gain(length, smoothing) == pytest.approx(float(columns.square().sum()) / length, rel=1e-9)
+def test_the_gain_is_what_smoothing_does_to_independent_entries(
+    length: int, smoothing: float
+) -> None:
+    columns = torch.stack(
+        [laplacian_smoothing(row, smoothing) for row in torch.eye(length, dtype=torch.float64)]
+    )
+    assert noise_gain(length, smoothing) == pytest.approx(
+        float(columns.square().sum()) / length, rel=1e-9
+    )
 
 
 @given(st.integers(3, 5000), smoothings)
@@ -190,50 +220,72 @@ def test_the_gain_of_any_length_is_that_of_the_symbol(length: int, smoothing: fl
     assert noise_gain(length, smoothing) == pytest.approx(exact, rel=1e-9)
 
 
-@pytest.mark.parametrize(("smoothing", "gain"), [(0.5, 0.385), (1.0, 0.268), (1.5, 0.216), (2.0, 0.185), (3.0, 0.149)])
-def test_long_vectors_keep_the_published_share_of_the_variance(smoothing: float, gain: float) -> None:
+@pytest.mark.parametrize(
+    ("smoothing", "gain"), [(0.5, 0.385), (1.0, 0.268), (1.5, 0.216), (2.0, 0.185), (3.0, 0.149)]
+)
+def test_long_vectors_keep_the_published_share_of_the_variance(
+    smoothing: float, gain: float
+) -> None:
     assert (1 + 2 * smoothing) / (1 + 4 * smoothing) ** 1.5 == pytest.approx(gain, abs=5e-4)
     for length in (1000, 10**7):
         assert noise_gain(length, smoothing) == pytest.approx(gain, abs=5e-4)
 
 
 @pytest.mark.parametrize("smoothing", [0.5, 1.0, 3.0])
-def test_white_noise_shrinks_as_the_gain_says_and_the_test_would_see_two_percent(smoothing: float) -> None:
+def test_white_noise_shrinks_as_the_gain_says_and_the_test_would_see_two_percent(
+    smoothing: float,
+) -> None:
     noise = normal(200_000, seed=3)
     symbol = 1 + 2 * smoothing * (1 - np.cos(2 * np.pi * np.arange(len(noise)) / len(noise)))
-    error = math.sqrt(2 * np.sum(symbol**-4)) / np.sum(symbol**-2) / 2  # of the measured std, relative
+    error = (
+        math.sqrt(2 * np.sum(symbol**-4)) / np.sum(symbol**-2) / 2
+    )  # of the measured std, relative
     assert 4 * error < 0.02
     std = math.sqrt(noise_gain(len(noise), smoothing))
-    assert float(laplacian_smoothing(noise, smoothing).square().mean().sqrt()) == pytest.approx(std, rel=4 * error)
+    assert float(laplacian_smoothing(noise, smoothing).square().mean().sqrt()) == pytest.approx(
+        std, rel=4 * error
+    )
 
 
-def test_a_short_circle_keeps_more_noise_than_a_long_one_and_so_does_its_measured_variance() -> None:
+def test_a_short_circle_keeps_more_noise_than_a_long_one_and_so_does_its_measured_variance() -> (
+    None
+):
     draws = torch.stack([laplacian_smoothing(row, 50.0) for row in normal(4000, 5)])
     assert float(draws.square().mean()) == pytest.approx(noise_gain(5, 50.0), rel=0.06)
     assert noise_gain(5, 50.0) > 1.5 * noise_gain(10**6, 50.0)
 
 
 @given(lengths, smoothings, seeds)
-def test_bias_by_the_eigenvalues_as_in_proposition_1(length: int, smoothing: float, seed: int) -> None:
+def test_bias_by_the_eigenvalues_as_in_proposition_1(
+    length: int, smoothing: float, seed: int
+) -> None:
     vector = normal(length, seed=seed)
     eigenvalues, basis = torch.linalg.eigh(circulant(length, smoothing))
     coefficients = basis.T @ vector
     smoothed = laplacian_smoothing(vector, smoothing)
     bias = float((((1 - 1 / eigenvalues) * coefficients) ** 2).sum())
     assert float((smoothed - vector).square().sum()) == pytest.approx(bias, rel=1e-8, abs=1e-10)
-    assert float(smoothed.square().sum()) == pytest.approx(float(((coefficients / eigenvalues) ** 2).sum()), abs=1e-8)
+    assert float(smoothed.square().sum()) == pytest.approx(
+        float(((coefficients / eigenvalues) ** 2).sum()), abs=1e-8
+    )
 
 
 def test_error_is_bias_plus_variance_as_in_proposition_1() -> None:
     """E|A^-1 (x + n) - x|^2 and E|A^-1 (x + n)|^2 over 4,000 draws, each within 2 %."""
     length, smoothing, std = 40, 1.5, 0.7
-    vector = torch.sin(2 * math.pi * torch.arange(length, dtype=torch.float64) / length) + 0.3 * normal(length)
+    vector = torch.sin(
+        2 * math.pi * torch.arange(length, dtype=torch.float64) / length
+    ) + 0.3 * normal(length)
     eigenvalues, basis = torch.linalg.eigh(circulant(length, smoothing))
     coefficients = basis.T @ vector
     variance = std**2 * float((eigenvalues**-2).sum())
-    draws = torch.stack([laplacian_smoothing(vector + std * row, smoothing) for row in normal(4000, length, seed=1)])
+    draws = torch.stack(
+        [laplacian_smoothing(vector + std * row, smoothing) for row in normal(4000, length, seed=1)]
+    )
     bias = float((((1 - 1 / eigenvalues) * coefficients) ** 2).sum())
-    assert float((draws - vector).square().sum(dim=1).mean()) == pytest.approx(bias + variance, rel=0.02)
+    assert float((draws - vector).square().sum(dim=1).mean()) == pytest.approx(
+        bias + variance, rel=0.02
+    )
     signal = float(((coefficients / eigenvalues) ** 2).sum())
     assert float(draws.square().sum(dim=1).mean()) == pytest.approx(signal + variance, rel=0.02)
     assert bias + variance < length * std**2 < signal + length * std**2  # smoothing pays here
@@ -266,7 +318,9 @@ def test_or_the_whole_model_is_one_vector() -> None:
 @pytest.mark.parametrize("scope", ["tensor", "model"])
 def test_the_gain_of_a_model_is_what_its_noise_keeps(scope: str) -> None:
     smoother = LaplacianSmoothing(smoothing=5.0, scope=scope)  # type: ignore[arg-type]
-    columns = torch.stack([smoother(aggregate(row))[0] for row in torch.eye(LAYOUT.size, dtype=torch.float64)])
+    columns = torch.stack(
+        [smoother(aggregate(row))[0] for row in torch.eye(LAYOUT.size, dtype=torch.float64)]
+    )
     assert smoother.gain(LAYOUT) == pytest.approx(float(columns.square().sum()) / LAYOUT.size)
     testing.check_denoiser(smoother)
     assert smoother.linear
@@ -279,16 +333,25 @@ MNIST = {"delta": 1000**-1.1, "clip": 0.3, "sampling_rate": 0.05, "rounds": 30}
 
 @pytest.mark.parametrize(
     ("sampling", "target", "noise"),
-    [("uniform", 6.0, 0.8080), ("uniform", 8.0, 0.5821), ("poisson", 6.0, 0.7771), ("poisson", 8.0, 0.5662)],
+    [
+        ("uniform", 6.0, 0.8080),
+        ("uniform", 8.0, 0.5821),
+        ("poisson", 6.0, 0.7771),
+        ("poisson", 8.0, 0.5662),
+    ],
 )
-def test_the_theorems_give_the_noise_of_the_paper_s_mnist_setting(sampling: str, target: float, noise: float) -> None:
+def test_the_theorems_give_the_noise_of_the_paper_s_mnist_setting(
+    sampling: str, target: float, noise: float
+) -> None:
     found = closed_form_noise(target, **MNIST, sampling=sampling)  # type: ignore[arg-type]
     assert found == pytest.approx(noise, abs=1e-4)
     wider = closed_form_noise(target, **{**MNIST, "clip": 3.0}, sampling=sampling)  # type: ignore[arg-type]
     assert wider == pytest.approx(10 * found)
 
 
-@pytest.mark.parametrize(("sampling", "constant", "least"), [("uniform", 14, 0.67), ("poisson", 8, 0.53)])
+@pytest.mark.parametrize(
+    ("sampling", "constant", "least"), [("uniform", 14, 0.67), ("poisson", 8, 0.53)]
+)
 @pytest.mark.parametrize("target", [5.6, 7.0, 9.0, 60.0])
 def test_the_noise_is_the_smallest_over_lambda_that_meets_both_conditions(
     sampling: str, constant: float, least: float, target: float
@@ -297,15 +360,25 @@ def test_the_noise_is_the_smallest_over_lambda_that_meets_both_conditions(
     delta, clip, rate, rounds = MNIST.values()
     share = np.linspace(1e-4, 1 - 1e-4, 200_001)
     alpha = math.log(1 / delta) / (1 - share) / target + 1
-    square = (rate / target) ** 2 * constant * rounds / share * (math.log(1 / delta) / (1 - share) + target)
+    square = (
+        (rate / target) ** 2
+        * constant
+        * rounds
+        / share
+        * (math.log(1 / delta) / (1 - share) + target)
+    )
     room = square / 6 * np.log(1 / (rate * alpha * (1 + square / 4)))
     smallest = clip * math.sqrt(square[(square / 4 >= least) & (alpha - 1 <= room)].min())
-    assert closed_form_noise(target, **MNIST, sampling=sampling) == pytest.approx(smallest, rel=1e-3)  # type: ignore[arg-type]
+    assert closed_form_noise(target, **MNIST, sampling=sampling) == pytest.approx(
+        smallest, rel=1e-3
+    )  # type: ignore[arg-type]
     assert (smallest == pytest.approx(2 * clip * math.sqrt(least), rel=1e-3)) is (target == 60)
 
 
 @pytest.mark.parametrize(("sampling", "target"), [("uniform", 0.5), ("poisson", 5.0)])
-def test_no_lambda_covers_a_small_epsilon_and_the_error_says_which_is_covered(sampling: str, target: float) -> None:
+def test_no_lambda_covers_a_small_epsilon_and_the_error_says_which_is_covered(
+    sampling: str, target: float
+) -> None:
     with pytest.raises(ConfigurationError, match=f"epsilon = {target:g};") as caught:
         closed_form_noise(target, **MNIST, sampling=sampling)  # type: ignore[arg-type]
     said = str(caught.value)
@@ -337,7 +410,9 @@ def test_no_lambda_covers_a_small_epsilon_and_the_error_says_which_is_covered(sa
         {"sampling": "everyone"},
     ],
 )
-def test_a_theorem_asked_with_numbers_out_of_range_refuses_and_names_them(wrong: dict[str, object]) -> None:
+def test_a_theorem_asked_with_numbers_out_of_range_refuses_and_names_them(
+    wrong: dict[str, object],
+) -> None:
     (name,) = wrong
     with pytest.raises(ConfigurationError, match=f"closed form: {name} = ") as caught:
         closed_form_noise(**{"epsilon": 8.0, **MNIST, **wrong})  # type: ignore[arg-type]
@@ -352,8 +427,12 @@ def test_a_theorem_asked_with_numbers_out_of_range_refuses_and_names_them(wrong:
         (4.0, {"delta": 1e-5, "clip": 2.0, "sampling_rate": 0.01, "rounds": 500}),
     ],
 )
-def test_the_numerical_accountant_never_needs_the_theorem_s_noise(target: float, plan: dict[str, float]) -> None:
-    needed = calibrate(target, plan["delta"], plan["sampling_rate"], int(plan["rounds"])) * plan["clip"]
+def test_the_numerical_accountant_never_needs_the_theorem_s_noise(
+    target: float, plan: dict[str, float]
+) -> None:
+    needed = (
+        calibrate(target, plan["delta"], plan["sampling_rate"], int(plan["rounds"])) * plan["clip"]
+    )
     assert closed_form_noise(target, **plan) > 2 * needed  # type: ignore[arg-type]
 
 
@@ -363,7 +442,8 @@ def test_the_numerical_accountant_never_needs_the_theorem_s_noise(target: float,
 def small_federation(clients: int, features: int = 6) -> dpfl.Federation:
     generator, records = np.random.default_rng(1), 20 if features < 100 else 2
     arrays = {
-        f"c{i}": (generator.normal(size=(records, features)), generator.integers(0, 3, records)) for i in range(clients)
+        f"c{i}": (generator.normal(size=(records, features)), generator.integers(0, 3, records))
+        for i in range(clients)
     }
     return dpfl.Federation.from_arrays(arrays, classes=3)
 
@@ -377,11 +457,15 @@ def one_round(
     round_: int = 0,
     engine: Engine | None = None,
 ) -> tuple[Tensor, dict[str, Tensor], Record]:
-    """Play one round from a zero model; return by what it moved, what was uploaded, and what was written down."""
+    """Play one round from a zero model; return by what it moved, what was uploaded, and what was
+    written down.
+    """
     members = honest_members(small_federation(clients, features))
     model = nn.Sequential(nn.Linear(features, 3))
     layout = Layout.of_module(model)
-    agreement = enrol(strategy, {client: member.claims for client, member in members.items()}, 4, layout)
+    agreement = enrol(
+        strategy, {client: member.claims for client, member in members.items()}, 4, layout
+    )
     ledger = Ledger.create(":memory:", "test")
     ledger.register("run", seeded=True, title="test")
     run = Run(name="run", ledger=ledger, seed=dpfl.PublicSeed(seed), public=dpfl.PublicSeed(5))
@@ -391,12 +475,17 @@ def one_round(
     uplinks = client_rounds(agreement, run, plan, drawn, engine or Stacked(), model)
     after, record = close_round(agreement, state, plan, uplinks, run)
     ledger.close()
-    uploads = {u.client: decode_upload(u.payload or b"", layout.size, "run", round_, u.client) for u in uplinks}
+    uploads = {
+        u.client: decode_upload(u.payload or b"", layout.size, "run", round_, u.client)
+        for u in uplinks
+    }
     return after.model, uploads, record
 
 
 def test_the_sum_is_divided_by_the_expected_cohort_whatever_was_drawn() -> None:
-    strategy = dpfl.dp_fed(**HABITS, noise_multiplier=1e-7, selection=dpfl.PoissonCohort(sampling_rate=0.4))
+    strategy = dpfl.dp_fed(
+        **HABITS, noise_multiplier=1e-7, selection=dpfl.PoissonCohort(sampling_rate=0.4)
+    )
     sizes = set()
     for seed in range(6):
         moved, uploads, _ = one_round(strategy, clients=5, seed=seed)
@@ -408,13 +497,21 @@ def test_the_sum_is_divided_by_the_expected_cohort_whatever_was_drawn() -> None:
 
 def test_a_fixed_cohort_is_divided_by_its_size_and_everyone_by_the_population() -> None:
     for selection, divisor in ((FIXED, 3), (dpfl.Everyone(), 6)):
-        moved, uploads, _ = one_round(dpfl.dp_fed(**HABITS, noise_multiplier=1e-7, selection=selection))
+        moved, uploads, _ = one_round(
+            dpfl.dp_fed(**HABITS, noise_multiplier=1e-7, selection=selection)
+        )
         assert len(uploads) == divisor
-        assert torch.allclose(moved, torch.stack(list(uploads.values())).sum(dim=0) / divisor, atol=1e-6)
+        assert torch.allclose(
+            moved, torch.stack(list(uploads.values())).sum(dim=0) / divisor, atol=1e-6
+        )
 
 
-def by_hand(client: str, *, lr: float, steps: int, clip: float, weight_decay: float, every_step: bool) -> Tensor:
-    """Full-batch SGD from zero in double precision, brought back into the ball after every step or at the end."""
+def by_hand(
+    client: str, *, lr: float, steps: int, clip: float, weight_decay: float, every_step: bool
+) -> Tensor:
+    """Full-batch SGD from zero in double precision, brought back into the ball after every step or
+    at the end.
+    """
     shard = small_federation(6).shards[client]
     features, labels = shard.features.double().numpy(), shard.labels.numpy()
     wanted, inputs = np.eye(3)[labels], np.hstack([features, np.ones((len(labels), 1))])
@@ -431,8 +528,12 @@ def by_hand(client: str, *, lr: float, steps: int, clip: float, weight_decay: fl
 
 @pytest.mark.parametrize("engine", [Stacked(), OneByOne()])
 @pytest.mark.parametrize("project", ["every_step", "once"])
-def test_clients_are_brought_back_into_the_ball_after_every_step_or_once(project: str, engine: Engine) -> None:
-    """Eight full-batch steps that leave the ball in the second; decays as in the paper, in its third round."""
+def test_clients_are_brought_back_into_the_ball_after_every_step_or_once(
+    project: str, engine: Engine
+) -> None:
+    """Eight full-batch steps that leave the ball in the second; decays as in the paper, in its
+    third round.
+    """
     habits = {"lr": 2.0, "clip": 0.5, "weight_decay": 0.05}
     strategy = dpfl.dp_fed(
         **habits,
@@ -470,9 +571,13 @@ def test_no_upload_exceeds_the_clip(project: str, lr: float) -> None:
 
 
 def test_every_step_of_a_client_stays_in_the_ball() -> None:
-    """Work of k steps is the first k steps of longer work: the model after each of them is looked at."""
+    """Work of k steps is the first k steps of longer work: the model after each of them is looked
+    at.
+    """
     for steps in range(1, 9):
-        strategy = dpfl.dp_fed(lr=5.0, clip=0.4, batch_size=1000, local_steps=steps, noise_multiplier=1.0)
+        strategy = dpfl.dp_fed(
+            lr=5.0, clip=0.4, batch_size=1000, local_steps=steps, noise_multiplier=1.0
+        )
         _, uploads, _ = one_round(strategy)
         assert max(float(upload.double().norm()) for upload in uploads.values()) <= 0.4
 
@@ -481,7 +586,9 @@ def test_smoothing_acts_on_what_would_have_been_published() -> None:
     habits = {**HABITS, "noise_multiplier": 1.0, "selection": POISSON}
     plain, _, _ = one_round(dpfl.dp_fed(**habits), seed=1)
     smoothed, _, _ = one_round(dpfl.dp_fed_ls(**habits, smoothing=3.0), seed=1)
-    expected = torch.cat([laplacian_smoothing(plain[:18], 3.0), laplacian_smoothing(plain[18:], 3.0)])
+    expected = torch.cat(
+        [laplacian_smoothing(plain[:18], 3.0), laplacian_smoothing(plain[18:], 3.0)]
+    )
     assert torch.allclose(smoothed, expected, atol=1e-6)
     whole, _, _ = one_round(dpfl.dp_fed_ls(**habits, smoothing=3.0, scope="model"), seed=1)
     assert torch.allclose(whole, laplacian_smoothing(plain, 3.0), atol=1e-6)
@@ -489,7 +596,8 @@ def test_smoothing_acts_on_what_would_have_been_published() -> None:
 
 
 @pytest.mark.parametrize(
-    ("selection", "expected_cohort"), [(POISSON, 3.0), (dpfl.FixedCohort(size=4), 4.0), (dpfl.Everyone(), 10.0)]
+    ("selection", "expected_cohort"),
+    [(POISSON, 3.0), (dpfl.FixedCohort(size=4), 4.0), (dpfl.Everyone(), 10.0)],
 )
 def test_the_published_model_carries_the_promised_noise_and_the_test_would_see_two_percent(
     selection: Selection, expected_cohort: float
@@ -531,7 +639,9 @@ def test_each_round_tells_its_noise_before_and_after_smoothing_whatever_was_draw
 
 
 def federation(clients: int = 10, epsilons: float | list[float] = 1000.0) -> dpfl.Federation:
-    digits = dpfl.Federation.from_dataset(load_dataset("digits"), Partition(), clients, dpfl.PublicSeed(0))
+    digits = dpfl.Federation.from_dataset(
+        load_dataset("digits"), Partition(), clients, dpfl.PublicSeed(0)
+    )
     return digits.with_budgets(dpfl.make_budgets(epsilons, 1e-3, digits.ids, dpfl.PublicSeed(1)))
 
 
@@ -544,8 +654,16 @@ def parameters(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize(("selection", "scope"), [(POISSON, "tensor"), (FIXED, "model")])
-def test_smoothing_zero_is_dp_fed_bit_for_bit_and_no_smoothing_changes_a_bill(selection: Selection, scope: str) -> None:
-    habits = {**HABITS, "noise_multiplier": 1.2, "weight_decay": 4e-5, "lr_decay": 0.99, "selection": selection}
+def test_smoothing_zero_is_dp_fed_bit_for_bit_and_no_smoothing_changes_a_bill(
+    selection: Selection, scope: str
+) -> None:
+    habits = {
+        **HABITS,
+        "noise_multiplier": 1.2,
+        "weight_decay": 4e-5,
+        "lr_decay": 0.99,
+        "selection": selection,
+    }
     zero, some = (dpfl.dp_fed_ls(**habits, smoothing=s, scope=scope) for s in (0.0, 0.5))  # type: ignore[arg-type]
     plain, zero, some = (
         dpfl.train(start(), federation(), strategy, rounds=5, seed=7)
@@ -554,11 +672,15 @@ def test_smoothing_zero_is_dp_fed_bit_for_bit_and_no_smoothing_changes_a_bill(se
     assert torch.equal(parameters(plain.model), parameters(zero.model))
     assert not torch.equal(parameters(plain.model), parameters(some.model))
     for other in (zero, some):
-        assert {c: s.epsilon for c, s in plain.spent.items()} == {c: s.epsilon for c, s in other.spent.items()}
+        assert {c: s.epsilon for c, s in plain.spent.items()} == {
+            c: s.epsilon for c, s in other.spent.items()
+        }
 
 
 def test_an_empty_cohort_is_a_round_of_noise_that_everyone_pays() -> None:
-    strategy = dpfl.dp_fed(**HABITS, noise_multiplier=1.0, selection=dpfl.PoissonCohort(sampling_rate=0.05))
+    strategy = dpfl.dp_fed(
+        **HABITS, noise_multiplier=1.0, selection=dpfl.PoissonCohort(sampling_rate=0.05)
+    )
     result = dpfl.train(start(), federation(5), strategy, rounds=6)
     empty = [line for line in result.history if not line["cohort"]]
     assert empty
@@ -585,7 +707,9 @@ def test_poisson_cohorts_cost_the_world_what_the_accountant_says_under_zero_out(
     assert len(result.spent) == 10
     for line in result.spent.values():
         assert (line.unit, line.observer, line.adjacency) == ("client", "world", "zero_out")
-        assert ideal < price < line.epsilon == pytest.approx(price, abs=2e-7)  # the sampler's own 1e-7 on top
+        assert (
+            ideal < price < line.epsilon == pytest.approx(price, abs=2e-7)
+        )  # the sampler's own 1e-7 on top
     assert result.summary["epsilon_by_observer"]["server"]["spent"]["smallest"] == "infinite"
 
 
@@ -603,7 +727,9 @@ def test_fixed_cohorts_cost_the_world_what_the_accountant_says_under_replace_one
 @pytest.mark.parametrize("selection", [POISSON, FIXED, dpfl.Everyone()])
 def test_noise_left_out_is_calibrated_to_the_smallest_claim(selection: Selection) -> None:
     granted = [5.0, 9.0, *[20.0] * 8]
-    result = dpfl.train(start(), federation(epsilons=granted), dpfl.dp_fed(**HABITS, selection=selection), rounds=4)
+    result = dpfl.train(
+        start(), federation(epsilons=granted), dpfl.dp_fed(**HABITS, selection=selection), rounds=4
+    )
     assert not result.summary["clients_left"]
     for line in result.spent.values():
         assert 0.95 * 5 <= line.epsilon <= 5
@@ -611,10 +737,20 @@ def test_noise_left_out_is_calibrated_to_the_smallest_claim(selection: Selection
 
 def test_without_budgets_and_without_a_multiplier_nothing_is_planned() -> None:
     with pytest.raises(PrivacyRefusal, match="has no budget"):
-        dpfl.train(start(), federation().with_budgets({}), dpfl.dp_fed(**HABITS, selection=POISSON), rounds=2)
-    useless = {"a": Claims(epsilon=math.inf, delta=0.0, examples=10), "b": Claims(epsilon=-1, delta=1e-3, examples=10)}
+        dpfl.train(
+            start(),
+            federation().with_budgets({}),
+            dpfl.dp_fed(**HABITS, selection=POISSON),
+            rounds=2,
+        )
+    useless = {
+        "a": Claims(epsilon=math.inf, delta=0.0, examples=10),
+        "b": Claims(epsilon=-1, delta=1e-3, examples=10),
+    }
     for method in (dpfl.dp_fed, dpfl.dp_fed_ls):
-        with pytest.raises(PrivacyRefusal, match="neither a noise_multiplier nor a usable budget") as caught:
+        with pytest.raises(
+            PrivacyRefusal, match="neither a noise_multiplier nor a usable budget"
+        ) as caught:
             enrol(method(**HABITS, selection=POISSON), useless, 3, LAYOUT)
         assert "\n" not in str(caught.value)
         enrol(method(**HABITS, noise_multiplier=1.0, selection=POISSON), useless, 3, LAYOUT)
@@ -659,7 +795,9 @@ PLAN = {"sampling_rate": 0.05, "steps": 200, "delta": 2000**-1.1}
 
 
 @pytest.mark.parametrize(("noise", "poisson", "uniform"), TABLE_2)
-def test_the_published_columns_are_classic_rdp(noise: float, poisson: float, uniform: float) -> None:
+def test_the_published_columns_are_classic_rdp(
+    noise: float, poisson: float, uniform: float
+) -> None:
     assert epsilon(noise, **PLAN, accountant="classic-rdp") == pytest.approx(poisson, abs=0.006)
     found = epsilon(noise, **PLAN, sampling="uniform", accountant="classic-rdp")
     assert found == pytest.approx(uniform, abs=0.006)
@@ -680,7 +818,9 @@ def test_ours_is_below_the_valid_column_and_above_the_one_that_is_none(
 def test_classic_rdp_of_poisson_samples_is_never_below_the_tight_bound(
     noise: float, rate: float, steps: int, delta: float
 ) -> None:
-    assert epsilon(noise, rate, steps, delta, accountant="classic-rdp") >= epsilon(noise, rate, steps, delta)
+    assert epsilon(noise, rate, steps, delta, accountant="classic-rdp") >= epsilon(
+        noise, rate, steps, delta
+    )
 
 
 # ---- described without running ---------------------------------------------------------------------------------------
@@ -711,7 +851,16 @@ PLANNED = [
 def test_describe_prints_both_observers_and_the_published_figure(
     capsys: pytest.CaptureFixture[str], method: str, sampling: str, adjacency: str, remark: str
 ) -> None:
-    cohort = ["--cohort", "0.3", "--sampling", sampling, "--method", method, "--set", "noise_multiplier=1.2"]
+    cohort = [
+        "--cohort",
+        "0.3",
+        "--sampling",
+        sampling,
+        "--method",
+        method,
+        "--set",
+        "noise_multiplier=1.2",
+    ]
     assert run_command(["describe", *PLANNED, *cohort]) == 0
     lines = capsys.readouterr().out
     price = epsilon(1.2, 0.3, 5, 1e-3, sampling=sampling, adjacency=adjacency)  # type: ignore[arg-type]
@@ -741,7 +890,9 @@ def test_describe_knows_the_noise_that_enrolment_will_settle() -> None:
     wanted = calibrate(5.0, 1e-3, 0.3, 4, adjacency="zero_out", numbers=650)
     assert wanted <= charged(noise) < wanted * (1 + 1e-5)
     assert told["epsilon"]["server"]["smallest"] == "infinite"
-    assert 0.95 * 5 <= told["epsilon"]["world"]["smallest"] <= told["epsilon"]["world"]["largest"] <= 5
+    assert (
+        0.95 * 5 <= told["epsilon"]["world"]["smallest"] <= told["epsilon"]["world"]["largest"] <= 5
+    )
     assert told["epsilon"]["world"]["clients_that_run_out"] == 0
     assert told["as_published"] == {
         "epsilon": pytest.approx(epsilon(noise, 0.3, 4, 1e-3, accountant="classic-rdp")),

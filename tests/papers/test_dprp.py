@@ -1,4 +1,6 @@
-"""DPRP-FedSGD: projections, the paper's epsilons and bounds, planning of power, and the methods in training."""
+"""DPRP-FedSGD: projections, the paper's epsilons and bounds, planning of power, and the methods in
+training.
+"""
 
 from __future__ import annotations
 
@@ -25,39 +27,42 @@ from torch import Tensor
 
 import dpfl
 from dpfl import testing
-from dpfl.algorithms.dprp import (
-    PowerPlan,
-    RandomProjection,
-    convergence_bound,
-    curves,
-    lift,
-    paper_epsilon,
-    plan_power,
-    project,
-    smallest_jl_dimension,
-)
-from dpfl.client.member import honest_members
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Claims, Cohort, Observer, Terms, Unit, Who
-from dpfl.data.datasets import load_dataset
 from dpfl.data.partition import Partition
+from dpfl.datasets.named import load_dataset
 from dpfl.engine.process import one_thread
 from dpfl.engine.stacked import Stacked
+from dpfl.experiments.power import (
+    PowerPlan,
+    convergence_bound,
+    curves,
+    paper_epsilon,
+    plan_power,
+)
+from dpfl.methods.dprp import RandomProjection
 from dpfl.models import make_model
+from dpfl.numerics import projections as module
+from dpfl.numerics.projections import PROJECTIONS, lift, project, smallest_jl_dimension
+from dpfl.plugs.channels import Dropout
 from dpfl.privacy import epsilon
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.calibrate import calibrate
 from dpfl.privacy.exposure import Exposure
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Plan, Run, client_rounds, close_round, enrol, first_state, open_round
-from dpfl.wire import projection as module
-from dpfl.wire.channels import Dropout
-from dpfl.wire.payload import FRAME_BYTES
-from dpfl.wire.projection import PROJECTIONS
+from dpfl.rounds.codec import FRAME_BYTES
+from dpfl.rounds.members import honest_members
 
-KINDS = [("rademacher", 1.0), ("gaussian", 1.0), ("achlioptas", 2.0), ("achlioptas", 3.0), ("fourier", 1.0)]
+KINDS = [
+    ("rademacher", 1.0),
+    ("gaussian", 1.0),
+    ("achlioptas", 2.0),
+    ("achlioptas", 3.0),
+    ("fourier", 1.0),
+]
 RANDOM = KINDS[:4]  # those of which Theorem 3 speaks
 
 
@@ -117,7 +122,9 @@ def test_many_rows_at_once_are_projected_as_one_by_one(
 
 
 @pytest.mark.parametrize(("kind", "sparsity"), KINDS)
-def test_the_same_seed_gives_the_same_bits_and_another_seed_others(kind: Any, sparsity: float) -> None:
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(
+    kind: Any, sparsity: float
+) -> None:
     rows, y = normal(3, 64), normal(16, seed=1)
     first = project(rows, PublicSeed(1), 16, kind, sparsity)
     assert torch.equal(first, project(rows, PublicSeed(1), 16, kind, sparsity))
@@ -140,7 +147,11 @@ def test_a_fourier_projection_that_keeps_everything_can_be_undone(length: int, n
 @pytest.mark.parametrize(("kind", "sparsity"), RANDOM)
 def test_the_entries_have_their_law(kind: Any, sparsity: float) -> None:
     """240,000 entries: shares to 0.3 %, moments to 1 %."""
-    entries = (project(torch.eye(1200), PublicSeed(0), 200, kind, sparsity) * math.sqrt(200)).flatten().double()
+    entries = (
+        (project(torch.eye(1200), PublicSeed(0), 200, kind, sparsity) * math.sqrt(200))
+        .flatten()
+        .double()
+    )
     assert float(entries.mean()) == pytest.approx(0, abs=0.01)
     assert float(entries.square().mean()) == pytest.approx(1, rel=0.01)
     if kind == "gaussian":
@@ -148,7 +159,9 @@ def test_the_entries_have_their_law(kind: Any, sparsity: float) -> None:
         return
     size = math.sqrt(sparsity)
     values, counts = torch.unique(entries.round(decimals=4), return_counts=True)
-    expected = {-size: 0.5 / sparsity, size: 0.5 / sparsity} | ({0.0: 1 - 1 / sparsity} if sparsity > 1 else {})
+    expected = {-size: 0.5 / sparsity, size: 0.5 / sparsity} | (
+        {0.0: 1 - 1 / sparsity} if sparsity > 1 else {}
+    )
     found = dict(zip(values.tolist(), (counts / len(entries)).tolist(), strict=True))
     assert len(found) == len(expected)
     for value, share in expected.items():
@@ -168,7 +181,9 @@ def test_the_entries_have_their_law(kind: Any, sparsity: float) -> None:
         ((2, "achlioptas", math.nan), "sparsity = nan"),
     ],
 )
-def test_a_projection_that_makes_no_sense_is_refused(arguments: tuple[Any, ...], words: str) -> None:
+def test_a_projection_that_makes_no_sense_is_refused(
+    arguments: tuple[Any, ...], words: str
+) -> None:
     with pytest.raises(ConfigurationError, match=words.replace(".", r"\.")):
         project(torch.eye(4), PublicSeed(0), *arguments)
 
@@ -199,7 +214,9 @@ def sampled(kind: Any, sparsity: float, rows_at_once: int | None = None) -> Tens
 
 
 VECTOR = F.normalize(normal(LENGTH, seed=6).double(), dim=0)
-WAYS = [(*kind, None) for kind in KINDS] + [("rademacher", 1.0, 10)]  # the last in blocks of 10, 10 and 4 rows
+WAYS = [(*kind, None) for kind in KINDS] + [
+    ("rademacher", 1.0, 10)
+]  # the last in blocks of 10, 10 and 4 rows
 
 
 @pytest.mark.parametrize(("kind", "sparsity", "rows_at_once"), WAYS)
@@ -213,31 +230,54 @@ def test_a_projection_keeps_norms_and_inner_products_on_average(
     estimates = torch.einsum("trd,tr->td", t, z)  # T^T T g
     assert float((estimates @ VECTOR).mean()) / squared == pytest.approx(1, abs=0.025)
     assert torch.allclose(estimates.mean(0), VECTOR, atol=0.025)
-    assert torch.allclose(torch.einsum("trd,tre->de", t, t) / len(t), torch.eye(LENGTH).double(), atol=0.03)
+    assert torch.allclose(
+        torch.einsum("trd,tre->de", t, t) / len(t), torch.eye(LENGTH).double(), atol=0.03
+    )
 
 
 @pytest.mark.parametrize(("kind", "sparsity", "rows_at_once"), WAYS)
-def test_the_second_moment_of_the_estimate_is_theorem_3_s(kind: Any, sparsity: float, rows_at_once: int | None) -> None:
-    """Averaged over an orthonormal basis it is known to 0.3 %, so that one projection's factor is no other's."""
+def test_the_second_moment_of_the_estimate_is_theorem_3_s(
+    kind: Any, sparsity: float, rows_at_once: int | None
+) -> None:
+    """Averaged over an orthonormal basis it is known to 0.3 %, so that one projection's factor is
+    no other's.
+    """
     t = sampled(kind, sparsity, rows_at_once)
     basis, _ = torch.linalg.qr(normal(LENGTH, LENGTH, seed=7).double())
     estimates = torch.einsum("trd,trg->tgd", t, t @ basis)
     found = float(estimates.square().sum(2).mean())
-    extra = {"gaussian": LENGTH + 1, "fourier": LENGTH - SHORT}.get(kind, LENGTH + sparsity - 2) / SHORT
+    extra = {"gaussian": LENGTH + 1, "fourier": LENGTH - SHORT}.get(
+        kind, LENGTH + sparsity - 2
+    ) / SHORT
     assert found == pytest.approx(1 + extra, rel=0.01)
     bound = convergence_bound(  # with hardly any noise, the factor is all that is left of the bound
-        [1e12, 1e12], [0.0, 0.0], SHORT, LENGTH, 1, kind=kind, sparsity=sparsity, strong_convexity=1.0
+        [1e12, 1e12],
+        [0.0, 0.0],
+        SHORT,
+        LENGTH,
+        1,
+        kind=kind,
+        sparsity=sparsity,
+        strong_convexity=1.0,
     )
     assert bound / 2 == pytest.approx(1 + extra, rel=1e-6)
 
 
 @pytest.mark.parametrize(("numbers", "printed"), [(1, 0.68), (10, 0.90), (30, 0.945), (100, 0.970)])
-def test_clipping_again_shortens_the_estimate_by_the_stated_factor(numbers: int, printed: float) -> None:
-    """E[|z| min(|z|, clip)] / |g|^2 at |g| = clip, z Gaussian; the rows of the identity are independent draws."""
+def test_clipping_again_shortens_the_estimate_by_the_stated_factor(
+    numbers: int, printed: float
+) -> None:
+    """E[|z| min(|z|, clip)] / |g|^2 at |g| = clip, z Gaussian; the rows of the identity are
+    independent draws.
+    """
     length, clip = 128, 0.8
     root_r = math.sqrt(numbers)
     exact, _ = integrate.quad(
-        lambda x: x / root_r * min(x / root_r, 1) * stats.chi.pdf(x, numbers), 0, math.inf, points=None, limit=200
+        lambda x: x / root_r * min(x / root_r, 1) * stats.chi.pdf(x, numbers),
+        0,
+        math.inf,
+        points=None,
+        limit=200,
     )
     assert exact == pytest.approx(printed, abs=0.005)
     stage = RandomProjection(dimension=numbers, clip=clip, kind="gaussian")
@@ -245,7 +285,9 @@ def test_clipping_again_shortens_the_estimate_by_the_stated_factor(numbers: int,
     total, trials = 0.0, max(4, 160 // numbers)
     cohort = Cohort.of({"a": Claims(epsilon=1.0, delta=1e-3, examples=1)})
     for trial in range(trials):
-        shared = stage.open(stage.start(terms_of(2), layout), trial, cohort, PublicSeed(5).child(trial))
+        shared = stage.open(
+            stage.start(terms_of(2), layout), trial, cohort, PublicSeed(5).child(trial)
+        )
         clipped = stage.client_rows(clip * torch.eye(length), shared)
         assert float(clipped.norm(dim=1).max()) <= clip
         columns = torch.stack([stage.server(unit, shared, None) for unit in torch.eye(numbers)])
@@ -261,7 +303,6 @@ def test_a_million_numbers_onto_a_thousand_stay_below_a_gibibyte() -> None:
     code = """
     from pathlib import Path
     import torch
-    from dpfl.algorithms.dprp import lift, project
     from dpfl.core.random import PublicSeed
 
     row = torch.ones(1, 1_000_000) / 1000
@@ -287,8 +328,12 @@ def test_all_clients_at_once_send_what_each_would_alone() -> None:
     rows, layout = 3 * normal(6, 30), Layout.of({"w": torch.zeros(30)})
     claims = {f"c{i}": Claims(epsilon=1.0, delta=1e-3, examples=1) for i in range(6)}
     for clip_after in (True, False):
-        stage = RandomProjection(dimension=4, clip=1.0, clip_after=clip_after, failure=0.5, distortion=0.9)
-        shared = stage.open({"length": torch.tensor([layout.size])}, 0, Cohort.of(claims), PublicSeed(2))
+        stage = RandomProjection(
+            dimension=4, clip=1.0, clip_after=clip_after, failure=0.5, distortion=0.9
+        )
+        shared = stage.open(
+            {"length": torch.tensor([layout.size])}, 0, Cohort.of(claims), PublicSeed(2)
+        )
         together = stage.client_rows(rows, shared)
         for client, row, sent in zip(claims, rows, together, strict=True):
             who = Who(id=client, claims=claims[client], drawn=6)
@@ -297,11 +342,15 @@ def test_all_clients_at_once_send_what_each_would_alone() -> None:
         assert bool((together.norm(dim=1) <= 1.0).all()) == clip_after
 
 
-def test_clipped_again_the_bill_is_sure_and_otherwise_the_stretch_and_the_failure_are_paid() -> None:
+def test_clipped_again_the_bill_is_sure_and_otherwise_the_stretch_and_the_failure_are_paid() -> (
+    None
+):
     clipped = Exposure(unit=Unit.CLIENT).clipped(2.0)
     sure = RandomProjection(dimension=9, clip=2.0).exposure(clipped, 5)
     assert (sure.bound, sure.failure) == (2.0, 0.0)
-    risky = RandomProjection(dimension=9, clip=2.0, clip_after=False, distortion=0.3, failure=1e-7).exposure(clipped, 5)
+    risky = RandomProjection(
+        dimension=9, clip=2.0, clip_after=False, distortion=0.3, failure=1e-7
+    ).exposure(clipped, 5)
     assert risky.bound == pytest.approx(2.0 * math.sqrt(1.3))
     assert risky.failure == 1e-7
 
@@ -318,7 +367,9 @@ def test_the_jl_bound_is_the_stated_one_and_nothing_below_it_is_billed() -> None
     assert int(replace(stage, dimension=least).start(terms, layout)["length"]) == 5000
     assert int(replace(stage, clip_after=True).start(terms, layout)["length"]) == 5000
     with pytest.raises(ConfigurationError, match="more than the model's 40"):
-        replace(stage, dimension=41, clip_after=True).start(terms, Layout.of({"w": torch.zeros(40)}))
+        replace(stage, dimension=41, clip_after=True).start(
+            terms, Layout.of({"w": torch.zeros(40)})
+        )
 
 
 @pytest.mark.parametrize(
@@ -334,7 +385,9 @@ def test_the_jl_bound_is_the_stated_one_and_nothing_below_it_is_billed() -> None
         ({"failure": math.nan}, ConfigurationError),
     ],
 )
-def test_a_stage_that_makes_no_sense_is_refused(wrong: dict[str, Any], error: type[Exception]) -> None:
+def test_a_stage_that_makes_no_sense_is_refused(
+    wrong: dict[str, Any], error: type[Exception]
+) -> None:
     with pytest.raises(error, match="projection"):
         RandomProjection(**{"dimension": 3, "clip": 1.0, **wrong})
 
@@ -353,7 +406,13 @@ def classical(sensitivity: float, variance: float, delta: float) -> float:
     return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / math.sqrt(variance)
 
 
-@given(st.integers(2, 30), st.integers(1, 3000), st.integers(1, 500), st.floats(0, 1), st.integers(0, 99))
+@given(
+    st.integers(2, 30),
+    st.integers(1, 3000),
+    st.integers(1, 500),
+    st.floats(0, 1),
+    st.integers(0, 99),
+)
 @settings(max_examples=60, deadline=None)
 def test_the_printed_epsilon_is_the_classical_formula_times_the_rounds(
     clients: int, r: int, rounds: int, used: float, seed: int
@@ -363,7 +422,12 @@ def test_the_printed_epsilon_is_the_classical_formula_times_the_rounds(
     delta, failure, distortion, s, receiver = 1e-4, 1e-3, 0.4, 2.0, 0.7
     variance = sum(k * z for k, z in zip(kappas, shares, strict=True)) / r + receiver
     per_unit = 2 * math.sqrt(min(kappas))  # two gradients of norm clip, as they arrive
-    given_ = {"failure": failure, "distortion": distortion, "sparsity": s, "receiver_noise": receiver}
+    given_ = {
+        "failure": failure,
+        "distortion": distortion,
+        "sparsity": s,
+        "receiver_noise": receiver,
+    }
 
     def printed(theorem: Any) -> float:
         return paper_epsilon(kappas, shares, r, rounds, delta, theorem=theorem, **given_)
@@ -372,7 +436,9 @@ def test_the_printed_epsilon_is_the_classical_formula_times_the_rounds(
     assert printed(1) == pytest.approx(one, rel=1e-9)
     few = math.log(1 / failure) / r
     stretch = 1 + 8 * s * (few if r < math.log(1 / failure) else math.sqrt(few))
-    assert printed(2) == pytest.approx(rounds * classical(per_unit * math.sqrt(stretch), variance, delta), rel=1e-9)
+    assert printed(2) == pytest.approx(
+        rounds * classical(per_unit * math.sqrt(stretch), variance, delta), rel=1e-9
+    )
     assert printed("none") == pytest.approx(rounds * classical(per_unit, variance, delta), rel=1e-9)
 
 
@@ -401,7 +467,12 @@ def test_in_the_paper_s_setting_linear_composition_costs_a_hundred_and_tight_a_f
     assert all(ours < printed / 20 for ours, printed in zip(tight, linear, strict=True))
 
 
-@given(st.integers(2, 20), st.integers(1, 50), st.integers(0, 99), st.sampled_from([*PROJECTIONS, "none"]))
+@given(
+    st.integers(2, 20),
+    st.integers(1, 50),
+    st.integers(0, 99),
+    st.sampled_from([*PROJECTIONS, "none"]),
+)
 @settings(max_examples=60, deadline=None)
 def test_the_convergence_bound_is_theorem_3(clients: int, r: int, seed: int, kind: Any) -> None:
     kappas, shares = channel(clients, seed)
@@ -436,7 +507,9 @@ def test_the_convergence_bound_is_theorem_3(clients: int, r: int, seed: int, kin
         ([1.0, 2.0], [0.0, -0.1]),
     ],
 )
-def test_a_channel_that_cannot_be_is_refused(strengths: list[float], artificial: list[float]) -> None:
+def test_a_channel_that_cannot_be_is_refused(
+    strengths: list[float], artificial: list[float]
+) -> None:
     with pytest.raises(ConfigurationError, match="channel"):
         paper_epsilon(strengths, artificial, 3, 1, 1e-5)
     with pytest.raises(ConfigurationError, match="channel"):
@@ -451,11 +524,16 @@ TIGHT = {"rounds": 3, "delta": 1e-3}
 
 
 def needed_tight(kappas: np.ndarray, target: float) -> float:
-    return float(calibrate(target, 1e-3, 1.0, 3, sampling="none", adjacency="replace_one") ** 2 * kappas.min())
+    return float(
+        calibrate(target, 1e-3, 1.0, 3, sampling="none", adjacency="replace_one") ** 2
+        * kappas.min()
+    )
 
 
 def needed_paper(kappas: np.ndarray, target: float) -> float:
-    """Noise with which the printed epsilon of three rounds is the target; by bisection, not by solving."""
+    """Noise with which the printed epsilon of three rounds is the target; by bisection, not by
+    solving.
+    """
     low, high = 0.0, 1e12
     for _ in range(200):
         middle = (low + high) / 2
@@ -466,13 +544,17 @@ def needed_paper(kappas: np.ndarray, target: float) -> float:
 
 def estimate_bound(kappas: np.ndarray, noise: float, r: int, d: int, kind: str) -> float:
     extra = {"rademacher": d - 1, "gaussian": d + 1, "fourier": d - r}[kind] / r
-    return float(2 / 1e-6 / 3 * (1 + extra + d * (noise / r + 1) / (len(kappas) ** 2 * kappas.min())))
+    return float(
+        2 / 1e-6 / 3 * (1 + extra + d * (noise / r + 1) / (len(kappas) ** 2 * kappas.min()))
+    )
 
 
 def best_on_a_grid(
     kappas: np.ndarray, needed: float, dimensions: range, d: int, kind: str, own: tuple[float, ...]
 ) -> float:
-    """Try every r and, for every client, some shares of its spare power (and those of the plan itself)."""
+    """Try every r and, for every client, some shares of its spare power (and those of the plan
+    itself).
+    """
     spare = 1 - kappas.min() / kappas
     steps = np.linspace(0, 1, {3: 9, 4: 6, 5: 5}[len(kappas)])
     grid = np.array([*itertools.product(*(steps * most for most in spare)), own])
@@ -481,28 +563,45 @@ def best_on_a_grid(
         noise = grid @ kappas
         feasible = noise / r + 1 >= needed * (1 - 1e-9)
         if feasible.any():
-            best = min(best, *(estimate_bound(kappas, n, r, d, kind) for n in np.unique(noise[feasible])))
+            best = min(
+                best, *(estimate_bound(kappas, n, r, d, kind) for n in np.unique(noise[feasible]))
+            )
     return best
 
 
 def best_exactly(kappas: np.ndarray, needed: float, dimensions: range, d: int, kind: str) -> float:
-    """For each r the bound grows with the noise alone: the least that is enough, if the power is there."""
+    """For each r the bound grows with the noise alone: the least that is enough, if the power is
+    there.
+    """
     spare = float((kappas - kappas.min()).sum())
     least = {r: max(0.0, (needed - 1) * r) for r in dimensions}
     return min(
-        (estimate_bound(kappas, n, r, d, kind) for r, n in least.items() if n <= spare * (1 + 1e-9)), default=math.inf
+        (
+            estimate_bound(kappas, n, r, d, kind)
+            for r, n in least.items()
+            if n <= spare * (1 + 1e-9)
+        ),
+        default=math.inf,
     )
 
 
-def check_plan(plan: PowerPlan, kappas: np.ndarray, needed: float, dimensions: range, d: int, kind: str) -> None:
+def check_plan(
+    plan: PowerPlan, kappas: np.ndarray, needed: float, dimensions: range, d: int, kind: str
+) -> None:
     zetas = np.array(plan.artificial)
     assert (zetas >= 0).all()
     assert (zetas + kappas.min() / kappas <= 1 + 1e-9).all()
     assert zetas @ kappas / plan.dimension + 1 >= needed * (1 - 1e-9)
     noise = float(zetas @ kappas)
-    assert plan.bound == pytest.approx(estimate_bound(kappas, noise, plan.dimension, d, kind), rel=1e-9)
-    assert plan.noise_multiplier == pytest.approx(math.sqrt((noise / plan.dimension + 1) / kappas.min()), rel=1e-9)
-    assert plan.bound <= best_on_a_grid(kappas, needed, dimensions, d, kind, plan.artificial) * (1 + 1e-9)
+    assert plan.bound == pytest.approx(
+        estimate_bound(kappas, noise, plan.dimension, d, kind), rel=1e-9
+    )
+    assert plan.noise_multiplier == pytest.approx(
+        math.sqrt((noise / plan.dimension + 1) / kappas.min()), rel=1e-9
+    )
+    assert plan.bound <= best_on_a_grid(kappas, needed, dimensions, d, kind, plan.artificial) * (
+        1 + 1e-9
+    )
     assert plan.bound == pytest.approx(best_exactly(kappas, needed, dimensions, d, kind), rel=1e-6)
 
 
@@ -510,7 +609,9 @@ def check_refusal(ask: Callable[[float], PowerPlan], refused: float) -> None:
     """The named epsilon is feasible, and hardly anything below it is."""
     with pytest.raises(PrivacyRefusal) as caught:
         ask(refused)
-    found = re.search(r"smallest feasible epsilon for this channel is ([\d.e+]+)$", str(caught.value))
+    found = re.search(
+        r"smallest feasible epsilon for this channel is ([\d.e+]+)$", str(caught.value)
+    )
     assert found is not None
     named = float(found[1])
     assert named > refused
@@ -540,10 +641,14 @@ def test_brute_force_never_beats_the_plan(clients: int, d: int, seed: int, kind:
             assert best_exactly(kappas, needed, range(1, d + 1), d, kind) == math.inf
             continue
         planned += 1
-        assert 0.99 * target <= plan.epsilon <= target or (plan.dimension == d and max(plan.artificial) == 0)
+        assert 0.99 * target <= plan.epsilon <= target or (
+            plan.dimension == d and max(plan.artificial) == 0
+        )
         check_plan(plan, kappas, needed, range(1, d + 1), d, kind)
         if target == 3.0:
-            level = plan_power(gains, d, 3, target, 1e-3, power=2.0, kind=kind, filling="proportional")
+            level = plan_power(
+                gains, d, 3, target, 1e-3, power=2.0, kind=kind, filling="proportional"
+            )
             assert level.bound == pytest.approx(plan.bound, rel=1e-9)
             check_plan(level, kappas, needed, range(1, d + 1), d, kind)
     assert planned >= 1
@@ -564,7 +669,10 @@ def test_brute_force_never_beats_the_plan_by_the_paper_s_own_accounting(
     try:
         plan = plan_power(gains, d, 3, target, 1e-3, **PRINTED)
     except PrivacyRefusal:
-        assert best_exactly(kappas, needed * (1 + 1e-6), range(least, d + 1), d, "rademacher") == math.inf
+        assert (
+            best_exactly(kappas, needed * (1 + 1e-6), range(least, d + 1), d, "rademacher")
+            == math.inf
+        )
         return
     assert plan.dimension >= least
     assert plan.epsilon <= target * (1 + 1e-9)
@@ -573,7 +681,9 @@ def test_brute_force_never_beats_the_plan_by_the_paper_s_own_accounting(
 
 @given(st.lists(st.floats(0.1, 3), min_size=3, max_size=8), st.floats(5, 400))
 @settings(max_examples=60, deadline=None)
-def test_water_is_filled_from_the_top_and_both_fillings_give_the_same_bound(gains: list[float], target: float) -> None:
+def test_water_is_filled_from_the_top_and_both_fillings_give_the_same_bound(
+    gains: list[float], target: float
+) -> None:
     try:
         water = plan_power(gains, 60, 3, target, 1e-3, **PRINTED)
     except PrivacyRefusal:
@@ -582,8 +692,12 @@ def test_water_is_filled_from_the_top_and_both_fillings_give_the_same_bound(gain
     assert level.bound == pytest.approx(water.bound, rel=1e-9)
     assert level.dimension == water.dimension
     spare = 1 - min(gains) ** 2 / np.square(gains)
-    for (gain, z, most), (other, y, _) in itertools.permutations(zip(gains, water.artificial, spare, strict=True), 2):
-        assert z > most - 1e-9 or y < 1e-9 or other >= gain  # nobody pours before those above are full
+    for (gain, z, most), (other, y, _) in itertools.permutations(
+        zip(gains, water.artificial, spare, strict=True), 2
+    ):
+        assert (
+            z > most - 1e-9 or y < 1e-9 or other >= gain
+        )  # nobody pours before those above are full
     used = np.array(level.artificial)
     assert np.allclose(used, spare * (used.sum() / max(spare.sum(), 1e-300)), atol=1e-9)
 
@@ -591,7 +705,9 @@ def test_water_is_filled_from_the_top_and_both_fillings_give_the_same_bound(gain
 def test_the_best_heard_give_all_they_have_before_others_give_anything() -> None:
     gains = np.array([0.4, 1.0, 2.0, 1.5])
     spare = 1 - 0.16 / gains**2
-    water = np.array(plan_power(gains.tolist(), 5, 3, 4.0, 1e-3).artificial)  # a small model: not all is needed
+    water = np.array(
+        plan_power(gains.tolist(), 5, 3, 4.0, 1e-3).artificial
+    )  # a small model: not all is needed
     assert water[2] == pytest.approx(min(spare[2], water @ gains**2 / 4))
     assert water[2] > 0
     assert water[[0, 1]].tolist() == [0, 0]
@@ -602,15 +718,21 @@ def test_the_best_heard_give_all_they_have_before_others_give_anything() -> None
 
 @pytest.mark.parametrize("adjacency", ["replace_one", "zero_out"])
 @pytest.mark.parametrize(("clients", "seed"), [(3, 0), (30, 1)])
-def test_a_refusal_names_the_smallest_feasible_epsilon(clients: int, seed: int, adjacency: str) -> None:
+def test_a_refusal_names_the_smallest_feasible_epsilon(
+    clients: int, seed: int, adjacency: str
+) -> None:
     gains = (0.3 + np.random.default_rng(seed).exponential(size=clients)).tolist()
     check_refusal(lambda target: plan_power(gains, 50, 3, target, 1e-3, adjacency=adjacency), 0.05)
 
 
 @pytest.mark.parametrize(("clients", "seed"), [(3, 0), (1000, 1)])
-def test_a_refusal_by_the_paper_s_accounting_names_its_own_smallest(clients: int, seed: int) -> None:
+def test_a_refusal_by_the_paper_s_accounting_names_its_own_smallest(
+    clients: int, seed: int
+) -> None:
     gains = (0.3 + np.random.default_rng(seed).exponential(size=clients)).tolist()
-    check_refusal(lambda target: plan_power(gains, 10_000, 100, target, 1e-5, accounting="paper"), 0.5)
+    check_refusal(
+        lambda target: plan_power(gains, 10_000, 100, target, 1e-5, accounting="paper"), 0.5
+    )
 
 
 def test_clients_that_are_heard_equally_well_have_no_power_for_noise() -> None:
@@ -664,10 +786,21 @@ def test_a_plan_that_makes_no_sense_is_refused_in_one_sentence(
 def test_the_figures_are_made_of_the_same_functions() -> None:
     kappas, shares = channel(40, 3)
     gains = np.sqrt(kappas).tolist()
-    found = curves(gains, 900, 3, 1e-4, failure=1e-3, total_delta=1e-3, dimensions=[3, 800], targets=[1e-3, 8.0])
+    found = curves(
+        gains,
+        900,
+        3,
+        1e-4,
+        failure=1e-3,
+        total_delta=1e-3,
+        dimensions=[3, 800],
+        targets=[1e-3, 8.0],
+    )
     few, many = found["over_dimension"]
     assert few["theorem_1"] is None  # below the bound's beginning
-    assert many["theorem_1"] == pytest.approx(paper_epsilon(kappas, shares, 800, 3, 1e-4, theorem=1, failure=1e-3))
+    assert many["theorem_1"] == pytest.approx(
+        paper_epsilon(kappas, shares, 800, 3, 1e-4, theorem=1, failure=1e-3)
+    )
     assert few["theorem_2_s2"] == pytest.approx(
         paper_epsilon(kappas, shares, 3, 3, 1e-4, theorem=2, sparsity=2.0, failure=1e-3)
     )
@@ -697,7 +830,9 @@ CLIENTS = 12
 
 @functools.cache
 def federation_of(budget: float) -> dpfl.Federation:
-    digits = dpfl.Federation.from_dataset(load_dataset("digits"), Partition(), CLIENTS, dpfl.PublicSeed(0))
+    digits = dpfl.Federation.from_dataset(
+        load_dataset("digits"), Partition(), CLIENTS, dpfl.PublicSeed(0)
+    )
     budgets = dict.fromkeys(digits.ids, dpfl.Budget(epsilon=budget, delta=1e-3))
     return dpfl.Federation(shards=digits.shards, classes=10, inputs=digits.inputs, budgets=budgets)
 
@@ -718,13 +853,30 @@ def parameters(model: torch.nn.Module) -> Tensor:
     ("method", "numbers"),
     [
         (lambda: dpfl.dprp(lr=1.0, clip=1.0, dimension=100), 100),
-        (lambda: dpfl.dprp(lr=1.0, clip=1.0, dimension=50, projection="gaussian", honest="own_and_receiver"), 50),
-        (lambda: dpfl.dprp(lr=1.0, clip=1.0, dimension=30, projection="achlioptas", sparsity=3.0, honest="own"), 30),
-        (lambda: dpfl.dprp(lr=1.0, clip=1.0, dimension=64, projection="fourier", honest=0.5, batch_size=16), 64),
+        (
+            lambda: dpfl.dprp(
+                lr=1.0, clip=1.0, dimension=50, projection="gaussian", honest="own_and_receiver"
+            ),
+            50,
+        ),
+        (
+            lambda: dpfl.dprp(
+                lr=1.0, clip=1.0, dimension=30, projection="achlioptas", sparsity=3.0, honest="own"
+            ),
+            30,
+        ),
+        (
+            lambda: dpfl.dprp(
+                lr=1.0, clip=1.0, dimension=64, projection="fourier", honest=0.5, batch_size=16
+            ),
+            64,
+        ),
         (lambda: dpfl.airsgd(lr=1.0, clip=1.0, fading="static"), 650),
     ],
 )
-def test_the_methods_run_and_spend_what_was_granted(method: Callable[[], dpfl.Strategy], numbers: int) -> None:
+def test_the_methods_run_and_spend_what_was_granted(
+    method: Callable[[], dpfl.Strategy], numbers: int
+) -> None:
     result = trained(method())
     assert len(result.history) == 4
     for line in result.history:
@@ -735,7 +887,11 @@ def test_the_methods_run_and_spend_what_was_granted(method: Callable[[], dpfl.St
     for client in federation_of(8.0).ids:
         statement = result.spent[client]
         assert 0.95 * 8.0 <= statement.epsilon <= 8.0
-        assert (statement.unit, statement.observer, statement.adjacency) == ("client", "server", "replace_one")
+        assert (statement.unit, statement.observer, statement.adjacency) == (
+            "client",
+            "server",
+            "replace_one",
+        )
     assert len({line["channel_metrics"]["weakest_gain"] for line in result.history}) == (
         1 if numbers == 650 else 4
     )  # block fading
@@ -774,7 +930,9 @@ def clipped_gradients() -> Tensor:
     for client in federation_of(8.0).ids:
         model, shard = logistic(), federation_of(8.0).shards[client]
         loss = F.cross_entropy(model(shard.features), shard.labels)
-        gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))]).double()
+        gradient = torch.cat(
+            [part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))]
+        ).double()
         cut += float(gradient.norm()) > CLIP
         rows.append(gradient * min(1.0, CLIP / float(gradient.norm())))
     assert 0 < cut < len(rows)  # some are clipped, some are not
@@ -789,13 +947,17 @@ def test_without_noise_a_step_is_the_mean_of_the_clipped_gradients() -> None:
     expected = -0.3 * clipped_gradients().mean(0)
     before, after, _ = played(dpfl.airsgd(lr=0.3, clip=CLIP, **QUIET))
     assert relative(after - before, expected) < 1e-3
-    before, after, _ = played(dpfl.dprp(lr=0.3, clip=CLIP, dimension=650, projection="fourier", **QUIET))
+    before, after, _ = played(
+        dpfl.dprp(lr=0.3, clip=CLIP, dimension=650, projection="fourier", **QUIET)
+    )
     assert relative(after - before, expected) < 1e-3  # r = d and orthonormal: the baseline
 
 
 @pytest.mark.parametrize("kind", PROJECTIONS)
 @pytest.mark.parametrize("fading", ["block", "static"])
-def test_without_noise_a_step_is_the_lifted_mean_of_the_projected_gradients(kind: Any, fading: Any) -> None:
+def test_without_noise_a_step_is_the_lifted_mean_of_the_projected_gradients(
+    kind: Any, fading: Any
+) -> None:
     numbers = 40
     before, after, plan = played(
         dpfl.dprp(
@@ -810,16 +972,23 @@ def test_without_noise_a_step_is_the_lifted_mean_of_the_projected_gradients(kind
 
 def test_without_noise_the_methods_learn() -> None:
     model, shards = logistic(), federation_of(8.0).shards.values()
-    for strategy in (dpfl.airsgd(lr=2.0, clip=1.0, **QUIET), dpfl.dprp(lr=1.0, clip=1.0, dimension=300, **QUIET)):
+    for strategy in (
+        dpfl.airsgd(lr=2.0, clip=1.0, **QUIET),
+        dpfl.dprp(lr=1.0, clip=1.0, dimension=300, **QUIET),
+    ):
         losses = []
         for vector in played(strategy, rounds=6)[:2]:
             torch.nn.utils.vector_to_parameters(vector, model.parameters())
             with torch.no_grad():
-                losses.append(sum(float(F.cross_entropy(model(s.features), s.labels)) for s in shards))
+                losses.append(
+                    sum(float(F.cross_entropy(model(s.features), s.labels)) for s in shards)
+                )
         assert losses[1] < 0.8 * losses[0]
 
 
-@pytest.mark.parametrize(("honest", "receiver"), [(1.0, 1e-9), (1.0, 25.0), ("own_and_receiver", 0.5)])
+@pytest.mark.parametrize(
+    ("honest", "receiver"), [(1.0, 1e-9), (1.0, 25.0), ("own_and_receiver", 0.5)]
+)
 def test_a_step_carries_at_least_the_billed_noise(honest: Any, receiver: float) -> None:
     """A gradient is nothing beside such noise; 16 steps of 650 numbers know its std to 0.7 %."""
     clip, squares, told = 1e3, [], []
@@ -840,7 +1009,9 @@ def test_a_step_carries_at_least_the_billed_noise(honest: Any, receiver: float) 
 
 @pytest.mark.parametrize("tolerated", [0, 2])
 def test_with_more_uploads_missing_than_tolerated_nothing_is_published(tolerated: int) -> None:
-    strategy = dpfl.dprp(lr=1.0, clip=1.0, dimension=20, noise_multiplier=4.0, tolerated_dropouts=tolerated)
+    strategy = dpfl.dprp(
+        lr=1.0, clip=1.0, dimension=20, noise_multiplier=4.0, tolerated_dropouts=tolerated
+    )
     lossy = replace(strategy, channel=Dropout(rate=0.15, through=strategy.channel))
     result = trained(lossy, rounds=6, budget=100.0)
     missing = [len(line["missing"]) for line in result.history]
@@ -853,7 +1024,11 @@ def test_with_more_uploads_missing_than_tolerated_nothing_is_published(tolerated
 
 def test_a_round_that_publishes_nothing_leaves_the_model_and_is_paid_for() -> None:
     strategy = dpfl.airsgd(lr=1.0, clip=1.0, noise_multiplier=4.0)
-    result = trained(replace(strategy, channel=Dropout(rate=0.5, through=strategy.channel)), rounds=1, budget=100.0)
+    result = trained(
+        replace(strategy, channel=Dropout(rate=0.5, through=strategy.channel)),
+        rounds=1,
+        budget=100.0,
+    )
     assert "nothing" in result.history[0]["published"]
     assert torch.equal(parameters(result.model), parameters(logistic()))
     whole = trained(strategy, rounds=1, budget=100.0)
@@ -864,7 +1039,11 @@ def test_a_round_that_publishes_nothing_leaves_the_model_and_is_paid_for() -> No
 
 def test_where_only_one_s_own_noise_is_counted_on_a_lost_upload_costs_nothing_but_itself() -> None:
     strategy = dpfl.airsgd(lr=1.0, clip=1.0, noise_multiplier=4.0, honest="own_and_receiver")
-    result = trained(replace(strategy, channel=Dropout(rate=0.3, through=strategy.channel)), rounds=2, budget=100.0)
+    result = trained(
+        replace(strategy, channel=Dropout(rate=0.3, through=strategy.channel)),
+        rounds=2,
+        budget=100.0,
+    )
     assert any(line["missing"] for line in result.history)
     assert all("update_norm" in line for line in result.history)
 
@@ -890,7 +1069,9 @@ def test_the_bill_is_the_agreed_multiplier_less_the_grid_s_rounding(observer: Ob
     assert sure.noise_multiplier == pytest.approx(charged(3.0, 900), rel=1e-9)
     assert 3.0 * (1 - 1e-3) < sure.noise_multiplier < 3.0
     assert (sure.failure, sure.sampling, sure.numbers) == (0.0, "none", 900)
-    risky = dpfl.dprp(lr=0.1, clip=0.5, dimension=900, noise_multiplier=3.0, clip_after=False, failure=1e-6)
+    risky = dpfl.dprp(
+        lr=0.1, clip=0.5, dimension=900, noise_multiplier=3.0, clip_after=False, failure=1e-6
+    )
     event = event_of(risky, observer)
     assert event.noise_multiplier == pytest.approx(charged(3.0, 900, math.sqrt(1.5)), rel=1e-9)
     assert (event.failure, event.numbers) == (1e-6, 900)
@@ -900,13 +1081,17 @@ def test_the_bill_is_the_agreed_multiplier_less_the_grid_s_rounding(observer: Ob
 
 
 def test_where_failures_eat_delta_the_epsilon_is_infinite() -> None:
-    risky = dpfl.dprp(lr=0.1, clip=0.5, dimension=900, noise_multiplier=9.0, clip_after=False, failure=5e-5)
+    risky = dpfl.dprp(
+        lr=0.1, clip=0.5, dimension=900, noise_multiplier=9.0, clip_after=False, failure=5e-5
+    )
     event = event_of(risky, Observer.SERVER)
     few = spend([event.times(10)], 1e-3, adjacency=risky.adjacency).epsilon
     assert math.isfinite(few)
     sure = spend([replace(event, failure=0.0).times(10)], 1e-3, adjacency=risky.adjacency).epsilon
     assert few > sure
-    assert math.isinf(spend([event.times(1000)], 1e-3, adjacency=risky.adjacency).epsilon)  # T delta' = 0.05
+    assert math.isinf(
+        spend([event.times(1000)], 1e-3, adjacency=risky.adjacency).epsilon
+    )  # T delta' = 0.05
 
 
 @pytest.mark.parametrize("honest", [1.0, 0.5, "own_and_receiver", "own"])
@@ -926,10 +1111,12 @@ def test_every_method_says_whose_noise_is_counted_on(honest: Any) -> None:
         assert (strategy.unit, strategy.observer) == (Unit.CLIENT, Observer.SERVER)
 
 
-# -- found by review ---------------------------------------------------------------------------------------------------
+# -- found by review -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("selection", [dpfl.FixedCohort(size=5), dpfl.PoissonCohort(sampling_rate=0.1)], ids=repr)
+@pytest.mark.parametrize(
+    "selection", [dpfl.FixedCohort(size=5), dpfl.PoissonCohort(sampling_rate=0.1)], ids=repr
+)
 def test_sampling_amplifies_nothing_over_the_air(selection: Any) -> None:
     strategy = dpfl.airsgd(lr=0.1, clip=1.0, noise_multiplier=2.0, selection=selection)
     assert not strategy.amplifies(dpfl.Observer.WORLD)
@@ -945,7 +1132,12 @@ def test_dropouts_that_the_channel_did_not_plan_for_are_refused() -> None:
 def test_bounds_that_fail_too_often_for_delta_are_refused_before_anything_is_planned() -> None:
     strategy = dpfl.dprp(lr=0.1, clip=1.0, dimension=600, clip_after=False, failure=1e-6)
     claims = {f"c{i}": Claims(epsilon=4.0, delta=1e-5, examples=10) for i in range(5)}
-    plan = {"population": 5, "expected_cohort": 5.0, "smallest_epsilon": 4.0, "largest_epsilon": 4.0}
+    plan = {
+        "population": 5,
+        "expected_cohort": 5.0,
+        "smallest_epsilon": 4.0,
+        "largest_epsilon": 4.0,
+    }
     plan["parameters"] = 700
     with pytest.raises(PrivacyRefusal, match="use up all of delta in 10 rounds"):
         strategy.settled(Terms(rounds=10, participations=10, **plan), claims)  # type: ignore[arg-type]
@@ -967,7 +1159,9 @@ def test_bounds_that_fail_too_often_for_delta_are_refused_before_anything_is_pla
         ({"kind": "walsh"}, "there is no kind"),
     ],
 )
-def test_a_plan_s_settings_are_checked_whatever_the_target(wrong: dict[str, object], why: str) -> None:
+def test_a_plan_s_settings_are_checked_whatever_the_target(
+    wrong: dict[str, object], why: str
+) -> None:
     with pytest.raises(ConfigurationError, match=why):
         plan_power([1.0, 2.0, 3.0], 10, 5, 1e-9, 1e-5, **wrong)  # type: ignore[arg-type]
 
@@ -978,8 +1172,12 @@ def test_the_paper_s_rule_has_no_plan_below_its_norm_bound_and_says_so() -> None
 
 
 @pytest.mark.parametrize("method", [dpfl.dprp, dpfl.airsgd])
-def test_a_removed_client_takes_its_noise_with_it_so_that_adjacency_is_refused(method: Callable[..., Any]) -> None:
+def test_a_removed_client_takes_its_noise_with_it_so_that_adjacency_is_refused(
+    method: Callable[..., Any],
+) -> None:
     more = {"dimension": 10} if method is dpfl.dprp else {}
     with pytest.raises(ConfigurationError, match="takes its own noise with it"):
         method(lr=0.1, clip=1.0, adjacency="add_remove", **more)
-    assert method(lr=0.1, clip=1.0, adjacency="zero_out", **more).adjacency is dpfl.Adjacency.ZERO_OUT
+    assert (
+        method(lr=0.1, clip=1.0, adjacency="zero_out", **more).adjacency is dpfl.Adjacency.ZERO_OUT
+    )

@@ -19,26 +19,37 @@ from scipy.stats import norm
 from torch import Tensor
 
 import dpfl
-import dpfl.sim.simulation
+import dpfl.sim.loop
 from dpfl import testing
-from dpfl.algorithms.fedceo import LowRankMean, LowRankStack, Schedule, smoothness, tensor_svt
-from dpfl.client.member import honest_members
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
 from dpfl.core.types import Aggregate, Claims, Cohort, Observer, Record, Rows, State, Terms
-from dpfl.data.datasets import load_dataset
 from dpfl.data.partition import Partition
+from dpfl.datasets.named import load_dataset
 from dpfl.engine.process import one_thread
 from dpfl.engine.stacked import Stacked
+from dpfl.methods.fedceo import LowRankMean, LowRankStack, Schedule, smoothness, tensor_svt
 from dpfl.models import make_model
+from dpfl.plugs.base import Participant
 from dpfl.privacy.ledger import Ledger
-from dpfl.protocols import Participant
-from dpfl.rounds import Plan, Run, Uplink, client_rounds, close_round, enrol, first_state, open_round
+from dpfl.rounds import (
+    Plan,
+    Run,
+    Uplink,
+    client_rounds,
+    close_round,
+    enrol,
+    first_state,
+    open_round,
+)
+from dpfl.rounds.codec import decode_download, decode_upload
+from dpfl.rounds.members import honest_members
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.train import run_experiment
-from dpfl.wire.payload import decode_download, decode_upload
 
-LAYOUT = Layout.of({"0.weight": torch.zeros(6, 9), "0.bias": torch.zeros(6), "1.weight": torch.zeros(4, 6)})
+LAYOUT = Layout.of(
+    {"0.weight": torch.zeros(6, 9), "0.bias": torch.zeros(6), "1.weight": torch.zeros(4, 6)}
+)
 HABITS = {"lr": 0.3, "clip": 0.02, "batch_size": 16, "local_steps": 3, "noise_multiplier": 20.0}
 FIVE = dpfl.FixedCohort(size=5)
 
@@ -55,7 +66,9 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def plain_values(stack: Tensor) -> Tensor:
-    """Singular values of all slices of the whole spectrum, (clients, min(rest, out)), largest first."""
+    """Singular values of all slices of the whole spectrum, (clients, min(rest, out)), largest
+    first.
+    """
     return torch.linalg.svdvals(torch.fft.fft(stack.double(), dim=2).permute(2, 0, 1))
 
 
@@ -65,7 +78,9 @@ def matrix_svt(matrix: Tensor, threshold: float) -> Tensor:
 
 
 def plain_svt(stack: Tensor, threshold: float) -> Tensor:
-    """Theorem 3.1, written down: DFT, a full SVD of every slice, soft threshold, inverse DFT, real part."""
+    """Theorem 3.1, written down: DFT, a full SVD of every slice, soft threshold, inverse DFT, real
+    part.
+    """
     spectrum = torch.fft.fft(stack.to(torch.complex128), dim=2)
     for k in range(stack.shape[2]):
         spectrum[:, :, k] = matrix_svt(spectrum[:, :, k], threshold)
@@ -77,7 +92,9 @@ def plain_svt(stack: Tensor, threshold: float) -> Tensor:
 # ---- Theorem 3.1 -----------------------------------------------------------------------------------------------------
 
 
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 8), st.floats(0, 1.2), st.integers(0, 99))
+@given(
+    st.integers(1, 9), st.integers(1, 9), st.integers(1, 8), st.floats(0, 1.2), st.integers(0, 99)
+)
 def test_thresholding_is_the_plain_recipe_for_any_shape(
     rest: int, out: int, clients: int, fraction: float, seed: int
 ) -> None:
@@ -86,7 +103,9 @@ def test_thresholding_is_the_plain_recipe_for_any_shape(
     assert torch.allclose(tensor_svt(stack, threshold), plain_svt(stack, threshold), atol=1e-8)
 
 
-@pytest.mark.parametrize("shape", [(70, 6, 5), (6, 70, 4), (30, 30, 7), (40, 3, 1), (3, 40, 2), (1, 1, 6)])
+@pytest.mark.parametrize(
+    "shape", [(70, 6, 5), (6, 70, 4), (30, 30, 7), (40, 3, 1), (3, 40, 2), (1, 1, 6)]
+)
 def test_thresholding_models_in_single_precision_loses_nothing(shape: tuple[int, int, int]) -> None:
     stack = normal(*shape).float()
     threshold = 0.4 * float(plain_values(stack).max())
@@ -101,7 +120,9 @@ def test_a_threshold_of_zero_changes_nothing(rest: int, out: int, clients: int, 
     assert torch.allclose(tensor_svt(stack, 0.0), stack, atol=1e-12)
 
 
-@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 8), st.floats(0, 60), st.integers(0, 99))
+@given(
+    st.integers(1, 8), st.integers(1, 8), st.integers(1, 8), st.floats(0, 60), st.integers(0, 99)
+)
 def test_the_mean_of_the_smoothed_models_is_the_thresholded_mean(
     rest: int, out: int, clients: int, threshold: float, seed: int
 ) -> None:
@@ -119,31 +140,47 @@ def test_above_all_slices_but_the_first_everyone_gets_the_same_model(clients: in
     assert others < first
     above = tensor_svt(stack, 1.0001 * others)
     assert float((above - above[:, :, :1]).abs().max()) < 1e-10
-    assert torch.allclose(above[:, :, 0], matrix_svt(stack.mean(dim=2), 1.0001 * others / clients), atol=1e-8)
+    assert torch.allclose(
+        above[:, :, 0], matrix_svt(stack.mean(dim=2), 1.0001 * others / clients), atol=1e-8
+    )
     assert float(above.abs().max()) > 0.1
     below = tensor_svt(stack, 0.99 * others)
     assert float((below - below[:, :, :1]).abs().max()) > 1e-4
 
 
 def objective(candidate: Tensor, stack: Tensor, threshold: float) -> float:
-    """The tensor nuclear norm, (1 / clients) x the singular values of all slices, + |candidate - stack|^2 / (2 threshold).
+    """The tensor nuclear norm, (1 / clients) x the singular values of all slices, + |candidate -
+    stack|^2 / (2 threshold).
 
-    Slices decouple: their distances add up to clients x |candidate - stack|^2 with the unnormalised DFT.
+    Slices decouple: their distances add up to clients x |candidate - stack|^2 with the unnormalised
+    DFT.
     """
     nuclear = float(plain_values(candidate).sum()) / stack.shape[2]
     return nuclear + float((candidate - stack).square().sum()) / (2 * threshold)
 
 
-@given(st.integers(2, 7), st.integers(2, 7), st.integers(1, 6), st.floats(0.05, 0.9), st.integers(0, 99))
+@given(
+    st.integers(2, 7),
+    st.integers(2, 7),
+    st.integers(1, 6),
+    st.floats(0.05, 0.9),
+    st.integers(0, 99),
+)
 def test_what_comes_out_is_the_least_of_the_proximal_objective(
     rest: int, out: int, clients: int, fraction: float, seed: int
 ) -> None:
-    """The objective grows by at least |p|^2 / (2 threshold), whatever p is added: of a least point, and of no other."""
+    """The objective grows by at least |p|^2 / (2 threshold), whatever p is added: of a least point,
+    and of no other.
+    """
     stack = normal(rest, out, clients, seed=seed)
     threshold = fraction * float(plain_values(stack).max())
     least = tensor_svt(stack, threshold)
     value = objective(least, stack, threshold)
-    directions = [least, stack - least, *(normal(rest, out, clients, seed=1000 + seed + i) for i in range(3))]
+    directions = [
+        least,
+        stack - least,
+        *(normal(rest, out, clients, seed=1000 + seed + i) for i in range(3)),
+    ]
     for direction in directions:
         for size in (1.0, 1e-2, 1e-4):
             for moved in (size * direction, -size * direction):
@@ -170,13 +207,17 @@ def test_a_threshold_that_makes_no_sense_is_refused(threshold: float) -> None:
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6), st.integers(0, 99))
-def test_smoothness_is_the_mean_distance_to_the_others(rest: int, out: int, clients: int, seed: int) -> None:
+def test_smoothness_is_the_mean_distance_to_the_others(
+    rest: int, out: int, clients: int, seed: int
+) -> None:
     stack = normal(rest, out, clients, seed=seed)
     found = smoothness(stack)
     assert found.shape == (out, clients)
     for c in range(out):
         for i in range(clients):
-            apart = [float((stack[:, c, i] - stack[:, c, j]).square().sum()) for j in range(clients)]
+            apart = [
+                float((stack[:, c, i] - stack[:, c, j]).square().sum()) for j in range(clients)
+            ]
             assert float(found[c, i]) == pytest.approx(sum(apart) / clients, abs=1e-9)
 
 
@@ -189,11 +230,14 @@ def test_equal_clients_are_perfectly_smooth(clients: int, seed: int) -> None:
 
 
 def schedule(**changes: object) -> Schedule:
-    return Schedule(**{"interval": 3, "coefficient": 0.5, "growth": 1.0, "layers": "all", **changes})  # type: ignore[arg-type]
+    return Schedule(
+        **{"interval": 3, "coefficient": 0.5, "growth": 1.0, "layers": "all", **changes}
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("interval", "rounds"), [(1, [0, 1, 2, 3, 4, 5, 6]), (2, [1, 3, 5]), (3, [2, 5]), (7, [6]), (8, [])]
+    ("interval", "rounds"),
+    [(1, [0, 1, 2, 3, 4, 5, 6]), (2, [1, 3, 5]), (3, [2, 5]), (7, [6]), (8, [])],
 )
 def test_every_so_many_rounds_end_in_smoothing(interval: int, rounds: list[int]) -> None:
     plan = schedule(interval=interval)
@@ -201,7 +245,9 @@ def test_every_so_many_rounds_end_in_smoothing(interval: int, rounds: list[int])
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 2), (400, 30, 20)])
-def test_the_paper_s_threshold_grows_by_its_factor_from_smoothing_to_smoothing(shape: tuple[int, int, int]) -> None:
+def test_the_paper_s_threshold_grows_by_its_factor_from_smoothing_to_smoothing(
+    shape: tuple[int, int, int],
+) -> None:
     plan = schedule(interval=10, coefficient=0.03, growth=1.07)
     for number in (1, 2, 30):
         assert plan.threshold(10 * number - 1, *shape) == pytest.approx(1.07**number / (2 * 0.03))
@@ -217,7 +263,9 @@ def test_the_automatic_threshold_is_where_pure_noise_ends(shape: tuple[int, int,
     assert float(tops.max()) < 1.1 * threshold
     assert not bool(tensor_svt(0.7 * normal(*shape), 1.1 * threshold).any())
     assert bool(tensor_svt(0.7 * normal(*shape), 0.8 * threshold).any())
-    assert schedule(coefficient=None, row_std=0.7, growth=1.5).threshold(2, *shape) == pytest.approx(1.5 * threshold)
+    assert schedule(coefficient=None, row_std=0.7, growth=1.5).threshold(
+        2, *shape
+    ) == pytest.approx(1.5 * threshold)
 
 
 def terms(noise_multiplier: float | None, cohort: float) -> Terms:
@@ -234,12 +282,18 @@ def terms(noise_multiplier: float | None, cohort: float) -> Terms:
 
 
 @pytest.mark.parametrize(
-    ("distributed", "tolerated", "std"), [(True, 0, 2 * 0.5 / 4), (True, 7, 2 * 0.5 / 3), (False, 0, 2 * 0.5)]
+    ("distributed", "tolerated", "std"),
+    [(True, 0, 2 * 0.5 / 4), (True, 7, 2 * 0.5 / 3), (False, 0, 2 * 0.5)],
 )
-def test_the_noise_in_a_model_is_settled_at_enrolment(distributed: bool, tolerated: int, std: float) -> None:
+def test_the_noise_in_a_model_is_settled_at_enrolment(
+    distributed: bool, tolerated: int, std: float
+) -> None:
     for kind in (LowRankStack, LowRankMean):
         plug = kind(
-            schedule=schedule(coefficient=None), clip=0.5, distributed=distributed, tolerated_dropouts=tolerated
+            schedule=schedule(coefficient=None),
+            clip=0.5,
+            distributed=distributed,
+            tolerated_dropouts=tolerated,
         )
         assert plug.settled(terms(2.0, 16)).schedule.row_std == pytest.approx(std)
 
@@ -254,7 +308,9 @@ def test_the_last_few_layers_are_the_last_few_matrices() -> None:
     matrices = [block.name for block in images if block.name.endswith("weight")]
     assert [block.name for block in schedule().matrices(images)] == matrices
     for count in (1, 2, 3):
-        assert [block.name for block in schedule(layers=count).matrices(images)] == matrices[-count:]
+        assert [block.name for block in schedule(layers=count).matrices(images)] == matrices[
+            -count:
+        ]
     assert [block.name for block in schedule(layers=99).matrices(images)] == matrices
     assert [block.name for block in schedule().matrices(LAYOUT)] == ["0.weight", "1.weight"]
 
@@ -303,7 +359,9 @@ def smoothed(models: Tensor, layout: Layout, threshold: float) -> Tensor:
             result[:, block.slice] = part.mean(dim=0)
             continue
         stack = part.reshape(len(models), block.shape[0], -1).permute(2, 1, 0)
-        result[:, block.slice] = plain_svt(stack, threshold).permute(2, 1, 0).reshape(len(models), -1)
+        result[:, block.slice] = (
+            plain_svt(stack, threshold).permute(2, 1, 0).reshape(len(models), -1)
+        )
     return result
 
 
@@ -312,14 +370,19 @@ def low_rank_stack(**changes: object) -> LowRankStack:
 
 
 def low_rank_mean(clients: int, **changes: object) -> LowRankMean:
-    return LowRankMean(schedule=schedule(interval=1, **changes), clip=1.0, distributed=True, clients=clients)
+    return LowRankMean(
+        schedule=schedule(interval=1, **changes), clip=1.0, distributed=True, clients=clients
+    )
 
 
 @given(st.integers(1, 7), st.floats(0.05, 2.0), st.integers(0, 99))
 def test_models_not_updates_are_smoothed_and_the_mean_alone_gives_the_same_global_model(
     clients: int, coefficient: float, seed: int
 ) -> None:
-    matrix, origin = normal(clients, LAYOUT.size, seed=seed), normal(LAYOUT.size, seed=seed + 1).float()
+    matrix, origin = (
+        normal(clients, LAYOUT.size, seed=seed),
+        normal(LAYOUT.size, seed=seed + 1).float(),
+    )
     rows = rows_of(matrix, origin)
     before = rows.matrix.clone()
     found, _, _ = low_rank_stack(coefficient=coefficient)({}, rows, 0)
@@ -352,7 +415,9 @@ def test_biases_become_their_mean_whatever_the_threshold() -> None:
     bias = LAYOUT.blocks[1].slice
     for coefficient in (1e-6, 0.2, 1e9):
         found, _, _ = low_rank_stack(coefficient=coefficient)({}, rows, 0)
-        assert torch.allclose(found[:, bias], rows.matrix[:, bias].mean(dim=0).expand(5, -1), atol=1e-5)
+        assert torch.allclose(
+            found[:, bias], rows.matrix[:, bias].mean(dim=0).expand(5, -1), atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -360,7 +425,9 @@ def test_only_the_layers_asked_for_are_smoothed(layers: int) -> None:
     rows = rows_of(normal(5, LAYOUT.size))
     found, _, told = low_rank_stack(coefficient=0.1, layers=layers)({}, rows, 0)
     first, _, last = LAYOUT.blocks
-    assert torch.allclose(found[:, first.slice], rows.matrix[:, first.slice], atol=1e-6) == (layers == 1)
+    assert torch.allclose(found[:, first.slice], rows.matrix[:, first.slice], atol=1e-6) == (
+        layers == 1
+    )
     assert not torch.allclose(found[:, last.slice], rows.matrix[:, last.slice], atol=1e-2)
     assert ("0.weight/threshold" in told) == (layers == 2)
     assert "1.weight/threshold" in told
@@ -377,7 +444,9 @@ def test_a_tensor_of_which_nothing_would_be_left_is_averaged() -> None:
 
 
 def test_the_order_of_clients_matters_and_is_that_of_their_ids() -> None:
-    """From five clients on, a shuffled DFT is another transform: hence canonical order, and a plug that says so."""
+    """From five clients on, a shuffled DFT is another transform: hence canonical order, and a plug
+    that says so.
+    """
     matrix, turn = normal(5, LAYOUT.size), torch.tensor([0, 2, 1, 3, 4])
     plug = low_rank_stack(coefficient=0.3)
     straight, turned = plug({}, rows_of(matrix), 0)[0], plug({}, rows_of(matrix[turn]), 0)[0]
@@ -395,12 +464,16 @@ def test_the_record_tells_singular_values_survivors_and_smoothness(clients: int)
         values = plain_values(stack)[:half]
         assert told[f"{block.name}/threshold"] == pytest.approx(1 / 0.24)
         assert told[f"{block.name}/slices"] == half
-        assert told[f"{block.name}/singular_values"] == pytest.approx(values[:, :10].flatten().tolist(), abs=1e-4)
+        assert told[f"{block.name}/singular_values"] == pytest.approx(
+            values[:, :10].flatten().tolist(), abs=1e-4
+        )
         assert told[f"{block.name}/survived"] == (values > 1 / 0.24).sum(dim=1).tolist()
     last = LAYOUT.blocks[2]
     for name, models in (("before", rows.matrix), ("after", found)):
         stack = models[:, last.slice].reshape(clients, last.shape[0], -1).permute(2, 1, 0)
-        assert told[f"smoothness_{name}"] == pytest.approx(float(smoothness(stack).mean()), abs=1e-4)
+        assert told[f"smoothness_{name}"] == pytest.approx(
+            float(smoothness(stack).mean()), abs=1e-4
+        )
         shown = torch.tensor(told[f"smoothness_map_{name}"], dtype=torch.float64)
         assert torch.allclose(shown, smoothness(stack).flatten(), rtol=1e-4, atol=1e-4)
     assert told["smoothness_before"] >= told["smoothness_after"]  # type: ignore[operator]
@@ -411,7 +484,9 @@ def test_the_pieces_obey_the_laws() -> None:
     testing.check_row_denoiser(low_rank_stack())
     testing.check_denoiser(low_rank_mean(4))
     with pytest.raises(ConfigurationError, match="enrol first"):
-        testing.check_denoiser(LowRankMean(schedule=schedule(interval=2), clip=1.0, distributed=True))
+        testing.check_denoiser(
+            LowRankMean(schedule=schedule(interval=2), clip=1.0, distributed=True)
+        )
 
 
 # ---- rounds ----------------------------------------------------------------------------------------------------------
@@ -419,8 +494,12 @@ def test_the_pieces_obey_the_laws() -> None:
 
 @functools.cache
 def digits() -> dpfl.Federation:
-    federation = dpfl.Federation.from_dataset(load_dataset("digits"), Partition(records=30), 8, dpfl.PublicSeed(0))
-    return federation.with_budgets({client: dpfl.Budget(epsilon=50.0, delta=1e-3) for client in federation.ids})
+    federation = dpfl.Federation.from_dataset(
+        load_dataset("digits"), Partition(records=30), 8, dpfl.PublicSeed(0)
+    )
+    return federation.with_budgets(
+        {client: dpfl.Budget(epsilon=50.0, delta=1e-3) for client in federation.ids}
+    )
 
 
 def opened(strategy: dpfl.Strategy, rounds: int = 4) -> SimpleNamespace:
@@ -433,7 +512,9 @@ def opened(strategy: dpfl.Strategy, rounds: int = 4) -> SimpleNamespace:
     ledger.register("run", seeded=True, title="test")
     run = Run(name="run", ledger=ledger, seed=dpfl.PublicSeed(3), public=dpfl.PublicSeed(5))
     state = first_state(agreement, layout.read(model))
-    return SimpleNamespace(members=members, model=model, layout=layout, agreement=agreement, run=run, state=state)
+    return SimpleNamespace(
+        members=members, model=model, layout=layout, agreement=agreement, run=run, state=state
+    )
 
 
 def play(setting: SimpleNamespace) -> tuple[Plan, list[Uplink], Record]:
@@ -441,7 +522,9 @@ def play(setting: SimpleNamespace) -> tuple[Plan, list[Uplink], Record]:
     plan = open_round(setting.agreement, setting.state, setting.run, lambda client: True)
     members = {client: setting.members[client] for client in plan.cohort.ids}
     uplinks = client_rounds(setting.agreement, setting.run, plan, members, Stacked(), setting.model)
-    setting.state, record = close_round(setting.agreement, setting.state, plan, uplinks, setting.run)
+    setting.state, record = close_round(
+        setting.agreement, setting.state, plan, uplinks, setting.run
+    )
     return plan, uplinks, record
 
 
@@ -450,11 +533,15 @@ def models_sent(setting: SimpleNamespace, plan: Plan, uplinks: Sequence[Uplink])
     size, grid = setting.layout.size, setting.agreement.strategy.upload_grid(len(plan.cohort))
     assert [uplink.client for uplink in uplinks] == list(plan.cohort.ids)
     starts = [decode_download(plan.downloads[uplink.client], size).start for uplink in uplinks]
-    updates = [decode_upload(u.payload or b"", size, "run", plan.round, u.client, grid) for u in uplinks]
+    updates = [
+        decode_upload(u.payload or b"", size, "run", plan.round, u.client, grid) for u in uplinks
+    ]
     return torch.stack(starts).double() + torch.stack(updates)
 
 
-def test_after_smoothing_the_cohort_starts_from_its_own_smoothed_models_and_nobody_else_does() -> None:
+def test_after_smoothing_the_cohort_starts_from_its_own_smoothed_models_and_nobody_else_does() -> (
+    None
+):
     setting = opened(dpfl.fedceo(**HABITS, interval=2, coefficient=1.0, selection=FIVE))
     size = setting.layout.size
     plan, uplinks, record = play(setting)
@@ -469,7 +556,10 @@ def test_after_smoothing_the_cohort_starts_from_its_own_smoothed_models_and_nobo
     assert torch.allclose(found, expected, atol=1e-5)
     assert float((found - found[0]).abs().max()) > 0.01  # they are their own
     assert torch.allclose(after.model.double(), expected.mean(dim=0), atol=1e-5)
-    assert record.operator["clean_metrics"]["smoothness_before"] > record.operator["clean_metrics"]["smoothness_after"]
+    assert (
+        record.operator["clean_metrics"]["smoothness_before"]
+        > record.operator["clean_metrics"]["smoothness_after"]
+    )
     # the next round
     plan, uplinks, _ = play(setting)
     again, new = set(plan.cohort.ids) & set(cohort), set(plan.cohort.ids) - set(cohort)
@@ -485,15 +575,27 @@ def test_after_smoothing_the_cohort_starts_from_its_own_smoothed_models_and_nobo
     assert setting.state.starts == {}
     common = setting.state.model
     plan, _, _ = play(setting)
-    assert all(torch.equal(decode_download(sent, size).start, common) for sent in plan.downloads.values())
+    assert all(
+        torch.equal(decode_download(sent, size).start, common) for sent in plan.downloads.values()
+    )
 
 
 @pytest.mark.parametrize(
-    "changes", [{"coefficient": 1.0}, {"coefficient": 5.0, "layers": 1, "growth": 1.3}, {}, {"noise": "local"}]
+    "changes",
+    [
+        {"coefficient": 1.0},
+        {"coefficient": 5.0, "layers": 1, "growth": 1.3},
+        {},
+        {"noise": "local"},
+    ],
 )
-def test_the_first_global_model_after_smoothing_does_not_depend_on_personal_starts(changes: dict[str, object]) -> None:
+def test_the_first_global_model_after_smoothing_does_not_depend_on_personal_starts(
+    changes: dict[str, object],
+) -> None:
     settings = [
-        opened(dpfl.fedceo(**HABITS, interval=2, selection=FIVE, personal_starts=personal, **changes))  # type: ignore[arg-type]
+        opened(
+            dpfl.fedceo(**HABITS, interval=2, selection=FIVE, personal_starts=personal, **changes)
+        )  # type: ignore[arg-type]
         for personal in (True, False)
     ]
     for _ in range(2):
@@ -503,7 +605,11 @@ def test_the_first_global_model_after_smoothing_does_not_depend_on_personal_star
     assert torch.allclose(stacked.state.model, alone.state.model, atol=1e-5)
     assert len(stacked.state.starts) == 5
     assert alone.state.starts == {}
-    plain = opened(dpfl.udp_fedavg(**HABITS, selection=FIVE, **{k: v for k, v in changes.items() if k == "noise"}))  # type: ignore[arg-type]
+    plain = opened(
+        dpfl.udp_fedavg(
+            **HABITS, selection=FIVE, **{k: v for k, v in changes.items() if k == "noise"}
+        )
+    )  # type: ignore[arg-type]
     for _ in range(2):
         play(plain)
     assert not torch.allclose(stacked.state.model, plain.state.model, atol=1e-3)
@@ -513,10 +619,17 @@ def test_a_threshold_above_everything_leaves_the_mean_of_the_models() -> None:
     plain = opened(dpfl.udp_fedavg(**HABITS, selection=FIVE))
     play(plain)
     for personal in (True, False):
-        setting = opened(dpfl.fedceo(**HABITS, interval=1, coefficient=1e-9, selection=FIVE, personal_starts=personal))
+        setting = opened(
+            dpfl.fedceo(
+                **HABITS, interval=1, coefficient=1e-9, selection=FIVE, personal_starts=personal
+            )
+        )
         play(setting)
         assert torch.allclose(setting.state.model, plain.state.model, atol=1e-5)
-        assert all(torch.allclose(start, plain.state.model, atol=1e-5) for start in setting.state.starts.values())
+        assert all(
+            torch.allclose(start, plain.state.model, atol=1e-5)
+            for start in setting.state.starts.values()
+        )
 
 
 def test_the_order_in_which_uploads_arrive_changes_nothing() -> None:
@@ -526,14 +639,22 @@ def test_the_order_in_which_uploads_arrive_changes_nothing() -> None:
     shuffled = [uplinks[i] for i in (3, 0, 4, 1, 2)]
     other, _ = close_round(setting.agreement, before, plan, shuffled, setting.run)
     assert torch.equal(other.model, setting.state.model)
-    assert all(torch.equal(other.starts[client], start) for client, start in setting.state.starts.items())
+    assert all(
+        torch.equal(other.starts[client], start) for client, start in setting.state.starts.items()
+    )
 
 
-@pytest.mark.parametrize(("noise", "tolerated"), [("distributed", 0), ("distributed", 1), ("local", 0)])
+@pytest.mark.parametrize(
+    ("noise", "tolerated"), [("distributed", 0), ("distributed", 1), ("local", 0)]
+)
 def test_the_threshold_is_made_from_the_noise_that_clients_add(noise: str, tolerated: int) -> None:
     for personal in (True, False):
         strategy = dpfl.fedceo(
-            **HABITS, selection=FIVE, noise=noise, tolerated_dropouts=tolerated, personal_starts=personal
+            **HABITS,
+            selection=FIVE,
+            noise=noise,
+            tolerated_dropouts=tolerated,
+            personal_starts=personal,
         )  # type: ignore[arg-type]
         settled = opened(strategy).agreement.strategy
         plug = settled.clean if personal else settled.denoise[0]
@@ -583,7 +704,7 @@ def test_personal_starts_survive_a_kill(tmp_path: Path, monkeypatch: pytest.Monk
         return close_round(*arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(dpfl.sim.simulation, "close_round", struck)
+        patch.setattr(dpfl.sim.loop, "close_round", struck)
         with pytest.raises(KeyboardInterrupt):
             run_experiment(experiment, tmp_path / "killed")
     kept = load_file(tmp_path / "killed" / "checkpoint" / "state.safetensors")
@@ -601,12 +722,18 @@ def hundred(strategy: dpfl.Strategy) -> SimpleNamespace:
     claims = {f"c{i:02}": Claims(epsilon=10.0, delta=1e-5, examples=100) for i in range(100)}
     agreement = enrol(strategy, claims, 300, LAYOUT)
     member = Participant(examples=100, practice=dpfl.Practice(), budget=None)
-    bills = {observer: agreement.bill(observer, member) for observer in (Observer.SERVER, Observer.WORLD)}
-    return SimpleNamespace(agreement=agreement, server=bills[Observer.SERVER], world=bills[Observer.WORLD])
+    bills = {
+        observer: agreement.bill(observer, member) for observer in (Observer.SERVER, Observer.WORLD)
+    }
+    return SimpleNamespace(
+        agreement=agreement, server=bills[Observer.SERVER], world=bills[Observer.WORLD]
+    )
 
 
 def exact_epsilon(multiplier: float, releases: int, delta: float, sensitivity: float) -> float:
-    """Of composed Gaussian releases, by the closed form of one with sqrt(releases) times the sensitivity."""
+    """Of composed Gaussian releases, by the closed form of one with sqrt(releases) times the
+    sensitivity.
+    """
     mu = sensitivity * math.sqrt(releases) / multiplier
 
     def excess(epsilon: float) -> float:
@@ -617,11 +744,17 @@ def exact_epsilon(multiplier: float, releases: int, delta: float, sensitivity: f
 
 
 def charged(noise_multiplier: float, shares: int) -> float:
-    """The noise of ``shares`` clients over one contribution, which rounding onto one share's grid widens."""
-    return noise_multiplier / (1 + noise_multiplier / math.sqrt(shares) * math.sqrt(LAYOUT.size) / 2**20)
+    """The noise of ``shares`` clients over one contribution, which rounding onto one share's grid
+    widens.
+    """
+    return noise_multiplier / (
+        1 + noise_multiplier / math.sqrt(shares) * math.sqrt(LAYOUT.size) / 2**20
+    )
 
 
-@pytest.mark.parametrize(("multiplier", "zero_out", "replace_one"), [(1.0, 223, 747), (1.5, 115, 364), (2.0, 74, 223)])
+@pytest.mark.parametrize(
+    ("multiplier", "zero_out", "replace_one"), [(1.0, 223, 747), (1.5, 115, 364), (2.0, 74, 223)]
+)
 def test_with_personal_starts_the_world_s_bill_is_the_server_s(
     multiplier: float, zero_out: int, replace_one: int
 ) -> None:
@@ -634,13 +767,18 @@ def test_with_personal_starts_the_world_s_bill_is_the_server_s(
     assert not found.agreement.amplified
     assert found.world.adjacency == "replace_one"
     assert exact_epsilon(event.noise_multiplier, 30, 1e-5, 1.0) == pytest.approx(zero_out, abs=0.8)
-    assert exact_epsilon(event.noise_multiplier, 30, 1e-5, 2.0) == pytest.approx(replace_one, abs=0.8)
+    assert exact_epsilon(event.noise_multiplier, 30, 1e-5, 2.0) == pytest.approx(
+        replace_one, abs=0.8
+    )
 
 
 @pytest.mark.parametrize("noise", ["distributed", "local"])
 def test_without_personal_starts_the_bills_are_udp_fedavg_s(noise: str) -> None:
     habits = {**HABITS, "noise": noise, "selection": dpfl.FixedCohort(size=10)}
-    alone, plain = hundred(dpfl.fedceo(**habits, personal_starts=False)), hundred(dpfl.udp_fedavg(**habits))  # type: ignore[arg-type]
+    alone, plain = (
+        hundred(dpfl.fedceo(**habits, personal_starts=False)),
+        hundred(dpfl.udp_fedavg(**habits)),
+    )  # type: ignore[arg-type]
     assert (alone.server, alone.world) == (plain.server, plain.world)
     assert alone.agreement.amplified == plain.agreement.amplified == (noise == "distributed")
     if noise == "distributed":
@@ -653,7 +791,9 @@ def test_without_personal_starts_the_bills_are_udp_fedavg_s(noise: str) -> None:
 
 def test_only_who_was_drawn_pays_for_personal_starts_and_everyone_for_a_secret_draw() -> None:
     for personal in (True, False):
-        setting = opened(dpfl.fedceo(**HABITS, interval=1, personal_starts=personal, selection=FIVE))
+        setting = opened(
+            dpfl.fedceo(**HABITS, interval=1, personal_starts=personal, selection=FIVE)
+        )
         plan, _, _ = play(setting)
         assert len(plan.cohort) == 5
         for client in setting.members:
@@ -666,16 +806,22 @@ def test_only_who_was_drawn_pays_for_personal_starts_and_everyone_for_a_secret_d
 
 
 def test_left_to_the_budgets_the_noise_pays_for_the_bill_that_applies() -> None:
-    """Thirty participations cost what the smallest claim grants; without personal starts far less noise does."""
+    """Thirty participations cost what the smallest claim grants; without personal starts far less
+    noise does.
+    """
     habits = {**HABITS, "noise_multiplier": None, "selection": dpfl.FixedCohort(size=10)}
-    personal, alone = (hundred(dpfl.fedceo(**habits, personal_starts=kind)) for kind in (True, False))  # type: ignore[arg-type]
+    personal, alone = (
+        hundred(dpfl.fedceo(**habits, personal_starts=kind)) for kind in (True, False)
+    )  # type: ignore[arg-type]
     spent = exact_epsilon(personal.world.events[0].noise_multiplier, 30, 1e-5, 2.0)
     assert 0.99 * 10 < spent <= 10
     assert alone.agreement.terms.noise_multiplier < 0.3 * personal.agreement.terms.noise_multiplier
 
 
 def test_the_summary_and_the_strategy_say_which_bill_applies() -> None:
-    personal, alone = (dpfl.fedceo(**HABITS, personal_starts=personal) for personal in (True, False))
+    personal, alone = (
+        dpfl.fedceo(**HABITS, personal_starts=personal) for personal in (True, False)
+    )
     assert any("its bill is the server's" in line for line in personal.assumptions)
     assert not any("its bill is the server's" in line for line in alone.assumptions)
     assert "clean rows" in dict(personal.describe())
@@ -685,4 +831,6 @@ def test_the_summary_and_the_strategy_say_which_bill_applies() -> None:
 def test_shares_of_noise_over_a_cohort_of_random_size_are_refused() -> None:
     for personal in (True, False):
         with pytest.raises(dpfl.DpflError, match="who was drawn"):
-            dpfl.fedceo(**HABITS, selection=dpfl.PoissonCohort(sampling_rate=0.1), personal_starts=personal)
+            dpfl.fedceo(
+                **HABITS, selection=dpfl.PoissonCohort(sampling_rate=0.1), personal_starts=personal
+            )

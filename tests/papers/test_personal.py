@@ -21,27 +21,37 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import dpfl
-import dpfl.sim.simulation
+import dpfl.sim.loop
 from dpfl import testing
-from dpfl.algorithms.centaur import HeadThenBody, PersonalHead, SharedBody
-from dpfl.algorithms.ppsgd import PersonalSum
-from dpfl.client.local_work import Sgd
-from dpfl.client.member import honest_members
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.grid_noise import SCALE
 from dpfl.core.layout import Layout
 from dpfl.core.types import Aggregate, Observer, Phase, Practice, Terms
-from dpfl.data.datasets import load_dataset
 from dpfl.data.partition import Partition
+from dpfl.datasets.named import load_dataset
 from dpfl.engine import make_engine
+from dpfl.engine.base import Job
 from dpfl.engine.process import one_thread
+from dpfl.methods.centaur import HeadThenBody, PersonalHead, SharedBody
+from dpfl.methods.ppsgd import PersonalSum
 from dpfl.models import make_model
+from dpfl.plugs.base import Participant
+from dpfl.plugs.local_work import Sgd
 from dpfl.privacy.ledger import Ledger
-from dpfl.protocols import Job, Participant
-from dpfl.rounds import Plan, Run, Uplink, client_rounds, close_round, enrol, first_state, open_round
+from dpfl.rounds import (
+    Plan,
+    Run,
+    Uplink,
+    client_rounds,
+    close_round,
+    enrol,
+    first_state,
+    open_round,
+)
+from dpfl.rounds.codec import decode_upload
+from dpfl.rounds.members import honest_members
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.train import run_experiment
-from dpfl.wire.payload import decode_upload
 
 HABITS = {"lr": 0.3, "clip": 0.02, "batch_size": 8, "local_steps": 3, "noise_multiplier": 20.0}
 # Whole batches, and a clip that cuts nothing
@@ -55,7 +65,9 @@ TERMS = Terms(
     largest_epsilon=1,
     parameters=10,
 )
-LAYOUT = Layout.of({"0.weight": torch.zeros(4, 5), "0.bias": torch.zeros(4), "2.weight": torch.zeros(3, 4)})
+LAYOUT = Layout.of(
+    {"0.weight": torch.zeros(4, 5), "0.bias": torch.zeros(4), "2.weight": torch.zeros(3, 4)}
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -78,8 +90,12 @@ def tanh_model() -> nn.Module:
 
 @functools.cache
 def digits() -> dpfl.Federation:
-    federation = dpfl.Federation.from_dataset(load_dataset("digits"), Partition(records=30), 6, dpfl.PublicSeed(0))
-    return federation.with_budgets({client: dpfl.Budget(epsilon=50.0, delta=1e-3) for client in federation.ids})
+    federation = dpfl.Federation.from_dataset(
+        load_dataset("digits"), Partition(records=30), 6, dpfl.PublicSeed(0)
+    )
+    return federation.with_budgets(
+        {client: dpfl.Budget(epsilon=50.0, delta=1e-3) for client in federation.ids}
+    )
 
 
 def opened(strategy: dpfl.Strategy, model: nn.Module | None = None) -> SimpleNamespace:
@@ -92,7 +108,13 @@ def opened(strategy: dpfl.Strategy, model: nn.Module | None = None) -> SimpleNam
     run = Run(name="run", ledger=ledger, seed=dpfl.PublicSeed(3), public=dpfl.PublicSeed(5))
     state = first_state(agreement, layout.read(model))
     return SimpleNamespace(
-        members=members, model=model, layout=layout, agreement=agreement, run=run, state=state, private={}
+        members=members,
+        model=model,
+        layout=layout,
+        agreement=agreement,
+        run=run,
+        state=state,
+        private={},
     )
 
 
@@ -101,7 +123,13 @@ def play(setting: SimpleNamespace, engine: str = "stacked") -> tuple[Plan, list[
     plan = open_round(setting.agreement, setting.state, setting.run, lambda client: True)
     members = {client: setting.members[client] for client in plan.cohort.ids}
     uplinks = client_rounds(
-        setting.agreement, setting.run, plan, members, make_engine(engine), setting.model, setting.private
+        setting.agreement,
+        setting.run,
+        plan,
+        members,
+        make_engine(engine),
+        setting.model,
+        setting.private,
     )
     setting.state, _ = close_round(setting.agreement, setting.state, plan, uplinks, setting.run)
     return plan, uplinks
@@ -126,7 +154,9 @@ def noise_of(setting: SimpleNamespace, client: str, round_: int, drawn: int) -> 
 def sent_by(setting: SimpleNamespace, uplink: Uplink, round_: int, drawn: int) -> Tensor:
     """The multiples that travelled, in double precision."""
     grid = setting.agreement.strategy.upload_grid(drawn)
-    return decode_upload(uplink.payload or b"", setting.layout.size, "run", round_, uplink.client, grid)
+    return decode_upload(
+        uplink.payload or b"", setting.layout.size, "run", round_, uplink.client, grid
+    )
 
 
 # ---- PPSGD: shared + personal ----------------------------------------------------------------------------------------
@@ -134,8 +164,12 @@ def sent_by(setting: SimpleNamespace, uplink: Uplink, round_: int, drawn: int) -
 
 @pytest.mark.parametrize("engine", ["stacked", "one_by_one"])
 @pytest.mark.parametrize("personal_lr", [None, 0.5, 0.05])
-def test_two_weights_that_step_apart_are_one_that_is_parted_afterwards(engine: str, personal_lr: float | None) -> None:
-    """Two rounds against a loop that keeps the two weights apart, and adds the very noise that was drawn."""
+def test_two_weights_that_step_apart_are_one_that_is_parted_afterwards(
+    engine: str, personal_lr: float | None
+) -> None:
+    """Two rounds against a loop that keeps the two weights apart, and adds the very noise that was
+    drawn.
+    """
     setting = opened(dpfl.ppsgd(**UNCUT, personal_lr=personal_lr))
     shared = setting.state.model.clone()
     personal = {client: torch.zeros_like(shared) for client in setting.members}
@@ -161,7 +195,10 @@ def test_two_weights_that_step_apart_are_one_that_is_parted_afterwards(engine: s
 
 def test_without_a_rate_of_their_own_personal_weights_stay_zero_and_it_is_udp_fedavg() -> None:
     habits = {**HABITS, "lr_decay": 0.9, "selection": dpfl.FixedCohort(size=4)}
-    setting, plain = opened(dpfl.ppsgd(**habits, personal_lr=0.0)), opened(dpfl.udp_fedavg(**habits))  # type: ignore[arg-type]
+    setting, plain = (
+        opened(dpfl.ppsgd(**habits, personal_lr=0.0)),
+        opened(dpfl.udp_fedavg(**habits)),
+    )  # type: ignore[arg-type]
     for _ in range(3):
         play(setting)
         play(plain)
@@ -170,7 +207,9 @@ def test_without_a_rate_of_their_own_personal_weights_stay_zero_and_it_is_udp_fe
 
 
 @given(st.floats(1e-3, 1.0), st.integers(0, 99))
-def test_the_way_is_parted_by_the_rates_and_nothing_of_it_is_lost(shared_part: float, seed: int) -> None:
+def test_the_way_is_parted_by_the_rates_and_nothing_of_it_is_lost(
+    shared_part: float, seed: int
+) -> None:
     rule = PersonalSum(shared_part=shared_part)
     shared, private, moved = (normal(LAYOUT.size, seed=seed + i).double() for i in range(3))
     assert torch.equal(rule.merge(shared, None, LAYOUT), shared)
@@ -195,7 +234,9 @@ def test_what_is_no_number_is_not_kept(rule: Any) -> None:
 
 
 def test_what_ppsgd_sends_is_the_shared_part_s_way_clipped_and_noised() -> None:
-    """From uploads and noise of the second round: the private part is in them only through the gradients."""
+    """From uploads and noise of the second round: the private part is in them only through the
+    gradients.
+    """
     habits = {**HABITS, "batch_size": 100, "personal_lr": 0.9}
     setting = opened(dpfl.ppsgd(**habits))  # type: ignore[arg-type]
     play(setting)
@@ -216,11 +257,21 @@ def test_what_ppsgd_sends_is_the_shared_part_s_way_clipped_and_noised() -> None:
 
 
 @pytest.mark.parametrize(("examples", "head_steps"), [(40, 15), (41, 18), (3, 3)])
-def test_a_round_s_work_is_the_head_for_its_epochs_and_then_the_body(examples: int, head_steps: int) -> None:
-    body = Sgd(practice=Practice(lr=0.1, batch_size=8, local_steps=7), weight_decay=0.01, lr_decay=0.5)
+def test_a_round_s_work_is_the_head_for_its_epochs_and_then_the_body(
+    examples: int, head_steps: int
+) -> None:
+    body = Sgd(
+        practice=Practice(lr=0.1, batch_size=8, local_steps=7), weight_decay=0.01, lr_decay=0.5
+    )
     participant = Participant(examples=examples, practice=Practice(lr=0.2), budget=None)
     first, second = HeadThenBody(body=body, head_epochs=3).phases(TERMS, participant)
-    common = {"batch_size": 8, "sampling": "shuffle", "lr": 0.2, "weight_decay": 0.01, "lr_decay": 0.5}
+    common = {
+        "batch_size": 8,
+        "sampling": "shuffle",
+        "lr": 0.2,
+        "weight_decay": 0.01,
+        "lr_decay": 0.5,
+    }
     assert first == Phase(steps=head_steps, part="head", **common)  # type: ignore[arg-type]
     assert second == Phase(steps=7, part="body", **common)  # type: ignore[arg-type]
 
@@ -232,7 +283,9 @@ def small_model(name: str) -> tuple[nn.Module, tuple[int, ...]]:
     return make_model(name, shape, 10, dpfl.PublicSeed(0), hidden=6), shape
 
 
-def jobs_of(shape: tuple[int, ...], start: Tensor, phases: tuple[Phase, ...], clients: int = 2) -> list[Job]:
+def jobs_of(
+    shape: tuple[int, ...], start: Tensor, phases: tuple[Phase, ...], clients: int = 2
+) -> list[Job]:
     return [
         Job(
             client=f"c{i}",
@@ -249,7 +302,9 @@ def jobs_of(shape: tuple[int, ...], start: Tensor, phases: tuple[Phase, ...], cl
 @pytest.mark.parametrize("name", ["tanh", "mlp", "cnn_small"])
 @pytest.mark.parametrize("part", ["head", "body"])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_a_phase_moves_its_part_and_leaves_the_other_bit_for_bit(name: str, part: str, decay: float) -> None:
+def test_a_phase_moves_its_part_and_leaves_the_other_bit_for_bit(
+    name: str, part: str, decay: float
+) -> None:
     model, shape = small_model(name)
     layout = Layout.of_module(model)
     start, head = layout.read(model), layout.head
@@ -281,7 +336,8 @@ def test_both_engines_agree_on_head_then_body(name: str) -> None:
         for part in ("head", "body")
     )
     stacked, plain = (
-        make_engine(engine).run(model, layout, jobs_of(shape, start, phases, 3)) for engine in ("stacked", "one_by_one")
+        make_engine(engine).run(model, layout, jobs_of(shape, start, phases, 3))
+        for engine in ("stacked", "one_by_one")
     )
     for mine, oracle in zip(stacked, plain, strict=True):
         assert float((mine - oracle).norm() / (oracle - start).norm()) < 5e-5
@@ -323,7 +379,11 @@ def test_centaur_is_head_steps_then_body_steps_under_the_new_head(engine: str) -
 def test_the_body_is_shared_and_the_head_is_kept(seed: int) -> None:
     rule, head = PersonalHead(), LAYOUT.head
     assert (head.start, head.stop) == (24, 36)
-    shared, private, after = normal(36, seed=seed), normal(12, seed=seed + 1), normal(36, seed=seed + 2)
+    shared, private, after = (
+        normal(36, seed=seed),
+        normal(12, seed=seed + 1),
+        normal(36, seed=seed + 2),
+    )
     assert torch.equal(rule.merge(shared, None, LAYOUT), shared)
     before, untouched = rule.merge(shared, private, LAYOUT), shared.clone()
     assert torch.equal(before, torch.cat([shared[:24], private]))
@@ -333,7 +393,9 @@ def test_the_body_is_shared_and_the_head_is_kept(seed: int) -> None:
     assert torch.equal(shared, untouched)
 
 
-def test_the_head_s_coordinates_of_an_upload_are_noise_alone_and_the_shared_head_never_changes() -> None:
+def test_the_head_s_coordinates_of_an_upload_are_noise_alone_and_the_shared_head_never_changes() -> (
+    None
+):
     setting = opened(dpfl.centaur(**HABITS, selection=dpfl.FixedCohort(size=4)))
     start, head = setting.state.model.clone(), setting.layout.head
     for round_ in range(3):
@@ -342,16 +404,30 @@ def test_the_head_s_coordinates_of_an_upload_are_noise_alone_and_the_shared_head
             sent = sent_by(setting, uplink, round_, 4)
             noise = noise_of(setting, uplink.client, round_, 4)
             assert torch.equal(sent[head], noise[head])  # zero before it
-            assert float((sent - noise)[: head.start].norm()) == pytest.approx(0.02, rel=1e-3)  # all of the clip
+            assert float((sent - noise)[: head.start].norm()) == pytest.approx(
+                0.02, rel=1e-3
+            )  # all of the clip
         assert torch.equal(setting.state.model[head], start[head])
         assert not torch.equal(setting.state.model[: head.start], start[: head.start])
 
 
-def test_a_model_of_one_layer_is_refused_in_one_sentence_before_anything_is_charged(tmp_path: Path) -> None:
+def test_a_model_of_one_layer_is_refused_in_one_sentence_before_anything_is_charged(
+    tmp_path: Path,
+) -> None:
     model = make_model("logistic", (64,), 10, dpfl.PublicSeed(0))
     with pytest.raises(ConfigurationError) as refused:
-        dpfl.train(model, digits(), dpfl.centaur(**HABITS), rounds=1, ledger=tmp_path / "book", new_ledger=True)
-    assert str(refused.value) == "centaur: the model has one layer, so there is no body to share; use a deeper one"
+        dpfl.train(
+            model,
+            digits(),
+            dpfl.centaur(**HABITS),
+            rounds=1,
+            ledger=tmp_path / "book",
+            new_ledger=True,
+        )
+    assert (
+        str(refused.value)
+        == "centaur: the model has one layer, so there is no body to share; use a deeper one"
+    )
     with pytest.raises(ConfigurationError, match="one layer"):
         run_experiment(experiment("centaur", model={"name": "logistic"}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -361,7 +437,9 @@ def test_a_model_of_one_layer_is_refused_in_one_sentence_before_anything_is_char
 
 
 def linear_model() -> nn.Module:
-    layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 6, bias=False), nn.Linear(6, 9), nn.Linear(9, 10))
+    layers = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 6, bias=False), nn.Linear(6, 9), nn.Linear(9, 10)
+    )
     layout = Layout.of_module(layers)
     layout.write(0.3 * normal(layout.size), layers)
     return layers
@@ -374,7 +452,10 @@ def off_orthonormal(matrix: Tensor) -> float:
 
 
 def test_a_linear_representation_is_orthonormal_after_every_round() -> None:
-    settings = [opened(dpfl.centaur(**HABITS, linear_representation=kind), linear_model()) for kind in (True, False)]
+    settings = [
+        opened(dpfl.centaur(**HABITS, linear_representation=kind), linear_model())
+        for kind in (True, False)
+    ]
     for _ in range(2):
         for setting in settings:
             play(setting)
@@ -401,7 +482,9 @@ def test_orthonormalising_keeps_the_span_and_the_biases_and_a_frame_that_is_one(
         assert torch.allclose(new @ (new.T @ old), old, atol=1e-4)
     assert torch.allclose(found["2.bias"], wanted["2.bias"], atol=1e-6)
     assert torch.equal(found["3.weight"], layout.unflatten(start)["3.weight"])
-    again, _ = plug(Aggregate(vector=torch.zeros(layout.size), model=start + update, layout=layout, round=1))
+    again, _ = plug(
+        Aggregate(vector=torch.zeros(layout.size), model=start + update, layout=layout, round=1)
+    )
     assert float(again.abs().max()) < 1e-5
     plain, _ = SharedBody()(place)
     assert torch.allclose(plain[: layout.head.start], step[: layout.head.start], atol=1e-6)
@@ -430,7 +513,9 @@ def experiment(name: str, /, **changes: dict[str, Any]) -> Experiment:
         "run": {"rounds": 4, "cohort": 4, "seed": 3},
         "clients": {"client-2": {"batch_size": 4}},  # work of two shapes: two blocks
     }
-    return Experiment.from_dict({**values, **{name: {**values[name], **section} for name, section in changes.items()}})
+    return Experiment.from_dict(
+        {**values, **{name: {**values[name], **section} for name, section in changes.items()}}
+    )
 
 
 def checkpoint(folder: Path) -> dict[str, Tensor]:
@@ -438,7 +523,11 @@ def checkpoint(folder: Path) -> dict[str, Tensor]:
 
 
 def private_parts(folder: Path) -> dict[str, Tensor]:
-    return {n.partition("/")[2]: part for n, part in checkpoint(folder).items() if n.startswith("private/")}
+    return {
+        n.partition("/")[2]: part
+        for n, part in checkpoint(folder).items()
+        if n.startswith("private/")
+    }
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -466,7 +555,10 @@ def numbers(value: object) -> Iterator[float]:
 def test_private_parts_last_until_their_client_is_drawn_again(method: str) -> None:
     setting = opened(MAKE[method](**HABITS, selection=dpfl.FixedCohort(size=3)))
     seen: set[str] = set()
-    size = {"ppsgd": setting.layout.size, "centaur": setting.layout.size - setting.layout.head.start}[method]
+    size = {
+        "ppsgd": setting.layout.size,
+        "centaur": setting.layout.size - setting.layout.head.start,
+    }[method]
     again = 0
     for _ in range(4):
         before = {client: part.clone() for client, part in setting.private.items()}
@@ -490,14 +582,20 @@ def test_a_client_goes_on_from_its_own_private_part(method: str) -> None:
         play(setting)
         setting.private["client-1"] = setting.private["client-1"] + shift
         uploads.append({uplink.client: uplink.payload for uplink in play(setting)[1]})
-    assert [client for client in uploads[0] if uploads[0][client] != uploads[1][client]] == ["client-1"]
+    assert [client for client in uploads[0] if uploads[0][client] != uploads[1][client]] == [
+        "client-1"
+    ]
 
 
 @BOTH
-def test_nothing_private_is_sent_or_written_down(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_private_is_sent_or_written_down(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     payloads: list[bytes] = []
 
-    def listening(agreement: Any, state: Any, plan: Plan, uplinks: Sequence[Uplink], run: Run) -> Any:
+    def listening(
+        agreement: Any, state: Any, plan: Plan, uplinks: Sequence[Uplink], run: Run
+    ) -> Any:
         payloads.extend(uplink.payload or b"" for uplink in uplinks)
         payloads.extend(plan.downloads.values())
         return close_round(agreement, state, plan, uplinks, run)
@@ -507,17 +605,21 @@ def test_nothing_private_is_sent_or_written_down(method: str, tmp_path: Path, mo
     def keeping(done: int, rounds: int, line: dict[str, Any]) -> None:
         kept.extend(private_parts(tmp_path / "run").values())
 
-    monkeypatch.setattr(dpfl.sim.simulation, "close_round", listening)
+    monkeypatch.setattr(dpfl.sim.loop, "close_round", listening)
     run_experiment(experiment(method), tmp_path / "run", progress=keeping)
     assert len(payloads) == 4 * 2 * 4
     assert len(kept) > 10
     start = experiment(method).build_model(experiment(method).federation())
-    everyone_s = {value for p in start.parameters() for value in p.flatten().tolist()}  # weights that never moved
+    everyone_s = {
+        value for p in start.parameters() for value in p.flatten().tolist()
+    }  # weights that never moved
     secrets = {value for part in kept for value in part.tolist()} - everyone_s - {0.0}
     assert len(secrets) > 100
     for part in kept:
         assert not any(part[-8:].numpy().tobytes() in payload for payload in payloads)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    ]
     assert secrets.isdisjoint(torch.tensor(list(numbers(lines)), dtype=torch.float32).tolist())
     assert not any("private" in json.dumps(line) for line in lines)
     model = load_file(tmp_path / "run" / "model.safetensors")
@@ -527,24 +629,40 @@ def test_nothing_private_is_sent_or_written_down(method: str, tmp_path: Path, mo
 
 @BOTH
 @pytest.mark.parametrize("noise", ["distributed", "local"])
-def test_what_is_sent_is_billed_as_udp_fedavg_and_what_stays_is_not(method: str, noise: str) -> None:
+def test_what_is_sent_is_billed_as_udp_fedavg_and_what_stays_is_not(
+    method: str, noise: str
+) -> None:
     """But for amplification: clients remember, and what one does later may tell that it was drawn."""
     habits = {**HABITS, "noise": noise, "selection": dpfl.FixedCohort(size=4)}
     setting, plain = opened(MAKE[method](**habits)), opened(dpfl.udp_fedavg(**habits))  # type: ignore[arg-type]
     member = setting.members["client-0"].participant
-    server, world = (setting.agreement.bill(observer, member) for observer in (Observer.SERVER, Observer.WORLD))
+    server, world = (
+        setting.agreement.bill(observer, member) for observer in (Observer.SERVER, Observer.WORLD)
+    )
     assert server == plain.agreement.bill(Observer.SERVER, member)
     (paid,), (amplified,) = world.events, plain.agreement.bill(Observer.WORLD, member).events
     shares = 4 if noise == "distributed" else 1
-    widened = 1 + 20.0 * math.sqrt(setting.layout.size / shares) / 2**20  # by rounding onto a share's grid
-    assert paid.noise_multiplier == amplified.noise_multiplier == pytest.approx(20.0 / widened, rel=1e-9)
+    widened = (
+        1 + 20.0 * math.sqrt(setting.layout.size / shares) / 2**20
+    )  # by rounding onto a share's grid
+    assert (
+        paid.noise_multiplier
+        == amplified.noise_multiplier
+        == pytest.approx(20.0 / widened, rel=1e-9)
+    )
     assert 20.0 * (1 - 1e-3) < paid.noise_multiplier < 20.0
     assert (paid.sampling, paid.sampling_rate) == ("none", 1.0)
     assert not setting.agreement.amplified
-    assert any("stays at its client and is not billed" in line for line in setting.agreement.strategy.assumptions)
+    assert any(
+        "stays at its client and is not billed" in line
+        for line in setting.agreement.strategy.assumptions
+    )
     plan, _ = play(setting)
     for client in setting.members:  # who was not drawn has nothing to pay for
-        tabs = [setting.run.ledger.tab(client, observer) for observer in (Observer.SERVER, Observer.WORLD)]
+        tabs = [
+            setting.run.ledger.tab(client, observer)
+            for observer in (Observer.SERVER, Observer.WORLD)
+        ]
         assert all((tab is not None) == (client in plan.cohort.ids) for tab in tabs)
 
 
@@ -564,7 +682,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
         return close_round(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(dpfl.sim.simulation, "close_round", struck)
+        patch.setattr(dpfl.sim.loop, "close_round", struck)
         with pytest.raises(KeyboardInterrupt):
             run_experiment(experiment(method), tmp_path / "killed")
     assert len(private_parts(tmp_path / "killed")) >= 4
@@ -572,18 +690,22 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
     assert_same(tmp_path / "killed", tmp_path / "whole")
 
 
-def test_private_parts_are_what_a_resumed_run_goes_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_parts_are_what_a_resumed_run_goes_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The test above has teeth: a resumed run that forgot them would end elsewhere."""
     run_experiment(experiment("ppsgd"), tmp_path / "whole")
     monkeypatch.setattr(
-        dpfl.sim.simulation.Workers,
+        dpfl.sim.loop.Workers,
         "run",
-        lambda self, round_, downloads, blocks, private, _run=dpfl.sim.simulation.Workers.run: _run(
+        lambda self, round_, downloads, blocks, private, _run=dpfl.sim.loop.Workers.run: _run(
             self, round_, downloads, blocks, {}
         ),
     )
     run_experiment(experiment("ppsgd"), tmp_path / "forgetful")
-    whole, forgetful = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "forgetful"))
+    whole, forgetful = (
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "forgetful")
+    )
     assert whole != forgetful
 
 
@@ -616,7 +738,9 @@ def test_clients_own_models_are_tested_on_their_own_records_and_the_summary_says
     shards = federation.shards
     tested = sum(len(shard.test_labels) for shard in shards.values())
     own = sum(
-        right(personal.merge(shared, kept.get(client), layout), shard.test_features, shard.test_labels)
+        right(
+            personal.merge(shared, kept.get(client), layout), shard.test_features, shard.test_labels
+        )
         for client, shard in shards.items()
     )
     common = sum(right(shared, shard.test_features, shard.test_labels) for shard in shards.values())
@@ -625,9 +749,9 @@ def test_clients_own_models_are_tested_on_their_own_records_and_the_summary_says
         assert told["accuracy"] == pytest.approx(own / tested, abs=1e-6)
         assert told["common_accuracy"] == pytest.approx(common / tested, abs=1e-6)
     assert result.summary["tested"] == "each client's own model, on its own test records"
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["common_accuracy"] == pytest.approx(
-        common / tested, abs=1e-6
-    )
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())[
+        "common_accuracy"
+    ] == pytest.approx(common / tested, abs=1e-6)
 
 
 def test_where_nothing_stays_at_clients_the_common_model_is_tested(tmp_path: Path) -> None:
@@ -640,7 +764,9 @@ def test_where_nothing_stays_at_clients_the_common_model_is_tested(tmp_path: Pat
 # ---- what makes no sense ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [{"head_epochs": 0}, {"head_epochs": -1}, {"head_epochs": 1.5}, {"lr": 0.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"head_epochs": 0}, {"head_epochs": -1}, {"head_epochs": 1.5}, {"lr": 0.0}]
+)
 def test_centaur_s_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         dpfl.centaur(**{**HABITS, **wrong})
@@ -656,7 +782,9 @@ def test_a_personal_rate_that_makes_no_sense_is_refused(rate: float) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"noise": "central"}, {"clip": 0.0}, {"noise_multiplier": -1.0}, {"local_epochs": 2}]
 )
-def test_settings_of_both_that_make_no_sense_are_refused(method: str, wrong: dict[str, Any]) -> None:
+def test_settings_of_both_that_make_no_sense_are_refused(
+    method: str, wrong: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         MAKE[method](**{**HABITS, **wrong})
 

@@ -14,14 +14,14 @@ from torch import Tensor
 
 import dpfl
 from dpfl import testing
-from dpfl.algorithms.pfa import PublicProjection, PublicSplit, PublicSubspace, public_subspace
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Cohort, Rows, Terms, Who
-from dpfl.data.datasets import load_dataset
 from dpfl.data.partition import Partition
+from dpfl.datasets.named import load_dataset
+from dpfl.methods.pfa import PublicProjection, PublicSplit, PublicSubspace, public_subspace
 from dpfl.models import make_model
-from dpfl.server.weights import EpsilonWeights
+from dpfl.plugs.weights import EpsilonWeights
 
 LAYOUT = Layout.of({"weight": torch.zeros(4, 5), "bias": torch.zeros(4)})
 HABITS = {"lr": 0.5, "clip": 1.0, "batch_size": 16, "local_steps": 5}
@@ -32,7 +32,10 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def claims_of(epsilons: list[float]) -> dict[str, Claims]:
-    return {f"c{i}": Claims(epsilon=epsilon, delta=1e-5, examples=10) for i, epsilon in enumerate(epsilons)}
+    return {
+        f"c{i}": Claims(epsilon=epsilon, delta=1e-5, examples=10)
+        for i, epsilon in enumerate(epsilons)
+    }
 
 
 def rows_of(matrix: Tensor, epsilons: list[float]) -> Rows:
@@ -67,7 +70,9 @@ def test_one_dimension_is_the_direction_of_the_weighted_mean() -> None:
 
 @given(st.integers(2, 6), st.integers(2, 12), st.integers(2, 6), st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
-def test_more_dimensions_are_the_leading_singular_vectors_not_centred(m: int, d: int, k: int, seed: int) -> None:
+def test_more_dimensions_are_the_leading_singular_vectors_not_centred(
+    m: int, d: int, k: int, seed: int
+) -> None:
     rows = normal(m, d, seed=seed) + 3  # a common offset: centring would lose it
     weights = torch.rand(m, generator=dpfl.PublicSeed(seed).generator()) + 0.1
     basis = public_subspace(rows, weights, k)
@@ -102,7 +107,10 @@ def test_clusters_find_the_generous_two_of_twenty(rule: str) -> None:
     assert PublicSplit(rule=rule)(claims_of(epsilons)) == {"c18", "c19"}
 
 
-@given(st.lists(st.floats(0.01, 100), min_size=3, max_size=20), st.sampled_from(["gmm", "kmeans", "top_fraction"]))
+@given(
+    st.lists(st.floats(0.01, 100), min_size=3, max_size=20),
+    st.sampled_from(["gmm", "kmeans", "top_fraction"]),
+)
 @settings(max_examples=40, deadline=None)
 def test_more_epsilon_never_makes_private(epsilons: list[float], rule: str) -> None:
     claims = claims_of(epsilons)
@@ -133,7 +141,9 @@ def test_a_threshold_a_share_and_a_list_do_what_they_say() -> None:
         (PublicSplit(rule="top_fraction"), [1.0], "makes everybody public"),
     ],
 )
-def test_a_split_that_leaves_nobody_on_one_side_is_refused(split: PublicSplit, epsilons: list[float], why: str) -> None:
+def test_a_split_that_leaves_nobody_on_one_side_is_refused(
+    split: PublicSplit, epsilons: list[float], why: str
+) -> None:
     with pytest.raises(ConfigurationError, match=why):
         split(claims_of(epsilons))
 
@@ -237,14 +247,18 @@ def test_pfa_plus_is_pfa_when_the_subspace_does_not_move() -> None:
 
 def test_without_public_updates_the_last_subspace_stays() -> None:
     stage = PublicSubspace()
-    state = stage.learn(stage.start(terms(("c1",)), LAYOUT), rows_of(normal(2, LAYOUT.size), [1.0, 9.0]))
+    state = stage.learn(
+        stage.start(terms(("c1",)), LAYOUT), rows_of(normal(2, LAYOUT.size), [1.0, 9.0])
+    )
     alone = rows_of(normal(1, LAYOUT.size, seed=5), [1.0])
     later = stage.learn(state, alone)
     assert all(torch.equal(later[name], state[name]) for name in state)
 
 
 def trained(strategy: dpfl.Strategy, rounds: int = 5) -> dpfl.Result:
-    federation = dpfl.Federation.from_dataset(load_dataset("digits"), Partition(), 20, dpfl.PublicSeed(0))
+    federation = dpfl.Federation.from_dataset(
+        load_dataset("digits"), Partition(), 20, dpfl.PublicSeed(0)
+    )
     budgets = dpfl.make_budgets("mixgauss1", 1e-3, federation.ids, dpfl.PublicSeed(1))
     model = make_model("logistic", (64,), 10, dpfl.PublicSeed(0))
     return dpfl.train(model, federation.with_budgets(budgets), strategy, rounds=rounds)
@@ -258,22 +272,31 @@ def test_private_clients_send_one_number_a_tensor_after_the_warm_up() -> None:
         assert line["payload_bytes_up"] == 2 * whole + 18 * number * tensors
         assert line["bytes_up"] - line["payload_bytes_up"] <= 64 * 20
         assert line["bytes_down"] > 20 * 2 * whole  # the subspace travels down
-    assert sum(line["payload_bytes_up"] for line in trained(dpfl.pfa(**HABITS)).history) == 5 * 20 * whole
+    assert (
+        sum(line["payload_bytes_up"] for line in trained(dpfl.pfa(**HABITS)).history)
+        == 5 * 20 * whole
+    )
 
 
 def test_the_first_round_of_pfa_plus_is_pfa_s() -> None:
     def parameters(result: dpfl.Result) -> Tensor:
         return torch.cat([p.detach().flatten() for p in result.model.parameters()])
 
-    assert torch.equal(parameters(trained(dpfl.pfa(**HABITS), 1)), parameters(trained(dpfl.pfa_plus(**HABITS), 1)))
+    assert torch.equal(
+        parameters(trained(dpfl.pfa(**HABITS), 1)), parameters(trained(dpfl.pfa_plus(**HABITS), 1))
+    )
     plain = parameters(trained(dpfl.weiavg(**HABITS), 1))
     assert not torch.equal(parameters(trained(dpfl.pfa(**HABITS), 1)), plain)
 
 
 def test_projecting_recovers_what_plain_averaging_loses_and_so_does_its_compressed_form() -> None:
-    """MixGauss1 on the embedded digits. Whether projecting beats weighing depends on data and rate: see the studies."""
+    """MixGauss1 on the embedded digits. Whether projecting beats weighing depends on data and rate:
+    see the studies.
+    """
     methods = (dpfl.fedavg_dp, dpfl.weiavg, dpfl.pfa, dpfl.pfa_plus)
-    plain, weighed, projected, compressed = (trained(method(**HABITS), 20).accuracy for method in methods)
+    plain, weighed, projected, compressed = (
+        trained(method(**HABITS), 20).accuracy for method in methods
+    )
     assert min(weighed, projected, compressed) > plain + 0.2
     assert abs(projected - weighed) < 0.2
     assert abs(compressed - projected) < 0.1

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import dpfl
-from dpfl.data.datasets import load_dataset
 from dpfl.data.partition import Partition
+from dpfl.datasets.named import load_dataset
 from dpfl.models import make_model
 from dpfl.privacy import epsilon
 
@@ -20,7 +20,9 @@ SETTINGS = {"lr": 0.5, "clip": 1.0, "batch_size": 16, "local_steps": 10}
 def _federation(seed: int, budgets: object = "mixgauss1") -> dpfl.Federation:
     root = dpfl.PublicSeed(seed)
     federation = dpfl.Federation.from_dataset(load_dataset("digits"), Partition(), 20, root)
-    return federation.with_budgets(dpfl.make_budgets(budgets, 1e-3, federation.ids, root.child("budgets")))  # type: ignore[arg-type]
+    return federation.with_budgets(
+        dpfl.make_budgets(budgets, 1e-3, federation.ids, root.child("budgets"))
+    )  # type: ignore[arg-type]
 
 
 def _accuracy(strategy: dpfl.Strategy, seeds: range, budgets: object = "mixgauss1") -> float:
@@ -28,7 +30,11 @@ def _accuracy(strategy: dpfl.Strategy, seeds: range, budgets: object = "mixgauss
     for seed in seeds:
         federation = _federation(seed, budgets)
         model = make_model("logistic", (64,), 10, dpfl.PublicSeed(seed))
-        found.append(dpfl.train(model, federation, strategy, rounds=30, seed=seed, evaluate_every=30).accuracy)
+        found.append(
+            dpfl.train(
+                model, federation, strategy, rounds=30, seed=seed, evaluate_every=30
+            ).accuracy
+        )
     return statistics.mean(found)
 
 
@@ -49,7 +55,9 @@ def test_with_equal_budgets_weiavg_is_fedavg_bit_for_bit() -> None:
     results = []
     for strategy in (dpfl.weiavg(**SETTINGS), dpfl.fedavg_dp(**SETTINGS)):
         model = make_model("logistic", (64,), 10, dpfl.PublicSeed(0))
-        results.append(dpfl.train(model, _federation(0, 3.0), strategy, rounds=3, seed=0).model[1].weight)
+        results.append(
+            dpfl.train(model, _federation(0, 3.0), strategy, rounds=3, seed=0).model[1].weight
+        )
     assert torch.equal(results[0], results[1])
 
 
@@ -57,12 +65,16 @@ def test_with_equal_records_dpfedavg_is_fedavg_dp() -> None:
     results = []
     for strategy in (dpfl.dpfedavg(**SETTINGS), dpfl.fedavg_dp(**SETTINGS)):
         model = make_model("logistic", (64,), 10, dpfl.PublicSeed(0))
-        results.append(dpfl.train(model, _federation(0, 3.0), strategy, rounds=3, seed=0).model[1].weight)
+        results.append(
+            dpfl.train(model, _federation(0, 3.0), strategy, rounds=3, seed=0).model[1].weight
+        )
     assert torch.allclose(results[0], results[1], atol=1e-6)
 
 
 def test_an_independent_dp_sgd_gives_the_same_noise_and_the_same_accuracy() -> None:
-    """The demo's WeiAvg again, in numpy, from the paper's equations and one number of ours: the noise multiplier."""
+    """The demo's WeiAvg again, in numpy, from the paper's equations and one number of ours: the
+    noise multiplier.
+    """
     seed = 0
     federation = _federation(seed)
     generator = np.random.default_rng(1)
@@ -93,7 +105,9 @@ def test_an_independent_dp_sgd_gives_the_same_noise_and_the_same_accuracy() -> N
     torch.nn.init.zeros_(model[1].weight)
     torch.nn.init.zeros_(model[1].bias)
     ours = statistics.mean(
-        dpfl.train(model, federation, dpfl.weiavg(**SETTINGS), rounds=30, seed=s, evaluate_every=30).accuracy
+        dpfl.train(
+            model, federation, dpfl.weiavg(**SETTINGS), rounds=30, seed=s, evaluate_every=30
+        ).accuracy
         for s in range(3)
     )
     assert independent == pytest.approx(ours, abs=0.12)

@@ -13,8 +13,13 @@ from torch import Tensor
 
 import dpfl
 from dpfl import testing
-from dpfl.algorithms import robust_hdp as module
-from dpfl.algorithms.robust_hdp import (
+from dpfl.core.errors import ConfigurationError
+from dpfl.core.layout import Layout
+from dpfl.core.types import Claims, Cohort, Rows
+from dpfl.data.partition import Partition
+from dpfl.datasets.named import load_dataset
+from dpfl.methods import robust_hdp as module
+from dpfl.methods.robust_hdp import (
     NoiseAwareWeights,
     inverse_weights,
     moment_estimates,
@@ -22,11 +27,6 @@ from dpfl.algorithms.robust_hdp import (
     noise_estimates,
     principal_component_pursuit,
 )
-from dpfl.core.errors import ConfigurationError
-from dpfl.core.layout import Layout
-from dpfl.core.types import Claims, Cohort, Rows
-from dpfl.data.datasets import load_dataset
-from dpfl.data.partition import Partition
 from dpfl.models import make_model
 
 
@@ -34,10 +34,16 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=dpfl.PublicSeed(seed).generator(), dtype=torch.float64)
 
 
-def planted(p: int, n: int, rank: int, stds: tuple[float, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
-    """A common signal of low rank, and noise of each client's own size; returns the matrix and the stds."""
+def planted(
+    p: int, n: int, rank: int, stds: tuple[float, ...], seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """A common signal of low rank, and noise of each client's own size; returns the matrix and the
+    stds.
+    """
     std = torch.tensor([stds[i % len(stds)] for i in range(n)], dtype=torch.float64)
-    mixing = 1 + 0.1 * normal(rank, n, seed=seed + 1)  # all clients pull the same way, as in training
+    mixing = 1 + 0.1 * normal(
+        rank, n, seed=seed + 1
+    )  # all clients pull the same way, as in training
     return normal(p, rank, seed=seed) @ mixing + normal(p, n, seed=seed + 2) * std, std
 
 
@@ -59,7 +65,9 @@ def textbook(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         before, s = s, np.sign(e) * np.maximum(np.abs(e) - penalty / mu, 0)
         y = y + mu * (m - low - s)
         mu *= 1.1
-        if np.linalg.norm(m - low - s) <= 1e-7 and np.linalg.norm(s - before) <= 1e-5 * np.linalg.norm(s):
+        if np.linalg.norm(m - low - s) <= 1e-7 and np.linalg.norm(
+            s - before
+        ) <= 1e-5 * np.linalg.norm(s):
             break
     return low * np.linalg.norm(matrix), s * np.linalg.norm(matrix)
 
@@ -70,7 +78,9 @@ def textbook(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def test_a_planted_low_rank_part_is_recovered_from_gross_errors() -> None:
     """The misprinted sign leaves a vanishing residual and fails here."""
     low = normal(300, 3) @ normal(3, 40, seed=1)
-    errors = torch.where(torch.rand(300, 40, generator=torch.Generator().manual_seed(2)) < 0.05, 10.0, 0.0).double()
+    errors = torch.where(
+        torch.rand(300, 40, generator=torch.Generator().manual_seed(2)) < 0.05, 10.0, 0.0
+    ).double()
     found, sparse, info = principal_component_pursuit(low + errors)
     assert info.converged
     assert info.rank == 3
@@ -145,7 +155,9 @@ def test_equal_noise_gives_nearly_equal_weights() -> None:
     assert float((noise_aware_weights(matrix.T) - 0.1).abs().max()) < 0.01
 
 
-def test_blocks_cover_all_coordinates_and_the_last_one_ends_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_cover_all_coordinates_and_the_last_one_ends_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[Tensor] = []
     real = module.principal_component_pursuit
 
@@ -170,7 +182,9 @@ def test_blocks_cover_all_coordinates_and_the_last_one_ends_at_the_end(monkeypat
 
 @given(st.lists(st.floats(0, 1e30), min_size=1, max_size=8), st.none() | st.floats(0.01, 1))
 @settings(max_examples=60, deadline=None)
-def test_weights_are_shares_and_nobody_is_above_the_cap(estimates: list[float], cap: float | None) -> None:
+def test_weights_are_shares_and_nobody_is_above_the_cap(
+    estimates: list[float], cap: float | None
+) -> None:
     weights = inverse_weights(torch.tensor(estimates, dtype=torch.float64), cap)
     assert math.isclose(float(weights.sum()), 1, rel_tol=1e-9)
     assert float(weights.min()) >= 0
@@ -181,7 +195,12 @@ def test_weights_are_shares_and_nobody_is_above_the_cap(estimates: list[float], 
 def rows_of(matrix: Tensor) -> Rows:
     claims = {f"c{i}": Claims(epsilon=1.0, delta=1e-5, examples=10) for i in range(len(matrix))}
     layout = Layout.of({"w": torch.zeros(matrix.shape[1])})
-    return Rows(matrix=matrix.float(), origin=torch.zeros(matrix.shape[1]), cohort=Cohort.of(claims), layout=layout)
+    return Rows(
+        matrix=matrix.float(),
+        origin=torch.zeros(matrix.shape[1]),
+        cohort=Cohort.of(claims),
+        layout=layout,
+    )
 
 
 def test_a_zero_update_weighs_nothing_and_the_others_share() -> None:
@@ -218,7 +237,8 @@ def test_refresh_keeps_estimates_between_rounds_and_looks_again_at_strangers() -
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"estimator": "guess"}, {"block_rows": 0}, {"blocks": 0}, {"refresh": 0}, {"max_weight": 0.0}]
+    "wrong",
+    [{"estimator": "guess"}, {"block_rows": 0}, {"blocks": 0}, {"refresh": 0}, {"max_weight": 0.0}],
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match="robust_hdp"):
@@ -233,12 +253,23 @@ def test_the_oracle_is_refused_where_nobody_knows_the_truth() -> None:
 # ---- in training -----------------------------------------------------------------------------------------------------
 
 
-def trained(strategy: dpfl.Strategy, rounds: int = 4, liars: dict[str, float] | None = None) -> dpfl.Result:
-    federation = dpfl.Federation.from_dataset(load_dataset("digits"), Partition(), 20, dpfl.PublicSeed(0))
+def trained(
+    strategy: dpfl.Strategy, rounds: int = 4, liars: dict[str, float] | None = None
+) -> dpfl.Result:
+    federation = dpfl.Federation.from_dataset(
+        load_dataset("digits"), Partition(), 20, dpfl.PublicSeed(0)
+    )
     budgets = dpfl.make_budgets("dist6", 1e-3, federation.ids, dpfl.PublicSeed(1))
-    sizes = {client: dpfl.Practice(batch_size=(8, 16, 32)[i % 3]) for i, client in enumerate(federation.ids)}
+    sizes = {
+        client: dpfl.Practice(batch_size=(8, 16, 32)[i % 3])
+        for i, client in enumerate(federation.ids)
+    }
     federation = dpfl.Federation(
-        shards=federation.shards, classes=10, inputs=federation.inputs, budgets=budgets, practices=sizes
+        shards=federation.shards,
+        classes=10,
+        inputs=federation.inputs,
+        budgets=budgets,
+        practices=sizes,
     )
     model = make_model("logistic", (64,), 10, dpfl.PublicSeed(0))
     return dpfl.train(model, federation, strategy, rounds=rounds, liars=liars)
@@ -253,7 +284,9 @@ def noise_ratio(line: dict[str, dict[str, float]]) -> float:
 
 
 def test_in_training_the_noise_is_near_the_oracle_s_every_round_and_others_are_far_above() -> None:
-    """650 parameters leave 5 % of sampling error in a variance; the paper's CNN has forty times as many."""
+    """650 parameters leave 5 % of sampling error in a variance; the paper's CNN has forty times as
+    many.
+    """
     ours = trained(dpfl.robust_hdp(**HABITS))
     assert max(map(noise_ratio, ours.history)) < 1.06
     oracle = trained(dpfl.robust_hdp(**HABITS, estimator="oracle"))
@@ -263,7 +296,9 @@ def test_in_training_the_noise_is_near_the_oracle_s_every_round_and_others_are_f
 
 
 def test_the_true_noise_is_what_an_update_really_carries() -> None:
-    """Of the noisiest client nearly all of the update is noise: what the pursuit finds there is the stated variance."""
+    """Of the noisiest client nearly all of the update is noise: what the pursuit finds there is the
+    stated variance.
+    """
     result = trained(dpfl.robust_hdp(**HABITS), rounds=1)
     line = result.history[0]
     estimated = dict(zip(line["arrived"], line["weights_metrics"]["estimated_noise"], strict=True))

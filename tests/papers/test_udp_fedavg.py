@@ -17,24 +17,33 @@ from torch import Tensor, nn
 
 import dpfl
 from dpfl.cli.main import run_command
-from dpfl.client.member import honest_members
-from dpfl.client.stages import GaussianNoise
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Observer, Record, Who
-from dpfl.data.datasets import load_dataset
 from dpfl.data.partition import Partition
+from dpfl.datasets.named import load_dataset
 from dpfl.engine.stacked import Stacked
 from dpfl.models import make_model
+from dpfl.plugs.channels import Digital, Dropout
+from dpfl.plugs.selection import Selection
+from dpfl.plugs.stages import GaussianNoise
 from dpfl.privacy import epsilon
 from dpfl.privacy.accountant import spend
+from dpfl.privacy.classic_rdp import MISREAD_REMARK
 from dpfl.privacy.events import Event
 from dpfl.privacy.ledger import Ledger
-from dpfl.privacy.published import MISREAD_REMARK
-from dpfl.protocols import Selection
-from dpfl.rounds import Agreement, Run, Uplink, client_rounds, close_round, enrol, first_state, open_round
-from dpfl.wire.channels import Digital, Dropout
-from dpfl.wire.payload import decode_upload
+from dpfl.rounds import (
+    Agreement,
+    Run,
+    Uplink,
+    client_rounds,
+    close_round,
+    enrol,
+    first_state,
+    open_round,
+)
+from dpfl.rounds.codec import decode_upload
+from dpfl.rounds.members import honest_members
 
 LAYOUT = Layout.of({"weight": torch.zeros(3, 6), "bias": torch.zeros(3)})
 HABITS = {"lr": 0.1, "clip": 1.0, "batch_size": 16, "local_steps": 2}
@@ -44,7 +53,9 @@ MANY = 100_000
 
 
 def claims_of(population: int, epsilon: float = 5.0) -> dict[str, Claims]:
-    return {f"c{i:03d}": Claims(epsilon=epsilon, delta=1e-3, examples=10) for i in range(population)}
+    return {
+        f"c{i:03d}": Claims(epsilon=epsilon, delta=1e-3, examples=10) for i in range(population)
+    }
 
 
 def agreed(strategy: dpfl.Strategy, population: int, rounds: int) -> Agreement:
@@ -61,8 +72,12 @@ def spread(noise: Tensor) -> float:
 
 
 def charged(noise_multiplier: float, shares: int = 1, numbers: int = LAYOUT.size) -> float:
-    """The noise of ``shares`` clients over one contribution, which rounding onto one share's grid widens."""
-    return noise_multiplier / (1 + noise_multiplier / math.sqrt(shares) * math.sqrt(numbers) / 2**20)
+    """The noise of ``shares`` clients over one contribution, which rounding onto one share's grid
+    widens.
+    """
+    return noise_multiplier / (
+        1 + noise_multiplier / math.sqrt(shares) * math.sqrt(numbers) / 2**20
+    )
 
 
 # ---- a client's share ------------------------------------------------------------------------------------------------
@@ -82,10 +97,14 @@ def charged(noise_multiplier: float, shares: int = 1, numbers: int = LAYOUT.size
 def test_a_client_adds_its_share_or_all_and_the_test_would_see_one_percent(
     noise: str, drawn: int, tolerated: int, std: float
 ) -> None:
-    strategy = dpfl.udp_fedavg(**STILL, noise=noise, noise_multiplier=1.3, tolerated_dropouts=tolerated)  # type: ignore[arg-type]
+    strategy = dpfl.udp_fedavg(
+        **STILL, noise=noise, noise_multiplier=1.3, tolerated_dropouts=tolerated
+    )  # type: ignore[arg-type]
     _, stage = strategy.stages
     who = Who(id="c", claims=claims_of(1)["c000"], drawn=drawn)
-    added = stage.client(torch.zeros(MANY), {}, who, dpfl.SecretRng.simulated(dpfl.PublicSeed(drawn)))
+    added = stage.client(
+        torch.zeros(MANY), {}, who, dpfl.SecretRng.simulated(dpfl.PublicSeed(drawn))
+    )
     assert 4 / math.sqrt(2 * MANY) < 0.01
     assert spread(added) == pytest.approx(std, rel=0.01)
     assert abs(float(added.mean())) < 4 * std / math.sqrt(MANY)
@@ -94,8 +113,12 @@ def test_a_client_adds_its_share_or_all_and_the_test_would_see_one_percent(
 
 
 @given(st.floats(0.01, 50), st.floats(0.01, 50), st.integers(1, 500), st.integers(0, 500))
-def test_the_shares_of_those_who_must_arrive_add_up_to_the_whole(z: float, clip: float, drawn: int, lost: int) -> None:
-    strategy = dpfl.udp_fedavg(**{**HABITS, "clip": clip}, noise_multiplier=z, tolerated_dropouts=lost)
+def test_the_shares_of_those_who_must_arrive_add_up_to_the_whole(
+    z: float, clip: float, drawn: int, lost: int
+) -> None:
+    strategy = dpfl.udp_fedavg(
+        **{**HABITS, "clip": clip}, noise_multiplier=z, tolerated_dropouts=lost
+    )
     needed = strategy.shares_needed(agreed(strategy, 3, 1).terms, drawn)
     assert needed == max(1, drawn - lost)
     stage = strategy.stages[1]
@@ -107,20 +130,29 @@ def test_the_shares_of_those_who_must_arrive_add_up_to_the_whole(z: float, clip:
 
 
 def one_round(
-    strategy: dpfl.Strategy, *, clients: int = 6, features: int = 6, lost: int = 0, clear: bool = False
+    strategy: dpfl.Strategy,
+    *,
+    clients: int = 6,
+    features: int = 6,
+    lost: int = 0,
+    clear: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor], Record]:
-    """Play one round from a zero model, losing some uploads; return the model, all uploads, and the record.
+    """Play one round from a zero model, losing some uploads; return the model, all uploads, and the
+    record.
 
     ``clear``: uploads less the noise that their clients drew, which only a seeded run can repeat.
     """
     generator, records = np.random.default_rng(1), 20 if features < 100 else 2
     arrays = {
-        f"c{i}": (generator.normal(size=(records, features)), generator.integers(0, 3, records)) for i in range(clients)
+        f"c{i}": (generator.normal(size=(records, features)), generator.integers(0, 3, records))
+        for i in range(clients)
     }
     members = honest_members(dpfl.Federation.from_arrays(arrays, classes=3))
     model = nn.Sequential(nn.Linear(features, 3))
     layout = Layout.of_module(model)
-    agreement = enrol(strategy, {client: member.claims for client, member in members.items()}, 4, layout)
+    agreement = enrol(
+        strategy, {client: member.claims for client, member in members.items()}, 4, layout
+    )
     ledger = Ledger.create(":memory:", "test")
     ledger.register("run", seeded=True, title="test")
     run = Run(name="run", ledger=ledger, seed=dpfl.PublicSeed(0), public=dpfl.PublicSeed(5))
@@ -131,10 +163,16 @@ def one_round(
     grid = agreement.strategy.upload_grid(len(plan.cohort))
     assert grid is not None
     size = layout.size
-    uploads = {u.client: decode_upload(u.payload or b"", size, "run", 0, u.client, grid) for u in uplinks}
+    uploads = {
+        u.client: decode_upload(u.payload or b"", size, "run", 0, u.client, grid) for u in uplinks
+    }
     if clear:
         for client, upload in uploads.items():
-            noise = run.secret("client", 0, client).child("stage", 1).grid_noise_(torch.empty(layout.size))
+            noise = (
+                run.secret("client", 0, client)
+                .child("stage", 1)
+                .grid_noise_(torch.empty(layout.size))
+            )
             uploads[client] = upload - grid.step * noise.double()
     gone = [Uplink(client=u.client, payload=None, reason="lost") for u in uplinks[:lost]]
     after, record = close_round(agreement, state, plan, [*gone, *uplinks[lost:]], run)
@@ -143,7 +181,9 @@ def one_round(
 
 
 @pytest.mark.parametrize("tolerated", [0, 1, 2])
-def test_the_published_sum_carries_what_was_billed_once_as_many_are_missing_as_may_be(tolerated: int) -> None:
+def test_the_published_sum_carries_what_was_billed_once_as_many_are_missing_as_may_be(
+    tolerated: int,
+) -> None:
     """Then its noise is exactly the promised one; with nobody missing there is more."""
     strategy = dpfl.udp_fedavg(**STILL, noise_multiplier=1.3, tolerated_dropouts=tolerated)
     billed = event_against(Observer.WORLD, agreed(strategy, 4, 4)).noise_multiplier
@@ -161,9 +201,15 @@ def test_the_published_sum_carries_what_was_billed_once_as_many_are_missing_as_m
 
 
 @pytest.mark.parametrize("tolerated", [0, 1, 2])
-def test_where_the_draw_is_a_secret_the_noise_does_not_tell_how_many_are_missing(tolerated: int) -> None:
-    """The server adds the shares that are missing: the same noise whether all, some or none of the drawn answer."""
-    strategy = dpfl.udp_fedavg(**STILL, noise_multiplier=1.3, tolerated_dropouts=tolerated, selection=FIXED)
+def test_where_the_draw_is_a_secret_the_noise_does_not_tell_how_many_are_missing(
+    tolerated: int,
+) -> None:
+    """The server adds the shares that are missing: the same noise whether all, some or none of the
+    drawn answer.
+    """
+    strategy = dpfl.udp_fedavg(
+        **STILL, noise_multiplier=1.3, tolerated_dropouts=tolerated, selection=FIXED
+    )
     assert event_against(Observer.WORLD, agreed(strategy, 6, 4)).noise_multiplier == pytest.approx(
         charged(1.3, 4 - tolerated), rel=1e-9
     )
@@ -171,11 +217,15 @@ def test_where_the_draw_is_a_secret_the_noise_does_not_tell_how_many_are_missing
         model, _, record = one_round(strategy, features=10_000, lost=lost)
         assert len(record.operator["arrived"]) == 4 - lost  # type: ignore[arg-type]
         assert "published" not in record.operator
-        assert spread(model) == pytest.approx(1.3 * 0.7 / 4 * math.sqrt(4 / (4 - tolerated)), rel=0.02)
+        assert spread(model) == pytest.approx(
+            1.3 * 0.7 / 4 * math.sqrt(4 / (4 - tolerated)), rel=0.02
+        )
 
 
 def test_stand_ins_draw_noise_of_their_own() -> None:
-    """Neither a client's own noise again, nor one another's: the sum of the shares would be too small, or known."""
+    """Neither a client's own noise again, nor one another's: the sum of the shares would be too
+    small, or known.
+    """
     strategy = dpfl.udp_fedavg(**STILL, noise_multiplier=1.3, selection=FIXED)
     all_there, uploads, _ = one_round(strategy, features=10_000)
     one_less, _, _ = one_round(strategy, features=10_000, lost=1)
@@ -193,7 +243,9 @@ def test_local_noise_is_averaged_over_who_arrived() -> None:
         model, uploads, record = one_round(strategy, features=10_000, lost=lost)
         assert "published" not in record.operator
         assert spread(model) == pytest.approx(1.3 * 0.7 / math.sqrt(4 - lost), rel=0.02)
-        assert all(spread(upload) == pytest.approx(1.3 * 0.7, rel=0.02) for upload in uploads.values())
+        assert all(
+            spread(upload) == pytest.approx(1.3 * 0.7, rel=0.02) for upload in uploads.values()
+        )
 
 
 @pytest.mark.parametrize("noise", ["distributed", "local"])
@@ -211,7 +263,9 @@ def test_the_model_moves_by_the_mean_of_what_was_sent(noise: str) -> None:
 
 def test_what_is_sent_is_within_the_clip_but_for_its_noise() -> None:
     for lr in (0.01, 1e3):
-        strategy = dpfl.udp_fedavg(lr=lr, clip=0.3, batch_size=4, local_epochs=2, noise_multiplier=0.1)
+        strategy = dpfl.udp_fedavg(
+            lr=lr, clip=0.3, batch_size=4, local_epochs=2, noise_multiplier=0.1
+        )
         norms = [float(upload.norm()) for upload in one_round(strategy, clear=True)[1].values()]
         assert max(norms) <= 0.3 * (1 + 1e-6)
         assert lr < 1 or min(norms) > 0.299
@@ -241,7 +295,9 @@ def test_with_more_missing_than_tolerated_nothing_is_published() -> None:
 
 
 def trained(strategy: dpfl.Strategy, rounds: int = 5) -> dpfl.Result:
-    federation = dpfl.Federation.from_dataset(load_dataset("digits"), Partition(), 10, dpfl.PublicSeed(0))
+    federation = dpfl.Federation.from_dataset(
+        load_dataset("digits"), Partition(), 10, dpfl.PublicSeed(0)
+    )
     budgets = dpfl.make_budgets(1000.0, 1e-3, federation.ids, dpfl.PublicSeed(1))
     model = make_model("logistic", (64,), 10, dpfl.PublicSeed(0))
     return dpfl.train(model, federation.with_budgets(budgets), strategy, rounds=rounds)
@@ -252,7 +308,9 @@ def trained(strategy: dpfl.Strategy, rounds: int = 5) -> dpfl.Result:
 def test_lost_uploads_silence_a_round_unless_they_were_planned_for_or_would_tell_who_was_drawn(
     tolerated: int, selection: Selection
 ) -> None:
-    strategy = dpfl.udp_fedavg(**HABITS, noise_multiplier=4.0, tolerated_dropouts=tolerated, selection=selection)
+    strategy = dpfl.udp_fedavg(
+        **HABITS, noise_multiplier=4.0, tolerated_dropouts=tolerated, selection=selection
+    )
     result = trained(replace(strategy, channel=Dropout(rate=0.2, through=Digital())))
     assert any(len(line["missing"]) > 0 for line in result.history)
     for line in result.history:
@@ -274,12 +332,18 @@ def test_lost_uploads_silence_a_round_unless_they_were_planned_for_or_would_tell
 def test_noise_left_out_is_calibrated_to_the_smallest_claim(
     noise: str, selection: Selection, observer: Observer, paid: int
 ) -> None:
-    """What sampling amplifies is paid every round; what it does not, in every planned participation."""
+    """What sampling amplifies is paid every round; what it does not, in every planned
+    participation.
+    """
     claims = {**claims_of(9, 20.0), "least": Claims(epsilon=5.0, delta=1e-3, examples=10)}
-    agreement = enrol(dpfl.udp_fedavg(**HABITS, noise=noise, selection=selection), claims, 5, LAYOUT)  # type: ignore[arg-type]
+    agreement = enrol(
+        dpfl.udp_fedavg(**HABITS, noise=noise, selection=selection), claims, 5, LAYOUT
+    )  # type: ignore[arg-type]
     assert agreement.strategy.observer is observer
     bill = agreement.strategy.bill(observer, (), 10, agreement.terms)
-    spent = spend([event.times(paid) for event in bill.events], 1e-3, adjacency=bill.adjacency).epsilon
+    spent = spend(
+        [event.times(paid) for event in bill.events], 1e-3, adjacency=bill.adjacency
+    ).epsilon
     assert 0.98 * 5 <= spent <= 5
     assert agreement.strategy.noise_multiplier == agreement.terms.noise_multiplier
 
@@ -302,11 +366,17 @@ def test_shares_over_a_cohort_of_random_size_are_refused() -> None:
 
 
 @given(st.floats(0.1, 20), st.integers(1, 40), st.integers(0, 5))
-def test_the_world_is_billed_the_whole_noise_and_the_server_one_share(z: float, cohort: int, tolerated: int) -> None:
+def test_the_world_is_billed_the_whole_noise_and_the_server_one_share(
+    z: float, cohort: int, tolerated: int
+) -> None:
     selection = dpfl.FixedCohort(size=cohort)
-    strategy = dpfl.udp_fedavg(**HABITS, noise_multiplier=z, tolerated_dropouts=tolerated, selection=selection)
+    strategy = dpfl.udp_fedavg(
+        **HABITS, noise_multiplier=z, tolerated_dropouts=tolerated, selection=selection
+    )
     agreement = agreed(strategy, 40, 10)
-    world, server = (event_against(observer, agreement) for observer in (Observer.WORLD, Observer.SERVER))
+    world, server = (
+        event_against(observer, agreement) for observer in (Observer.WORLD, Observer.SERVER)
+    )
     shares = max(1, cohort - tolerated)
     assert world.noise_multiplier == pytest.approx(charged(z, shares), rel=1e-9)
     assert z * (1 - 1e-3) < world.noise_multiplier < z
@@ -316,14 +386,21 @@ def test_the_world_is_billed_the_whole_noise_and_the_server_one_share(z: float, 
     assert (world.numbers, server.numbers) == (shares * LAYOUT.size, LAYOUT.size)
 
 
-@pytest.mark.parametrize(("selection", "adjacency"), [(FIXED, "replace_one"), (POISSON, "zero_out")])
-def test_local_noise_is_billed_alike_to_everyone_and_amplified_for_nobody(selection: Selection, adjacency: str) -> None:
+@pytest.mark.parametrize(
+    ("selection", "adjacency"), [(FIXED, "replace_one"), (POISSON, "zero_out")]
+)
+def test_local_noise_is_billed_alike_to_everyone_and_amplified_for_nobody(
+    selection: Selection, adjacency: str
+) -> None:
     strategy = dpfl.udp_fedavg(**HABITS, noise="local", noise_multiplier=1.7, selection=selection)
     assert (strategy.observer, strategy.adjacency) == ("server", adjacency)
     agreement = agreed(strategy, 10, 4)
     for observer in (Observer.SERVER, Observer.WORLD):
         event = event_against(observer, agreement)
-        assert (event.noise_multiplier, event.sampling) == (pytest.approx(charged(1.7), rel=1e-9), "none")
+        assert (event.noise_multiplier, event.sampling) == (
+            pytest.approx(charged(1.7), rel=1e-9),
+            "none",
+        )
         assert event.noise_multiplier < 1.7
 
 
@@ -335,7 +412,9 @@ def test_training_is_billed_as_the_bill_says() -> None:
     )
     for line in result.spent.values():
         assert (line.unit, line.observer, line.adjacency) == ("client", "world", "replace_one")
-        assert ideal < price < line.epsilon == pytest.approx(price, abs=2e-7)  # the sampler's own 1e-7 on top
+        assert (
+            ideal < price < line.epsilon == pytest.approx(price, abs=2e-7)
+        )  # the sampler's own 1e-7 on top
     # Each client has committed to all five rounds, however often it was drawn.
     most = max(sum(client in line["cohort"] for line in result.history) for client in result.spent)
     assert most < 5
@@ -349,7 +428,9 @@ def test_training_is_billed_as_the_bill_says() -> None:
 
 
 def gaussian(multiplier: float, steps: int, delta: float, sensitivity: float) -> float:
-    """Epsilon of composed Gaussians in closed form (Balle and Wang 2018): together they are one of mu."""
+    """Epsilon of composed Gaussians in closed form (Balle and Wang 2018): together they are one of
+    mu.
+    """
     mu = sensitivity * math.sqrt(steps) / multiplier
 
     def gap(target: float) -> float:
@@ -364,7 +445,9 @@ PAPER = [(1.0, 747.0, 223.0, 14.7), (1.5, 364.0, 115.0, 7.6), (2.0, 223.0, 74.0,
 
 def papers_run(noise_multiplier: float) -> Agreement:
     selection = dpfl.FixedCohort(size=10)
-    return agreed(dpfl.udp_fedavg(**HABITS, noise_multiplier=noise_multiplier, selection=selection), 100, 300)
+    return agreed(
+        dpfl.udp_fedavg(**HABITS, noise_multiplier=noise_multiplier, selection=selection), 100, 300
+    )
 
 
 @pytest.mark.parametrize(("noise", "replace_one", "zero_out", "classic"), PAPER)
@@ -377,12 +460,17 @@ def test_against_the_server_thirty_shares_cost_what_the_note_says(
     server = event_against(Observer.SERVER, agreement)
     assert server.noise_multiplier == pytest.approx(charged(noise / math.sqrt(10)), rel=1e-9)
     together = server.noise_multiplier / math.sqrt(30)
-    for adjacency, sensitivity, said in (("replace_one", 2.0, replace_one), ("zero_out", 1.0, zero_out)):
+    for adjacency, sensitivity, said in (
+        ("replace_one", 2.0, replace_one),
+        ("zero_out", 1.0, zero_out),
+    ):
         found = epsilon(together, 1.0, 1, 1e-5, sampling="none", adjacency=adjacency)
         assert found == pytest.approx(said, abs=1)
         exact = gaussian(server.noise_multiplier, 30, 1e-5, sensitivity)
         assert exact <= found * (1 + 1e-9)
-        assert found < exact * 1.002  # above 709 the accountant leaves out a term that a double cannot hold
+        assert (
+            found < exact * 1.002
+        )  # above 709 the accountant leaves out a term that a double cannot hold
 
 
 def test_thirty_releases_are_one_of_them_all() -> None:
@@ -406,10 +494,19 @@ def test_the_paper_s_reading_is_classic_rdp_of_poisson_samples_and_far_below_a_b
 
 
 def test_describe_prints_both_bills_and_the_misreading(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = "--dataset digits --clients 10 --rounds 5 --budgets 1000 --delta 1e-3 --clip 1 --cohort 4"
-    assert run_command(["describe", *plan.split(), "--method", "udp_fedavg", "--set", "noise_multiplier=4.0"]) == 0
+    plan = (
+        "--dataset digits --clients 10 --rounds 5 --budgets 1000 --delta 1e-3 --clip 1 --cohort 4"
+    )
+    assert (
+        run_command(
+            ["describe", *plan.split(), "--method", "udp_fedavg", "--set", "noise_multiplier=4.0"]
+        )
+        == 0
+    )
     lines = capsys.readouterr().out
-    server = epsilon(4.0 / math.sqrt(4), 1.0, 5, 1e-3, sampling="none", adjacency="replace_one")  # drawn every round
+    server = epsilon(
+        4.0 / math.sqrt(4), 1.0, 5, 1e-3, sampling="none", adjacency="replace_one"
+    )  # drawn every round
     world = epsilon(4.0, 0.4, 5, 1e-3, sampling="uniform", adjacency="replace_one")
     for observer, price in (("server", server), ("world", world)):
         shown = re.search(rf"against the {observer} +([\d.]+)", lines)
@@ -451,7 +548,12 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], why: str
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.0001, 5.0, math.nan])
 def test_a_sampling_rate_outside_its_range_is_refused(rate: float) -> None:
     with pytest.raises(ConfigurationError, match="sampling_rate"):
-        dpfl.udp_fedavg(**HABITS, noise="local", noise_multiplier=1.0, selection=dpfl.PoissonCohort(sampling_rate=rate))
+        dpfl.udp_fedavg(
+            **HABITS,
+            noise="local",
+            noise_multiplier=1.0,
+            selection=dpfl.PoissonCohort(sampling_rate=rate),
+        )
 
 
 @pytest.mark.parametrize("noise", ["distributed", "local"])

@@ -1,4 +1,6 @@
-"""What the tests of ledgers share: privacy costs, charges, plans, and budgets with exactly known ends."""
+"""What the tests of ledgers share: privacy costs, charges, plans, and budgets with exactly known
+ends.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from pathlib import Path
 from scipy import optimize, special
 
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
-from dpfl.privacy.bills import Bill, Charge, PrivacyPlan
+from dpfl.privacy.costs import Bill, Charge, PrivacyPlan
 from dpfl.privacy.events import Event
 from dpfl.privacy.ledger import Ledger
 
@@ -19,11 +21,15 @@ SERVER, WORLD = Observer.SERVER, Observer.WORLD
 DELTA = 1e-5
 
 
-def bill(noise: float = 10.0, unit: Unit = Unit.CLIENT, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Bill:
+def bill(
+    noise: float = 10.0, unit: Unit = Unit.CLIENT, adjacency: Adjacency = Adjacency.ADD_REMOVE
+) -> Bill:
     return Bill(unit=unit, adjacency=adjacency, events=(Event(noise_multiplier=noise),))
 
 
-def charge(account: str = "a", what: Bill | None = None, observer: Observer = SERVER, draw: str = "") -> Charge:
+def charge(
+    account: str = "a", what: Bill | None = None, observer: Observer = SERVER, draw: str = ""
+) -> Charge:
     return Charge(account=account, observer=observer, bill=what or bill(), draw=draw)
 
 
@@ -34,7 +40,9 @@ def plan(
     releases: int = 100,
     delta: float | None = None,
 ) -> PrivacyPlan:
-    return PrivacyPlan(account=account, observer=observer, bill=what or bill(), releases=releases, delta=delta)
+    return PrivacyPlan(
+        account=account, observer=observer, bill=what or bill(), releases=releases, delta=delta
+    )
 
 
 def plans_of(charges: Sequence[Charge], releases: int = 100) -> list[PrivacyPlan]:
@@ -44,7 +52,9 @@ def plans_of(charges: Sequence[Charge], releases: int = 100) -> list[PrivacyPlan
 def pay(ledger: Ledger, run: str, round_: int, charges: Sequence[Charge]) -> frozenset[str]:
     """Plan a hundred such rounds, as a run does at first, and charge one; returns who was refused."""
     refused = ledger.commit(run, plans_of(charges))
-    return refused | ledger.charge(run, round_, [one for one in charges if one.account not in refused])
+    return refused | ledger.charge(
+        run, round_, [one for one in charges if one.account not in refused]
+    )
 
 
 def exact_epsilon(rounds: int, noise: float, delta: float = DELTA) -> float:
@@ -53,7 +63,9 @@ def exact_epsilon(rounds: int, noise: float, delta: float = DELTA) -> float:
 
     def excess(value: float) -> float:
         return float(
-            special.ndtr(mu / 2 - value / mu) - math.exp(value + special.log_ndtr(-mu / 2 - value / mu)) - delta
+            special.ndtr(mu / 2 - value / mu)
+            - math.exp(value + special.log_ndtr(-mu / 2 - value / mu))
+            - delta
         )
 
     return float(optimize.brentq(excess, 0, 100))
@@ -64,7 +76,13 @@ def cap_for(rounds: int, noise: float = 10.0) -> float:
     return (exact_epsilon(rounds, noise) + exact_epsilon(rounds + 1, noise)) / 2
 
 
-def grant(ledger: Ledger, rounds: int, *accounts: str, observer: Observer = SERVER, unit: Unit = Unit.CLIENT) -> None:
+def grant(
+    ledger: Ledger,
+    rounds: int,
+    *accounts: str,
+    observer: Observer = SERVER,
+    unit: Unit = Unit.CLIENT,
+) -> None:
     budget = Budget(epsilon=cap_for(rounds), delta=DELTA)
     ledger.grant(dict.fromkeys(accounts or ("a",), budget), unit=unit, observer=observer)
 

@@ -31,7 +31,9 @@ ADD_REMOVE, ZERO_OUT, REPLACE_ONE = Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT, Ad
 
 
 def analytic_gaussian(mu: float, delta: float) -> float:
-    """Exact epsilon of a Gaussian release with sensitivity / std = mu (Balle and Wang 2018, Theorem 8)."""
+    """Exact epsilon of a Gaussian release with sensitivity / std = mu (Balle and Wang 2018, Theorem
+    8).
+    """
 
     def excess(value: float) -> float:
         first = special.ndtr(mu / 2 - value / mu)
@@ -48,7 +50,9 @@ def golden_rows() -> tuple[dict[str, str], ...]:
 
 def golden_event(row: dict[str, str]) -> Event:
     fixed = row["sampling"] == "wor"
-    rate = int(row["sample_size"]) / int(row["population"]) if fixed else float(row["sampling_rate"])
+    rate = (
+        int(row["sample_size"]) / int(row["population"]) if fixed else float(row["sampling_rate"])
+    )
     return Event(
         noise_multiplier=float(row["noise_multiplier_z"]),
         sampling="uniform" if fixed else "poisson",
@@ -96,9 +100,13 @@ def test_what_is_reported_is_never_below_a_lower_bound(row: dict[str, str]) -> N
     assert found.epsilon >= float(row["epsilon"]) - 1e-6  # the file keeps six decimals
 
 
-@pytest.mark.parametrize("row", [row for row in LOWER if row["role"].startswith("lower_bound")], ids=row_id)
+@pytest.mark.parametrize(
+    "row", [row for row in LOWER if row["role"].startswith("lower_bound")], ids=row_id
+)
 def test_the_quick_bound_is_never_below_an_attained_lower_bound(row: dict[str, str]) -> None:
-    found = quick_epsilon((golden_event(row),), float(row["delta"]), adjacency=Adjacency(row["adjacency"]))
+    found = quick_epsilon(
+        (golden_event(row),), float(row["delta"]), adjacency=Adjacency(row["adjacency"])
+    )
     assert found >= float(row["epsilon"])
 
 
@@ -106,7 +114,9 @@ def test_the_quick_bound_is_never_below_an_attained_lower_bound(row: dict[str, s
 
 
 def random_mechanisms(count: int, seed: int) -> list[tuple[float, float, int, float]]:
-    """(noise, rate, steps, delta), with noise high enough that each evaluation takes well under a second."""
+    """(noise, rate, steps, delta), with noise high enough that each evaluation takes well under a
+    second.
+    """
     random = np.random.default_rng(seed)
     return [
         (
@@ -139,7 +149,9 @@ def test_more_noise_costs_less_and_more_steps_more_data_or_a_smaller_delta_cost_
 
 
 @pytest.mark.parametrize(("noise", "rate", "steps", "delta"), random_mechanisms(4, seed=3))
-def test_replacing_costs_more_than_leaving_out(noise: float, rate: float, steps: int, delta: float) -> None:
+def test_replacing_costs_more_than_leaving_out(
+    noise: float, rate: float, steps: int, delta: float
+) -> None:
     left_out = epsilon(noise, rate, steps, delta)
     assert epsilon(noise, rate, steps, delta, adjacency=ZERO_OUT) == left_out
     assert epsilon(noise, rate, steps, delta, adjacency=REPLACE_ONE) >= left_out - 1e-6
@@ -147,16 +159,23 @@ def test_replacing_costs_more_than_leaving_out(noise: float, rate: float, steps:
 
 @pytest.mark.parametrize("sampling", ["poisson", "none"])
 @pytest.mark.parametrize(
-    ("noise", "steps", "delta"), [(1.0, 1, 1e-5), (4.0, 10, 1e-6), (20.0, 300, 1e-4), (3.0, 2, 1e-8)]
+    ("noise", "steps", "delta"),
+    [(1.0, 1, 1e-5), (4.0, 10, 1e-6), (20.0, 300, 1e-4), (3.0, 2, 1e-8)],
 )
-@pytest.mark.parametrize(("adjacency", "sensitivity"), [(ADD_REMOVE, 1.0), (ZERO_OUT, 1.0), (REPLACE_ONE, 2.0)])
+@pytest.mark.parametrize(
+    ("adjacency", "sensitivity"), [(ADD_REMOVE, 1.0), (ZERO_OUT, 1.0), (REPLACE_ONE, 2.0)]
+)
 def test_without_sampling_epsilon_is_that_of_the_analytic_gaussian(
     noise: float, steps: int, delta: float, adjacency: Adjacency, sensitivity: float, sampling: str
 ) -> None:
     exact = analytic_gaussian(sensitivity * math.sqrt(steps) / noise, delta)
-    tight = epsilon(noise, 1.0, steps, delta, sampling=sampling, adjacency=adjacency, accountant="pld")
+    tight = epsilon(
+        noise, 1.0, steps, delta, sampling=sampling, adjacency=adjacency, accountant="pld"
+    )
     assert exact - 1e-9 <= tight <= exact + 1e-3
-    loose = epsilon(noise, 1.0, steps, delta, sampling=sampling, adjacency=adjacency, accountant="rdp")
+    loose = epsilon(
+        noise, 1.0, steps, delta, sampling=sampling, adjacency=adjacency, accountant="rdp"
+    )
     assert exact <= loose <= 1.3 * exact + 0.5
 
 
@@ -172,11 +191,17 @@ def test_a_fixed_size_sample_of_everyone_is_no_sample(noise: float) -> None:
 def test_a_fixed_size_sample_lies_between_an_attained_pair_and_the_moments_bound(
     noise: float, rate: float, steps: int
 ) -> None:
-    """Replacing one unit by another is at least as telling as Poisson samples of a sum that moves by two clips."""
+    """Replacing one unit by another is at least as telling as Poisson samples of a sum that moves
+    by two clips.
+    """
     plan = {"delta": 1e-5, "sampling": "uniform", "adjacency": REPLACE_ONE}
     found = epsilon(noise, rate, steps, **plan)  # type: ignore[arg-type]
     attained = epsilon(noise / 2, rate, steps, 1e-5)  # pessimistic itself, by less than the slack
-    assert attained * 0.995 - 2e-3 <= found <= epsilon(noise, rate, steps, **plan, accountant="rdp") + 1e-3  # type: ignore[arg-type]
+    assert (
+        attained * 0.995 - 2e-3
+        <= found
+        <= epsilon(noise, rate, steps, **plan, accountant="rdp") + 1e-3
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +217,9 @@ def test_a_fixed_size_sample_lies_between_an_attained_pair_and_the_moments_bound
 def test_fixed_size_samples_cost_what_an_independent_computation_found(
     noise: float, rate: float, steps: int, delta: float, expected: float, lower: float
 ) -> None:
-    found = epsilon(noise, rate, steps, delta, sampling="uniform", adjacency=REPLACE_ONE, accountant="pld")
+    found = epsilon(
+        noise, rate, steps, delta, sampling="uniform", adjacency=REPLACE_ONE, accountant="pld"
+    )
     assert found == pytest.approx(expected, abs=1e-3)
     assert found > lower
 
@@ -218,7 +245,9 @@ def test_poisson_samples_keep_their_accountant_at_very_small_deltas(adjacency: A
 def test_a_fixed_size_sample_is_never_billed_as_a_smaller_one(rate: float) -> None:
     """The accountant wants whole numbers: rounding the rate must not round it down."""
     found = epsilon(2.0, rate, 5, 1e-5, sampling="uniform", adjacency=REPLACE_ONE)
-    smaller = epsilon(2.0, math.floor(rate * 10**6) / 10**6, 5, 1e-5, sampling="uniform", adjacency=REPLACE_ONE)
+    smaller = epsilon(
+        2.0, math.floor(rate * 10**6) / 10**6, 5, 1e-5, sampling="uniform", adjacency=REPLACE_ONE
+    )
     assert found >= smaller
 
 
@@ -226,14 +255,20 @@ def test_rdp_under_replace_one_uses_the_doubled_sensitivity() -> None:
     """dp-accounting 0.6.0 alone says 4.73 here; the exact value is 9.997."""
     found = epsilon(1.0, 1.0, 1, 1e-5, sampling="none", adjacency=REPLACE_ONE, accountant="rdp")
     assert found >= 9.9
-    assert epsilon(1.0, 1.0, 1, 1e-5, sampling="none", accountant="rdp") == pytest.approx(4.7285, abs=1e-3)
+    assert epsilon(1.0, 1.0, 1, 1e-5, sampling="none", accountant="rdp") == pytest.approx(
+        4.7285, abs=1e-3
+    )
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("noise", [2.0, 5.0])
 def test_replace_one_is_add_remove_with_half_the_noise(noise: float, accountant: str) -> None:
-    doubled = epsilon(noise, 1.0, 4, 1e-5, sampling="none", adjacency=REPLACE_ONE, accountant=accountant)
-    assert doubled == pytest.approx(epsilon(noise / 2, 1.0, 4, 1e-5, sampling="none", accountant=accountant), abs=1e-4)
+    doubled = epsilon(
+        noise, 1.0, 4, 1e-5, sampling="none", adjacency=REPLACE_ONE, accountant=accountant
+    )
+    assert doubled == pytest.approx(
+        epsilon(noise / 2, 1.0, 4, 1e-5, sampling="none", accountant=accountant), abs=1e-4
+    )
 
 
 # ---- refusals and limits --------------------------------------------------------------------------------------------
@@ -252,7 +287,9 @@ def test_replace_one_is_add_remove_with_half_the_noise(noise: float, accountant:
         ("uniform", ADD_REMOVE, "renyi"),
     ],
 )
-def test_a_combination_without_a_proof_is_refused(sampling: str, adjacency: Adjacency, accountant: str | None) -> None:
+def test_a_combination_without_a_proof_is_refused(
+    sampling: str, adjacency: Adjacency, accountant: str | None
+) -> None:
     with pytest.raises(PrivacyRefusal) as caught:
         epsilon(1.0, 0.1, 10, 1e-5, sampling=sampling, adjacency=adjacency, accountant=accountant)
     assert caught.value.remedy
@@ -290,7 +327,9 @@ def test_zero_steps_and_an_empty_history_cost_nothing(noise: float) -> None:
 
 @pytest.mark.parametrize("noise", [1.0, 0.0])
 @pytest.mark.parametrize("sampling", ["poisson", "uniform"])
-def test_a_sampling_rate_of_zero_costs_nothing_whatever_the_noise(noise: float, sampling: str) -> None:
+def test_a_sampling_rate_of_zero_costs_nothing_whatever_the_noise(
+    noise: float, sampling: str
+) -> None:
     history = (Event(noise_multiplier=noise, sampling=sampling, sampling_rate=0.0, steps=7),)
     assert spend(history, 1e-5, adjacency=REPLACE_ONE).epsilon == 0.0
     assert quick_epsilon(history, 1e-5, adjacency=REPLACE_ONE) == 0.0
@@ -301,7 +340,9 @@ def test_the_probability_of_a_failed_clip_is_taken_out_of_delta() -> None:
     found = spend((event,), 1e-5, adjacency=ADD_REMOVE)
     assert found.delta == 1e-5
     assert found.epsilon == pytest.approx(epsilon(3.0, 1.0, 4, 6e-6, sampling="none"), abs=1e-6)
-    assert found.epsilon >= analytic_gaussian(2 / 3.0, 6e-6) > analytic_gaussian(2 / 3.0, 1e-5) + 1e-3
+    assert (
+        found.epsilon >= analytic_gaussian(2 / 3.0, 6e-6) > analytic_gaussian(2 / 3.0, 1e-5) + 1e-3
+    )
     assert quick_epsilon((event,), 1e-5, adjacency=ADD_REMOVE) >= found.epsilon
 
 
@@ -317,7 +358,9 @@ def test_samples_of_both_kinds_compose_as_one_and_not_by_adding_up() -> None:
     poisson = Event(noise_multiplier=3.0, sampling="poisson", sampling_rate=0.05, steps=30)
     whole = Event(noise_multiplier=30.0, steps=2)
     found = spend((fixed, poisson, whole), 1e-5, adjacency=REPLACE_ONE)
-    parts = [spend((event,), 1e-5, adjacency=REPLACE_ONE).epsilon for event in (fixed, poisson, whole)]
+    parts = [
+        spend((event,), 1e-5, adjacency=REPLACE_ONE).epsilon for event in (fixed, poisson, whole)
+    ]
     assert found.accountant == "PLD"
     assert max(parts) < found.epsilon < 0.9 * sum(parts)
     for name in ("rdp", "renyi"):
@@ -354,11 +397,16 @@ def test_order_and_grouping_of_a_history_do_not_matter() -> None:
         (Event(noise_multiplier=30.0, sampling="poisson", sampling_rate=0.3, steps=800),),
         (Event(noise_multiplier=5.0, steps=10),),
         (Event(noise_multiplier=200.0, steps=50),),
-        (Event(noise_multiplier=2.0, sampling="poisson", sampling_rate=0.001, steps=500), Event(noise_multiplier=8.0)),
+        (
+            Event(noise_multiplier=2.0, sampling="poisson", sampling_rate=0.001, steps=500),
+            Event(noise_multiplier=8.0),
+        ),
     ],
     ids=["subsampled", "much noise", "whole", "tiny", "mixed"],
 )
-def test_the_quick_bound_is_a_bound_and_not_far_off(history: tuple[Event, ...], adjacency: Adjacency) -> None:
+def test_the_quick_bound_is_a_bound_and_not_far_off(
+    history: tuple[Event, ...], adjacency: Adjacency
+) -> None:
     fine = spend(history, 1e-5, adjacency=adjacency).epsilon
     quick = quick_epsilon(history, 1e-5, adjacency=adjacency)
     assert fine - 1e-6 <= quick <= 1.02 * fine
@@ -398,8 +446,12 @@ def test_what_is_shown_is_never_below_what_was_computed(value: float, digits: in
     text = shown(value, digits)
     assert float(text) >= value
     assert float(text) <= value + 10.0**-digits * (1 + 1e-6)
-    small = digits >= 2 and 0 < value < 10 ** (1 - digits)  # shown to two figures, down to a billionth
-    assert len(text.partition(".")[2]) == (min(9, 1 - math.floor(math.log10(value))) if small else digits)
+    small = digits >= 2 and 0 < value < 10 ** (
+        1 - digits
+    )  # shown to two figures, down to a billionth
+    assert len(text.partition(".")[2]) == (
+        min(9, 1 - math.floor(math.log10(value))) if small else digits
+    )
     assert not small or value < 1e-8 or float(text) <= 1.11 * value
 
 
@@ -425,7 +477,11 @@ def test_a_delta_below_what_the_curves_can_carry_is_refused() -> None:
 
 
 SAMPLED = Event(noise_multiplier=1.1, sampling="poisson", sampling_rate=0.02, steps=300)
-HISTORIES = [(SAMPLED,), (Event(noise_multiplier=5.0, steps=9),), (SAMPLED, Event(noise_multiplier=9.0))]
+HISTORIES = [
+    (SAMPLED,),
+    (Event(noise_multiplier=5.0, steps=9),),
+    (SAMPLED, Event(noise_multiplier=9.0)),
+]
 
 
 def drawing(history: tuple[Event, ...], numbers: int) -> tuple[Event, ...]:
@@ -435,7 +491,9 @@ def drawing(history: tuple[Event, ...], numbers: int) -> tuple[Event, ...]:
 @pytest.mark.parametrize("history", HISTORIES, ids=["sampled", "whole", "mixed"])
 @pytest.mark.parametrize("numbers", [1, 7850, 10**9])
 def test_the_sampler_is_charged_by_its_formula(history: tuple[Event, ...], numbers: int) -> None:
-    """The ideal curve at delta' holds epsilon', and epsilon' + 1e-7 with all of delta is what is reported."""
+    """The ideal curve at delta' holds epsilon', and epsilon' + 1e-7 with all of delta is what is
+    reported.
+    """
     delta = 1e-5
     found = spend(drawing(history, numbers), delta, adjacency=ADD_REMOVE).epsilon
     drawn = numbers * sum(event.steps for event in history)
@@ -454,19 +512,30 @@ def test_the_sampler_is_charged_once_for_the_whole_history() -> None:
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "renyi"])
 def test_every_accountant_charges_the_sampler(accountant: str) -> None:
     ideal = spend((SAMPLED,), 1e-5, adjacency=ADD_REMOVE, accountant=accountant).epsilon
-    assert spend(drawing((SAMPLED,), 10**6), 1e-5, adjacency=ADD_REMOVE, accountant=accountant).epsilon > ideal
+    assert (
+        spend(drawing((SAMPLED,), 10**6), 1e-5, adjacency=ADD_REMOVE, accountant=accountant).epsilon
+        > ideal
+    )
 
 
 @pytest.mark.parametrize(
     ("event", "delta"),
     [
-        (Event(noise_multiplier=30.0, steps=10**4, numbers=10**8 + 1), 1e-3),  # more than 1e12 numbers
-        (Event(noise_multiplier=30.0, steps=10**2, numbers=10**7), 1e-12),  # more than a tenth of delta
+        (
+            Event(noise_multiplier=30.0, steps=10**4, numbers=10**8 + 1),
+            1e-3,
+        ),  # more than 1e12 numbers
+        (
+            Event(noise_multiplier=30.0, steps=10**2, numbers=10**7),
+            1e-12,
+        ),  # more than a tenth of delta
         (Event(noise_multiplier=0.17, numbers=1), 1e-5),  # epsilon above 40
     ],
     ids=["numbers", "delta", "epsilon"],
 )
-def test_where_the_sampler_would_take_too_much_there_is_no_guarantee(event: Event, delta: float) -> None:
+def test_where_the_sampler_would_take_too_much_there_is_no_guarantee(
+    event: Event, delta: float
+) -> None:
     assert math.isfinite(spend((replace(event, numbers=0),), delta, adjacency=ADD_REMOVE).epsilon)
     assert spend((event,), delta, adjacency=ADD_REMOVE).epsilon == math.inf
     assert not within((event,), 1e6, delta, adjacency=ADD_REMOVE)

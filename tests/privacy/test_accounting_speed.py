@@ -27,7 +27,10 @@ def clients(count: int, seed: int) -> list[tuple[float, float, int]]:
     """(epsilon, rate, steps) of clients with different numbers of records, one epoch a round."""
     random = np.random.default_rng(seed)
     sizes = random.permutation(np.arange(100, 5000))[:count]
-    return [(float(random.uniform(0.5, 8)), BATCH / int(n), ROUNDS * math.ceil(int(n) / BATCH)) for n in sizes]
+    return [
+        (float(random.uniform(0.5, 8)), BATCH / int(n), ROUNDS * math.ceil(int(n) / BATCH))
+        for n in sizes
+    ]
 
 
 def calibrations(count: int) -> float:
@@ -75,7 +78,11 @@ def growing(rounds: int) -> float:
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No proposals on disk, and the modules imported."""
     monkeypatch.setenv("DPFL_CACHE", str(tmp_path))
-    spend((Event(noise_multiplier=1.0, sampling="poisson", sampling_rate=0.5),), DELTA, adjacency=Adjacency.ADD_REMOVE)
+    spend(
+        (Event(noise_multiplier=1.0, sampling="poisson", sampling_rate=0.5),),
+        DELTA,
+        adjacency=Adjacency.ADD_REMOVE,
+    )
 
 
 def test_sixty_clients_are_calibrated_in_three_seconds() -> None:

@@ -58,19 +58,26 @@ def test_a_distribution_is_reproduced_by_its_seed_and_by_no_other(name: str) -> 
         ("dist2", 20, 0.5, 16),
     ],
 )
-def test_a_mixture_has_exactly_its_shares(name: str, clients: int, above: float, count: int, seed: int) -> None:
+def test_a_mixture_has_exactly_its_shares(
+    name: str, clients: int, above: float, count: int, seed: int
+) -> None:
     """Shares are counts, not probabilities: two of twenty hospitals are generous, in every draw."""
     values = DISTRIBUTIONS[name].draw(clients, PublicSeed(seed))
     assert sum(value > above for value in values) == count
 
 
 @given(st.sampled_from(sorted(DISTRIBUTIONS)), st.integers(1, 60), st.integers(0, 100))
-def test_no_client_is_lost_or_invented_by_rounding_the_shares(name: str, clients: int, seed: int) -> None:
+def test_no_client_is_lost_or_invented_by_rounding_the_shares(
+    name: str, clients: int, seed: int
+) -> None:
     assert len(DISTRIBUTIONS[name].draw(clients, PublicSeed(seed))) == clients
 
 
 def test_the_parts_of_a_mixture_come_in_shuffled_order() -> None:
-    orders = {tuple(value > 5 for value in DISTRIBUTIONS["mixgauss1"].draw(20, PublicSeed(seed))) for seed in range(10)}
+    orders = {
+        tuple(value > 5 for value in DISTRIBUTIONS["mixgauss1"].draw(20, PublicSeed(seed)))
+        for seed in range(10)
+    }
     assert len(orders) > 5
 
 
@@ -89,7 +96,9 @@ def test_the_shares_of_every_mixture_add_up_to_one(name: str) -> None:
         ("pareto", 1, 1e6, 2),
     ],
 )
-def test_a_distribution_has_the_range_and_mean_it_is_named_for(name: str, low: float, high: float, mean: float) -> None:
+def test_a_distribution_has_the_range_and_mean_it_is_named_for(
+    name: str, low: float, high: float, mean: float
+) -> None:
     values = DISTRIBUTIONS[name].draw(4000, PublicSeed(1))
     assert low <= min(values) and max(values) <= high
     assert sum(values) / len(values) == pytest.approx(mean, rel=0.15)
@@ -112,7 +121,9 @@ def test_a_distribution_has_the_range_and_mean_it_is_named_for(name: str, low: f
     ],
     ids=str,
 )
-def test_numbers_lists_and_mappings_are_matched_to_clients(source: object, expected: list[float]) -> None:
+def test_numbers_lists_and_mappings_are_matched_to_clients(
+    source: object, expected: list[float]
+) -> None:
     budgets = make_budgets(source, 1e-5, IDS, SEED)
     assert list(budgets) == IDS
     assert epsilons(budgets) == expected
@@ -186,7 +197,9 @@ def test_a_delta_in_the_file_wins_over_the_common_one(tmp_path: Path, name: str,
         ("nowhere/at/all.json", 1e-5, "cannot be read"),
     ],
 )
-def test_a_budget_that_cannot_be_is_one_clear_error(source: object, delta: object, says: str) -> None:
+def test_a_budget_that_cannot_be_is_one_clear_error(
+    source: object, delta: object, says: str
+) -> None:
     with pytest.raises(ConfigurationError) as caught:
         make_budgets(source, delta, IDS, SEED)
     assert says in str(caught.value)
@@ -221,9 +234,13 @@ def test_a_budget_that_cannot_be_is_one_clear_error(source: object, delta: objec
         ("b.json", b'{"a": 1, "b": 1}', "no value for client 'c'"),
         ("b.json", b"\xff\xfe", "not as expected"),
     ],
-    ids=lambda value: None if not isinstance(value, bytes) else value[:40].decode("latin-1").replace("\n", "/"),
+    ids=lambda value: (
+        None if not isinstance(value, bytes) else value[:40].decode("latin-1").replace("\n", "/")
+    ),
 )
-def test_a_file_that_is_not_as_agreed_is_one_clear_error(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+def test_a_file_that_is_not_as_agreed_is_one_clear_error(
+    tmp_path: Path, name: str, content: bytes, says: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigurationError) as caught:
         make_budgets(str(tmp_path / name), 1e-5, IDS, SEED)
@@ -266,11 +283,18 @@ def test_noise_is_planned_for_the_epsilon_of_the_spending_plan(
     assert planned_epsilon(spending, Budget(epsilon=own, delta=1e-5), TERMS) == planned(own)
 
 
-@given(st.sampled_from(sorted(SPENDINGS)), st.floats(1e-3, 100), st.floats(1e-3, 100), st.floats(1e-3, 100))
+@given(
+    st.sampled_from(sorted(SPENDINGS)),
+    st.floats(1e-3, 100),
+    st.floats(1e-3, 100),
+    st.floats(1e-3, 100),
+)
 def test_only_the_largest_plan_may_exceed_what_a_client_enforces(
     spending: str, own: float, one: float, other: float
 ) -> None:
-    """Claims are only claims: a client whose true budget is below all of them still plans within its own."""
+    """Claims are only claims: a client whose true budget is below all of them still plans within
+    its own.
+    """
     terms = Terms(
         rounds=1,
         population=2,

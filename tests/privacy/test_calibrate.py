@@ -1,4 +1,6 @@
-"""The least noise on the ladder that keeps a plan within its budget: never overshooting, the next rung does."""
+"""The least noise on the ladder that keeps a plan within its budget: never overshooting, the next
+rung does.
+"""
 
 from __future__ import annotations
 
@@ -57,35 +59,54 @@ def test_calibrated_noise_costs_what_was_asked_and_not_more(
 
 
 @pytest.mark.parametrize(("target", "delta", "rate", "steps"), random_plans(4, seed=2))
-def test_the_same_holds_under_replace_one(target: float, delta: float, rate: float, steps: int) -> None:
+def test_the_same_holds_under_replace_one(
+    target: float, delta: float, rate: float, steps: int
+) -> None:
     noise = calibrate(target, delta, rate, steps, adjacency="replace_one")
-    assert_smallest(target, noise, lambda z: epsilon(z, rate, steps, delta, adjacency="replace_one"))
+    assert_smallest(
+        target, noise, lambda z: epsilon(z, rate, steps, delta, adjacency="replace_one")
+    )
     assert noise > calibrate(target, delta, rate, steps)
 
 
 @pytest.mark.parametrize(
-    ("target", "delta", "rate", "steps"), [(2.0, 1e-5, 0.1, 100), (0.7, 1e-4, 0.05, 30), (8.0, 1e-6, 0.3, 500)]
+    ("target", "delta", "rate", "steps"),
+    [(2.0, 1e-5, 0.1, 100), (0.7, 1e-4, 0.05, 30), (8.0, 1e-6, 0.3, 500)],
 )
-def test_the_same_holds_for_fixed_size_samples(target: float, delta: float, rate: float, steps: int) -> None:
+def test_the_same_holds_for_fixed_size_samples(
+    target: float, delta: float, rate: float, steps: int
+) -> None:
     noise = calibrate(target, delta, rate, steps, sampling="uniform", adjacency=REPLACE_ONE)
     plan = {"sampling": "uniform", "adjacency": REPLACE_ONE}
     assert_smallest(target, noise, lambda z: epsilon(z, rate, steps, delta, **plan))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("adjacency", [ADD_REMOVE, REPLACE_ONE])
-@pytest.mark.parametrize(("target", "delta", "steps"), [(1.0, 1e-5, 1), (0.05, 1e-7, 40), (9.0, 1e-4, 300)])
-def test_the_same_holds_without_sampling(target: float, delta: float, steps: int, adjacency: Adjacency) -> None:
+@pytest.mark.parametrize(
+    ("target", "delta", "steps"), [(1.0, 1e-5, 1), (0.05, 1e-7, 40), (9.0, 1e-4, 300)]
+)
+def test_the_same_holds_without_sampling(
+    target: float, delta: float, steps: int, adjacency: Adjacency
+) -> None:
     noise = calibrate(target, delta, 0.123, steps, sampling="none", adjacency=adjacency)
-    cost = functools.partial(epsilon, sampling_rate=1.0, steps=steps, delta=delta, sampling="none", adjacency=adjacency)
+    cost = functools.partial(
+        epsilon, sampling_rate=1.0, steps=steps, delta=delta, sampling="none", adjacency=adjacency
+    )
     assert_smallest(target, noise, cost)
     assert calibrate(target, delta, 1.0, steps, sampling="none", adjacency=adjacency) == noise
 
 
 @pytest.mark.parametrize(("target", "delta", "rate", "steps"), random_plans(3, seed=3))
-def test_the_same_holds_for_a_named_accountant(target: float, delta: float, rate: float, steps: int) -> None:
-    noises = [calibrate(target, delta, rate, steps, accountant=name) for name in (None, "rdp", "renyi")]
+def test_the_same_holds_for_a_named_accountant(
+    target: float, delta: float, rate: float, steps: int
+) -> None:
+    noises = [
+        calibrate(target, delta, rate, steps, accountant=name) for name in (None, "rdp", "renyi")
+    ]
     for name, noise in zip(("rdp", "renyi"), noises[1:], strict=True):
-        assert_smallest(target, noise, lambda z, name=name: epsilon(z, rate, steps, delta, accountant=name))
+        assert_smallest(
+            target, noise, lambda z, name=name: epsilon(z, rate, steps, delta, accountant=name)
+        )
     assert noises[0] <= min(noises[1:])  # the tightest of all is PLD
 
 
@@ -96,7 +117,8 @@ def test_one_step_and_a_large_epsilon_need_hardly_any_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "sampling", "adjacency"), [(1e-9, "poisson", ADD_REMOVE), (1e-4, "uniform", REPLACE_ONE)]
+    ("target", "sampling", "adjacency"),
+    [(1e-9, "poisson", ADD_REMOVE), (1e-4, "uniform", REPLACE_ONE)],
 )
 def test_an_epsilon_that_no_noise_reaches_is_refused_with_the_smallest_that_can_be(
     target: float, sampling: str, adjacency: Adjacency
@@ -107,9 +129,9 @@ def test_an_epsilon_that_no_noise_reaches_is_refused_with_the_smallest_that_can_
     assert named is not None
     smallest = float(named[1])
     assert smallest > target
-    assert epsilon(LARGEST_MULTIPLIER, 0.5, 10_000, 1e-12, sampling=sampling, adjacency=adjacency) == pytest.approx(
-        smallest, rel=1e-3
-    )
+    assert epsilon(
+        LARGEST_MULTIPLIER, 0.5, 10_000, 1e-12, sampling=sampling, adjacency=adjacency
+    ) == pytest.approx(smallest, rel=1e-3)
 
 
 @pytest.mark.parametrize("target", [math.nan, math.inf, -math.inf, 0.0, -1.0])
@@ -144,15 +166,25 @@ def test_a_combination_without_a_proof_is_refused_before_any_noise_is_named() ->
 @pytest.mark.parametrize("sampling", ["poisson", "none"])
 def test_the_noise_covers_the_sampler_that_draws_it(sampling: str) -> None:
     ideal = calibrate(2.0, 1e-5, 0.05, 400, sampling=sampling)
-    noise = calibrate(2.0, 1e-5, 0.05, 400, sampling=sampling, numbers=10**9)  # one per cent of delta and more
+    noise = calibrate(
+        2.0, 1e-5, 0.05, 400, sampling=sampling, numbers=10**9
+    )  # one per cent of delta and more
     assert noise >= ideal
-    plan = Event(noise_multiplier=noise, sampling=sampling, sampling_rate=0.05 if sampling == "poisson" else 1.0)
+    plan = Event(
+        noise_multiplier=noise,
+        sampling=sampling,
+        sampling_rate=0.05 if sampling == "poisson" else 1.0,
+    )
     plan = replace(plan, steps=400, numbers=10**9)
     assert spend((plan,), 1e-5, adjacency=ADD_REMOVE).epsilon <= 2.0
 
 
-@pytest.mark.parametrize(("target", "delta", "numbers"), [(1.0, 1e-5, 10**10), (1.0, 1e-11, 10**9), (25.0, 1e-5, 1)])
-def test_a_plan_whose_sampler_takes_too_much_of_delta_is_refused(target: float, delta: float, numbers: int) -> None:
+@pytest.mark.parametrize(
+    ("target", "delta", "numbers"), [(1.0, 1e-5, 10**10), (1.0, 1e-11, 10**9), (25.0, 1e-5, 1)]
+)
+def test_a_plan_whose_sampler_takes_too_much_of_delta_is_refused(
+    target: float, delta: float, numbers: int
+) -> None:
     with pytest.raises(PrivacyRefusal, match="noise sampler"):
         calibrate(target, delta, 0.1, 1000, numbers=numbers)
 
@@ -178,14 +210,19 @@ def test_a_proposal_that_verifies_is_taken_without_a_warning_and_without_a_searc
     assert calibrate(2.0, 1e-5, 0.02, 50) == first
 
 
-@pytest.mark.parametrize("value", [0.01, "rung below", "rung above", 123.0, math.inf, -1.0, "text", b"bytes"], ids=str)
-def test_an_edited_cache_changes_no_number_and_is_repaired_with_a_warning(folder: Path, value: object) -> None:
+@pytest.mark.parametrize(
+    "value", [0.01, "rung below", "rung above", 123.0, math.inf, -1.0, "text", b"bytes"], ids=str
+)
+def test_an_edited_cache_changes_no_number_and_is_repaired_with_a_warning(
+    folder: Path, value: object
+) -> None:
     event = Event(noise_multiplier=1.0, sampling="poisson", sampling_rate=0.03, steps=50)
     noise = calibrate(2.0, 1e-5, 0.03, 50)
     before = spend((replace(event, noise_multiplier=noise),), 1e-5, adjacency=ADD_REMOVE)
-    edited = {"rung below": noise / LADDER, "rung above": rung(round(math.log(noise, LADDER)) + 1)}.get(
-        str(value), value
-    )
+    edited = {
+        "rung below": noise / LADDER,
+        "rung above": rung(round(math.log(noise, LADDER)) + 1),
+    }.get(str(value), value)
     with closing(sqlite3.connect(folder / "accounting.sqlite")) as connection, connection:
         assert connection.execute("UPDATE results SET value = ?", (edited,)).rowcount == 1
     cache.forget()
@@ -238,7 +275,9 @@ def test_different_questions_have_different_entries(folder: Path) -> None:
         keys = [row[0] for row in connection.execute("SELECT key FROM results")]
     assert len(keys) == len(questions)
     for key in keys:
-        assert RULES in key  # the versions and a digest of the code: no proposal of other code is even looked at
+        assert (
+            RULES in key
+        )  # the versions and a digest of the code: no proposal of other code is even looked at
 
 
 @pytest.mark.parametrize("obstacle", ["file in the way", "not a database"])

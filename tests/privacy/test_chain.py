@@ -26,7 +26,9 @@ def make(path: Path, rounds: int = 4) -> Path:
         crowd = ledger.population(["c", "d"])
         ledger.commit("run", [plan("a"), plan("b", bill(20.0)), plan(crowd, observer=WORLD)])
         for round_ in range(rounds):
-            ledger.charge("run", round_, [charge("a"), charge("b", bill(20.0)), charge(crowd, observer=WORLD)])
+            ledger.charge(
+                "run", round_, [charge("a"), charge("b", bill(20.0)), charge(crowd, observer=WORLD)]
+            )
     return path
 
 
@@ -49,7 +51,9 @@ def charge_more(path: Path, rounds: range, noise: float = 10.0) -> None:
 
 
 def refusal(path: Path) -> str:
-    """What opening says; reading only and writing say the same, and the exit code is that of a ledger."""
+    """What opening says; reading only and writing say the same, and the exit code is that of a
+    ledger.
+    """
     with pytest.raises(LedgerError) as first:
         Ledger.open(path, read_only=True)
     with pytest.raises(LedgerError) as second:
@@ -152,7 +156,9 @@ def test_a_copy_that_went_its_own_way_is_noticed(path: Path, tmp_path: Path, lon
     assert "is another copy" in refusal(path)
 
 
-def test_a_replaced_file_is_noticed_by_a_process_that_had_it_open(path: Path, tmp_path: Path) -> None:
+def test_a_replaced_file_is_noticed_by_a_process_that_had_it_open(
+    path: Path, tmp_path: Path
+) -> None:
     shutil.copy(path, tmp_path / "old")
     ledger = Ledger.open(path, "test")
     ledger.charge("run", 4, [charge("a")])
@@ -183,7 +189,9 @@ def test_a_head_that_disagrees_is_never_replaced(path: Path, tmp_path: Path) -> 
     assert read_head(str(path)) == noted
 
 
-@pytest.mark.parametrize("content", ["", "{}", "x", '{"format": "dpfl-ledger-head-9", "number": 1, "hash": "a"}'])
+@pytest.mark.parametrize(
+    "content", ["", "{}", "x", '{"format": "dpfl-ledger-head-9", "number": 1, "hash": "a"}']
+)
 def test_a_head_file_that_cannot_be_read_is_refused(path: Path, content: str) -> None:
     head_path(str(path)).write_text(content)
     assert "ledger.sqlite.head: cannot be read" in refusal(path)
@@ -222,7 +230,10 @@ def test_what_was_refused_is_not_in_the_chain(path: Path) -> None:
     with closing(Ledger.open(path, "test")) as ledger:
         ledger.register("dear", seeded=False, title="t")
         before = ledger.head().number
-        assert ledger.commit("dear", [plan("a", bill(0.1)), plan("b", bill(0.1), SERVER)]) == {"a", "b"}
+        assert ledger.commit("dear", [plan("a", bill(0.1)), plan("b", bill(0.1), SERVER)]) == {
+            "a",
+            "b",
+        }
         assert ledger.head().number == before
     Ledger.open(path, "test").close()
 
@@ -255,7 +266,10 @@ def test_digests_agree_exactly_where_the_rows_do(
 
 def test_rows_are_hashed_as_they_will_be_read(tmp_path: Path) -> None:
     """An epsilon of 1 is written as 1 and read as 1.0: its digest must not change."""
-    with closing(Ledger.create(tmp_path / "ledger.sqlite", "test")) as ledger, ledger._transaction() as entry:
+    with (
+        closing(Ledger.create(tmp_path / "ledger.sqlite", "test")) as ledger,
+        ledger._transaction() as entry,
+    ):
         assert isinstance(entry, Entry)
         entry.insert("grants", [("a", "server", "client", 1, 1e-5)])
         entry.insert("runs", [("run", True, "title")])
@@ -266,7 +280,9 @@ def test_a_head_is_written_as_number_and_digest() -> None:
     assert str(Head(number=3, digest="ab")) == "3:ab"
 
 
-def test_a_head_that_is_noted_a_moment_later_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_is_noted_a_moment_later_is_waited_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between making a ledger and noting its head, another process may already write into it."""
     content = head_path(str(path)).read_bytes()
     head_path(str(path)).unlink()
@@ -278,18 +294,26 @@ def test_a_trigger_that_would_swallow_charges_is_noticed(tmp_path: Path) -> None
     path = tmp_path / "ledger.sqlite"
     Ledger.create(path, "site").close()
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("CREATE TRIGGER forget BEFORE INSERT ON charges BEGIN SELECT RAISE(IGNORE); END")
+        connection.execute(
+            "CREATE TRIGGER forget BEFORE INSERT ON charges BEGIN SELECT RAISE(IGNORE); END"
+        )
     with pytest.raises(LedgerError, match="'forget' is not as dpfl makes it"):
         Ledger.open(path)
 
 
 def test_a_table_made_anew_to_swallow_charges_is_noticed(tmp_path: Path) -> None:
-    """Ten rounds were released, and one was stored: every later charge met a key that ignores what it knows."""
+    """Ten rounds were released, and one was stored: every later charge met a key that ignores what
+    it knows.
+    """
     path = tmp_path / "ledger.sqlite"
     Ledger.create(path, "site").close()
     with closing(sqlite3.connect(path)) as connection, connection:
-        (made,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'charges'").fetchone()
-        index = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'charges_by_plan'").fetchone()[0]
+        (made,) = connection.execute(
+            "SELECT sql FROM sqlite_master WHERE name = 'charges'"
+        ).fetchone()
+        index = connection.execute(
+            "SELECT sql FROM sqlite_master WHERE name = 'charges_by_plan'"
+        ).fetchone()[0]
         swallows = made.replace("PRIMARY KEY", "UNIQUE (account) ON CONFLICT IGNORE, PRIMARY KEY")
         connection.executescript(f"DROP TABLE charges; {swallows}; {index};")
     with pytest.raises(LedgerError, match="'charges' is not as dpfl makes it"):
@@ -298,7 +322,9 @@ def test_a_table_made_anew_to_swallow_charges_is_noticed(tmp_path: Path) -> None
 
 def test_an_entry_notices_rows_that_were_not_taken() -> None:
     with closing(sqlite3.connect(":memory:")) as connection:
-        connection.execute("CREATE TABLE journal (run, round, at, entry, UNIQUE (run) ON CONFLICT IGNORE)")
+        connection.execute(
+            "CREATE TABLE journal (run, round, at, entry, UNIQUE (run) ON CONFLICT IGNORE)"
+        )
         entry = Entry(connection, first_head({}))
         entry.insert("journal", [("a", 1, 0.0)])
         with pytest.raises(LedgerError, match="took 0 of 1 rows"):

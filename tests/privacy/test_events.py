@@ -105,7 +105,9 @@ def test_text_that_is_no_event_is_a_ledger_error_and_never_guessed_at(text: str)
 
 
 @given(st.lists(events(), max_size=6), st.randoms(use_true_random=False))
-def test_merging_keeps_every_step_and_forgets_the_order(history: list[Event], random: object) -> None:
+def test_merging_keeps_every_step_and_forgets_the_order(
+    history: list[Event], random: object
+) -> None:
     shuffled = list(history)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     result = merged(history)

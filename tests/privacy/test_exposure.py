@@ -42,7 +42,9 @@ def test_clip_then_noise_gives_their_ratio(clip: float, noise: float) -> None:
 
 
 @given(POSITIVE, POSITIVE, POSITIVE)
-def test_the_tighter_of_two_clips_before_noise_counts(one: float, other: float, noise: float) -> None:
+def test_the_tighter_of_two_clips_before_noise_counts(
+    one: float, other: float, noise: float
+) -> None:
     exposure = Exposure(unit=Unit.CLIENT).clipped(one).clipped(other).noised(noise)
     assert multiplier(exposure) == pytest.approx(noise / min(one, other), rel=1e-12)
 
@@ -56,14 +58,18 @@ def test_scaling_what_is_noisy_leaves_the_event_as_it_is(exposure: Exposure, fac
 
 
 @given(POSITIVE, st.floats(0.01, 100), POSITIVE)
-def test_scaling_before_noise_moves_the_sensitivity(clip: float, factor: float, noise: float) -> None:
+def test_scaling_before_noise_moves_the_sensitivity(
+    clip: float, factor: float, noise: float
+) -> None:
     exposure = Exposure(unit=Unit.CLIENT).clipped(clip).scaled(-factor).noised(noise)
     assert multiplier(exposure) == pytest.approx(noise / (clip * factor), rel=1e-12)
 
 
 @given(protected(), POSITIVE)
 def test_of_noise_on_two_grids_the_larger_counts(exposure: Exposure, more: float) -> None:
-    """Given the first noise, the second protects alone; beside the second, the first does. Their sum has no proven law."""
+    """Given the first noise, the second protects alone; beside the second, the first does. Their
+    sum has no proven law.
+    """
     again = exposure.noised(more)
     assert again.noise == max(exposure.noise, more)
     assert multiplier(again) >= multiplier(exposure) * (1 - 1e-9)
@@ -85,7 +91,9 @@ def test_rounding_onto_the_grid_widens_the_bound(clip: float, noise: float, numb
 
 
 @given(protected(), POSITIVE, st.sampled_from(["clip", "projection", "function"]))
-def test_whatever_follows_the_noise_is_post_processing_and_seals(exposure: Exposure, size: float, kind: str) -> None:
+def test_whatever_follows_the_noise_is_post_processing_and_seals(
+    exposure: Exposure, size: float, kind: str
+) -> None:
     if kind == "clip":
         after = exposure.clipped(size)
     elif kind == "projection":
@@ -97,17 +105,21 @@ def test_whatever_follows_the_noise_is_post_processing_and_seals(exposure: Expos
 
 
 @given(protected(), POSITIVE, POSITIVE)
-def test_noise_after_sealing_does_not_improve_the_event(exposure: Exposure, clip: float, more: float) -> None:
+def test_noise_after_sealing_does_not_improve_the_event(
+    exposure: Exposure, clip: float, more: float
+) -> None:
     """Noise on a clipped noisy vector is not noise on the vector: the two do not add."""
     assert exposure.clipped(clip).noised(more).events() == exposure.events()
 
 
 @given(protected(), POSITIVE, st.integers(2, 1000))
-def test_summing_sealed_shares_does_not_improve_the_event(exposure: Exposure, clip: float, shares: int) -> None:
+def test_summing_sealed_shares_does_not_improve_the_event(
+    exposure: Exposure, clip: float, shares: int
+) -> None:
     """The sum of clipped noisy shares carries no Gaussian noise of sqrt(shares) times one's own.
 
-    Clip 1, noise 0.1, then keep the sign: the others' signs are all but certain, so their sum hides nothing, while
-    sqrt(100) shares would claim a multiplier of 1.
+    Clip 1, noise 0.1, then keep the sign: the others' signs are all but certain, so their sum hides
+    nothing, while sqrt(100) shares would claim a multiplier of 1.
     """
     sealed = exposure.clipped(clip)
     assert multiplier(sealed.summed(1.0, shares)) <= multiplier(exposure) * (1 + 1e-12)
@@ -124,7 +136,13 @@ def test_a_projection_before_noise_stretches_the_bound_and_adds_its_failure(
 
 
 def test_failures_of_several_projections_add_up() -> None:
-    exposure = Exposure(unit=Unit.CLIENT).clipped(1.0).projected(2.0, 5, 1e-7).projected(3.0, 0, 2e-7).noised(6.0)
+    exposure = (
+        Exposure(unit=Unit.CLIENT)
+        .clipped(1.0)
+        .projected(2.0, 5, 1e-7)
+        .projected(3.0, 0, 2e-7)
+        .noised(6.0)
+    )
     (event,) = exposure.events()
     assert event.failure == pytest.approx(3e-7)
     assert event.noise_multiplier == pytest.approx(1.0)
@@ -144,7 +162,9 @@ def test_a_sum_carries_the_noise_of_all_honest_shares_and_ones_own_weight(
 def test_central_noise_on_a_sum_is_measured_against_one_weighted_contribution(
     clip: float, noise: float, weight: float, shares: int
 ) -> None:
-    """DP-FedAvg: the sensitivity of a mean over a fixed denominator is the clip over that denominator."""
+    """DP-FedAvg: the sensitivity of a mean over a fixed denominator is the clip over that
+    denominator.
+    """
     exposure = Exposure(unit=Unit.CLIENT).clipped(clip).summed(weight, shares).noised(noise)
     assert multiplier(exposure) == pytest.approx(noise / (clip * weight), rel=1e-12)
 
@@ -176,7 +196,10 @@ def test_what_is_not_protected_is_billed_as_hiding_nothing(exposure: Exposure) -
     assert spend(exposure.events(), 1e-5, adjacency=Adjacency.ADD_REMOVE).epsilon == math.inf
 
 
-@given(st.lists(st.sampled_from(["clip", "scale", "project", "noise", "process", "sum"]), max_size=6), POSITIVE)
+@given(
+    st.lists(st.sampled_from(["clip", "scale", "project", "noise", "process", "sum"]), max_size=6),
+    POSITIVE,
+)
 def test_paid_events_pass_through_whatever_follows(steps: list[str], size: float) -> None:
     exposure = Exposure(unit=Unit.RECORD, paid=PAID)
     for step in steps:
@@ -204,7 +227,10 @@ def test_the_sampling_is_written_into_the_event(exposure: Exposure, rate: float)
 
 
 def test_mixing_units_is_refused() -> None:
-    record, client = Exposure(unit=Unit.RECORD, paid=PAID), Exposure(unit=Unit.CLIENT).clipped(1.0).noised(1.0)
+    record, client = (
+        Exposure(unit=Unit.RECORD, paid=PAID),
+        Exposure(unit=Unit.CLIENT).clipped(1.0).noised(1.0),
+    )
     for one, other in ((record, client), (client, record)):
         with pytest.raises(PrivacyRefusal, match="exposure meets"):
             one.mixed_with(other)

@@ -1,7 +1,8 @@
-"""No adversary who chooses the next study by the outputs of the last exceeds a budget, under any filter.
+"""No adversary who chooses the next study by the outputs of the last exceeds a budget, under any
+filter.
 
-The adversary's true epsilon is computed by explicit integration over the first study's output; nothing of the
-accountant is used for it.
+The adversary's true epsilon is computed by explicit integration over the first study's output;
+nothing of the accountant is used for it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.privacy.ledgers import DELTA, SERVER, bill, charge, exact_epsilon, pl
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Adjacency, Budget, Unit
 from dpfl.privacy.accountant import spend
-from dpfl.privacy.bills import Bill
+from dpfl.privacy.costs import Bill
 from dpfl.privacy.events import Event
 from dpfl.privacy.filters import FILTERS, FilterName, Limit, Portion, filter_named
 from dpfl.privacy.ledger import Ledger
@@ -47,16 +48,27 @@ class Option:
     @property
     def bill(self) -> Bill:
         sampled = "poisson" if self.rate < 1 else "none"
-        event = Event(noise_multiplier=self.noise, sampling=sampled, sampling_rate=self.rate, steps=self.repeats)
+        event = Event(
+            noise_multiplier=self.noise,
+            sampling=sampled,
+            sampling_rate=self.rate,
+            steps=self.repeats,
+        )
         return Bill(unit=Unit.CLIENT, adjacency=AR, events=(event,))
 
     def delta(self, epsilon: Array, removed: bool) -> Array:
-        """Hockey-stick divergence between with and without the client, in one of the two directions."""
+        """Hockey-stick divergence between with and without the client, in one of the two
+        directions.
+        """
         mu, rate = math.sqrt(self.repeats) / self.noise, self.rate
         sign = 1.0 if removed else -1.0
         with np.errstate(divide="ignore", over="ignore"):
-            level = (np.exp(sign * epsilon) - 1 + rate) / rate  # of exp(mu x - mu^2 / 2), where the ratio is reached
-            edge = np.where(level > 0, (np.log(np.maximum(level, 1e-300)) + mu**2 / 2) / mu, -np.inf)
+            level = (
+                np.exp(sign * epsilon) - 1 + rate
+            ) / rate  # of exp(mu x - mu^2 / 2), where the ratio is reached
+            edge = np.where(
+                level > 0, (np.log(np.maximum(level, 1e-300)) + mu**2 / 2) / mu, -np.inf
+            )
             if removed:
                 present = (1 - rate) * ndtr(-edge) + rate * ndtr(mu - edge)
                 return np.asarray(np.maximum(present - np.exp(epsilon) * ndtr(-edge), 0.0))
@@ -78,7 +90,9 @@ def adaptive_delta(epsilon: float, first: float, options: Sequence[Option]) -> f
 
 
 def adaptive_epsilon(first: float, options: Sequence[Option]) -> float:
-    return float(optimize.brentq(lambda value: adaptive_delta(value, first, options) - DELTA, 1e-3, 20))
+    return float(
+        optimize.brentq(lambda value: adaptive_delta(value, first, options) - DELTA, 1e-3, 20)
+    )
 
 
 def shares(rule: FilterName) -> float | None:
@@ -86,7 +100,9 @@ def shares(rule: FilterName) -> float | None:
 
 
 def least_noise(rule: FilterName, first: float, rate: float, repeats: int) -> Option | None:
-    """The second study with the least noise that a filter still admits after the first, for epsilon 1."""
+    """The second study with the least noise that a filter still admits after the first, for epsilon
+    1.
+    """
     limit = Limit(epsilon=1.0, delta=DELTA, adjacency=AR)
     known = Portion(bill=bill(first), count=1, delta=shares(rule))
 
@@ -119,7 +135,9 @@ def accepted(rule: FilterName, first: float, option: Option) -> bool:
 
 
 def test_composing_what_was_realised_is_exceeded_by_two_stages_and_four_options() -> None:
-    """The positive control: whatever the outcome, the composed PLD says 1.0; the adversary has 1.114."""
+    """The positive control: whatever the outcome, the composed PLD says 1.0; the adversary has
+    1.114.
+    """
     options = []
     for rate in RATES:
 
@@ -162,8 +180,14 @@ def test_the_gaussian_filter_is_exact_for_an_adversary_with_gaussians() -> None:
     st.floats(4.0, 30.0),
     st.lists(st.sampled_from([1.0, 0.5, 0.2, 0.05, 0.02, 0.004]), min_size=2, max_size=4),
 )
-def test_no_two_stage_adversary_exceeds_the_budget(rule: FilterName, first: float, rates: list[float]) -> None:
-    kinds = [(1.0, n + 1) for n in range(len(rates))] if rule == "gaussian" else [(rate, 1) for rate in rates]
+def test_no_two_stage_adversary_exceeds_the_budget(
+    rule: FilterName, first: float, rates: list[float]
+) -> None:
+    kinds = (
+        [(1.0, n + 1) for n in range(len(rates))]
+        if rule == "gaussian"
+        else [(rate, 1) for rate in rates]
+    )
     found = [least_noise(rule, first, rate, repeats) for rate, repeats in kinds]
     options = [option for option in found if option is not None]
     if options:
@@ -182,7 +206,11 @@ def test_no_two_stage_adversary_exceeds_the_budget(rule: FilterName, first: floa
 )
 @settings(max_examples=20)
 def test_admissions_never_exceed_the_exact_optimum(
-    rule: FilterName, before: list[tuple[float, int]], noise: float, adjacency: Adjacency, epsilon: float
+    rule: FilterName,
+    before: list[tuple[float, int]],
+    noise: float,
+    adjacency: Adjacency,
+    epsilon: float,
 ) -> None:
     """The optimum for Gaussians is known: one Gaussian of the summed signal to noise."""
     share = DELTA / 4 if rule == "allotments" else None
@@ -229,7 +257,9 @@ def test_the_renyi_filter_keeps_failures_within_their_share_of_delta() -> None:
     what = Bill(unit=Unit.RECORD, adjacency=AR, events=(event,))
     limit = Limit(epsilon=2.0, delta=DELTA, adjacency=AR)
     assert filter_named("renyi").most([], Portion(bill=what, count=500), limit) == 5
-    assert filter_named("renyi").spent([Portion(bill=what, count=11)], DELTA, AR).epsilon == math.inf
+    assert (
+        filter_named("renyi").spent([Portion(bill=what, count=11)], DELTA, AR).epsilon == math.inf
+    )
 
 
 @pytest.mark.parametrize(

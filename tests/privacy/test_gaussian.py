@@ -53,12 +53,17 @@ def test_large_mu_is_no_overflow() -> None:
 
 def test_both_directions_agree() -> None:
     for epsilon in (0.1, 1.0, 8.0):
-        assert gaussian_epsilon(gaussian_mu(epsilon, 1e-6), 1e-6) == pytest.approx(epsilon, rel=1e-9)
+        assert gaussian_epsilon(gaussian_mu(epsilon, 1e-6), 1e-6) == pytest.approx(
+            epsilon, rel=1e-9
+        )
 
 
 def test_a_history_without_sampling_takes_a_millisecond_however_long_it_is() -> None:
     began = time.process_time()
     for steps in range(1, 301):
-        history = (Event(noise_multiplier=3.0, steps=steps), Event(noise_multiplier=20.0, steps=7 * steps, numbers=10))
+        history = (
+            Event(noise_multiplier=3.0, steps=steps),
+            Event(noise_multiplier=20.0, steps=7 * steps, numbers=10),
+        )
         spend(history, 1e-5, adjacency=Adjacency.ADD_REMOVE)
     assert time.process_time() - began < 3

@@ -1,7 +1,8 @@
-"""What was charged stays charged, nothing is charged that was not planned, and no budget is exceeded.
+"""What was charged stays charged, nothing is charged that was not planned, and no budget is
+exceeded.
 
-The ledger here has the Gaussian filter, under which a study pays release by release and the end of a budget
-is exact.
+The ledger here has the Gaussian filter, under which a study pays release by release and the end of
+a budget is exact.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.privacy.ledgers import (
 from dpfl.core.errors import LedgerError, PrivacyRefusal
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy.accountant import spend
-from dpfl.privacy.bills import Bill, Charge, Tab, tab_of
+from dpfl.privacy.costs import Bill, Charge, Tab, tab_of
 from dpfl.privacy.events import Event, merged
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger import Ledger
@@ -50,8 +51,14 @@ def test_the_events_derived_from_storage_are_those_charged() -> None:
     ledger = Ledger.create(":memory:", "test")
     for run in ("run", "other"):
         ledger.register(run, seeded=False, title=run)
-    sampled = Event(noise_multiplier=1.5, sampling="poisson", sampling_rate=0.125, steps=7, failure=1e-9)
-    several = Bill(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, events=(Event(noise_multiplier=3.0), sampled))
+    sampled = Event(
+        noise_multiplier=1.5, sampling="poisson", sampling_rate=0.125, steps=7, failure=1e-9
+    )
+    several = Bill(
+        unit=Unit.CLIENT,
+        adjacency=Adjacency.ADD_REMOVE,
+        events=(Event(noise_multiplier=3.0), sampled),
+    )
     for round_ in range(4):
         assert pay(ledger, "run", round_, [charge("a", several), charge("b")]) == frozenset()
     pay(ledger, "other", 0, [charge("a")])
@@ -70,7 +77,11 @@ def test_charging_stops_exactly_where_the_grant_ends(ledger: Ledger) -> None:
 
 def test_the_cap_spans_runs(ledger: Ledger) -> None:
     grant(ledger, 5)
-    refused = [pay(ledger, run, round_, [charge()]) != frozenset() for round_ in range(4) for run in ("run", "other")]
+    refused = [
+        pay(ledger, run, round_, [charge()]) != frozenset()
+        for round_ in range(4)
+        for run in ("run", "other")
+    ]
     assert refused == [False] * 5 + [True] * 3
 
 
@@ -80,7 +91,11 @@ def test_one_who_cannot_pay_does_not_stop_the_others(ledger: Ledger) -> None:
     for round_ in range(4):
         refused = pay(ledger, "run", round_, [charge("poor"), charge("rich"), charge("free")])
         assert refused == (frozenset() if round_ < 2 else frozenset({"poor"}))
-    assert [ledger.participations(account, SERVER) for account in ("poor", "rich", "free")] == [2, 4, 4]
+    assert [ledger.participations(account, SERVER) for account in ("poor", "rich", "free")] == [
+        2,
+        4,
+        4,
+    ]
 
 
 def test_a_cheaper_study_may_fit_where_an_expensive_one_did_not(ledger: Ledger) -> None:
@@ -89,7 +104,9 @@ def test_a_cheaper_study_may_fit_where_an_expensive_one_did_not(ledger: Ledger) 
         pay(ledger, "run", round_, [charge()])
     assert pay(ledger, "run", 3, [charge()]) == {"a"}
     assert pay(ledger, "other", 3, [charge(what=bill(100.0))]) == frozenset()
-    assert history(ledger) == merged([Event(noise_multiplier=10.0, steps=3), Event(noise_multiplier=100.0)])
+    assert history(ledger) == merged(
+        [Event(noise_multiplier=10.0, steps=3), Event(noise_multiplier=100.0)]
+    )
 
 
 def test_no_noise_at_all_fits_no_grant(ledger: Ledger) -> None:
@@ -156,7 +173,9 @@ def test_a_replay_with_the_same_bill_and_draw_is_free(ledger: Ledger) -> None:
     for _ in range(3):
         assert pay(ledger, "run", 0, [charge(draw="seed 1")]) == frozenset()
     assert pay(ledger, "run", 1, [charge(draw="seed 2")]) == frozenset()
-    assert pay(ledger, "run", 1, [charge(draw="seed 2")]) == frozenset()  # though nothing more could be afforded
+    assert (
+        pay(ledger, "run", 1, [charge(draw="seed 2")]) == frozenset()
+    )  # though nothing more could be afforded
     assert history(ledger) == (Event(noise_multiplier=10.0, steps=2),)
     assert pay(ledger, "run", 2, [charge(draw="seed 3")]) == {"a"}
 
@@ -211,7 +230,9 @@ def test_the_same_budget_may_be_written_again(ledger: Ledger) -> None:
     grant(ledger, 3, "a", "b")
     grant(ledger, 3, "b", "a")
     assert set(ledger.grants()) == {"a", "b"}
-    assert ledger.grants()["a"] == Budget(epsilon=cap_for(3), delta=DELTA, unit=Unit.CLIENT, observer=SERVER)
+    assert ledger.grants()["a"] == Budget(
+        epsilon=cap_for(3), delta=DELTA, unit=Unit.CLIENT, observer=SERVER
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,7 +246,9 @@ def test_the_same_budget_may_be_written_again(ledger: Ledger) -> None:
     ],
     ids=["more", "less", "delta", "unit", "observer"],
 )
-def test_a_different_grant_for_a_known_account_is_refused_and_changes_nothing(ledger: Ledger, other: Budget) -> None:
+def test_a_different_grant_for_a_known_account_is_refused_and_changes_nothing(
+    ledger: Ledger, other: Budget
+) -> None:
     ledger.grant({"a": Budget(epsilon=1.0, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER)
     before = ledger.grants()
     with pytest.raises(LedgerError, match=r"the budget of 'a' was granted epsilon 1\.0"):
@@ -242,17 +265,23 @@ def test_a_budget_that_names_its_own_unit_and_observer_keeps_them(ledger: Ledger
 # ---- observers ---------------------------------------------------------------------------------------------
 
 
-def test_what_the_server_sees_covers_the_world_where_the_world_was_not_planned_apart(ledger: Ledger) -> None:
+def test_what_the_server_sees_covers_the_world_where_the_world_was_not_planned_apart(
+    ledger: Ledger,
+) -> None:
     pay(ledger, "run", 0, [charge(what=bill(5.0))])
     pay(ledger, "other", 1, [charge(what=bill(5.0)), charge(what=bill(50.0), observer=WORLD)])
     assert history(ledger, "a", SERVER) == (Event(noise_multiplier=5.0, steps=2),)
-    assert history(ledger, "a", WORLD) == merged([Event(noise_multiplier=5.0), Event(noise_multiplier=50.0)])
+    assert history(ledger, "a", WORLD) == merged(
+        [Event(noise_multiplier=5.0), Event(noise_multiplier=50.0)]
+    )
     assert ledger.observers("a") == [SERVER, WORLD]
 
 
 @pytest.mark.parametrize("late", ["a", "crowd"])
 @pytest.mark.parametrize("charged", ["a", "crowd"])
-def test_a_world_plan_after_releases_to_the_server_is_refused(ledger: Ledger, late: str, charged: str) -> None:
+def test_a_world_plan_after_releases_to_the_server_is_refused(
+    ledger: Ledger, late: str, charged: str
+) -> None:
     """It would lower what the world was already taken to have seen."""
     names = {"a": "a", "crowd": ledger.population(["a", "b"])}
     pay(ledger, "run", 0, [charge(names[charged], bill(5.0))])
@@ -275,7 +304,9 @@ def test_a_bill_against_the_world_tells_nothing_of_the_server(ledger: Ledger) ->
     assert history(ledger, "a", WORLD) == (Event(noise_multiplier=10.0),)
 
 
-def test_a_grant_against_the_world_also_pays_for_what_only_the_server_was_billed_for(ledger: Ledger) -> None:
+def test_a_grant_against_the_world_also_pays_for_what_only_the_server_was_billed_for(
+    ledger: Ledger,
+) -> None:
     grant(ledger, 3, observer=WORLD)
     refused = [pay(ledger, "run", round_, [charge()]) for round_ in range(4)]
     assert refused == [frozenset()] * 3 + [frozenset({"a"})]
@@ -285,8 +316,12 @@ def test_a_budget_against_the_world_does_not_pay_for_a_trusted_server(ledger: Le
     grant(ledger, 3, observer=WORLD)
     assert ledger.commit("run", [plan(what=bill(0.1)), plan(observer=WORLD)]) == frozenset()
     for round_ in range(3):
-        assert ledger.charge("run", round_, [charge(observer=WORLD)]) == frozenset()  # as the server opens the round
-        assert ledger.charge("run", round_, [charge(what=bill(0.1))]) == frozenset()  # as the client is admitted
+        assert (
+            ledger.charge("run", round_, [charge(observer=WORLD)]) == frozenset()
+        )  # as the server opens the round
+        assert (
+            ledger.charge("run", round_, [charge(what=bill(0.1))]) == frozenset()
+        )  # as the client is admitted
     assert ledger.charge("run", 3, [charge(observer=WORLD)]) == {"a"}
     assert history(ledger, "a", WORLD) == (Event(noise_multiplier=10.0, steps=3),)
 
@@ -324,7 +359,9 @@ def test_one_row_bills_every_member_of_a_population(ledger: Ledger) -> None:
         pay(ledger, "run", round_, [charge(name, observer=WORLD)])
     pay(ledger, "run", 3, [charge("c7", bill(3.0), observer=WORLD)])
     assert history(ledger, "c0", WORLD) == (Event(noise_multiplier=10.0, steps=3),)
-    assert history(ledger, "c7", WORLD) == merged([Event(noise_multiplier=10.0, steps=3), Event(noise_multiplier=3.0)])
+    assert history(ledger, "c7", WORLD) == merged(
+        [Event(noise_multiplier=10.0, steps=3), Event(noise_multiplier=3.0)]
+    )
     assert ledger.tab("stranger", WORLD) is None
     assert ledger.accounts() == sorted(crowd)
     assert ledger.observers("c0") == [WORLD]
@@ -336,18 +373,24 @@ def test_a_population_is_named_by_its_members_and_not_by_their_order(ledger: Led
     assert ledger.population(["a"]) != ledger.population(["a", "b"])
 
 
-def test_populations_whose_names_contain_the_separator_bill_their_own_members(ledger: Ledger) -> None:
+def test_populations_whose_names_contain_the_separator_bill_their_own_members(
+    ledger: Ledger,
+) -> None:
     """Membership is stored once under a digest: of two crowds with one digest, one would go free."""
     for number, crowd in enumerate((["a", "b"], ["a\x1fb"])):
         pay(ledger, "run", number, [charge(ledger.population(crowd))])
-    assert history(ledger, "a") == history(ledger, "b") == history(ledger, "a\x1fb") == bill().events
+    assert (
+        history(ledger, "a") == history(ledger, "b") == history(ledger, "a\x1fb") == bill().events
+    )
 
 
 def test_a_member_of_two_populations_pays_for_both(ledger: Ledger) -> None:
     one, other = ledger.population(["a", "b"]), ledger.population(["b", "c"])
     pay(ledger, "run", 0, [charge(one)])
     pay(ledger, "run", 1, [charge(other, bill(5.0))])
-    assert history(ledger, "b") == merged([Event(noise_multiplier=10.0), Event(noise_multiplier=5.0)])
+    assert history(ledger, "b") == merged(
+        [Event(noise_multiplier=10.0), Event(noise_multiplier=5.0)]
+    )
     assert history(ledger, "c") == (Event(noise_multiplier=5.0),)
 
 
@@ -358,7 +401,9 @@ def test_what_a_population_was_charged_counts_against_a_members_own_budget(ledge
     for round_ in range(3):
         ledger.charge("run", round_, [charge(crowd)])
     assert ledger.affordable_releases("a", bill(), [SERVER], 10) == 1
-    assert ledger.charge("run", 3, [charge("a"), charge("b")]) == frozenset()  # members use the crowd's plan
+    assert (
+        ledger.charge("run", 3, [charge("a"), charge("b")]) == frozenset()
+    )  # members use the crowd's plan
     assert ledger.affordable_releases("a", bill(), [SERVER], 10) == 0
     assert ledger.charge("run", 4, [charge("a"), charge("b")]) == {"a"}
 
@@ -372,7 +417,9 @@ def test_a_crowd_and_its_member_in_one_call_are_counted_together(ledger: Ledger)
 
 
 def test_a_population_is_never_charged_beyond_a_members_grant(ledger: Ledger) -> None:
-    """Checking and inserting are one transaction for a crowd too, or two runs exceed a budget together."""
+    """Checking and inserting are one transaction for a crowd too, or two runs exceed a budget
+    together.
+    """
     grant(ledger, 2, "a")
     crowd = ledger.population(["a", "b"])
     for round_ in range(4):
@@ -381,7 +428,9 @@ def test_a_population_is_never_charged_beyond_a_members_grant(ledger: Ledger) ->
     assert spent <= ledger.grants()["a"].epsilon
 
 
-def test_the_worlds_plan_of_a_population_stands_in_for_a_members_server_plan(ledger: Ledger) -> None:
+def test_the_worlds_plan_of_a_population_stands_in_for_a_members_server_plan(
+    ledger: Ledger,
+) -> None:
     crowd = ledger.population(["a", "b"])
     ledger.commit("run", [plan(crowd, observer=WORLD), plan("a", bill(1.0))])
     ledger.charge("run", 0, [charge(crowd, observer=WORLD)])
@@ -392,7 +441,9 @@ def test_the_worlds_plan_of_a_population_stands_in_for_a_members_server_plan(led
 
 
 @pytest.mark.parametrize("apart", ["a", "z"])
-def test_a_member_with_a_world_plan_of_its_own_does_not_stand_for_the_others(ledger: Ledger, apart: str) -> None:
+def test_a_member_with_a_world_plan_of_its_own_does_not_stand_for_the_others(
+    ledger: Ledger, apart: str
+) -> None:
     """Its history against the world is another one, although it was charged nothing by itself."""
     grant(ledger, 2, "a", "m", "z", observer=WORLD)
     crowd = ledger.population(["a", "m", "z"])
@@ -405,7 +456,9 @@ def test_a_member_with_a_world_plan_of_its_own_does_not_stand_for_the_others(led
 
 
 def test_a_history_is_read_under_the_strongest_adjacency_any_bill_states(ledger: Ledger) -> None:
-    for round_, adjacency in enumerate((Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE)):
+    for round_, adjacency in enumerate(
+        (Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE)
+    ):
         ledger.register(adjacency, seeded=False, title=adjacency)
         pay(ledger, adjacency, round_, [charge(what=bill(adjacency=adjacency))])
     tab = ledger.tab("a", SERVER)
@@ -446,11 +499,18 @@ def test_a_record_level_history_says_nothing_of_clients() -> None:
     assert not tab.adjacency_as(Unit.CLIENT)
 
 
-@given(st.lists(st.tuples(st.sampled_from([2.0, 7.0]), st.sampled_from(list(Unit)), st.integers(1, 3)), max_size=4))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([2.0, 7.0]), st.sampled_from(list(Unit)), st.integers(1, 3)),
+        max_size=4,
+    )
+)
 def test_a_bill_reads_back_as_it_was_written(parts: list[tuple[float, Unit, int]]) -> None:
     for noise, unit, steps in parts:
         event = Event(noise_multiplier=noise, steps=steps, sampling="poisson", sampling_rate=1 / 3)
-        what = Bill(unit=unit, adjacency=Adjacency.ZERO_OUT, events=(event, Event(noise_multiplier=1.0)))
+        what = Bill(
+            unit=unit, adjacency=Adjacency.ZERO_OUT, events=(event, Event(noise_multiplier=1.0))
+        )
         assert Bill.from_json(what.to_json()) == what
 
 
@@ -483,7 +543,9 @@ def test_the_pre_check_of_a_replayed_round_leaves_out_what_it_already_paid(ledge
 @settings(max_examples=15)
 @given(
     st.sampled_from([1, 2, 4]),
-    st.lists(st.tuples(st.sampled_from([7.0, 10.0, 30.0]), st.integers(1, 6)), min_size=1, max_size=7),
+    st.lists(
+        st.tuples(st.sampled_from([7.0, 10.0, 30.0]), st.integers(1, 6)), min_size=1, max_size=7
+    ),
 )
 @pytest.mark.parametrize("rule", ["renyi", "gaussian"])
 def test_no_sequence_of_releases_exceeds_a_budget(
@@ -500,7 +562,9 @@ def test_no_sequence_of_releases_exceeds_a_budget(
                 expected.append(Event(noise_multiplier=noise))
     assert history(ledger) == merged(expected)
     exact_mu = math.sqrt(sum(event.noise_multiplier**-2 for event in expected))
-    assert exact_mu <= math.sqrt(rounds + 1) / 10.0  # the exact cost of any mixture, by its total signal to noise
+    assert (
+        exact_mu <= math.sqrt(rounds + 1) / 10.0
+    )  # the exact cost of any mixture, by its total signal to noise
     if expected:
         assert spend(expected, DELTA, adjacency=Adjacency.ADD_REMOVE).epsilon <= limit
     ledger.close()

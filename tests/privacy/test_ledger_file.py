@@ -53,7 +53,9 @@ def test_a_missing_ledger_is_refused_and_not_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", b"SQLite format 3\x00", b"\x00" * 8192], ids=len)
+@pytest.mark.parametrize(
+    "content", [b"", b"garbage", b"SQLite format 3\x00", b"\x00" * 8192], ids=len
+)
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path, content: bytes) -> None:
     where = tmp_path / "ledger.sqlite"
     where.write_bytes(content)
@@ -137,7 +139,9 @@ def test_a_read_only_ledger_shows_everything_and_charges_nothing(path: Path) -> 
     assert len(charged_rounds(path)) == 6
 
 
-def test_a_ledger_made_where_an_old_one_left_its_write_ahead_log_is_empty_and_whole(tmp_path: Path) -> None:
+def test_a_ledger_made_where_an_old_one_left_its_write_ahead_log_is_empty_and_whole(
+    tmp_path: Path,
+) -> None:
     """A killed run leaves its -wal file behind; whoever starts anew must not inherit it."""
     where, aside = tmp_path / "ledger.sqlite", tmp_path / "aside"
     old = Ledger.create(where, "old")
@@ -187,7 +191,9 @@ def test_a_backup_of_nothing_or_to_nowhere_is_refused(path: Path, tmp_path: Path
     assert len(charged_rounds(path)) == 6
 
 
-def test_a_ledger_made_meanwhile_is_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_made_meanwhile_is_never_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two processes start together: by the time the second is ready, the first has charged."""
     path = tmp_path / "ledger.sqlite"
     original = Ledger._set_up

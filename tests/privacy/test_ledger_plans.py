@@ -18,7 +18,7 @@ from dpfl.core.errors import ConfigurationError, LedgerError
 from dpfl.core.types import Adjacency, Budget, Unit
 from dpfl.privacy import filters
 from dpfl.privacy.accountant import spend
-from dpfl.privacy.bills import Bill
+from dpfl.privacy.costs import Bill
 from dpfl.privacy.events import Event
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger import Ledger
@@ -68,7 +68,8 @@ def test_no_more_is_released_than_was_planned(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [bill(9.0), bill(1000.0), bill(unit=Unit.RECORD), bill(adjacency=Adjacency.REPLACE_ONE)]
+    "other",
+    [bill(9.0), bill(1000.0), bill(unit=Unit.RECORD), bill(adjacency=Adjacency.REPLACE_ONE)],
 )
 def test_another_release_than_the_planned_one_is_refused(ledger: Ledger, other: Bill) -> None:
     ledger.commit("run", [plan(releases=3)])
@@ -102,7 +103,9 @@ def test_a_replay_uses_no_entry_of_the_plan(ledger: Ledger) -> None:
         assert ledger.charge("run", 0, [charge(draw="seed")]) == frozenset()
     assert ledger.can_release("run", 0, "a", SERVER, bill())
     assert ledger.charge("run", 1, [charge(draw="seed")]) == frozenset()
-    assert ledger.can_release("run", 1, "a", SERVER, bill())  # a round being replayed does not count against itself
+    assert ledger.can_release(
+        "run", 1, "a", SERVER, bill()
+    )  # a round being replayed does not count against itself
     assert not ledger.can_release("run", 2, "a", SERVER, bill())
     assert ledger.charge("run", 1, [charge(draw="seed")]) == frozenset()
 
@@ -127,7 +130,9 @@ def test_an_own_plan_is_used_before_a_populations(ledger: Ledger) -> None:
     assert ledger.charge("run", 2, [charge("a"), charge("b")]) == {"a", "b"}
 
 
-@pytest.mark.parametrize(("releases", "delta"), [(0, None), (-1, None), (1.5, None), (1, 0.0), (1, 1.0), (1, math.nan)])
+@pytest.mark.parametrize(
+    ("releases", "delta"), [(0, None), (-1, None), (1.5, None), (1, 0.0), (1, 1.0), (1, math.nan)]
+)
 def test_a_plan_that_makes_no_sense_is_refused(releases: int, delta: float | None) -> None:
     with pytest.raises(ConfigurationError):
         plan(releases=releases, delta=delta)
@@ -145,7 +150,9 @@ def test_the_number_that_is_affordable_can_be_committed_and_one_more_cannot(ledg
     grant(ledger, 12)
     most = ledger.affordable_releases("a", bill(), [SERVER], 1000)
     assert (4 <= most <= 12) if ledger.filter == "renyi" else (most == 12)
-    assert ledger.affordable_releases("a", bill(), [WORLD], 1000) == 1000  # not seen by the budget's adversary
+    assert (
+        ledger.affordable_releases("a", bill(), [WORLD], 1000) == 1000
+    )  # not seen by the budget's adversary
     assert ledger.affordable_releases("nobody", bill(), [SERVER], 1000) == 1000
     assert ledger.affordable_releases("a", bill(), [SERVER], 3) == 3
     assert ledger.affordable_releases("a", bill(), [SERVER], 0) == 0
@@ -169,9 +176,14 @@ def test_an_allotment_is_taken_at_once_and_never_given_back() -> None:
         assert not ledger.commit("run", [plan(releases=30, delta=DELTA / 2)])
         left = ledger.affordable_releases("a", bill(), [SERVER], 1000, delta=DELTA / 2)
         price = spend(bill().times(30), DELTA / 2, adjacency=Adjacency.ADD_REMOVE).epsilon
-        cost = [spend(bill().times(n), DELTA / 2, adjacency=Adjacency.ADD_REMOVE).epsilon for n in (left, left + 1)]
+        cost = [
+            spend(bill().times(n), DELTA / 2, adjacency=Adjacency.ADD_REMOVE).epsilon
+            for n in (left, left + 1)
+        ]
         assert cost[0] <= 3.0 - price < cost[1]
-        assert ledger.affordable_releases("a", bill(), [SERVER], 1000) == 0  # at the whole delta nothing fits beside it
+        assert (
+            ledger.affordable_releases("a", bill(), [SERVER], 1000) == 0
+        )  # at the whole delta nothing fits beside it
         assert ledger.commit("other", [plan(releases=left + 1, delta=DELTA / 2)]) == {"a"}
         assert ledger.commit("other", [plan(releases=1)]) == {"a"}
         assert ledger.commit("other", [plan(releases=left, delta=DELTA / 2)]) == frozenset()
@@ -189,7 +201,11 @@ def test_equal_shares_of_a_delta_fit_into_it(studies: int) -> None:
 @settings(max_examples=12)
 @given(
     st.lists(
-        st.tuples(st.sampled_from([6.0, 10.0, 40.0]), st.integers(1, 30), st.sampled_from([0.1, 0.25, 0.5, None])),
+        st.tuples(
+            st.sampled_from([6.0, 10.0, 40.0]),
+            st.integers(1, 30),
+            st.sampled_from([0.1, 0.25, 0.5, None]),
+        ),
         min_size=1,
         max_size=6,
     ),
@@ -234,7 +250,9 @@ def test_a_population_is_committed_only_if_every_member_can_pay() -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_a_world_plan_of_the_same_commit_stands_in_whatever_the_order(ledger: Ledger, order: tuple[int, ...]) -> None:
+def test_a_world_plan_of_the_same_commit_stands_in_whatever_the_order(
+    ledger: Ledger, order: tuple[int, ...]
+) -> None:
     grant(ledger, 6, "a", "b", observer=WORLD)
     crowd = ledger.population(["a", "b"])
     plans = [plan(crowd, observer=WORLD, releases=3), plan("a", bill(0.5)), plan("b", bill(0.5))]
@@ -245,7 +263,11 @@ def test_without_the_refused_world_plan_the_server_plans_count_against_the_world
     with closing(made("allotments")) as ledger:
         grant(ledger, 6, "a", "b", observer=WORLD)
         crowd = ledger.population(["a", "b"])
-        plans = [plan("a", bill(0.5)), plan(crowd, observer=WORLD, releases=7), plan("c", bill(0.5))]
+        plans = [
+            plan("a", bill(0.5)),
+            plan(crowd, observer=WORLD, releases=7),
+            plan("c", bill(0.5)),
+        ]
         assert ledger.commit("run", plans) == {"a", crowd}
         assert [one.run for one in ledger.plans("c")] == ["run"]
 
@@ -279,7 +301,9 @@ def test_accounts_with_equal_questions_share_one_answer(monkeypatch: pytest.Monk
     sampled = Event(noise_multiplier=1.1, sampling="poisson", sampling_rate=0.05)
     what = Bill(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, events=(sampled,))
     with closing(made("allotments")) as ledger:
-        ledger.grant({n: Budget(epsilon=1.5, delta=DELTA) for n in names}, unit=Unit.CLIENT, observer=SERVER)
+        ledger.grant(
+            {n: Budget(epsilon=1.5, delta=DELTA) for n in names}, unit=Unit.CLIENT, observer=SERVER
+        )
         found = {ledger.affordable_releases(name, what, [SERVER], 1000) for name in names}
         assert len(found) == 1
         assert 1 < min(found) < 1000
@@ -291,12 +315,17 @@ def test_accounts_with_equal_questions_share_one_answer(monkeypatch: pytest.Monk
 
 def test_a_snapshot_does_not_see_what_is_written_meanwhile(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
-    with closing(Ledger.create(path, "test")) as ledger, closing(Ledger.open(path, read_only=True)) as reader:
+    with (
+        closing(Ledger.create(path, "test")) as ledger,
+        closing(Ledger.open(path, read_only=True)) as reader,
+    ):
         ledger.register("run", seeded=False, title="t")
         with reader.snapshot():
             assert reader.titles() == {"run": "t"}
             ledger.register("other", seeded=False, title="u")
-            ledger.grant({"a": Budget(epsilon=cap_for(2), delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER)
+            ledger.grant(
+                {"a": Budget(epsilon=cap_for(2), delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER
+            )
             with reader.snapshot():
                 assert reader.titles() == {"run": "t"}
             assert reader.accounts() == []
@@ -306,7 +335,9 @@ def test_a_snapshot_does_not_see_what_is_written_meanwhile(tmp_path: Path) -> No
 
 
 def test_a_budget_that_another_process_sets_is_seen_at_once(tmp_path: Path) -> None:
-    """What was found affordable is remembered only until plans or budgets change, whoever changes them."""
+    """What was found affordable is remembered only until plans or budgets change, whoever changes
+    them.
+    """
     path = tmp_path / "ledger.sqlite"
     with closing(Ledger.create(path, "test")) as ledger, closing(Ledger.open(path)) as other:
         ledger.register("run", seeded=False, title="t")

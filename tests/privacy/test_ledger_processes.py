@@ -1,4 +1,6 @@
-"""Many processes, kills and a full disk: a charge is durable before it returns, and no cap is passed."""
+"""Many processes, kills and a full disk: a charge is durable before it returns, and no cap is
+passed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from tests.privacy.ledgers import cap_for
 from dpfl.core.errors import DiskError, DpflError, LedgerError
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy import chain
-from dpfl.privacy.bills import Bill, Charge, PrivacyPlan
+from dpfl.privacy.costs import Bill, Charge, PrivacyPlan
 from dpfl.privacy.events import Event
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger import Ledger
@@ -28,7 +30,9 @@ from dpfl.privacy.statement import statements
 
 DELTA = 1e-5
 NOISE = 20.0
-BILL = Bill(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, events=(Event(noise_multiplier=NOISE),))
+BILL = Bill(
+    unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, events=(Event(noise_multiplier=NOISE),)
+)
 PLAN = PrivacyPlan(account="a", observer=Observer.SERVER, bill=BILL, releases=100_000)
 
 
@@ -45,7 +49,12 @@ def new_ledger(path: Path, affordable: int, runs: list[str], rule: FilterName = 
 
 def charged_rounds(path: Path) -> list[int]:
     with closing(sqlite3.connect(path)) as connection:
-        return [row[0] for row in connection.execute("SELECT round FROM charges WHERE account = 'a' ORDER BY round")]
+        return [
+            row[0]
+            for row in connection.execute(
+                "SELECT round FROM charges WHERE account = 'a' ORDER BY round"
+            )
+        ]
 
 
 def steps_on_tab(path: Path) -> int:
@@ -58,7 +67,9 @@ def steps_on_tab(path: Path) -> int:
 def processes() -> ForkServerContext:
     """Children that share nothing with the test but the file; libraries are imported once for all."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dpfl.privacy.ledger", "dp_accounting.pld", "dp_accounting.rdp"])
+    context.set_forkserver_preload(
+        ["dpfl.privacy.ledger", "dp_accounting.pld", "dp_accounting.rdp"]
+    )
     return context
 
 
@@ -76,7 +87,9 @@ def spend_all(path: Path, run: str, tries: int, gate: object, results: object) -
 
 
 def charge_and_release(path: Path, released: Path) -> None:
-    """What a run does: charge, then release (a line on disk), from the last charged round until refused."""
+    """What a run does: charge, then release (a line on disk), from the last charged round until
+    refused.
+    """
     with closing(Ledger.open(path, "test")) as ledger, released.open("a") as stream:
         last = ledger.last_round("run")
         round_ = 0 if last is None else last + 1
@@ -98,8 +111,14 @@ def charge_until_the_disk_is_full(path: Path, largest_file: int, results: object
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
         try:
             for round_ in range(1, 10_000):
-                crowd = [Charge(account=name, observer=Observer.SERVER, bill=BILL) for name in names]
-                ledger.charge("run", round_, [Charge(account="a", observer=Observer.SERVER, bill=BILL), *crowd])
+                crowd = [
+                    Charge(account=name, observer=Observer.SERVER, bill=BILL) for name in names
+                ]
+                ledger.charge(
+                    "run",
+                    round_,
+                    [Charge(account="a", observer=Observer.SERVER, bill=BILL), *crowd],
+                )
                 acknowledged = round_
         except DpflError as error:
             results.put((type(error).__name__, error.exit_code, acknowledged))  # type: ignore[attr-defined]
@@ -110,13 +129,17 @@ def charge_until_the_disk_is_full(path: Path, largest_file: int, results: object
 # ---- the tests ---------------------------------------------------------------------------------------------
 
 
-def test_eight_processes_on_one_ledger_spend_exactly_the_cap(tmp_path: Path, processes: ForkServerContext) -> None:
+def test_eight_processes_on_one_ledger_spend_exactly_the_cap(
+    tmp_path: Path, processes: ForkServerContext
+) -> None:
     affordable, tries = 41, 12  # 8 x 12 attempts for 41 places
     runs = [f"run {i}" for i in range(8)]
     path = tmp_path / "ledger.sqlite"
     new_ledger(path, affordable, runs)
     gate, results = processes.Barrier(8), processes.Queue()
-    children = [processes.Process(target=spend_all, args=(path, run, tries, gate, results)) for run in runs]
+    children = [
+        processes.Process(target=spend_all, args=(path, run, tries, gate, results)) for run in runs
+    ]
     for child in children:
         child.start()
     paid = [results.get(timeout=120) for _ in children]
@@ -176,7 +199,10 @@ def test_a_process_killed_in_the_middle_of_a_transaction_leaves_nothing_of_it(
     child.join(timeout=30)
     with closing(Ledger.open(path, "test")) as ledger:
         assert ledger.tab("a", Observer.SERVER) is None
-        assert ledger.charge("run", 0, [Charge(account="a", observer=Observer.SERVER, bill=BILL)]) == frozenset()
+        assert (
+            ledger.charge("run", 0, [Charge(account="a", observer=Observer.SERVER, bill=BILL)])
+            == frozenset()
+        )
     assert charged_rounds(path) == [0]
 
 
@@ -205,9 +231,16 @@ def test_a_full_disk_is_reported_and_keeps_every_acknowledged_charge(
     assert acknowledged >= 1
     charged = charged_rounds(path)
     assert charged[: acknowledged + 1] == list(range(acknowledged + 1))
-    assert len(charged) <= acknowledged + 2  # a commit whose answer was lost may count, never the other way round
+    assert (
+        len(charged) <= acknowledged + 2
+    )  # a commit whose answer was lost may count, never the other way round
     with closing(Ledger.open(path, "test")) as ledger:
-        assert ledger.charge("run", len(charged), [Charge(account="a", observer=Observer.SERVER, bill=BILL)]) == set()
+        assert (
+            ledger.charge(
+                "run", len(charged), [Charge(account="a", observer=Observer.SERVER, bill=BILL)]
+            )
+            == set()
+        )
     assert steps_on_tab(path) == len(charged) + 1
 
 
@@ -227,7 +260,9 @@ def test_of_many_processes_that_race_for_the_last_allotment_one_gets_it(
     path, runs = tmp_path / "ledger.sqlite", [f"run {i}" for i in range(4)]
     new_ledger(path, 10, runs, "allotments")
     gate, results = processes.Barrier(len(runs)), processes.Queue()
-    children = [processes.Process(target=commit_half, args=(path, run, gate, results)) for run in runs]
+    children = [
+        processes.Process(target=commit_half, args=(path, run, gate, results)) for run in runs
+    ]
     for child in children:
         child.start()
     answers = dict(results.get(timeout=120) for _ in children)
@@ -270,17 +305,25 @@ def test_a_kill_between_commit_and_head_file_leaves_a_ledger_that_opens(
 def charge_everyone(path: Path, names: list[str], stop: object) -> None:
     with closing(Ledger.open(path, "test")) as ledger:
         for round_ in range(1, 100_000):
-            ledger.charge("run", round_, [Charge(account=n, observer=Observer.SERVER, bill=BILL) for n in names])
+            ledger.charge(
+                "run",
+                round_,
+                [Charge(account=n, observer=Observer.SERVER, bill=BILL) for n in names],
+            )
             if stop.is_set():  # type: ignore[attr-defined]
                 return
 
 
-def test_every_statement_of_a_page_is_as_of_the_same_round(tmp_path: Path, processes: ForkServerContext) -> None:
+def test_every_statement_of_a_page_is_as_of_the_same_round(
+    tmp_path: Path, processes: ForkServerContext
+) -> None:
     path, names = tmp_path / "ledger.sqlite", [f"c{i:02d}" for i in range(20)]
     new_ledger(path, 50, ["run"])
     with closing(Ledger.open(path, "test")) as ledger:
         ledger.commit("run", [replace(PLAN, account=name) for name in names])
-        ledger.charge("run", 0, [Charge(account=n, observer=Observer.SERVER, bill=BILL) for n in names])
+        ledger.charge(
+            "run", 0, [Charge(account=n, observer=Observer.SERVER, bill=BILL) for n in names]
+        )
         stop = processes.Event()
         child = processes.Process(target=charge_everyone, args=(path, names, stop))
         child.start()

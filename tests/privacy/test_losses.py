@@ -1,4 +1,6 @@
-"""Discretised losses and their composition, against dp-accounting's, which are built in another way."""
+"""Discretised losses and their composition, against dp-accounting's, which are built in another
+way.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def library_epsilon(events: list[Event], delta: float, adjacency: Adjacency) -> 
     for event in events:
         gaussian = dp_accounting.GaussianDpEvent(event.noise_multiplier)
         sampled = event.sampling_rate < 1
-        made = dp_accounting.PoissonSampledDpEvent(event.sampling_rate, gaussian) if sampled else gaussian
+        made = (
+            dp_accounting.PoissonSampledDpEvent(event.sampling_rate, gaussian)
+            if sampled
+            else gaussian
+        )
         accountant.compose(made, event.steps)
     return float(accountant.get_epsilon(delta))
 
@@ -62,7 +68,9 @@ def test_histories_cost_what_dp_accounting_finds(
 
 @given(poisson_events(), st.sampled_from(list(Adjacency)))
 @settings(max_examples=15)
-def test_the_quick_bound_lies_a_little_above_the_fine_one(event: Event, adjacency: Adjacency) -> None:
+def test_the_quick_bound_lies_a_little_above_the_fine_one(
+    event: Event, adjacency: Adjacency
+) -> None:
     fine = spend((event,), 1e-6, adjacency=adjacency).epsilon
     quick = quick_epsilon((event,), 1e-6, adjacency=adjacency)
     assert fine * (1 - 3 * FINE) <= quick <= fine * (1 + 5 * QUICK) + 1e-8
@@ -76,7 +84,9 @@ def test_the_quick_bound_lies_a_little_above_the_fine_one(event: Event, adjacenc
 def test_one_step_keeps_its_mass_and_dominates(
     pair: Pair, reverse: bool, interval: float, std: float, log_rate: float
 ) -> None:
-    """The discretised hockey-stick divergence is never below the exact one, at the dots and between them."""
+    """The discretised hockey-stick divergence is never below the exact one, at the dots and between
+    them.
+    """
     step = Step(std=std, rate=10**log_rate, steps=1, pair=pair)
     losses = one_step(step, interval, 1e-14, reverse=reverse)
     assert losses.masses.min() >= 0
@@ -84,7 +94,9 @@ def test_one_step_keeps_its_mass_and_dominates(
     grid = interval * np.arange(losses.first, losses.first + len(losses.masses))
     for epsilon in (0.0, interval / 3, interval, 3.3 * interval, 0.5, 2.0):
         above = grid > epsilon
-        found = losses.infinite + float(np.sum(losses.masses[above] * -np.expm1(epsilon - grid[above])))
+        found = losses.infinite + float(
+            np.sum(losses.masses[above] * -np.expm1(epsilon - grid[above]))
+        )
         assert found >= exact_delta(step, epsilon, reverse=reverse) * (1 - 1e-9) - 1e-15
 
 
@@ -107,7 +119,9 @@ def exact_delta(step: Step, epsilon: float, *, reverse: bool) -> float:
 def test_very_small_deltas_are_not_lost_to_rounding(delta: float) -> None:
     """A rate of nearly 1 is nearly the Gaussian mechanism, whose epsilon is known in closed form."""
     nearly = Event(noise_multiplier=20.0, sampling="poisson", sampling_rate=1 - 1e-9, steps=1000)
-    exact = spend((Event(noise_multiplier=20.0, steps=1000),), delta, adjacency=Adjacency.ADD_REMOVE).epsilon
+    exact = spend(
+        (Event(noise_multiplier=20.0, steps=1000),), delta, adjacency=Adjacency.ADD_REMOVE
+    ).epsilon
     found = spend((nearly,), delta, adjacency=Adjacency.ADD_REMOVE).epsilon
     assert exact * (1 - 1e-8) <= found <= exact * (1 + 2 * FINE)
 
@@ -129,7 +143,12 @@ def test_a_stretch_down_to_zero_changes_nothing(event: Event, delta: float) -> N
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize(
     ("noise", "rate", "steps", "delta"),
-    [(0.81, 4.4e-4, 1, 1.8e-8), (1.08, 1.8e-3, 2, 1.1e-8), (0.63, 7e-3, 1, 6.5e-5), (1.37, 1.3e-2, 2, 5e-8)],
+    [
+        (0.81, 4.4e-4, 1, 1.8e-8),
+        (1.08, 1.8e-3, 2, 1.1e-8),
+        (0.63, 7e-3, 1, 6.5e-5),
+        (1.37, 1.3e-2, 2, 5e-8),
+    ],
 )
 def test_few_steps_with_rare_large_losses_have_a_tight_bound(
     noise: float, rate: float, steps: int, delta: float, adjacency: Adjacency
@@ -142,5 +161,10 @@ def test_few_steps_with_rare_large_losses_have_a_tight_bound(
 
 @pytest.mark.parametrize("steps", [10**5, 10**7])
 def test_many_steps_stay_within_memory(steps: int) -> None:
-    event = Event(noise_multiplier=5.0, sampling="poisson", sampling_rate=float(Fraction(1, 10**4)), steps=steps)
+    event = Event(
+        noise_multiplier=5.0,
+        sampling="poisson",
+        sampling_rate=float(Fraction(1, 10**4)),
+        steps=steps,
+    )
     assert 0 < spend((event,), 1e-6, adjacency=Adjacency.ADD_REMOVE).epsilon < 10

@@ -28,23 +28,31 @@ def largest_mu(epsilon: float, delta: float, *, known: bool) -> float:
     for _ in range(60):
         middle = math.sqrt(low * high)
         costs = gaussian_costs(middle)
-        fits = renyi_admits(costs, epsilon, delta) if known else renyi_epsilon(costs, delta) <= epsilon
+        fits = (
+            renyi_admits(costs, epsilon, delta) if known else renyi_epsilon(costs, delta) <= epsilon
+        )
         low, high = (middle, high) if fits else (low, middle)
     return low
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), BUDGETS)
-def test_the_filter_admits_less_than_the_exact_one_and_not_much_less(epsilon: float, delta: float) -> None:
+def test_the_filter_admits_less_than_the_exact_one_and_not_much_less(
+    epsilon: float, delta: float
+) -> None:
     exact = gaussian_mu(epsilon, delta)
     assert 0.73 * exact < largest_mu(epsilon, delta, known=False) < exact
     assert 0.88 * exact < largest_mu(epsilon, delta, known=True) < exact
 
 
 def test_what_a_budget_of_one_admits() -> None:
-    """One order, the best, admits 0.2472; the filter with a main order is within 1 % of it. The exact one: 0.268."""
+    """One order, the best, admits 0.2472; the filter with a main order is within 1 % of it. The
+    exact one: 0.268.
+    """
     assert gaussian_mu(1.0, 1e-5) == pytest.approx(0.268, abs=5e-4)
     assert largest_mu(1.0, 1e-5, known=True) >= 0.99 * 0.247
-    assert largest_mu(1.0, 1e-5, known=False) == pytest.approx(largest_mu(1.0, 1e-5, known=True), rel=1e-6)
+    assert largest_mu(1.0, 1e-5, known=False) == pytest.approx(
+        largest_mu(1.0, 1e-5, known=True), rel=1e-6
+    )
 
 
 def test_the_orders_are_a_fixed_increasing_tuple_above_one() -> None:
@@ -54,7 +62,9 @@ def test_the_orders_are_a_fixed_increasing_tuple_above_one() -> None:
 
 
 def test_the_conversion_is_the_stated_formula() -> None:
-    """Nine tenths of delta for one order, the rest for the others: the smallest budget whose own split admits the costs."""
+    """Nine tenths of delta for one order, the rest for the others: the smallest budget whose own
+    split admits the costs.
+    """
     costs, delta, j = gaussian_costs(0.3), 1e-6, len(ORDERS)
 
     def bound(main: float) -> float:
@@ -95,8 +105,14 @@ def test_costs_of_histories_add_up() -> None:
 @pytest.mark.parametrize(
     ("event", "adjacency"),
     [
-        (Event(noise_multiplier=1.5, sampling="poisson", sampling_rate=0.05, steps=100), ADD_REMOVE),
-        (Event(noise_multiplier=8.0, sampling="poisson", sampling_rate=0.5, steps=50), Adjacency.ZERO_OUT),
+        (
+            Event(noise_multiplier=1.5, sampling="poisson", sampling_rate=0.05, steps=100),
+            ADD_REMOVE,
+        ),
+        (
+            Event(noise_multiplier=8.0, sampling="poisson", sampling_rate=0.5, steps=50),
+            Adjacency.ZERO_OUT,
+        ),
         (Event(noise_multiplier=4.0, sampling="uniform", sampling_rate=0.1, steps=20), REPLACE_ONE),
         (Event(noise_multiplier=6.0, steps=5), REPLACE_ONE),
     ],
@@ -104,7 +120,10 @@ def test_costs_of_histories_add_up() -> None:
 def test_the_filter_costs_more_than_the_best_order_and_that_more_than_the_losses(
     event: Event, adjacency: Adjacency
 ) -> None:
-    costs = [spend((event,), 1e-5, adjacency=adjacency, accountant=name) for name in ("pld", "rdp", "renyi")]
+    costs = [
+        spend((event,), 1e-5, adjacency=adjacency, accountant=name)
+        for name in ("pld", "rdp", "renyi")
+    ]
     assert [cost.accountant for cost in costs] == ["PLD", "RDP", "RENYI"]
     values = [cost.epsilon for cost in costs]
     assert values == sorted(values)

@@ -2,10 +2,12 @@
 
 For a pair (P, Q) with loss L and  M(s) = E_P exp(s L),  T independent steps have
 
-    delta(epsilon) = 1 / (2 pi i)  integral over Re s = c  of  M(s)^T exp(-s epsilon) / (s (s + 1)) ds,    c > 0,
+    delta(epsilon) = 1 / (2 pi i)  integral over Re s = c  of  M(s)^T exp(-s epsilon) / (s (s + 1))
+    ds,    c > 0,
 
-because  1 / (s (s + 1))  is the Laplace transform of  1 - exp(-x). The moments are Gauss-Legendre quadratures over the
-noise, the outer integral a trapezoidal sum through the saddle point, where both converge exponentially.
+because  1 / (s (s + 1))  is the Laplace transform of  1 - exp(-x). The moments are Gauss-Legendre
+quadratures over the noise, the outer integral a trapezoidal sum through the saddle point, where
+both converge exponentially.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def legendre() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def panels(low: float, high: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Nodes and weights of composite Gauss-Legendre quadrature, panels of about a third of a standard deviation."""
+    """Nodes and weights of composite Gauss-Legendre quadrature, panels of about a third of a
+    standard deviation.
+    """
     nodes, weights = legendre()
     edges = np.linspace(low, high, math.ceil((high - low) * 3) + 1)
     half = np.diff(edges)[:, None] / 2
@@ -48,7 +52,9 @@ def log_normal(x: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
 
 
 def pairs(event: Event, adjacency: Adjacency) -> list[Pair]:
-    """Both directions of the dominating pair of one step, with x in standard deviations of the noise."""
+    """Both directions of the dominating pair of one step, with x in standard deviations of the
+    noise.
+    """
     rate, fixed = event.sampling_rate, event.sampling == "uniform" and event.sampling_rate < 1
     shift = (2 if fixed else 1) / event.noise_multiplier
     x, w = panels(shift / 2 if fixed else -13.0 - shift, 13.0 + shift)
@@ -86,7 +92,9 @@ def direction_delta(steps: list[tuple[Pair, int]], epsilon: float) -> float:
 
     candidates = np.geomspace(0.02, 2e3, 120)
     heights = log_integrand(candidates.astype(complex)).real
-    c = 0.7 * float(candidates[np.argmin(heights)])  # below the saddle point, where heavy tails do not alias
+    c = 0.7 * float(
+        candidates[np.argmin(heights)]
+    )  # below the saddle point, where heavy tails do not alias
     top = float(log_integrand(np.array([c + 0j])).real[0])
     width, area = c / 12, 0.0
     for block in range(400):
@@ -99,13 +107,17 @@ def direction_delta(steps: list[tuple[Pair, int]], epsilon: float) -> float:
 
 
 def independent_delta(history: list[Event], epsilon: float, adjacency: Adjacency) -> float:
-    directions = zip(*(made * (2 // len(made)) for made in (pairs(e, adjacency) for e in history)), strict=True)
+    directions = zip(
+        *(made * (2 // len(made)) for made in (pairs(e, adjacency) for e in history)), strict=True
+    )
     counts = [event.steps for event in history]
     return max(direction_delta(list(zip(d, counts, strict=True)), epsilon) for d in directions)
 
 
 def agrees(claimed: float, history: list[Event], delta: float, adjacency: Adjacency) -> bool:
-    """Whether an epsilon is an upper bound for a history, and not more than one per cent above the exact value."""
+    """Whether an epsilon is an upper bound for a history, and not more than one per cent above the
+    exact value.
+    """
     safe = independent_delta(history, claimed, adjacency) <= delta * (1 + TOO_TIGHT)
     return safe and independent_delta(history, claimed * (1 - TOO_LOOSE), adjacency) > delta
 
@@ -122,9 +134,13 @@ def plans(draw: st.DrawFn) -> tuple[list[Event], Adjacency, float]:
         least = 1.6 if adjacency is REPLACE_ONE else 0.8
         noise = max(least, rate * math.sqrt(steps) / draw(st.floats(0.15, 1.2)))
         kind = draw(st.sampled_from(kinds))
-        history.append(Event(noise_multiplier=noise, sampling=kind, sampling_rate=rate, steps=steps))
+        history.append(
+            Event(noise_multiplier=noise, sampling=kind, sampling_rate=rate, steps=steps)
+        )
     if draw(st.booleans()):
-        history.append(Event(noise_multiplier=draw(st.floats(5, 30)), steps=draw(st.integers(1, 4))))
+        history.append(
+            Event(noise_multiplier=draw(st.floats(5, 30)), steps=draw(st.integers(1, 4)))
+        )
     return history, adjacency, draw(st.sampled_from([1e-4, 1e-6, 1e-9]))
 
 
@@ -137,12 +153,17 @@ def test_the_accountant_agrees(plan: tuple[list[Event], Adjacency, float]) -> No
 
 
 def scaled(history: list[Event], factor: float) -> list[Event]:
-    return [Event(**{**vars(event), "noise_multiplier": event.noise_multiplier * factor}) for event in history]
+    return [
+        Event(**{**vars(event), "noise_multiplier": event.noise_multiplier * factor})
+        for event in history
+    ]
 
 
 @given(plans())
 @settings(max_examples=10)
-def test_three_per_cent_of_noise_more_or_less_would_be_noticed(plan: tuple[list[Event], Adjacency, float]) -> None:
+def test_three_per_cent_of_noise_more_or_less_would_be_noticed(
+    plan: tuple[list[Event], Adjacency, float],
+) -> None:
     history, adjacency, delta = plan
     for factor in (0.97, 1.03):
         claimed = spend(scaled(history, factor), delta, adjacency=adjacency).epsilon
@@ -151,7 +172,9 @@ def test_three_per_cent_of_noise_more_or_less_would_be_noticed(plan: tuple[list[
 
 @given(plans())
 @settings(max_examples=10)
-def test_the_sensitivity_of_the_wrong_adjacency_would_be_noticed(plan: tuple[list[Event], Adjacency, float]) -> None:
+def test_the_sensitivity_of_the_wrong_adjacency_would_be_noticed(
+    plan: tuple[list[Event], Adjacency, float],
+) -> None:
     history, adjacency, delta = plan
     factor = 0.5 if adjacency is ADD_REMOVE else 2.0
     claimed = spend(scaled(history, factor), delta, adjacency=adjacency).epsilon
@@ -163,8 +186,13 @@ def test_the_sensitivity_of_the_wrong_adjacency_would_be_noticed(plan: tuple[lis
 
 
 @pytest.mark.parametrize(("mu", "epsilon"), [(1.0, 4.4), (0.25, 0.9), (2.0, 12.0), (0.05, 0.2)])
-def test_the_independent_computation_knows_the_gaussian_mechanism(mu: float, epsilon: float) -> None:
-    delta = float(special.ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * special.ndtr(-mu / 2 - epsilon / mu))
+def test_the_independent_computation_knows_the_gaussian_mechanism(
+    mu: float, epsilon: float
+) -> None:
+    delta = float(
+        special.ndtr(mu / 2 - epsilon / mu)
+        - math.exp(epsilon) * special.ndtr(-mu / 2 - epsilon / mu)
+    )
     event = Event(noise_multiplier=3 / mu, steps=9)
     assert independent_delta([event], epsilon, ADD_REMOVE) == pytest.approx(delta, rel=1e-7)
     assert agrees(spend([event], delta, adjacency=ADD_REMOVE).epsilon, [event], delta, ADD_REMOVE)

@@ -1,4 +1,6 @@
-"""The page for an ethics board: every epsilon with its unit, adjacency, observer, delta and accountant."""
+"""The page for an ethics board: every epsilon with its unit, adjacency, observer, delta and
+accountant.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from tests.privacy.ledgers import exact_epsilon
 
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy.accountant import spend
-from dpfl.privacy.bills import Bill, Charge, PrivacyPlan
+from dpfl.privacy.costs import Bill, Charge, PrivacyPlan
 from dpfl.privacy.events import Event
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger import Ledger
@@ -25,7 +27,9 @@ FIXED = Event(noise_multiplier=4.0, sampling="uniform", sampling_rate=0.1)
 POISSON = Event(noise_multiplier=3.0, sampling="poisson", sampling_rate=0.05)
 
 
-def bill(*events: Event, unit: Unit = Unit.CLIENT, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Bill:
+def bill(
+    *events: Event, unit: Unit = Unit.CLIENT, adjacency: Adjacency = Adjacency.ADD_REMOVE
+) -> Bill:
     return Bill(unit=unit, adjacency=adjacency, events=events or (GAUSSIAN,))
 
 
@@ -43,14 +47,18 @@ def pay(
     plan = PrivacyPlan(account=account, observer=observer, bill=what, releases=rounds, delta=delta)
     assert not ledger.commit(run, [plan])
     for round_ in range(rounds):
-        assert not ledger.charge(run, round_, [Charge(account=account, observer=observer, bill=what)])
+        assert not ledger.charge(
+            run, round_, [Charge(account=account, observer=observer, bill=what)]
+        )
 
 
 def price(*events: Event, at: float = 1e-5, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
     return spend(events, at, adjacency=adjacency).epsilon
 
 
-def stated(ledger: Ledger, account: str = "a", observer: Observer = SERVER, delta: float | None = 1e-5) -> Statement:
+def stated(
+    ledger: Ledger, account: str = "a", observer: Observer = SERVER, delta: float | None = 1e-5
+) -> Statement:
     line = statement(ledger, account, observer, delta)
     assert line is not None
     return line
@@ -107,7 +115,11 @@ def test_studies_of_a_budget_add_up_each_at_its_own_delta(ledger: Ledger) -> Non
     ledger.grant({"a": Budget(epsilon=20.0, delta=1e-5)}, unit=Unit.CLIENT, observer=SERVER)
     pay(ledger, "first", 10, bill(), delta=7e-6)
     first = stated(ledger, delta=None)
-    assert (first.epsilon, first.delta, first.accountant) == (price(GAUSSIAN.times(10), at=7e-6), 7e-6, "PLD")
+    assert (first.epsilon, first.delta, first.accountant) == (
+        price(GAUSSIAN.times(10), at=7e-6),
+        7e-6,
+        "PLD",
+    )
     pay(ledger, "second", 10, bill(POISSON, GAUSSIAN), delta=2e-6)
     both = stated(ledger, delta=None)
     second = price(POISSON.times(10), GAUSSIAN.times(10), at=2e-6)
@@ -122,7 +134,10 @@ def test_at_another_delta_every_study_gets_an_equal_share(ledger: Ledger) -> Non
     pay(ledger, "first", 10, bill())
     pay(ledger, "second", 10, bill(POISSON, GAUSSIAN))
     line = stated(ledger, delta=1e-6)
-    expected = [price(GAUSSIAN.times(10), at=5e-7), price(POISSON.times(10), GAUSSIAN.times(10), at=5e-7)]
+    expected = [
+        price(GAUSSIAN.times(10), at=5e-7),
+        price(POISSON.times(10), GAUSSIAN.times(10), at=5e-7),
+    ]
     assert (line.epsilon, line.delta) == (math.fsum(expected), 1e-6)
 
 
@@ -150,12 +165,20 @@ def test_where_a_study_pays_as_it_goes_only_what_was_charged_is_stated(rule: Fil
     line = stated(ledger, delta=None)
     exact = exact_epsilon(1, (3 / 8**2 + 2 / 30**2) ** -0.5)
     if rule == "gaussian":
-        assert exact <= line.epsilon <= exact * (1 + 1e-3)  # a thousandth of delta is kept for the sampler
+        assert (
+            exact <= line.epsilon <= exact * (1 + 1e-3)
+        )  # a thousandth of delta is kept for the sampler
         assert line.accountant == "Gaussian filter"
     else:
         assert exact < line.epsilon < 5.0
         assert line.accountant == "RDP filter"
-    assert (line.delta, line.granted, line.rounds, line.studies, line.filter) == (1e-5, 5.0, 5, 2, rule)
+    assert (line.delta, line.granted, line.rounds, line.studies, line.filter) == (
+        1e-5,
+        5.0,
+        5,
+        2,
+        rule,
+    )
     assert stated(ledger, delta=1e-7).epsilon > line.epsilon
     ledger.close()
 
@@ -222,7 +245,11 @@ def test_nothing_finite_is_stated_where_no_delta_is_known(ledger: Ledger) -> Non
     assert statement(ledger, "a", SERVER, 1e-5) is None
     pay(ledger, "run", 1, bill())
     (line,) = statements(ledger)
-    assert (line.epsilon, line.delta, line.accountant) == (math.inf, None, "none: no delta is known")
+    assert (line.epsilon, line.delta, line.accountant) == (
+        math.inf,
+        None,
+        "none: no delta is known",
+    )
     assert math.isfinite(stated(ledger, delta=1e-5).epsilon)
 
 
@@ -244,7 +271,9 @@ def test_every_member_of_a_population_is_stated_with_all_its_rounds(ledger: Ledg
     crowd = [f"c{i}" for i in range(5)]
     ledger.register("run", seeded=False, title="crowd")
     name = ledger.population(crowd)
-    ledger.commit("run", [PrivacyPlan(account=name, observer=WORLD, bill=bill(POISSON), releases=3)])
+    ledger.commit(
+        "run", [PrivacyPlan(account=name, observer=WORLD, bill=bill(POISSON), releases=3)]
+    )
     for round_ in range(3):
         ledger.charge("run", round_, [Charge(account=name, observer=WORLD, bill=bill(POISSON))])
     lines = statements(ledger, 1e-5)
@@ -257,7 +286,9 @@ def test_every_member_of_a_population_is_stated_with_all_its_rounds(ledger: Ledg
 def test_a_client_level_history_read_for_records_is_never_read_under_a_weaker_adjacency(
     ledger: Ledger,
 ) -> None:
-    """One changed record replaces a client's whole contribution: twice the sensitivity of leaving it out."""
+    """One changed record replaces a client's whole contribution: twice the sensitivity of leaving
+    it out.
+    """
     pay(ledger, "clients", 4, bill(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE))
     ledger.grant({"a": Budget(epsilon=50.0, delta=1e-5)}, unit=Unit.RECORD, observer=SERVER)
     replaced = spend((GAUSSIAN.times(4),), 1e-5, adjacency=Adjacency.REPLACE_ONE).epsilon
@@ -265,7 +296,9 @@ def test_a_client_level_history_read_for_records_is_never_read_under_a_weaker_ad
 
 
 def test_a_budget_is_never_shown_beside_deltas_that_exceed_its_own(ledger: Ledger) -> None:
-    """Plans from before the budget, each at all of its delta: the sum is stated, and is not within it."""
+    """Plans from before the budget, each at all of its delta: the sum is stated, and is not within
+    it.
+    """
     pay(ledger, "first", 2, bill())
     pay(ledger, "second", 2, bill())
     ledger.grant({"a": Budget(epsilon=50.0, delta=1e-5)}, unit=Unit.CLIENT, observer=SERVER)
@@ -277,6 +310,10 @@ def test_a_budget_is_never_shown_beside_deltas_that_exceed_its_own(ledger: Ledge
 def test_plans_with_deltas_of_their_own_are_stated_without_a_budget(ledger: Ledger) -> None:
     pay(ledger, "run", 3, bill(), delta=1e-6)
     (line,) = statements(ledger)
-    assert (line.epsilon, line.delta, line.granted) == (price(GAUSSIAN.times(3), at=1e-6), 1e-6, None)
+    assert (line.epsilon, line.delta, line.granted) == (
+        price(GAUSSIAN.times(3), at=1e-6),
+        1e-6,
+        None,
+    )
     (plan,) = ledger.plans("a")
     assert (plan.epsilon, plan.priced_at, plan.releases, plan.used) == (line.epsilon, 1e-6, 3, 3)

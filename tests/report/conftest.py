@@ -1,4 +1,6 @@
-"""Runs that are made once, pages about them, and a real browser that keeps a record of everything it meets."""
+"""Runs that are made once, pages about them, and a real browser that keeps a record of everything
+it meets.
+"""
 
 from __future__ import annotations
 
@@ -174,7 +176,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base / "sweep"
 
 
-# -- the browser -------------------------------------------------------------------------------------------------------
+# -- the browser -----------------------------------------------------------------------------------
 
 
 @dataclass

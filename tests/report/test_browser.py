@@ -1,4 +1,6 @@
-"""The page in a real browser: silent, complete, true to summary.json, readable on a phone, and safe with any name."""
+"""The page in a real browser: silent, complete, true to summary.json, readable on a phone, and safe
+with any name.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ from typing import Any
 import pytest
 
 from dpfl.report.live import LiveServer
-from tests.report.conftest import METHODS, Seen, copied, grown, renamed, reported, rounds_of, summary_of
+from tests.report.conftest import (
+    METHODS,
+    Seen,
+    copied,
+    grown,
+    renamed,
+    reported,
+    rounds_of,
+    summary_of,
+)
 
 Look = Callable[..., Seen]
 NAMES = [
@@ -44,7 +55,9 @@ SMALLEST = """(kind) => Math.min(...[...document.querySelectorAll(kind)].map(
 
 def settle(seen: Seen) -> None:
     """Give the page time for whatever it does after drawing."""
-    seen.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    seen.page.evaluate(
+        "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
 
 
 def check_silent(seen: Seen, page: Path) -> None:
@@ -72,14 +85,18 @@ def table_of(seen: Seen, name: str) -> list[list[Any]]:
     return rows
 
 
-@pytest.fixture(scope="module", params=[name for name in METHODS if name != "robust_hdp"])  # that is in the comparison
-def run_page(request: pytest.FixtureRequest, made: Callable[[str], Path], look: Look) -> tuple[Seen, Path]:
+@pytest.fixture(
+    scope="module", params=[name for name in METHODS if name != "robust_hdp"]
+)  # that is in the comparison
+def run_page(
+    request: pytest.FixtureRequest, made: Callable[[str], Path], look: Look
+) -> tuple[Seen, Path]:
     """A run's page, opened once for all that only look at it."""
     folder = made(request.param)
     return look(reported(folder)), folder
 
 
-# -- one run -----------------------------------------------------------------------------------------------------------
+# -- one run ---------------------------------------------------------------------------------------
 
 
 def test_the_page_is_silent_and_asks_for_nothing(run_page: tuple[Seen, Path]) -> None:
@@ -90,7 +107,11 @@ def test_the_page_is_silent_and_asks_for_nothing(run_page: tuple[Seen, Path]) ->
 
 def test_every_figure_of_the_page_is_drawn(run_page: tuple[Seen, Path]) -> None:
     seen, _ = run_page
-    wanted = set(seen.page.evaluate("() => Object.keys(JSON.parse(document.getElementById('figures').textContent))"))
+    wanted = set(
+        seen.page.evaluate(
+            "() => Object.keys(JSON.parse(document.getElementById('figures').textContent))"
+        )
+    )
     assert {one["id"] for one in seen.page.evaluate(DRAWN)} == {f"figure-{name}" for name in wanted}
     check_drawn(seen, 3)
 
@@ -122,9 +143,20 @@ def test_every_account_s_row_equals_its_statement(run_page: tuple[Seen, Path]) -
     rows = table_of(seen, f"accounts-{told['method']}")
     assert len(rows) == len(told["statements"]) == 8
     for row, line in zip(rows, told["statements"], strict=True):
-        (_, name), (rounds, _), (spent, spent_text), (granted, granted_text), (_, delta), (_, accountant) = row
+        (
+            (_, name),
+            (rounds, _),
+            (spent, spent_text),
+            (granted, granted_text),
+            (_, delta),
+            (_, accountant),
+        ) = row
         assert name == line["account"]
-        assert (int(rounds), float(spent), float(granted)) == (line["rounds"], line["epsilon"], line["granted"])
+        assert (int(rounds), float(spent), float(granted)) == (
+            line["rounds"],
+            line["epsilon"],
+            line["granted"],
+        )
         assert float(delta) == line["delta"] and accountant == line["accountant"]
         assert float(spent_text) >= line["epsilon"]
         assert float(granted_text) >= line["granted"]
@@ -142,13 +174,15 @@ def test_the_plotted_accuracy_is_the_record_s(run_page: tuple[Seen, Path]) -> No
 
 def test_stamps_and_the_experiment_are_on_the_page(run_page: tuple[Seen, Path]) -> None:
     seen, folder = run_page
-    stamps = seen.page.evaluate("() => [...document.querySelectorAll('.stamp')].map((one) => one.textContent)")
+    stamps = seen.page.evaluate(
+        "() => [...document.querySelectorAll('.stamp')].map((one) => one.textContent)"
+    )
     assert sorted(stamps) == sorted(summary_of(folder)["stamps"])
     assert "NOT PRIVATE" in stamps[0]
     assert seen.page.text_content("pre") == (folder / "experiment.toml").read_text()
 
 
-# -- reading it --------------------------------------------------------------------------------------------------------
+# -- reading it ------------------------------------------------------------------------------------
 
 
 def check_readable(seen: Seen) -> None:
@@ -177,7 +211,9 @@ def test_print_opens_what_is_folded_and_closes_it_again(compared: Seen, tmp_path
     states = "() => [...document.querySelectorAll('details')].map((one) => one.open)"
     before = compared.page.evaluate(states)
     assert before and not any(before)
-    compared.page.evaluate(f"() => window.addEventListener('beforeprint', () => {{ window.printed = ({states})(); }})")
+    compared.page.evaluate(
+        f"() => window.addEventListener('beforeprint', () => {{ window.printed = ({states})(); }})"
+    )
     content = compared.page.pdf(path=str(tmp_path / "page.pdf"), format="A4")
     assert content.startswith(b"%PDF")
     assert compared.page.evaluate("() => window.printed") == [True] * len(before)
@@ -189,20 +225,32 @@ def test_print_opens_what_is_folded_and_closes_it_again(compared: Seen, tmp_path
     assert compared.said == []
 
 
-def test_a_comparison_is_readable_on_a_desk_and_its_folded_figures_fit(compared: Seen, comparison: Path) -> None:
+def test_a_comparison_is_readable_on_a_desk_and_its_folded_figures_fit(
+    compared: Seen, comparison: Path
+) -> None:
     check_folded_figures_fit(compared, comparison / "report.html")
 
 
-def test_a_comparison_is_readable_on_a_phone_and_its_folded_figures_fit(comparison: Path, look: Look) -> None:
+def test_a_comparison_is_readable_on_a_phone_and_its_folded_figures_fit(
+    comparison: Path, look: Look
+) -> None:
     check_folded_figures_fit(look(comparison / "report.html", 390), comparison / "report.html")
 
 
 def test_a_comparison_s_table_equals_its_results_and_the_best_is_of_one_promise(
     compared: Seen, comparison: Path
 ) -> None:
-    cells = {cell["label"]: cell for cell in json.loads((comparison / "results.json").read_text())["cells"]}
+    cells = {
+        cell["label"]: cell
+        for cell in json.loads((comparison / "results.json").read_text())["cells"]
+    }
     tables = {unit: table_of(compared, f"standings-{unit}") for unit in ("record", "client")}
-    assert [row[0][1] for row in tables["record"]] == ["fedavg", "fedavg_dp", "weiavg", "robust_hdp"]
+    assert [row[0][1] for row in tables["record"]] == [
+        "fedavg",
+        "fedavg_dp",
+        "weiavg",
+        "robust_hdp",
+    ]
     assert [row[0][1] for row in tables["client"]] == ["fedavg", "dp_fed"]
     for row in (*tables["record"], *tables["client"]):
         own = [run["accuracy"] for run in cells[row[0][1]]["runs"]]
@@ -251,7 +299,7 @@ def test_a_sweep_is_readable_and_its_table_equals_its_results(sweep: Path, look:
             assert float(row[1][0]) == pytest.approx(mean, abs=1e-12)
 
 
-# -- names -------------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +314,12 @@ def test_names_with_html_do_nothing_and_are_shown_as_they_are(named: tuple[Seen,
     settle(seen)
     check_silent(seen, page)
     assert sorted(row[0][1] for row in table_of(seen, "accounts-weiavg")) == sorted(NAMES)
-    assert seen.page.evaluate("() => document.querySelectorAll('main img, main td *, main script').length") == 0
+    assert (
+        seen.page.evaluate(
+            "() => document.querySelectorAll('main img, main td *, main script').length"
+        )
+        == 0
+    )
     check_drawn(seen, 5)
 
 
@@ -303,11 +356,13 @@ def test_names_with_html_are_themselves_where_one_points(named: tuple[Seen, Path
     assert sorted(html.unescape(name) for name, _ in told) == sorted(NAMES)
 
 
-# -- size --------------------------------------------------------------------------------------------------------------
+# -- size ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def thousand(weiavg: Path, tmp_path_factory: pytest.TempPathFactory, look: Look) -> tuple[Seen, Path, float]:
+def thousand(
+    weiavg: Path, tmp_path_factory: pytest.TempPathFactory, look: Look
+) -> tuple[Seen, Path, float]:
     """A thousand clients on a phone, and how long that took to open."""
     page = reported(grown(weiavg, tmp_path_factory.mktemp("many") / "run", 1000))
     started = time.monotonic()
@@ -359,10 +414,12 @@ def test_a_name_is_found_among_names_only(thousand: tuple[Seen, Path, float]) ->
     assert found == 0
 
 
-# -- the public page ---------------------------------------------------------------------------------------------------
+# -- the public page -------------------------------------------------------------------------------
 
 
-def test_the_public_page_is_silent_readable_and_without_figures(dp_fed_ls: Path, look: Look) -> None:
+def test_the_public_page_is_silent_readable_and_without_figures(
+    dp_fed_ls: Path, look: Look
+) -> None:
     page = reported(dp_fed_ls, "public.html", public=True)
     seen = look(page, 390)
     check_silent(seen, page)
@@ -371,10 +428,12 @@ def test_the_public_page_is_silent_readable_and_without_figures(dp_fed_ls: Path,
     assert "NOT PRIVATE: SEEDED" in seen.page.inner_text("main")
 
 
-# -- the live view -----------------------------------------------------------------------------------------------------
+# -- the live view ---------------------------------------------------------------------------------
 
 
-def test_the_live_page_follows_the_run_by_itself_to_its_end(weiavg: Path, look: Look, tmp_path: Path) -> None:
+def test_the_live_page_follows_the_run_by_itself_to_its_end(
+    weiavg: Path, look: Look, tmp_path: Path
+) -> None:
     place = tmp_path / "run"
     lines = (weiavg / "rounds.jsonl").read_text().splitlines(keepends=True)
     points = "() => document.getElementById('figure-accuracy-by-round')?.data?.[0].x.length ?? 0"
@@ -395,7 +454,9 @@ def test_the_live_page_follows_the_run_by_itself_to_its_end(weiavg: Path, look: 
         (place / "rounds.jsonl").write_text("".join(lines))
         (place / "summary.json").write_text((weiavg / "summary.json").read_text())
         seen.page.wait_for_selector("[data-fact=spent-median]", timeout=20_000)
-        seen.page.wait_for_function("document.querySelector('h1').textContent === 'weiavg: one run'", timeout=20_000)
+        seen.page.wait_for_function(
+            "document.querySelector('h1').textContent === 'weiavg: one run'", timeout=20_000
+        )
         assert seen.page.evaluate(FACTS)["accuracy"] == str(summary_of(weiavg)["accuracy"])
         check_drawn(seen, 5)
         assert seen.page.evaluate("() => window.kept") == "the same page"

@@ -1,4 +1,6 @@
-"""Figures as data: every number is one of the run's files, and no axis is shared by what cannot be compared."""
+"""Figures as data: every number is one of the run's files, and no axis is shared by what cannot be
+compared.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from tests.report.conftest import METHODS, copied, grown, renamed, rounds_of, su
 def charts_of(folder: Path) -> dict[str, Chart]:
     found = all_charts(of_folders([folder]))
     by_name = {chart.name: chart for chart in found}
-    assert len(by_name) == len(found)  # a name is a file and a place in the page: no two may share it
+    assert len(by_name) == len(
+        found
+    )  # a name is a file and a place in the page: no two may share it
     return by_name
 
 
@@ -43,7 +47,7 @@ def strict_json(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-# -- drawing -----------------------------------------------------------------------------------------------------------
+# -- drawing ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -59,7 +63,9 @@ def test_plotly_accepts_every_figure_of_a_run(name: str, made: Callable[[str], P
         assert strict_json(json.dumps(specified)) == specified
 
 
-def test_plotly_accepts_every_figure_of_a_comparison_and_a_sweep(comparison: Path, sweep: Path) -> None:
+def test_plotly_accepts_every_figure_of_a_comparison_and_a_sweep(
+    comparison: Path, sweep: Path
+) -> None:
     for folder in (comparison, sweep):
         for chart in charts_of(folder).values():
             go.Figure(specification(chart))
@@ -83,15 +89,25 @@ def test_a_band_goes_around_its_line() -> None:
 
 @pytest.mark.parametrize("names", [["10", "9", "200"], ["2020-01-01", "2019-05-01", "2021-01-01"]])
 def test_clients_called_by_numbers_or_dates_are_still_names(names: list[str]) -> None:
-    words: dict[str, Any] = {"name": "n", "title": "t", "x_label": "client", "y_label": "y", "caption": "c."}
-    points = Chart(**words, series=[Series(name="a", x=list(names), y=[1.0, 2.0, 3.0], kind="points")])
+    words: dict[str, Any] = {
+        "name": "n",
+        "title": "t",
+        "x_label": "client",
+        "y_label": "y",
+        "caption": "c.",
+    }
+    points = Chart(
+        **words, series=[Series(name="a", x=list(names), y=[1.0, 2.0, 3.0], kind="points")]
+    )
     heat = Chart(**words, heat=Heat(x=names, y=["0"], z=[[1.0, 2.0, 3.0]]))
     for chart in (points, heat):
         assert specification(chart)["layout"]["xaxis"].get("type") == "category"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_number_that_is_none_does_not_break_the_page(value: float, dp_fed_ls: Path, tmp_path: Path) -> None:
+def test_a_number_that_is_none_does_not_break_the_page(
+    value: float, dp_fed_ls: Path, tmp_path: Path
+) -> None:
     place = copied(dp_fed_ls, tmp_path / "run")
     lines = rounds_of(place)
     lines[1]["update_norm"] = value
@@ -101,10 +117,12 @@ def test_a_number_that_is_none_does_not_break_the_page(value: float, dp_fed_ls: 
     assert "central-noise-dp_fed_ls" in figures
 
 
-# -- units -------------------------------------------------------------------------------------------------------------
+# -- units -----------------------------------------------------------------------------------------
 
 
-def test_methods_that_protect_different_things_never_share_an_accuracy_axis(comparison: Path, sweep: Path) -> None:
+def test_methods_that_protect_different_things_never_share_an_accuracy_axis(
+    comparison: Path, sweep: Path
+) -> None:
     for folder in (comparison, sweep):
         material = of_folders([folder])
         units = units_of(material)
@@ -115,7 +133,9 @@ def test_methods_that_protect_different_things_never_share_an_accuracy_axis(comp
                 assert len(inside) == 1, chart.name
 
 
-def test_a_comparison_of_two_units_has_a_figure_for_each_and_the_reference_in_both(comparison: Path) -> None:
+def test_a_comparison_of_two_units_has_a_figure_for_each_and_the_reference_in_both(
+    comparison: Path,
+) -> None:
     charts = charts_of(comparison)
     record, client = charts["accuracy-by-round-record"], charts["accuracy-by-round-client"]
     assert [s.name for s in record.series] == ["fedavg", "fedavg_dp", "weiavg", "robust_hdp"]
@@ -138,19 +158,25 @@ def test_a_method_that_protects_nobody_has_no_epsilon_to_draw(fedavg: Path) -> N
     assert not [name for name in charts_of(fedavg) if "epsilon" in name]
 
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
+# -- numbers ---------------------------------------------------------------------------------------
 
 
 def test_bands_are_one_standard_deviation_over_seeds(comparison: Path) -> None:
     material = of_folders([comparison])
-    (series,) = [s for s in charts_of(comparison)["accuracy-by-round-record"].series if s.name == "weiavg"]
+    (series,) = [
+        s for s in charts_of(comparison)["accuracy-by-round-record"].series if s.name == "weiavg"
+    ]
     runs = material.cases[0].methods["weiavg"]
     assert [run.seed for run in runs] == [0, 1]
     for place, round_ in enumerate(series.x):
         both = [100 * rounds_of(run.folder)[round_ - 1]["accuracy"] for run in runs]
         assert series.y[place] == pytest.approx(statistics.mean(both))
-        assert series.high and series.high[place] == pytest.approx(statistics.mean(both) + statistics.stdev(both))
-        assert series.low and series.low[place] == pytest.approx(statistics.mean(both) - statistics.stdev(both))
+        assert series.high and series.high[place] == pytest.approx(
+            statistics.mean(both) + statistics.stdev(both)
+        )
+        assert series.low and series.low[place] == pytest.approx(
+            statistics.mean(both) - statistics.stdev(both)
+        )
 
 
 def test_one_run_has_no_band_and_the_record_s_values(weiavg: Path) -> None:
@@ -179,7 +205,9 @@ def test_a_sweep_s_curve_goes_over_the_field_and_its_bands_over_seeds(sweep: Pat
     assert series.low is not None
 
 
-def test_every_site_s_grant_and_spend_are_drawn_by_grant_and_no_spend_above_its_grant(weiavg: Path) -> None:
+def test_every_site_s_grant_and_spend_are_drawn_by_grant_and_no_spend_above_its_grant(
+    weiavg: Path,
+) -> None:
     granted, spent = charts_of(weiavg)["epsilon-weiavg"].series
     told = {line["account"]: line for line in summary_of(weiavg)["statements"]}
     assert granted.x == spent.x == spent.text
@@ -190,7 +218,9 @@ def test_every_site_s_grant_and_spend_are_drawn_by_grant_and_no_spend_above_its_
 
 
 @pytest.mark.parametrize("name", ["weiavg", "robust_hdp"])
-def test_weights_stand_beside_those_that_leave_the_least_noise(name: str, made: Callable[[str], Path]) -> None:
+def test_weights_stand_beside_those_that_leave_the_least_noise(
+    name: str, made: Callable[[str], Path]
+) -> None:
     folder = made(name)
     oracle, own = charts_of(folder)[f"weights-{name}"].series
     lines = rounds_of(folder)
@@ -226,14 +256,22 @@ def test_pfa_shows_what_the_subspace_keeps_and_its_spectrum(pfa: Path) -> None:
     private, public = charts["subspace-pfa"].series
     assert private.y == [line["clean_metrics"]["private_energy_kept"] for line in lines]
     assert public.y == [line["clean_metrics"]["public_energy_kept"] for line in lines]
-    told = {k.removesuffix("/spectrum"): v for k, v in lines[-1]["clean_metrics"].items() if k.endswith("/spectrum")}
+    told = {
+        k.removesuffix("/spectrum"): v
+        for k, v in lines[-1]["clean_metrics"].items()
+        if k.endswith("/spectrum")
+    }
     assert told
     assert {s.name: s.y for s in charts["public-spectrum-pfa"].series} == told
 
 
 def test_fedceo_shows_spectrum_threshold_and_the_map_of_smoothness(fedceo: Path) -> None:
     charts = charts_of(fedceo)
-    last = [line for line in rounds_of(fedceo) if "smoothness_map_before" in line.get("clean_metrics", {})][-1]
+    last = [
+        line
+        for line in rounds_of(fedceo)
+        if "smoothness_map_before" in line.get("clean_metrics", {})
+    ][-1]
     told = last["clean_metrics"]
     first, threshold = charts["spectrum-fedceo"].series
     assert first.y == told["1.weight/singular_values"][: len(first.y)]
@@ -264,7 +302,9 @@ def test_bytes_add_up_to_the_summary_s_and_stages_to_the_timings(weiavg: Path) -
     timings = [json.loads(line) for line in (weiavg / "timings.jsonl").read_text().splitlines()]
     stages = {series.name: series.y for series in charts["seconds"].series}
     assert list(stages) == ["open", "clients", "close", "evaluate"]
-    assert stages["clients"] == [pytest.approx(statistics.mean(line["clients"] for line in timings))]
+    assert stages["clients"] == [
+        pytest.approx(statistics.mean(line["clients"] for line in timings))
+    ]
 
 
 def test_many_methods_have_bars_instead_of_lines(comparison: Path) -> None:
@@ -274,10 +314,12 @@ def test_many_methods_have_bars_instead_of_lines(comparison: Path) -> None:
     assert [y * 2**20 for y in up.y] == [runs[label].summary["bytes_up"] for label in up.x]
 
 
-# -- size and names ----------------------------------------------------------------------------------------------------
+# -- size and names --------------------------------------------------------------------------------
 
 
-def test_a_thousand_clients_are_numbered_not_named_along_the_axis(weiavg: Path, tmp_path: Path) -> None:
+def test_a_thousand_clients_are_numbered_not_named_along_the_axis(
+    weiavg: Path, tmp_path: Path
+) -> None:
     charts = charts_of(grown(weiavg, tmp_path / "many", 1000))
     for name in ("epsilon-weiavg", "weights-weiavg"):
         assert charts[name].x_label == "clients, by what they granted"

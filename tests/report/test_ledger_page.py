@@ -11,7 +11,7 @@ import pytest
 from dpfl.cli.main import run_command
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy.accountant import shown, spend
-from dpfl.privacy.bills import Bill, Charge, PrivacyPlan
+from dpfl.privacy.costs import Bill, Charge, PrivacyPlan
 from dpfl.privacy.events import Event
 from dpfl.privacy.ledger import Ledger
 from dpfl.report.ledger_page import write_ledger_page
@@ -40,9 +40,13 @@ def _ledger(
     ledger.register("run-1", seeded=seeded, title=title)
     if releases:
         whom = {"account": account, "observer": Observer.SERVER}
-        assert not ledger.commit("run-1", [PrivacyPlan(**whom, bill=BILL, releases=releases, delta=DELTA)])
+        assert not ledger.commit(
+            "run-1", [PrivacyPlan(**whom, bill=BILL, releases=releases, delta=DELTA)]
+        )
     for round_ in range(rounds):
-        refused = ledger.charge("run-1", round_, [Charge(account=account, observer=Observer.SERVER, bill=BILL)])
+        refused = ledger.charge(
+            "run-1", round_, [Charge(account=account, observer=Observer.SERVER, bill=BILL)]
+        )
         assert not refused
     return ledger
 
@@ -66,7 +70,10 @@ def test_numbers_on_the_page_are_the_ledger_s(tmp_path: Path, look: Look) -> Non
     assert [text for _, text in study][:2] == ["heart: weiavg", "run-1"]
     assert study[4] == ["3", "3"]
     text = seen.page.inner_text("main")
-    assert "'north' has a budget of epsilon 2.000 at delta 1e-05 that protects each record against the server" in text
+    assert (
+        "'north' has a budget of epsilon 2.000 at delta 1e-05 that protects each record against the server"
+        in text
+    )
     assert ledger.head().digest in text
     (plan,) = table_of(seen, "plans")
     assert [text for _, text in plan][:5] == ["north", "run-1", "server", "3", "3"]
@@ -84,7 +91,9 @@ def test_a_grant_is_never_shown_beside_an_epsilon_of_another_delta(tmp_path: Pat
 
 
 @pytest.mark.parametrize("rounds", [0, 3])
-def test_a_plan_counts_as_a_whole_however_much_of_it_took_place(tmp_path: Path, rounds: int) -> None:
+def test_a_plan_counts_as_a_whole_however_much_of_it_took_place(
+    tmp_path: Path, rounds: int
+) -> None:
     ledger = _ledger(tmp_path / "l.sqlite", "north", rounds, planned=5)
     page = write_ledger_page(ledger, tmp_path / "page.html", "north").read_text()
     price = spend((EVENT,) * 5, DELTA, adjacency=Adjacency.ZERO_OUT).epsilon
@@ -98,7 +107,9 @@ def test_a_plan_counts_as_a_whole_however_much_of_it_took_place(tmp_path: Path, 
 
 def test_names_are_text_and_a_rehearsal_is_stamped(tmp_path: Path, look: Look) -> None:
     name = "<img src=x onerror=alert(1)>"
-    ledger = _ledger(tmp_path / "l.sqlite", name, seeded=True, title="</script><script>alert(1)</script>")
+    ledger = _ledger(
+        tmp_path / "l.sqlite", name, seeded=True, title="</script><script>alert(1)</script>"
+    )
     page = write_ledger_page(ledger, tmp_path / "page.html", name)
     seen = look(page)
     check_silent(seen, page)
@@ -108,25 +119,40 @@ def test_names_are_text_and_a_rehearsal_is_stamped(tmp_path: Path, look: Look) -
 
 
 def test_what_was_never_used_and_what_protects_nobody_are_said_in_words(tmp_path: Path) -> None:
-    unused = write_ledger_page(_ledger(tmp_path / "l.sqlite", "north", 0), tmp_path / "page.html", "north").read_text()
+    unused = write_ledger_page(
+        _ledger(tmp_path / "l.sqlite", "north", 0), tmp_path / "page.html", "north"
+    ).read_text()
     assert "has spent nothing yet" in unused
     bare = Ledger.create(tmp_path / "bare.sqlite", "south")
     bare.register("run-1", seeded=False, title="heart: fedavg")
-    nothing = Bill(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, events=(Event(noise_multiplier=0.0, steps=1),))
-    bare.commit("run-1", [PrivacyPlan(account="south", observer=Observer.SERVER, bill=nothing, releases=1)])
+    nothing = Bill(
+        unit=Unit.RECORD,
+        adjacency=Adjacency.ZERO_OUT,
+        events=(Event(noise_multiplier=0.0, steps=1),),
+    )
+    bare.commit(
+        "run-1", [PrivacyPlan(account="south", observer=Observer.SERVER, bill=nothing, releases=1)]
+    )
     bare.charge("run-1", 0, [Charge(account="south", observer=Observer.SERVER, bill=nothing)])
     open_ = write_ledger_page(bare, tmp_path / "bare.html", "south").read_text()
     assert "has no protection left" in open_
     assert "No budget is set" in open_
     empty = Ledger.create(tmp_path / "empty.sqlite", "west")
-    assert "No budget was set" in write_ledger_page(empty, tmp_path / "empty.html", "west").read_text()
+    assert (
+        "No budget was set" in write_ledger_page(empty, tmp_path / "empty.html", "west").read_text()
+    )
 
 
 def test_the_command_writes_the_page_beside_what_it_prints(
     tmp_path: Path, weiavg: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "board.html"
-    assert run_command(["account", "--ledger", str(weiavg / "ledger.sqlite"), "--page", str(page), "--json"]) == 0
+    assert (
+        run_command(
+            ["account", "--ledger", str(weiavg / "ledger.sqlite"), "--page", str(page), "--json"]
+        )
+        == 0
+    )
     told = json.loads(capsys.readouterr().out)
     text = page.read_text()
     assert "NOT PRIVATE: SEEDED" in text  # simulations are

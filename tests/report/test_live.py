@@ -1,4 +1,6 @@
-"""The live view without a browser: who is answered, and what a folder that grows, or is broken, looks like."""
+"""The live view without a browser: who is answered, and what a folder that grows, or is broken,
+looks like.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from dpfl.report.live import LiveServer
 from tests.report.conftest import copied, summary_of
 
 
-def ask(server: LiveServer, path: str = "/", *, host: str | None = None, method: str = "GET") -> tuple[int, str]:
+def ask(
+    server: LiveServer, path: str = "/", *, host: str | None = None, method: str = "GET"
+) -> tuple[int, str]:
     place = server.address.removeprefix("http://").rstrip("/")
     connection = http.client.HTTPConnection(place, timeout=30)
     try:
@@ -39,7 +43,13 @@ def test_a_request_under_another_name_is_refused(weiavg: Path) -> None:
     with LiveServer(weiavg) as server:
         port = port_of(server)
         for path in ("/", "/news.json", "/nothing"):
-            for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", f"127.0.0.1:{port + 1}", ""):
+            for host in (
+                "evil.example",
+                f"evil.example:{port}",
+                "127.0.0.1",
+                f"127.0.0.1:{port + 1}",
+                "",
+            ):
                 status, body = ask(server, path, host=host)
                 assert status == 403, host
                 assert "weiavg" not in body
@@ -51,8 +61,14 @@ def test_only_this_machine_is_listened_to(weiavg: Path) -> None:
     with LiveServer(weiavg) as server:
         assert server.address == f"http://127.0.0.1:{port_of(server)}/"
         assert server._server.socket.getsockname()[0] == "127.0.0.1"
-        for other in ("127.0.0.2", "127.1.2.3"):  # an address of this machine on which 0.0.0.0 would listen
-            with pytest.raises(OSError), socket.create_connection((other, port_of(server)), timeout=2):
+        for other in (
+            "127.0.0.2",
+            "127.1.2.3",
+        ):  # an address of this machine on which 0.0.0.0 would listen
+            with (
+                pytest.raises(OSError),
+                socket.create_connection((other, port_of(server)), timeout=2),
+            ):
                 pass
 
 
@@ -96,12 +112,17 @@ def test_news_follow_the_folder_from_nothing_to_the_end(weiavg: Path, tmp_path: 
             (place / name).write_text((weiavg / name).read_text())
         told = news()
         assert told["finished"]
-        assert f'data-fact="accuracy" data-value="{summary_of(weiavg)["accuracy"]}"' in told["parts"]["summary"]
+        assert (
+            f'data-fact="accuracy" data-value="{summary_of(weiavg)["accuracy"]}"'
+            in told["parts"]["summary"]
+        )
         assert len({*versions, told["version"]}) == len(versions) + 1
 
 
 @pytest.mark.parametrize("path", ["/", "/news.json"])
-def test_a_folder_that_cannot_be_read_is_told_in_a_sentence(path: str, weiavg: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_read_is_told_in_a_sentence(
+    path: str, weiavg: Path, tmp_path: Path
+) -> None:
     place = copied(weiavg, tmp_path / "run")
     (place / "summary.json").write_text(json.dumps({"format": "dpfl-summary-0"}))
     with LiveServer(place) as server:
@@ -110,7 +131,9 @@ def test_a_folder_that_cannot_be_read_is_told_in_a_sentence(path: str, weiavg: P
         assert "dpfl-summary-0" in body
 
 
-def test_a_port_in_use_is_one_sentence_and_code_7(weiavg: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_one_sentence_and_code_7(
+    weiavg: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with LiveServer(weiavg) as server:
         with pytest.raises(PeerError):
             LiveServer(weiavg, port_of(server))
@@ -120,7 +143,9 @@ def test_a_port_in_use_is_one_sentence_and_code_7(weiavg: Path, capsys: pytest.C
     assert "choose another --port" in err
 
 
-def test_watching_a_folder_without_a_run_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watching_a_folder_without_a_run_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_command(["watch", str(tmp_path)]) == 5
     err = capsys.readouterr().err
     assert err.startswith("dpfl: ") and "holds no run" in err and err.count("\n") == 1
@@ -135,7 +160,10 @@ def test_watch_ends_with_the_run_where_asked_to(
 
 
 def test_run_live_serves_from_before_the_run_to_its_end_and_changes_nothing(
-    weiavg: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    weiavg: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     seen: list[dict[str, Any]] = []
 
@@ -151,7 +179,14 @@ def test_run_live_serves_from_before_the_run_to_its_end_and_changes_nothing(
 
     monkeypatch.setattr(run_module, "LiveServer", Watched)
     monkeypatch.setattr(run_module, "LAST_LOOK", 0)
-    arguments = ["run", str(weiavg / "experiment.toml"), "--quiet", "--live", "--out", str(tmp_path / "run")]
+    arguments = [
+        "run",
+        str(weiavg / "experiment.toml"),
+        "--quiet",
+        "--live",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     assert run_command(arguments) == 0
     assert "Live view: http://127.0.0.1:" in capsys.readouterr().err
     before, after = seen

@@ -1,4 +1,6 @@
-"""The page as a PDF: by a Chromium that is there; without one, or with one that fails, in one sentence."""
+"""The page as a PDF: by a Chromium that is there; without one, or with one that fails, in one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ def pretender(place: Path, script: str) -> str:
 
 
 def test_without_chromium_the_page_is_written_and_the_pdf_refused(
-    weiavg: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    weiavg: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert printing.browser() is None
@@ -34,7 +39,9 @@ def test_without_chromium_the_page_is_written_and_the_pdf_refused(
     assert (tmp_path / "r.html").exists() and not (tmp_path / "r.pdf").exists()
 
 
-def test_the_first_known_browser_on_the_path_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_known_browser_on_the_path_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = pretender(tmp_path, "exit 0")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert printing.browser() == own
@@ -51,7 +58,11 @@ def test_the_browser_is_given_the_file_and_told_to_keep_off_the_network(
     assert printing.print_page(page, tmp_path / "a page.pdf") == tmp_path / "a page.pdf"
     asked = (tmp_path / "asked").read_text()
     assert asked.rstrip().endswith(page.as_uri())
-    assert "--headless" in asked and "--disable-background-networking" in asked and "--user-data-dir=" in asked
+    assert (
+        "--headless" in asked
+        and "--disable-background-networking" in asked
+        and "--user-data-dir=" in asked
+    )
 
 
 @pytest.mark.parametrize("script", ["echo broken >&2; exit 1", "exit 0"])
@@ -63,7 +74,9 @@ def test_a_browser_that_prints_nothing_is_one_sentence(
         printing.print_page(tmp_path / "page.html", tmp_path / "page.pdf")
 
 
-def test_a_pdf_of_an_earlier_page_is_not_taken_for_this_one_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pdf_of_an_earlier_page_is_not_taken_for_this_one_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(printing, "browser", lambda: pretender(tmp_path, "exit 0"))
     (tmp_path / "page.pdf").write_bytes(b"%PDF old")
     with pytest.raises(FolderError, match="the browser could not print"):
@@ -83,7 +96,9 @@ def test_chromium_prints_the_figures_too(chromium: str, fedavg: Path, tmp_path: 
     assert content.startswith(b"%PDF")
     assert len(re.findall(rb"/Type\s*/Page\b(?!s)", content)) >= 2
     drawn = b"".join(_streams(content))
-    assert b".8196 .3765 .2392 RG" in drawn  # the second colour of the figures, which nothing else on the page has
+    assert (
+        b".8196 .3765 .2392 RG" in drawn
+    )  # the second colour of the figures, which nothing else on the page has
 
 
 def _streams(content: bytes) -> list[Any]:

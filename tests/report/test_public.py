@@ -1,4 +1,6 @@
-"""The public page: canaries of everything an amplified observer may not see are in the full page, and not in this one."""
+"""The public page: canaries of everything an amplified observer may not see are in the full page,
+and not in this one.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from dpfl.runs.experiment import Experiment
 from dpfl.sim.train import run_experiment
 from tests.report.conftest import copied, reported, rounds_of, summary_of
 
-SITES = [f"canary-site-{name}" for name in "abcdefghijklm"]  # thirteen: a number that nothing else has
+SITES = [
+    f"canary-site-{name}" for name in "abcdefghijklm"
+]  # thirteen: a number that nothing else has
 SEED = 918273645
 GRANTS = (1.2371, 2.4683, 6.1357)
 WEAK = 0.081357  # above 1 / clients and 1 / records, so that a stamp names a client
@@ -32,8 +36,13 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     for site in SITES:
         labels = rng.integers(0, 2, 30)
-        rows = [f"{x:.4f},{x * 2:.4f},{y}" for x, y in zip(rng.normal(size=30) + labels, labels, strict=True)]
-        (folder / f"{site}.csv").write_text("canary_age,canary_pressure,canary_ill\n" + "\n".join(rows) + "\n")
+        rows = [
+            f"{x:.4f},{x * 2:.4f},{y}"
+            for x, y in zip(rng.normal(size=30) + labels, labels, strict=True)
+        ]
+        (folder / f"{site}.csv").write_text(
+            "canary_age,canary_pressure,canary_ill\n" + "\n".join(rows) + "\n"
+        )
     return folder
 
 
@@ -42,7 +51,10 @@ def _experiment(sites: Path, method: dict[str, Any], run: dict[str, Any]) -> Exp
     return Experiment.from_dict(
         {
             "data": {"folder": str(sites), "label": "canary_ill"},
-            "budgets": {"epsilon": {site: GRANTS[i % 3] for i, site in enumerate(SITES)}, "delta": WEAK},
+            "budgets": {
+                "epsilon": {site: GRANTS[i % 3] for i, site in enumerate(SITES)},
+                "delta": WEAK,
+            },
             "method": {**common, **method},
             "run": {"rounds": 4, "seed": SEED, **run},
             "practices": {"lr": [0.4567, 0.1234321]},
@@ -52,8 +64,12 @@ def _experiment(sites: Path, method: dict[str, Any], run: dict[str, Any]) -> Exp
 
 
 @pytest.fixture(scope="session", params=["dp_fed", "weiavg"])
-def secret(request: pytest.FixtureRequest, sites: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run full of canaries: by a method that draws its cohorts in secret, and by one that is lied to."""
+def secret(
+    request: pytest.FixtureRequest, sites: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A run full of canaries: by a method that draws its cohorts in secret, and by one that is lied
+    to.
+    """
     folder = tmp_path_factory.mktemp("secret") / str(request.param)
     if request.param == "dp_fed":
         experiment = _experiment(sites, {"name": "dp_fed"}, {"cohort": 0.45, "sampling": "poisson"})
@@ -112,7 +128,15 @@ def test_bytes_seconds_and_participation_are_left_out(secret: Path) -> None:
     full, public = words_of(secret / "report.html"), words_of(secret / "public.html")
     told = summary_of(secret)
     assert str(told["bytes_up"]) in full
-    for canary in (str(told["bytes_up"]), str(told["bytes_down"]), "KiB", "MiB", "seconds", "cohorts", "arrived"):
+    for canary in (
+        str(told["bytes_up"]),
+        str(told["bytes_down"]),
+        "KiB",
+        "MiB",
+        "seconds",
+        "cohorts",
+        "arrived",
+    ):
         assert canary not in public, canary
     counts = {len(line["cohort"]) for line in rounds_of(secret)}
     if "dp_fed" in str(secret):
@@ -127,7 +151,9 @@ def test_the_number_of_clients_is_left_out(secret: Path) -> None:
     assert not re.search(r"\b13\b|\bthirteen\b", public, re.I)
 
 
-def test_no_single_client_s_epsilon_is_told_but_the_largest_as_the_bound_of_all(secret: Path) -> None:
+def test_no_single_client_s_epsilon_is_told_but_the_largest_as_the_bound_of_all(
+    secret: Path,
+) -> None:
     full, public = words_of(secret / "report.html"), words_of(secret / "public.html")
     told = summary_of(secret)
     largest = told["epsilon"]["spent"]["largest"]
@@ -171,12 +197,15 @@ def test_the_promise_is_told(secret: Path) -> None:
     assert f"{told['adjacency']} adjacency, against the {told['observer']}" in public
     assert "An epsilon of" in public and "times as likely" in public
     assert all(
-        assumption.replace("'", "&#x27;") in public or assumption in public for assumption in told["assumptions"]
+        assumption.replace("'", "&#x27;") in public or assumption in public
+        for assumption in told["assumptions"]
     )
     assert f'name = "{told["method"]}"' in public.replace("&quot;", '"')
 
 
-def test_public_goes_beside_the_full_page_and_does_not_replace_it(weiavg: Path, tmp_path: Path) -> None:
+def test_public_goes_beside_the_full_page_and_does_not_replace_it(
+    weiavg: Path, tmp_path: Path
+) -> None:
     place = copied(weiavg, tmp_path / "run")
     assert run_command(["report", str(place)]) == 0
     full = (place / "report.html").read_bytes()
@@ -185,7 +214,9 @@ def test_public_goes_beside_the_full_page_and_does_not_replace_it(weiavg: Path, 
     assert (place / "public.html").exists()
 
 
-def test_a_public_comparison_tells_promises_and_no_results(comparison: Path, tmp_path: Path) -> None:
+def test_a_public_comparison_tells_promises_and_no_results(
+    comparison: Path, tmp_path: Path
+) -> None:
     page = tmp_path / "p.html"
     assert run_command(["report", str(comparison), "--public", "--out", str(page)]) == 0
     public = words_of(page)
@@ -219,7 +250,9 @@ def test_counts_of_the_partition_are_left_out(field: str, dp_fed_ls: Path) -> No
     ],
     ids=["public clients", "liars", "budgets", "budget file", "clients", "folder"],
 )
-def test_no_section_of_the_experiment_carries_a_name(change: Callable[[Any], object], pfa: Path) -> None:
+def test_no_section_of_the_experiment_carries_a_name(
+    change: Callable[[Any], object], pfa: Path
+) -> None:
     experiment = json.loads(json.dumps(of_folders([pfa]).runs[0].experiment))
     change(experiment)
     assert "canary" in json.dumps(experiment)

@@ -1,4 +1,6 @@
-"""Runs as a report reads them: what is there, what cannot be compared, and what is broken, each in one sentence."""
+"""Runs as a report reads them: what is there, what cannot be compared, and what is broken, each in
+one sentence.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[
 
 
 def is_one_sentence(err: str) -> bool:
-    return err.startswith("dpfl: ") and err.count("\n") == 1 and "Traceback" not in err and err.count(";") >= 1
+    return (
+        err.startswith("dpfl: ")
+        and err.count("\n") == 1
+        and "Traceback" not in err
+        and err.count(";") >= 1
+    )
 
 
 def changed(folder: Path, place: Path, *swaps: tuple[str, str]) -> Path:
@@ -36,7 +43,7 @@ def changed(folder: Path, place: Path, *swaps: tuple[str, str]) -> Path:
     return place
 
 
-# -- what is there -----------------------------------------------------------------------------------------------------
+# -- what is there ---------------------------------------------------------------------------------
 
 
 def test_a_run_is_read_as_its_files_tell_it(weiavg: Path) -> None:
@@ -58,7 +65,9 @@ def test_the_command_writes_one_file_beside_the_run_and_says_where(
     assert f"Report: {place / 'report.html'}" in err
 
 
-def test_json_says_what_was_written(weiavg: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_says_what_was_written(
+    weiavg: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "deep" / "page.html"
     assert run_command(["report", str(weiavg), "--out", str(target), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"report": str(target)}
@@ -71,10 +80,14 @@ def test_the_page_needs_nothing_from_anywhere(weiavg: Path, tmp_path: Path) -> N
     body = target.read_text()
     assert '<link rel="icon" href="data:,">' in body
     head = body.split("<script>")[0]
-    assert "http" not in head and "src=" not in head and "@import" not in head and "url(" not in head
+    assert (
+        "http" not in head and "src=" not in head and "@import" not in head and "url(" not in head
+    )
 
 
-def test_many_runs_are_grouped_by_method_and_sorted_by_seed(weiavg: Path, robust_hdp: Path, tmp_path: Path) -> None:
+def test_many_runs_are_grouped_by_method_and_sorted_by_seed(
+    weiavg: Path, robust_hdp: Path, tmp_path: Path
+) -> None:
     folders = [
         changed(source, tmp_path / f"{source.name}-{seed}", ("seed = 0", f"seed = {seed}"))
         for seed in (7, 3)
@@ -94,7 +107,10 @@ def test_a_comparison_is_read_from_its_results(comparison: Path) -> None:
     material = of_folders([comparison])
     assert [len(runs) for runs in material.cases[0].methods.values()] == [2] * 5
     told = json.loads((comparison / "results.json").read_text())
-    means = {cell["label"]: sum(run["accuracy"] for run in cell["runs"]) / len(cell["runs"]) for cell in told["cells"]}
+    means = {
+        cell["label"]: sum(run["accuracy"] for run in cell["runs"]) / len(cell["runs"])
+        for cell in told["cells"]
+    }
     assert {one.label: one.mean for one in material.cases[0].standings()} == pytest.approx(means)
 
 
@@ -105,7 +121,10 @@ def test_a_sweep_has_a_case_for_every_value(sweep: Path) -> None:
 
 
 def test_a_comparison_can_be_reported_from_another_place(
-    comparison: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    comparison: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     # Made with relative paths, as the defaults (runs/compare-1, runs/kept) are.
     told = json.loads((comparison / "results.json").read_text())
@@ -123,7 +142,7 @@ def test_a_comparison_can_be_reported_from_another_place(
     assert code == 0, err
 
 
-# -- what cannot be compared -------------------------------------------------------------------------------------------
+# -- what cannot be compared -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -150,7 +169,9 @@ def test_runs_on_different_federations_are_refused(
 def test_methods_run_with_different_seeds_are_refused(
     weiavg: Path, robust_hdp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, err = report(capsys, weiavg, changed(robust_hdp, tmp_path / "other", ("seed = 0", "seed = 1")))
+    code, err = report(
+        capsys, weiavg, changed(robust_hdp, tmp_path / "other", ("seed = 0", "seed = 1"))
+    )
     assert code == 2
     assert is_one_sentence(err), err
     assert "different seeds" in err
@@ -168,9 +189,14 @@ def test_methods_run_with_different_seeds_are_refused(
     ids=["the same run twice", "settings", "dropout", "cohort", "liars"],
 )
 def test_runs_of_one_method_that_are_no_repetitions_are_not_averaged(
-    swaps: tuple[tuple[str, str], ...], weiavg: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    swaps: tuple[tuple[str, str], ...],
+    weiavg: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, err = report(capsys, weiavg, changed(weiavg, tmp_path / "other", *swaps), "--out", tmp_path / "r.html")
+    code, err = report(
+        capsys, weiavg, changed(weiavg, tmp_path / "other", *swaps), "--out", tmp_path / "r.html"
+    )
     assert code == 2
     assert is_one_sentence(err), err
 
@@ -178,13 +204,15 @@ def test_runs_of_one_method_that_are_no_repetitions_are_not_averaged(
 def test_runs_of_different_length_are_refused(
     weiavg: Path, robust_hdp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, err = report(capsys, weiavg, changed(robust_hdp, tmp_path / "other", ("rounds = 5", "rounds = 6")))
+    code, err = report(
+        capsys, weiavg, changed(robust_hdp, tmp_path / "other", ("rounds = 5", "rounds = 6"))
+    )
     assert code == 2
     assert is_one_sentence(err), err
     assert "rounds" in err
 
 
-# -- what is broken ----------------------------------------------------------------------------------------------------
+# -- what is broken --------------------------------------------------------------------------------
 
 
 def _write(name: str, text: str | bytes) -> Spoil:
@@ -195,7 +223,9 @@ def _write(name: str, text: str | bytes) -> Spoil:
 def _edit_summary(**fields: object) -> Spoil:
     def edit(folder: Path) -> None:
         told = {**summary_of(folder), **fields}
-        (folder / "summary.json").write_text(json.dumps({k: v for k, v in told.items() if v is not None}))
+        (folder / "summary.json").write_text(
+            json.dumps({k: v for k, v in told.items() if v is not None})
+        )
 
     return edit
 
@@ -237,7 +267,9 @@ def test_a_broken_folder_is_one_sentence_and_code_5(
     assert not (place / "report.html").exists()
 
 
-def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_not_there_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, err = report(capsys, tmp_path / "nowhere")
     assert code == 5
     assert is_one_sentence(err), err

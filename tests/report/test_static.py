@@ -19,7 +19,9 @@ DOLLARS = "$alpha$ & <b>$10$</b> \\$ $"
 
 def chart(name: str = "one", **more: object) -> Chart:
     series = more.pop("series", [Series(name="line", x=[1, 2, 3], y=[1.0, 3.0, 2.0])])
-    return Chart(name=name, title="t", x_label="x", y_label="y", caption="c.", series=series, **more)  # type: ignore[arg-type]
+    return Chart(
+        name=name, title="t", x_label="x", y_label="y", caption="c.", series=series, **more
+    )  # type: ignore[arg-type]
 
 
 def test_the_command_writes_every_figure_as_svg_and_png(fedceo: Path, tmp_path: Path) -> None:
@@ -38,7 +40,11 @@ def test_the_command_writes_every_figure_as_svg_and_png(fedceo: Path, tmp_path: 
 
 def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
     charts = [
-        chart("lines", series=[Series(name="a", x=[1, 2], y=[1.0, 2.0], low=[0.5, 1.0], high=[2.0, 3.0])], log_y=True),
+        chart(
+            "lines",
+            series=[Series(name="a", x=[1, 2], y=[1.0, 2.0], low=[0.5, 1.0], high=[2.0, 3.0])],
+            log_y=True,
+        ),
         chart("heat", series=[], heat=Heat(x=["a", "b"], y=["0", "1"], z=[[1.0, 2.0], [3.0, 4.0]])),
     ]
     first = write_figures(charts, tmp_path / "one", ["svg"])
@@ -60,17 +66,25 @@ def test_names_with_dollars_and_tags_stay_names(tmp_path: Path) -> None:
     figure = drawn(one)
     figure.canvas.draw()
     axes = figure.axes[0]
-    shown = [label.get_text() for label in (*axes.get_xticklabels(), *figure.legends[0].get_texts())]
+    shown = [
+        label.get_text() for label in (*axes.get_xticklabels(), *figure.legends[0].get_texts())
+    ]
     assert shown
     for text in shown:
-        # What matplotlib would take for mathematics has an even number of dollars that are not escaped.
+        # What matplotlib would take for mathematics has an even number of dollars that are not
+        # escaped.
         assert text.count("$") == text.count(r"\$")
     assert [text.replace(r"\$", "$") for text in shown] == [*names, DOLLARS, "$b$"]
 
 
 def test_bars_side_by_side_do_not_hide_each_other() -> None:
-    bars = [Series(name=n, x=["a", "b"], y=y, kind="bars") for n, y in (("up", [1.0, 2.0]), ("down", [3.0, 1.0]))]
-    spans = [(p.get_x(), p.get_x() + p.get_width()) for p in drawn(chart(series=bars)).axes[0].patches]
+    bars = [
+        Series(name=n, x=["a", "b"], y=y, kind="bars")
+        for n, y in (("up", [1.0, 2.0]), ("down", [3.0, 1.0]))
+    ]
+    spans = [
+        (p.get_x(), p.get_x() + p.get_width()) for p in drawn(chart(series=bars)).axes[0].patches
+    ]
     assert len(spans) == 4
     for number, (low, high) in enumerate(spans):
         for other_low, other_high in spans[:number]:
@@ -78,13 +92,23 @@ def test_bars_side_by_side_do_not_hide_each_other() -> None:
 
 
 def test_stacked_bars_stand_on_each_other() -> None:
-    bars = [Series(name=n, x=["a", "b"], y=y, kind="bars") for n, y in (("open", [1.0, 2.0]), ("close", [3.0, 1.0]))]
+    bars = [
+        Series(name=n, x=["a", "b"], y=y, kind="bars")
+        for n, y in (("open", [1.0, 2.0]), ("close", [3.0, 1.0]))
+    ]
     patches = drawn(chart(series=bars, stacked=True)).axes[0].patches
-    assert [(p.get_y(), p.get_height()) for p in patches] == [(0, 1.0), (0, 2.0), (1.0, 3.0), (2.0, 1.0)]
+    assert [(p.get_y(), p.get_height()) for p in patches] == [
+        (0, 1.0),
+        (0, 2.0),
+        (1.0, 3.0),
+        (2.0, 1.0),
+    ]
 
 
 def test_a_map_s_columns_are_named_as_its_rows_are() -> None:
-    one = chart(series=[], heat=Heat(x=["north", "south"], y=["0", "1"], z=[[1.0, 2.0], [3.0, 4.0]]))
+    one = chart(
+        series=[], heat=Heat(x=["north", "south"], y=["0", "1"], z=[[1.0, 2.0], [3.0, 4.0]])
+    )
     axes = drawn(one).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["north", "south"]

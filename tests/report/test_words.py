@@ -19,7 +19,9 @@ CLIENT = {"unit": "client", "adjacency": "add_remove", "observer": "world"}
 
 def odds(sentence: str) -> Decimal:
     """The number that the sentence names, as a number."""
-    found = re.search(r"is at most (?:10 to the (\d+)|([\d.]+(?:e\+\d+)?)) times as likely", sentence)
+    found = re.search(
+        r"is at most (?:10 to the (\d+)|([\d.]+(?:e\+\d+)?)) times as likely", sentence
+    )
     assert found, sentence
     return Decimal(10) ** int(found[1]) if found[1] else Decimal(found[2])
 
@@ -60,7 +62,9 @@ def test_delta_is_named_where_there_is_one() -> None:
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize("observer", list(Observer))
 @pytest.mark.parametrize("unit", list(Unit))
-def test_there_are_words_for_every_promise(unit: Unit, observer: Observer, adjacency: Adjacency) -> None:
+def test_there_are_words_for_every_promise(
+    unit: Unit, observer: Observer, adjacency: Adjacency
+) -> None:
     told = {"unit": unit.value, "adjacency": adjacency.value, "observer": observer.value}
     sentence, meaning = words.promise(told), words.meaning(told, 1.0, 1e-5)
     assert sentence.endswith(".")
@@ -79,7 +83,10 @@ def test_the_two_worlds_are_those_of_the_adjacency() -> None:
 
 def test_who_is_protected_from_whom() -> None:
     assert "each single record of a site, from the server" in words.promise(RECORD)
-    assert "the whole contribution of a site, from everyone who sees the published models" in words.promise(CLIENT)
+    assert (
+        "the whole contribution of a site, from everyone who sees the published models"
+        in words.promise(CLIENT)
+    )
     assert words.promise({**RECORD, "observer": "nobody"}).startswith("This method protects nobody")
 
 
@@ -107,4 +114,6 @@ def test_a_loss_against_the_server_is_called_larger_only_if_it_is() -> None:
 
 
 def test_the_word_for_an_epsilon_grows_weaker() -> None:
-    assert [words.strength(e) for e in (0.1, 1.0, 1.01, 10.0, 10.1)] == ["strong"] * 2 + ["moderate"] * 2 + ["weak"]
+    assert [words.strength(e) for e in (0.1, 1.0, 1.01, 10.0, 10.1)] == ["strong"] * 2 + [
+        "moderate"
+    ] * 2 + ["weak"]

@@ -8,8 +8,8 @@ import pytest
 
 from dpfl.core.errors import ConfigurationError, DpflError
 from dpfl.core.types import Practice
+from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort
 from dpfl.runs.experiment import Experiment
-from dpfl.server.selection import Everyone, FixedCohort, PoissonCohort
 
 BASE = {
     "data": {"name": "digits"},
@@ -21,11 +21,17 @@ BASE = {
 
 
 def _with(**changes: dict) -> Experiment:
-    return Experiment.from_dict({**BASE, **{k: {**BASE.get(k, {}), **v} for k, v in changes.items()}})
+    return Experiment.from_dict(
+        {**BASE, **{k: {**BASE.get(k, {}), **v} for k, v in changes.items()}}
+    )
 
 
 def test_a_written_experiment_reads_back_equal(tmp_path: Path) -> None:
-    for experiment in (_with(), _with(budgets={"epsilon": [1.0] * 10}), _with(clients={"client-3": {"lr": 0.2}})):
+    for experiment in (
+        _with(),
+        _with(budgets={"epsilon": [1.0] * 10}),
+        _with(clients={"client-3": {"lr": 0.2}}),
+    ):
         path = tmp_path / "e.toml"
         path.write_text(experiment.to_toml())
         assert Experiment.from_file(path) == experiment
@@ -34,7 +40,12 @@ def test_a_written_experiment_reads_back_equal(tmp_path: Path) -> None:
 
 def test_the_digest_names_the_result_and_not_how_it_was_computed() -> None:
     assert _with(run={"workers": 2}).digest() == _with().digest()
-    for change in ({"run": {"seed": 1}}, {"run": {"rounds": 6}}, {"method": {"lr": 0.2}}, {"budgets": {"delta": 1e-4}}):
+    for change in (
+        {"run": {"seed": 1}},
+        {"run": {"rounds": 6}},
+        {"method": {"lr": 0.2}},
+        {"budgets": {"delta": 1e-4}},
+    ):
         assert _with(**change).digest() != _with().digest()
 
 
@@ -42,7 +53,9 @@ def test_cohorts_are_numbers_or_fractions() -> None:
     assert _with().selection(10) == Everyone()
     assert _with(run={"cohort": 4}).selection(10) == FixedCohort(size=4)
     assert _with(run={"cohort": 0.8}).selection(10) == FixedCohort(size=8)
-    assert _with(run={"cohort": 0.5, "sampling": "poisson"}).selection(10) == PoissonCohort(sampling_rate=0.5)
+    assert _with(run={"cohort": 0.5, "sampling": "poisson"}).selection(10) == PoissonCohort(
+        sampling_rate=0.5
+    )
     for bad in (0, -1, 11, 1.5):
         with pytest.raises(ConfigurationError, match="cohort"):
             _with(run={"cohort": bad}).selection(10)
@@ -55,13 +68,17 @@ def test_federation_budgets_and_practices_follow_the_file() -> None:
     assert federation.practices == {"client-3": Practice(lr=0.2, local_epochs=2)}
     again = _with(method={"name": "fedavg_dp"}).federation()
     assert again.budgets == federation.budgets  # another method, the same federation
-    assert all((again.shards[c].features == federation.shards[c].features).all() for c in federation.ids)
+    assert all(
+        (again.shards[c].features == federation.shards[c].features).all() for c in federation.ids
+    )
     other = _with(run={"seed": 1}).federation()
     assert other.budgets != federation.budgets
 
 
 def test_natural_silos_are_the_default_where_there_are_any() -> None:
-    experiment = _with(data={"name": "heart_disease"}, partition={"clients": None}, budgets={"epsilon": 1.0})
+    experiment = _with(
+        data={"name": "heart_disease"}, partition={"clients": None}, budgets={"epsilon": 1.0}
+    )
     assert experiment.federation().ids == ("cleveland", "hungarian", "switzerland", "va")
 
 
@@ -86,7 +103,10 @@ def test_what_cannot_be_built_is_refused(change: dict, words: str) -> None:
 
 def test_a_budgets_file_is_read_into_the_experiment(tmp_path: Path) -> None:
     path = tmp_path / "budgets.csv"
-    path.write_text("id,epsilon,delta\n" + "".join(f"client-{i},{i + 1},{1e-4 if i else ''}\n" for i in range(10)))
+    path.write_text(
+        "id,epsilon,delta\n"
+        + "".join(f"client-{i},{i + 1},{1e-4 if i else ''}\n" for i in range(10))
+    )
     experiment = _with(budgets={"epsilon": str(path), "delta": 1e-3})
     path.unlink()
     budgets = Experiment.from_dict(experiment.to_dict()).federation().budgets

@@ -1,4 +1,6 @@
-"""A run told to TensorBoard and MLflow: the same numbers, nothing of single clients, and never the end of a run."""
+"""A run told to TensorBoard and MLflow: the same numbers, nothing of single clients, and never the
+end of a run.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ from dpfl.core.errors import ConfigurationError
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.loggers import logging_to, numbers_of
 
-FEDERATION = ["--dataset", "digits", "--clients", "4", "--rounds", "3", "--local-steps", "2", "--quiet"]
+FEDERATION = [
+    "--dataset",
+    "digits",
+    "--clients",
+    "4",
+    "--rounds",
+    "3",
+    "--local-steps",
+    "2",
+    "--quiet",
+]
 PRIVATE = ["--budgets", "0.5,1,4,8", "--delta", "1e-3", "--clip", "1"]
 RUN = ["run", *FEDERATION, *PRIVATE, "--method", "robust_hdp", "--out", "r"]
 
@@ -53,7 +65,9 @@ def test_tensorboard_holds_the_numbers_of_every_round() -> None:
     events, lines = events_of("r"), rounds_of("r")
     for name in ("accuracy", "loss", "update_norm", "bytes_up"):
         told = [(event.step, event.value) for event in events.Scalars(name)]
-        assert told == [(n + 1, pytest.approx(line[name], rel=1e-6)) for n, line in enumerate(lines)]
+        assert told == [
+            (n + 1, pytest.approx(line[name], rel=1e-6)) for n, line in enumerate(lines)
+        ]
     ranks = [event.value for event in events.Scalars("weights_metrics/rank")]
     assert ranks == [line["weights_metrics"]["rank"] for line in lines]
     summary = json.loads(Path("r/summary.json").read_text())
@@ -74,7 +88,10 @@ def test_mlflow_holds_the_numbers_of_every_round_where_its_user_says(tracked: st
     (run,) = client.search_runs([experiment.experiment_id])
     lines = rounds_of("r")
     for name in ("accuracy", "loss", "weights_metrics/rank"):
-        told = sorted((metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name))
+        told = sorted(
+            (metric.step, metric.value)
+            for metric in client.get_metric_history(run.info.run_id, name)
+        )
         own = [line["weights_metrics"]["rank"] if "/" in name else line[name] for line in lines]
         assert told == [(n + 1, pytest.approx(value, rel=1e-6)) for n, value in enumerate(own)]
     assert run.info.status == "FINISHED"
@@ -88,16 +105,31 @@ def test_mlflow_holds_the_numbers_of_every_round_where_its_user_says(tracked: st
 @pytest.mark.parametrize("method", ["robust_hdp", "airsgd", "pfa", "ppsgd"])
 def test_nothing_of_single_clients_is_told(method: str) -> None:
     work = [] if method == "airsgd" else ["--local-steps", "2", "--dropout", "0.4"]
-    federation = ["--dataset", "digits", "--clients", "4", "--rounds", "1", "--model", "mlp", "--quiet"]
+    federation = [
+        "--dataset",
+        "digits",
+        "--clients",
+        "4",
+        "--rounds",
+        "1",
+        "--model",
+        "mlp",
+        "--quiet",
+    ]
     arguments = ["run", *federation, *PRIVATE, "--method", method, *work, "--out", "r"]
     assert run_command([*arguments, "--log", "tensorboard"]) == 0
     (line,) = rounds_of("r")
     told = set(events_of("r").Tags()["scalars"])
     assert {"accuracy", "loss", "bytes_up"} <= told
     assert not any(
-        "client-" in name or re.search(r"(^|/)(weights|missing|simulated_truth)(/|$)", name) for name in told
+        "client-" in name or re.search(r"(^|/)(weights|missing|simulated_truth)(/|$)", name)
+        for name in told
     )
-    by_client = {name for name, value in line.items() if isinstance(value, dict) and any("client-" in k for k in value)}
+    by_client = {
+        name
+        for name, value in line.items()
+        if isinstance(value, dict) and any("client-" in k for k in value)
+    }
     assert not {name for name in told for own in by_client if name.split("/")[0] == own}
 
 
@@ -112,7 +144,11 @@ def test_numbers_are_found_at_any_depth_and_lists_words_and_truths_are_left_out(
         "simulated_truth": {"least_noise_variance": 1.0},
         "clean_metrics": {"public": "a", "rank": 2, "inner": {"deep": 3.5, "list": [1.0]}},
     }
-    assert dict(numbers_of(line)) == {"accuracy": 0.5, "clean_metrics/rank": 2.0, "clean_metrics/inner/deep": 3.5}
+    assert dict(numbers_of(line)) == {
+        "accuracy": 0.5,
+        "clean_metrics/rank": 2.0,
+        "clean_metrics/inner/deep": 3.5,
+    }
 
 
 @pytest.mark.parametrize("where", ["round", "start", "end"])
@@ -144,20 +180,29 @@ def test_a_logger_that_fails_is_reported_once_and_the_run_goes_on(
 def test_a_logger_that_is_not_installed_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    for module in [m for m in sys.modules if m == name or m.startswith(("torch.utils.tensorboard", f"{name}."))]:
+    for module in [
+        m for m in sys.modules if m == name or m.startswith(("torch.utils.tensorboard", f"{name}."))
+    ]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, None)
     code = run_command([*RUN, "--log", name])
     captured = capsys.readouterr()
     assert (code, captured.out) == (2, "")
-    assert captured.err == f"dpfl: --log: {name} is not installed; pip install {name}, or leave --log out\n"
+    assert (
+        captured.err
+        == f"dpfl: --log: {name} is not installed; pip install {name}, or leave --log out\n"
+    )
     assert list(Path().iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--log", "tensorbord"], 2, "there is no logger 'tensorbord'; choose tensorboard or mlflow"),
+        (
+            ["--log", "tensorbord"],
+            2,
+            "there is no logger 'tensorbord'; choose tensorboard or mlflow",
+        ),
         (["--log", "tensorboard", "--budgets", "1e-9", "--delta", "1e-12"], 4, "no finite noise"),
         (["--log", "tensorboard", "--clients", "5000"], 3, "clients"),
     ],
@@ -190,7 +235,12 @@ def test_a_resumed_run_goes_on_logging(capsys: pytest.CaptureFixture[str]) -> No
     from dpfl.sim.train import run_experiment
 
     method = {"name": "fedavg", "lr": 0.1, "batch_size": 8, "local_steps": 1}
-    values = {"data": {"name": "digits"}, "partition": {"clients": 4}, "method": method, "run": {"rounds": 3}}
+    values = {
+        "data": {"name": "digits"},
+        "partition": {"clients": 4},
+        "method": method,
+        "run": {"rounds": 3},
+    }
     run_experiment(Experiment.from_dict(values), Path("r"), until=1)
     assert run_command(["run", "--resume", "r", "--log", "tensorboard", "--quiet"]) == 0
     told = [(event.step, event.value) for event in events_of("r").Scalars("accuracy")]

@@ -1,4 +1,6 @@
-"""Files as data: a misspelt key is met with the right one of its own section, wherever that section stands."""
+"""Files as data: a misspelt key is met with the right one of its own section, wherever that section
+stands.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ SITE: dict[str, Any] = {
     "data": {"file": "a.csv", "classes": 2},
     "budget": {"epsilon": 1.0, "delta": 1e-5},
 }
-RUN: dict[str, Any] = {"data": {"name": "digits"}, "method": {"name": "fedavg"}, "run": {"rounds": 1}}
+RUN: dict[str, Any] = {
+    "data": {"name": "digits"},
+    "method": {"name": "fedavg"},
+    "run": {"rounds": 1},
+}
 STUDY: dict[str, Any] = {
     "study": {"name": "s", "sites": ["a", "b"], "feature_shape": [3], "classes": 2},
     "method": {"name": "weiavg", "clip": 1.0, "lr": 0.1},
@@ -28,13 +34,37 @@ STUDY: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("kind", "values", "sentence"),
     [
-        (SiteFile, {**SITE, "budget": {"epsilonn": 1.0, "delta": 1e-5}}, "site, [budget] epsilonn: .*mean 'epsilon'"),
-        (SiteFile, {**SITE, "polcy": {}}, "site, [polcy]: there is no key 'polcy'; did you mean 'policy'"),
-        (SiteFile, {**SITE, "policy": {"largest_clip": -1}}, "[policy] largest_clip: -1 was given.*of the site file"),
-        (StudyFile, {**STUDY, "run": {"rounds": 3, "roundtimeout": 5}}, "[run] roundtimeout: .*mean 'round_timeout'"),
+        (
+            SiteFile,
+            {**SITE, "budget": {"epsilonn": 1.0, "delta": 1e-5}},
+            "site, [budget] epsilonn: .*mean 'epsilon'",
+        ),
+        (
+            SiteFile,
+            {**SITE, "polcy": {}},
+            "site, [polcy]: there is no key 'polcy'; did you mean 'policy'",
+        ),
+        (
+            SiteFile,
+            {**SITE, "policy": {"largest_clip": -1}},
+            "[policy] largest_clip: -1 was given.*of the site file",
+        ),
+        (
+            StudyFile,
+            {**STUDY, "run": {"rounds": 3, "roundtimeout": 5}},
+            "[run] roundtimeout: .*mean 'round_timeout'",
+        ),
         (StudyFile, {**STUDY, "run": {}}, "study, [run] rounds: is missing; give a value"),
-        (Experiment, {**RUN, "clients": {"c-1": {"batchsize": 1}}}, "[clients] c-1.batchsize: .*mean 'batch_size'"),
-        (Experiment, {**RUN, "run": {"rounds": "many"}}, "[run] rounds: 'many' was given.*of the experiment file"),
+        (
+            Experiment,
+            {**RUN, "clients": {"c-1": {"batchsize": 1}}},
+            "[clients] c-1.batchsize: .*mean 'batch_size'",
+        ),
+        (
+            Experiment,
+            {**RUN, "run": {"rounds": "many"}},
+            "[run] rounds: 'many' was given.*of the experiment file",
+        ),
     ],
 )
 def test_the_first_problem_is_one_sentence_about_its_own_section(
@@ -45,8 +75,12 @@ def test_the_first_problem_is_one_sentence_about_its_own_section(
         kind.from_dict(values)
 
 
-@pytest.mark.parametrize(("kind", "values"), [(SiteFile, SITE), (StudyFile, STUDY), (Experiment, RUN)])
-def test_what_is_written_reads_back_the_same(kind: type[TomlFile], values: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "values"), [(SiteFile, SITE), (StudyFile, STUDY), (Experiment, RUN)]
+)
+def test_what_is_written_reads_back_the_same(
+    kind: type[TomlFile], values: dict[str, Any], tmp_path: Path
+) -> None:
     file = kind.from_dict(values)
     (tmp_path / "file.toml").write_text(file.to_toml())
     assert kind.from_file(tmp_path / "file.toml") == file

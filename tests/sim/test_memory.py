@@ -26,7 +26,9 @@ def peak():
 
 
 def _memory(code: str, seconds: float) -> tuple[int, int]:
-    """Run the code, which prints its peak before training and after; return the last, and by how much it grew (bytes)."""
+    """Run the code, which prints its peak before training and after; return the last, and by how
+    much it grew (bytes).
+    """
     began = time.monotonic()
     command = [sys.executable, "-c", _PEAK + textwrap.dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=4 * seconds)
@@ -37,7 +39,9 @@ def _memory(code: str, seconds: float) -> tuple[int, int]:
 
 
 def test_sixty_clients_with_the_papers_network_stay_below_two_gibibytes() -> None:
-    """Per-record gradients written out would be 60 x 64 x 28,938 numbers: 440 MB, if all clients were held at once."""
+    """Per-record gradients written out would be 60 x 64 x 28,938 numbers: 440 MB, if all clients
+    were held at once.
+    """
     peak, grown = _memory(
         """
         import numpy as np

@@ -1,4 +1,6 @@
-"""Ray: the same bits as one process, whatever the number of workers, and also where a worker is lost."""
+"""Ray: the same bits as one process, whatever the number of workers, and also where a worker is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def experiment(engine: str, **run: Any) -> Experiment:
             "partition": {"kind": "iid", "clients": 6},
             "budgets": {"epsilon": 4.0, "delta": 1e-3},
             "model": {"name": "mlp", "hidden": 16},
-            # PPSGD: parts of the model stay at clients and must find their way through the workers, too.
+            # PPSGD: parts of the model stay at clients and must find their way through the workers,
+            # too.
             "method": {"name": "ppsgd", "lr": 0.1, "clip": 1.0, "batch_size": 16, "local_steps": 2},
             "run": {"rounds": 3, "engine": engine, "workers": 2, **run},
         }
@@ -80,7 +83,9 @@ def test_system_noise_is_drawn_once_per_client_and_round_whoever_computes_it(
 
     def twice(self: RayWorkers, round_: int, downloads: Any, blocks: Any, private: Any) -> Any:
         first = real(self, round_, downloads, blocks, dict(private))
-        again = real(self, round_, downloads, blocks, private)  # as after a loss: the same blocks, computed once more
+        again = real(
+            self, round_, downloads, blocks, private
+        )  # as after a loss: the same blocks, computed once more
         sent.append([uplink.payload for uplink in first])
         assert [uplink.payload for uplink in again] == sent[-1]
         return again
@@ -89,17 +94,23 @@ def test_system_noise_is_drawn_once_per_client_and_round_whoever_computes_it(
     run_experiment(experiment("ray", noise="system", rounds=1), tmp_path / "a")
     run_experiment(experiment("stacked", noise="system", rounds=1, workers=1), tmp_path / "b")
     model, other = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
-    assert any(not torch.equal(model[name], other[name]) for name in model)  # another run draws its own
+    assert any(
+        not torch.equal(model[name], other[name]) for name in model
+    )  # another run draws its own
 
 
 def instead_of_ray(monkeypatch: pytest.MonkeyPatch, make: Callable[[str], Any]) -> None:
     real = importlib.import_module
     monkeypatch.setattr(
-        ray_workers.importlib, "import_module", lambda name, *rest: make(name) if name == "ray" else real(name, *rest)
+        ray_workers.importlib,
+        "import_module",
+        lambda name, *rest: make(name) if name == "ray" else real(name, *rest),
     )
 
 
-def test_without_ray_one_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_one_sentence_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing(name: str) -> Any:
         raise ImportError(name)
 
@@ -108,7 +119,9 @@ def test_without_ray_one_sentence_says_what_to_install(tmp_path: Path, monkeypat
         run_experiment(experiment("ray"), tmp_path / "r")
 
 
-def test_a_cluster_that_is_not_there_gets_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_is_not_there_gets_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Nobody:
         def is_initialized(self) -> bool:
             return False

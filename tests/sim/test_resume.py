@@ -1,4 +1,6 @@
-"""Kill a run at any moment and resume it: the same bits as if nothing had happened, and no charge lost or repeated."""
+"""Kill a run at any moment and resume it: the same bits as if nothing had happened, and no charge
+lost or repeated.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import dpfl.runs.folder
-import dpfl.sim.simulation
+import dpfl.sim.loop
 from dpfl.core.errors import CheckpointError, FolderError, LedgerError
 from dpfl.privacy import chain
 from dpfl.privacy.ledger import Ledger
@@ -35,7 +37,14 @@ def _whole(tmp_path: Path, experiment: Experiment) -> dict:
     return _traces(tmp_path / "whole")
 
 
-POINTS = ["Ledger.charge", "Workers.run", "close_round", "RunFolder.append", "RunFolder.save_state", "write_safely"]
+POINTS = [
+    "Ledger.charge",
+    "Workers.run",
+    "close_round",
+    "RunFolder.append",
+    "RunFolder.save_state",
+    "write_safely",
+]
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -58,8 +67,8 @@ def test_a_kill_at_a_named_point_changes_nothing(
 def _strike(patch: pytest.MonkeyPatch, point: str, moment: str, visit: int) -> None:
     owners = {
         "Ledger.charge": (Ledger, "charge"),
-        "Workers.run": (dpfl.sim.simulation.Workers, "run"),
-        "close_round": (dpfl.sim.simulation, "close_round"),
+        "Workers.run": (dpfl.sim.loop.Workers, "run"),
+        "close_round": (dpfl.sim.loop, "close_round"),
         "RunFolder.append": (dpfl.runs.folder.RunFolder, "append"),
         "RunFolder.save_state": (dpfl.runs.folder.RunFolder, "save_state"),
         "write_safely": (dpfl.runs.folder, "write_safely"),
@@ -90,9 +99,20 @@ def test_kill_9_at_random_moments_ends_bit_identical(tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     moments = random.Random(4)
     kills = 0
-    command = [sys.executable, "-m", "dpfl.cli.main", "run", str(file), "--out", str(folder), "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "dpfl.cli.main",
+        "run",
+        str(file),
+        "--out",
+        str(folder),
+        "--quiet",
+    ]
     for _ in range(40):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ})
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ}
+        )
         rounds = folder / "rounds.jsonl"
         seen = rounds.stat().st_size if rounds.exists() else 0
         deadline = time.monotonic() + 60
@@ -109,7 +129,15 @@ def test_kill_9_at_random_moments_ends_bit_identical(tmp_path: Path) -> None:
         assert code == -signal.SIGKILL, process.stderr.read().decode()
         process.stderr.close()
         if (folder / "experiment.toml").exists():
-            command = [sys.executable, "-m", "dpfl.cli.main", "run", "--resume", str(folder), "--quiet"]
+            command = [
+                sys.executable,
+                "-m",
+                "dpfl.cli.main",
+                "run",
+                "--resume",
+                str(folder),
+                "--quiet",
+            ]
         if kills == 2:
             subprocess.run(command, check=True, capture_output=True)
             break
@@ -149,7 +177,9 @@ def _interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Exper
     return experiment, tmp_path / "run"
 
 
-def test_a_run_does_not_go_on_without_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_does_not_go_on_without_its_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     experiment, folder = _interrupted(tmp_path, monkeypatch)
     for path in folder.glob("ledger.sqlite*"):
         path.unlink()
@@ -158,7 +188,9 @@ def test_a_run_does_not_go_on_without_its_ledger(tmp_path: Path, monkeypatch: py
     assert not (folder / "ledger.sqlite").exists()
 
 
-def test_a_run_does_not_go_on_with_an_older_or_foreign_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_does_not_go_on_with_an_older_or_foreign_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     experiment, folder = _interrupted(tmp_path, monkeypatch)
     identity = Ledger.open(folder / "ledger.sqlite").identity()
     for path in folder.glob("ledger.sqlite*"):
@@ -195,7 +227,9 @@ def _chain_anew(path: Path) -> None:
 def test_a_run_does_not_go_on_with_a_ledger_that_lost_charges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forged: bool
 ) -> None:
-    """The hash chain says so; and where it was computed anew, the run's own record of who took part."""
+    """The hash chain says so; and where it was computed anew, the run's own record of who took
+    part.
+    """
     experiment, folder = _interrupted(tmp_path, monkeypatch)
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as book, book:
         book.execute("DELETE FROM charges WHERE round = 1")
@@ -207,7 +241,9 @@ def test_a_run_does_not_go_on_with_a_ledger_that_lost_charges(
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "swap"])
-def test_a_damaged_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+def test_a_damaged_checkpoint_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
     experiment, folder = _interrupted(tmp_path, monkeypatch)
     path = folder / "checkpoint" / "state.safetensors"
     content = bytearray(path.read_bytes())
@@ -225,15 +261,22 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         run_experiment(experiment, folder, resume=True)
 
 
-def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_does_not_go_on_with_other_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A repeated round must release the same bytes; with other records it would not."""
     sites = tmp_path / "sites"
     sites.mkdir()
     for site in ("north", "south"):
         rows = "".join(f"{i % 7},{(i * 3) % 5},{int(i % 7 > 3)}\n" for i in range(40))
         (sites / f"{site}.csv").write_text("a,b,ill\n" + rows)
-    values = small(run={"rounds": 5, "cohort": 2}).to_dict() | {"data": {"folder": str(sites)}, "clients": {}}
-    experiment = Experiment.from_dict(values | {"partition": {}, "budgets": {"epsilon": 1.0, "delta": 1e-3}})
+    values = small(run={"rounds": 5, "cohort": 2}).to_dict() | {
+        "data": {"folder": str(sites)},
+        "clients": {},
+    }
+    experiment = Experiment.from_dict(
+        values | {"partition": {}, "budgets": {"epsilon": 1.0, "delta": 1e-3}}
+    )
     with monkeypatch.context() as patch:
         _strike(patch, "close_round", "before", 3)
         with pytest.raises(Killed):
@@ -273,11 +316,16 @@ def test_a_folder_in_use_or_with_another_experiment_is_left_alone(tmp_path: Path
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     with pytest.raises(FolderError, match="not empty"):
         run_experiment(small(run={"rounds": 1}), tmp_path / "mine")
-    with dpfl.runs.folder.RunFolder(tmp_path / "run").locked(), pytest.raises(FolderError, match="in use"):
+    with (
+        dpfl.runs.folder.RunFolder(tmp_path / "run").locked(),
+        pytest.raises(FolderError, match="in use"),
+    ):
         run_experiment(small(run={"rounds": 1}), tmp_path / "run", resume=True)
 
 
-def test_a_full_disk_is_reported_and_what_was_charged_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_what_was_charged_survives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import errno
 
     experiment = small(run={"rounds": 4})

@@ -1,4 +1,6 @@
-"""Ten thousand clients: a round costs its cohort, the end costs its clients, and workers get one storage."""
+"""Ten thousand clients: a round costs its cohort, the end costs its clients, and workers get one
+storage.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,13 @@ def _timed(clients: int, rounds: int, **options: Any) -> tuple[Result, Clock, fl
     federation = _federation(clients)
     clock = Clock()
     result = dpfl.train(
-        _model(), federation, _strategy(), rounds=rounds, evaluate_every=rounds + 1, progress=clock, **options
+        _model(),
+        federation,
+        _strategy(),
+        rounds=rounds,
+        evaluate_every=rounds + 1,
+        progress=clock,
+        **options,
     )
     return result, clock, time.perf_counter() - clock.rounds[-1]
 
@@ -115,7 +123,9 @@ def test_two_workers_take_two_thousand_clients_and_give_the_bits_of_one() -> Non
 
     count(0, 0, {})
     results = [
-        dpfl.train(_model(), _federation(2_000), _strategy(), rounds=2, workers=workers, progress=count)
+        dpfl.train(
+            _model(), _federation(2_000), _strategy(), rounds=2, workers=workers, progress=count
+        )
         for workers in (1, 2)
     ]
     assert max(seen) < seen[0] + 100
@@ -123,4 +133,6 @@ def test_two_workers_take_two_thousand_clients_and_give_the_bits_of_one() -> Non
     for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
         assert torch.equal(a, b)
     assert one.history == two.history
-    assert {c: s.to_dict() for c, s in one.spent.items()} == {c: s.to_dict() for c, s in two.spent.items()}
+    assert {c: s.to_dict() for c, s in one.spent.items()} == {
+        c: s.to_dict() for c, s in two.spent.items()
+    }

@@ -2,4 +2,6 @@
 
 import os
 
-os.environ.setdefault("TYPER_USE_RICH", "0")  # typer 0.20 escapes brackets for rich even where rich draws nothing
+os.environ.setdefault(
+    "TYPER_USE_RICH", "0"
+)  # typer 0.20 escapes brackets for rich even where rich draws nothing

@@ -22,43 +22,78 @@ from dpfl.report.ledger_page import write_ledger_page
 
 
 def account(
-    ledger: Annotated[Path | None, typer.Option(help="A ledger file: print every account's spend.")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="Noise std / clip: print epsilon.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Target epsilon: print the least noise that meets it.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="A ledger file: print every account's spend.")
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Noise std / clip: print epsilon.")
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Target epsilon: print the least noise that meets it.")
+    ] = None,
     sampling_rate: Annotated[float, typer.Option(help="Rate at which units are drawn.")] = 1.0,
     steps: Annotated[int, typer.Option(help="Number of releases.")] = 1,
     delta: Annotated[float | None, typer.Option(help="Delta (a ledger knows its own).")] = None,
     sampling: Annotated[str, typer.Option(help="poisson, uniform or none.")] = "poisson",
-    adjacency: Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")] = "add_remove",
-    accountant: Annotated[str | None, typer.Option(help="pld, rdp or renyi (default: the tightest).")] = None,
+    adjacency: Annotated[
+        str, typer.Option(help="add_remove, zero_out or replace_one.")
+    ] = "add_remove",
+    accountant: Annotated[
+        str | None, typer.Option(help="pld, rdp or renyi (default: the tightest).")
+    ] = None,
     page: Annotated[
         Path | None,
-        typer.Option(help="With --ledger: write a privacy report for an ethics board (HTML).", show_default=False),
+        typer.Option(
+            help="With --ledger: write a privacy report for an ethics board (HTML).",
+            show_default=False,
+        ),
     ] = None,
     json: o.Json = False,
 ) -> None:
     """Turn noise into epsilon, epsilon into noise, or a ledger into statements."""
     if sum(value is not None for value in (ledger, noise_multiplier, epsilon)) != 1:
         raise ConfigurationError(
-            "dpfl account", "one question at a time", "give --ledger, --noise-multiplier or --epsilon"
+            "dpfl account",
+            "one question at a time",
+            "give --ledger, --noise-multiplier or --epsilon",
         )
     if ledger is not None:
         if accountant is not None:
-            raise ConfigurationError("--accountant", "a ledger is read by the tightest one", "leave it out")
+            raise ConfigurationError(
+                "--accountant", "a ledger is read by the tightest one", "leave it out"
+            )
         _from_ledger(ledger, delta, page, json)
         return
     if page is not None:
         raise ConfigurationError("--page", "a page is about a ledger", "give --ledger as well")
     if delta is None:
-        raise ConfigurationError("--delta", "is missing and has no default", "give a delta well below 1 / units")
+        raise ConfigurationError(
+            "--delta", "is missing and has no default", "give a delta well below 1 / units"
+        )
     if sampling not in SAMPLINGS:
-        raise ConfigurationError("--sampling", f"'{sampling}' is unknown", f"choose one of {', '.join(SAMPLINGS)}")
+        raise ConfigurationError(
+            "--sampling", f"'{sampling}' is unknown", f"choose one of {', '.join(SAMPLINGS)}"
+        )
     if adjacency not in list(Adjacency):
-        raise ConfigurationError("--adjacency", f"'{adjacency}' is unknown", f"choose one of {', '.join(Adjacency)}")
+        raise ConfigurationError(
+            "--adjacency", f"'{adjacency}' is unknown", f"choose one of {', '.join(Adjacency)}"
+        )
     if accountant not in (None, "pld", "rdp", "renyi"):
-        raise ConfigurationError("--accountant", f"'{accountant}' is unknown", "choose pld, rdp or renyi")
+        raise ConfigurationError(
+            "--accountant", f"'{accountant}' is unknown", "choose pld, rdp or renyi"
+        )
     named = cast(AccountantName | None, accountant)
-    _from_numbers(noise_multiplier, epsilon, sampling_rate, steps, delta, sampling, Adjacency(adjacency), named, json)
+    _from_numbers(
+        noise_multiplier,
+        epsilon,
+        sampling_rate,
+        steps,
+        delta,
+        sampling,
+        Adjacency(adjacency),
+        named,
+        json,
+    )
 
 
 def _from_numbers(
@@ -75,7 +110,13 @@ def _from_numbers(
     if noise_multiplier is None:
         assert target is not None
         noise_multiplier = calibrate(
-            target, delta, rate, steps, sampling=sampling, adjacency=adjacency, accountant=accountant
+            target,
+            delta,
+            rate,
+            steps,
+            sampling=sampling,
+            adjacency=adjacency,
+            accountant=accountant,
         )
     event = Event(
         noise_multiplier=noise_multiplier,
@@ -128,7 +169,10 @@ def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool)
     for run in seeded:
         err.print(f"NOT PRIVATE: SEEDED: run {run}", style="yellow")
     for run in hypothetical:
-        err.print(f"HYPOTHETICAL: the budgets beside run {run} were raised to the largest of all", style="yellow")
+        err.print(
+            f"HYPOTHETICAL: the budgets beside run {run} were raised to the largest of all",
+            style="yellow",
+        )
     if not lines:
         out.print("Nothing was charged.")
     if any(line.delta is None for line in lines):

@@ -11,11 +11,11 @@ from dpfl.cli import options as o
 from dpfl.cli import results as r
 from dpfl.cli.console import err, print_json
 from dpfl.core.errors import ConfigurationError
+from dpfl.experiments.ranking import standings
+from dpfl.experiments.run_study import run_study
+from dpfl.experiments.study import Study
 from dpfl.report.reading import read_results
 from dpfl.runs.experiment import for_method
-from dpfl.runs.ranking import standings
-from dpfl.runs.study import Study
-from dpfl.sim.study import run_study
 from dpfl.sim.train import rehearse
 
 
@@ -27,7 +27,8 @@ def compare(
     family: r.Family = None,
     seeds: r.Seeds = "3",
     tuned: Annotated[
-        Path | None, typer.Option(help="Results of dpfl tune: every method with its own best settings.")
+        Path | None,
+        typer.Option(help="Results of dpfl tune: every method with its own best settings."),
     ] = None,
     data: o.Data = None,
     workers: r.Workers = 2,
@@ -43,8 +44,12 @@ def compare(
     o.check_settings(values, names)
     for name in names:
         if tuned is not None and name not in chosen:
-            raise ConfigurationError("--tuned", f"{tuned} does not hold '{name}'", "tune it as well, or leave it out")
-        rehearse(o.build(file, for_method(r.with_settings(values, chosen.get(name, {})), name)), data)
+            raise ConfigurationError(
+                "--tuned", f"{tuned} does not hold '{name}'", "tune it as well, or leave it out"
+            )
+        rehearse(
+            o.build(file, for_method(r.with_settings(values, chosen.get(name, {})), name)), data
+        )
     study = Study.from_dict(
         {
             "title": f"{len(names)} methods compared",
@@ -70,8 +75,12 @@ def _tuned(path: Path | None) -> dict[str, dict[str, Any]]:
         return {}
     results = read_results(path, "name the folder of a dpfl tune")
     if "tuning" not in results:
-        raise ConfigurationError("--tuned", f"{path} holds no search", "name the folder of a dpfl tune")
+        raise ConfigurationError(
+            "--tuned", f"{path} holds no search", "name the folder of a dpfl tune"
+        )
     return {
-        cell["method"]: {field.removeprefix("method."): value for field, value in cell["chosen"].items()}
+        cell["method"]: {
+            field.removeprefix("method."): value for field, value in cell["chosen"].items()
+        }
         for cell in results["cells"]
     }

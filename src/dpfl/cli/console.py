@@ -1,4 +1,6 @@
-"""What people see: results on stdout, progress and notes on stderr, nothing but plain text where colour is off."""
+"""What people see: results on stdout, progress and notes on stderr, nothing but plain text where
+colour is off.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from dpfl.privacy.accountant import shown
@@ -49,11 +58,20 @@ def progress_bar() -> Progress:
 
 def table(*columns: str, title: str | None = None, left: int = 1) -> Table:
     """A table whose first ``left`` columns are words and the rest numbers."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    made = Table(
+        title=title,
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+        padding=(0, 2, 0, 0),
+    )
     for number, column in enumerate(columns):
         words = number < left
         narrowest = 9 if number == 0 and left == 1 else None  # a row without its name says nothing
-        made.add_column(column, justify="left" if words else "right", no_wrap=not words, min_width=narrowest)
+        made.add_column(
+            column, justify="left" if words else "right", no_wrap=not words, min_width=narrowest
+        )
     return made
 
 
@@ -64,7 +82,11 @@ def epsilon_text(value: Any) -> str:
 
 def three_text(values: dict[str, Any] | None) -> list[str]:
     """Show smallest, median, largest."""
-    return ["-"] * 3 if not values else [epsilon_text(values[key]) for key in ("smallest", "median", "largest")]
+    return (
+        ["-"] * 3
+        if not values
+        else [epsilon_text(values[key]) for key in ("smallest", "median", "largest")]
+    )
 
 
 def bytes_text(count: float) -> str:
@@ -87,4 +109,8 @@ def mean_and_spread(values: Sequence[float], scale: float = 100.0) -> str:
     '60.0 ± 14.1'
     """
     mean = statistics.mean(values) * scale
-    return f"{mean:.1f}" if len(values) == 1 else f"{mean:.1f} ± {statistics.stdev(values) * scale:.1f}"
+    return (
+        f"{mean:.1f}"
+        if len(values) == 1
+        else f"{mean:.1f} ± {statistics.stdev(values) * scale:.1f}"
+    )

@@ -17,10 +17,13 @@ from dpfl.cli.site import show_spent, show_tried
 from dpfl.core.errors import ConfigurationError, FolderError, Interrupted, PeerError
 from dpfl.core.files import write_safely
 from dpfl.core.types import Observer
-from dpfl.data.datasets import load_dataset
+from dpfl.datasets.named import load_dataset
 from dpfl.runs.deployment import STUDY_FILE, SiteFile, StudyFile
 
-app = typer.Typer(no_args_is_help=True, help="An example deployment: three hospitals, a server, certificates, keys.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="An example deployment: three hospitals, a server, certificates, keys.",
+)
 
 GRANTS = {"cleveland": 1.0, "hungarian": 4.0, "va": 8.0}
 README = """# Three hospitals train one model
@@ -54,17 +57,21 @@ folder holds the authority's key: whoever has it can pretend to be the server.
 @app.command()
 def example(
     folder: Annotated[Path, typer.Argument(help="A new folder.", show_default=False)],
-    port: Annotated[int, typer.Option(help="Port of the server on 127.0.0.1.", min=1, max=65535)] = 9092,
+    port: Annotated[
+        int, typer.Option(help="Port of the server on 127.0.0.1.", min=1, max=65535)
+    ] = 9092,
     rounds: Annotated[int, typer.Option(help="Rounds.", min=1)] = 3,
     method: Annotated[str, typer.Option(help="Method.")] = "weiavg",
 ) -> None:
     """Write a complete three-site example: study, sites, records, certificates, keys, README."""
     try:
-        from dpfl.flower import processes
-        from dpfl.flower.credentials import CA_CERTIFICATE, make_certificates, make_site_key
-        from dpfl.flower.site import Site
+        from dpfl.deploy import processes
+        from dpfl.deploy.credentials import CA_CERTIFICATE, make_certificates, make_site_key
+        from dpfl.deploy.site import Site
     except ImportError as error:
-        raise ConfigurationError("Flower", "is not installed", "run: pip install 'dpfl[flower]'") from error
+        raise ConfigurationError(
+            "Flower", "is not installed", "run: pip install 'dpfl[flower]'"
+        ) from error
     if folder.exists() and any(folder.iterdir()):
         raise FolderError(str(folder), "is not empty", "name a new folder")
     dataset = load_dataset("heart_disease", None)
@@ -79,7 +86,12 @@ def example(
             },
             "model": {"name": "logistic"},
             "method": {"name": method, "lr": 1.0, "clip": 1.0, "batch_size": 32, "local_steps": 10},
-            "run": {"rounds": rounds, "round_timeout": 180.0, "enrol_timeout": 180.0, "least_sites": 2},
+            "run": {
+                "rounds": rounds,
+                "round_timeout": 180.0,
+                "enrol_timeout": 180.0,
+                "least_sites": 2,
+            },
             "network": {"host": "127.0.0.1", "port": port},
         },
         "example",
@@ -93,7 +105,10 @@ def example(
     for name, epsilon in GRANTS.items():
         home = folder / "sites" / name
         rows = slice(*dataset.silos[name])
-        write_safely(home / "records.csv", _table(dataset.features[rows].tolist(), dataset.labels[rows].tolist()))
+        write_safely(
+            home / "records.csv",
+            _table(dataset.features[rows].tolist(), dataset.labels[rows].tolist()),
+        )
         file = SiteFile.from_dict(
             {
                 "site": {"id": name},
@@ -109,7 +124,9 @@ def example(
             }
         )
         write_safely(home / "site.toml", file.to_toml().encode())
-        write_safely(home / CA_CERTIFICATE, (server / processes.CERTIFICATES / CA_CERTIFICATE).read_bytes())
+        write_safely(
+            home / CA_CERTIFICATE, (server / processes.CERTIFICATES / CA_CERTIFICATE).read_bytes()
+        )
         public = make_site_key(home / file.server.key)
         write_safely(server / processes.SITES / f"{name}.pub", public.read_bytes())
         Site(home).prepare()
@@ -129,9 +146,14 @@ def _table(features: list[list[float]], labels: list[int]) -> bytes:
 
 @app.command(name="run")
 def run_example(
-    folder: Annotated[Path, typer.Argument(help="A folder that dpfl deploy example has written.", show_default=False)],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A folder that dpfl deploy example has written.", show_default=False),
+    ],
 ) -> None:
-    """Start the server and all sites of an example on this machine, and show what each site has spent."""
+    """Start the server and all sites of an example on this machine, and show what each site has
+    spent.
+    """
     homes = sorted((folder / "sites").glob("*/site.toml"))
     if not homes or not (folder / "server" / STUDY_FILE).exists():
         raise FolderError(str(folder), "holds no example", "write one with dpfl deploy example")
@@ -143,10 +165,16 @@ def run_example(
         _wait_for(server, folder / "server")
         for home in homes:
             with (home.parent / "run.log").open("ab") as log:
-                sites.append(subprocess.Popen([*command, "site", "run", str(home.parent)], stdout=log, stderr=log))
+                sites.append(
+                    subprocess.Popen(
+                        [*command, "site", "run", str(home.parent)], stdout=log, stderr=log
+                    )
+                )
         code = server.wait()
     except KeyboardInterrupt:
-        raise Interrupted(str(folder), "stopped by you", f"go on with: dpfl deploy run {folder}") from None
+        raise Interrupted(
+            str(folder), "stopped by you", f"go on with: dpfl deploy run {folder}"
+        ) from None
     finally:
         for process in (*sites, server):
             if process.poll() is None:
@@ -157,29 +185,40 @@ def run_example(
             except subprocess.TimeoutExpired:
                 process.kill()
     if code:
-        raise PeerError(str(folder / "server"), f"the server ended with exit code {code}", "see its message above")
-    from dpfl.flower.outcome import outcomes
-    from dpfl.flower.site import Site
+        raise PeerError(
+            str(folder / "server"),
+            f"the server ended with exit code {code}",
+            "see its message above",
+        )
+    from dpfl.deploy.outcome import outcomes
+    from dpfl.deploy.site import Site
 
     for home in homes:
         site = Site(home.parent)
         show_spent(site.spent())
         for outcome in outcomes(home.parent)[-1:]:
             show_tried(outcome.tried(site.id, site.federation()))
-    err.print("Accuracies are each site's own, on its test records: in earnest they stay there", soft_wrap=True)
+    err.print(
+        "Accuracies are each site's own, on its test records: in earnest they stay there",
+        soft_wrap=True,
+    )
 
 
 def _wait_for(server: subprocess.Popen[bytes], folder: Path) -> None:
     """Until the server lets sites in."""
-    from dpfl.flower.credentials import CA_CERTIFICATE
-    from dpfl.flower.processes import CERTIFICATES, check_server
+    from dpfl.deploy.credentials import CA_CERTIFICATE
+    from dpfl.deploy.processes import CERTIFICATES, check_server
 
     network = StudyFile.from_file(folder / STUDY_FILE).network
     while True:
         if server.poll() is not None:
-            raise PeerError("server", f"ended with exit code {server.returncode}", "see its message above")
+            raise PeerError(
+                "server", f"ended with exit code {server.returncode}", "see its message above"
+            )
         try:
-            check_server(f"127.0.0.1:{network.port}", folder / CERTIFICATES / CA_CERTIFICATE, insecure=False)
+            check_server(
+                f"127.0.0.1:{network.port}", folder / CERTIFICATES / CA_CERTIFICATE, insecure=False
+            )
             return
         except PeerError:
             time.sleep(0.5)

@@ -7,28 +7,37 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from dpfl.algorithms.pfa import PublicSubspace
 from dpfl.cli import options as o
 from dpfl.cli.console import bytes_text, out, print_json, table, three_text
-from dpfl.client.member import Member, false_claims, honest_members
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Cohort, Downlink, Observer, Unit
 from dpfl.engine.stacked import arithmetic_assumptions
+from dpfl.methods.pfa import PublicSubspace
+from dpfl.plugs.channels import Channel, Dropout
+from dpfl.plugs.over_the_air import OverTheAir
 from dpfl.privacy.accountant import spend
+from dpfl.privacy.classic_rdp import (
+    MISREAD_REMARK,
+    POISSON_REMARK,
+    UNAMPLIFIED_REMARK,
+    UNIFORM_REMARK,
+    classic_epsilon,
+)
 from dpfl.privacy.events import Event
-from dpfl.privacy.published import MISREAD_REMARK, POISSON_REMARK, UNAMPLIFIED_REMARK, UNIFORM_REMARK, classic_epsilon
-from dpfl.protocols import Channel
 from dpfl.rounds import Agreement, enrol, first_state
+from dpfl.rounds.codec import FRAME_BYTES, encode_download
+from dpfl.rounds.members import Member, false_claims, honest_members
 from dpfl.runs.experiment import Experiment
-from dpfl.wire.air import OverTheAir
-from dpfl.wire.channels import Dropout
-from dpfl.wire.payload import FRAME_BYTES, encode_download
 
 
 @o.takes_experiment(**o.ONE_METHOD)
-def describe(given: dict[str, Any], file: o.File = None, data: o.Data = None, json: o.Json = False) -> None:
-    """Print the pipeline, the promise in words, epsilon by observer, noise and bytes: without training."""
+def describe(
+    given: dict[str, Any], file: o.File = None, data: o.Data = None, json: o.Json = False
+) -> None:
+    """Print the pipeline, the promise in words, epsilon by observer, noise and bytes: without
+    training.
+    """
     description = description_of(o.build(file, o.experiment_values(file, given)), data)
     if json:
         print_json(description)
@@ -44,18 +53,28 @@ def description_of(experiment: Experiment, data_folder: Path | None = None) -> d
     model = experiment.build_model(federation)
     layout = Layout.of_module(model)
     members = honest_members(federation, false_claims(federation, experiment.run.liars))
-    agreement = enrol(strategy, {c: m.claims for c, m in members.items()}, experiment.run.rounds, layout)
+    agreement = enrol(
+        strategy, {c: m.claims for c, m in members.items()}, experiment.run.rounds, layout
+    )
     strategy = agreement.strategy  # with nothing left open
     state = first_state(agreement, layout.read(model))
     cohort = Cohort.of(
-        {c: members[c].claims for c in sorted(members)[: max(1, round(agreement.terms.expected_cohort))]}
+        {
+            c: members[c].claims
+            for c in sorted(members)[: max(1, round(agreement.terms.expected_cohort))]
+        }
     )
     shared = {
-        slot: plug.open(state.plugs[slot], 0, cohort, PublicSeed(0).child(slot)) for slot, plug in strategy.slots()
+        slot: plug.open(state.plugs[slot], 0, cohort, PublicSeed(0).child(slot))
+        for slot, plug in strategy.slots()
     }
     told = {slot: tensors for slot, tensors in shared.items() if tensors}
     start = encode_download(Downlink(round=0, start=state.model, shared=told, drawn=len(cohort)))
-    noise = [phase.noise_multiplier for m in members.values() for phase in agreement.phases(m.participant)]
+    noise = [
+        phase.noise_multiplier
+        for m in members.values()
+        for phase in agreement.phases(m.participant)
+    ]
     if strategy.noise_multiplier is not None:
         noise = [strategy.noise_multiplier]
     return {
@@ -72,13 +91,16 @@ def description_of(experiment: Experiment, data_folder: Path | None = None) -> d
         "rounds": agreement.terms.rounds,
         "participations": agreement.terms.participations,
         "cohort": agreement.terms.expected_cohort,
-        "epsilon": {str(o): _planned(agreement, members, o) for o in (Observer.SERVER, Observer.WORLD)},
+        "epsilon": {
+            str(o): _planned(agreement, members, o) for o in (Observer.SERVER, Observer.WORLD)
+        },
         "as_published": _published(agreement, members),
         "if_honest": _on_air(agreement, members, experiment.public_seed().child("run")),
         "noise_multiplier": _three(noise) if any(noise) else None,
         "parameters": layout.size,
         "bytes_up_per_client": _bytes_up(agreement),
-        "bytes_down_per_client": len(start) + sum(4 * stage.basis_size(layout) for stage in _subspaces(agreement)),
+        "bytes_down_per_client": len(start)
+        + sum(4 * stage.basis_size(layout) for stage in _subspaces(agreement)),
     }
 
 
@@ -95,8 +117,12 @@ def _bytes_up(agreement: Agreement) -> int:
     return math.ceil(4 * numbers) + FRAME_BYTES
 
 
-def _planned(agreement: Agreement, members: dict[str, Member], observer: Observer) -> dict[str, Any]:
-    """Spread of the price of the clients' plans, as the ledger will state it: of all rounds, or as many as fit a budget."""
+def _planned(
+    agreement: Agreement, members: dict[str, Member], observer: Observer
+) -> dict[str, Any]:
+    """Spread of the price of the clients' plans, as the ledger will state it: of all rounds, or as
+    many as fit a budget.
+    """
     epsilons, accountants, early = [], set(), 0
     for member in members.values():
         bill = agreement.bill(observer, member.participant)
@@ -109,27 +135,38 @@ def _planned(agreement: Agreement, members: dict[str, Member], observer: Observe
         granted = (member.budget.observer if member.budget else None) or agreement.strategy.observer
         enforced = member.budget and granted in (observer, Observer.SERVER)
         limit = (
-            member.budget.epsilon if member.budget and enforced and not agreement.strategy.local.hypothetical else None
+            member.budget.epsilon
+            if member.budget and enforced and not agreement.strategy.local.hypothetical
+            else None
         )
         early += limit is not None and spent.epsilon > limit
-        worst = spend([e.times(e.steps * agreement.terms.rounds) for e in bill.events], delta, adjacency=bill.adjacency)
+        worst = spend(
+            [e.times(e.steps * agreement.terms.rounds) for e in bill.events],
+            delta,
+            adjacency=bill.adjacency,
+        )
         epsilons.append(worst.epsilon if limit is None else min(worst.epsilon, limit))
         accountants.add(spent.accountant)
     return {**_three(epsilons), "accountant": sorted(accountants), "clients_that_run_out": early}
 
 
 def _published(agreement: Agreement, members: dict[str, Member]) -> dict[str, Any] | None:
-    """What the method's paper would print for the whole run: the moments accountant over sampled clients."""
+    """What the method's paper would print for the whole run: the moments accountant over sampled
+    clients.
+    """
     strategy, terms = agreement.strategy, agreement.terms
     sampling = strategy.selection.sampling
     if strategy.unit is not Unit.CLIENT or strategy.noise_multiplier is None or sampling == "none":
         return None
-    # FedCEO's paper reads its fixed-size cohorts as Poisson samples; DP-Fed-LS has a column for each.
+    # FedCEO's paper reads its fixed-size cohorts as Poisson samples; DP-Fed-LS has a column for
+    # each.
     read = sampling if strategy.central_noise is not None else "poisson"
     delta = min(member.budget.delta if member.budget else 1e-5 for member in members.values())
     rate = strategy.selection.rate(terms.population)
     value = classic_epsilon(strategy.noise_multiplier, rate, terms.rounds, delta, read)
-    remark = {("poisson", "poisson"): POISSON_REMARK, ("uniform", "uniform"): UNIFORM_REMARK}.get((sampling, read))
+    remark = {("poisson", "poisson"): POISSON_REMARK, ("uniform", "uniform"): UNIFORM_REMARK}.get(
+        (sampling, read)
+    )
     if not strategy.amplifies(strategy.observer):
         remark = UNAMPLIFIED_REMARK
     return {"epsilon": value, "remark": remark or MISREAD_REMARK}
@@ -149,8 +186,12 @@ def _channel(agreement: Agreement) -> Channel:
     return channel.through if isinstance(channel, Dropout) else channel
 
 
-def _on_air(agreement: Agreement, members: dict[str, Member], public: PublicSeed) -> dict[str, Any] | None:
-    """Epsilon of all rounds over this run's own channel, by whose noise is counted on; Gaussians compose exactly."""
+def _on_air(
+    agreement: Agreement, members: dict[str, Member], public: PublicSeed
+) -> dict[str, Any] | None:
+    """Epsilon of all rounds over this run's own channel, by whose noise is counted on; Gaussians
+    compose exactly.
+    """
     channel, terms, ids = _channel(agreement), agreement.terms, sorted(members)
     if not isinstance(channel, OverTheAir) or agreement.strategy.selection.sampling != "none":
         return None
@@ -167,20 +208,29 @@ def _on_air(agreement: Agreement, members: dict[str, Member], public: PublicSeed
             for client, multiplier in zip(heard, multipliers, strict=True):
                 losses[name][client] += math.inf if multiplier < 1e-6 else multiplier**-2
     delta = min(member.budget.delta if member.budget else 1e-5 for member in members.values())
-    return {name: _composed(_three(list(found.values())), delta, agreement) for name, found in losses.items()}
+    return {
+        name: _composed(_three(list(found.values())), delta, agreement)
+        for name, found in losses.items()
+    }
 
 
 def _composed(losses: dict[str, Any], delta: float, agreement: Agreement) -> dict[str, Any]:
-    """Epsilons of the smallest, median and largest loss; bounds that may fail take their part of delta."""
+    """Epsilons of the smallest, median and largest loss; bounds that may fail take their part of
+    delta.
+    """
     strategy, terms = agreement.strategy, agreement.terms
-    sent = strategy.exposure(Observer.SERVER, strategy.local.exposure((), 1, terms.parameters), terms)
+    sent = strategy.exposure(
+        Observer.SERVER, strategy.local.exposure((), 1, terms.parameters), terms
+    )
     stretch = sent.bound / getattr(_channel(agreement), "clip", sent.bound)
     found: dict[str, Any] = {}
     for name, loss in losses.items():
         if loss in (0.0, "infinite"):
             found[name] = loss
             continue
-        event = Event(noise_multiplier=loss**-0.5 / stretch, failure=min(1.0, sent.failure * terms.rounds))
+        event = Event(
+            noise_multiplier=loss**-0.5 / stretch, failure=min(1.0, sent.failure * terms.rounds)
+        )
         value = spend([event], delta, adjacency=strategy.adjacency).epsilon
         found[name] = "infinite" if math.isinf(value) else value
     return found
@@ -207,7 +257,9 @@ def show(description: dict[str, Any]) -> None:
     out.print()
     prices = table("planned epsilon", "smallest", "median", "largest", "accountant")
     for observer, spread in description["epsilon"].items():
-        prices.add_row(f"against the {observer}", *three_text(spread), ", ".join(spread["accountant"]))
+        prices.add_row(
+            f"against the {observer}", *three_text(spread), ", ".join(spread["accountant"])
+        )
     published = description["as_published"]
     if published:
         prices.add_row("as published", "", "", f"{published['epsilon']:.2f}", "display only")
@@ -221,7 +273,9 @@ def show(description: dict[str, Any]) -> None:
         out.print(assumed)
     early = max(spread["clients_that_run_out"] for spread in description["epsilon"].values())
     if early:
-        out.print(f"{early} client(s) will run out of budget before their planned participations, and leave")
+        out.print(
+            f"{early} client(s) will run out of budget before their planned participations, and leave"
+        )
     noise = description["noise_multiplier"]
     if noise:
         spread = " / ".join(f"{noise[key]:.3g}" for key in ("smallest", "median", "largest"))

@@ -14,7 +14,9 @@ from dpfl.core.errors import LedgerError
 from dpfl.privacy.chain import read_head
 from dpfl.privacy.ledger import Ledger
 
-app = typer.Typer(no_args_is_help=True, help="A ledger file: check that nothing in it was changed or lost.")
+app = typer.Typer(
+    no_args_is_help=True, help="A ledger file: check that nothing in it was changed or lost."
+)
 
 
 @app.callback()
@@ -27,18 +29,23 @@ def verify(
     file: Annotated[Path, typer.Argument(help="The ledger file.", show_default=False)],
     head: Annotated[
         str | None,
-        typer.Option(help="A hash noted earlier, which the ledger must contain.", show_default=False),
+        typer.Option(
+            help="A hash noted earlier, which the ledger must contain.", show_default=False
+        ),
     ] = None,
     accept_head: Annotated[
         bool,
-        typer.Option("--accept-head", help="Write the missing head file, if this is the newest copy of the ledger."),
+        typer.Option(
+            "--accept-head",
+            help="Write the missing head file, if this is the newest copy of the ledger.",
+        ),
     ] = False,
     json: o.Json = False,
 ) -> None:
     """Check a ledger's file, its hash chain, and the head noted beside it.
 
-    The chain has no key: whoever can rewrite the ledger and its head file together is only found out by a
-    hash that was noted elsewhere, for instance on a printed report. Give it with --head.
+    The chain has no key: whoever can rewrite the ledger and its head file together is only found
+    out by a hash that was noted elsewhere, for instance on a printed report. Give it with --head.
     """
     accepted = accept_head and read_head(str(file)) is None
     if accept_head:
@@ -72,11 +79,17 @@ def verify(
     shown = table("", "", left=2)
     shown.add_row("ledger of", str(facts["identity"]))
     shown.add_row("filter across studies", str(facts["filter"]))
-    shown.add_row("entries, runs, accounts", f"{facts['entries']}, {facts['runs']}, {facts['accounts']}")
+    shown.add_row(
+        "entries, runs, accounts", f"{facts['entries']}, {facts['runs']}, {facts['accounts']}"
+    )
     behind = newest.number - (noted.number if noted else 0)
-    shown.add_row("head file", "agrees" if behind == 0 else f"agrees; {behind} entries were written since")
+    shown.add_row(
+        "head file", "agrees" if behind == 0 else f"agrees; {behind} entries were written since"
+    )
     if wanted is not None:
         shown.add_row("given head", "is in the ledger")
     out.print(shown)
     out.print(f"Head: {newest.digest}", soft_wrap=True)
-    out.print("Nothing in the ledger was changed since its entries were written. Note the head elsewhere.")
+    out.print(
+        "Nothing in the ledger was changed since its entries were written. Note the head elsewhere."
+    )

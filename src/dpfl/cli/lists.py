@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dpfl.algorithms.registry import METHODS, about
 from dpfl.cli import options as o
 from dpfl.cli.console import out, print_json, table
-from dpfl.data.datasets import DATASETS
 from dpfl.data.partition import PARTITIONS
+from dpfl.datasets.named import DATASETS
+from dpfl.methods.registry import METHODS, about
 from dpfl.models import MODELS, TEXT_MODELS
 from dpfl.models import about as about_model
 from dpfl.privacy.budgets import DISTRIBUTIONS, SPENDINGS
@@ -33,11 +33,16 @@ def datasets(json: o.Json = False) -> None:
         name: source.about + ("" if source.embedded else "; from --data or DPFL_DATA")
         for name, source in DATASETS.items()
     }
-    rows["FOLDER"] = "your own: one CSV or Parquet file per client, numbers, the label last (or --label)"
+    rows["FOLDER"] = (
+        "your own: one CSV or Parquet file per client, numbers, the label last (or --label)"
+    )
     _print("data set", rows, json)
     if not json:
         out.print()
-        laws = {"natural": "the silos a data set comes with", **{name: text for name, (_, text) in PARTITIONS.items()}}
+        laws = {
+            "natural": "the silos a data set comes with",
+            **{name: text for name, (_, text) in PARTITIONS.items()},
+        }
         _print("partition", laws, json)
 
 

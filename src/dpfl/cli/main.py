@@ -1,4 +1,6 @@
-"""The door: commands, and one sentence with the documented exit code for everything that goes wrong."""
+"""The door: commands, and one sentence with the documented exit code for everything that goes
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +72,13 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _top(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
 ) -> None:
-    """Differentially private federated learning for federations that do not agree on how much privacy they need."""
+    """Differentially private federated learning for federations that do not agree on how much
+    privacy they need.
+    """
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -83,7 +89,9 @@ def main(arguments: list[str] | None = None) -> None:
 def run_command(arguments: list[str]) -> int:
     """Run a command and return its exit code; errors are one sentence on stderr."""
     try:
-        result = typer.main.get_command(app).main(arguments, prog_name="dpfl", standalone_mode=False)
+        result = typer.main.get_command(app).main(
+            arguments, prog_name="dpfl", standalone_mode=False
+        )
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
@@ -98,7 +106,9 @@ def run_command(arguments: list[str]) -> int:
     except DpflError as error:
         return _say(str(error), error.exit_code)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: that is no error of ours
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the reader left: that is no error of ours
         return 0
     except OSError as error:
         named = disk_error(str(error.filename or "file"), error)
@@ -110,7 +120,11 @@ def run_command(arguments: list[str]) -> int:
 
 def _with_hint(error: click.UsageError) -> str:
     message = error.format_message()
-    if message.startswith("No such command") and error.ctx is not None and isinstance(error.ctx.command, click.Group):
+    if (
+        message.startswith("No such command")
+        and error.ctx is not None
+        and isinstance(error.ctx.command, click.Group)
+    ):
         name = message.split("'")[1]
         return f"No such command '{name}'; {did_you_mean(name, error.ctx.command.commands)}"
     return message

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfl.algorithms.registry import METHODS, settings_of
 from dpfl.core.errors import ConfigurationError, did_you_mean
-from dpfl.data.datasets import DATASETS
+from dpfl.datasets.named import DATASETS
+from dpfl.methods.registry import METHODS, settings_of
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.toml_file import read_toml
 
@@ -32,8 +32,13 @@ EXPERIMENT: dict[str, Any] = {
     "label": _option(str, "Label column of files in a folder (default: the last)."),
     "budgets": _option(str, "Distribution, number, list or file of epsilons."),
     "delta": _option(float, "Delta of every client."),
-    "clip": _option(float, "Largest norm of one record's gradient (client-level methods: of one client's update)."),
-    "noise_multiplier": _option(float, "Noise of a client-level method, over its clip (default: from the budgets)."),
+    "clip": _option(
+        float,
+        "Largest norm of one record's gradient (client-level methods: of one client's update).",
+    ),
+    "noise_multiplier": _option(
+        float, "Noise of a client-level method, over its clip (default: from the budgets)."
+    ),
     "partition": _option(str, "natural, iid, shards, classes, dirichlet or unequal."),
     "clients": _option(int, "Number of clients."),
     "records": _option(int, "Training records per client."),
@@ -47,11 +52,15 @@ EXPERIMENT: dict[str, Any] = {
     "rounds": _option(int, "Rounds."),
     "cohort": _option(str, "Clients per round: a number, or a fraction such as 0.8."),
     "sampling": _option(str, "How the cohort is drawn: uniform or poisson."),
-    "least_willing": _option(int, "Willing clients below which a plan with fixed-size cohorts ends (default: all)."),
+    "least_willing": _option(
+        int, "Willing clients below which a plan with fixed-size cohorts ends (default: all)."
+    ),
     "dropout": _option(float, "Share of uploads that get lost, to see what a method makes of it."),
     "engine": _option(str, "stacked, one_by_one, or ray (a cluster; RAY_ADDRESS names it)."),
     "device": _option(str, "Where local work is computed: cpu, or cuda where torch has it."),
-    "liar": _option(list[str], "A client that claims a multiple of its epsilon.", "--liar", metavar="ID:FACTOR"),
+    "liar": _option(
+        list[str], "A client that claims a multiple of its epsilon.", "--liar", metavar="ID:FACTOR"
+    ),
     "set": _option(list[str], "Any other setting of the method.", "--set", metavar="KEY=VALUE"),
 }
 ONE_METHOD: dict[str, Any] = {
@@ -61,7 +70,9 @@ ONE_METHOD: dict[str, Any] = {
 
 
 def takes_experiment(**more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options that describe an experiment; it receives them as one dict, ``given``."""
+    """Give a command the options that describe an experiment; it receives them as one dict,
+    ``given``.
+    """
     common = more | EXPERIMENT
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -70,13 +81,19 @@ def takes_experiment(**more: Any) -> Callable[[Callable[..., None]], Callable[..
             given = {name: values.pop(name) for name in common}
             command(given=given, **values)
 
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
+        own = [
+            p
+            for p in inspect.signature(command, eval_str=True).parameters.values()
+            if p.name != "given"
+        ]
         added = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
             for name, kind in common.items()
         ]
         first = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-        first.sort(key=lambda p: p.name != "file")  # the file, then what describes the experiment, then the rest
+        first.sort(
+            key=lambda p: p.name != "file"
+        )  # the file, then what describes the experiment, then the rest
         wrapped.__signature__ = inspect.Signature([*first[:1], *added, *first[1:]])  # type: ignore[attr-defined]
         wrapped.__annotations__ = {p.name: p.annotation for p in (*first, *added)}
         return wrapped
@@ -116,29 +133,39 @@ def experiment_values(file: Path | None, options: dict[str, Any]) -> dict[str, A
     for text in given.get("liar", []):
         client, _, factor = text.rpartition(":")
         if not client or not isinstance(number(factor, None), int | float):
-            raise ConfigurationError("--liar", f"'{text}' is no ID:FACTOR", "write for instance --liar 12:100")
+            raise ConfigurationError(
+                "--liar", f"'{text}' is no ID:FACTOR", "write for instance --liar 12:100"
+            )
         values.setdefault("run", {}).setdefault("liars", {})[client] = number(factor, None)
     for pair in given.get("set", []):
         key, equals, text = pair.partition("=")
         if not equals:
-            raise ConfigurationError("--set", f"'{pair}' is no KEY=VALUE", "write for instance --set k=1")
+            raise ConfigurationError(
+                "--set", f"'{pair}' is no KEY=VALUE", "write for instance --set k=1"
+            )
         settings[key] = number(text, None)
     values.setdefault("method", {}).update(settings)
     if file is None:
         method = values["method"]
         for name, value in _LIGHT_DEFAULTS.items():
-            if not (name == "local_steps" and "local_epochs" in method) and _wanted(method.get("name"), name):
+            if not (name == "local_steps" and "local_epochs" in method) and _wanted(
+                method.get("name"), name
+            ):
                 method.setdefault(name, value)
         values.setdefault("run", {}).setdefault("rounds", _ROUNDS)
     return values
 
 
 def _wanted(method: str | None, setting: str) -> bool:
-    """Whether a method cannot do without a setting; of a method not named yet, or not known, anything may be wanted."""
+    """Whether a method cannot do without a setting; of a method not named yet, or not known,
+    anything may be wanted.
+    """
     if method is None or method not in METHODS:
         return True
     known = settings_of(method).get(setting)
-    return known is not None and (known.default is inspect.Parameter.empty or setting == "local_steps")
+    return known is not None and (
+        known.default is inspect.Parameter.empty or setting == "local_steps"
+    )
 
 
 _PLACES = {
@@ -176,7 +203,9 @@ def number(text: str, where: str | None) -> Any:
         except ValueError:
             continue
     if where is not None:
-        raise ConfigurationError(where, f"'{text}' is no number", "give a number of clients or a fraction")
+        raise ConfigurationError(
+            where, f"'{text}' is no number", "give a number of clients or a fraction"
+        )
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
@@ -184,11 +213,15 @@ def build(file: Path | None, values: dict[str, Any]) -> Experiment:
     """Validate, and name what is missing in the words of the command line."""
     if not values.get("data"):
         raise ConfigurationError(
-            "options", "no data set was named", "give --dataset, or an experiment file; dpfl datasets lists them"
+            "options",
+            "no data set was named",
+            "give --dataset, or an experiment file; dpfl datasets lists them",
         )
     if "name" not in values.get("method", {}):
         raise ConfigurationError(
-            "options", "no method was named", "give --method, or an experiment file; dpfl methods lists them"
+            "options",
+            "no method was named",
+            "give --method, or an experiment file; dpfl methods lists them",
         )
     known = settings_of(values["method"]["name"])
     if "clip" in known and "clip" not in values["method"]:
@@ -211,4 +244,6 @@ def check_settings(values: dict[str, Any], methods: list[str]) -> None:
     known = {name for method in methods for name in settings_of(method)}
     for setting in values.get("method", {}):
         if setting != "name" and setting not in known:
-            raise ConfigurationError("settings", f"none of the methods has '{setting}'", did_you_mean(setting, known))
+            raise ConfigurationError(
+                "settings", f"none of the methods has '{setting}'", did_you_mean(setting, known)
+            )

@@ -14,13 +14,13 @@ from dpfl.cli import options as o
 from dpfl.cli import results as r
 from dpfl.cli.console import bytes_text, epsilon_text, err, out, print_json, table
 from dpfl.cli.describe import description_of
-from dpfl.client.member import false_claims, honest_members
 from dpfl.core.errors import DpflError
 from dpfl.core.layout import Layout
+from dpfl.experiments.forecast import Outlook, Recommendation, outlook, recommend
+from dpfl.experiments.pace import seconds_in_all
 from dpfl.rounds import enrol
+from dpfl.rounds.members import false_claims, honest_members
 from dpfl.runs.experiment import Experiment, for_method
-from dpfl.runs.planning import Outlook, Recommendation, outlook, recommend
-from dpfl.sim.pace import seconds_in_all
 
 MOST_LINES = 24
 MOST_COLUMNS = 3  # methods side by side in a terminal of 80 columns
@@ -37,10 +37,14 @@ def plan(
     methods: r.Methods = "",
     family: r.Family = None,
     data: o.Data = None,
-    timing: Annotated[bool, typer.Option(help="Estimate the time by a few rounds on made-up records.")] = True,
+    timing: Annotated[
+        bool, typer.Option(help="Estimate the time by a few rounds on made-up records.")
+    ] = True,
     json: o.Json = False,
 ) -> None:
-    """Before training: noise per client, epsilon per observer, bytes, noise to signal, time, and what to try first."""
+    """Before training: noise per client, epsilon per observer, bytes, noise to signal, time, and
+    what to try first.
+    """
     values = o.experiment_values(file, given)
     named = methods or ("" if family else "all")
     names = r.chosen_methods(named, family, values, file, data)
@@ -60,7 +64,9 @@ def plan(
 
 def _plain(planned: dict[str, Any]) -> dict[str, Any]:
     ratio = planned["outlook"].noise_to_signal
-    return {name: value for name, value in planned.items() if name != "outlook"} | {"noise_to_signal": _finite(ratio)}
+    return {name: value for name, value in planned.items() if name != "outlook"} | {
+        "noise_to_signal": _finite(ratio)
+    }
 
 
 def _finite(value: float | None) -> float | str | None:
@@ -73,21 +79,29 @@ def _planned(experiment: Experiment, data: Path | None, timing: bool) -> dict[st
     members = honest_members(federation, false_claims(federation, experiment.run.liars))
     layout = Layout.of_module(experiment.build_model(federation))
     agreement = enrol(
-        experiment.strategy(len(members)), {c: m.claims for c, m in members.items()}, experiment.run.rounds, layout
+        experiment.strategy(len(members)),
+        {c: m.claims for c, m in members.items()},
+        experiment.run.rounds,
+        layout,
     )
     clients = [
         {
             "client": client,
             "records": member.shard.examples,
             "granted": member.budget.epsilon if member.budget else None,
-            "noise_multiplier": max((p.noise_multiplier for p in agreement.phases(member.participant)), default=0.0)
+            "noise_multiplier": max(
+                (p.noise_multiplier for p in agreement.phases(member.participant)), default=0.0
+            )
             or agreement.strategy.noise_multiplier,
         }
         for client, member in sorted(members.items())
     ]
     return {
         "method": experiment.method.name,
-        **{name: described[name] for name in ("unit", "observer", "adjacency", "clients", "rounds", "parameters")},
+        **{
+            name: described[name]
+            for name in ("unit", "observer", "adjacency", "clients", "rounds", "parameters")
+        },
         "epsilon": described["epsilon"],
         "bytes_up_per_round": described["bytes_up_per_client"] * described["cohort"],
         "bytes_down_per_round": described["bytes_down_per_client"] * described["cohort"],
@@ -102,7 +116,9 @@ def _seconds(experiment: Experiment, data: Path | None) -> float | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a run that is not one
             return seconds_in_all(experiment, data)
-    except DpflError as error:  # four clients may be too few for a method that the whole federation can run
+    except (
+        DpflError
+    ) as error:  # four clients may be too few for a method that the whole federation can run
         err.print(f"no time for {experiment.method.name}: {error}", soft_wrap=True)
         return None
 
@@ -113,13 +129,19 @@ def show(planned: list[dict[str, Any]], advice: list[Recommendation]) -> None:
     out.print(
         f"{first['clients']} clients, {first['rounds']} rounds, {first['parameters']} parameters; nothing was trained"
     )
-    promises = sorted({(one["outlook"].observer == "nobody", one["outlook"].promise) for one in planned})
+    promises = sorted(
+        {(one["outlook"].observer == "nobody", one["outlook"].promise) for one in planned}
+    )
     for nobody, promise in promises:
         unit, adjacency, observer = promise
         title = (
-            "Protecting nobody, for reference" if nobody else f"Protecting a {unit} from the {observer} ({adjacency})"
+            "Protecting nobody, for reference"
+            if nobody
+            else f"Protecting a {unit} from the {observer} ({adjacency})"
         )
-        lines = table("method", "noise / signal", "server eps", "world eps", "up", "down", "time", title=title)
+        lines = table(
+            "method", "noise / signal", "server eps", "world eps", "up", "down", "time", title=title
+        )
         for one in planned:
             if one["outlook"].promise != promise:
                 continue
@@ -141,9 +163,13 @@ def show(planned: list[dict[str, Any]], advice: list[Recommendation]) -> None:
     out.print()
     for tip in advice:
         unit, adjacency, observer = tip.promise
-        out.print(f"To protect a {unit} from the {observer} ({adjacency}), try {tip.method} first: {tip.reason}.")
+        out.print(
+            f"To protect a {unit} from the {observer} ({adjacency}), try {tip.method} first: {tip.reason}."
+        )
     if advice:
-        out.print("Then compare: dpfl compare with the same options. Tune on public data: dpfl tune --tune-on.")
+        out.print(
+            "Then compare: dpfl compare with the same options. Tune on public data: dpfl tune --tune-on."
+        )
 
 
 def _show_noise(planned: list[dict[str, Any]]) -> None:
@@ -157,7 +183,9 @@ def _show_noise(planned: list[dict[str, Any]]) -> None:
         return
     for first in range(0, len(columns), MOST_COLUMNS):
         part = dict(list(columns.items())[first : first + MOST_COLUMNS])
-        _show_noise_of(planned, part, "Noise multiplier (std / clip) by client" if first == 0 else None)
+        _show_noise_of(
+            planned, part, "Noise multiplier (std / clip) by client" if first == 0 else None
+        )
     clients = planned[0]["per_client"]
     if len(clients) > MOST_LINES:
         out.print(f"... and {len(clients) - MOST_LINES} more: use --json")
@@ -169,11 +197,20 @@ def _show_noise(planned: list[dict[str, Any]]) -> None:
 def _show_noise_of(
     planned: list[dict[str, Any]], columns: dict[tuple[float, ...], list[str]], title: str | None
 ) -> None:
-    headings = [own[0] + (f" (+{len(own) - 1})" if len(own) > 1 else "") for own in columns.values()]
+    headings = [
+        own[0] + (f" (+{len(own) - 1})" if len(own) > 1 else "") for own in columns.values()
+    ]
     lines = table("client", "records", "granted", *headings, title=title)
     clients = planned[0]["per_client"]
     for number, client in enumerate(clients[:MOST_LINES]):
-        granted = next((one["per_client"][number]["granted"] for one in planned if one["observer"] != "nobody"), None)
+        granted = next(
+            (
+                one["per_client"][number]["granted"]
+                for one in planned
+                if one["observer"] != "nobody"
+            ),
+            None,
+        )
         lines.add_row(
             client["client"],
             str(client["records"]),

@@ -16,22 +16,36 @@ from dpfl.report.static import write_figures
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or of one comparison.", show_default=False)],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of runs, or of one comparison.", show_default=False),
+    ],
     path: Annotated[
-        Path | None, typer.Option("--out", help="File (default: report.html in the first folder).", show_default=False)
+        Path | None,
+        typer.Option(
+            "--out", help="File (default: report.html in the first folder).", show_default=False
+        ),
     ] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="Leave out whatever an outsider may not see; writes public.html.")
+        bool,
+        typer.Option(
+            "--public", help="Leave out whatever an outsider may not see; writes public.html."
+        ),
     ] = False,
-    pdf: Annotated[bool, typer.Option("--pdf", help="Print it to a PDF as well (needs Chromium).")] = False,
+    pdf: Annotated[
+        bool, typer.Option("--pdf", help="Print it to a PDF as well (needs Chromium).")
+    ] = False,
     figures: Annotated[
-        Path | None, typer.Option(help="Folder for every figure as SVG and PNG.", show_default=False)
+        Path | None,
+        typer.Option(help="Folder for every figure as SVG and PNG.", show_default=False),
     ] = None,
     json: o.Json = False,
 ) -> None:
     """Write one self-contained HTML page: what was promised, granted, spent and learned."""
     material = of_folders(runs)
-    page = write_report(material, path or runs[0] / ("public.html" if public else "report.html"), public=public)
+    page = write_report(
+        material, path or runs[0] / ("public.html" if public else "report.html"), public=public
+    )
     written = {"report": str(page)}
     if pdf:
         written["pdf"] = str(print_page(page, page.with_suffix(".pdf")))

@@ -1,4 +1,6 @@
-"""What compare, sweep and tune share: from options to a study, runs kept by content, tables, and the files they leave."""
+"""What compare, sweep and tune share: from options to a study, runs kept by content, tables, and
+the files they leave.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,32 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfl.algorithms.registry import FAMILIES, METHODS
 from dpfl.cli import options as o
 from dpfl.cli.console import bytes_text, err, mean_and_spread, out, progress_bar, table, three_text
 from dpfl.core.errors import ConfigurationError, DataError, DpflError, Interrupted, unknown_name
 from dpfl.core.files import write_safely
+from dpfl.experiments.ranking import Standing, grouped, remarks
+from dpfl.experiments.study import Study
+from dpfl.experiments.tuning import Told
+from dpfl.methods.registry import FAMILIES, METHODS
 from dpfl.report.page import write_report
 from dpfl.report.reading import of_results
 from dpfl.runs.experiment import for_method
 from dpfl.runs.folder import free_name
-from dpfl.runs.ranking import Standing, grouped, remarks
-from dpfl.runs.study import Study
 from dpfl.sim.train import rehearse
-from dpfl.sim.tuning import Told
 
 Methods = Annotated[str, typer.Option(help="Methods, separated by commas; or all.")]
-Family = Annotated[str | None, typer.Option(help="Instead: heterogeneous, client or wireless.", show_default=False)]
+Family = Annotated[
+    str | None, typer.Option(help="Instead: heterogeneous, client or wireless.", show_default=False)
+]
 Seeds = Annotated[str, typer.Option(help="How many seeds, or a list such as 0,1,2.")]
 Workers = Annotated[int, typer.Option(help="Runs at a time, one process each.", min=1)]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder of the results (default: a new one in runs/).")]
-Kept = Annotated[Path, typer.Option(help="Where runs are kept by content; what is there is not run again.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Folder of the results (default: a new one in runs/).")
+]
+Kept = Annotated[
+    Path, typer.Option(help="Where runs are kept by content; what is there is not run again.")
+]
 KEPT = Path("runs/kept")
 
 Runner = Callable[[Study, Path, Path | None, int, Told], dict[str, Any]]
@@ -45,7 +53,9 @@ def seeds_of(text: str) -> list[int]:
         ) from None
     seeds = list(range(numbers[0])) if "," not in text else numbers
     if not seeds or len(set(seeds)) != len(seeds):
-        raise ConfigurationError("--seeds", f"'{text}' names no seed, or one twice", "give 3, or 0,1,2")
+        raise ConfigurationError(
+            "--seeds", f"'{text}' names no seed, or one twice", "give 3, or 0,1,2"
+        )
     return seeds
 
 
@@ -61,12 +71,18 @@ def lists_of(texts: Sequence[str]) -> dict[str, list[Any]]:
         words = [word.strip() for word in values.split(",") if word.strip()]
         if not equals or "." not in field or not words:
             raise ConfigurationError(
-                "--over", f"'{text}' is no FIELD=VALUE,VALUE,...", "write for instance --over budgets.scale=0.5,1,2"
+                "--over",
+                f"'{text}' is no FIELD=VALUE,VALUE,...",
+                "write for instance --over budgets.scale=0.5,1,2",
             )
         if field in ("run.seed", "method.name"):
-            raise ConfigurationError("--over", f"'{field}' is set by the command itself", "use --seeds, or --methods")
+            raise ConfigurationError(
+                "--over", f"'{field}' is set by the command itself", "use --seeds, or --methods"
+            )
         if field in lists:
-            raise ConfigurationError("--over", f"'{field}' was given twice", "give each field one list")
+            raise ConfigurationError(
+                "--over", f"'{field}' was given twice", "give each field one list"
+            )
         lists[field] = [o.number(word, None) for word in words]
     return lists
 
@@ -84,14 +100,18 @@ def chosen_methods(
     data: Path | None,
     tuned: dict[str, dict[str, Any]] | None = None,
 ) -> list[str]:
-    """Read the methods asked for; of ``all`` or a family, those that this federation cannot run are named and left out."""
+    """Read the methods asked for; of ``all`` or a family, those that this federation cannot run are
+    named and left out.
+    """
     names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
     if family is not None and family not in FAMILIES:
         raise unknown_name("--family", "family", family, FAMILIES)
     if family is None and names != ["all"]:
         if not names:
             raise ConfigurationError(
-                "--methods", "names no method", "give for instance --methods fedavg_dp,weiavg, all, or a --family"
+                "--methods",
+                "names no method",
+                "give for instance --methods fedavg_dp,weiavg, all, or a --family",
             )
         return names
     if family is not None and names:
@@ -99,18 +119,25 @@ def chosen_methods(
     fitting = []
     for name in FAMILIES[family] if family else METHODS:
         try:
-            rehearse(o.build(file, for_method(with_settings(values, (tuned or {}).get(name, {})), name)), data)
+            rehearse(
+                o.build(file, for_method(with_settings(values, (tuned or {}).get(name, {})), name)),
+                data,
+            )
             fitting.append(name)
         except DataError:  # no method will do better
             raise
         except DpflError as error:
             err.print(f"left out: {name} ({error})", soft_wrap=True)
     if not fitting:
-        raise ConfigurationError("--methods", "none of the methods fits this federation", "see why above")
+        raise ConfigurationError(
+            "--methods", "none of the methods fits this federation", "see why above"
+        )
     return fitting
 
 
-def run_shown(runner: Runner, study: Study, kept: Path, data: Path | None, workers: int, quiet: bool) -> dict[str, Any]:
+def run_shown(
+    runner: Runner, study: Study, kept: Path, data: Path | None, workers: int, quiet: bool
+) -> dict[str, Any]:
     """Run a study behind a progress bar."""
     with progress_bar() as bar:
         bar.disable = bar.disable or quiet
@@ -122,7 +149,9 @@ def run_shown(runner: Runner, study: Study, kept: Path, data: Path | None, worke
         try:
             return runner(study, kept, data, workers, told)
         except KeyboardInterrupt:
-            raise Interrupted(str(kept), "stopped by you", "repeat the command: it goes on where it was") from None
+            raise Interrupted(
+                str(kept), "stopped by you", "repeat the command: it goes on where it was"
+            ) from None
 
 
 def new_folder(given: Path | None, stem: str) -> Path:
@@ -134,7 +163,8 @@ def keep(results: dict[str, Any], folder: Path, kept: Path) -> Path:
     """Write the results and, where there are runs to show, their page; say where it is."""
     folder.mkdir(parents=True, exist_ok=True)
     write_safely(
-        folder / "results.json", (json.dumps({**results, "kept": str(kept.absolute())}, indent=1) + "\n").encode()
+        folder / "results.json",
+        (json.dumps({**results, "kept": str(kept.absolute())}, indent=1) + "\n").encode(),
     )
     if any(cell["runs"] for cell in results["cells"]):
         write_report(of_results(results, kept), folder / "report.html")
@@ -142,7 +172,9 @@ def keep(results: dict[str, Any], folder: Path, kept: Path) -> Path:
 
 
 def show_standings(lines: Sequence[Standing], title: str = "outcome") -> None:
-    """Print outcome and privacy, one pair of tables a unit; methods of different units are never ranked together."""
+    """Print outcome and privacy, one pair of tables a unit; methods of different units are never
+    ranked together.
+    """
     for unit, mine in grouped(lines).items():
         seeds = len(mine[0].runs)
         outcome = table(
@@ -184,7 +216,9 @@ def show_standings(lines: Sequence[Standing], title: str = "outcome") -> None:
         )
         for remark in remarks(mine):
             out.print(remark)
-        out.print("Each run is billed alone: publishing more than one of them on the same data adds up.")
+        out.print(
+            "Each run is billed alone: publishing more than one of them on the same data adds up."
+        )
         out.print()
     _show_stamps(lines)
 
@@ -194,11 +228,19 @@ def _behind(one: Standing) -> str:
         return "reference"
     if one.behind is None:
         return "-"
-    return "best" if one.best else "alone" if one.behind == 0 and one.p_value is None else f"{100 * one.behind:.1f}"
+    return (
+        "best"
+        if one.best
+        else "alone"
+        if one.behind == 0 and one.p_value is None
+        else f"{100 * one.behind:.1f}"
+    )
 
 
 def _show_stamps(lines: Sequence[Standing]) -> None:
-    stamps = sorted({s for one in lines for r in one.runs for s in r["stamps"] if s.startswith(("NOT", "HYPO"))})
+    stamps = sorted(
+        {s for one in lines for r in one.runs for s in r["stamps"] if s.startswith(("NOT", "HYPO"))}
+    )
     for stamp in stamps:
         who = [one.label for one in lines if stamp in one.runs[0]["stamps"]]
         err.print(f"{stamp} [{', '.join(dict.fromkeys(who))}]", style="yellow", markup=False)

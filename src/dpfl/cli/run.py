@@ -10,7 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from dpfl.cli import options as o
-from dpfl.cli.console import bytes_text, epsilon_text, err, out, print_json, progress_bar, table, three_text
+from dpfl.cli.console import (
+    bytes_text,
+    epsilon_text,
+    err,
+    out,
+    print_json,
+    progress_bar,
+    table,
+    three_text,
+)
 from dpfl.cli.watch import Port
 from dpfl.core.errors import ConfigurationError, FolderError, Interrupted
 from dpfl.report.live import LiveServer
@@ -31,15 +40,27 @@ def run(
     file: o.File = None,
     data: o.Data = None,
     system_noise: Annotated[
-        bool, typer.Option("--system-noise", help="Draw noise from the operating system: not repeatable.")
+        bool,
+        typer.Option(
+            "--system-noise", help="Draw noise from the operating system: not repeatable."
+        ),
     ] = False,
-    workers: Annotated[int | None, typer.Option(help="Worker processes; they never change a result.")] = None,
-    folder: Annotated[Path | None, typer.Option("--out", help="Folder (default: a new one in runs/).")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.", metavar="FOLDER")] = None,
-    live: Annotated[bool, typer.Option("--live", help="Serve the report on 127.0.0.1 while the run goes on.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes; they never change a result.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder (default: a new one in runs/).")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with an interrupted run.", metavar="FOLDER")
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve the report on 127.0.0.1 while the run goes on.")
+    ] = False,
     port: Port = 0,
     log: Annotated[
-        str | None, typer.Option(help="Log to tensorboard or mlflow, if installed.", show_default=False)
+        str | None,
+        typer.Option(help="Log to tensorboard or mlflow, if installed.", show_default=False),
     ] = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -48,7 +69,9 @@ def run(
     if resume is not None:
         if file is not None or any(value is not None for value in given.values()):
             raise ConfigurationError(
-                "--resume", "an experiment was given as well", "a resumed run takes it from its own folder"
+                "--resume",
+                "an experiment was given as well",
+                "a resumed run takes it from its own folder",
             )
         if not (resume / "experiment.toml").exists():
             raise FolderError(str(resume), "holds no run", "name the folder of an interrupted run")
@@ -65,22 +88,33 @@ def run(
         logger = stack.enter_context(logging_to(log, folder, experiment, err.print))
         bar = stack.enter_context(progress_bar())
         bar.disable = bar.disable or quiet
-        task = bar.add_task(experiment.method.name, total=experiment.run.rounds, note="planning noise")
+        task = bar.add_task(
+            experiment.method.name, total=experiment.run.rounds, note="planning noise"
+        )
 
         def report(done: int, total: int, line: dict[str, Any]) -> None:
             bar.update(
-                task, completed=done, note=f"accuracy {100 * line['accuracy']:.1f} %" if "accuracy" in line else ""
+                task,
+                completed=done,
+                note=f"accuracy {100 * line['accuracy']:.1f} %" if "accuracy" in line else "",
             )
             if logger is not None:
                 logger.round(done, line)
 
         try:
             result = run_experiment(
-                experiment, folder, resume=resume is not None, data_folder=data, workers=workers, progress=report
+                experiment,
+                folder,
+                resume=resume is not None,
+                data_folder=data,
+                workers=workers,
+                progress=report,
             )
         except KeyboardInterrupt:
             raise Interrupted(
-                str(folder), "stopped by you; what was charged stays charged", f"go on with: dpfl run --resume {folder}"
+                str(folder),
+                "stopped by you; what was charged stays charged",
+                f"go on with: dpfl run --resume {folder}",
             ) from None
         if logger is not None:
             logger.end(result.summary)
@@ -103,15 +137,22 @@ def show(folder: Path, summary: dict[str, Any]) -> None:
     facts.add_row("test accuracy", f"{100 * summary['accuracy']:.1f} % ({summary['tested']})")
     facts.add_row(
         "rounds",
-        f"{rounds['done']} of {rounds['planned']}" + (f" ({rounds['ended_early']})" if rounds["ended_early"] else ""),
+        f"{rounds['done']} of {rounds['planned']}"
+        + (f" ({rounds['ended_early']})" if rounds["ended_early"] else ""),
     )
     left = summary["clients_left"]
     named = f" ({', '.join(left[:5])}{', ...' if len(left) > 5 else ''})" if left else ""
     facts.add_row("budget ran out", f"{len(left)} of {summary['clients']} clients{named}")
-    facts.add_row("bytes up / down", f"{bytes_text(summary['bytes_up'])} / {bytes_text(summary['bytes_down'])}")
+    facts.add_row(
+        "bytes up / down",
+        f"{bytes_text(summary['bytes_up'])} / {bytes_text(summary['bytes_down'])}",
+    )
     epsilon = summary["epsilon"]
     for name in ("spent", "granted"):
-        facts.add_row(f"epsilon {name}", " / ".join(three_text(epsilon.get(name))) + "  (smallest / median / largest)")
+        facts.add_row(
+            f"epsilon {name}",
+            " / ".join(three_text(epsilon.get(name))) + "  (smallest / median / largest)",
+        )
     for observer, spread in summary["epsilon_by_observer"].items():
         facts.add_row(f"... against the {observer}", " / ".join(three_text(spread.get("spent"))))
     out.print(facts)
@@ -130,14 +171,21 @@ def show_statements(lines: list[dict[str, Any]]) -> None:
         for line in own[:MOST_LINES]:
             granted = "-" if line["granted"] is None else epsilon_text(line["granted"])
             delta = "-" if line["delta"] is None else f"{line['delta']:g}"
-            spent.add_row(line["account"], str(line["rounds"]), epsilon_text(line["epsilon"]), granted, delta)
+            spent.add_row(
+                line["account"], str(line["rounds"]), epsilon_text(line["epsilon"]), granted, delta
+            )
         out.print()
         out.print(spent)
         if len(own) > MOST_LINES:
             out.print(f"... and {len(own) - MOST_LINES} more: see summary.json, or use --json")
         out.print(f"Every epsilon: {meaning}; rounded up.")
-        if any(line.get("filter", "allotments") != "allotments" and line["granted"] is not None for line in own):
-            out.print("Studies pay as they go: spent is what is used so far, and the budget is what is guaranteed.")
+        if any(
+            line.get("filter", "allotments") != "allotments" and line["granted"] is not None
+            for line in own
+        ):
+            out.print(
+                "Studies pay as they go: spent is what is used so far, and the budget is what is guaranteed."
+            )
 
 
 def _meaning(line: dict[str, Any]) -> str:

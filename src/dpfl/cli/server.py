@@ -16,31 +16,39 @@ from dpfl.cli.console import bytes_text, err, out, print_json, progress_bar, tab
 from dpfl.cli.site import INSECURE
 from dpfl.core.errors import ConfigurationError, DpflError, FolderError, Interrupted, PeerError
 from dpfl.core.files import write_safely
-from dpfl.core.processes import noted_process
 from dpfl.runs.deployment import LINK_PROCESS, STUDY_FILE, StudyFile
 from dpfl.runs.folder import RunFolder
+from dpfl.runs.processes import noted_process
 
-app = typer.Typer(no_args_is_help=True, help="The server of a real federation: a study, its sites, its rounds.")
+app = typer.Typer(
+    no_args_is_help=True, help="The server of a real federation: a study, its sites, its rounds."
+)
 
 Folder = Annotated[Path, typer.Argument(help="The study's folder.", show_default=False)]
-Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS, no keys. For a rehearsal on one machine.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="No TLS, no keys. For a rehearsal on one machine.")
+]
 
 
 def _processes() -> Any:
     try:
-        from dpfl.flower import processes
+        from dpfl.deploy import processes
     except ImportError as error:
-        raise ConfigurationError("Flower", "is not installed", "run: pip install 'dpfl[flower]'") from error
+        raise ConfigurationError(
+            "Flower", "is not installed", "run: pip install 'dpfl[flower]'"
+        ) from error
     return processes
 
 
 @app.command()
 def init(
     folder: Folder,
-    file: Annotated[Path, typer.Option("--study", help="The study (TOML): what sites are offered.")],
+    file: Annotated[
+        Path, typer.Option("--study", help="The study (TOML): what sites are offered.")
+    ],
 ) -> None:
     """Make a study's folder: its file, certificates, and a place for the sites' public keys."""
-    from dpfl.flower.credentials import make_certificates
+    from dpfl.deploy.credentials import make_certificates
 
     processes = _processes()
     study = StudyFile.from_file(file)
@@ -56,26 +64,37 @@ def init(
         f"Study '{study.study.name}': {study.method.name}, {study.run.rounds} rounds, {len(study.study.sites)} sites"
     )
     err.print(
-        f"Give every site {folder / processes.CERTIFICATES / 'ca.crt'}, and nothing else from there", soft_wrap=True
+        f"Give every site {folder / processes.CERTIFICATES / 'ca.crt'}, and nothing else from there",
+        soft_wrap=True,
     )
-    err.print(f"Put the sites' public keys into {folder / processes.SITES}/NAME.pub", soft_wrap=True)
+    err.print(
+        f"Put the sites' public keys into {folder / processes.SITES}/NAME.pub", soft_wrap=True
+    )
     err.print(f"Then: dpfl server run {folder}", soft_wrap=True)
 
 
 @app.command()
 def renew(folder: Folder) -> None:
-    """Make new certificates, valid for a year: under the names in [network]. Every site needs the new ca.crt."""
-    from dpfl.flower.credentials import make_certificates
+    """Make new certificates, valid for a year: under the names in [network]. Every site needs the
+    new ca.crt.
+    """
+    from dpfl.deploy.credentials import make_certificates
 
     processes = _processes()
     if not (folder / STUDY_FILE).exists():
         raise FolderError(str(folder), "holds no study", "make one with dpfl server init")
     if noted_process(folder / LINK_PROCESS) is not None:
-        raise FolderError(str(folder), "its server is running", "stop it first: sites would be cut off one by one")
+        raise FolderError(
+            str(folder), "its server is running", "stop it first: sites would be cut off one by one"
+        )
     if (folder / processes.CERTIFICATES).exists():
         shutil.rmtree(folder / processes.CERTIFICATES)
-    make_certificates(folder / processes.CERTIFICATES, _names(StudyFile.from_file(folder / STUDY_FILE)))
-    err.print(f"Give every site the new {folder / processes.CERTIFICATES / 'ca.crt'}", soft_wrap=True)
+    make_certificates(
+        folder / processes.CERTIFICATES, _names(StudyFile.from_file(folder / STUDY_FILE))
+    )
+    err.print(
+        f"Give every site the new {folder / processes.CERTIFICATES / 'ca.crt'}", soft_wrap=True
+    )
 
 
 def _names(study: StudyFile) -> list[str]:
@@ -93,7 +112,9 @@ def run(folder: Folder, insecure: Insecure = False, quiet: o.Quiet = False) -> N
     """Gather the sites and train."""
     _refuse_ended(folder)
     if (folder / "enrolment.json").exists():
-        raise FolderError(str(folder), "holds a study that has begun", f"go on with: dpfl server resume {folder}")
+        raise FolderError(
+            str(folder), "holds a study that has begun", f"go on with: dpfl server resume {folder}"
+        )
     _serve(folder, insecure, quiet)
 
 
@@ -101,7 +122,9 @@ def run(folder: Folder, insecure: Insecure = False, quiet: o.Quiet = False) -> N
 def resume(folder: Folder, insecure: Insecure = False, quiet: o.Quiet = False) -> None:
     """Go on with a study that was cut off: same sites, same ledger, from the last round that ended."""
     if not (folder / "enrolment.json").exists():
-        raise FolderError(str(folder), "holds no study that has begun", f"begin it with: dpfl server run {folder}")
+        raise FolderError(
+            str(folder), "holds no study that has begun", f"begin it with: dpfl server run {folder}"
+        )
     _refuse_ended(folder)
     _refuse_changed(folder)
     _serve(folder, insecure, quiet)
@@ -109,7 +132,9 @@ def resume(folder: Folder, insecure: Insecure = False, quiet: o.Quiet = False) -
 
 def _refuse_ended(folder: Path) -> None:
     if RunFolder(folder).summary.exists():
-        raise FolderError(str(folder), "holds a study that has ended", f"see it with: dpfl server status {folder}")
+        raise FolderError(
+            str(folder), "holds a study that has ended", f"see it with: dpfl server status {folder}"
+        )
 
 
 def _refuse_changed(folder: Path) -> None:
@@ -117,7 +142,9 @@ def _refuse_changed(folder: Path) -> None:
     begun = json_.loads((folder / "enrolment.json").read_text()).get("study")
     if begun is not None and begun != StudyFile.from_file(folder / STUDY_FILE).digest():
         raise FolderError(
-            str(folder / STUDY_FILE), "is not the study that was begun", "put back what was changed since"
+            str(folder / STUDY_FILE),
+            "is not the study that was begun",
+            "put back what was changed since",
         )
 
 
@@ -136,7 +163,9 @@ def _serve(folder: Path, insecure: bool, quiet: bool) -> None:
     (folder / "failed.txt").unlink(missing_ok=True)
     processes.write_app(folder)
     signal.signal(signal.SIGTERM, _as_interrupt)
-    link = processes.start_superlink(folder, study.network.host, study.network.port, insecure=insecure)
+    link = processes.start_superlink(
+        folder, study.network.host, study.network.port, insecure=insecure
+    )
     write_safely(folder / LINK_PROCESS, str(link.inner.process.pid).encode())
     try:
         processes.write_connection(folder, link.port, insecure=insecure)
@@ -145,11 +174,15 @@ def _serve(folder: Path, insecure: bool, quiet: bool) -> None:
             nodes, refused = processes.register_sites(folder)
             write_safely(folder / "nodes.json", json_.dumps(nodes).encode())
             for site, reason in refused.items():
-                err.print(f"key of '{site}' was not registered: {reason}", style="yellow", soft_wrap=True)
+                err.print(
+                    f"key of '{site}' was not registered: {reason}", style="yellow", soft_wrap=True
+                )
         # Not before the keys are known: a site that comes back early would be turned away for good.
         link.open_gate(folder, study.network.host, study.network.port, insecure=insecure)
         run_id = processes.start_run(folder)
-        err.print(f"Listening on {study.network.host}:{study.network.port}; waiting for {', '.join(study.study.sites)}")
+        err.print(
+            f"Listening on {study.network.host}:{study.network.port}; waiting for {', '.join(study.study.sites)}"
+        )
         _follow(folder, study, link, processes, run_id, quiet)
     except KeyboardInterrupt:
         raise Interrupted(str(folder), "stopped by you", f"go on with: {_go_on(folder)}") from None
@@ -159,7 +192,9 @@ def _serve(folder: Path, insecure: bool, quiet: bool) -> None:
     show(folder)
 
 
-def _follow(folder: Path, study: StudyFile, link: Any, processes: Any, run_id: str, quiet: bool) -> None:
+def _follow(
+    folder: Path, study: StudyFile, link: Any, processes: Any, run_id: str, quiet: bool
+) -> None:
     """Wait for the end of the run, showing its rounds."""
     place = RunFolder(folder)
     asked = time.monotonic()
@@ -237,12 +272,17 @@ def show(folder: Path) -> None:
     for site in study.study.sites:
         own = missed.get(site, [])
         took = sum(site in line.get("arrived", []) for line in lines)
-        facts.add_row(site, f"took part in {took} round(s)" + (f"; missed {len(own)} ({own[-1][:120]})" if own else ""))
+        facts.add_row(
+            site,
+            f"took part in {took} round(s)"
+            + (f"; missed {len(own)} ({own[-1][:120]})" if own else ""),
+        )
     lost = [line["round"] + 1 for line in lines if "lost" in line]
     if lost:
         facts.add_row("lost rounds", ", ".join(map(str, lost)))
     facts.add_row(
-        "bytes up / down", " / ".join(bytes_text(sum(r.get(k, 0) for r in lines)) for k in ("bytes_up", "bytes_down"))
+        "bytes up / down",
+        " / ".join(bytes_text(sum(r.get(k, 0) for r in lines)) for k in ("bytes_up", "bytes_down")),
     )
     out.print(facts)
     if place.summary.exists():

@@ -1,4 +1,6 @@
-"""``dpfl site``: a hospital's side of a federation, from nothing to a running site with one file and two commands."""
+"""``dpfl site``: a hospital's side of a federation, from nothing to a running site with one file
+and two commands.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ from dpfl.cli import options as o
 from dpfl.cli.console import epsilon_text, err, out, print_json, table
 from dpfl.core.errors import ConfigurationError, FolderError, Interrupted, PeerError
 from dpfl.core.files import write_safely
-from dpfl.core.processes import noted_process
 from dpfl.privacy.statement import Statement
 from dpfl.runs.deployment import SITE_FILE, SiteFile, StudyFile
 from dpfl.runs.folder import RunFolder
+from dpfl.runs.processes import noted_process
 
-app = typer.Typer(no_args_is_help=True, help="A site of a real federation: its data, its budget, its own ledger.")
+app = typer.Typer(
+    no_args_is_help=True, help="A site of a real federation: its data, its budget, its own ledger."
+)
 
 Folder = Annotated[Path, typer.Argument(help="The site's folder.", show_default=False)]
 AGAIN = 3.0  # seconds between looks for a server that went away
@@ -31,9 +35,11 @@ INSECURE = (
 
 def _site(folder: Path) -> Any:
     try:
-        from dpfl.flower.site import Site
+        from dpfl.deploy.site import Site
     except ImportError as error:
-        raise ConfigurationError("Flower", "is not installed", "run: pip install 'dpfl[flower]'") from error
+        raise ConfigurationError(
+            "Flower", "is not installed", "run: pip install 'dpfl[flower]'"
+        ) from error
     return Site(folder)
 
 
@@ -44,28 +50,44 @@ def init(
     data: Annotated[str, typer.Option(help="CSV or Parquet file with the site's records.")],
     epsilon: Annotated[float, typer.Option(help="The site's budget over all studies.")],
     delta: Annotated[float, typer.Option(help="Well below 1 / records.")],
-    label: Annotated[str | None, typer.Option(help="Label column (default: the last).", show_default=False)] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Label column (default: the last).", show_default=False)
+    ] = None,
     classes: Annotated[int, typer.Option(help="How many classes there are; servers are told.")] = 2,
     server: Annotated[str, typer.Option(help="The server's address.")] = "127.0.0.1:9092",
     unit: Annotated[str, typer.Option(help="record, or client: the whole site.")] = "record",
     per_study: Annotated[
-        float | None, typer.Option(help="The part of epsilon for one study (default: all of it).", show_default=False)
+        float | None,
+        typer.Option(
+            help="The part of epsilon for one study (default: all of it).", show_default=False
+        ),
     ] = None,
     filter_: Annotated[
-        str, typer.Option("--filter", help="How studies add up: renyi (pay round by round), allotments or gaussian.")
+        str,
+        typer.Option(
+            "--filter",
+            help="How studies add up: renyi (pay round by round), allotments or gaussian.",
+        ),
     ] = "renyi",
     trust_server: Annotated[
-        bool, typer.Option("--trust-server", help="A budget against the world only: the server may see everything.")
+        bool,
+        typer.Option(
+            "--trust-server", help="A budget against the world only: the server may see everything."
+        ),
     ] = False,
 ) -> None:
     """Make a site: its file, its key, its ledger. Read the file: it decides what the site accepts."""
-    from dpfl.flower.credentials import make_site_key
+    from dpfl.deploy.credentials import make_site_key
 
     if (folder / SITE_FILE).exists():
         raise FolderError(str(folder), "already holds a site", "run it, or name another folder")
     values: dict[str, Any] = {
         "site": {"id": name},
-        "data": {"file": str(Path(data).absolute()), "classes": classes, **({"label": label} if label else {})},
+        "data": {
+            "file": str(Path(data).absolute()),
+            "classes": classes,
+            **({"label": label} if label else {}),
+        },
         "budget": {
             "epsilon": epsilon,
             "delta": delta,
@@ -88,11 +110,19 @@ def init(
         raise
     public = make_site_key(folder / file.server.key)
     records = site.member().shard.examples
-    out.print(f"Site '{name}': {records} training records, epsilon {epsilon:g} at delta {delta:g} per {unit}")
+    out.print(
+        f"Site '{name}': {records} training records, epsilon {epsilon:g} at delta {delta:g} per {unit}"
+    )
     for warning in site.warnings():
         err.print(warning, style="yellow", soft_wrap=True)
-    err.print(f"Its file: {folder / SITE_FILE} (read it: it decides what the site accepts)", soft_wrap=True)
-    err.print(f"Send to the server's operator: {public}; put the ca.crt you get into {folder}", soft_wrap=True)
+    err.print(
+        f"Its file: {folder / SITE_FILE} (read it: it decides what the site accepts)",
+        soft_wrap=True,
+    )
+    err.print(
+        f"Send to the server's operator: {public}; put the ca.crt you get into {folder}",
+        soft_wrap=True,
+    )
     err.print(f"Then: dpfl site run {folder}", soft_wrap=True)
 
 
@@ -105,7 +135,7 @@ def run(
 ) -> None:
     """Take part: connect to the server and answer it, within policy and budget, until Ctrl-C."""
     site = _site(folder)
-    from dpfl.flower import processes
+    from dpfl.deploy import processes
 
     site.ledger().close()  # a missing or damaged ledger is refused before anything else
     site.member()
@@ -118,7 +148,9 @@ def run(
         with RunFolder(folder).locked():
             _take_part(folder, site, processes, insecure=insecure)
     except KeyboardInterrupt:
-        raise Interrupted(str(folder), "stopped by you", f"go on with: dpfl site run {folder}") from None
+        raise Interrupted(
+            str(folder), "stopped by you", f"go on with: dpfl site run {folder}"
+        ) from None
 
 
 def _take_part(folder: Path, site: Any, processes: Any, *, insecure: bool) -> None:
@@ -126,7 +158,9 @@ def _take_part(folder: Path, site: Any, processes: Any, *, insecure: bool) -> No
     server = site.file.server
     certificate, key = folder / server.certificate, folder / server.key
     while True:
-        started = processes.start_supernode(folder, server.address, certificate, key, insecure=insecure)
+        started = processes.start_supernode(
+            folder, server.address, certificate, key, insecure=insecure
+        )
         try:
             write_safely(folder / "supernode.pid", str(started.process.pid).encode())
             err.print(
@@ -140,7 +174,9 @@ def _take_part(folder: Path, site: Any, processes: Any, *, insecure: bool) -> No
         finally:
             started.end()
             (folder / "supernode.pid").unlink(missing_ok=True)
-        err.print("the server went away; waiting for it to come back (Ctrl-C ends it)", soft_wrap=True)
+        err.print(
+            "the server went away; waiting for it to come back (Ctrl-C ends it)", soft_wrap=True
+        )
         _wait_for_server(processes, server.address, certificate, insecure)
 
 
@@ -161,7 +197,8 @@ def _wait_for_server(processes: Any, address: str, certificate: Path, insecure: 
 def spend(
     folder: Folder,
     page: Annotated[
-        Path | None, typer.Option(help="Write it as a page for the ethics board (HTML).", show_default=False)
+        Path | None,
+        typer.Option(help="Write it as a page for the ethics board (HTML).", show_default=False),
     ] = None,
     json: o.Json = False,
 ) -> None:
@@ -174,13 +211,18 @@ def spend(
         if page is not None:
             from dpfl.report.ledger_page import write_ledger_page
 
-            write_ledger_page(ledger, page, f"What '{site.id}' has granted and spent", stamps=site.warnings())
+            write_ledger_page(
+                ledger, page, f"What '{site.id}' has granted and spent", stamps=site.warnings()
+            )
     finally:
         ledger.close()
     for warning in site.warnings():
         err.print(warning, style="yellow", soft_wrap=True)
     if seeded:
-        err.print("NOT PRIVATE: SEEDED (some of it was a rehearsal whose noise can be subtracted)", style="yellow")
+        err.print(
+            "NOT PRIVATE: SEEDED (some of it was a rehearsal whose noise can be subtracted)",
+            style="yellow",
+        )
     if json:
         print_json([line.to_dict() for line in lines])
         return
@@ -195,7 +237,14 @@ def show_spent(lines: Sequence[Statement]) -> None:
     for line in lines:
         granted = "-" if line.granted is None else epsilon_text(line.granted)
         delta = "-" if line.delta is None else f"{line.delta:g}"
-        found.add_row(line.account, str(line.rounds), epsilon_text(line.epsilon), granted, delta, line.observer)
+        found.add_row(
+            line.account,
+            str(line.rounds),
+            epsilon_text(line.epsilon),
+            granted,
+            delta,
+            line.observer,
+        )
     out.print(found)
     for line in lines[:1]:
         out.print(f"per {line.unit}, {line.adjacency} adjacency, by {line.accountant}; rounded up")
@@ -204,35 +253,53 @@ def show_spent(lines: Sequence[Statement]) -> None:
 @app.command()
 def evaluate(
     folder: Folder,
-    run: Annotated[str | None, typer.Option(help="A study (default: the latest).", show_default=False)] = None,
-    model: Annotated[Path | None, typer.Option(help="A model brought by hand.", show_default=False)] = None,
+    run: Annotated[
+        str | None, typer.Option(help="A study (default: the latest).", show_default=False)
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A model brought by hand.", show_default=False)
+    ] = None,
     study: Annotated[Path | None, typer.Option(help="Its study.toml.", show_default=False)] = None,
     json: o.Json = False,
 ) -> None:
-    """Try the model of a study that has ended on the site's own test records. For your own eyes: nothing is sent."""
+    """Try the model of a study that has ended on the site's own test records. For your own eyes:
+    nothing is sent.
+    """
     site = _site(folder)
-    from dpfl.flower.outcome import Outcome, outcomes
+    from dpfl.deploy.outcome import Outcome, outcomes
 
     if (model is None) != (study is None):
-        raise ConfigurationError("options", "--model and --study belong together", "give both, or neither")
+        raise ConfigurationError(
+            "options", "--model and --study belong together", "give both, or neither"
+        )
     if model is not None and run is not None:
-        raise ConfigurationError("--run", "a model was named as well", "give --run, or --model and --study")
+        raise ConfigurationError(
+            "--run", "a model was named as well", "give --run, or --model and --study"
+        )
     if model is not None and study is not None:
         chosen = Outcome(name=str(model), study=StudyFile.from_file(study), model=model)
     else:
         known = {outcome.name: outcome for outcome in outcomes(folder)}
         if not known:
-            raise FolderError(str(folder), "has no model yet", "wait for a study's end, or give --model and --study")
+            raise FolderError(
+                str(folder),
+                "has no model yet",
+                "wait for a study's end, or give --model and --study",
+            )
         name = list(known)[-1] if run is None else run
         if name not in known:
-            raise ConfigurationError("--run", f"there is no model of '{name}'", f"name one of: {', '.join(known)}")
+            raise ConfigurationError(
+                "--run", f"there is no model of '{name}'", f"name one of: {', '.join(known)}"
+            )
         chosen = known[name]
     found = chosen.tried(site.id, site.federation())
     if json:
         print_json(found)
         return
     show_tried(found)
-    err.print("Measured without noise on records of this site: to pass it on is a release that no ledger counts")
+    err.print(
+        "Measured without noise on records of this site: to pass it on is a release that no ledger counts"
+    )
 
 
 def show_tried(found: Mapping[str, Any]) -> None:
@@ -244,7 +311,9 @@ def show_tried(found: Mapping[str, Any]) -> None:
 
 @app.command()
 def status(folder: Folder, json: o.Json = False) -> None:
-    """Say whether the site is connected, which studies it has served, and what is left of its budget."""
+    """Say whether the site is connected, which studies it has served, and what is left of its
+    budget.
+    """
     site = _site(folder)
     ledger = site.ledger()
     try:
@@ -257,7 +326,10 @@ def status(folder: Folder, json: o.Json = False) -> None:
     told = {
         "site": site.id,
         "running": running,
-        "studies": [{"run": run, "title": title, "last_round": rounds[run]} for run, title in studies.items()],
+        "studies": [
+            {"run": run, "title": title, "last_round": rounds[run]}
+            for run, title in studies.items()
+        ],
         "spent": [line.to_dict() for line in lines],
     }
     if json:
@@ -266,11 +338,15 @@ def status(folder: Folder, json: o.Json = False) -> None:
     out.print(f"Site '{site.id}': {'connected' if running else 'not running'}")
     for run, title in studies.items():
         last = rounds[run]
-        out.print(f"  {title} ({run}): {'no round yet' if last is None else f'last charged round {last + 1}'}")
+        out.print(
+            f"  {title} ({run}): {'no round yet' if last is None else f'last charged round {last + 1}'}"
+        )
     for line in lines:
         if line.granted is not None:
             spent = epsilon_text(line.epsilon)
-            out.print(f"  epsilon {spent} of {line.granted:g} spent against the {line.observer}, per {line.unit}")
+            out.print(
+                f"  epsilon {spent} of {line.granted:g} spent against the {line.observer}, per {line.unit}"
+            )
 
 
 def _as_interrupt(*_: Any) -> None:

@@ -13,9 +13,9 @@ from dpfl.cli import options as o
 from dpfl.cli import results as r
 from dpfl.cli.console import err, mean_and_spread, out, print_json, table
 from dpfl.core.files import write_safely
+from dpfl.experiments.run_study import run_study
+from dpfl.experiments.study import Study
 from dpfl.report.reading import read_results
-from dpfl.runs.study import Study
-from dpfl.sim.study import run_study
 
 
 def study(
@@ -23,14 +23,21 @@ def study(
     data: o.Data = None,
     workers: Annotated[int, typer.Option(help="Runs at a time, one process each.", min=1)] = 2,
     folder: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the runs; what is there is not run again.")
+        Path | None,
+        typer.Option("--out", help="Folder of the runs; what is there is not run again."),
     ] = None,
-    record: Annotated[bool, typer.Option("--record", help="Write the results beside the study file.")] = False,
-    show_recorded: Annotated[bool, typer.Option("--show", help="Run nothing; show the recorded results.")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write the results beside the study file.")
+    ] = False,
+    show_recorded: Annotated[
+        bool, typer.Option("--show", help="Run nothing; show the recorded results.")
+    ] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Run a study: tune every method by the same rule, then the final seeds; or show what was recorded."""
+    """Run a study: tune every method by the same rule, then the final seeds; or show what was
+    recorded.
+    """
     asked = Study.from_file(file)
     recorded = file.with_suffix(".json")
     if show_recorded:
@@ -48,15 +55,25 @@ def study(
 
 
 def show(results: dict[str, Any]) -> None:
-    """Print a line per method and case: mean and spread of the final accuracy, the tuned values, the noise left."""
+    """Print a line per method and case: mean and spread of the final accuracy, the tuned values,
+    the noise left.
+    """
     cells = results["cells"]
     varied = list(cells[0]["case"])
     noisy = any("noise_over_least" in run for cell in cells for run in cell["runs"])
     columns = [*(field.rpartition(".")[2] for field in varied), "method", "accuracy %", "tuned"]
-    lines = table(*columns, *(["noise / least"] if noisy else []), title=results["title"], left=len(varied) + 1)
+    lines = table(
+        *columns,
+        *(["noise / least"] if noisy else []),
+        title=results["title"],
+        left=len(varied) + 1,
+    )
     for cell in cells:
         runs = cell["runs"]
-        tuned = ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in cell["chosen"].values())
+        tuned = ", ".join(
+            f"{value:g}" if isinstance(value, float) else str(value)
+            for value in cell["chosen"].values()
+        )
         ratios = [run["noise_over_least"]["mean"] for run in runs if "noise_over_least" in run]
         lines.add_row(
             *(_text(cell["case"][field]) for field in varied),
@@ -69,7 +86,9 @@ def show(results: dict[str, Any]) -> None:
     seeds = len(cells[0]["runs"])
     for meaning in sorted({_meaning(run["epsilon"]) for cell in cells for run in cell["runs"]}):
         out.print(meaning)
-    out.print(f"accuracy: final model, test records, mean ± standard deviation over {seeds} seed(s)")
+    out.print(
+        f"accuracy: final model, test records, mean ± standard deviation over {seeds} seed(s)"
+    )
     if noisy:
         out.print(
             "noise / least: DP noise variance in the aggregate over the least any weights could leave, mean of rounds"

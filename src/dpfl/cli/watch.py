@@ -18,14 +18,22 @@ Port = Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one."
 
 
 def watch(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, going on or finished.", show_default=False)],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a run, going on or finished.", show_default=False)
+    ],
     port: Port = 0,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     until_done: Annotated[bool, typer.Option("--until-done", help="End when the run has.")] = False,
 ) -> None:
-    """Serve a run's report on this machine while the run goes on; the page updates by itself. Ctrl-C ends it."""
+    """Serve a run's report on this machine while the run goes on; the page updates by itself.
+    Ctrl-C ends it.
+    """
     if not RunFolder(folder).experiment.exists():
-        raise FolderError(str(folder), "holds no run", "name the folder of a run, for instance runs/weiavg-digits-1")
+        raise FolderError(
+            str(folder),
+            "holds no run",
+            "name the folder of a run, for instance runs/weiavg-digits-1",
+        )
     with LiveServer(folder, port) as server:
         err.print(f"Live view: {server.address} (Ctrl-C ends it)", soft_wrap=True)
         if open_browser:

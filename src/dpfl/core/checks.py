@@ -15,8 +15,13 @@ def whole_number(where: str, name: str, value: Any, least: int = 1) -> int:
     3
     """
     good = (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value == int(value)
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value == int(value)
     )
     if not good or value < least:
-        raise ConfigurationError(where, f"{name} = {value!r}", f"give a whole number of at least {least}")
+        raise ConfigurationError(
+            where, f"{name} = {value!r}", f"give a whole number of at least {least}"
+        )
     return int(value)

@@ -101,10 +101,14 @@ def disk_error(where: str, error: OSError) -> DpflError:
     reason = error.strerror or str(error)
     if error.errno in _NO_SPACE:
         return DiskError(
-            where, f"cannot be written ({reason})", "free some space and resume; nothing already recorded is lost"
+            where,
+            f"cannot be written ({reason})",
+            "free some space and resume; nothing already recorded is lost",
         )
     if error.errno == errno.EROFS:
-        return DiskError(where, f"cannot be written ({reason})", "choose a place that can be written")
+        return DiskError(
+            where, f"cannot be written ({reason})", "choose a place that can be written"
+        )
     return FolderError(where, f"cannot be used ({reason})", "check the path and its permissions")
 
 

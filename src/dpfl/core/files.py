@@ -1,4 +1,6 @@
-"""Writing files so that a kill, or a power cut, leaves the old content or the new, never half of either."""
+"""Writing files so that a kill, or a power cut, leaves the old content or the new, never half of
+either.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_safely(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Replace a file so that a reader sees the old one or the new one; a secret was never readable by others."""
+    """Replace a file so that a reader sees the old one or the new one; a secret was never readable
+    by others.
+    """
     draft = path.with_name(path.name + ".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

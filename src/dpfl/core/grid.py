@@ -3,12 +3,13 @@
 A mechanism with a bounded sum s, a noise std and d coordinates works in steps of g = std / SCALE::
 
     q = round(s / g)       integers
-    n = q + X              X = round(N(0, SCALE^2)): one correctly rounded addition of two exact integers
-    released = n g         whatever follows is post-processing
+    n = q + X              X = round(N(0, SCALE^2)): one correctly rounded addition of two exact
+    integers released = n g         whatever follows is post-processing
 
-*Sensitivity.* Rounding moves each of two neighbours by at most g / 2 in every coordinate: the bound C of one unit's
-contribution becomes C + g sqrt(d) for each separately rounded part, and grows by what adding up in floating point may
-lose. The multiplier that is charged is std over that larger bound (:func:`effective_multiplier`).
+*Sensitivity.* Rounding moves each of two neighbours by at most g / 2 in every coordinate: the bound
+C of one unit's contribution becomes C + g sqrt(d) for each separately rounded part, and grows by
+what adding up in floating point may lose. The multiplier that is charged is std over that larger
+bound (:func:`effective_multiplier`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from dpfl.core.grid_noise import LARGEST, SCALE
 
 
 class NoiseSource(Protocol):
-    """Whatever fills a tensor with integers of the law round(N(0, SCALE^2)): a :class:`SecretRng`, or what draws ahead."""
+    """Whatever fills a tensor with integers of the law round(N(0, SCALE^2)): a :class:`SecretRng`,
+    or what draws ahead.
+    """
 
     def grid_noise_(self, out: Tensor) -> Tensor:
         """Fill a contiguous float32 tensor in place."""
@@ -37,15 +40,17 @@ _MOST_AHEAD = 1 << 19  # noise values drawn at once
 
 
 class NoiseAhead:
-    """Noise for the steps of one phase, drawn some steps at a time: the same numbers, from tables that stay in the cache.
+    """Noise for the steps of one phase, drawn some steps at a time: the same numbers, from tables
+    that stay in the cache.
 
-    It is made where the phase runs and ends with it, so that no fork ever shares what was drawn ahead.
+    It is made where the phase runs and ends with it, so that no fork ever shares what was drawn
+    ahead.
 
     >>> from dpfl.core.random import PublicSeed, SecretRng
     >>> ahead = NoiseAhead(SecretRng.simulated(PublicSeed(1)), numbers=3, steps=2)
     >>> own = SecretRng.simulated(PublicSeed(1))
-    >>> all(torch.equal(ahead.grid_noise_(torch.empty(3)), own.grid_noise_(torch.empty(3))) for _ in range(4))
-    True
+    >>> all(torch.equal(ahead.grid_noise_(torch.empty(3)), own.grid_noise_(torch.empty(3))) for _ in
+    range(4)) True
     """
 
     def __init__(self, source: NoiseSource, numbers: int, steps: int) -> None:
@@ -67,12 +72,15 @@ class NoiseAhead:
 
 
 SUMMANDS = 32
-"""Most records whose clipped gradients are added up in single precision before they are rounded onto the grid."""
+"""Most records whose clipped gradients are added up in single precision before they are rounded
+onto the grid.
+"""
 
 
 WIDTHS = (8, 16, SUMMANDS)
-"""How many records a part may hold. Powers of two: 24 records are a vector of 16 numbers and a rest, which a processor may
-round differently."""
+"""How many records a part may hold. Powers of two: 24 records are a vector of 16 numbers and a
+rest, which a processor may round differently.
+"""
 
 
 def part_width(batch_size: int) -> int:
@@ -88,9 +96,11 @@ def part_width(batch_size: int) -> int:
 
 
 FLOAT_SUM = 2 * SUMMANDS * (SUMMANDS + 3) * 2.0**-24
-"""What a single-precision sum of so many contributions may lose, relative to the clip, for both neighbours together.
+"""What a single-precision sum of so many contributions may lose, relative to the clip, for both
+neighbours together.
 
-b (b + 3) u for each (Casacuberta, Shoemate, Vadhan, Wagaman 2022), u = 2^-24."""
+b (b + 3) u for each (Casacuberta, Shoemate, Vadhan, Wagaman 2022), u = 2^-24.
+"""
 
 DOUBLE_SUM = 2 * 2.0**-53
 """The same for a sum of b contributions in double precision, over b (b + 3)."""
@@ -123,8 +133,14 @@ class Grid:
         return cls(std / SCALE)
 
     def integers(self, vector: Tensor) -> Tensor:
-        """Round onto the grid, in double precision; what it cannot hold is brought to its end, which moves nobody apart."""
-        return (vector.to(torch.float64) / self.step).clamp_(-_LARGEST_INTEGER, _LARGEST_INTEGER).round_()
+        """Round onto the grid, in double precision; what it cannot hold is brought to its end,
+        which moves nobody apart.
+        """
+        return (
+            (vector.to(torch.float64) / self.step)
+            .clamp_(-_LARGEST_INTEGER, _LARGEST_INTEGER)
+            .round_()
+        )
 
     def noised(self, vector: Tensor, rng: NoiseSource) -> Tensor:
         """Round, add noise of SCALE steps, and return multiples of the step in double precision.
@@ -142,19 +158,24 @@ class Grid:
         return self.step * math.sqrt(numbers)
 
     def holds(self, bound: float) -> bool:
-        """Whether every noisy coordinate of a vector within ``bound`` fits into 32 bits, as uploads are sent."""
+        """Whether every noisy coordinate of a vector within ``bound`` fits into 32 bits, as uploads
+        are sent.
+        """
         return bound / self.step + LARGEST <= _ON_WIRE
 
 
 def effective_multiplier(noise_multiplier: float, numbers: int, parts: int) -> float:
-    """std over the sensitivity of a noisy sum that is rounded in ``parts``, each added up in single precision.
+    """std over the sensitivity of a noisy sum that is rounded in ``parts``, each added up in single
+    precision.
 
     >>> round(effective_multiplier(1.0, 7850, 2), 5)
     0.99956
     """
     if noise_multiplier == 0:
         return 0.0
-    return noise_multiplier / (1 + parts * (FLOAT_SUM + noise_multiplier * math.sqrt(numbers) / SCALE))
+    return noise_multiplier / (
+        1 + parts * (FLOAT_SUM + noise_multiplier * math.sqrt(numbers) / SCALE)
+    )
 
 
 def multiplier_for(effective: float, numbers: int, parts: int) -> float:

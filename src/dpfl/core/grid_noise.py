@@ -1,23 +1,26 @@
 """Gaussian noise on the integers, made from AES-256 in counter mode.
 
-The law is X = round(N(0, SCALE^2)). For an integer q, q + X = round(q + N(0, SCALE^2)) is post-processing of the
-*continuous* Gaussian mechanism, so accounting for the Gaussian mechanism holds as it stands. Noise computed in
-floating point and then added has no such proof: it has holes, values that prove that something was added to it.
+The law is X = round(N(0, SCALE^2)). For an integer q, q + X = round(q + N(0, SCALE^2)) is
+post-processing of the *continuous* Gaussian mechanism, so accounting for the Gaussian mechanism
+holds as it stands. Noise computed in floating point and then added has no such proof: it has holes,
+values that prove that something was added to it.
 
 *How.* P, the law above, is a mixture (1 - w) Q + w R with w = 1 / 512.
 
-- Q (fast): ``CELL * c + a - b``, with c from a table of 65,536 equally likely entries and a, b of 16 random bits each.
-  Q is the piecewise linear interpolation of the table's law, and (1 - w) Q <= P on every integer.
-- R (rare): the rest, P - (1 - w) Q, by rejection from a piecewise constant envelope. It holds the whole tail, up to
-  10 standard deviations.
+- Q (fast): ``CELL * c + a - b``, with c from a table of 65,536 equally likely entries and a, b of
+  16 random bits each. Q is the piecewise linear interpolation of the table's law, and (1 - w) Q <=
+  P on every integer.
+- R (rare): the rest, P - (1 - w) Q, by rejection from a piecewise constant envelope. It holds the
+  whole tail, up to 10 standard deviations.
 
-Which numbers are rare is decided by geometric gaps, so the fast path tests nothing. No floating-point number decides a
-fast draw; a rare one is accepted in double precision.
+Which numbers are rare is decided by geometric gaps, so the fast path tests nothing. No
+floating-point number decides a fast draw; a rare one is accepted in double precision.
 
-*Formal guarantees.* The law of what this code really does differs from P by at most 2^-28 in log ratio within 10
-standard deviations (2^-42 within 6; 2^-51 in root mean square); 2^-75.8 of the mass is never produced.
-:func:`dpfl.testing.check_sampler` computes that law on every integer. The surcharge for it is in
-:mod:`dpfl.privacy.accountant`. All of it is computational: AES is taken for a pseudo-random function.
+*Formal guarantees.* The law of what this code really does differs from P by at most 2^-28 in log
+ratio within 10 standard deviations (2^-42 within 6; 2^-51 in root mean square); 2^-75.8 of the mass
+is never produced. :func:`dpfl.testing.check_sampler` computes that law on every integer. The
+surcharge for it is in :mod:`dpfl.privacy.accountant`. All of it is computational: AES is taken for
+a pseudo-random function.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ NEAR = 112  # the envelope's cells below 7 standard deviations are drawn from on
 LARGEST = CELLS * CELL
 """No number has a larger magnitude."""
 
-# How many entries of the fast table are c = 0, +-1, +-2, ...: at most P(CELL c) 2^32 / (1 - w), less where P is convex.
+# How many entries of the fast table are c = 0, +-1, +-2, ...: at most P(CELL c) 2^32 / (1 - w),
+# less where P is convex.
 COUNTS = (
     1636, 1632, 1622, 1606, 1584, 1557, 1524, 1486, 1443, 1396, 1345, 1291, 1234, 1175, 1115, 1054, 992, 930, 868, 807,
     748, 691, 636, 582, 531, 482, 437, 393, 354, 315, 282, 250, 221, 195, 170, 149, 130, 112, 97, 83, 71, 61, 52, 44,
@@ -51,7 +55,10 @@ _HEIGHTS = np.zeros(CELLS + 2)
 _HEIGHTS[: len(COUNTS)] = COUNTS
 
 _LONGEST_GAP = 4096
-GAPS = np.array([2**64 - (2**64 * 511 ** (k + 1)) // 512 ** (k + 1) for k in range(_LONGEST_GAP)], dtype=np.uint64)
+GAPS = np.array(
+    [2**64 - (2**64 * 511 ** (k + 1)) // 512 ** (k + 1) for k in range(_LONGEST_GAP)],
+    dtype=np.uint64,
+)
 """64 random bits below entry k: the next rare number is at most k numbers away."""
 
 _PASS = 1 << 15  # numbers of one pass: small enough to stay in the cache
@@ -59,7 +66,9 @@ _PEAK = 1 / (math.sqrt(2 * math.pi) * SCALE)
 
 
 def ideal(x: np.ndarray) -> np.ndarray:
-    """P at integers (as doubles): the density times the second-order correction for the width of a step."""
+    """P at integers (as doubles): the density times the second-order correction for the width of a
+    step.
+    """
     t = np.square(x / SCALE)
     density: np.ndarray = _PEAK * np.exp(-t / 2) * (1 + (t - 1) / (24.0 * SCALE * SCALE))
     return density
@@ -68,7 +77,9 @@ def ideal(x: np.ndarray) -> np.ndarray:
 def fast(x: np.ndarray) -> np.ndarray:
     """Q at integers: exact in double precision."""
     cell, inside = np.abs(x) >> 16, np.abs(x) & (CELL - 1)
-    density: np.ndarray = (_HEIGHTS[cell] * (CELL - inside) + _HEIGHTS[cell + 1] * inside) * 2.0**-48
+    density: np.ndarray = (
+        _HEIGHTS[cell] * (CELL - inside) + _HEIGHTS[cell + 1] * inside
+    ) * 2.0**-48
     return density
 
 
@@ -79,13 +90,17 @@ def rest(x: np.ndarray) -> np.ndarray:
 
 
 def _roofs() -> np.ndarray:
-    """The envelope of ``rest`` on each cell; the margin covers what lies between the points that are looked at."""
+    """The envelope of ``rest`` on each cell; the margin covers what lies between the points that
+    are looked at.
+    """
     inside = np.arange(0, CELL + 1, 64)
     return 1.001 * np.array([rest(cell * CELL + inside).max() for cell in range(CELLS)])
 
 
 def thresholds(weights: np.ndarray) -> np.ndarray:
-    """Cumulated shares as 64-bit thresholds. Summed from the end: the smallest shares are the most exact."""
+    """Cumulated shares as 64-bit thresholds. Summed from the end: the smallest shares are the most
+    exact.
+    """
     behind = np.cumsum(weights[::-1])[::-1]
     return np.array([2**64 - int(part / behind[0] * 2**64) for part in behind[1:]], dtype=np.uint64)
 
@@ -96,13 +111,16 @@ FAR_CELLS = thresholds(ROOFS[NEAR:])
 
 
 class _Search:
-    """How many thresholds a 64-bit word reaches: ``searchsorted``, with most words settled by their first 16 bits."""
+    """How many thresholds a 64-bit word reaches: ``searchsorted``, with most words settled by their
+    first 16 bits.
+    """
 
     def __init__(self, thresholds: np.ndarray) -> None:
         self._thresholds = thresholds
         first = np.arange(1 << 16, dtype=np.uint64) << np.uint64(48)
         least, most = (
-            np.searchsorted(thresholds, words, side="right") for words in (first, first | np.uint64((1 << 48) - 1))
+            np.searchsorted(thresholds, words, side="right")
+            for words in (first, first | np.uint64((1 << 48) - 1))
         )
         self._settled = np.where(least == most, least, -1).astype(np.int16)
 
@@ -117,7 +135,9 @@ _find_gap, _find_cell = _Search(GAPS), _Search(NEAR_CELLS)
 
 
 def keystream(key: bytes, purpose: int) -> Any:
-    """An endless stream of random bytes: AES-256 in counter mode, one counter range for each purpose."""
+    """An endless stream of random bytes: AES-256 in counter mode, one counter range for each
+    purpose.
+    """
     return Cipher(algorithms.AES(key), modes.CTR(bytes([purpose]) + bytes(15))).encryptor()
 
 
@@ -125,7 +145,9 @@ class GridNoise:
     """One secret stream of noise. The same numbers come out however a request is split."""
 
     def __init__(self, key: bytes) -> None:
-        self._streams = [keystream(key, purpose) for purpose in range(5)]  # c, a, b, gaps, rare numbers
+        self._streams = [
+            keystream(key, purpose) for purpose in range(5)
+        ]  # c, a, b, gaps, rare numbers
         self._given = 0  # numbers handed out
         self._known = 0  # numbers up to which all rare places are known
         self._ahead = 8
@@ -133,11 +155,15 @@ class GridNoise:
         self._rare = np.empty(0, np.float32)
 
     def fill(self, out: np.ndarray) -> np.ndarray:
-        """Fill a contiguous float32 vector with integers of the law P; all are below 2^24, hence exact."""
+        """Fill a contiguous float32 vector with integers of the law P; all are below 2^24, hence
+        exact.
+        """
         return fill_rows([self], out.reshape(1, -1)).reshape(out.shape)
 
     def look_ahead(self, numbers: int) -> None:
-        """Find the rare ones among the next ``numbers`` at once; without it the same ones are found bit by bit."""
+        """Find the rare ones among the next ``numbers`` at once; without it the same ones are found
+        bit by bit.
+        """
         self._find_places(self._given + numbers)
         self._draw_rare(len(self._places))
 
@@ -155,20 +181,27 @@ class GridNoise:
         self._places, self._rare, self._given = self._places[rare:], self._rare[rare:], until
 
     def _find_places(self, until: int) -> None:
-        """Draw gaps until every rare place before ``until`` is known; passes grow, since each has a fixed cost."""
+        """Draw gaps until every rare place before ``until`` is known; passes grow, since each has a
+        fixed cost.
+        """
         found = [self._places]
         while self._known < until:
             self._ahead = min(2 * self._ahead, 512)
             count = self._ahead + int(1.1 * RARE * (until - self._known))
             gaps = _find_gap(self._words(3, count))
-            # The longest gap stands for "none among so many numbers": the search goes on from there.
-            places = self._known - 1 + np.cumsum(np.where(gaps < _LONGEST_GAP, gaps + 1, _LONGEST_GAP))
+            # The longest gap stands for "none among so many numbers": the search goes on from
+            # there.
+            places = (
+                self._known - 1 + np.cumsum(np.where(gaps < _LONGEST_GAP, gaps + 1, _LONGEST_GAP))
+            )
             found.append(places[gaps < _LONGEST_GAP])
             self._known = int(places[-1]) + 1
         self._places = np.concatenate(found)
 
     def _draw_rare(self, wanted: int) -> None:
-        """Rejection: a cell by its envelope, a place in it and a sign, then 53 bits against ``rest``."""
+        """Rejection: a cell by its envelope, a place in it and a sign, then 53 bits against
+        ``rest``.
+        """
         while len(self._rare) < wanted:
             count = self._ahead + int(1.3 * (wanted - len(self._rare)))
             bits = self._words(4, 4 * count).reshape(-1, 4)
@@ -182,7 +215,9 @@ class GridNoise:
 
 
 def fill_rows(sources: Sequence[GridNoise], out: np.ndarray) -> np.ndarray:
-    """Fill row i of a contiguous float32 matrix from ``sources[i]``; many short rows share one pass."""
+    """Fill row i of a contiguous float32 matrix from ``sources[i]``; many short rows share one
+    pass.
+    """
     rows, length = out.shape
     if length == 0:
         return out
@@ -204,8 +239,12 @@ def fill_rows(sources: Sequence[GridNoise], out: np.ndarray) -> np.ndarray:
     return out
 
 
-def _fill_fast(sources: Sequence[GridNoise], out: np.ndarray, zeros: bytes, bits: bytearray, fine: np.ndarray) -> None:
-    """Draw from Q: row i from the first three streams of ``sources[i]``, with the scratch space given."""
+def _fill_fast(
+    sources: Sequence[GridNoise], out: np.ndarray, zeros: bytes, bits: bytearray, fine: np.ndarray
+) -> None:
+    """Draw from Q: row i from the first three streams of ``sources[i]``, with the scratch space
+    given.
+    """
     width, size = 2 * out.shape[1], out.size
     zeros = zeros if len(zeros) == width else zeros[:width]
     numbers, fine, places = np.frombuffer(bits, "<u2", size), fine[:size], memoryview(bits)
@@ -216,5 +255,7 @@ def _fill_fast(sources: Sequence[GridNoise], out: np.ndarray, zeros: bytes, bits
         if stream == 0:
             np.take(_TABLE, numbers, out=target, mode="wrap")
         else:
-            np.copyto(fine, numbers.view("<i2"))  # a - b of signed numbers has the same law, and converts faster
+            np.copyto(
+                fine, numbers.view("<i2")
+            )  # a - b of signed numbers has the same law, and converts faster
             (np.add if stream == 1 else np.subtract)(target, fine, out=target)

@@ -1,4 +1,6 @@
-"""Named tensors <-> one flat vector. Everything that is sent is in the vector, so clipping it clips everything."""
+"""Named tensors <-> one flat vector. Everything that is sent is in the vector, so clipping it clips
+everything.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ class Layout:
     >>> layout = Layout.of({"weight": torch.zeros(2, 3), "count": torch.tensor(4)})
     >>> layout.size, [block.name for block in layout]
     (7, ['weight', 'count'])
-    >>> int(layout.unflatten(layout.flatten({"weight": torch.ones(2, 3), "count": torch.tensor(4)}))["count"])
-    4
+    >>> int(layout.unflatten(layout.flatten({"weight": torch.ones(2, 3), "count":
+    torch.tensor(4)}))["count"]) 4
     """
 
     blocks: tuple[Block, ...]
@@ -81,7 +83,9 @@ class Layout:
         """Put named tensors into one float32 vector; missing or misshapen ones are refused."""
         if set(tensors) != {block.name for block in self.blocks}:
             raise PeerError(
-                "layout", f"tensors {sorted(tensors)} are not those agreed", "send exactly the model's tensors"
+                "layout",
+                f"tensors {sorted(tensors)} are not those agreed",
+                "send exactly the model's tensors",
             )
         pieces = []
         for block in self.blocks:
@@ -98,7 +102,9 @@ class Layout:
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Cut the vector into named tensors of their own dtype; integers are rounded."""
         if vector.shape[-1] != self.size:
-            raise PeerError("layout", f"a vector of {vector.shape[-1]} numbers", f"send {self.size} numbers")
+            raise PeerError(
+                "layout", f"a vector of {vector.shape[-1]} numbers", f"send {self.size} numbers"
+            )
         result = {}
         for block in self.blocks:
             piece = vector[..., block.slice].reshape((*vector.shape[:-1], *block.shape))

@@ -1,16 +1,18 @@
 """Two kinds of randomness that cannot be confused.
 
-A :class:`PublicSeed` may be printed, stored and sent: partitions, initial models, shared projections.
-A :class:`SecretRng` draws what a guarantee rests on (noise, record sampling, cohorts). It has no serialiser and no
-printable state. In deployment it is keyed by the operating system; a simulation may key it from a public seed, and then
-says so through :attr:`SecretRng.seeded`: such a run is marked NOT PRIVATE: SEEDED.
+A :class:`PublicSeed` may be printed, stored and sent: partitions, initial models, shared
+projections. A :class:`SecretRng` draws what a guarantee rests on (noise, record sampling, cohorts).
+It has no serialiser and no printable state. In deployment it is keyed by the operating system; a
+simulation may key it from a public seed, and then says so through :attr:`SecretRng.seeded`: such a
+run is marked NOT PRIVATE: SEEDED.
 
-All secret randomness comes from AES-256 in counter mode, one key for each generator: 32 bytes from the operating system,
-or from SHAKE-256 of a seed in a simulation. Noise is drawn on the integers (:mod:`dpfl.core.grid_noise`); nothing
-in the project adds noise that was computed in floating point.
+All secret randomness comes from AES-256 in counter mode, one key for each generator: 32 bytes from
+the operating system, or from SHAKE-256 of a seed in a simulation. Noise is drawn on the integers
+(:mod:`dpfl.core.grid_noise`); nothing in the project adds noise that was computed in floating
+point.
 
-*Why public seeds are wide.* ``torch.Generator.manual_seed`` keeps 32 bits of a seed: four billion streams can be
-searched. Public torch generators fill all 624 words of the Mersenne twister's state.
+*Why public seeds are wide.* ``torch.Generator.manual_seed`` keeps 32 bits of a seed: four billion
+streams can be searched. Public torch generators fill all 624 words of the Mersenne twister's state.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ class PublicSeed:
         return np.random.default_rng(self.child("numpy").value)
 
 
-_NOISE_PURPOSES = 5  # counter ranges that a noise stream takes; the one after them serves everything else
+_NOISE_PURPOSES = (
+    5  # counter ranges that a noise stream takes; the one after them serves everything else
+)
 
 
 _forks = 0  # how often this process and its ancestors were forked: process ids may come again, this does not
@@ -104,7 +108,9 @@ class SecretRng:
     def __init__(self, seed: PublicSeed | None) -> None:
         self._seed = seed
         self._process = _forks
-        self._key: bytes | None = None  # made when first drawn from: most generators only name their children
+        self._key: bytes | None = (
+            None  # made when first drawn from: most generators only name their children
+        )
         self._noise: grid_noise.GridNoise | None = None
         self._words: Any = None
 
@@ -128,7 +134,9 @@ class SecretRng:
         return SecretRng(None if self._seed is None else self._seed.child(*labels))
 
     def _own_key(self) -> bytes:
-        """The key of this process. A fork gets another one, and drops what its parent had drawn ahead."""
+        """The key of this process. A fork gets another one, and drops what its parent had drawn
+        ahead.
+        """
         if self._key is None or (self._seed is None and _forks != self._process):
             self._process, self._noise, self._words = _forks, None, None
             seeded = None if self._seed is None else f"secret:{self._seed.value}".encode()
@@ -163,7 +171,8 @@ class SecretRng:
         return out
 
     def chosen(self, rows: int, columns: int, rate: float) -> Tensor:
-        """Draw a table of independent coins, each true with probability ``rate`` (to 2^-64, never above).
+        """Draw a table of independent coins, each true with probability ``rate`` (to 2^-64, never
+        above).
 
         The first 16 of a coin's 64 bits settle it, but for one coin in 65,536.
         """
@@ -182,21 +191,27 @@ class SecretRng:
 
     def permutations(self, count: int, length: int) -> Tensor:
         """Draw several orders, one a row: those that ``permutation`` gives one after the other."""
-        return torch.from_numpy(np.argsort(self._uint64(count * length).reshape(count, length), axis=1, kind="stable"))
+        return torch.from_numpy(
+            np.argsort(self._uint64(count * length).reshape(count, length), axis=1, kind="stable")
+        )
 
     def integer(self) -> int:
         """Draw 62 random bits, for code that only takes an integer seed (dropout layers)."""
         return int.from_bytes(self._bytes(8), "little") >> 2
 
     def secret_seed(self) -> PublicSeed:
-        """Draw a seed of 128 bits for code that takes one. Despite its type it must stay where it was drawn."""
+        """Draw a seed of 128 bits for code that takes one. Despite its type it must stay where it
+        was drawn.
+        """
         return PublicSeed(int.from_bytes(self._bytes(16), "big"))
 
     def __repr__(self) -> str:
         return "SecretRng(simulated)" if self.seeded else "SecretRng(system)"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a SecretRng is never serialised: send a PublicSeed, or let the other side make its own")
+        raise TypeError(
+            "a SecretRng is never serialised: send a PublicSeed, or let the other side make its own"
+        )
 
     def __copy__(self) -> NoReturn:
         raise TypeError("a SecretRng is never copied: ask it for a child")
@@ -212,6 +227,8 @@ def look_ahead(rngs: Sequence[SecretRng], numbers: int) -> None:
 
 
 def fill_grid_noise(rngs: Sequence[SecretRng], out: Tensor) -> Tensor:
-    """Fill row i of a contiguous float32 matrix from ``rngs[i]``: the numbers ``grid_noise_`` gives, in fewer passes."""
+    """Fill row i of a contiguous float32 matrix from ``rngs[i]``: the numbers ``grid_noise_``
+    gives, in fewer passes.
+    """
     grid_noise.fill_rows([rng._grid() for rng in rngs], out.numpy())
     return out

@@ -43,7 +43,9 @@ class Adjacency(StrEnum):
 
 def _check_epsilon_delta(where: str, epsilon: float, delta: float) -> None:
     if math.isnan(epsilon) or epsilon <= 0:
-        raise ConfigurationError(where, f"epsilon = {epsilon} is not a positive number", "give an epsilon above 0")
+        raise ConfigurationError(
+            where, f"epsilon = {epsilon} is not a positive number", "give an epsilon above 0"
+        )
     if not 0 < delta < 1:
         raise ConfigurationError(
             where, f"delta = {delta} is not between 0 and 1", "give a delta well below 1 / records"
@@ -52,9 +54,11 @@ def _check_epsilon_delta(where: str, epsilon: float, delta: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Claims:
-    """What a client *says* of itself: a declaration on the wire, never a fact that a charge rests on.
+    """What a client *says* of itself: a declaration on the wire, never a fact that a charge rests
+    on.
 
-    ``accountant``: by which curve its ledger will hold a study against the epsilon, where that is not the tightest.
+    ``accountant``: by which curve its ledger will hold a study against the epsilon, where that is
+    not the tightest.
     """
 
     epsilon: float
@@ -76,8 +80,9 @@ class Claims:
 class Budget:
     """What a client *enforces* against its own ledger; never converted into :class:`Claims`.
 
-    ``unit`` and ``observer`` left out mean those of the strategy it takes part in. ``accountant``: by which curve noise
-    is planned for it, the tightest by default; a ledger with a Renyi filter plans with the filter's own.
+    ``unit`` and ``observer`` left out mean those of the strategy it takes part in. ``accountant``:
+    by which curve noise is planned for it, the tightest by default; a ledger with a Renyi filter
+    plans with the filter's own.
     """
 
     epsilon: float
@@ -90,7 +95,9 @@ class Budget:
         _check_epsilon_delta("budget", self.epsilon, self.delta)
         if math.isinf(self.epsilon):
             raise ConfigurationError(
-                "budget", "epsilon is infinite", "give a finite epsilon, or run fedavg without privacy"
+                "budget",
+                "epsilon is infinite",
+                "give a finite epsilon, or run fedavg without privacy",
             )
 
 
@@ -114,11 +121,15 @@ class Practice:
             value = getattr(self, name)
             if value is not None and (not math.isfinite(value) or value != int(value) or value < 1):
                 raise ConfigurationError(
-                    "practice", f"{name} = {value} is not a whole number above 0", f"give a {name} of at least 1"
+                    "practice",
+                    f"{name} = {value} is not a whole number above 0",
+                    f"give a {name} of at least 1",
                 )
         if self.lr is not None and not (math.isfinite(self.lr) and self.lr > 0):
             raise ConfigurationError(
-                "practice", f"lr = {self.lr} is not a positive number", "give a learning rate above 0"
+                "practice",
+                f"lr = {self.lr} is not a positive number",
+                "give a learning rate above 0",
             )
 
     def over(self, default: Practice) -> Practice:
@@ -137,10 +148,10 @@ class Practice:
 class Phase:
     """A stretch of local work, as data, so that one engine can run many clients at once.
 
-    ``clip`` bounds each record's gradient and ``noise_multiplier`` x ``clip`` is the noise on their sum; without
-    ``clip`` the phase is plain SGD. ``ball`` keeps the model within that distance of its start after every step. ``part``
-    says what moves: everything, the head (the last layer), or the body (all but the head). ``lr_decay`` multiplies the
-    learning rate once a round.
+    ``clip`` bounds each record's gradient and ``noise_multiplier`` x ``clip`` is the noise on their
+    sum; without ``clip`` the phase is plain SGD. ``ball`` keeps the model within that distance of
+    its start after every step. ``part`` says what moves: everything, the head (the last layer), or
+    the body (all but the head). ``lr_decay`` multiplies the learning rate once a round.
     """
 
     steps: int
@@ -156,7 +167,9 @@ class Phase:
 
     def __post_init__(self) -> None:
         if self.part != "all" and self.clip is not None:
-            raise ConfigurationError("phase", f"records are clipped but only the {self.part} moves", "move everything")
+            raise ConfigurationError(
+                "phase", f"records are clipped but only the {self.part} moves", "move everything"
+            )
         if self.steps < 1 or self.batch_size < 1:
             raise ConfigurationError(
                 "phase",
@@ -164,15 +177,23 @@ class Phase:
                 "plan at least one step and one record",
             )
         if self.noise_multiplier > 0 and self.clip is None:
-            raise ConfigurationError("phase", "there is noise but nothing is clipped", "give a clip")
+            raise ConfigurationError(
+                "phase", "there is noise but nothing is clipped", "give a clip"
+            )
         if self.noise_multiplier > 0 and self.sampling != "poisson":
             raise ConfigurationError(
-                "phase", f"{self.sampling} batches cannot be billed as Poisson samples", "use sampling = 'poisson'"
+                "phase",
+                f"{self.sampling} batches cannot be billed as Poisson samples",
+                "use sampling = 'poisson'",
             )
 
     def in_round(self, round_: int) -> Phase:
         """The same work with the learning rate that round has."""
-        return self if self.lr_decay == 1 else replace(self, lr=self.lr * self.lr_decay**round_, lr_decay=1.0)
+        return (
+            self
+            if self.lr_decay == 1
+            else replace(self, lr=self.lr * self.lr_decay**round_, lr_decay=1.0)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +227,9 @@ class Cohort:
 
     def __post_init__(self) -> None:
         if list(self.ids) != sorted(set(self.ids)):
-            raise ConfigurationError("cohort", "ids are not sorted and distinct", "build it with Cohort.of")
+            raise ConfigurationError(
+                "cohort", "ids are not sorted and distinct", "build it with Cohort.of"
+            )
 
     @classmethod
     def of(cls, claims: Mapping[str, Claims]) -> Cohort:
@@ -229,7 +252,9 @@ class Who:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """One row per client: ``matrix[i]`` = client i's model after its work - ``origin``, wherever it started."""
+    """One row per client: ``matrix[i]`` = client i's model after its work - ``origin``, wherever it
+    started.
+    """
 
     matrix: Tensor
     origin: Tensor
@@ -239,7 +264,9 @@ class Rows:
     def __post_init__(self) -> None:
         if self.matrix.shape[0] != len(self.cohort):
             raise ConfigurationError(
-                "rows", f"{self.matrix.shape[0]} rows for {len(self.cohort)} clients", "give one row per client"
+                "rows",
+                f"{self.matrix.shape[0]} rows for {len(self.cohort)} clients",
+                "give one row per client",
             )
 
 
@@ -284,7 +311,9 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What a round tells. ``operator`` is the server's own; ``public`` may be shown to an amplified observer."""
+    """What a round tells. ``operator`` is the server's own; ``public`` may be shown to an amplified
+    observer.
+    """
 
     round: int
     operator: Mapping[str, object]

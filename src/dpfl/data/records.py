@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from dpfl.data.inputs import NUMBERS, Inputs
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,14 @@ class Records:
 
     @cached_property
     def digest(self) -> bytes:
-        """Name the records: the bytes behind them and how they lie there (windows of a text overlap)."""
+        """Name the records: the bytes behind them and how they lie there (windows of a text
+        overlap).
+        """
         digest = hashlib.sha256()
         for tensor in (self.features, self.labels):
-            geometry = f"{tensor.dtype}{tuple(tensor.shape)}{tensor.stride()}{tensor.storage_offset()}"
+            geometry = (
+                f"{tensor.dtype}{tuple(tensor.shape)}{tensor.stride()}{tensor.storage_offset()}"
+            )
             digest.update(geometry.encode())
             storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
             digest.update(storage.numpy().data)
@@ -48,7 +55,9 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One client's records: what it trains on, and what it keeps for testing. Views of storage shared with others."""
+    """One client's records: what it trains on, and what it keeps for testing. Views of storage
+    shared with others.
+    """
 
     train: Records
     span: Span
@@ -56,7 +65,9 @@ class Shard:
     test_span: Span
 
     @classmethod
-    def of(cls, features: Tensor, labels: Tensor, test_features: Tensor, test_labels: Tensor) -> Shard:
+    def of(
+        cls, features: Tensor, labels: Tensor, test_features: Tensor, test_labels: Tensor
+    ) -> Shard:
         """Hold records that nobody else shares."""
         return cls(
             train=Records(features, labels),
@@ -99,7 +110,26 @@ def extremes(values: Tensor) -> tuple[int, int]:
     """Smallest and largest of whole numbers (0, -1 if there are none)."""
     if values.numel() == 0:
         return 0, -1
-    if values.ndim == 2 and values.stride() == (1, 1):  # windows of one text: the text itself will do
+    if values.ndim == 2 and values.stride() == (
+        1,
+        1,
+    ):  # windows of one text: the text itself will do
         values = values.as_strided((len(values) + values.shape[1] - 1,), (1,))
     low, high = torch.aminmax(values)
     return int(low), int(high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Records with labels; with a test part of its own, or natural silos: who holds which stretch
+    of the records.
+    """
+
+    name: str
+    features: Tensor
+    labels: Tensor
+    classes: int
+    inputs: Inputs = NUMBERS
+    test: tuple[Tensor, Tensor] | None = None
+    silos: Mapping[str, tuple[int, int]] | None = None
+    test_silos: Mapping[str, tuple[int, int]] | None = None

@@ -1,4 +1,6 @@
-"""The user's own files: one CSV or Parquet file per client, numbers in columns, one of them the label."""
+"""The user's own files: one CSV or Parquet file per client, numbers in columns, one of them the
+label.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,20 @@ Arrays = tuple[np.ndarray, np.ndarray]
 def read_folder(folder: Path, label: str | None = None) -> dict[str, Arrays]:
     """Read every ``*.csv`` and ``*.parquet`` file of a folder; a file's name is its client's id.
 
-    ``label`` names the label column; without it, the last column is taken. All files must have the same columns.
+    ``label`` names the label column; without it, the last column is taken. All files must have the
+    same columns.
     """
     if not folder.is_dir():
-        raise DataError(str(folder), "is not a folder", "name a folder with one .csv or .parquet file per client")
+        raise DataError(
+            str(folder),
+            "is not a folder",
+            "name a folder with one .csv or .parquet file per client",
+        )
     files = sorted(p for p in folder.iterdir() if p.suffix.lower() in {".csv", ".parquet"})
     if not files:
-        raise DataError(str(folder), "holds no .csv or .parquet file", "put one file per client there")
+        raise DataError(
+            str(folder), "holds no .csv or .parquet file", "put one file per client there"
+        )
     clients: dict[str, Arrays] = {}
     first: list[str] | None = None
     for path in files:
@@ -29,10 +38,14 @@ def read_folder(folder: Path, label: str | None = None) -> dict[str, Arrays]:
         first = first or names
         if names != first:
             raise DataError(
-                str(path), f"has columns {names}, unlike {files[0].name}", "use the same columns in the same order"
+                str(path),
+                f"has columns {names}, unlike {files[0].name}",
+                "use the same columns in the same order",
             )
         if path.stem in clients:
-            raise DataError(str(path), f"client '{path.stem}' has two files", "keep one file per client")
+            raise DataError(
+                str(path), f"client '{path.stem}' has two files", "keep one file per client"
+            )
         clients[path.stem] = _split(path, names, table, label)
     return clients
 
@@ -51,7 +64,9 @@ def _read(path: Path) -> tuple[list[str], np.ndarray]:
 
 def _split(path: Path, names: list[str], table: np.ndarray, label: str | None) -> Arrays:
     if label is not None and label not in names:
-        raise DataError(str(path), f"has no column '{label}'", f"choose the label among {', '.join(names)}")
+        raise DataError(
+            str(path), f"has no column '{label}'", f"choose the label among {', '.join(names)}"
+        )
     column = names.index(label) if label is not None else len(names) - 1
     y = table[:, column]
     if len(y) == 0:
@@ -60,7 +75,9 @@ def _split(path: Path, names: list[str], table: np.ndarray, label: str | None) -
     if not np.all(representable):
         row, at = np.argwhere(~representable)[0]
         raise DataError(
-            str(path), f"record {row + 1} has no number in '{names[at]}'", "fill or drop missing values first"
+            str(path),
+            f"record {row + 1} has no number in '{names[at]}'",
+            "fill or drop missing values first",
         )
     if np.any(y != np.round(y)) or np.any(y < 0):
         raise DataError(
@@ -81,7 +98,9 @@ def _read_csv(path: Path) -> tuple[list[str], np.ndarray]:
     try:
         rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
     except OSError as error:
-        raise DataError(str(path), f"cannot be read ({error.strerror})", "check the path") from error
+        raise DataError(
+            str(path), f"cannot be read ({error.strerror})", "check the path"
+        ) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise _no_table(path, str(error)) from error
     names = rows[0] if rows else []
@@ -123,7 +142,12 @@ def _read_parquet(path: Path) -> tuple[list[str], np.ndarray]:
         ) from error
     try:
         table = parquet.read_table(path)
-        columns = [np.asarray(table.column(name).to_numpy(), dtype=np.float64) for name in table.column_names]
+        columns = [
+            np.asarray(table.column(name).to_numpy(), dtype=np.float64)
+            for name in table.column_names
+        ]
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(str(path), f"cannot be read as a table of numbers ({error})", "use numeric columns") from error
+        raise DataError(
+            str(path), f"cannot be read as a table of numbers ({error})", "use numeric columns"
+        ) from error
     return list(table.column_names), np.stack(columns, axis=1)

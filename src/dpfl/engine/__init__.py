@@ -1,14 +1,20 @@
-"""How phases are executed: ``stacked`` (default), ``one_by_one`` (the oracle), ``ray`` (stacked, on a cluster)."""
+"""How phases are executed: ``stacked`` (default), ``one_by_one`` (the oracle), ``ray`` (stacked, on
+a cluster).
+"""
 
 from collections.abc import Callable
 
 from dpfl.core.errors import unknown_name
+from dpfl.engine.base import Engine
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.process import check_device
 from dpfl.engine.stacked import Stacked
-from dpfl.protocols import Engine
 
-ENGINES: dict[str, Callable[[str], Engine]] = {"stacked": Stacked, "one_by_one": OneByOne, "ray": Stacked}
+ENGINES: dict[str, Callable[[str], Engine]] = {
+    "stacked": Stacked,
+    "one_by_one": OneByOne,
+    "ray": Stacked,
+}
 """``ray`` is the stacked engine on the workers of a cluster: the simulation spreads the blocks."""
 
 

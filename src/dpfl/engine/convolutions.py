@@ -2,10 +2,10 @@
 
 | way | where | what is copied |
 |---|---|---|
-| one convolution | few outputs, channels in eights, rows skipped | nothing: a record is a group of a convolution |
-| planes | few channels, no column skipped | one shifted copy of the image for every entry of the kernel |
-| strips | many channels, nothing skipped | patches of one row of the kernel, and the other rows are views of them |
-| full | the rest | every patch |
+| one convolution | few outputs, channels in eights, rows skipped | nothing: a record is a group of
+a convolution | | planes | few channels, no column skipped | one shifted copy of the image for every
+entry of the kernel | | strips | many channels, nothing skipped | patches of one row of the kernel,
+and the other rows are views of them | | full | the rest | every patch |
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpfl.core.linalg import stacked_product
 from dpfl.engine.pieces import (
     Gradients,
     Piece,
@@ -29,14 +28,19 @@ from dpfl.engine.pieces import (
     weighted_sum,
     written_out,
 )
+from dpfl.numerics.clipping import stacked_product
 
-_WIDE = 64  # columns from which a product with one row of the kernel is as fast as one with all of it
+_WIDE = (
+    64  # columns from which a product with one row of the kernel is as fast as one with all of it
+)
 _IN_CACHE = 1 << 20  # numbers of patches copied at once: beyond, they no longer stay in the cache
 _NARROW = 32  # outputs up to which a convolution is faster than products of matrices
 
 
 def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
-    """A convolution: a dense layer on patches, group by group. Channels are the innermost axis of every copy."""
+    """A convolution: a dense layer on patches, group by group. Channels are the innermost axis of
+    every copy.
+    """
     records, groups = len(a), layer.groups
     each, outputs = layer.in_channels // groups, layer.out_channels // groups
     if _in_one_convolution(layer, a, d):
@@ -61,7 +65,9 @@ def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
 
 @cache
 def _has_fast_groups() -> bool:
-    """Whether this machine's convolutions of many groups have a kernel of their own (oneDNN on x86)."""
+    """Whether this machine's convolutions of many groups have a kernel of their own (oneDNN on
+    x86).
+    """
     return torch._C._has_mkldnn and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
@@ -85,7 +91,9 @@ def _in_one_convolution(layer: nn.Conv2d, a: Tensor, d: Tensor) -> bool:
 
 
 def _one_convolution(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
-    """Per-record gradients as the weight's gradient of one convolution that has a group (or several) for every record."""
+    """Per-record gradients as the weight's gradient of one convolution that has a group (or
+    several) for every record.
+    """
     records, biased = len(a), layer.bias is not None
     channels = records * layer.out_channels
     shape_only = layer.weight.new_empty(1).expand(channels, *layer.weight.shape[1:])
@@ -112,12 +120,16 @@ def _padded(layer: nn.Conv2d, a: Tensor) -> Tensor:
 
 
 def _in_planes(layer: nn.Conv2d, channels: int) -> bool:
-    """Whether whole rows of the image are the longest stretches to copy: few channels, and no column skipped."""
+    """Whether whole rows of the image are the longest stretches to copy: few channels, and no
+    column skipped.
+    """
     return layer.stride[1] == 1 and layer.kernel_size[1] * channels < _WIDE
 
 
 def _in_strips(layer: nn.Conv2d, channels: int) -> bool:
-    """Whether patches of one row of the kernel serve all of its rows: many channels, and nothing skipped but columns."""
+    """Whether patches of one row of the kernel serve all of its rows: many channels, and nothing
+    skipped but columns.
+    """
     (kh, kw) = layer.kernel_size
     return kh > 1 and layer.stride[0] == 1 and layer.dilation == (1, 1) and kw * channels >= _WIDE
 
@@ -144,7 +156,9 @@ def _by_planes(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
 
 
 def _products_of_planes(layer: nn.Conv2d, a: Tensor, d: Tensor) -> tuple[Tensor, Weighted]:
-    """One group's products; where they are written out, planes of a few records at a time stay in the cache."""
+    """One group's products; where they are written out, planes of a few records at a time stay in
+    the cache.
+    """
     records, positions, outputs = d.shape
     inputs = layer.weight[0].numel() + (layer.bias is not None)
     if positions == 1 or not written_out(records, positions, inputs, outputs):
@@ -154,12 +168,18 @@ def _products_of_planes(layer: nn.Conv2d, a: Tensor, d: Tensor) -> tuple[Tensor,
     room, gradients = a.new_empty(at_once, inputs, positions), a.new_empty(records, inputs, outputs)
     for first in range(0, records, at_once):
         some = slice(first, first + at_once)
-        stacked_product(_planes(layer, a[some], room[: records - first]), d[some], out=gradients[some])
-    return squared(gradients), lambda factor: weighted_sum(factor, gradients).reshape(inputs, outputs).T
+        stacked_product(
+            _planes(layer, a[some], room[: records - first]), d[some], out=gradients[some]
+        )
+    return squared(
+        gradients
+    ), lambda factor: weighted_sum(factor, gradients).reshape(inputs, outputs).T
 
 
 def _planes(layer: nn.Conv2d, a: Tensor, room: Tensor) -> Tensor:
-    """Patches with output positions innermost: one shifted copy of the image for every entry of the kernel."""
+    """Patches with output positions innermost: one shifted copy of the image for every entry of the
+    kernel.
+    """
     (kh, kw), (sh, _), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
     records, channels, height, width = a.shape
     rows, columns = (height - dh * (kh - 1) - 1) // sh + 1, width - dw * (kw - 1)
@@ -175,10 +195,12 @@ def _planes(layer: nn.Conv2d, a: Tensor, room: Tensor) -> Tensor:
 
 
 def _patches(layer: nn.Conv2d, a: Tensor, positions: int, outputs: int) -> Tensor:
-    """Copy the patch under every output position, (records, blocks, positions, numbers): faster than ``F.unfold``.
+    """Copy the patch under every output position, (records, blocks, positions, numbers): faster
+    than ``F.unfold``.
 
-    Patches of neighbouring output rows share all but one row of the kernel. Where nothing skips, patches of one kernel
-    row are copied once and every row of the kernel is a view of them: a fifth of the copying for a 5 x 5 kernel.
+    Patches of neighbouring output rows share all but one row of the kernel. Where nothing skips,
+    patches of one kernel row are copied once and every row of the kernel is a view of them: a fifth
+    of the copying for a 5 x 5 kernel.
     """
     (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
     records, height, width, channels = a.shape
@@ -187,7 +209,12 @@ def _patches(layer: nn.Conv2d, a: Tensor, positions: int, outputs: int) -> Tenso
     wide = kw * channels
     if _in_strips(layer, channels) and not by_gram(positions, kh * wide, outputs):
         strips = a.as_strided((records, height, columns, wide), (rs, hs, sw * ws, 1)).contiguous()
-        shape, strides = (records, kh, rows * columns, wide), (strips.stride(0), columns * wide, wide, 1)
+        shape, strides = (
+            (records, kh, rows * columns, wide),
+            (strips.stride(0), columns * wide, wide, 1),
+        )
         return strips.as_strided(shape, strides)
-    view = a.as_strided((records, rows, columns, kh, kw, channels), (rs, sh * hs, sw * ws, dh * hs, dw * ws, 1))
+    view = a.as_strided(
+        (records, rows, columns, kh, kw, channels), (rs, sh * hs, sw * ws, dh * hs, dw * ws, 1)
+    )
     return view.reshape(records, 1, rows * columns, kh * wide)

@@ -1,4 +1,6 @@
-"""How good a model is on test records: for a simulation, or for a client's own eyes. No ledger covers these numbers."""
+"""How good a model is on test records: for a simulation, or for a client's own eyes. No ledger
+covers these numbers.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from torch.nn import functional as F
 
 from dpfl.core.layout import Layout
 from dpfl.data.federation import Federation
-from dpfl.engine.bookkeeping import fast_layout
+from dpfl.engine.ghost_clipping import fast_layout
 from dpfl.engine.one_by_one import on_copies
 from dpfl.engine.process import one_thread
-from dpfl.protocols import Personal
+from dpfl.plugs.personal import Personal
 
 AT_ONCE = 512
 
@@ -23,16 +25,20 @@ AT_ONCE = 512
 class Evaluation:
     """All clients' test records, and how a model is tried on them."""
 
-    def __init__(self, *, model: nn.Module, layout: Layout, federation: Federation, device: str) -> None:
+    def __init__(
+        self, *, model: nn.Module, layout: Layout, federation: Federation, device: str
+    ) -> None:
         self._model, self._layout, self._device = model, layout, device
         self._inputs, self._shards = federation.inputs, federation.shards
         self._everyone = federation.test_set()
 
-    def __call__(self, vector: Tensor, personal: Personal | None, private: Mapping[str, Tensor]) -> dict[str, float]:
+    def __call__(
+        self, vector: Tensor, personal: Personal | None, private: Mapping[str, Tensor]
+    ) -> dict[str, float]:
         """Accuracy and loss of the common model on all test records.
 
-        Where parts of the model stay at clients, each client's own model is tested on its own test records, and the mean
-        over records is reported; the common model alone beside it.
+        Where parts of the model stay at clients, each client's own model is tested on its own test
+        records, and the mean over records is reported; the common model alone beside it.
         """
         common = self._tested(vector, *self._everyone)
         if personal is None:
@@ -42,7 +48,10 @@ class Evaluation:
             if len(shard.test_labels):
                 own = personal.merge(vector, private.get(client), self._layout)
                 found = self._tested(own, shard.test_features, shard.test_labels)
-                sums = {name: value + found[name] * len(shard.test_labels) for name, value in sums.items()}
+                sums = {
+                    name: value + found[name] * len(shard.test_labels)
+                    for name, value in sums.items()
+                }
         means = {name: value / max(1, len(self._everyone[1])) for name, value in sums.items()}
         return {**means, "common_accuracy": common["accuracy"]}
 

@@ -1,4 +1,6 @@
-"""The slow, plain engine: one client after the other, per-record gradients written out. The oracle, and for debugging."""
+"""The slow, plain engine: one client after the other, per-record gradients written out. The oracle,
+and for debugging.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from dpfl.client.sampling import PoissonBatches, sampler
 from dpfl.core.errors import DpflError
 from dpfl.core.grid import Grid, NoiseAhead
 from dpfl.core.layout import Layout
-from dpfl.core.linalg import LARGEST_NORM, clip_factor, squared_norms
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Phase
+from dpfl.engine.base import Job
 from dpfl.engine.process import check_arithmetic, one_thread
-from dpfl.protocols import Job
+from dpfl.numerics.clipping import LARGEST_NORM, clip_factor, squared_norms
+from dpfl.plugs.sampling import PoissonBatches, sampler
 
 _MOST_NUMBERS = 1 << 25  # per-record gradient entries held at once
 
@@ -54,7 +56,9 @@ class OneByOne:
                 ) from error
         return vector.cpu()
 
-    def _phase(self, model: nn.Module, layout: Layout, job: Job, phase: Phase, number: int, start: Tensor) -> Tensor:
+    def _phase(
+        self, model: nn.Module, layout: Layout, job: Job, phase: Phase, number: int, start: Tensor
+    ) -> Tensor:
         records = sampler(phase, len(job.labels))
         batches = records.draw(job.rng.child("records", number), phase.steps)
         noise = NoiseAhead(job.rng.child("noise", number), layout.size, phase.steps)
@@ -74,7 +78,11 @@ class OneByOne:
             if grid is not None:
                 gradient = grid.noised(gradient, noise)
             if phase.clip is not None:
-                expected = records.expected_size if isinstance(records, PoissonBatches) else max(len(batch), 1)
+                expected = (
+                    records.expected_size
+                    if isinstance(records, PoissonBatches)
+                    else max(len(batch), 1)
+                )
                 gradient = gradient.div_(expected).to(vector.dtype)
             if phase.weight_decay:
                 gradient = gradient.add_(vector, alpha=phase.weight_decay)
@@ -89,7 +97,8 @@ class OneByOne:
     def _dropout_from(self, rng: SecretRng) -> Iterator[None]:
         """Seed torch's own generator, which dropout layers draw from, and leave it as it was.
 
-        Only the generator in question: ``torch.manual_seed`` seeks out every accelerator, at a tenth of a small step's cost.
+        Only the generator in question: ``torch.manual_seed`` seeks out every accelerator, at a
+        tenth of a small step's cost.
         """
         seed = rng.integer()
         if self.device.type == "cuda":
@@ -110,23 +119,39 @@ class OneByOne:
         """Gradient of the mean loss of a batch: plain SGD."""
         if len(labels) == 0:
             return torch.zeros_like(vector)
-        parameters = {name: tensor.detach().requires_grad_() for name, tensor in layout.unflatten(vector).items()}
-        loss = F.cross_entropy(functional_call(model, on_copies(model, parameters), (features,)), labels)
+        parameters = {
+            name: tensor.detach().requires_grad_()
+            for name, tensor in layout.unflatten(vector).items()
+        }
+        loss = F.cross_entropy(
+            functional_call(model, on_copies(model, parameters), (features,)), labels
+        )
         gradients = torch.autograd.grad(loss, list(parameters.values()))
         return layout.flatten(dict(zip(parameters, gradients, strict=True)))
 
     def clipped_sum(
-        self, model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor, clip: float
+        self,
+        model: nn.Module,
+        layout: Layout,
+        vector: Tensor,
+        features: Tensor,
+        labels: Tensor,
+        clip: float,
     ) -> Tensor:
-        """Sum in double precision of per-record gradients, each within ``clip``; a non-finite one counts as zero."""
+        """Sum in double precision of per-record gradients, each within ``clip``; a non-finite one
+        counts as zero.
+        """
         parameters = layout.unflatten(vector)
 
         def loss(parameters: dict[str, Tensor], feature: Tensor, label: Tensor) -> Tensor:
             logits = functional_call(model, on_copies(model, parameters), (feature.unsqueeze(0),))
             return F.cross_entropy(logits, label.unsqueeze(0))
 
-        # torch has no batched recurrent layers, nor buffers written to in a batch: such records are done one by one.
-        one_at_a_time = self.one_at_a_time or any(isinstance(module, nn.RNNBase) for module in model.modules())
+        # torch has no batched recurrent layers, nor buffers written to in a batch: such records are
+        # done one by one.
+        one_at_a_time = self.one_at_a_time or any(
+            isinstance(module, nn.RNNBase) for module in model.modules()
+        )
         total = torch.zeros_like(vector, dtype=torch.float64)
         gradient = grad(loss)
         at_once = 1 if one_at_a_time else max(1, _MOST_NUMBERS // max(layout.size, 1))
@@ -146,12 +171,18 @@ class OneByOne:
         return total
 
     @staticmethod
-    def _alone(model: nn.Module, parameters: dict[str, Tensor], feature: Tensor, label: Tensor) -> dict[str, Tensor]:
+    def _alone(
+        model: nn.Module, parameters: dict[str, Tensor], feature: Tensor, label: Tensor
+    ) -> dict[str, Tensor]:
         """One record's gradient, by plain autograd."""
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
         with torch.enable_grad():
-            loss = F.cross_entropy(functional_call(model, on_copies(model, leaves), (feature,)), label)
-        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+            loss = F.cross_entropy(
+                functional_call(model, on_copies(model, leaves), (feature,)), label
+            )
+        found = torch.autograd.grad(
+            loss, list(leaves.values()), allow_unused=True, materialize_grads=True
+        )
         return dict(zip(leaves, found, strict=True))
 
 
@@ -169,14 +200,25 @@ def still(layout: Layout, phase: Phase) -> slice:
 
 
 def into_ball(vector: Tensor, centre: Tensor, radius: float | Tensor) -> Tensor:
-    """Bring a vector (or each row, to its own radius) back to within ``radius`` of ``centre``; what is within stays."""
+    """Bring a vector (or each row, to its own radius) back to within ``radius`` of ``centre``; what
+    is within stays.
+    """
     difference = vector - centre
     factor = clip_factor(squared_norms(difference).sqrt().unsqueeze(-1), radius).to(vector.dtype)
     outside = factor < 1
-    return torch.where(outside, centre + difference * factor, vector) if bool(outside.any()) else vector
+    return (
+        torch.where(outside, centre + difference * factor, vector)
+        if bool(outside.any())
+        else vector
+    )
 
 
 def on_copies(model: nn.Module, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Add copies of the buffers, on the parameters' device: whatever a layer writes into one stays here."""
+    """Add copies of the buffers, on the parameters' device: whatever a layer writes into one stays
+    here.
+    """
     device = next(iter(parameters.values())).device
-    return {**parameters, **{name: buffer.to(device, copy=True) for name, buffer in model.named_buffers()}}
+    return {
+        **parameters,
+        **{name: buffer.to(device, copy=True) for name, buffer in model.named_buffers()},
+    }

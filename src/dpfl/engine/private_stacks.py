@@ -1,17 +1,21 @@
 """One phase of DP-SGD of many clients at once: clipped sums on the grid of their noise.
 
-For a linear layer with input a and output gradient d (of one record), the gradient of the weight is the outer product
-d a^T, so its squared norm is |a|^2 |d|^2 and a weighted sum over records is one matrix product. One forward and one
-backward give a and d of every layer; per-record norms, clip factors and the clipped sum follow from them.
+For a linear layer with input a and output gradient d (of one record), the gradient of the weight is
+the outer product d a^T, so its squared norm is |a|^2 |d|^2 and a weighted sum over records is one
+matrix product. One forward and one backward give a and d of every layer; per-record norms, clip
+factors and the clipped sum follow from them.
 
-Every step, for every client with noise std s = noise_multiplier x clip and grid step g = s / SCALE::
+Every step, for every client with noise std s = noise_multiplier x clip and grid step g = s /
+SCALE::
 
-    q = sum over parts of round(sum of (clip factor / g) x gradient)      at most SUMMANDS records a part
-    weights <- weights - (lr g / expected batch) (q + X)                  X: integers drawn by the client's generator
+    q = sum over parts of round(sum of (clip factor / g) x gradient)      at most SUMMANDS records a
+    part weights <- weights - (lr g / expected batch) (q + X)                  X: integers drawn by
+    the client's generator
 
-*Formal guarantees.* A record's contribution is a function of the record and of the weights alone: every part has the same
-shape whatever was drawn (records that are missing are zero), and a record's place in it does not change a bit
-(``tests/engine/test_private_stacks.py``). q + X is one correctly rounded addition of two exact integers.
+*Formal guarantees.* A record's contribution is a function of the record and of the weights alone:
+every part has the same shape whatever was drawn (records that are missing are zero), and a record's
+place in it does not change a bit (``tests/engine/test_private_stacks.py``). q + X is one correctly
+rounded addition of two exact integers.
 """
 
 from __future__ import annotations
@@ -25,18 +29,36 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfl.client.sampling import Draw, PoissonBatches, sampler
 from dpfl.core.grid import Grid, part_width
 from dpfl.core.grid_noise import SCALE
-from dpfl.core.inputs import Inputs
-from dpfl.core.linalg import LARGEST_INPUT, LARGEST_NORM, clip_factor, squared_norms, stacked_product
 from dpfl.core.random import fill_grid_noise, look_ahead
 from dpfl.core.types import Phase
-from dpfl.engine.stacks import Chain, Linear, Stack, inputs_and_slopes, into_balls, layer_outputs, side_by_side
-from dpfl.protocols import Job
+from dpfl.data.inputs import Inputs
+from dpfl.engine.base import Job
+from dpfl.engine.stacks import (
+    Chain,
+    Linear,
+    Stack,
+    inputs_and_slopes,
+    into_balls,
+    layer_outputs,
+    side_by_side,
+)
+from dpfl.numerics.clipping import (
+    LARGEST_INPUT,
+    LARGEST_NORM,
+    clip_factor,
+    squared_norms,
+    stacked_product,
+)
+from dpfl.plugs.sampling import Draw, PoissonBatches, sampler
 
-_AT_ONCE = 1 << 15  # noise values of one client drawn at once: all clients' together should stay in the cache
-_LOOKED_AHEAD = 1 << 22  # noise values of one client whose rare ones are found beforehand: they take memory
+_AT_ONCE = (
+    1 << 15
+)  # noise values of one client drawn at once: all clients' together should stay in the cache
+_LOOKED_AHEAD = (
+    1 << 22
+)  # noise values of one client whose rare ones are found beforehand: they take memory
 _STEPS_AHEAD = 128  # steps whose records are looked up at once
 _EXACT = 1 << 24  # integers up to here are exact in single precision
 
@@ -46,7 +68,10 @@ def run_private_phase(chain: Chain, jobs: list[Job], number: int, start: Tensor)
     phases, device = [job.phases[number] for job in jobs], start.device
     first = phases[0]
     samplers = [sampler(phase, len(job.labels)) for phase, job in zip(phases, jobs, strict=True)]
-    draws = [s.draw(job.rng.child("records", number), first.steps) for s, job in zip(samplers, jobs, strict=True)]
+    draws = [
+        s.draw(job.rng.child("records", number), first.steps)
+        for s, job in zip(samplers, jobs, strict=True)
+    ]
     sizes = torch.stack([draw.sizes for draw in draws], dim=1).numpy()  # (steps, clients)
     noisy = first.noise_multiplier > 0
     steps = [Grid.of(p.noise_multiplier * (p.clip or 0.0)).step if noisy else 1.0 for p in phases]
@@ -55,10 +80,15 @@ def run_private_phase(chain: Chain, jobs: list[Job], number: int, start: Tensor)
     sums = _Sums(chain, stacks, phases, device)
     noise = _Noise(jobs, number, start) if noisy else None
     lr = np.array([p.lr for p in phases])
-    decay = _column([p.weight_decay * p.lr for p in phases], device) if any(p.weight_decay for p in phases) else None
+    decay = (
+        _column([p.weight_decay * p.lr for p in phases], device)
+        if any(p.weight_decay for p in phases)
+        else None
+    )
     balls = None if first.ball is None else _column([p.ball or math.inf for p in phases], device)
     centres = [] if balls is None else [Stack.of(stack.layer, start) for stack in stacks]
-    # The fixed, public denominator of a Poisson sample; the batch's own size where nothing is protected.
+    # The fixed, public denominator of a Poisson sample; the batch's own size where nothing is
+    # protected.
     fixed = np.array([s.expected_size if isinstance(s, PoissonBatches) else 0.0 for s in samplers])
     expected = np.where(fixed > 0, fixed, np.maximum(sizes, 1))
     all_rates = torch.as_tensor(lr / expected * np.array(steps), dtype=torch.float32, device=device)
@@ -91,8 +121,9 @@ def _column(values: Sequence[float] | np.ndarray, device: torch.device) -> Tenso
 class _Part:
     """Some records of every client in a (clients x width) table.
 
-    ``counts`` is zero where a place holds no record, and one over the step of the client's grid elsewhere. ``norms`` are
-    squared norms of records, where they are known; ``within`` says that all of them are within bounds.
+    ``counts`` is zero where a place holds no record, and one over the step of the client's grid
+    elsewhere. ``norms`` are squared norms of records, where they are known; ``within`` says that
+    all of them are within bounds.
     """
 
     features: Tensor
@@ -104,7 +135,9 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Table:
-    """One part of some steps from ``first`` on, a row a step: which records, and the rest of a :class:`_Part`."""
+    """One part of some steps from ``first`` on, a row a step: which records, and the rest of a
+    :class:`_Part`.
+    """
 
     first: int
     rows: Tensor
@@ -115,7 +148,9 @@ class _Table:
 
 
 class _Parts:
-    """The records of every step, in parts of one fixed shape; a place without a record repeats one, and is not counted."""
+    """The records of every step, in parts of one fixed shape; a place without a record repeats one,
+    and is not counted.
+    """
 
     def __init__(
         self,
@@ -134,7 +169,8 @@ class _Parts:
         self._records = torch.cat([draw.records for draw in draws]).numpy()
         self._starts = np.array(starts)[:, None]
         self._shift = np.array(label_starts)[:, None] - self._starts
-        # Where each client's part of each step begins in the records, which lie client after client.
+        # Where each client's part of each step begins in the records, which lie client after
+        # client.
         before = np.concatenate([[0], np.cumsum(sizes.sum(axis=0))[:-1]])
         self._begins = before + np.cumsum(sizes, axis=0) - sizes
         often = len(self._records) >= sum(len(job.labels) for job in jobs)
@@ -143,7 +179,9 @@ class _Parts:
         self._room: Tensor | None = None  # where a part is gathered, one after the other
 
     def _all_norms(self, jobs: list[Job]) -> Tensor:
-        """Squared norms of all clients' records, where computing them once is less work than doing so for every step."""
+        """Squared norms of all clients' records, where computing them once is less work than doing
+        so for every step.
+        """
         norms = torch.zeros(len(self._features), dtype=torch.float64)
         for job, start in zip(jobs, self._starts[:, 0].tolist(), strict=True):
             for first in range(0, len(job.features), 1024):
@@ -159,16 +197,24 @@ class _Parts:
         """Gather one part: one look-up for all clients."""
         if part > 0:  # few steps have more than one
             return self._gathered(self._looked_up(slice(step, step + 1), part), 0)
-        if self._ahead is None or not self._ahead.first <= step < self._ahead.first + len(self._ahead.rows):
+        if self._ahead is None or not self._ahead.first <= step < self._ahead.first + len(
+            self._ahead.rows
+        ):
             self._ahead = self._looked_up(slice(step, step + _STEPS_AHEAD), 0)
         return self._gathered(self._ahead, step - self._ahead.first)
 
     def _looked_up(self, steps: slice, part: int) -> _Table:
-        """Which records one part of some steps holds, their labels and norms: everything but their features."""
+        """Which records one part of some steps holds, their labels and norms: everything but their
+        features.
+        """
         places = np.arange(part * self.width, (part + 1) * self.width)
         counted = places < self._sizes[steps, :, None]  # (steps, clients, width)
         chosen = np.minimum(self._begins[steps, :, None] + places, max(len(self._records) - 1, 0))
-        own = np.where(counted, self._records[chosen], 0) if len(self._records) else np.zeros_like(chosen)
+        own = (
+            np.where(counted, self._records[chosen], 0)
+            if len(self._records)
+            else np.zeros_like(chosen)
+        )
         rows = torch.from_numpy(own + self._starts)
         labels = rows + torch.from_numpy(self._shift) if self._shift.any() else rows
         norms = None if self._norms is None else self._norms[rows].to(self._device)
@@ -194,26 +240,41 @@ class _Parts:
 class _Sums:
     """Clipped sums of all clients in steps of their grids, layer by layer."""
 
-    def __init__(self, chain: Chain, stacks: list[Stack], phases: list[Phase], device: torch.device) -> None:
+    def __init__(
+        self, chain: Chain, stacks: list[Stack], phases: list[Phase], device: torch.device
+    ) -> None:
         self._chain, self._stacks = chain, stacks
-        self._clips = torch.tensor([p.clip or 0.0 for p in phases], dtype=torch.float64, device=device)[:, None]
+        self._clips = torch.tensor(
+            [p.clip or 0.0 for p in phases], dtype=torch.float64, device=device
+        )[:, None]
         self._rounds = phases[0].noise_multiplier > 0
-        self.multipliers = np.array([p.noise_multiplier if self._rounds else math.inf for p in phases])
+        self.multipliers = np.array(
+            [p.noise_multiplier if self._rounds else math.inf for p in phases]
+        )
         self.cut_off = 0  # coordinates of sums that were brought back to the exact integers
         self._minus_one = torch.tensor(-1.0, device=device)
-        self._totals, self._more = [stack.like() for stack in stacks], [stack.like() for stack in stacks]
+        self._totals, self._more = (
+            [stack.like() for stack in stacks],
+            [stack.like() for stack in stacks],
+        )
         linear = [step for step in chain if isinstance(step, Linear)]
-        self._softmax = len(linear) == 1 and all(isinstance(step, Linear | nn.Flatten) for step in chain)
+        self._softmax = len(linear) == 1 and all(
+            isinstance(step, Linear | nn.Flatten) for step in chain
+        )
 
     def of(self, parts: _Parts, step: int, *, exact: bool) -> list[Stack]:
-        """One step's sums as integers (without noise: as they are). ``exact``: no sum can leave the exact integers.
+        """One step's sums as integers (without noise: as they are). ``exact``: no sum can leave the
+        exact integers.
 
-        Where one does, parts are added up in double precision, and only their sum is brought to the end of the exact
-        integers. A part cut off on its own would hide how its records differ from a neighbour's, and all parts
-        together would then differ by more than one record's contribution.
+        Where one does, parts are added up in double precision, and only their sum is brought to the
+        end of the exact integers. A part cut off on its own would hide how its records differ from
+        a neighbour's, and all parts together would then differ by more than one record's
+        contribution.
         """
         totals = [tensor for stack in self._totals for tensor in stack.tensors()]
-        wide: list[Tensor] = []  # the sums in double precision, once single precision might not hold them
+        wide: list[
+            Tensor
+        ] = []  # the sums in double precision, once single precision might not hold them
         reach = 0.0  # no coordinate is larger
         for number in range(parts.count(step)):
             into = self._totals if number == 0 else self._more
@@ -239,7 +300,9 @@ class _Sums:
         with torch.no_grad():
             squares, broken = self._norms(part, inputs, slopes)
             factor = clip_factor(squares.sqrt(), self._clips).mul_(part.counts)
-            if broken is not None:  # zero times infinity is not zero: such records are taken out, not scaled
+            if (
+                broken is not None
+            ):  # zero times infinity is not zero: such records are taken out, not scaled
                 inputs = [a.masked_fill(broken[..., None], 0.0) for a in inputs]
                 slopes = [d.masked_fill(broken[..., None], 0.0) for d in slopes]
             weights = factor.to(torch.float32)[..., None]
@@ -249,8 +312,12 @@ class _Sums:
                 if total.bias is not None:
                     torch.sum(weighted, 2, out=total.bias)
 
-    def _norms(self, part: _Part, inputs: list[Tensor], slopes: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Squared norm of every record's gradient, and which records count as zero (None: none of them)."""
+    def _norms(
+        self, part: _Part, inputs: list[Tensor], slopes: list[Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Squared norm of every record's gradient, and which records count as zero (None: none of
+        them).
+        """
         of_records, within = part.norms, part.within
         if of_records is None:
             of_records = squared_norms(part.features.reshape(*part.counts.shape, -1))
@@ -281,13 +348,17 @@ class _Sums:
         """One linear layer under cross-entropy: the gradient of its output is softmax - one-hot."""
         (stack,), (clients, width) = self._stacks, part.counts.shape
         x = part.features.reshape(clients, width, -1)
-        errors = layer_outputs(stack, x).transpose(1, 2).softmax(dim=1)  # as the product has laid them out
+        errors = (
+            layer_outputs(stack, x).transpose(1, 2).softmax(dim=1)
+        )  # as the product has laid them out
         wanted = part.labels.view(clients, 1, width)
         errors.scatter_add_(1, wanted, self._minus_one.expand(wanted.shape))
         return [x], [errors.transpose(1, 2)]
 
     def _backward(self, part: _Part) -> tuple[list[Tensor], list[Tensor]]:
-        return inputs_and_slopes(self._chain, self._stacks, part.features, part.labels, part.counts.shape)
+        return inputs_and_slopes(
+            self._chain, self._stacks, part.features, part.labels, part.counts.shape
+        )
 
 
 def _largest(tensor: Tensor) -> float:
@@ -295,7 +366,9 @@ def _largest(tensor: Tensor) -> float:
 
 
 class _Noise:
-    """Each client's noise from its own generator, drawn some steps ahead, as (clients, steps, numbers)."""
+    """Each client's noise from its own generator, drawn some steps ahead, as (clients, steps,
+    numbers).
+    """
 
     def __init__(self, jobs: list[Job], number: int, like: Tensor) -> None:
         self._rngs = [job.rng.child("noise", number) for job in jobs]

@@ -1,12 +1,13 @@
 """Recurrent layers, unrolled so that per-record gradients follow from one backward.
 
-At step t an LSTM (or plain recurrent layer) computes its gates from  W_ih x_t + b_ih + W_hh h_(t-1) + b_hh.  The
-gradient of a record with respect to W_ih is the sum over t of  d_t x_t^T, with d_t the gradient of the gates: a dense
-layer whose positions are the steps; W_hh has h_(t-1) in the place of x_t, and both biases have 1. In a GRU the reset gate
-stands between the two halves, so they have a d_t each.
+At step t an LSTM (or plain recurrent layer) computes its gates from  W_ih x_t + b_ih + W_hh h_(t-1)
++ b_hh.  The gradient of a record with respect to W_ih is the sum over t of  d_t x_t^T, with d_t the
+gradient of the gates: a dense layer whose positions are the steps; W_hh has h_(t-1) in the place of
+x_t, and both biases have 1. In a GRU the reset gate stands between the two halves, so they have a
+d_t each.
 
-torch's own recurrent layers hide the gates. Here the layer is run step by step on the same parameters, all steps' input
-halves in one product; records stay apart throughout.
+torch's own recurrent layers hide the gates. Here the layer is run step by step on the same
+parameters, all steps' input halves in one product; records stay apart throughout.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ State = tuple[Tensor, ...]
 
 @dataclass
 class Tap:
-    """One layer and direction: what went in, and the gates whose gradients are wanted (both halves the same, or two)."""
+    """One layer and direction: what went in, and the gates whose gradients are wanted (both halves
+    the same, or two).
+    """
 
     suffix: str
     inputs: Tensor
@@ -65,7 +68,9 @@ def unrollable(layer: nn.RNNBase) -> bool:
 
 
 def unrolled(layer: nn.RNNBase, x: Tensor) -> tuple[Tensor, Tensor | State, list[Tap]]:
-    """Run the layer on ``x`` from a zero state: its outputs, its last state, and a tap for every direction of every layer."""
+    """Run the layer on ``x`` from a zero state: its outputs, its last state, and a tap for every
+    direction of every layer.
+    """
     x = x if layer.batch_first else x.transpose(0, 1)
     cell, taps, last = _cell(layer), [], []
     for number in range(layer.num_layers):
@@ -80,7 +85,11 @@ def unrolled(layer: nn.RNNBase, x: Tensor) -> tuple[Tensor, Tensor | State, list
         if layer.dropout and number < layer.num_layers - 1:
             x = F.dropout(x, layer.dropout, layer.training)
     states = tuple(torch.stack(parts) for parts in zip(*last, strict=True))
-    return x if layer.batch_first else x.transpose(0, 1), states if len(states) > 1 else states[0], taps
+    return (
+        x if layer.batch_first else x.transpose(0, 1),
+        states if len(states) > 1 else states[0],
+        taps,
+    )
 
 
 def _one(layer: nn.RNNBase, cell: Cell, x: Tensor, suffix: str) -> tuple[Tensor, State, Tap]:

@@ -1,9 +1,9 @@
 """Many clients at once: who is computed together, and which models can be.
 
-Clients of one block share shapes: equal steps and batch size. Their learning rates, clips, noise and data differ. A model
-that is a chain of linear and elementwise layers is computed for all clients of a block at once
-(:mod:`dpfl.engine.stacks`); others run one client at a time, by the rules of their layers
-(:mod:`dpfl.engine.bookkeeping`) where they all have one.
+Clients of one block share shapes: equal steps and batch size. Their learning rates, clips, noise
+and data differ. A model that is a chain of linear and elementwise layers is computed for all
+clients of a block at once (:mod:`dpfl.engine.stacks`); others run one client at a time, by the
+rules of their layers (:mod:`dpfl.engine.ghost_clipping`) where they all have one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dpfl.core.errors import DpflError
 from dpfl.core.grid import WIDTHS
 from dpfl.core.layout import Layout
 from dpfl.core.types import Phase
-from dpfl.engine.bookkeeping import Booked, bookable
+from dpfl.engine.base import Job
+from dpfl.engine.ghost_clipping import Booked, bookable
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.private_stacks import run_private_phase
 from dpfl.engine.process import check_arithmetic, one_thread
-from dpfl.engine.spanned import run_spanned, spannable
+from dpfl.engine.row_span import run_spanned, spannable
 from dpfl.engine.stacks import Chain, Linear, run_phase, same_at_every_place
-from dpfl.protocols import Job
 
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid, nn.Identity,
@@ -35,13 +35,17 @@ _MOST_NUMBERS = 1 << 26  # parameters held for one block
 
 
 def chain(model: nn.Module, layout: Layout) -> Chain | None:
-    """Return the model as a chain of linear and elementwise layers, or None if it is something else."""
+    """Return the model as a chain of linear and elementwise layers, or None if it is something
+    else.
+    """
     blocks = {block.name: block for block in layout}
     steps: Chain = []
 
     def walk(module: nn.Module, prefix: str) -> bool:
         if type(module) is nn.Sequential:
-            return all(walk(child, f"{prefix}{name}.") for name, child in module._modules.items() if child)
+            return all(
+                walk(child, f"{prefix}{name}.") for name, child in module._modules.items() if child
+            )
         if type(module) is nn.Linear:
             steps.append(Linear(blocks[f"{prefix}weight"], blocks.get(f"{prefix}bias")))
             return True
@@ -53,7 +57,9 @@ def chain(model: nn.Module, layout: Layout) -> Chain | None:
         return False
 
     whole = walk(model, "") and any(isinstance(step, Linear) for step in steps)
-    covered = sum(b.size for s in steps if isinstance(s, Linear) for b in (s.weight, s.bias) if b is not None)
+    covered = sum(
+        b.size for s in steps if isinstance(s, Linear) for b in (s.weight, s.bias) if b is not None
+    )
     return steps if whole and covered == layout.size else None
 
 
@@ -64,15 +70,23 @@ KERNELS = (
 )
 
 
-def arithmetic_assumptions(model: nn.Module, layout: Layout, device: str = "cpu") -> tuple[str, ...]:
-    """What per-record clipping of this model rests on beside the proof; matrix products are tried on this machine."""
+def arithmetic_assumptions(
+    model: nn.Module, layout: Layout, device: str = "cpu"
+) -> tuple[str, ...]:
+    """What per-record clipping of this model rests on beside the proof; matrix products are tried
+    on this machine.
+    """
     steps = chain(model, layout)
     if steps is None or device != "cpu":
         return (KERNELS,)
-    shapes = [(step.weight.shape[0], step.weight.shape[1]) for step in steps if isinstance(step, Linear)]
+    shapes = [
+        (step.weight.shape[0], step.weight.shape[1]) for step in steps if isinstance(step, Linear)
+    ]
     shapes += [(inputs, outputs) for outputs, inputs in shapes[1:]]  # and back again
     with one_thread():  # as they are computed
-        alike = all(same_at_every_place(torch.bmm, *shape, width) for shape in shapes for width in WIDTHS)
+        alike = all(
+            same_at_every_place(torch.bmm, *shape, width) for shape in shapes for width in WIDTHS
+        )
     return () if alike else (KERNELS,)
 
 
@@ -81,7 +95,15 @@ def _alike(plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, phases in enumerate(plans):
         shape = tuple(
-            (p.steps, p.batch_size, p.sampling, p.clip is None, p.noise_multiplier > 0, p.ball is None, p.part)
+            (
+                p.steps,
+                p.batch_size,
+                p.sampling,
+                p.clip is None,
+                p.noise_multiplier > 0,
+                p.ball is None,
+                p.part,
+            )
             for p in phases
         )
         groups.setdefault(shape, []).append(i)
@@ -107,10 +129,13 @@ class Stacked:
         self._booked, self._plain = Booked(device), OneByOne(device)
 
     def blocks(self, plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
-        """Group clients of equal shape; a pure function of the cohort, so that workers never change a bit."""
+        """Group clients of equal shape; a pure function of the cohort, so that workers never change
+        a bit.
+        """
         blocks: list[list[int]] = []
         for members in _alike(plans):
-            # Two blocks let two workers share the work; where there is little of it, splitting costs more than it gives.
+            # Two blocks let two workers share the work; where there is little of it, splitting
+            # costs more than it gives.
             heavy = len(members) >= 8 and sum(_work(plans[i]) for i in members) > _LITTLE_WORK
             count = max(math.ceil(len(members) / _MOST_CLIENTS), 2 if heavy else 1)
             size = math.ceil(len(members) / count)
@@ -118,7 +143,9 @@ class Stacked:
         return blocks
 
     def run(self, model: nn.Module, layout: Layout, jobs: Sequence[Job]) -> list[Tensor]:
-        """Run the jobs given, those of equal shape together; a model that is no chain runs one by one."""
+        """Run the jobs given, those of equal shape together; a model that is no chain runs one by
+        one.
+        """
         steps = chain(model, layout)
         if steps is None or (jobs and not _fits(steps, jobs[0])):
             return (self._booked if bookable(model) else self._plain).run(model, layout, jobs)
@@ -153,4 +180,6 @@ def _named(steps: Chain, jobs: list[Job], device: torch.device) -> list[Tensor]:
         return list(vectors.cpu())
     except (RuntimeError, IndexError) as error:
         who = f"client '{jobs[0].client}'" + (f" to '{jobs[-1].client}'" if len(jobs) > 1 else "")
-        raise DpflError(who, f"the model failed on its data ({error})", "check model and data") from error
+        raise DpflError(
+            who, f"the model failed on its data ({error})", "check model and data"
+        ) from error

@@ -9,8 +9,8 @@ from torch import nn
 from torch.func import functional_call
 
 from dpfl.core.errors import ConfigurationError, DpflError, unknown_name
-from dpfl.core.inputs import NUMBERS, Inputs, Tokens
 from dpfl.core.random import PublicSeed
+from dpfl.data.inputs import NUMBERS, Inputs, Tokens
 from dpfl.models import networks
 
 TEXT_MODELS: dict[str, networks.BuildText] = {
@@ -71,10 +71,14 @@ def make_model(
         ) from error
 
 
-def check_model(model: nn.Module, shape: tuple[int, ...], classes: int, inputs: Inputs = NUMBERS) -> None:
+def check_model(
+    model: nn.Module, shape: tuple[int, ...], classes: int, inputs: Inputs = NUMBERS
+) -> None:
     """Refuse what cannot be trained here, by name, with what to use instead."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "track_running_stats", False):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(
+            module, "track_running_stats", False
+        ):
             raise ConfigurationError(
                 f"model layer '{name}'",
                 f"{type(module).__name__} mixes the records of a batch and keeps their statistics, which nobody bills",
@@ -85,14 +89,20 @@ def check_model(model: nn.Module, shape: tuple[int, ...], classes: int, inputs: 
         raise ConfigurationError("model", "has no parameters", "give a model that can be trained")
     for name, parameter in parameters.items():
         if parameter.dtype is not torch.float32:
-            raise ConfigurationError(f"model parameter '{name}'", f"is {parameter.dtype}", "use float32: model.float()")
+            raise ConfigurationError(
+                f"model parameter '{name}'", f"is {parameter.dtype}", "use float32: model.float()"
+            )
         if not parameter.requires_grad:
             raise ConfigurationError(
-                f"model parameter '{name}'", "is frozen", "set requires_grad, or take it out of the model"
+                f"model parameter '{name}'",
+                "is frozen",
+                "set requires_grad, or take it out of the model",
             )
     everywhere = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
     if len(set(everywhere)) != len(everywhere):
-        raise ConfigurationError("model", "shares (ties) parameters between layers", "give each layer its own")
+        raise ConfigurationError(
+            "model", "shares (ties) parameters between layers", "give each layer its own"
+        )
     count = 3 if classes != 3 else 4  # records and classes must not be taken for each other
     outputs = _tried(model, shape, inputs, count)
     if (
@@ -106,15 +116,18 @@ def check_model(model: nn.Module, shape: tuple[int, ...], classes: int, inputs: 
         if isinstance(outputs, torch.Tensor):
             given = f"{str(outputs.dtype).removeprefix('torch.')} outputs of shape {tuple(outputs.shape[1:])}"
         raise ConfigurationError(
-            "model", f"gives {given} for {classes} classes", f"let it return one row of {classes} scores per record"
+            "model",
+            f"gives {given} for {classes} classes",
+            f"let it return one row of {classes} scores per record",
         )
 
 
 def _tried(model: nn.Module, shape: tuple[int, ...], inputs: Inputs, count: int) -> object:
-    """Run a few made-up records through the model, and see that none of them changes the scores of another.
+    """Run a few made-up records through the model, and see that none of them changes the scores of
+    another.
 
-    In training mode and in evaluation: each record is replaced by another one, with the same draws of dropout. Buffers are
-    copies, and the model is left as it was.
+    In training mode and in evaluation: each record is replaced by another one, with the same draws
+    of dropout. Buffers are copies, and the model is left as it was.
     """
     modes = {module: module.training for module in model.modules()}
     generator = PublicSeed(0).generator()
@@ -124,11 +137,15 @@ def _tried(model: nn.Module, shape: tuple[int, ...], inputs: Inputs, count: int)
         for training in (True, False):
             model.train(training)
             outputs = _scores(model, records)
-            one_a_record = isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and len(outputs) == count
+            one_a_record = (
+                isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and len(outputs) == count
+            )
             for changed in range(count if one_a_record else 0):
                 mixed = records.clone()
                 mixed[changed] = others[changed]
-                _compare(outputs, _scores(model, mixed), [i for i in range(len(records)) if i != changed])
+                _compare(
+                    outputs, _scores(model, mixed), [i for i in range(len(records)) if i != changed]
+                )
         for i in range(count):  # in evaluation: nothing is drawn, so a record alone can be compared
             alone = _scores(model, records[i : i + 1])
             if isinstance(outputs, torch.Tensor) and one_a_record:
@@ -155,14 +172,24 @@ def _scores(model: nn.Module, records: torch.Tensor) -> object:
 
 
 def _compare(before: object, after: object, unchanged: list[int]) -> None:
-    """Refuse scores that depend on what else is in the batch. What is no table of scores is refused elsewhere."""
-    if not (isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and before.ndim == after.ndim == 2):
+    """Refuse scores that depend on what else is in the batch. What is no table of scores is refused
+    elsewhere.
+    """
+    if not (
+        isinstance(before, torch.Tensor)
+        and isinstance(after, torch.Tensor)
+        and before.ndim == after.ndim == 2
+    ):
         return
     if not bool(torch.isfinite(before).all() and torch.isfinite(after).all()):
-        raise ConfigurationError("model", "gives scores that are not finite for made-up records", "check its layers")
+        raise ConfigurationError(
+            "model", "gives scores that are not finite for made-up records", "check its layers"
+        )
     if len(after) != len(before):
         return
-    if not torch.allclose(before[unchanged].double(), after[unchanged].double(), rtol=1e-3, atol=1e-4):
+    if not torch.allclose(
+        before[unchanged].double(), after[unchanged].double(), rtol=1e-3, atol=1e-4
+    ):
         raise ConfigurationError(
             "model",
             "gives a record other scores when another one is in the batch, so no record can be clipped on its own",

@@ -1,4 +1,6 @@
-"""The papers' networks, by name. All of them treat records apart: normalisation is GroupNorm, never BatchNorm."""
+"""The papers' networks, by name. All of them treat records apart: normalisation is GroupNorm, never
+BatchNorm.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,15 @@ def logistic(shape: Shape, classes: int, hidden: int) -> nn.Module:
 
 def mlp(shape: Shape, classes: int, hidden: int) -> nn.Module:
     """One hidden layer of ``hidden`` rectified units."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
+    )
 
 
 def cnn(shape: Shape, classes: int, hidden: int) -> nn.Module:
-    """Robust-HDP, Table 5: conv 16 5x5, pool, conv 32 5x5, pool, dense; 28,938 parameters on 28 x 28."""
+    """Robust-HDP, Table 5: conv 16 5x5, pool, conv 32 5x5, pool, dense; 28,938 parameters on 28 x
+    28.
+    """
     channels, height, width = shape
     return nn.Sequential(
         nn.Conv2d(channels, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
@@ -34,7 +40,9 @@ def cnn(shape: Shape, classes: int, hidden: int) -> nn.Module:
 
 
 def cnn_small(shape: Shape, classes: int, hidden: int) -> nn.Module:
-    """PFA's two-layer CNN: conv 16 8x8 stride 2, conv 32 4x4 stride 2, dense 32, dense; 26,010 parameters on 28 x 28."""
+    """PFA's two-layer CNN: conv 16 8x8 stride 2, conv 32 4x4 stride 2, dense 32, dense; 26,010
+    parameters on 28 x 28.
+    """
     body = nn.Sequential(
         nn.Conv2d(shape[0], 16, 8, stride=2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1),
         nn.Conv2d(16, 32, 4, stride=2), nn.ReLU(), nn.MaxPool2d(2, 1), nn.Flatten(),
@@ -43,12 +51,16 @@ def cnn_small(shape: Shape, classes: int, hidden: int) -> nn.Module:
 
 
 def cnn_cifar(shape: Shape, classes: int, hidden: int) -> nn.Module:
-    """PFA's four-layer CNN for CIFAR-10: two 5x5 convolutions, two dense layers; about 10^6 parameters."""
+    """PFA's four-layer CNN for CIFAR-10: two 5x5 convolutions, two dense layers; about 10^6
+    parameters.
+    """
     body = nn.Sequential(
         nn.Conv2d(shape[0], 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
     )  # fmt: skip
-    return nn.Sequential(body, nn.Linear(_size(body, shape), 256), nn.ReLU(), nn.Linear(256, classes))
+    return nn.Sequential(
+        body, nn.Linear(_size(body, shape), 256), nn.ReLU(), nn.Linear(256, classes)
+    )
 
 
 def lenet5(shape: Shape, classes: int, hidden: int) -> nn.Module:
@@ -58,7 +70,12 @@ def lenet5(shape: Shape, classes: int, hidden: int) -> nn.Module:
         nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
     )  # fmt: skip
     return nn.Sequential(
-        body, nn.Linear(_size(body, shape), 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, classes)
+        body,
+        nn.Linear(_size(body, shape), 512),
+        nn.ReLU(),
+        nn.Linear(512, 512),
+        nn.ReLU(),
+        nn.Linear(512, classes),
     )
 
 
@@ -72,7 +89,12 @@ def alexnet(shape: Shape, classes: int, hidden: int) -> nn.Module:
         nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
     )  # fmt: skip
     return nn.Sequential(
-        body, nn.Linear(_size(body, shape), 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, classes)
+        body,
+        nn.Linear(_size(body, shape), 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, classes),
     )
 
 
@@ -87,7 +109,9 @@ class Residual(nn.Module):
         )  # fmt: skip
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(32, outputs))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(32, outputs)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the two."""
@@ -96,7 +120,11 @@ class Residual(nn.Module):
 
 def resnet18(shape: Shape, classes: int, hidden: int) -> nn.Module:
     """ResNet-18 with GroupNorm for small images; 11.2 million parameters on 32 x 32 x 3."""
-    layers: list[nn.Module] = [nn.Conv2d(shape[0], 64, 3, 1, 1, bias=False), nn.GroupNorm(32, 64), nn.ReLU()]
+    layers: list[nn.Module] = [
+        nn.Conv2d(shape[0], 64, 3, 1, 1, bias=False),
+        nn.GroupNorm(32, 64),
+        nn.ReLU(),
+    ]
     inputs = 64
     for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         layers += [Residual(inputs, outputs, stride), Residual(outputs, outputs, 1)]
@@ -107,7 +135,9 @@ def resnet18(shape: Shape, classes: int, hidden: int) -> nn.Module:
 class Reader(nn.Module):
     """An embedding, recurrent layers, and a dense layer on the last position."""
 
-    def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int, classes: int) -> None:
+    def __init__(
+        self, vocabulary: int, embedding: int, hidden: int, layers: int, classes: int
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.recurrent = nn.LSTM(embedding, hidden, layers, batch_first=True)
@@ -121,7 +151,9 @@ class Reader(nn.Module):
 
 
 def lstm(vocabulary: int, classes: int, hidden: int) -> nn.Module:
-    """PFA's two-layer LSTM for texts (IMDb): embedding and layers of ``hidden`` units, dense on the last word."""
+    """PFA's two-layer LSTM for texts (IMDb): embedding and layers of ``hidden`` units, dense on the
+    last word.
+    """
     return Reader(vocabulary, hidden, hidden, 2, classes)
 
 

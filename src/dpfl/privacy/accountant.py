@@ -1,17 +1,20 @@
 """Upper bounds on epsilon of whole histories, with the adjacency always explicit.
 
-*Formal guarantees.* Every number is an upper bound on epsilon for the stated history, delta and adjacency:
+*Formal guarantees.* Every number is an upper bound on epsilon for the stated history, delta and
+adjacency:
 
 - histories without sampling: the closed form of the Gaussian mechanism (``gaussian``), rounded up;
-- everything else: privacy loss distributions with pessimistic discretisation (``losses``, ``composition``);
-- on request ``"rdp"`` (dp-accounting's orders, the best one) and ``"renyi"`` (a filter with fixed orders).
+- everything else: privacy loss distributions with pessimistic discretisation (``losses``,
+  ``composition``);
+- on request ``"rdp"`` (dp-accounting's orders, the best one) and ``"renyi"`` (a filter with fixed
+  orders).
 
-*What exists.* Poisson sampling: PLD under any adjacency, RDP under add/remove and zero-out. Fixed-size
-samples: PLD and RDP under replace-one only; no smaller adjacency is proven for them (leaving one unit out
-brings another in).
+*What exists.* Poisson sampling: PLD under any adjacency, RDP under add/remove and zero-out.
+Fixed-size samples: PLD and RDP under replace-one only; no smaller adjacency is proven for them
+(leaving one unit out brings another in).
 
-*The sampler.* Noise comes from a grid sampler whose law is not exactly the ideal one. A mechanism that draws
-N values and has (epsilon', delta') under the ideal law has
+*The sampler.* Noise comes from a grid sampler whose law is not exactly the ideal one. A mechanism
+that draws N values and has (epsilon', delta') under the ideal law has
 
     epsilon' + 1e-7,    delta' exp(5e-8) + (1 + exp(epsilon)) (1.53e-23 N + 1e-16)
 
@@ -33,9 +36,9 @@ from typing import Any, Literal
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal, unknown_name
 from dpfl.core.types import Adjacency
 from dpfl.privacy.cache import remembered
+from dpfl.privacy.classic_rdp import CLASSIC, classic_epsilon
 from dpfl.privacy.events import Event, History, Sampling, merged
 from dpfl.privacy.gaussian import gaussian_epsilon
-from dpfl.privacy.published import CLASSIC, classic_epsilon
 from dpfl.privacy.renyi import RESERVED, moments, renyi_costs, renyi_epsilon, unproven_sampling
 
 AccountantName = Literal["pld", "rdp", "renyi"]
@@ -49,7 +52,9 @@ RULES = f"dp-accounting {version('dp-accounting')}, code {_CODE}"
 
 SMALLEST_DELTA = 1e-12
 SMALLEST_NOISE = 1e-3
-"""A multiplier below this hides nothing worth stating: its epsilon (above 10^5) is given as infinite."""
+"""A multiplier below this hides nothing worth stating: its epsilon (above 10^5) is given as
+infinite.
+"""
 
 FINE = 1e-4
 """Accuracy of every reported epsilon: about this times min(epsilon, 3) above the exact value."""
@@ -68,7 +73,9 @@ LARGEST_SAMPLER_SHARE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Spend:
-    """An epsilon with everything needed to read it, but for unit and observer, which the ledger adds."""
+    """An epsilon with everything needed to read it, but for unit and observer, which the ledger
+    adds.
+    """
 
     epsilon: float
     delta: float
@@ -88,10 +95,10 @@ def epsilon(
 ) -> float:
     """Upper bound on epsilon after ``steps`` sampled Gaussian releases.
 
-    ``noise_multiplier`` is std / clip under any adjacency. ``accountant`` left out takes the tightest that
-    exists; a combination the named accountant cannot do is refused. ``"classic-rdp"`` gives the figure a
-    paper would print, with sensitivity ``clip`` whatever the adjacency: **for display only**, nothing is ever
-    charged by it.
+    ``noise_multiplier`` is std / clip under any adjacency. ``accountant`` left out takes the
+    tightest that exists; a combination the named accountant cannot do is refused. ``"classic-rdp"``
+    gives the figure a paper would print, with sensitivity ``clip`` whatever the adjacency: **for
+    display only**, nothing is ever charged by it.
 
     >>> round(epsilon(1.0, 0.05, 200, 2000**-1.1), 2)
     3.7
@@ -103,7 +110,9 @@ def epsilon(
             return classic_epsilon(noise_multiplier, 1.0, steps, delta)
         return classic_epsilon(noise_multiplier, sampling_rate, steps, delta, sampling)
     rate = 1.0 if sampling == "none" else sampling_rate
-    event = Event(noise_multiplier=noise_multiplier, sampling=sampling, sampling_rate=rate, steps=steps)
+    event = Event(
+        noise_multiplier=noise_multiplier, sampling=sampling, sampling_rate=rate, steps=steps
+    )
     wanted: Any = accountant
     return spend((event,), delta, adjacency=adjacency_named(adjacency), accountant=wanted).epsilon
 
@@ -116,7 +125,11 @@ def adjacency_named(name: Adjacency | str) -> Adjacency:
 
 
 def spend(
-    history: Iterable[Event], delta: float, *, adjacency: Adjacency, accountant: AccountantName | None = None
+    history: Iterable[Event],
+    delta: float,
+    *,
+    adjacency: Adjacency,
+    accountant: AccountantName | None = None,
 ) -> Spend:
     """Upper bound on epsilon of a whole history; ``accountant`` left out takes the tightest, PLD."""
     value, label = _bound(history, delta, adjacency, accountant, FINE)
@@ -124,7 +137,9 @@ def spend(
 
 
 def within(history: Iterable[Event], limit: float, delta: float, *, adjacency: Adjacency) -> bool:
-    """Whether a history fits under ``limit``. A quick bound decides where it can; it is a bound as well."""
+    """Whether a history fits under ``limit``. A quick bound decides where it can; it is a bound as
+    well.
+    """
     events = _released(history)
     quick = quick_epsilon(events, delta, adjacency=adjacency)
     if quick <= limit:
@@ -154,7 +169,11 @@ def shown(value: float, digits: int = 3) -> str:
 def sampler_delta(numbers: int, epsilon: float) -> float:
     """The sampler's own part of delta for ``numbers`` noise values in all, beside ``epsilon``."""
     rate = SAMPLER_DELTA_PER_NUMBER * numbers + SAMPLER_DELTA_ONCE
-    return math.exp(min(math.log(rate) + math.log1p(math.exp(-epsilon)) + epsilon, 0.0)) if numbers else 0.0
+    return (
+        math.exp(min(math.log(rate) + math.log1p(math.exp(-epsilon)) + epsilon, 0.0))
+        if numbers
+        else 0.0
+    )
 
 
 def _bound(
@@ -180,10 +199,14 @@ def _bound(
     def compute() -> float:
         return _with_sampler(_curve(name, ideal, left, adjacency, accuracy), left, delta, numbers)
 
-    return remembered((name, ideal, left, delta, numbers, adjacency, accuracy), compute), name.upper()
+    return remembered(
+        (name, ideal, left, delta, numbers, adjacency, accuracy), compute
+    ), name.upper()
 
 
-def _with_sampler(curve: Callable[[float], float], left: float, delta: float, numbers: int) -> float:
+def _with_sampler(
+    curve: Callable[[float], float], left: float, delta: float, numbers: int
+) -> float:
     """Evaluate the ideal curve at a delta that leaves room for the sampler's part of it."""
     value = curve(left)
     if numbers == 0 or not math.isfinite(value):
@@ -202,7 +225,9 @@ def _with_sampler(curve: Callable[[float], float], left: float, delta: float, nu
 def _curve(
     name: AccountantName, events: History, delta: float, adjacency: Adjacency, accuracy: float
 ) -> Callable[[float], float]:
-    """Return epsilon as a function of delta, composed once: valid everywhere, tight near the delta given."""
+    """Return epsilon as a function of delta, composed once: valid everywhere, tight near the delta
+    given.
+    """
     if name == "rdp":
         accountant: Any = moments(events, adjacency)
         return lambda value: max(0.0, float(accountant.get_epsilon(value)))
@@ -223,7 +248,9 @@ def _curve(
     for event in events:
         if event.sampling_rate < 1:
             poisson = event.sampling == "poisson"
-            pair: Pair = "mirrored" if not poisson else "replaced" if sensitivity == 2 else "sampled"
+            pair: Pair = (
+                "mirrored" if not poisson else "replaced" if sensitivity == 2 else "sampled"
+            )
             std = event.noise_multiplier if poisson else event.noise_multiplier / 2
             plan.append(Step(std=std, rate=event.sampling_rate, steps=event.steps, pair=pair))
     return composition(plan, delta, accuracy).epsilon
@@ -238,7 +265,9 @@ def check_delta(delta: float) -> None:
     """Refuse a delta that is not a probability, or so small that rounding would matter."""
     if not 0 < delta < 1:
         raise ConfigurationError(
-            "accountant", f"delta = {delta} is not between 0 and 1", "give a delta well below 1 / records"
+            "accountant",
+            f"delta = {delta} is not between 0 and 1",
+            "give a delta well below 1 / records",
         )
     if delta < SMALLEST_DELTA:
         raise PrivacyRefusal(
@@ -258,5 +287,7 @@ def check_covered(events: History, adjacency: Adjacency, accountant: AccountantN
     sampled = any(event.sampling == "poisson" and event.sampling_rate < 1 for event in events)
     if accountant in ("rdp", "renyi") and replace_one and sampled:
         raise PrivacyRefusal(
-            "accountant", "RDP has no bound for Poisson samples under replace_one", "use accountant = 'pld'"
+            "accountant",
+            "RDP has no bound for Poisson samples under replace_one",
+            "use accountant = 'pld'",
         )

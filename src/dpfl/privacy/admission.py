@@ -1,4 +1,6 @@
-"""Admission: whose budget a release touches, which plan it uses up, and whether the filter lets it pass."""
+"""Admission: whose budget a release touches, which plan it uses up, and whether the filter lets it
+pass.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from dpfl.core.types import Budget, Observer, Unit
-from dpfl.privacy.bills import Bill, tab_of
+from dpfl.privacy.costs import Bill, tab_of
 from dpfl.privacy.filters import Limit, Portion
-from dpfl.privacy.readings import OWN, Readings
+from dpfl.privacy.ledger_reader import OWN, Readings
 
 POPULATION = "population:"
 """How the names of populations begin."""
@@ -29,12 +31,19 @@ class Admission(Readings):
         self._version = -1
 
     def affordable_releases(
-        self, account: str, bill: Bill, seen_by: Iterable[Observer], most: int, *, delta: float | None = None
+        self,
+        account: str,
+        bill: Bill,
+        seen_by: Iterable[Observer],
+        most: int,
+        *,
+        delta: float | None = None,
     ) -> int:
         """How many releases of this bill, up to ``most``, a new plan of the account could contain.
 
-        Within the account's own budget; ``most`` if it has none that this release concerns. ``delta`` is the
-        plan's share under "allotments". Accounts with equal budgets and histories share one answer.
+        Within the account's own budget; ``most`` if it has none that this release concerns.
+        ``delta`` is the plan's share under "allotments". Accounts with equal budgets and histories
+        share one answer.
         """
         grant = self.grant_of(account)
         if grant is None or grant.unit is None or grant.observer not in set(seen_by):
@@ -50,10 +59,13 @@ class Admission(Readings):
             self._answers[question] = self._filter.most(portions, new, limit)
         return self._answers[question]
 
-    def can_release(self, run: str, round_: int, account: str, observer: Observer, bill: Bill) -> bool:
+    def can_release(
+        self, run: str, round_: int, account: str, observer: Observer, bill: Bill
+    ) -> bool:
         """Whether a charge of this bill for this round would be accepted.
 
-        What the run charged from this round on is left out: a replayed round does not count against itself.
+        What the run charged from this round on is left out: a replayed round does not count against
+        itself.
         """
         with self._guard():
             plan = self._entry_left(run, account, str(observer), written(bill)[0], before=round_)
@@ -66,9 +78,11 @@ class Admission(Readings):
     def _entry_left(
         self, run: str, account: str, observer: str, digest: str, *, before: int | None = None
     ) -> str | None:
-        """Return whose plan has such a release left, "" if none has, None if there is no plan at all.
+        """Return whose plan has such a release left, "" if none has, None if there is no plan at
+        all.
 
-        A population's plan is used by what is charged to the population, and by each member for itself.
+        A population's plan is used by what is charged to the population, and by each member for
+        itself.
         """
         place = {"run": run, "account": account, "observer": observer, "before": before}
         plans = self._connection.execute(
@@ -93,13 +107,16 @@ class Admission(Readings):
         counts = dict(rows.fetchall())
         return int(counts.pop(owner, 0)) + max(counts.values(), default=0)
 
-    # -- budgets ---------------------------------------------------------------------------------------------
+    # -- budgets -----------------------------------------------------------------------------------
 
-    def _payers(self, connection: sqlite3.Connection, account: str, observers: set[str]) -> list[str]:
-        """Whose budgets a release concerns: the account's own, or one member of each kind in a population.
+    def _payers(
+        self, connection: sqlite3.Connection, account: str, observers: set[str]
+    ) -> list[str]:
+        """Whose budgets a release concerns: the account's own, or one member of each kind in a
+        population.
 
-        Members with equal budgets in the same populations, and with no plan or charge of their own that their
-        budget is held against, have the same history.
+        Members with equal budgets in the same populations, and with no plan or charge of their own
+        that their budget is held against, have the same history.
         """
         if not account.startswith(POPULATION):
             return [account]
@@ -120,8 +137,12 @@ class Admission(Readings):
         ).fetchall()
         return [row[0] for row in members] or [account]
 
-    def _pays(self, payer: str, keys: frozenset[PlanKey], before: tuple[str, int] | None = None) -> bool:
-        """As :meth:`_admits`; where whole plans count, the answer stands until plans or budgets change."""
+    def _pays(
+        self, payer: str, keys: frozenset[PlanKey], before: tuple[str, int] | None = None
+    ) -> bool:
+        """As :meth:`_admits`; where whole plans count, the answer stands until plans or budgets
+        change.
+        """
         if not self._filter.reserves:
             return self._admits(payer, keys, before)
         version = self._connection.execute("PRAGMA data_version").fetchone()[0]
@@ -132,8 +153,12 @@ class Admission(Readings):
             self._covered[payer, keys] = self._admits(payer, keys)
         return self._covered[payer, keys]
 
-    def _admits(self, payer: str, keys: frozenset[PlanKey], before: tuple[str, int] | None = None) -> bool:
-        """Whether one account's own budget admits one more release of these plans, or the whole of them."""
+    def _admits(
+        self, payer: str, keys: frozenset[PlanKey], before: tuple[str, int] | None = None
+    ) -> bool:
+        """Whether one account's own budget admits one more release of these plans, or the whole of
+        them.
+        """
         grant = self.grant_of(payer)
         if grant is None or grant.observer is None or grant.unit is None:
             return True
@@ -141,7 +166,9 @@ class Admission(Readings):
         concerned = [(plan.run, plan.account, str(plan.observer)) in keys for plan in seen]
         if not any(concerned):
             return True  # the adversary of this budget does not see the release
-        counted = [replace(plan, used=plan.used + own) for plan, own in zip(seen, concerned, strict=True)]
+        counted = [
+            replace(plan, used=plan.used + own) for plan, own in zip(seen, concerned, strict=True)
+        ]
         portions = self.portions(counted)
         limit = _limit(portions, grant, grant.unit)
         return limit is not None and self._filter.admits(portions, limit)
@@ -151,7 +178,11 @@ def _limit(portions: Sequence[Portion], grant: Budget, unit: Unit) -> Limit | No
     """Read a budget for these portions; None if they say nothing of its unit."""
     tab = tab_of((portion.bill, portion.count) for portion in portions)
     adjacency = None if tab is None else tab.adjacency_as(unit)
-    return None if adjacency is None else Limit(epsilon=grant.epsilon, delta=grant.delta, adjacency=adjacency)
+    return (
+        None
+        if adjacency is None
+        else Limit(epsilon=grant.epsilon, delta=grant.delta, adjacency=adjacency)
+    )
 
 
 @lru_cache(maxsize=4096)

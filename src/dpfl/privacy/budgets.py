@@ -27,7 +27,9 @@ SPENDINGS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Part:
-    """One component: a normal (mean, std), uniform (low, high) or Pareto (shape, scale) law with its share."""
+    """One component: a normal (mean, std), uniform (low, high) or Pareto (shape, scale) law with
+    its share.
+    """
 
     share: float
     law: Literal["normal", "uniform", "pareto"]
@@ -50,7 +52,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Distribution:
-    """A mixture of laws for epsilon; counts follow the shares exactly, draws below ``floor`` are redrawn."""
+    """A mixture of laws for epsilon; counts follow the shares exactly, draws below ``floor`` are
+    redrawn.
+    """
 
     source: str
     parts: tuple[Part, ...]
@@ -65,7 +69,9 @@ class Distribution:
         """
         generator = seed.numpy()
         values = []
-        for part, count in zip(self.parts, _exact_counts([p.share for p in self.parts], clients), strict=True):
+        for part, count in zip(
+            self.parts, _exact_counts([p.share for p in self.parts], clients), strict=True
+        ):
             for _ in range(count):
                 value = part.draw(generator)
                 while value <= self.floor:
@@ -96,7 +102,9 @@ _PFA, _HDP = "PFA, Table 1", "Robust-HDP, Table 7"
 DISTRIBUTIONS: dict[str, Distribution] = {
     "uniform": Distribution(_PFA, (Part(1, "uniform", 1, 10),)),
     "gauss": Distribution(_PFA, _normal((1, 3, 1))),
-    "pareto": Distribution(_PFA + " (shape not given there: 2, scale 1)", (Part(1, "pareto", 2, 1),)),
+    "pareto": Distribution(
+        _PFA + " (shape not given there: 2, scale 1)", (Part(1, "pareto", 2, 1),)
+    ),
     "mixgauss1": Distribution(_PFA, _normal((0.9, 0.1, 0.01), (0.1, 10, 0.1))),
     "mixgauss2": Distribution(_PFA, _normal((0.9, 0.5, 0.01), (0.1, 10, 0.1))),
     "mixgauss3": Distribution(_PFA, _normal((0.9, 1, 0.1), (0.1, 10, 0.1))),
@@ -119,9 +127,11 @@ def make_budgets(
     ids: Sequence[str],
     seed: PublicSeed,
 ) -> dict[str, Budget]:
-    """One budget per client: a distribution's name, a number for all, a list in the clients' order, a mapping, or a file.
+    """One budget per client: a distribution's name, a number for all, a list in the clients' order,
+    a mapping, or a file.
 
-    A file is CSV (``id,epsilon[,delta]`` with a header) or JSON (``{id: epsilon}`` or ``{id: [epsilon, delta]}``).
+    A file is CSV (``id,epsilon[,delta]`` with a header) or JSON (``{id: epsilon}`` or ``{id:
+    [epsilon, delta]}``).
 
     >>> make_budgets("0.5, 2", 1e-5, ["a", "b"], PublicSeed(0))["b"].epsilon
     2.0
@@ -133,12 +143,16 @@ def make_budgets(
         try:
             budgets[client] = Budget(epsilon=epsilons[client], delta=deltas[client])
         except ConfigurationError as error:
-            raise ConfigurationError(f"budget of '{client}'", error.problem, error.remedy) from error
+            raise ConfigurationError(
+                f"budget of '{client}'", error.problem, error.remedy
+            ) from error
     return budgets
 
 
 def _epsilons(
-    source: str | float | Sequence[float] | Mapping[str, float], ids: Sequence[str], seed: PublicSeed
+    source: str | float | Sequence[float] | Mapping[str, float],
+    ids: Sequence[str],
+    seed: PublicSeed,
 ) -> tuple[dict[str, float], dict[str, float]]:
     if not isinstance(source, str):
         return _per_client("epsilon", source, ids), {}
@@ -152,7 +166,9 @@ def _epsilons(
         numbers = [float(word) for word in text.replace(",", " ").split()]
     except ValueError:
         if Path(text).exists():
-            raise ConfigurationError("budgets", f"'{text}' is neither .csv nor .json", "name the file so") from None
+            raise ConfigurationError(
+                "budgets", f"'{text}' is neither .csv nor .json", "name the file so"
+            ) from None
         raise unknown_name("budgets", "distribution", text, DISTRIBUTIONS) from None
     return _per_client("epsilon", numbers[0] if len(numbers) == 1 else numbers, ids), {}
 
@@ -167,7 +183,9 @@ def _per_client(
         return dict.fromkeys(ids, float(value))
     if len(value) != len(ids):
         raise ConfigurationError(
-            f"budgets ({what})", f"{len(value)} values for {len(ids)} clients", "give one value, or one for each client"
+            f"budgets ({what})",
+            f"{len(value)} values for {len(ids)} clients",
+            "give one value, or one for each client",
         )
     return dict(zip(ids, map(float, value), strict=True))
 
@@ -176,7 +194,9 @@ def _check_ids(where: str, given: object, ids: Sequence[str]) -> None:
     names = set(given)  # type: ignore[call-overload]
     missing, unknown = sorted(set(ids) - names), sorted(names - set(ids))
     if missing:
-        raise ConfigurationError(where, f"no value for client '{missing[0]}'", "give one for every client")
+        raise ConfigurationError(
+            where, f"no value for client '{missing[0]}'", "give one for every client"
+        )
     if unknown:
         raise unknown_name(where, "client", unknown[0], ids)
 
@@ -187,7 +207,9 @@ def is_budget_file(text: str) -> bool:
 
 
 def read_budget_file(path: Path) -> tuple[dict[str, float], dict[str, float]]:
-    """Read epsilons, and deltas where there are any, by client. Whatever is not understood is refused."""
+    """Read epsilons, and deltas where there are any, by client. Whatever is not understood is
+    refused.
+    """
     where = f"budgets file {path}"
     remedy = "use the columns id,epsilon[,delta], or JSON {id: epsilon} or {id: [epsilon, delta]}"
     try:
@@ -196,7 +218,9 @@ def read_budget_file(path: Path) -> tuple[dict[str, float], dict[str, float]]:
         epsilons = {client: float(pair[0]) for client, pair in pairs}
         deltas = {client: float(pair[1]) for client, pair in pairs if len(pair) > 1}
     except OSError as error:
-        raise ConfigurationError(where, f"cannot be read ({error.strerror})", "check the path") from error
+        raise ConfigurationError(
+            where, f"cannot be read ({error.strerror})", "check the path"
+        ) from error
     except (ValueError, TypeError, csv.Error) as error:
         raise ConfigurationError(where, f"is not as expected ({error})", remedy) from error
     if len(epsilons) != len(pairs):
@@ -210,8 +234,14 @@ def _json_pairs(text: str) -> list[tuple[str, list[float]]]:
     content = json.loads(text)
     if not isinstance(content, dict):
         raise ValueError("it holds no object")
-    pairs = [(str(client), value if isinstance(value, list) else [value]) for client, value in content.items()]
-    if any(len(pair) not in (1, 2) or any(isinstance(number, bool) for number in pair) for _, pair in pairs):
+    pairs = [
+        (str(client), value if isinstance(value, list) else [value])
+        for client, value in content.items()
+    ]
+    if any(
+        len(pair) not in (1, 2) or any(isinstance(number, bool) for number in pair)
+        for _, pair in pairs
+    ):
         raise ValueError("a client has something else than epsilon, or epsilon and delta")
     return pairs
 
@@ -225,11 +255,16 @@ def _csv_pairs(text: str) -> list[tuple[str, list[str]]]:
     if wrong is not None:
         raise ValueError(f"line {wrong} has {len(rows[wrong - 1])} cells, not {len(header)}")
     table = [dict(zip(header, row, strict=True)) for row in rows[1:]]
-    return [(row["id"].strip(), [row["epsilon"], *filter(str.strip, [row.get("delta", "")])]) for row in table]
+    return [
+        (row["id"].strip(), [row["epsilon"], *filter(str.strip, [row.get("delta", "")])])
+        for row in table
+    ]
 
 
 def planned_epsilon(spending: Spending, budget: Budget, terms: Terms) -> float:
-    """Which epsilon a client's noise is planned for. Only ``largest`` may exceed what the client itself enforces."""
+    """Which epsilon a client's noise is planned for. Only ``largest`` may exceed what the client
+    itself enforces.
+    """
     if spending == "smallest":
         return min(budget.epsilon, terms.smallest_epsilon)
     if spending == "largest":

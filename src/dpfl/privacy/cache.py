@@ -1,9 +1,9 @@
 """What this process has computed, and a small file on disk that may propose calibrated noise.
 
-Two things that must not be confused. ``remembered`` keeps results of this process in memory: they decide
-statements. ``proposed`` reads numbers from a file that anyone could have edited: they are suggestions,
-evaluated afresh by whoever asks. A file that cannot be read or written is done without: it never changes a
-result.
+Two things that must not be confused. ``remembered`` keeps results of this process in memory: they
+decide statements. ``proposed`` reads numbers from a file that anyone could have edited: they are
+suggestions, evaluated afresh by whoever asks. A file that cannot be read or written is done
+without: it never changes a result.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def propose(key: str, value: float) -> None:
         with contextlib.closing(_connect()) as connection, connection:
             connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", (key, value))
     except (sqlite3.Error, OSError) as error:
-        warnings.warn(f"calibrated noise is not cached on disk: {error}", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"calibrated noise is not cached on disk: {error}", RuntimeWarning, stacklevel=2
+        )
 
 
 def _connect() -> sqlite3.Connection:

@@ -1,9 +1,9 @@
 """The least noise on a public ladder that keeps a plan within its budget.
 
-Multipliers are powers of 1.005. Clients with equal rate and steps share the points of one curve epsilon(z),
-and a multiplier says no more about a budget than its rung. *Formal guarantee:* the plan with the multiplier
-returned costs at most the target, as ``spend`` computes it in this process; with the next smaller rung it
-would cost more.
+Multipliers are powers of 1.005. Clients with equal rate and steps share the points of one curve
+epsilon(z), and a multiplier says no more about a budget than its rung. *Formal guarantee:* the plan
+with the multiplier returned costs at most the target, as ``spend`` computes it in this process;
+with the next smaller rung it would cost more.
 """
 
 from __future__ import annotations
@@ -58,10 +58,11 @@ def calibrate(
     accountant: AccountantName | None = None,
     numbers: int = 0,
 ) -> float:
-    """Smallest multiplier (std / clip) of the ladder with which ``steps`` releases stay within a budget.
+    """Smallest multiplier (std / clip) of the ladder with which ``steps`` releases stay within a
+    budget.
 
-    ``numbers`` is how many noise values one step draws from the grid sampler, whose own cost is then
-    included.
+    ``numbers`` is how many noise values one step draws from the grid sampler, whose own cost is
+    then included.
 
     >>> z = calibrate(3.0, 1e-5, 0.01, 1000)
     >>> from dpfl.privacy.accountant import epsilon
@@ -70,15 +71,23 @@ def calibrate(
     """
     if math.isnan(epsilon) or epsilon <= 0 or math.isinf(epsilon):
         raise ConfigurationError(
-            "calibrate", f"epsilon = {epsilon} is not a positive finite number", "give an epsilon above 0"
+            "calibrate",
+            f"epsilon = {epsilon} is not a positive finite number",
+            "give an epsilon above 0",
         )
     if steps < 1:
-        raise ConfigurationError("calibrate", f"steps = {steps}: nothing is released", "plan one or more")
+        raise ConfigurationError(
+            "calibrate", f"steps = {steps}: nothing is released", "plan one or more"
+        )
     adjacency = adjacency_named(adjacency)
     rate = 1.0 if sampling == "none" else sampling_rate
     if rate == 0:
-        raise ConfigurationError("calibrate", "sampling_rate = 0: nothing is released", "give a rate above 0")
-    plan = Event(noise_multiplier=1.0, sampling=sampling, sampling_rate=rate, steps=steps, numbers=numbers)
+        raise ConfigurationError(
+            "calibrate", "sampling_rate = 0: nothing is released", "give a rate above 0"
+        )
+    plan = Event(
+        noise_multiplier=1.0, sampling=sampling, sampling_rate=rate, steps=steps, numbers=numbers
+    )
     question = [str(accountant), adjacency, repr(epsilon), repr(delta), plan.to_json()]
     key = "|".join(["calibrate", RULES, *question])
     return remembered(key, lambda: _calibrated(key, epsilon, delta, plan, adjacency, accountant))
@@ -162,7 +171,9 @@ def _descend(fine: Callable[[int], float], index: int, target: float) -> int:
 
 
 def _search(bound: Callable[[int], float], target: float, guess: int) -> int:
-    """The smallest rung at which a falling bound meets the target: secants on log epsilon in a bracket."""
+    """The smallest rung at which a falling bound meets the target: secants on log epsilon in a
+    bracket.
+    """
     low, high = _FIRST - 1, _LAST + 1  # too little noise; enough, or more than there is
     index, slope = min(max(guess, _FIRST), _LAST), -1.2 * math.log(LADDER)
     last: tuple[int, float] | None = None
@@ -192,5 +203,7 @@ def _guess(target: float, delta: float, plan: Event, adjacency: Adjacency) -> in
         multiplier = math.sqrt(plan.steps) / mu
     else:
         per_step = mu / (plan.sampling_rate * math.sqrt(plan.steps))
-        multiplier = 1 / math.sqrt(math.log1p(per_step**2)) if per_step < 1e100 else SMALLEST_MULTIPLIER
+        multiplier = (
+            1 / math.sqrt(math.log1p(per_step**2)) if per_step < 1e100 else SMALLEST_MULTIPLIER
+        )
     return math.ceil(math.log(multiplier) / math.log(LADDER))

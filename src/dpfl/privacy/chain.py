@@ -1,17 +1,18 @@
-"""The hash chain of a ledger: every transaction is one entry, and holds the digest of the one before.
+"""The hash chain of a ledger: every transaction is one entry, and holds the digest of the one
+before.
 
-*What it proves.* The digest of an entry is SHA-256 over its number, the digest before it and all rows the
-transaction wrote. A row that is edited, deleted, added, or moved to another entry, and an entry that is
-dropped or swapped, changes a digest and is noticed when the ledger is opened. The newest entry's number and
-digest (the *head*) are also kept in a file beside the ledger, so that an old copy of the ledger, or a copy
-that went its own way, is noticed as well: the ledger must contain the head of that file. It may be ahead of
-it, because the file is written after the commit.
+*What it proves.* The digest of an entry is SHA-256 over its number, the digest before it and all
+rows the transaction wrote. A row that is edited, deleted, added, or moved to another entry, and an
+entry that is dropped or swapped, changes a digest and is noticed when the ledger is opened. The
+newest entry's number and digest (the *head*) are also kept in a file beside the ledger, so that an
+old copy of the ledger, or a copy that went its own way, is noticed as well: the ledger must contain
+the head of that file. It may be ahead of it, because the file is written after the commit.
 
-*What it does not prove.* The chain has no key. Whoever can write both files can compute a new chain and a new
-head, or put back an old ledger together with its old head. Only a head that was noted elsewhere, for instance
-in a printed report, reveals that: ``dpfl ledger verify FILE --head HASH``. Servers do not countersign heads
-yet. The answers that a site keeps for sending again are not part of the chain: they are replaced by later
-ones.
+*What it does not prove.* The chain has no key. Whoever can write both files can compute a new chain
+and a new head, or put back an old ledger together with its old head. Only a head that was noted
+elsewhere, for instance in a printed report, reveals that: ``dpfl ledger verify FILE --head HASH``.
+Servers do not countersign heads yet. The answers that a site keeps for sending again are not part
+of the chain: they are replaced by later ones.
 """
 
 from __future__ import annotations
@@ -36,7 +37,14 @@ TABLES: Mapping[str, Mapping[str, type]] = {
     "runs": {"run": str, "seeded": int, "title": str},
     "grants": {"account": str, "observer": str, "unit": str, "epsilon": float, "delta": float},
     "members": {"account": str, "population": str},
-    "plans": {"run": str, "account": str, "observer": str, "bill": str, "releases": int, "delta": float},
+    "plans": {
+        "run": str,
+        "account": str,
+        "observer": str,
+        "bill": str,
+        "releases": int,
+        "delta": float,
+    },
     "charges": {
         "run": str,
         "round": int,
@@ -66,9 +74,13 @@ class Head:
 
 
 def canonical(table: str, row: Sequence[Value]) -> Row:
-    """Give every value the type its column has in the database, so that it is hashed as it will be read."""
+    """Give every value the type its column has in the database, so that it is hashed as it will be
+    read.
+    """
     kinds = TABLES[table].values()
-    return tuple(None if value is None else kind(value) for kind, value in zip(kinds, row, strict=True))
+    return tuple(
+        None if value is None else kind(value) for kind, value in zip(kinds, row, strict=True)
+    )
 
 
 def digest_of(number: int, previous: str, rows: Mapping[str, Sequence[Row]]) -> str:
@@ -129,7 +141,9 @@ def first_head(meta: Mapping[str, str]) -> Head:
 
 def last_head(connection: sqlite3.Connection) -> Head:
     """Return the newest entry in the database."""
-    row = connection.execute("SELECT number, digest FROM chain ORDER BY number DESC LIMIT 1").fetchone()
+    row = connection.execute(
+        "SELECT number, digest FROM chain ORDER BY number DESC LIMIT 1"
+    ).fetchone()
     return Head(number=row[0], digest=row[1])
 
 
@@ -146,7 +160,9 @@ def verify_chain(connection: sqlite3.Connection, name: str) -> Head:
         if stored != number:
             raise LedgerError(name, f"entry {number} of its hash chain is missing", _FORGED)
         if not own or not _matches(number, previous, own, digest):
-            raise LedgerError(name, f"entry {number} of {len(entries) - 1} was changed, deleted or moved", _FORGED)
+            raise LedgerError(
+                name, f"entry {number} of {len(entries) - 1} was changed, deleted or moved", _FORGED
+            )
         previous = digest
     if rows:
         raise LedgerError(name, "holds rows that belong to no entry of its hash chain", _FORGED)
@@ -173,15 +189,25 @@ def _matches(number: int, previous: str, rows: Mapping[str, Sequence[Row]], dige
 
 
 def _verify_bills(connection: sqlite3.Connection, name: str) -> None:
-    """Check that every privacy cost that a plan or a charge names is stored, and is the one it names."""
-    named = {row[0] for row in connection.execute("SELECT bill FROM plans UNION SELECT bill FROM charges")}
+    """Check that every privacy cost that a plan or a charge names is stored, and is the one it
+    names.
+    """
+    named = {
+        row[0]
+        for row in connection.execute("SELECT bill FROM plans UNION SELECT bill FROM charges")
+    }
     stored = dict(connection.execute("SELECT digest, body FROM bills"))
     for digest in sorted(named):
-        if digest not in stored or hashlib.sha256(str(stored[digest]).encode()).hexdigest() != digest:
-            raise LedgerError(name, f"privacy cost {digest[:12]} is missing or was changed", _FORGED)
+        if (
+            digest not in stored
+            or hashlib.sha256(str(stored[digest]).encode()).hexdigest() != digest
+        ):
+            raise LedgerError(
+                name, f"privacy cost {digest[:12]} is missing or was changed", _FORGED
+            )
 
 
-# -- the file beside the ledger ------------------------------------------------------------------------------
+# -- the file beside the ledger --------------------------------------------------------------------
 
 
 def head_path(name: str) -> Path:
@@ -211,8 +237,8 @@ def read_head(name: str) -> Head | None:
 def write_head(name: str, head: Head) -> None:
     """Replace the head file, unless another process has written a later one meanwhile.
 
-    Without a sync of the folder: after a power cut the older head may be back, and the ledger is then ahead
-    of it.
+    Without a sync of the folder: after a power cut the older head may be back, and the ledger is
+    then ahead of it.
     """
     path = head_path(name)
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.new")
@@ -221,7 +247,10 @@ def write_head(name: str, head: Head) -> None:
         if known is not None and known.number >= head.number:
             return
         with draft.open("x", encoding="utf-8") as stream:
-            stream.write(json.dumps({"format": HEAD_FORMAT, "number": head.number, "hash": head.digest}) + "\n")
+            stream.write(
+                json.dumps({"format": HEAD_FORMAT, "number": head.number, "hash": head.digest})
+                + "\n"
+            )
             stream.flush()
             os.fsync(stream.fileno())
         draft.replace(path)
@@ -231,7 +260,9 @@ def write_head(name: str, head: Head) -> None:
         raise disk_error(str(path), error) from error
 
 
-def check_ancestor(connection: sqlite3.Connection, name: str, noted: Head | None, newest: Head) -> None:
+def check_ancestor(
+    connection: sqlite3.Connection, name: str, noted: Head | None, newest: Head
+) -> None:
     """Refuse a ledger that does not contain the head noted beside it."""
     if noted is None:
         if newest.number == 0:

@@ -1,9 +1,10 @@
-"""Compositions of discretised privacy losses: epsilon as a function of delta, never below the exact one.
+"""Compositions of discretised privacy losses: epsilon as a function of delta, never below the exact
+one.
 
-One Fourier transform of the tilted masses  p(x) exp(t x) / M(t),  with t near the saddle point. The tilt puts
-the epsilon that is looked for into the bulk, so that rounding is relative to delta and a short circle is
-enough. What wraps around it only adds mass; what lies above it is also bounded by Chernoff and counted as
-infinite.
+One Fourier transform of the tilted masses  p(x) exp(t x) / M(t),  with t near the saddle point. The
+tilt puts the epsilon that is looked for into the bulk, so that rounding is relative to delta and a
+short circle is enough. What wraps around it only adds mass; what lies above it is also bounded by
+Chernoff and counted as infinite.
 
 dp-accounting composes such masses in about 100 times the time; the tests compare the two.
 """
@@ -31,11 +32,12 @@ _NODES = np.linspace(-1.0, 1.0, 141)
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """delta as a function of epsilon, on and between the dots of a stretch of the grid; an upper bound.
+    """delta as a function of epsilon, on and between the dots of a stretch of the grid; an upper
+    bound.
 
-    The mass at a loss x of the stretch is  masses * exp(log_moment - tilt * x),  and ``infinite`` holds all
-    that is above it. ``scale`` is what epsilon was taken to be when the grid was
-    chosen, and ``low`` what it was taken to be above: further down, the bound is not tight.
+    The mass at a loss x of the stretch is  masses * exp(log_moment - tilt * x),  and ``infinite``
+    holds all that is above it. ``scale`` is what epsilon was taken to be when the grid was chosen,
+    and ``low`` what it was taken to be above: further down, the bound is not tight.
     """
 
     interval: float
@@ -48,7 +50,9 @@ class Curve:
     low: float
 
     def epsilon(self, delta: float) -> float | None:
-        """Return the smallest epsilon >= 0 with at most ``delta``, None where the stretch begins above it."""
+        """Return the smallest epsilon >= 0 with at most ``delta``, None where the stretch begins
+        above it.
+        """
         left = delta * (1 - 2 * _NEGLIGIBLE) - self.infinite
         if left <= 0:
             return math.inf
@@ -58,16 +62,21 @@ class Curve:
         if len(over) == 0:
             return None if dots[0] > 0 else 0.0
         k = int(over[-1])
-        share = (float(upper[k]) - math.exp(log_allowed + self.tilt * float(dots[k]))) / float(lower[k])
+        share = (float(upper[k]) - math.exp(log_allowed + self.tilt * float(dots[k]))) / float(
+            lower[k]
+        )
         return max(0.0, float(dots[k]) + math.log(share))
 
     @cached_property
     def _sums(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """The dots, what lies above each under P and (times exp(dot)) under Q, and log delta - log_moment.
+        """The dots, what lies above each under P and (times exp(dot)) under Q, and log delta -
+        log_moment.
 
         The sums are relative to exp(log_moment - tilt * dot), which keeps them in range.
         """
-        dots = self.interval * np.arange(self.first, self.first + len(self.masses), dtype=np.float64)
+        dots = self.interval * np.arange(
+            self.first, self.first + len(self.masses), dtype=np.float64
+        )
         upper, lower = self._above(self.tilt), self._above(self.tilt + 1)
         with np.errstate(divide="ignore"):
             excess = np.log(np.maximum(upper - lower, 0.0)) - self.tilt * dots
@@ -94,23 +103,30 @@ class Composition:
     curves: tuple[Curve, ...]
 
     def epsilon(self, delta: float) -> float:
-        """Return an epsilon at ``delta``, which may be as small as half of the delta that it was made for."""
+        """Return an epsilon at ``delta``, which may be as small as half of the delta that it was
+        made for.
+        """
         found = [curve.epsilon(delta) for curve in self.curves]
         return max(math.inf if value is None else value for value in found)
 
 
 def composition(plan: Sequence[Step], delta: float, accuracy: float) -> Composition:
-    """Compose steps, with epsilon at ``delta`` about ``accuracy`` x min(epsilon, 3) above its exact value."""
+    """Compose steps, with epsilon at ``delta`` about ``accuracy`` x min(epsilon, 3) above its exact
+    value.
+    """
     forward = _reaching(plan, delta, accuracy, reverse=False)
     if all(step.pair != "sampled" or step.rate == 1 for step in plan):
         return Composition(curves=(forward,))
-    # The reverse direction is smaller almost always: a rough bound usually shows that it does not matter.
+    # The reverse direction is smaller almost always: a rough bound usually shows that it does not
+    # matter.
     known = forward.epsilon(delta) or 0.0
     rough = _reaching(plan, delta, max(accuracy, _ROUGH), reverse=True, known=known)
     largest = rough.epsilon(delta / 2)
     if largest is not None and largest <= known:
         return Composition(curves=(forward,))
-    return Composition(curves=(forward, _reaching(plan, delta, accuracy, reverse=True, known=known)))
+    return Composition(
+        curves=(forward, _reaching(plan, delta, accuracy, reverse=True, known=known))
+    )
 
 
 def _reaching(
@@ -155,7 +171,8 @@ def composed(
         infinite += step.steps * losses.infinite
         highest += step.steps * (losses.first + len(losses.masses) - 1)
         steps.append((losses, step.steps))
-    # Where the stretch ends: at the largest loss, or where what lies above is negligible by Chernoff
+    # Where the stretch ends: at the largest loss, or where what lies above is negligible by
+    # Chernoff
     last = min(highest, math.ceil((tail - math.log(_NEGLIGIBLE * delta)) / aim.far / aim.interval))
     above = math.exp(min(0.0, tail - aim.far * aim.interval * last)) if last < highest else 0.0
     width = max(aim.width, last * aim.interval - aim.low)
@@ -163,7 +180,9 @@ def composed(
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
     for losses, count in steps:
         log_moment, masses = losses.tilted(aim.tilt)
-        folded = np.bincount((losses.first + np.arange(len(masses))) % size, weights=masses, minlength=size)
+        folded = np.bincount(
+            (losses.first + np.arange(len(masses))) % size, weights=masses, minlength=size
+        )
         spectrum *= _power(fft.rfft(folded), count)
         total += count * log_moment
     first = last - size + 1
@@ -191,9 +210,9 @@ def _power(values: NDArray[np.complex128], exponent: int) -> NDArray[np.complex1
 class _Aim:
     """Where to look and how closely. It decides how tight a curve is, never whether it is a bound.
 
-    ``scale`` is epsilon, rather too high, and at most 3; ``tilt`` is near its saddle point, ``far`` near that
-    of what is negligible. Epsilon is above ``low``, and a circle of at least ``width`` keeps negligible what
-    wraps around. One step leaves about ``tail`` to infinity.
+    ``scale`` is epsilon, rather too high, and at most 3; ``tilt`` is near its saddle point, ``far``
+    near that of what is negligible. Epsilon is above ``low``, and a circle of at least ``width``
+    keeps negligible what wraps around. One step leaves about ``tail`` to infinity.
     """
 
     scale: float
@@ -206,7 +225,13 @@ class _Aim:
 
 
 def _aim(
-    plan: Sequence[Step], delta: float, accuracy: float, *, reverse: bool, known: float, low: float | None
+    plan: Sequence[Step],
+    delta: float,
+    accuracy: float,
+    *,
+    reverse: bool,
+    known: float,
+    low: float | None,
 ) -> _Aim:
     total = sum(step.steps for step in plan)
     tail = max(_NEGLIGIBLE * delta / total, 1e-300)
@@ -221,7 +246,9 @@ def _aim(
     scale = min(max(guess, known, 0.3 / tilt), 3.0)
     wanted = -math.log(_NEGLIGIBLE * delta)
     # Above this the tilted mass is negligible: it must not wrap around to what lies above epsilon
-    beyond = (moments[best + 1 :] - moments[best] - math.log(_NEGLIGIBLE)) / (_TILTS[best + 1 :] - tilt)
+    beyond = (moments[best + 1 :] - moments[best] - math.log(_NEGLIGIBLE)) / (
+        _TILTS[best + 1 :] - tilt
+    )
     width = max(wanted / tilt, float(beyond.min()) - low)
     # One step's discretisation adds about (tilt + 1) h^2 / 12 to epsilon
     interval = math.sqrt(12 * accuracy * scale / ((tilt + 1) * total))
@@ -239,7 +266,9 @@ def _aim(
 
 
 def _log_moments(step: Step, tail: float, *, reverse: bool) -> Floats:
-    """log E exp(t L) at every tilt, without the tail, by quadrature: for an aim, never part of a bound."""
+    """log E exp(t L) at every tilt, without the tail, by quadrature: for an aim, never part of a
+    bound.
+    """
     nodes = -float(ndtri(tail)) * _NODES
     normal = np.exp(-(nodes**2) / 2)
     normal /= normal.sum()
@@ -250,7 +279,9 @@ def _log_moments(step: Step, tail: float, *, reverse: bool) -> Floats:
         losses = np.concatenate([base, moved])
         weights = np.concatenate([(1 - step.rate) * normal, step.rate * normal])
     if step.pair == "mirrored":
-        weights = np.concatenate([np.where(losses > 0, weights, 0.0), np.where(base > 0, normal, 0.0)])
+        weights = np.concatenate(
+            [np.where(losses > 0, weights, 0.0), np.where(base > 0, normal, 0.0)]
+        )
         losses = np.concatenate([losses, -base])
         weights, losses = np.append(weights, max(0.0, 1 - weights.sum())), np.append(losses, 0.0)
     with np.errstate(divide="ignore"):

@@ -16,14 +16,15 @@ SAMPLINGS: tuple[Sampling, ...] = ("none", "poisson", "uniform")
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """``steps`` independent releases of a clipped sum with Gaussian noise, each over a fresh sample.
+    """``steps`` independent releases of a clipped sum with Gaussian noise, each over a fresh
+    sample.
 
-    ``noise_multiplier`` is std / clip under any adjacency: the accountant applies the adjacency's factor,
-    once. Zero means that nothing was hidden. ``sampling`` is ``poisson`` (each unit on its own with
-    ``sampling_rate``), ``uniform`` (a fixed-size sample without replacement of that fraction) or ``none``.
-    ``failure`` is the probability, per step, that the clip did not hold. ``numbers`` is how many noise values
-    one step draws from the grid sampler, whose distance to the ideal law is charged once per history; 0 means
-    ideal, continuous noise.
+    ``noise_multiplier`` is std / clip under any adjacency: the accountant applies the adjacency's
+    factor, once. Zero means that nothing was hidden. ``sampling`` is ``poisson`` (each unit on its
+    own with ``sampling_rate``), ``uniform`` (a fixed-size sample without replacement of that
+    fraction) or ``none``. ``failure`` is the probability, per step, that the clip did not hold.
+    ``numbers`` is how many noise values one step draws from the grid sampler, whose distance to the
+    ideal law is charged once per history; 0 means ideal, continuous noise.
     """
 
     noise_multiplier: float
@@ -36,23 +37,33 @@ class Event:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
             raise ConfigurationError(
-                "event", f"noise_multiplier = {self.noise_multiplier}", "give a finite number, 0 or above"
+                "event",
+                f"noise_multiplier = {self.noise_multiplier}",
+                "give a finite number, 0 or above",
             )
         if self.sampling not in SAMPLINGS:
             remedy = f"choose one of {', '.join(SAMPLINGS)}"
             raise ConfigurationError("event", f"sampling = '{self.sampling}'", remedy)
         if not 0 <= self.sampling_rate <= 1:
-            raise ConfigurationError("event", f"sampling_rate = {self.sampling_rate}", "give 0 to 1")
+            raise ConfigurationError(
+                "event", f"sampling_rate = {self.sampling_rate}", "give 0 to 1"
+            )
         if self.sampling == "none" and self.sampling_rate != 1:
             raise ConfigurationError(
-                "event", f"sampling_rate = {self.sampling_rate} without sampling", "name the sampling"
+                "event",
+                f"sampling_rate = {self.sampling_rate} without sampling",
+                "name the sampling",
             )
         if not math.isfinite(self.steps) or self.steps < 0 or self.steps != int(self.steps):
-            raise ConfigurationError("event", f"steps = {self.steps}", "give a whole number, 0 or above")
+            raise ConfigurationError(
+                "event", f"steps = {self.steps}", "give a whole number, 0 or above"
+            )
         if not 0 <= self.failure <= 1:
             raise ConfigurationError("event", f"failure = {self.failure}", "give a probability")
         if not math.isfinite(self.numbers) or self.numbers < 0 or self.numbers != int(self.numbers):
-            raise ConfigurationError("event", f"numbers = {self.numbers}", "give a whole number, 0 or above")
+            raise ConfigurationError(
+                "event", f"numbers = {self.numbers}", "give a whole number, 0 or above"
+            )
         # Equal events must be written equally: 2 and 2.0 are one number.
         for name in ("noise_multiplier", "sampling_rate", "failure"):
             object.__setattr__(self, name, float(getattr(self, name)))
@@ -95,10 +106,11 @@ History = tuple[Event, ...]
 
 
 def merged(events: Iterable[Event]) -> History:
-    """Add up the steps of equal mechanisms, in a canonical order. Composition does not depend on order.
+    """Add up the steps of equal mechanisms, in a canonical order. Composition does not depend on
+    order.
 
-    >>> [e.steps for e in merged([Event(noise_multiplier=1.0), Event(noise_multiplier=1.0, steps=4)])]
-    [5]
+    >>> [e.steps for e in merged([Event(noise_multiplier=1.0), Event(noise_multiplier=1.0,
+    steps=4)])] [5]
     """
     steps: dict[Event, int] = {}
     for event in events:

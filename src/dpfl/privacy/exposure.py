@@ -1,9 +1,10 @@
 """How much of one unit a message still shows: the second thing a strategy's pieces are folded over.
 
-Clip before noise: the bound shrinks. Scale: bound and noise together. Projection: the bound stretches, failure grows.
-Noise: on a grid, whose rounding widens the bound. Weighted sum: the bound times one's own weight, the noise of all shares
-assumed honest. Once there is noise, whatever is not linear and orthonormal is post-processing: it leaves the event as it
-is and seals it, so that later noise is not counted either.
+Clip before noise: the bound shrinks. Scale: bound and noise together. Projection: the bound
+stretches, failure grows. Noise: on a grid, whose rounding widens the bound. Weighted sum: the bound
+times one's own weight, the noise of all shares assumed honest. Once there is noise, whatever is not
+linear and orthonormal is post-processing: it leaves the event as it is and seals it, so that later
+noise is not counted either.
 
 One fold gives noise, sensitivity and bill, so the three cannot drift apart.
 """
@@ -21,11 +22,13 @@ from dpfl.privacy.events import Event, History, Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class Exposure:
-    """``bound``: largest norm of one unit's contribution; ``noise``: Gaussian std each coordinate already carries.
+    """``bound``: largest norm of one unit's contribution; ``noise``: Gaussian std each coordinate
+    already carries.
 
-    ``numbers``: how many coordinates there are; ``draws``: how many noise values the mechanism has drawn for them.
-    ``failure``: probability that the bound is false. ``paid``: what was already released upstream (DP-SGD's steps);
-    where something was paid for this unit, everything that follows is post-processing of it.
+    ``numbers``: how many coordinates there are; ``draws``: how many noise values the mechanism has
+    drawn for them. ``failure``: probability that the bound is false. ``paid``: what was already
+    released upstream (DP-SGD's steps); where something was paid for this unit, everything that
+    follows is post-processing of it.
 
     >>> (event,) = Exposure(unit=Unit.CLIENT, numbers=100).clipped(2.0).noised(3.0).events()
     >>> round(event.noise_multiplier, 4), event.numbers
@@ -44,7 +47,9 @@ class Exposure:
     def clipped(self, clip: float) -> Exposure:
         """Norms above ``clip`` are scaled down to it."""
         if clip <= 0 or math.isnan(clip):
-            raise ConfigurationError("clip", f"{clip} is not a positive number", "give a clip above 0")
+            raise ConfigurationError(
+                "clip", f"{clip} is not a positive number", "give a clip above 0"
+            )
         return self.processed() if self.noise > 0 else replace(self, bound=min(self.bound, clip))
 
     def scaled(self, factor: float) -> Exposure:
@@ -52,20 +57,29 @@ class Exposure:
         return replace(self, bound=self.bound * abs(factor), noise=self.noise * abs(factor))
 
     def projected(self, stretch: float, numbers: int, failure: float = 0.0) -> Exposure:
-        """A linear map onto ``numbers`` coordinates: norms grow by at most ``stretch``, but for ``failure``."""
+        """A linear map onto ``numbers`` coordinates: norms grow by at most ``stretch``, but for
+        ``failure``.
+        """
         if self.noise > 0:
             return replace(self.processed(), numbers=numbers)
-        return replace(self, bound=self.bound * stretch, numbers=numbers, failure=self.failure + failure)
+        return replace(
+            self, bound=self.bound * stretch, numbers=numbers, failure=self.failure + failure
+        )
 
     def noised(self, std: float, *, summands: int = 1) -> Exposure:
         """Noise of this std on the grid: the bound grows by what rounding onto the grid may move.
 
-        Noise on two different grids has no common law that is proven: the larger of the two is what counts.
-        ``summands``: how many contributions are added up, in double precision, before they are rounded.
+        Noise on two different grids has no common law that is proven: the larger of the two is what
+        counts. ``summands``: how many contributions are added up, in double precision, before they
+        are rounded.
         """
-        if self.sealed or std <= self.noise or math.isinf(self.bound):  # noise on what is not bounded protects nobody
+        if (
+            self.sealed or std <= self.noise or math.isinf(self.bound)
+        ):  # noise on what is not bounded protects nobody
             return self
-        widened = self.bound * (1 + summands * (summands + 3) * DOUBLE_SUM) + Grid.of(std).widening(self.numbers)
+        widened = self.bound * (1 + summands * (summands + 3) * DOUBLE_SUM) + Grid.of(std).widening(
+            self.numbers
+        )
         if not widened < 2 * self.bound:
             raise PrivacyRefusal(
                 "noise",
@@ -77,21 +91,31 @@ class Exposure:
     def processed(self) -> Exposure:
         """Any function of what is already noisy: the event stays, later noise does not improve it."""
         if self.noise == 0 and not self.paid:
-            return replace(self, bound=math.inf)  # an arbitrary function of something unprotected bounds nothing
+            return replace(
+                self, bound=math.inf
+            )  # an arbitrary function of something unprotected bounds nothing
         return replace(self, sealed=True)
 
     def summed(self, weight: float, shares: float) -> Exposure:
-        """A sum over a cohort in which every share has this one's ``weight`` and ``shares`` of them are honest."""
+        """A sum over a cohort in which every share has this one's ``weight`` and ``shares`` of them
+        are honest.
+        """
         scaled = self.scaled(weight)
-        if self.sealed:  # the others' shares are no longer Gaussian noise: one's own event is all that is proven
+        if (
+            self.sealed
+        ):  # the others' shares are no longer Gaussian noise: one's own event is all that is proven
             return scaled
-        return replace(scaled, noise=scaled.noise * math.sqrt(shares), draws=math.ceil(scaled.draws * shares))
+        return replace(
+            scaled, noise=scaled.noise * math.sqrt(shares), draws=math.ceil(scaled.draws * shares)
+        )
 
     def mixed_with(self, other: Exposure) -> Exposure:
         """Mixing units is refused: a record's bound says nothing of a client's."""
         if other.unit is not self.unit:
             raise PrivacyRefusal(
-                "exposure", f"a {self.unit}'s exposure meets a {other.unit}'s", "use pieces that protect one unit"
+                "exposure",
+                f"a {self.unit}'s exposure meets a {other.unit}'s",
+                "use pieces that protect one unit",
             )
         return replace(self, paid=self.paid + other.paid)
 

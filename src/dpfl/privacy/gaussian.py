@@ -1,12 +1,13 @@
 """The Gaussian mechanism without sampling, in closed form (Balle and Wang, ICML 2018, Theorem 8).
 
-Releases with multipliers z_1, z_2, ... compose to one of  mu = sqrt(sum 1 / z_i^2)  (twice that under
-replace-one), with
+Releases with multipliers z_1, z_2, ... compose to one of  mu = sqrt(sum 1 / z_i^2)  (twice that
+under replace-one), with
 
     delta(epsilon, mu) = Phi(mu / 2 - epsilon / mu) - exp(epsilon) Phi(-mu / 2 - epsilon / mu).
 
-*Formal guarantees.* ``gaussian_epsilon`` is never below the exact epsilon, ``gaussian_mu`` never above the
-exact mu: a candidate is accepted only if delta plus a bound on its rounding error stays below the target.
+*Formal guarantees.* ``gaussian_epsilon`` is never below the exact epsilon, ``gaussian_mu`` never
+above the exact mu: a candidate is accepted only if delta plus a bound on its rounding error stays
+below the target.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """Return the largest mu with delta(epsilon, mu) <= delta, rounded down.
 
-    This is the exact filter of Gaussian releases without sampling: whatever is chosen adaptively, (epsilon,
-    delta) holds as long as  sum 1 / z^2 <= mu^2  (a quarter of that under replace-one).
+    This is the exact filter of Gaussian releases without sampling: whatever is chosen adaptively,
+    (epsilon, delta) holds as long as  sum 1 / z^2 <= mu^2  (a quarter of that under replace-one).
 
     >>> round(gaussian_mu(1.0, 1e-5), 3)
     0.268

@@ -1,20 +1,21 @@
 """The ledger: what every account was planned for and charged, as stored events, in one SQLite file.
 
-*Formal guarantees.* A run commits its plan before its first release, and every charge uses up one planned
-release. A charge is committed (WAL, ``synchronous=FULL``) before :meth:`Ledger.charge` returns, hence before
-anything it pays for is drawn or released. Reading, checking and inserting happen in one ``BEGIN IMMEDIATE``
-transaction, so no number of processes can exceed a budget together. Nothing is ever refunded. Inside a plan
-the price is the PLD of the whole plan; across plans, which may be chosen by looking at earlier outputs, a
-proven filter decides (:mod:`dpfl.privacy.filters`). Epsilon is never stored: it is derived from the events
-each time. All rows form a hash chain (:mod:`dpfl.privacy.chain`).
+*Formal guarantees.* A run commits its plan before its first release, and every charge uses up one
+planned release. A charge is committed (WAL, ``synchronous=FULL``) before :meth:`Ledger.charge`
+returns, hence before anything it pays for is drawn or released. Reading, checking and inserting
+happen in one ``BEGIN IMMEDIATE`` transaction, so no number of processes can exceed a budget
+together. Nothing is ever refunded. Inside a plan the price is the PLD of the whole plan; across
+plans, which may be chosen by looking at earlier outputs, a proven filter decides
+(:mod:`dpfl.privacy.filters`). Epsilon is never stored: it is derived from the events each time. All
+rows form a hash chain (:mod:`dpfl.privacy.chain`).
 
-A charge's key is (run, round, account, observer). A second charge under the same key is a *replay*: allowed,
-and free, only for the same bill with the same non-empty ``draw`` token, that is for a simulation that will
-repeat the same bytes.
+A charge's key is (run, round, account, observer). A second charge under the same key is a *replay*:
+allowed, and free, only for the same bill with the same non-empty ``draw`` token, that is for a
+simulation that will repeat the same bytes.
 
-An account is a client, or a whole population that is always charged alike (one row for 100,000 clients). What
-the world sees is a function of what the server sees: a run without a plan against the world counts there by
-its server plan.
+An account is a client, or a whole population that is always charged alike (one row for 100,000
+clients). What the world sees is a function of what the server sees: a run without a plan against
+the world counts there by its server plan.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dpfl.core.errors import LedgerError
 from dpfl.core.types import Budget, Observer, Unit
 from dpfl.privacy.admission import POPULATION, Admission, written
-from dpfl.privacy.bills import Charge, PrivacyPlan
 from dpfl.privacy.chain import Entry, Row
+from dpfl.privacy.costs import Charge, PrivacyPlan
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger_file import FORMAT, backup
-from dpfl.privacy.readings import OWN
+from dpfl.privacy.ledger_reader import OWN
 
 __all__ = ["FORMAT", "FilterName", "Ledger", "PrivacyPlan", "backup"]
 
@@ -43,14 +44,16 @@ _KIN = """(SELECT :account UNION SELECT population FROM members WHERE account = 
 class Ledger(Admission):
     """An open ledger. Use :meth:`create` once, :meth:`open` ever after: a missing file is refused."""
 
-    # -- runs, budgets, populations --------------------------------------------------------------------------
+    # -- runs, budgets, populations ----------------------------------------------------------------
 
     def register(self, run: str, *, seeded: bool, title: str) -> None:
         """Name a run before it plans anything; naming it again is harmless if it is the same."""
         if not run:
             raise LedgerError(self._name, "a run without a name", "name it")
         with self._transaction() as entry:
-            row = entry.connection.execute("SELECT seeded FROM runs WHERE run = ?", (run,)).fetchone()
+            row = entry.connection.execute(
+                "SELECT seeded FROM runs WHERE run = ?", (run,)
+            ).fetchone()
             if row is None:
                 entry.insert("runs", [(run, int(seeded), title)])
             elif bool(row[0]) != seeded:
@@ -100,22 +103,30 @@ class Ledger(Admission):
                 entry.insert("members", [(account, name) for account in dict.fromkeys(accounts)])
         return name
 
-    # -- plans -----------------------------------------------------------------------------------------------
+    # -- plans -------------------------------------------------------------------------------------
 
     def commit(self, run: str, plans: Sequence[PrivacyPlan]) -> frozenset[str]:
-        """Fix, durably, what a run may release at most; returns the accounts whose budget cannot cover it.
+        """Fix, durably, what a run may release at most; returns the accounts whose budget cannot
+        cover it.
 
-        Nothing is committed of a returned account. The same plan again is free; another plan under the same
-        run, account and observer is refused. Under "allotments" the whole price is taken now. Under the other
-        filters nothing is reserved, and an account is returned if its budget does not cover even one release.
+        Nothing is committed of a returned account. The same plan again is free; another plan under
+        the same run, account and observer is refused. Under "allotments" the whole price is taken
+        now. Under the other filters nothing is reserved, and an account is returned if its budget
+        does not cover even one release.
         """
         self._covered.clear()
         with self._transaction() as entry:
-            if entry.connection.execute("SELECT 1 FROM runs WHERE run = ?", (run,)).fetchone() is None:
-                raise LedgerError(self._name, f"run {run} is not known", "register it before it plans anything")
+            if (
+                entry.connection.execute("SELECT 1 FROM runs WHERE run = ?", (run,)).fetchone()
+                is None
+            ):
+                raise LedgerError(
+                    self._name, f"run {run} is not known", "register it before it plans anything"
+                )
             accepted: dict[str, list[Row]] = {}
             refused: set[str] = set()
-            # The world's plans come first: they decide whether a server plan also counts against the world.
+            # The world's plans come first: they decide whether a server plan also counts against
+            # the world.
             for plan in sorted(plans, key=lambda plan: plan.observer is not Observer.WORLD):
                 row = self._new_plan(entry, run, plan)
                 if row is None or plan.account in refused:
@@ -125,10 +136,13 @@ class Ledger(Admission):
                 if not self._plannable(entry, plan.account, accepted[plan.account]):
                     entry.retract("plans", accepted.pop(plan.account))
                     refused.add(plan.account)
-            # Where a world plan was taken back, its members' server plans count against the world after all.
+            # Where a world plan was taken back, its members' server plans count against the world
+            # after all.
             again = bool(refused)
             while again:
-                failed = [one for one, rows in accepted.items() if not self._plannable(entry, one, rows)]
+                failed = [
+                    one for one, rows in accepted.items() if not self._plannable(entry, one, rows)
+                ]
                 for one in failed:
                     entry.retract("plans", accepted.pop(one))
                 refused.update(failed)
@@ -142,7 +156,9 @@ class Ledger(Admission):
         digest, body = written(plan.bill)
         entry.connection.execute("INSERT OR IGNORE INTO bills VALUES (?, ?)", (digest, body))
         row: Row = (run, plan.account, str(plan.observer), digest, plan.releases, plan.delta)
-        query = "SELECT bill, releases, delta FROM plans WHERE run = ? AND account = ? AND observer = ?"
+        query = (
+            "SELECT bill, releases, delta FROM plans WHERE run = ? AND account = ? AND observer = ?"
+        )
         known = entry.connection.execute(query, row[:3]).fetchone()
         if known is not None and known != row[3:]:
             raise LedgerError(
@@ -154,12 +170,23 @@ class Ledger(Admission):
             self._refuse_late_world_plan(entry.connection, run, plan.account)
         return row if known is None else None
 
-    def _refuse_late_world_plan(self, connection: sqlite3.Connection, run: str, account: str) -> None:
-        """A world plan after releases to the server would lower what the world was taken to have seen."""
+    def _refuse_late_world_plan(
+        self, connection: sqlite3.Connection, run: str, account: str
+    ) -> None:
+        """A world plan after releases to the server would lower what the world was taken to have
+        seen.
+        """
         place = {"account": account, "run": run}
-        charged = f"SELECT 1 FROM charges WHERE observer = 'server' AND run = :run AND account IN {_KIN}"
-        planned = f"SELECT 1 FROM plans WHERE observer = 'world' AND run = :run AND account IN {OWN}"
-        if connection.execute(charged, place).fetchone() and not connection.execute(planned, place).fetchone():
+        charged = (
+            f"SELECT 1 FROM charges WHERE observer = 'server' AND run = :run AND account IN {_KIN}"
+        )
+        planned = (
+            f"SELECT 1 FROM plans WHERE observer = 'world' AND run = :run AND account IN {OWN}"
+        )
+        if (
+            connection.execute(charged, place).fetchone()
+            and not connection.execute(planned, place).fetchone()
+        ):
             raise LedgerError(
                 self._name,
                 f"run {run} was already charged to '{account}' against the server, which covers the world",
@@ -171,7 +198,7 @@ class Ledger(Admission):
         payers = self._payers(entry.connection, account, {key[2] for key in keys})
         return all(self._admits(payer, keys) for payer in payers)
 
-    # -- charges ---------------------------------------------------------------------------------------------
+    # -- charges -----------------------------------------------------------------------------------
 
     def charge(
         self,
@@ -181,12 +208,13 @@ class Ledger(Admission):
         *,
         also: Callable[[sqlite3.Connection], None] | None = None,
     ) -> frozenset[str]:
-        """Charge, durably and in one transaction; returns the accounts that were refused and charged nothing.
+        """Charge, durably and in one transaction; returns the accounts that were refused and
+        charged nothing.
 
-        Each charge uses up one release of a committed plan of the account or of one of its populations.
-        Refused is who has no such release left, or is not admitted by the filter; an account without any plan
-        is an error. ``also`` writes what belongs to the charge into the same transaction, if nobody was
-        refused.
+        Each charge uses up one release of a committed plan of the account or of one of its
+        populations. Refused is who has no such release left, or is not admitted by the filter; an
+        account without any plan is an error. ``also`` writes what belongs to the charge into the
+        same transaction, if nobody was refused.
         """
         by_account: dict[str, list[Charge]] = {}
         for charge in charges:
@@ -218,7 +246,9 @@ class Ledger(Admission):
         rows: list[Row] = []
         for charge in charges:
             digest, observer = written(charge.bill)[0], str(charge.observer)
-            if self._replayed(connection, (run, round_, charge.account, observer), (digest, charge.draw)):
+            if self._replayed(
+                connection, (run, round_, charge.account, observer), (digest, charge.draw)
+            ):
                 continue
             plan = self._entry_left(run, charge.account, observer, digest)
             if plan is None:
@@ -235,7 +265,10 @@ class Ledger(Admission):
         return rows
 
     def _replayed(
-        self, connection: sqlite3.Connection, key: tuple[str, int, str, str], release: tuple[str, str]
+        self,
+        connection: sqlite3.Connection,
+        key: tuple[str, int, str, str],
+        release: tuple[str, str],
     ) -> bool:
         """Whether this very charge is there already; another one under its key is refused."""
         query = "SELECT bill, draw FROM charges WHERE run = ? AND round = ? AND account = ? AND observer = ?"

@@ -56,11 +56,15 @@ CREATE TABLE IF NOT EXISTS outbox (
     run TEXT NOT NULL, round INTEGER NOT NULL, payload BLOB NOT NULL, private BLOB NOT NULL, PRIMARY KEY (run)
 ) WITHOUT ROWID;
 """
-"""What the ledger of a site has beside: what it agreed on, and its last answers. The hash chain does not cover them."""
+"""What the ledger of a site has beside: what it agreed on, and its last answers. The hash chain
+does not cover them.
+"""
 
 
 class LedgerFile:
-    """An open ledger file. Use :meth:`create` once, :meth:`open` ever after: a missing file is refused."""
+    """An open ledger file. Use :meth:`create` once, :meth:`open` ever after: a missing file is
+    refused.
+    """
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         self._connection = connection
@@ -76,10 +80,11 @@ class LedgerFile:
         *,
         filter: FilterName = "allotments",  # noqa: A002
     ) -> Self:
-        """Start a new ledger; an existing file is never overwritten. ``:memory:`` is for simulations only.
+        """Start a new ledger; an existing file is never overwritten. ``:memory:`` is for
+        simulations only.
 
-        ``filter`` is the rule across studies (see :mod:`dpfl.privacy.filters`). It is fixed for the ledger's
-        life.
+        ``filter`` is the rule across studies (see :mod:`dpfl.privacy.filters`). It is fixed for the
+        ledger's life.
         """
         name, rule = str(path), filter_named(filter)
         if name == ":memory:":
@@ -87,7 +92,9 @@ class LedgerFile:
             ledger._set_up(identity, rule)
             return ledger
         if Path(path).exists() or Path(name + "-wal").exists():
-            raise LedgerError(name, "already exists, or part of it does", "open it, or name another file")
+            raise LedgerError(
+                name, "already exists, or part of it does", "open it, or name another file"
+            )
         if chain.head_path(name).exists():
             raise LedgerError(
                 name,
@@ -118,14 +125,19 @@ class LedgerFile:
         with self._guard():
             self._connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}")
             self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-            self._connection.execute("INSERT INTO chain VALUES (?, ?)", (first.number, first.digest))
+            self._connection.execute(
+                "INSERT INTO chain VALUES (?, ?)", (first.number, first.digest)
+            )
             self._connection.execute("COMMIT")
         self._known = first
         return first
 
     @classmethod
-    def open(cls, path: Path | str, identity: str | None = None, *, read_only: bool = False) -> Self:
-        """Open a ledger and check all of it: the file, its hash chain, and the head noted beside it.
+    def open(
+        cls, path: Path | str, identity: str | None = None, *, read_only: bool = False
+    ) -> Self:
+        """Open a ledger and check all of it: the file, its hash chain, and the head noted beside
+        it.
 
         ``identity``, if given, must be the one the ledger was made for.
         """
@@ -136,7 +148,9 @@ class LedgerFile:
         except LedgerError:
             if noted is not None or not Path(name).is_file():
                 raise
-            time.sleep(0.2)  # another process may just have made the ledger, and not yet noted its head
+            time.sleep(
+                0.2
+            )  # another process may just have made the ledger, and not yet noted its head
             if (noted := chain.read_head(name)) is None:
                 raise
         return cls._opened(name, identity, mode, noted)
@@ -145,8 +159,8 @@ class LedgerFile:
     def accept_head(cls, path: Path | str) -> Head:
         """Check a ledger whose head file is missing, and write the file anew.
 
-        Only a person can know that no newer copy of the ledger exists; a head file that is there is never
-        replaced.
+        Only a person can know that no newer copy of the ledger exists; a head file that is there is
+        never replaced.
         """
         name = str(path)
         noted = chain.read_head(name)
@@ -157,8 +171,11 @@ class LedgerFile:
         return head
 
     @classmethod
-    def _opened(cls, name: str, identity: str | None, mode: str, noted: Head | None, headless: bool = False) -> Self:
-        # The head file was read before the database: what others write meanwhile puts the latter ahead.
+    def _opened(
+        cls, name: str, identity: str | None, mode: str, noted: Head | None, headless: bool = False
+    ) -> Self:
+        # The head file was read before the database: what others write meanwhile puts the latter
+        # ahead.
         if not Path(name).is_file():
             raise LedgerError(
                 name,
@@ -191,17 +208,26 @@ class LedgerFile:
             )
         stored = set(self._connection.execute(_OBJECTS))
         if odd := sorted(
-            name for _, name, _ in (_objects(_SCHEMA) - stored) | (stored - _objects(_SCHEMA + SITE_SCHEMA))
+            name
+            for _, name, _ in (_objects(_SCHEMA) - stored)
+            | (stored - _objects(_SCHEMA + SITE_SCHEMA))
         ):
             problem = f"'{odd[0]}' is not as dpfl makes it, and could change what is written"
             raise LedgerError(self._name, problem, "restore it from a backup")
         if identity is not None and meta.get("identity") != identity:
-            problem, remedy = "belongs to another run", "put back the ledger that this run was started with"
+            problem, remedy = (
+                "belongs to another run",
+                "put back the ledger that this run was started with",
+            )
             raise LedgerError(self._name, problem, remedy)
 
     def _meta(self, key: str) -> str:
         with self._guard():
-            return str(self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0])
+            return str(
+                self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[
+                    0
+                ]
+            )
 
     def identity(self) -> str:
         """Which run, or which site, this ledger was made for."""
@@ -219,14 +245,18 @@ class LedgerFile:
         return self._rule
 
     def head(self) -> Head:
-        """Return the newest entry of the hash chain. Noted elsewhere, it reveals a rewritten ledger."""
+        """Return the newest entry of the hash chain. Noted elsewhere, it reveals a rewritten
+        ledger.
+        """
         with self._guard():
             return chain.last_head(self._connection)
 
     def contains(self, digest: str) -> bool:
         """Whether an entry of the chain has this digest."""
         with self._guard():
-            found = self._connection.execute("SELECT 1 FROM chain WHERE digest = ?", (digest,)).fetchone()
+            found = self._connection.execute(
+                "SELECT 1 FROM chain WHERE digest = ?", (digest,)
+            ).fetchone()
         return found is not None
 
     def close(self) -> None:
@@ -242,14 +272,18 @@ class LedgerFile:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Read everything inside this context as it is now, whatever other processes charge meanwhile."""
+        """Read everything inside this context as it is now, whatever other processes charge
+        meanwhile.
+        """
         with self._guard():
             if self._connection.in_transaction:
                 yield
                 return
             self._connection.execute("BEGIN")
             try:
-                self._connection.execute("SELECT 1 FROM sqlite_master").fetchone()  # the first read fixes the snapshot
+                self._connection.execute(
+                    "SELECT 1 FROM sqlite_master"
+                ).fetchone()  # the first read fixes the snapshot
                 yield
             finally:
                 if self._connection.in_transaction:
@@ -257,13 +291,17 @@ class LedgerFile:
 
     @contextmanager
     def _transaction(self) -> Iterator[Entry]:
-        """Write one entry of the chain, or nothing; after the commit, note its head beside the ledger."""
+        """Write one entry of the chain, or nothing; after the commit, note its head beside the
+        ledger.
+        """
         with self._guard():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 if self._known is not None and not chain.contains(self._connection, self._known):
                     problem = "was replaced by another copy while it was open"
-                    raise LedgerError(self._name, problem, "put back the newest copy, and begin again from there")
+                    raise LedgerError(
+                        self._name, problem, "put back the newest copy, and begin again from there"
+                    )
                 entry = Entry(self._connection, chain.last_head(self._connection))
                 yield entry
                 head = entry.seal()
@@ -292,7 +330,11 @@ def _objects(schema: str) -> frozenset[tuple[str, str, str]]:
 def _connect(name: str, mode: str) -> sqlite3.Connection:
     try:
         target = name if name == ":memory:" else f"{Path(name).absolute().as_uri()}?mode={mode}"
-        if mode == "ro" and not os.access(Path(name).parent, os.W_OK) and not Path(name + "-wal").exists():
+        if (
+            mode == "ro"
+            and not os.access(Path(name).parent, os.W_OK)
+            and not Path(name + "-wal").exists()
+        ):
             target += "&immutable=1"  # a finished ledger on a read-only medium: WAL could not make its index file
         connection = sqlite3.connect(target, uri=True, timeout=120, isolation_level=None)
         if mode != "ro":
@@ -305,7 +347,9 @@ def _connect(name: str, mode: str) -> sqlite3.Connection:
 
 
 def backup(source: Path, target: Path) -> None:
-    """Copy a ledger that may be in use, through SQLite's own backup, and write the copy's head beside it."""
+    """Copy a ledger that may be in use, through SQLite's own backup, and write the copy's head
+    beside it.
+    """
     noted = chain.read_head(str(source))
     try:
         with closing(_connect(str(source), "ro")) as old, closing(sqlite3.connect(target)) as new:
@@ -314,7 +358,9 @@ def backup(source: Path, target: Path) -> None:
             chain.check_ancestor(new, str(source), noted, head)
     except (sqlite3.Error, OSError) as error:
         raise (
-            disk_error(str(target), error) if isinstance(error, OSError) else translated(str(target), error)
+            disk_error(str(target), error)
+            if isinstance(error, OSError)
+            else translated(str(target), error)
         ) from error
     chain.head_path(str(target)).unlink(missing_ok=True)  # of an earlier backup
     chain.write_head(str(target), head)
@@ -324,7 +370,13 @@ def translated(name: str, error: sqlite3.Error) -> LedgerError | DiskError:
     """Say what an error of the database means to the person who runs this."""
     text = str(error)
     if "full" in text or "disk I/O" in text:
-        return DiskError(name, f"cannot be written ({text})", "free some space and resume; what was charged is kept")
+        return DiskError(
+            name,
+            f"cannot be written ({text})",
+            "free some space and resume; what was charged is kept",
+        )
     return LedgerError(
-        name, f"cannot be used ({text})", "restore it from a backup; a run does not go on without its ledger"
+        name,
+        f"cannot be used ({text})",
+        "restore it from a backup; a run does not go on without its ledger",
     )

@@ -1,18 +1,20 @@
 """Privacy loss distributions of single steps of sampled Gaussians, discretised pessimistically.
 
 The loss L = log P / Q of a dominating pair (P, Q) is put on a grid of multiples of an interval h by
-connecting the dots (Doroshenko, Ghazi, Kamath, Kumar, Manurangsi, PETS 2022): what lies between two dots is
-divided between them so that its masses under P and under Q are both kept. The result dominates the step for
-every h. The pairs, for noise s in units of the sensitivity and a sampling rate q:
+connecting the dots (Doroshenko, Ghazi, Kamath, Kumar, Manurangsi, PETS 2022): what lies between two
+dots is divided between them so that its masses under P and under Q are both kept. The result
+dominates the step for every h. The pairs, for noise s in units of the sensitivity and a sampling
+rate q:
 
-    Poisson, add/remove      P = (1-q) N(0, s^2) + q N(1, s^2),  Q = N(0, s^2),  and the reverse Poisson,
-                             replace-one     the same P, and Q = (1-q) N(0, s^2) + q N(-1, s^2) fixed size,
-                             replace-one  the first pair with s = z / 2 where the loss is positive, its mirror
-                             image where it is negative, the rest at 0 (Zhu, Dong, Wang, AISTATS 2022, Theorem
-                             11)
+    Poisson, add/remove      P = (1-q) N(0, s^2) + q N(1, s^2),  Q = N(0, s^2),  and the reverse
+    Poisson,
+                             replace-one     the same P, and Q = (1-q) N(0, s^2) + q N(-1, s^2)
+                             fixed size, replace-one  the first pair with s = z / 2 where the loss
+                             is positive, its mirror image where it is negative, the rest at 0 (Zhu,
+                             Dong, Wang, AISTATS 2022, Theorem 11)
 
-Masses are differences of the nearer tails of normal distributions, so that they are exact relative to
-themselves.
+Masses are differences of the nearer tails of normal distributions, so that they are exact relative
+to themselves.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """``steps`` equal releases, with noise ``std`` in units of the sensitivity, and their dominating pair."""
+    """``steps`` equal releases, with noise ``std`` in units of the sensitivity, and their
+    dominating pair.
+    """
 
     std: float
     rate: float
@@ -45,7 +49,9 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """The mass ``masses[i]`` at the loss ``(first + i) * interval``, and ``infinite`` at an infinite loss."""
+    """The mass ``masses[i]`` at the loss ``(first + i) * interval``, and ``infinite`` at an
+    infinite loss.
+    """
 
     interval: float
     first: int
@@ -53,7 +59,9 @@ class Losses:
     infinite: float
 
     def tilted(self, tilt: float) -> tuple[float, Floats]:
-        """Return log M(tilt), of the sum of masses * exp(tilt * loss), and these terms divided by M(tilt)."""
+        """Return log M(tilt), of the sum of masses * exp(tilt * loss), and these terms divided by
+        M(tilt).
+        """
         losses = self.interval * np.arange(self.first, self.first + len(self.masses))
         exponents = self._log_masses + tilt * losses
         top = float(exponents.max())
@@ -74,7 +82,9 @@ def loss_at(t: Floats, step: Step) -> Floats:
         none, drawn = np.log1p(-step.rate), math.log(step.rate)
     shift = 1 / step.std
     up: Floats = np.logaddexp(none, drawn + shift * (t - shift / 2))
-    return up - np.logaddexp(none, drawn - shift * (t + shift / 2)) if step.pair == "replaced" else up
+    return (
+        up - np.logaddexp(none, drawn - shift * (t + shift / 2)) if step.pair == "replaced" else up
+    )
 
 
 def _where(losses: Floats, step: Step) -> Floats:
@@ -93,7 +103,9 @@ def _where(losses: Floats, step: Step) -> Floats:
 
 
 def _between(t: Floats) -> Floats:
-    """The standard normal masses between neighbours of an increasing array, to full relative precision."""
+    """The standard normal masses between neighbours of an increasing array, to full relative
+    precision.
+    """
     tails = ndtr(-np.abs(t))
     masses: Floats = np.abs(np.diff(tails))
     k = int(np.searchsorted(t, 0.0))
@@ -110,7 +122,9 @@ def extent(step: Step, tail: float) -> tuple[float, float]:
 
 
 def one_step(step: Step, interval: float, tail: float, *, reverse: bool = False) -> Losses:
-    """Discretise one step; ``reverse`` exchanges P and Q. ``tail`` is about the mass left to infinity."""
+    """Discretise one step; ``reverse`` exchanges P and Q. ``tail`` is about the mass left to
+    infinity.
+    """
     smallest, largest = extent(step, tail)
     last = math.ceil(largest / interval)
     first = math.floor(smallest / interval) if step.pair == "sampled" else 0
@@ -118,7 +132,11 @@ def one_step(step: Step, interval: float, tail: float, *, reverse: bool = False)
     shift = 1 / step.std
     base, moved = _between(t), _between(t - shift)
     upper = (1 - step.rate) * base + step.rate * moved
-    lower = (1 - step.rate) * base + step.rate * _between(t + shift) if step.pair == "replaced" else base
+    lower = (
+        (1 - step.rate) * base + step.rate * _between(t + shift)
+        if step.pair == "replaced"
+        else base
+    )
     top_upper = float((1 - step.rate) * ndtr(-t[-1]) + step.rate * ndtr(shift - t[-1]))
     top_lower = float(ndtr(-t[-1]))
     if step.pair == "replaced":
@@ -127,7 +145,9 @@ def one_step(step: Step, interval: float, tail: float, *, reverse: bool = False)
         low_upper = float((1 - step.rate) * ndtr(t[0]) + step.rate * ndtr(t[0] - shift))
         low_lower = float(ndtr(t[0]))
         if reverse:
-            return _dots(lower[::-1], upper[::-1], -last, interval, below=top_lower, infinite=low_lower)
+            return _dots(
+                lower[::-1], upper[::-1], -last, interval, below=top_lower, infinite=low_lower
+            )
         return _dots(upper, lower, first, interval, below=low_upper, infinite=top_upper)
     # Symmetric: the mirror image of (upper, lower) is (lower, upper).
     made = _dots(

@@ -1,14 +1,16 @@
-"""Renyi divergences of histories, and the filter that stays valid when releases are chosen adaptively.
+"""Renyi divergences of histories, and the filter that stays valid when releases are chosen
+adaptively.
 
-*The filter.* Feldman and Zrnic (NeurIPS 2021): Renyi costs at one order add up along adaptively chosen
-releases, and a budget in them may be spent to the end. With several orders, fixed beforehand, each has its
-own share of delta, and the history may go on while at least one of them has budget left. This holds by a
-union bound over the orders, and only because orders and shares are public and fixed: the best order of all,
-chosen in hindsight, would not be a filter.
+*The filter.* Feldman and Zrnic (NeurIPS 2021): Renyi costs at one order add up along adaptively
+chosen releases, and a budget in them may be spent to the end. With several orders, fixed
+beforehand, each has its own share of delta, and the history may go on while at least one of them
+has budget left. This holds by a union bound over the orders, and only because orders and shares are
+public and fixed: the best order of all, chosen in hindsight, would not be a filter.
 
-Shares of delta follow from the budget (epsilon, delta) alone: nine tenths go to the order that is best for Gaussian
-releases at this budget, the rest is shared equally. At epsilon 1, delta 1e-5 the filter admits mu = 0.246 of Gaussian
-releases, where the exact filter of those admits 0.268 and a single order, the best one, 0.247.
+Shares of delta follow from the budget (epsilon, delta) alone: nine tenths go to the order that is
+best for Gaussian releases at this budget, the rest is shared equally. At epsilon 1, delta 1e-5 the
+filter admits mu = 0.246 of Gaussian releases, where the exact filter of those admits 0.268 and a
+single order, the best one, 0.247.
 
 *The replace-one trap.* dp-accounting 0.6.0's RDP accountant takes the add/remove sensitivity under
 replace-one (sigma 1, delta 1e-5: 4.73, where 9.997 is right). It is given half the multiplier here.
@@ -28,7 +30,15 @@ from dpfl.core.types import Adjacency
 from dpfl.privacy.events import Event
 from dpfl.privacy.gaussian import gaussian_mu
 
-__all__ = ["ORDERS", "RESERVED", "gaussian_mu", "moments", "renyi_admits", "renyi_costs", "renyi_epsilon"]
+__all__ = [
+    "ORDERS",
+    "RESERVED",
+    "gaussian_mu",
+    "moments",
+    "renyi_admits",
+    "renyi_costs",
+    "renyi_epsilon",
+]
 
 ORDERS = (2.0, 2.5, 3.5, 5.0, 7.0, 9.5, 13.0, 18.0, 25.0, 35.0, 50.0, 75.0, 110.0, 160.0, 230.0)
 """Orders of the filter, for epsilons of 0.1 to 10 at deltas of 1e-5 to 1e-7."""
@@ -37,16 +47,20 @@ MAIN_SHARE = 0.9
 """The share of delta that goes to the order that is best for Gaussian releases."""
 
 RESERVED = 0.01
-"""The part of delta that is kept for failures of a bound and for the noise sampler, whether needed or not.
+"""The part of delta that is kept for failures of a bound and for the noise sampler, whether needed
+or not.
 
-Both depend on what is released, and a share that is chosen afterwards would not be fixed beforehand."""
+Both depend on what is released, and a share that is chosen afterwards would not be fixed
+beforehand.
+"""
 
 _ROUNDING = 1e-12  # relative, added to every cost
 _STEP_ROUNDING = 1e-13  # absolute, per sampled step
 
 
 def renyi_costs(history: Iterable[Event], adjacency: Adjacency) -> tuple[float, ...]:
-    """Upper bounds on the Renyi divergence of a history at each of ``ORDERS``; infinite where there is none.
+    """Upper bounds on the Renyi divergence of a history at each of ``ORDERS``; infinite where there
+    is none.
 
     The costs of two histories add up to those of both.
 
@@ -75,15 +89,18 @@ def renyi_costs(history: Iterable[Event], adjacency: Adjacency) -> tuple[float, 
 
 
 def renyi_epsilon(costs: Sequence[float], delta: float) -> float:
-    """Return the smallest epsilon from which on every filter of a budget (epsilon, delta) admits these costs.
+    """Return the smallest epsilon from which on every filter of a budget (epsilon, delta) admits
+    these costs.
 
-    >>> round(renyi_epsilon(renyi_costs((Event(noise_multiplier=4.0),), Adjacency.ADD_REMOVE), 1e-5), 3)
-    1.019
+    >>> round(renyi_epsilon(renyi_costs((Event(noise_multiplier=4.0),), Adjacency.ADD_REMOVE),
+    1e-5), 3) 1.019
     """
     smallest = 0.0
     for main, low, high in _main_orders(delta):
         bound = _bound(costs, main, delta)
-        if bound > low:  # budgets from ``low`` to the bound, as far as this order is their main one, do not admit them
+        if (
+            bound > low
+        ):  # budgets from ``low`` to the bound, as far as this order is their main one, do not admit them
             smallest = max(smallest, min(bound, high))
     return smallest
 
@@ -91,8 +108,8 @@ def renyi_epsilon(costs: Sequence[float], delta: float) -> float:
 def renyi_admits(costs: Sequence[float], epsilon: float, delta: float) -> bool:
     """Whether the filter of the budget (epsilon, delta), known beforehand, admits these costs.
 
-    >>> renyi_admits(renyi_costs((Event(noise_multiplier=1 / 0.245),), Adjacency.ADD_REMOVE), 1.0, 1e-5)
-    True
+    >>> renyi_admits(renyi_costs((Event(noise_multiplier=1 / 0.245),), Adjacency.ADD_REMOVE), 1.0,
+    1e-5) True
     """
     if not math.isfinite(epsilon):
         return False
@@ -104,7 +121,8 @@ def renyi_admits(costs: Sequence[float], epsilon: float, delta: float) -> bool:
 def _main_orders(delta: float) -> tuple[tuple[float, float, float], ...]:
     """For which epsilons each order is the main one: (order, from, to), in rising order of epsilon.
 
-    An order a is best for Gaussian releases where (epsilon - conversion(a)) / a is largest: an envelope of lines.
+    An order a is best for Gaussian releases where (epsilon - conversion(a)) / a is largest: an
+    envelope of lines.
     """
     cost = {order: _conversion(order, MAIN_SHARE * delta) for order in ORDERS}
 
@@ -117,7 +135,11 @@ def _main_orders(delta: float) -> tuple[tuple[float, float, float], ...]:
         if (low - cost[candidate]) / candidate > (low - cost[main]) / main:
             main = candidate
     while True:
-        ahead = [(crossing(main, order), order) for order in ORDERS if order < main and crossing(main, order) > low]
+        ahead = [
+            (crossing(main, order), order)
+            for order in ORDERS
+            if order < main and crossing(main, order) > low
+        ]
         high, following = min(ahead, default=(math.inf, main))
         found.append((main, low, high))
         if not ahead:
@@ -129,7 +151,10 @@ def _bound(costs: Sequence[float], main: float, delta: float) -> float:
     """The smallest bound of all orders, each at its share of delta."""
     rest = (1 - MAIN_SHARE) * delta / (len(ORDERS) - 1)
     shares = [MAIN_SHARE * delta if order == main else rest for order in ORDERS]
-    bounds = [cost + _conversion(order, share) for cost, order, share in zip(costs, ORDERS, shares, strict=True)]
+    bounds = [
+        cost + _conversion(order, share)
+        for cost, order, share in zip(costs, ORDERS, shares, strict=True)
+    ]
     return max(0.0, min(bounds)) * (1 + _ROUNDING)
 
 
@@ -138,12 +163,16 @@ def _conversion(order: float, delta: float) -> float:
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
-def moments(events: Iterable[Event], adjacency: Adjacency, orders: Sequence[float] | None = None) -> Any:
+def moments(
+    events: Iterable[Event], adjacency: Adjacency, orders: Sequence[float] | None = None
+) -> Any:
     """Return dp-accounting's RDP accountant of a history, with the sensitivity of the adjacency."""
     from dp_accounting import NeighboringRelation, rdp
 
     replace_one = adjacency is Adjacency.REPLACE_ONE
-    relation = NeighboringRelation.REPLACE_ONE if replace_one else NeighboringRelation.ADD_OR_REMOVE_ONE
+    relation = (
+        NeighboringRelation.REPLACE_ONE if replace_one else NeighboringRelation.ADD_OR_REMOVE_ONE
+    )
     logging.getLogger("absl").setLevel(logging.ERROR)  # the RDP search warns thousands of times
     accountant = rdp.RdpAccountant(orders=orders, neighboring_relation=relation)
     for event in events:
@@ -189,5 +218,7 @@ def _as_dp_event(event: Event, factor: float) -> Any:
         if rate < Fraction(event.sampling_rate) * (1 - Fraction(1, 10**12)):
             # Never a smaller sample than was drawn
             rate = Fraction(math.ceil(event.sampling_rate * 10**7), 10**7)
-        return dp_accounting.SampledWithoutReplacementDpEvent(rate.denominator, rate.numerator, gaussian)
+        return dp_accounting.SampledWithoutReplacementDpEvent(
+            rate.denominator, rate.numerator, gaussian
+        )
     return gaussian

@@ -1,9 +1,9 @@
 """A site's own ledger: what it was charged, and the very bytes it answered with.
 
-*Formal guarantees.* A round's charges and the answer they pay for are committed in one transaction before the
-answer leaves the site. A site that dies before has charged and released nothing; one that dies after sends
-the same bytes again, and is not charged again. There is no third case: an answer that is not in the ledger
-was never sent.
+*Formal guarantees.* A round's charges and the answer they pay for are committed in one transaction
+before the answer leaves the site. A site that dies before has charged and released nothing; one
+that dies after sends the same bytes again, and is not charged again. There is no third case: an
+answer that is not in the ledger was never sent.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfl.core.errors import LedgerError
-from dpfl.privacy.bills import Charge
+from dpfl.privacy.costs import Charge
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.ledger_file import SITE_SCHEMA
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """The last answer to a run: its round, its bytes, and the part of the model that stays at the site."""
+    """The last answer to a run: its round, its bytes, and the part of the model that stays at the
+    site.
+    """
 
     round: int
     payload: bytes
@@ -39,7 +41,9 @@ class SiteLedger(Ledger):
         if owner != site:
             ledger.close()
             raise LedgerError(
-                str(path), f"is the ledger of '{owner}', not of '{site}'", "put [site] id back in site.toml"
+                str(path),
+                f"is the ledger of '{owner}', not of '{site}'",
+                "put [site] id back in site.toml",
             )
         with ledger._guard():
             ledger._connection.executescript(SITE_SCHEMA)
@@ -54,7 +58,9 @@ class SiteLedger(Ledger):
     def agreed(self, run: str) -> str | None:
         """What was agreed on for a run."""
         with self._guard():
-            row = self._connection.execute("SELECT digest FROM agreed WHERE run = ?", (run,)).fetchone()
+            row = self._connection.execute(
+                "SELECT digest FROM agreed WHERE run = ?", (run,)
+            ).fetchone()
         return None if row is None else str(row[0])
 
     def answered(self, run: str) -> Answered | None:
@@ -65,10 +71,14 @@ class SiteLedger(Ledger):
             ).fetchone()
         return None if row is None else Answered(round=row[0], payload=row[1], private=row[2])
 
-    def pay_and_answer(self, run: str, round_: int, charges: Sequence[Charge], payload: bytes, private: bytes) -> bool:
+    def pay_and_answer(
+        self, run: str, round_: int, charges: Sequence[Charge], payload: bytes, private: bytes
+    ) -> bool:
         """Charge and keep the answer, all or nothing; False if plan or budget do not cover it."""
 
         def keep(connection: sqlite3.Connection) -> None:
-            connection.execute("INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)", (run, round_, payload, private))
+            connection.execute(
+                "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)", (run, round_, payload, private)
+            )
 
         return not self.charge(run, round_, charges, also=keep)

@@ -1,7 +1,8 @@
 """What each account has spent, derived from stored events alone, for an ethics board.
 
-A statement shows the prices of plans under the ledger's filter. It never composes the history that took
-place: which studies that history holds may depend on outputs, and composing it would understate the loss.
+A statement shows the prices of plans under the ledger's filter. It never composes the history that
+took place: which studies that history holds may depend on outputs, and composing it would
+understate the loss.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ from dataclasses import asdict, dataclass, replace
 
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy.accountant import Spend
-from dpfl.privacy.bills import Tab, tab_of
+from dpfl.privacy.costs import Tab, tab_of
 from dpfl.privacy.filters import Portion, filter_named
 from dpfl.privacy.ledger import Ledger
-from dpfl.privacy.readings import UNKNOWN
+from dpfl.privacy.ledger_reader import UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
     """An epsilon with its unit, adjacency, adversary, delta and accountant, beside the budget.
 
-    ``filter`` is the rule across studies, ``studies`` how many plans the epsilon covers, ``rounds`` how many
-    rounds were charged. Under the filter "allotments" a plan counts as a whole once it is committed, and its price is
-    guaranteed. Where studies pay as they go, ``epsilon`` is what is used so far, which decides what is still admitted;
-    because studies may stop by looking at their outputs, what is guaranteed is the budget (``guarantee``).
+    ``filter`` is the rule across studies, ``studies`` how many plans the epsilon covers, ``rounds``
+    how many rounds were charged. Under the filter "allotments" a plan counts as a whole once it is
+    committed, and its price is guaranteed. Where studies pay as they go, ``epsilon`` is what is
+    used so far, which decides what is still admitted; because studies may stop by looking at their
+    outputs, what is guaranteed is the budget (``guarantee``).
     """
 
     account: str
@@ -43,28 +45,41 @@ class Statement:
     @property
     def guarantee(self) -> float:
         """The epsilon that holds whatever depended on outputs."""
-        return self.epsilon if self.filter == "allotments" or self.granted is None else max(self.epsilon, self.granted)
+        return (
+            self.epsilon
+            if self.filter == "allotments" or self.granted is None
+            else max(self.epsilon, self.granted)
+        )
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values; infinity as text, which JSON can carry."""
         values = {**asdict(self), "guarantee": self.guarantee}
-        return {k: "infinite" if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}
+        return {
+            k: "infinite" if isinstance(v, float) and math.isinf(v) else v
+            for k, v in values.items()
+        }
 
 
-def statement(ledger: Ledger, account: str, observer: Observer, delta: float | None = None) -> Statement | None:
+def statement(
+    ledger: Ledger, account: str, observer: Observer, delta: float | None = None
+) -> Statement | None:
     """One account's spend against one adversary, None if nothing was planned or charged.
 
-    ``delta`` left out takes each plan's share of the budget's delta, and the budget's where a plan has none;
-    where no delta is known, no finite epsilon can be stated. Another ``delta`` is shared equally among the
-    plans.
+    ``delta`` left out takes each plan's share of the budget's delta, and the budget's where a plan
+    has none; where no delta is known, no finite epsilon can be stated. Another ``delta`` is shared
+    equally among the plans.
     """
     with ledger.snapshot():
         grant = ledger.grant_of(account)
         portions = ledger.portions(ledger.committed(account, observer))
         tab = tab_of((portion.bill, portion.count) for portion in portions)
         if tab is None and grant is not None and grant.unit and grant.observer is observer:
-            tab = Tab(unit=grant.unit, adjacency=Adjacency.ZERO_OUT, history=())  # a budget that was never used
-        return None if tab is None else _stated(ledger, account, observer, tab, portions, grant, delta)
+            tab = Tab(
+                unit=grant.unit, adjacency=Adjacency.ZERO_OUT, history=()
+            )  # a budget that was never used
+        return (
+            None if tab is None else _stated(ledger, account, observer, tab, portions, grant, delta)
+        )
 
 
 def _stated(
@@ -84,7 +99,10 @@ def _stated(
         grant is not None
         and (delta is None or delta == grant.delta)
         and spent.delta <= grant.delta * (1 + 1e-12)
-        and (grant.observer is observer or (grant.observer is Observer.SERVER and observer is Observer.WORLD))
+        and (
+            grant.observer is observer
+            or (grant.observer is Observer.SERVER and observer is Observer.WORLD)
+        )
     )
     return Statement(
         account=account,
@@ -95,7 +113,8 @@ def _stated(
         epsilon=spent.epsilon if readable else math.inf,
         delta=None if spent is UNKNOWN else spent.delta,
         granted=grant.epsilon if grant and covered else None,
-        rounds=ledger.participations(account, observer) or ledger.participations(account, Observer.SERVER),
+        rounds=ledger.participations(account, observer)
+        or ledger.participations(account, Observer.SERVER),
         filter=ledger.filter,
         studies=len(portions),
     )
@@ -112,7 +131,9 @@ def _spent(
     rule = filter_named(ledger.filter)
     if delta is not None and (grant is None or delta != grant.delta):
         share = delta / max(len(portions), 1) if rule.reserves else delta
-        spent = rule.spent([replace(portion, delta=share) for portion in portions], delta, adjacency)
+        spent = rule.spent(
+            [replace(portion, delta=share) for portion in portions], delta, adjacency
+        )
         return replace(spent, delta=delta)
     if grant is not None:
         return rule.spent(portions, grant.delta, adjacency)
@@ -124,8 +145,8 @@ def _spent(
 def statements(ledger: Ledger, delta: float | None = None) -> list[Statement]:
     """Every account against every adversary it was charged against, all as of one moment.
 
-    A charge against the server covers the world, which sees less; the world is listed apart only where it was
-    planned apart.
+    A charge against the server covers the world, which sees less; the world is listed apart only
+    where it was planned apart.
     """
     found = []
     with ledger.snapshot():

@@ -1,1 +1,3 @@
-"""Show what happened: one page for a board and for an engineer, figures for papers, and the page of a run that goes on."""
+"""Show what happened: one page for a board and for an engineer, figures for papers, and the page of
+a run that goes on.
+"""

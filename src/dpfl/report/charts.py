@@ -1,4 +1,6 @@
-"""Figures as plain data, drawn twice: in the page, where one can point at things, and as files for papers."""
+"""Figures as plain data, drawn twice: in the page, where one can point at things, and as files for
+papers.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dpfl.experiments.ranking import is_reference, promise_of
 from dpfl.report.reading import Case, Material, ReadRun
-from dpfl.runs.ranking import is_reference, promise_of
 
 Values = list[Any]
 FEW = 3  # methods whose lines can be told apart, two each
@@ -92,7 +94,14 @@ def _banded(name: str, x: Values, columns: Sequence[Sequence[float]], **more: An
 
 def _units(case: Case) -> list[str]:
     """Units that are protected here, in order; a federation of references alone has one."""
-    units = sorted({run.summary["unit"] for runs in case.methods.values() for run in runs[:1] if not _reference(run)})
+    units = sorted(
+        {
+            run.summary["unit"]
+            for runs in case.methods.values()
+            for run in runs[:1]
+            if not _reference(run)
+        }
+    )
     return units or sorted({runs[0].summary["unit"] for runs in case.methods.values()})
 
 
@@ -111,7 +120,9 @@ def _in_unit(case: Case, unit: str) -> dict[str, Sequence[ReadRun]]:
 def accuracy_by_round(case: Case) -> list[Chart]:
     """One figure a unit: methods that protect different things do not share an axis."""
     unfinished = any(not run.finished for runs in case.methods.values() for run in runs)
-    groups = {"": case.methods} if unfinished else {unit: _in_unit(case, unit) for unit in _units(case)}
+    groups = (
+        {"": case.methods} if unfinished else {unit: _in_unit(case, unit) for unit in _units(case)}
+    )
     charts = []
     for unit, methods in groups.items():
         series = []
@@ -129,7 +140,8 @@ def accuracy_by_round(case: Case) -> list[Chart]:
             charts.append(
                 Chart(
                     name=f"accuracy-by-round{'-' + unit if len(groups) > 1 else ''}",
-                    title="Accuracy over rounds" + (f", protecting a {unit}" if len(groups) > 1 else ""),
+                    title="Accuracy over rounds"
+                    + (f", protecting a {unit}" if len(groups) > 1 else ""),
                     x_label="round",
                     y_label="test accuracy, %",
                     caption="Measured on the clients' test records, which only a simulation may see."
@@ -145,7 +157,11 @@ def accuracy_by_epsilon(material: Material) -> list[Chart]:
     found: dict[tuple[str, str, str], dict[str, list[tuple[float, list[float]]]]] = {}
     for case in material.cases:
         for label, runs in case.methods.items():
-            spent = [run.summary["epsilon"].get("spent", {}).get("median") for run in runs if run.finished]
+            spent = [
+                run.summary["epsilon"].get("spent", {}).get("median")
+                for run in runs
+                if run.finished
+            ]
             numbers = [value for value in spent if isinstance(value, int | float)]
             if numbers and len(numbers) == len(runs) and not _reference(runs[0]):
                 point = (statistics.mean(numbers), [100 * run.summary["accuracy"] for run in runs])
@@ -177,7 +193,9 @@ def wide(values: Sequence[float]) -> bool:
 
 
 def accuracy_over_field(material: Material) -> list[Chart]:
-    """A sweep's curve: one figure a unit, the first varied field along the axis, the others in the names."""
+    """A sweep's curve: one figure a unit, the first varied field along the axis, the others in the
+    names.
+    """
     first, *others = material.varied
     charts = []
     units = _units(material.cases[0])
@@ -187,17 +205,25 @@ def accuracy_over_field(material: Material) -> list[Chart]:
             rest = ", ".join(f"{name.rpartition('.')[2]} {case.values[name]}" for name in others)
             for label, runs in _in_unit(case, unit).items():
                 name = f"{label} ({rest})" if rest else label
-                columns.setdefault(name, {})[_plain(case.values[first])] = [100 * r.summary["accuracy"] for r in runs]
-        numbers = all(isinstance(x, int | float) and x > 0 for column in columns.values() for x in column)
+                columns.setdefault(name, {})[_plain(case.values[first])] = [
+                    100 * r.summary["accuracy"] for r in runs
+                ]
+        numbers = all(
+            isinstance(x, int | float) and x > 0 for column in columns.values() for x in column
+        )
         xs = [x for column in columns.values() for x in column]
         charts.append(
             Chart(
                 name=f"accuracy-by-{first.rpartition('.')[2]}{'-' + unit if len(units) > 1 else ''}",
-                title=f"Accuracy over {first}" + (f", protecting a {unit}" if len(units) > 1 else ""),
+                title=f"Accuracy over {first}"
+                + (f", protecting a {unit}" if len(units) > 1 else ""),
                 x_label=first,
                 y_label="test accuracy, %",
                 caption="Bands: one standard deviation over seeds.",
-                series=[_banded(name, list(column), list(column.values())) for name, column in columns.items()],
+                series=[
+                    _banded(name, list(column), list(column.values()))
+                    for name, column in columns.items()
+                ],
                 log_x=bool(numbers and wide(xs)),
             )
         )
@@ -228,8 +254,20 @@ def privacy_charts(material: Material) -> list[Chart]:
                 caption=f"Per {run.summary['unit']}, {run.summary['adjacency']} adjacency, against the "
                 f"{run.summary['observer']}. No site can spend more than it granted.",
                 series=[
-                    Series(name="granted", x=x, y=[line["granted"] for line in lines], text=names, kind="rings"),
-                    Series(name="spent", x=x, y=[line["epsilon"] for line in lines], text=names, kind="points"),
+                    Series(
+                        name="granted",
+                        x=x,
+                        y=[line["granted"] for line in lines],
+                        text=names,
+                        kind="rings",
+                    ),
+                    Series(
+                        name="spent",
+                        x=x,
+                        y=[line["epsilon"] for line in lines],
+                        text=names,
+                        kind="points",
+                    ),
                 ],
                 log_y=wide([line[key] for line in lines for key in ("granted", "epsilon")]),
                 part="privacy",
@@ -253,7 +291,12 @@ def _bytes_in_all(runs: Mapping[str, ReadRun]) -> list[Chart]:
             y_label="MiB, all clients and rounds",
             caption="Up: from clients to the server. Down: from the server to clients.",
             series=[
-                Series(name=name, x=list(runs), y=[_total(run, key) / 2**20 for run in runs.values()], kind="bars")
+                Series(
+                    name=name,
+                    x=list(runs),
+                    y=[_total(run, key) / 2**20 for run in runs.values()],
+                    kind="bars",
+                )
                 for name, key in (("up", "bytes_up"), ("down", "bytes_down"))
             ],
             part="cost",
@@ -314,7 +357,10 @@ def _seconds(runs: Mapping[str, ReadRun]) -> list[Chart]:
                 "Mean over rounds, of this machine.",
                 series=[
                     Series(
-                        name=stage, x=list(runs), y=[_mean_of(run.timings, stage) for run in runs.values()], kind="bars"
+                        name=stage,
+                        x=list(runs),
+                        y=[_mean_of(run.timings, stage) for run in runs.values()],
+                        kind="bars",
                     )
                     for stage in stages
                 ],

@@ -12,7 +12,16 @@ from dpfl.report.reading import Material, ReadRun
 
 def detail_charts(material: Material) -> dict[str, list[Chart]]:
     """By method, of the first seed; a method of which nothing is told has none."""
-    makers = (weights, noise_left, noise_estimates, subspace, spectra, smoothness, central_noise, channel)
+    makers = (
+        weights,
+        noise_left,
+        noise_estimates,
+        subspace,
+        spectra,
+        smoothness,
+        central_noise,
+        channel,
+    )
     found = {}
     for label, run in chosen(material.cases[0]).items():
         charts = [chart for maker in makers for chart in maker(label, run)]
@@ -43,7 +52,9 @@ def _means(lines: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def weights(label: str, run: ReadRun) -> list[Chart]:
     """What each client's update weighed, beside the weights that would have left the least noise."""
-    mean = _means([line["weights"] for line in run.history if isinstance(line.get("weights"), dict)])
+    mean = _means(
+        [line["weights"] for line in run.history if isinstance(line.get("weights"), dict)]
+    )
     oracle = _means(
         [
             line["simulated_truth"]["oracle_weights"]
@@ -51,14 +62,27 @@ def weights(label: str, run: ReadRun) -> list[Chart]:
             if "oracle_weights" in line.get("simulated_truth", {})
         ]
     )
-    if not mean or all(max(own.values()) < 1.0001 * min(own.values()) for own in (mean, oracle) if own):
+    if not mean or all(
+        max(own.values()) < 1.0001 * min(own.values()) for own in (mean, oracle) if own
+    ):
         return []  # equal weights need no picture
     clients = _by_grant(run, list(mean))
     x, axis = _axis(clients)
-    series = [Series(name="weight", x=x, y=[mean[c] for c in clients], text=list(clients), kind="points")]
+    series = [
+        Series(name="weight", x=x, y=[mean[c] for c in clients], text=list(clients), kind="points")
+    ]
     if oracle:
         least = [oracle.get(c) for c in clients]
-        series.insert(0, Series(name="least noise (a simulator's knowledge)", x=x, y=least, text=clients, kind="rings"))
+        series.insert(
+            0,
+            Series(
+                name="least noise (a simulator's knowledge)",
+                x=x,
+                y=least,
+                text=clients,
+                kind="rings",
+            ),
+        )
     return [
         Chart(
             name=f"weights-{label}",
@@ -66,7 +90,11 @@ def weights(label: str, run: ReadRun) -> list[Chart]:
             x_label=axis,
             y_label="weight, mean over rounds",
             caption="Clients from the smallest to the largest grant."
-            + (" The least noise is left by weights that go with the inverse of the true noise." if oracle else ""),
+            + (
+                " The least noise is left by weights that go with the inverse of the true noise."
+                if oracle
+                else ""
+            ),
             series=series,
             log_y=wide([*mean.values(), *oracle.values()]),
             part=label,
@@ -127,8 +155,15 @@ def noise_estimates(label: str, run: ReadRun) -> list[Chart]:
             caption="A point a client, means over rounds. Only ratios between clients matter: the dashed line "
             f"is {scale:.3g} times the truth.",
             series=[
-                Series(name="clients", x=list(true), y=list(seen), text=list(clients), kind="points"),
-                Series(name="in proportion", x=list(ends), y=[scale * end for end in ends], kind="dashes"),
+                Series(
+                    name="clients", x=list(true), y=list(seen), text=list(clients), kind="points"
+                ),
+                Series(
+                    name="in proportion",
+                    x=list(ends),
+                    y=[scale * end for end in ends],
+                    kind="dashes",
+                ),
             ],
             log_x=True,
             log_y=True,
@@ -146,7 +181,9 @@ def _by_round(run: ReadRun, slot: str, names: Mapping[str, str]) -> list[Series]
             if isinstance(line.get(slot, {}).get(key), int | float)
         ]
         if points:
-            series.append(Series(name=name, x=[r for r, _ in points], y=[float(v) for _, v in points]))
+            series.append(
+                Series(name=name, x=[r for r, _ in points], y=[float(v) for _, v in points])
+            )
     return series
 
 
@@ -168,7 +205,10 @@ def subspace(label: str, run: ReadRun) -> list[Chart]:
                 part=label,
             )
         )
-    last = next((line["clean_metrics"] for line in reversed(run.history) if _spectra_of(line, "/spectrum")), None)
+    last = next(
+        (line["clean_metrics"] for line in reversed(run.history) if _spectra_of(line, "/spectrum")),
+        None,
+    )
     if last:
         charts.append(
             Chart(
@@ -178,7 +218,9 @@ def subspace(label: str, run: ReadRun) -> list[Chart]:
                 y_label="singular value, share of the largest",
                 caption="Of the last round, tensor by tensor; the first k directions are kept.",
                 series=[
-                    Series(name=name, x=list(range(1, len(values) + 1)), y=list(values), kind="line")
+                    Series(
+                        name=name, x=list(range(1, len(values) + 1)), y=list(values), kind="line"
+                    )
                     for name, values in _spectra_of({"clean_metrics": last}, "/spectrum").items()
                 ],
                 log_y=True,
@@ -194,8 +236,12 @@ def _spectra_of(line: Mapping[str, Any], ending: str) -> dict[str, list[float]]:
 
 
 def spectra(label: str, run: ReadRun) -> list[Chart]:
-    """FedCEO: singular values of the stacks against the threshold they had to exceed, of the last smoothing."""
-    last = next((line for line in reversed(run.history) if _spectra_of(line, "/singular_values")), None)
+    """FedCEO: singular values of the stacks against the threshold they had to exceed, of the last
+    smoothing.
+    """
+    last = next(
+        (line for line in reversed(run.history) if _spectra_of(line, "/singular_values")), None
+    )
     if last is None:
         return []
     told = last.get("clean_metrics", {}) or last.get("denoise0_metrics", {})
@@ -204,9 +250,13 @@ def spectra(label: str, run: ReadRun) -> list[Chart]:
         slices = int(told[f"{name}/slices"])
         each = len(values) // slices
         first = values[:each]
-        series.append(Series(name=f"{name}, first slice", x=list(range(1, each + 1)), y=list(first)))
+        series.append(
+            Series(name=f"{name}, first slice", x=list(range(1, each + 1)), y=list(first))
+        )
         level = told[f"{name}/threshold"]
-        series.append(Series(name=f"{name}, threshold", x=[1, each], y=[level, level], kind="dashes"))
+        series.append(
+            Series(name=f"{name}, threshold", x=[1, each], y=[level, level], kind="dashes")
+        )
     return [
         Chart(
             name=f"spectrum-{label}",
@@ -222,9 +272,16 @@ def spectra(label: str, run: ReadRun) -> list[Chart]:
 
 
 def smoothness(label: str, run: ReadRun) -> list[Chart]:
-    """FedCEO's Figure 1: how far each client's weights of each class are from the others', before and after."""
+    """FedCEO's Figure 1: how far each client's weights of each class are from the others', before
+    and after.
+    """
     last = next(
-        (line for line in reversed(run.history) if "smoothness_map_before" in line.get("clean_metrics", {})), None
+        (
+            line
+            for line in reversed(run.history)
+            if "smoothness_map_before" in line.get("clean_metrics", {})
+        ),
+        None,
     )
     if last is None:
         return []
@@ -233,7 +290,9 @@ def smoothness(label: str, run: ReadRun) -> list[Chart]:
     for when in ("before", "after"):
         flat = last["clean_metrics"][f"smoothness_map_{when}"]
         classes = len(flat) // len(clients)
-        rows = [flat[number * len(clients) : (number + 1) * len(clients)] for number in range(classes)]
+        rows = [
+            flat[number * len(clients) : (number + 1) * len(clients)] for number in range(classes)
+        ]
         charts.append(
             Chart(
                 name=f"smoothness-{when}-{label}",
@@ -250,11 +309,17 @@ def smoothness(label: str, run: ReadRun) -> list[Chart]:
 
 def central_noise(label: str, run: ReadRun) -> list[Chart]:
     """The server's own noise beside the update it hides, before and after smoothing."""
-    series = _by_round(run, "noise_metrics", {"norm": "noise", "norm_after": "noise after smoothing"})
+    series = _by_round(
+        run, "noise_metrics", {"norm": "noise", "norm_after": "noise after smoothing"}
+    )
     if not series:
         return []
-    updates = [(line["round"] + 1, line["update_norm"]) for line in run.history if "update_norm" in line]
-    series.append(Series(name="update, noise included", x=[r for r, _ in updates], y=[v for _, v in updates]))
+    updates = [
+        (line["round"] + 1, line["update_norm"]) for line in run.history if "update_norm" in line
+    ]
+    series.append(
+        Series(name="update, noise included", x=[r for r, _ in updates], y=[v for _, v in updates])
+    )
     return [
         Chart(
             name=f"central-noise-{label}",

@@ -8,13 +8,28 @@ from typing import Any
 
 from dpfl.report.charts import Chart, Series
 
-COLOURS = ("#1f6f8b", "#d1603d", "#5b8c3e", "#8a5a9e", "#b8860b", "#c44569", "#4a4e8f", "#2a9d8f", "#7f5539", "#6c757d")
+COLOURS = (
+    "#1f6f8b",
+    "#d1603d",
+    "#5b8c3e",
+    "#8a5a9e",
+    "#b8860b",
+    "#c44569",
+    "#4a4e8f",
+    "#2a9d8f",
+    "#7f5539",
+    "#6c757d",
+)
 _DASH = {"dashes": "dash"}
 
 
 def plotly_script() -> str:
     """plotly.js, as the plotly package ships it."""
-    return resources.files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
+    return (
+        resources.files("plotly")
+        .joinpath("package_data", "plotly.min.js")
+        .read_text(encoding="utf-8")
+    )
 
 
 def specification(chart: Chart) -> dict[str, Any]:
@@ -33,7 +48,9 @@ def specification(chart: Chart) -> dict[str, Any]:
         ]
     else:
         data = [
-            trace for number, series in enumerate(chart.series) for trace in _traces(series, colour_of(chart, number))
+            trace
+            for number, series in enumerate(chart.series)
+            for trace in _traces(series, colour_of(chart, number))
         ]
     axis = {"gridcolor": "#e6e6e6", "linecolor": "#999", "automargin": True, "zeroline": False}
     layout = {
@@ -43,7 +60,12 @@ def specification(chart: Chart) -> dict[str, Any]:
             **_scale(chart.log_x, _xs(chart)),
             **_words(_xs(chart)),
         },
-        "yaxis": {**axis, "title": {"text": _plain(chart.y_label)}, **_scale(chart.log_y, _ys(chart)), **_rows(chart)},
+        "yaxis": {
+            **axis,
+            "title": {"text": _plain(chart.y_label)},
+            **_scale(chart.log_y, _ys(chart)),
+            **_rows(chart),
+        },
         "barmode": "stack" if chart.stacked else "group",
         "margin": {"l": 60, "r": 16, "t": 16, "b": 48},
         "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#222"},
@@ -82,18 +104,29 @@ def colour_of(chart: Chart, number: int) -> str:
 
 
 def _xs(chart: Chart) -> list[Any]:
-    return list(chart.heat.x) if chart.heat is not None else [x for series in chart.series for x in series.x]
+    return (
+        list(chart.heat.x)
+        if chart.heat is not None
+        else [x for series in chart.series for x in series.x]
+    )
 
 
 def _ys(chart: Chart) -> list[Any]:
     return [
-        y for series in chart.series for y in (*series.y, *(series.low or ()), *(series.high or ())) if y is not None
+        y
+        for series in chart.series
+        for y in (*series.y, *(series.low or ()), *(series.high or ()))
+        if y is not None
     ]
 
 
 def _scale(log: bool, values: list[Any]) -> dict[str, Any]:
-    """A logarithmic axis where asked for; within one decade plotly would print bare digits, so ticks are said outright."""
-    positive = [value for value in values if isinstance(value, int | float) and 0 < value < math.inf]
+    """A logarithmic axis where asked for; within one decade plotly would print bare digits, so
+    ticks are said outright.
+    """
+    positive = [
+        value for value in values if isinstance(value, int | float) and 0 < value < math.inf
+    ]
     if not log or not positive:
         return {}
     low, high = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
@@ -114,7 +147,11 @@ def _traces(series: Series, colour: str) -> list[dict[str, Any]]:
     if series.kind == "bars":
         return [trace | {"type": "bar", "marker": {"color": colour}}]
     if series.kind in ("points", "rings"):
-        symbol = {"symbol": "circle-open", "size": 12} if series.kind == "rings" else {"size": 7, "opacity": 0.85}
+        symbol = (
+            {"symbol": "circle-open", "size": 12}
+            if series.kind == "rings"
+            else {"size": 7, "opacity": 0.85}
+        )
         trace |= {"type": "scatter", "mode": "markers", "marker": {"color": colour, **symbol}}
         if series.low is not None and series.high is not None:
             up = [high - y for high, y in zip(series.high, series.y, strict=True) if y is not None]
@@ -122,7 +159,12 @@ def _traces(series: Series, colour: str) -> list[dict[str, Any]]:
         return [trace]
     line = {"color": colour, "width": 2, "dash": _DASH.get(series.kind, "solid")}
     few = len(series.x) <= 30 and series.kind == "line"
-    trace |= {"type": "scatter", "mode": "lines+markers" if few else "lines", "line": line, "marker": {"size": 5}}
+    trace |= {
+        "type": "scatter",
+        "mode": "lines+markers" if few else "lines",
+        "line": line,
+        "marker": {"size": 5},
+    }
     if series.low is None or series.high is None:
         return [trace]
     around = {
@@ -142,4 +184,6 @@ def _traces(series: Series, colour: str) -> list[dict[str, Any]]:
 
 def _plain(name: str) -> str:
     """plotly reads a little HTML in texts, and TeX between dollars: a name must stay a name."""
-    return name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("$", "&#36;")
+    return (
+        name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("$", "&#36;")
+    )

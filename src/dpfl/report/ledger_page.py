@@ -1,4 +1,6 @@
-"""The privacy report of a ledger for an ethics board: budgets, what was spent, and by which studies."""
+"""The privacy report of a ledger for an ethics board: budgets, what was spent, and by which
+studies.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from dpfl.core.files import write_safely
 from dpfl.privacy.accountant import shown
 from dpfl.privacy.chain import Head
 from dpfl.privacy.ledger import Ledger
-from dpfl.privacy.readings import PricedPlan, Studied
+from dpfl.privacy.ledger_reader import PricedPlan, Studied
 from dpfl.privacy.statement import Statement, statements
 from dpfl.report import sections, words
 from dpfl.report.page import Page, render
@@ -79,17 +81,29 @@ def ledger_page(report: LedgerReport) -> Page:
 
 def _summary(report: LedgerReport) -> str:
     lines, studies = report.lines, report.studies
-    seeded = [f"NOT PRIVATE: SEEDED (a rehearsal: {one.title}, {one.run})" for one in studies if one.seeded]
-    raised = [f"HYPOTHETICAL: budgets beside {one.run} were raised" for one in studies if "HYPOTHETICAL" in one.title]
+    seeded = [
+        f"NOT PRIVATE: SEEDED (a rehearsal: {one.title}, {one.run})"
+        for one in studies
+        if one.seeded
+    ]
+    raised = [
+        f"HYPOTHETICAL: budgets beside {one.run} were raised"
+        for one in studies
+        if "HYPOTHETICAL" in one.title
+    ]
     stamps = [*report.stamps, *seeded, *raised]
-    body = "<h2>Summary</h2>" + "".join(f'<div class="stamp">{sections.text(stamp)}</div>' for stamp in stamps)
+    body = "<h2>Summary</h2>" + "".join(
+        f'<div class="stamp">{sections.text(stamp)}</div>' for stamp in stamps
+    )
     if not lines:
         return body + sections.paragraph(
             "No budget was set here, and nothing was charged. What a site has spent is in its own ledger."
         )
     if len(lines) > FEW:
         accounts = len({line.account for line in lines})
-        return body + sections.paragraph(f"{accounts} accounts, {_count(len(studies), 'study', 'studies')}.")
+        return body + sections.paragraph(
+            f"{accounts} accounts, {_count(len(studies), 'study', 'studies')}."
+        )
     for line in lines:
         body += _in_words(line)
     return body
@@ -98,7 +112,9 @@ def _summary(report: LedgerReport) -> str:
 def _in_words(line: Statement) -> str:
     values = line.to_dict()
     against = f"against {words.OBSERVER[line.observer]}"
-    rounds = f"in {_count(line.rounds, 'round', 'rounds')} of {_count(line.studies, 'study', 'studies')}"
+    rounds = (
+        f"in {_count(line.rounds, 'round', 'rounds')} of {_count(line.studies, 'study', 'studies')}"
+    )
     if line.rounds == 0 and line.epsilon == 0:
         spent = "has spent nothing yet"
     elif line.rounds == 0:  # a plan counts as a whole once it is committed
@@ -111,7 +127,9 @@ def _in_words(line: Statement) -> str:
     at = "" if line.delta is None else f" at delta {line.delta:g}"
     whom = "each record" if line.unit == "record" else "its whole contribution"
     if line.granted is None:
-        sentence = f"No budget is set{at} {against}. '{line.account}' {spent}{at if line.studies else ''}."
+        sentence = (
+            f"No budget is set{at} {against}. '{line.account}' {spent}{at if line.studies else ''}."
+        )
     else:
         sentence = (
             f"'{line.account}' has a budget of epsilon {shown(line.granted)}{at} that protects {whom} "
@@ -126,7 +144,9 @@ def _in_words(line: Statement) -> str:
     if line.granted is not None and math.isfinite(line.epsilon):
         share = line.epsilon / line.granted
         tiles = [
-            sections.tile("granted", values["granted"], shown(line.granted), "epsilon of the budget"),
+            sections.tile(
+                "granted", values["granted"], shown(line.granted), "epsilon of the budget"
+            ),
             sections.tile("spent", values["epsilon"], shown(line.epsilon), "epsilon spent so far"),
             sections.tile("share", share, f"{math.ceil(100 * share)} %", "of the budget"),
         ]
@@ -149,7 +169,9 @@ def _accounts(lines: Sequence[Statement]) -> str:
         delta = "-" if line.delta is None else f"{line.delta:g}"
         meaning = (line.unit, line.observer, line.adjacency, line.accountant)
         spent = (shown(line.epsilon), values["epsilon"])
-        rows.append([line.account, spent, granted, delta, (str(line.rounds), line.rounds), *meaning])
+        rows.append(
+            [line.account, spent, granted, delta, (str(line.rounds), line.rounds), *meaning]
+        )
     headings = (
         "account",
         "epsilon spent",
@@ -195,7 +217,9 @@ def _plans(report: LedgerReport) -> str:
         for account, plan in report.plans
     ]
     headings = ("account", "run", "against", "rounds planned", "rounds charged", "epsilon", "delta")
-    return "<h3>Plans and their prices</h3>" + sections.table(headings, rows, name="plans", words_first=3)
+    return "<h3>Plans and their prices</h3>" + sections.table(
+        headings, rows, name="plans", words_first=3
+    )
 
 
 def _integrity(report: LedgerReport) -> str:
@@ -205,8 +229,14 @@ def _integrity(report: LedgerReport) -> str:
         f"{report.head.digest}. Keep this page: dpfl ledger verify FILE --head HASH tells whether a later "
         "copy of the ledger still contains that entry."
     )
-    return "<h2>Ledger</h2>" + sections.paragraph(_FILTERS[report.filter]) + sections.paragraph(head)
+    return (
+        "<h2>Ledger</h2>" + sections.paragraph(_FILTERS[report.filter]) + sections.paragraph(head)
+    )
 
 
 def _day(at: float | None) -> str:
-    return "-" if at is None else datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return (
+        "-"
+        if at is None
+        else datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    )

@@ -24,7 +24,9 @@ def page_of(folder: Path) -> tuple[Page, str]:
     place = RunFolder(folder)
     if not place.experiment.exists():
         waiting = "<h2>Waiting</h2>" + paragraph(f"{folder.name or 'The folder'} holds no run yet.")
-        return Page(title="waiting for a run", parts={"summary": waiting}, charts=[], finished=False), "waiting"
+        return Page(
+            title="waiting for a run", parts={"summary": waiting}, charts=[], finished=False
+        ), "waiting"
     run = read_run(folder, finished=False)
     if run.finished:
         return full_page(of_folders([folder])), f"{len(run.history)}-finished"
@@ -41,7 +43,9 @@ def _readable(folder: Path) -> tuple[Page, str]:
 
 
 class LiveServer:
-    """Serves one folder's page on 127.0.0.1. It only reads, and answers nobody who came under another name."""
+    """Serves one folder's page on 127.0.0.1. It only reads, and answers nobody who came under
+    another name.
+    """
 
     def __init__(self, folder: Path, port: int = 0) -> None:
         self.folder = folder
@@ -54,7 +58,9 @@ class LiveServer:
                 "choose another --port, or 0 for a free one",
             ) from error
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="dpfl live view", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="dpfl live view", daemon=True
+        )
 
     @property
     def address(self) -> str:
@@ -77,12 +83,17 @@ class LiveServer:
 def _handler(folder: Path, known: Callable[[], set[str]]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            # A web page elsewhere can point its own name at 127.0.0.1: it must not read what is the operator's.
+            # A web page elsewhere can point its own name at 127.0.0.1: it must not read what is the
+            # operator's.
             if self.headers.get("Host") not in known():
                 self._send(403, "text/plain", b"this page is for this machine only\n")
             elif self.path == "/":
                 page, version = _readable(folder)
-                self._send(200, "text/html; charset=utf-8", render(page, live=NEWS, version=version).encode())
+                self._send(
+                    200,
+                    "text/html; charset=utf-8",
+                    render(page, live=NEWS, version=version).encode(),
+                )
             elif self.path == NEWS:
                 self._send(200, "application/json", json.dumps(_news(folder)).encode())
             else:
@@ -97,7 +108,10 @@ def _handler(folder: Path, known: Callable[[], set[str]]) -> type[BaseHTTPReques
             try:
                 self.end_headers()
                 self.wfile.write(body)
-            except (BrokenPipeError, ConnectionResetError):  # the reader left: that is no error of ours
+            except (
+                BrokenPipeError,
+                ConnectionResetError,
+            ):  # the reader left: that is no error of ours
                 self.close_connection = True
 
         def log_message(self, *_: Any) -> None:

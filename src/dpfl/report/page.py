@@ -1,4 +1,6 @@
-"""The report: one self-contained HTML file, the same page for a finished run, a comparison, and a run that goes on."""
+"""The report: one self-contained HTML file, the same page for a finished run, a comparison, and a
+run that goes on.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from typing import Any
 
 from dpfl.core.files import write_safely
 from dpfl.report import sections
-from dpfl.report.charts import Chart, accuracy_by_round, chosen, cost_charts, outcome_charts, privacy_charts
+from dpfl.report.charts import (
+    Chart,
+    accuracy_by_round,
+    chosen,
+    cost_charts,
+    outcome_charts,
+    privacy_charts,
+)
 from dpfl.report.details import detail_charts
 from dpfl.report.interactive import plotly_script, specification
 from dpfl.report.public import public_parts
@@ -34,7 +43,11 @@ class Page:
 
 def full_page(material: Material) -> Page:
     """The operator's page: everything."""
-    outcome, privacy, cost = outcome_charts(material), privacy_charts(material), cost_charts(material)
+    outcome, privacy, cost = (
+        outcome_charts(material),
+        privacy_charts(material),
+        cost_charts(material),
+    )
     inside = detail_charts(material)
     case = material.cases[0]
     runs = chosen(case)
@@ -54,7 +67,9 @@ def full_page(material: Material) -> Page:
 
 
 def public_page(material: Material) -> Page:
-    """The version that holds nothing an observer against whom sampling amplifies may not see: no figures at all."""
+    """The version that holds nothing an observer against whom sampling amplifies may not see: no
+    figures at all.
+    """
     return Page(title="What this training guarantees", parts=public_parts(material), charts=[])
 
 
@@ -75,8 +90,12 @@ def going_on_page(run: ReadRun) -> Page:
 
 
 def render(page: Page, *, live: str = "", version: str = "") -> str:
-    """The whole file. Nothing is fetched from anywhere, but news from its own server where the page is live."""
-    body = "".join(f'<section data-part="{name}">{part}</section>' for name, part in page.parts.items())
+    """The whole file. Nothing is fetched from anywhere, but news from its own server where the page
+    is live.
+    """
+    body = "".join(
+        f'<section data-part="{name}">{part}</section>' for name, part in page.parts.items()
+    )
     script = plotly_script() if page.charts or live else "window.Plotly = { react() {} };"
     asked = f' data-live="{live}" data-version="{version}"' if live and not page.finished else ""
     return (

@@ -32,19 +32,35 @@ def print_page(page: Path, pdf: Path) -> Path:
             "install one (Debian: apt-get install chromium), or print the page",
         )
     if pdf.resolve() == page.resolve():
-        raise ConfigurationError("--pdf", f"{page} would be overwritten by its own PDF", "name the page .html")
+        raise ConfigurationError(
+            "--pdf", f"{page} would be overwritten by its own PDF", "name the page .html"
+        )
     pdf.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as profile:
         # A sandbox needs user namespaces, which containers and root lack; the page is our own file.
-        command = [found, *_FLAGS, "--no-sandbox", f"--user-data-dir={profile}", f"--print-to-pdf={pdf.absolute()}"]
+        command = [
+            found,
+            *_FLAGS,
+            "--no-sandbox",
+            f"--user-data-dir={profile}",
+            f"--print-to-pdf={pdf.absolute()}",
+        ]
         try:
             done = subprocess.run(
-                [*command, page.absolute().as_uri()], capture_output=True, text=True, timeout=_SECONDS, check=False
+                [*command, page.absolute().as_uri()],
+                capture_output=True,
+                text=True,
+                timeout=_SECONDS,
+                check=False,
             )
         except subprocess.TimeoutExpired:
-            raise FolderError(str(pdf), "the browser took too long", "print the page from a browser") from None
+            raise FolderError(
+                str(pdf), "the browser took too long", "print the page from a browser"
+            ) from None
     if done.returncode != 0 or not pdf.exists():
         raise FolderError(
-            str(pdf), f"the browser could not print ({done.stderr.strip()[-200:]})", "print the page by hand"
+            str(pdf),
+            f"the browser could not print ({done.stderr.strip()[-200:]})",
+            "print the page by hand",
         )
     return pdf

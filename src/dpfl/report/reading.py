@@ -1,4 +1,6 @@
-"""Read runs for a report: one folder, many, or the results of a comparison; what cannot be compared is refused."""
+"""Read runs for a report: one folder, many, or the results of a comparison; what cannot be compared
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from dpfl.core.errors import ConfigurationError, FolderError
+from dpfl.experiments.ranking import Standing, standings
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RESULTS_FORMAT, SUMMARY_FORMAT, RunFolder
-from dpfl.runs.ranking import Standing, standings
 
 _SAME = ("data", "partition", "budgets", "model", "clients", "practices")
-"""Sections that make a federation: runs that differ in one of them say nothing about each other's methods."""
+"""Sections that make a federation: runs that differ in one of them say nothing about each other's
+methods.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,11 @@ class ReadRun:
         """The run as a comparison's results tell it."""
         keys = ("accuracy", "loss", "rounds", "clients", "bytes_up", "bytes_down", "stamps")
         meaning = {name: self.summary[name] for name in ("unit", "adjacency", "observer")}
-        also = {name: self.summary[name] for name in ("tested", "epsilon_by_observer") if name in self.summary}
+        also = {
+            name: self.summary[name]
+            for name in ("tested", "epsilon_by_observer")
+            if name in self.summary
+        }
         return (
             {name: self.summary[name] for name in keys}
             | also
@@ -75,7 +83,10 @@ class Case:
     def standings(self) -> list[Standing]:
         """Who did best, among those that promise the same."""
         return standings(
-            [{"label": label, "runs": [run.told() for run in runs]} for label, runs in self.methods.items()]
+            [
+                {"label": label, "runs": [run.told() for run in runs]}
+                for label, runs in self.methods.items()
+            ]
         )
 
 
@@ -104,20 +115,26 @@ class Material:
 
 
 def read_run(path: Path, *, finished: bool = True) -> ReadRun:
-    """Read one folder. A last line that a kill cut off is left out; a run that goes on is read only where asked for."""
+    """Read one folder. A last line that a kill cut off is left out; a run that goes on is read only
+    where asked for.
+    """
     place = RunFolder(path)
     if not place.experiment.exists():
         raise FolderError(str(path), "holds no run", "name the folder of a run, or of a comparison")
     try:
         text = place.experiment.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise FolderError(str(place.experiment), f"cannot be read ({error})", "restore it from a backup") from error
+        raise FolderError(
+            str(place.experiment), f"cannot be read ({error})", "restore it from a backup"
+        ) from error
     experiment = _experiment(place, text)
     summary: Mapping[str, Any] = {}
     if finished or place.summary.exists():
         if not place.summary.exists():
             raise FolderError(
-                str(path), "has not come to its end", f"finish it: dpfl run --resume {path}; or dpfl watch {path}"
+                str(path),
+                "has not come to its end",
+                f"finish it: dpfl run --resume {path}; or dpfl watch {path}",
             )
         summary = place.read_summary()
         if summary.get("format") != SUMMARY_FORMAT or "statements" not in summary:
@@ -127,7 +144,14 @@ def read_run(path: Path, *, finished: bool = True) -> ReadRun:
                 "run the experiment again, or report it with the dpfl that wrote it",
             )
     history, timings = place.read_lines(place.rounds), place.read_lines(place.timings)
-    return ReadRun(folder=path, experiment=experiment, toml=text, summary=summary, history=history, timings=timings)
+    return ReadRun(
+        folder=path,
+        experiment=experiment,
+        toml=text,
+        summary=summary,
+        history=history,
+        timings=timings,
+    )
 
 
 def _experiment(place: RunFolder, text: str) -> dict[str, Any]:
@@ -135,7 +159,9 @@ def _experiment(place: RunFolder, text: str) -> dict[str, Any]:
         return Experiment.from_dict(tomllib.loads(text), str(place.experiment)).to_dict()
     except (tomllib.TOMLDecodeError, ConfigurationError) as error:
         raise FolderError(
-            str(place.experiment), f"is not of this version ({error})", "report it with the dpfl that wrote it"
+            str(place.experiment),
+            f"is not of this version ({error})",
+            "report it with the dpfl that wrote it",
         ) from error
 
 
@@ -156,7 +182,9 @@ def of_folders(paths: Sequence[Path]) -> Material:
     for label, own in methods.items():
         if len({_same_run(run) for run in own}) > 1 or len({run.seed for run in own}) < len(own):
             raise ConfigurationError(
-                "runs", f"two runs of '{label}' differ in settings or repeat a seed", "report them one by one"
+                "runs",
+                f"two runs of '{label}' differ in settings or repeat a seed",
+                "report them one by one",
             )
         own.sort(key=lambda run: run.seed)
     seeds = {tuple(run.seed for run in own) for own in methods.values()}
@@ -184,7 +212,11 @@ def read_results(path: Path, remedy: str = "name the folder of a comparison") ->
 
 def _same_run(run: ReadRun) -> str:
     """Everything but the seed, and what never changes a result."""
-    own = {name: value for name, value in run.experiment["run"].items() if name not in ("seed", "workers")}
+    own = {
+        name: value
+        for name, value in run.experiment["run"].items()
+        if name not in ("seed", "workers")
+    }
     return json.dumps([run.experiment["method"], own], sort_keys=True)
 
 
@@ -197,13 +229,17 @@ def _check_comparable(one: ReadRun, other: ReadRun) -> None:
                 "report them one by one",
             )
     if one.rounds != other.rounds:
-        raise ConfigurationError("runs", f"{one.folder} and {other.folder} differ in rounds", "report them one by one")
+        raise ConfigurationError(
+            "runs", f"{one.folder} and {other.folder} differ in rounds", "report them one by one"
+        )
 
 
 def of_results(results: Mapping[str, Any], kept: Path) -> Material:
     """Read the runs behind a comparison's or a sweep's results."""
     if not any(cell["runs"] for cell in results["cells"]):
-        raise FolderError("results", "hold a search and no final runs", "compare with --tuned, and report that")
+        raise FolderError(
+            "results", "hold a search and no final runs", "compare with --tuned, and report that"
+        )
     cases: list[Case] = []
     for cell in results["cells"]:
         runs = [read_run(kept / run["folder"]) for run in cell["runs"]]

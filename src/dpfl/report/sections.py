@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dpfl.core.version import __version__
+from dpfl.experiments.ranking import Standing, grouped, remarks
 from dpfl.privacy.accountant import shown
 from dpfl.report import words
 from dpfl.report.charts import Chart
 from dpfl.report.reading import Case, Material, ReadRun
-from dpfl.runs.ranking import Standing, grouped, remarks
 
 FOLDED = 25  # accounts that are shown without being asked for
 GRAVE = ("NOT PRIVATE", "HYPOTHETICAL", "FALSE CLAIMS")
@@ -51,7 +51,8 @@ def table(
 ) -> str:
     """A sortable table; a cell is a text, or (shown, value)."""
     head = "".join(
-        f'<th class="{"name" if i < words_first else "number"}">{text(h)}</th>' for i, h in enumerate(headings)
+        f'<th class="{"name" if i < words_first else "number"}">{text(h)}</th>'
+        for i, h in enumerate(headings)
     )
     lines = []
     for number, row in enumerate(rows):
@@ -59,7 +60,9 @@ def table(
         for i, cell in enumerate(row):
             seen, value = cell if isinstance(cell, tuple) else (cell, None)
             kept = "" if value is None else f' data-value="{text(value)}"'
-            cells.append(f'<td class="{"name" if i < words_first else "number"}"{kept}>{text(seen)}</td>')
+            cells.append(
+                f'<td class="{"name" if i < words_first else "number"}"{kept}>{text(seen)}</td>'
+            )
         kind = f' class="{kinds[number]}"' if kinds and kinds[number] else ""
         lines.append(f"<tr{kind}>{''.join(cells)}</tr>")
     filtered = (
@@ -100,7 +103,7 @@ def stamps_of(material: Material) -> str:
     return "".join(lines)
 
 
-# -- the parts ---------------------------------------------------------------------------------------------------------
+# -- the parts -------------------------------------------------------------------------------------
 
 
 def summary_part(material: Material) -> str:
@@ -153,20 +156,40 @@ def _one_run(run: ReadRun) -> str:
     if told["rounds"]["ended_early"]:
         sentences.append(f"Training ended early, {told['rounds']['ended_early']}.")
     tiles = [
-        tile("accuracy", told["accuracy"], f"{100 * told['accuracy']:.1f} %", "test accuracy (a simulator's knowledge)")
+        tile(
+            "accuracy",
+            told["accuracy"],
+            f"{100 * told['accuracy']:.1f} %",
+            "test accuracy (a simulator's knowledge)",
+        )
     ]
     for name, spread in (("spent", spent), ("granted", granted)):
         if spread:
             tiles.append(
                 tile(
-                    f"{name}-median", spread["median"], _epsilon(spread["median"]), f"epsilon {name}, median over sites"
+                    f"{name}-median",
+                    spread["median"],
+                    _epsilon(spread["median"]),
+                    f"epsilon {name}, median over sites",
                 )
             )
     if spent:
         tiles.append(
-            tile("spent-largest", spent["largest"], _epsilon(spent["largest"]), "epsilon spent, most of any site")
+            tile(
+                "spent-largest",
+                spent["largest"],
+                _epsilon(spent["largest"]),
+                "epsilon spent, most of any site",
+            )
         )
-    tiles.append(tile("clients-left", len(left), f"{len(left)} of {told['clients']}", "sites whose budget ran out"))
+    tiles.append(
+        tile(
+            "clients-left",
+            len(left),
+            f"{len(left)} of {told['clients']}",
+            "sites whose budget ran out",
+        )
+    )
     tiles.append(tile("bytes-up", told["bytes_up"], _bytes(told["bytes_up"]), "sent by all sites"))
     return "".join(map(paragraph, sentences)) + f'<div class="tiles">{"".join(tiles)}</div>'
 
@@ -189,7 +212,9 @@ def _standings(case: Case) -> str:
             "left",
             "up",
         )
-        found += f"<h3>Protecting a {text(unit)}</h3>" + table(headings, rows, name=f"standings-{unit}", kinds=kinds)
+        found += f"<h3>Protecting a {text(unit)}</h3>" + table(
+            headings, rows, name=f"standings-{unit}", kinds=kinds
+        )
         meanings = sorted({one.promise for one in mine if one.promise[2] != "nobody"})
         found += "".join(
             f'<p class="note">Epsilon: per {text(u)}, {text(a)} adjacency, against the {text(who)}; means over seeds.</p>'
@@ -237,7 +262,10 @@ def _sweep_table(material: Material) -> str:
         for case, lines in zip(material.cases, ranked, strict=True):
             by_label = {one.label: one for one in lines}
             cells = [
-                (f"{100 * by_label[label].mean:.1f}{'*' if by_label[label].best else ''}", by_label[label].mean)
+                (
+                    f"{100 * by_label[label].mean:.1f}{'*' if by_label[label].best else ''}",
+                    by_label[label].mean,
+                )
                 for label in labels
             ]
             rows.append([*(str(value) for value in case.values.values()), *cells])
@@ -262,7 +290,9 @@ def accounts_part(material: Material, charts: Sequence[Chart]) -> str:
         rows = [_account(line) for line in lines]
         headings = ("site", "rounds", "epsilon spent", "granted", "delta", "accountant")
         inside = figures([chart] if chart else []) + table(headings, rows, name=f"accounts-{label}")
-        inside += f'<p class="note">{text(words.promise(run.summary))} Seed {run.seed}; rounded up.</p>'
+        inside += (
+            f'<p class="note">{text(words.promise(run.summary))} Seed {run.seed}; rounded up.</p>'
+        )
         opened = " open" if len(case.methods) == 1 else ""
         body += f"<details{opened}><summary>{text(label)}</summary>{inside}</details>"
     return body
@@ -294,7 +324,8 @@ def details_part(charts: Mapping[str, Sequence[Chart]]) -> str:
     """What happened inside each method."""
     opened = " open" if len(charts) == 1 else ""
     return "<h2>Inside the methods</h2>" + "".join(
-        f"<details{opened}><summary>{text(label)}</summary>{figures(own)}</details>" for label, own in charts.items()
+        f"<details{opened}><summary>{text(label)}</summary>{figures(own)}</details>"
+        for label, own in charts.items()
     )
 
 
@@ -321,7 +352,12 @@ def experiment_part(experiments: Mapping[str, str], command: str) -> str:
         for label, toml in experiments.items()
     )
     say = f"Save an experiment as experiment.toml and run: {command}. The same file gives the same model, ledger and metrics."
-    return "<h2>The exact experiment</h2>" + paragraph(say) + blocks + paragraph(f"Written by dpfl {__version__}.")
+    return (
+        "<h2>The exact experiment</h2>"
+        + paragraph(say)
+        + blocks
+        + paragraph(f"Written by dpfl {__version__}.")
+    )
 
 
 def progress_part(run: ReadRun) -> str:
@@ -330,16 +366,30 @@ def progress_part(run: ReadRun) -> str:
     last = next((line["accuracy"] for line in reversed(run.history) if "accuracy" in line), None)
     tiles = [tile("rounds-done", done, f"{done} of {run.rounds}", "rounds done")]
     if last is not None:
-        tiles.append(tile("accuracy", last, f"{100 * last:.1f} %", "test accuracy so far (a simulator's knowledge)"))
+        tiles.append(
+            tile(
+                "accuracy",
+                last,
+                f"{100 * last:.1f} %",
+                "test accuracy so far (a simulator's knowledge)",
+            )
+        )
     up = sum(line.get("bytes_up", 0) for line in run.history)
     tiles.append(tile("bytes-up", up, _bytes(up), "sent by all sites"))
     if run.timings:
         pace = statistics.mean(line["seconds"] for line in run.timings[-10:])
         tiles.append(
-            tile("seconds-left", pace * (run.rounds - done), _seconds(pace * (run.rounds - done)), "to go, about")
+            tile(
+                "seconds-left",
+                pace * (run.rounds - done),
+                _seconds(pace * (run.rounds - done)),
+                "to go, about",
+            )
         )
     seeded = "NOT PRIVATE: SEEDED (anyone who knows the seed can subtract the noise; for simulations only)"
-    stamp = f'<div class="stamp">{seeded}</div>' if run.experiment["run"]["noise"] == "seeded" else ""
+    stamp = (
+        f'<div class="stamp">{seeded}</div>' if run.experiment["run"]["noise"] == "seeded" else ""
+    )
     return (
         f"<h2>{text(run.method)}, going on</h2>{stamp}<progress max='{run.rounds}' value='{done}'></progress>"
         f'<div class="tiles">{"".join(tiles)}</div>'
@@ -362,4 +412,10 @@ def _bytes(count: float) -> str:
 
 
 def _seconds(count: float) -> str:
-    return f"{count:.0f} s" if count < 90 else f"{count / 60:.0f} min" if count < 5400 else f"{count / 3600:.1f} h"
+    return (
+        f"{count:.0f} s"
+        if count < 90
+        else f"{count / 60:.0f} min"
+        if count < 5400
+        else f"{count / 3600:.1f} h"
+    )

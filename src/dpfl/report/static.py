@@ -13,7 +13,9 @@ from dpfl.report.interactive import colour_of
 FORMATS = ("svg", "png")
 
 
-def write_figures(charts: Sequence[Chart], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+def write_figures(
+    charts: Sequence[Chart], folder: Path, formats: Sequence[str] = FORMATS
+) -> list[Path]:
     """Write every chart in every format."""
     written = []
     try:
@@ -23,7 +25,9 @@ def write_figures(charts: Sequence[Chart], folder: Path, formats: Sequence[str] 
                 figure = drawn(chart)
                 for kind in formats:
                     path = folder / f"{chart.name}.{kind}"
-                    figure.savefig(path, dpi=200, metadata={"Date": None} if kind == "svg" else None)
+                    figure.savefig(
+                        path, dpi=200, metadata={"Date": None} if kind == "svg" else None
+                    )
                     written.append(path)
     except OSError as error:
         raise disk_error(str(folder), error) from error
@@ -34,7 +38,9 @@ def _style() -> Any:
     """No date, and names of parts that do not change: the same figure is the same file."""
     import matplotlib as mpl
 
-    return mpl.rc_context({"svg.hashsalt": "dpfl", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False})
+    return mpl.rc_context(
+        {"svg.hashsalt": "dpfl", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False}
+    )
 
 
 def drawn(chart: Chart) -> Any:
@@ -61,18 +67,26 @@ def drawn(chart: Chart) -> Any:
             axes.set_xscale("log")
         if chart.log_y:
             axes.set_yscale("log")
-        words = chart.series and isinstance(chart.series[0].x[0], str) if chart.heat is None else True
+        words = (
+            chart.series and isinstance(chart.series[0].x[0], str) if chart.heat is None else True
+        )
         if words:
             axes.tick_params(axis="x", labelrotation=60)
         axes.grid(color="#e6e6e6", linewidth=0.6)
         axes.set_axisbelow(True)
         if len(chart.series) > 1:
-            figure.legend(frameon=False, fontsize=8, loc="outside right center")  # beside the lines, never on them
+            figure.legend(
+                frameon=False, fontsize=8, loc="outside right center"
+            )  # beside the lines, never on them
     return figure
 
 
 def _draw(
-    axes: Any, series: Series, colour: str, bottoms: list[float] | None, place: tuple[int, int] | None = None
+    axes: Any,
+    series: Series,
+    colour: str,
+    bottoms: list[float] | None,
+    place: tuple[int, int] | None = None,
 ) -> None:
     x: list[Any] = [_literal(value) if isinstance(value, str) else value for value in series.x]
     name = _literal(series.name)
@@ -90,7 +104,11 @@ def _draw(
             bottoms[:] = [below + value for below, value in zip(bottoms, y, strict=True)]
         return
     if series.kind in ("points", "rings"):
-        hollow = {"markerfacecolor": "none", "markersize": 7} if series.kind == "rings" else {"markersize": 4}
+        hollow = (
+            {"markerfacecolor": "none", "markersize": 7}
+            if series.kind == "rings"
+            else {"markersize": 4}
+        )
         axes.plot(x, y, "o", color=colour, label=name, **hollow)
         if series.low is not None and series.high is not None:
             axes.vlines(x, series.low, series.high, color=colour)

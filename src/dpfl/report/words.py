@@ -25,7 +25,9 @@ def promise(summary: Mapping[str, Any]) -> str:
     if summary["observer"] == "nobody":
         return "This method protects nobody: it is shown to tell what privacy costs."
     unit = summary["unit"]
-    whom = "each single record of a site" if unit == "record" else "the whole contribution of a site"
+    whom = (
+        "each single record of a site" if unit == "record" else "the whole contribution of a site"
+    )
     return f"Protected is {whom}, from {OBSERVER[summary['observer']]}.{against_server(summary)}"
 
 
@@ -40,7 +42,11 @@ def against_server(summary: Mapping[str, Any]) -> str:
     world = (summary["epsilon"].get("spent") or {}).get("largest")
     if world == largest:
         return " The same holds against the server itself."
-    larger = "larger: at most" if isinstance(world, int | float) and world < float(largest) else "at most"
+    larger = (
+        "larger: at most"
+        if isinstance(world, int | float) and world < float(largest)
+        else "at most"
+    )
     return f" Against the server itself the loss of a site is {larger} epsilon {shown(float(largest))}."
 
 

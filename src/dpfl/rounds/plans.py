@@ -1,8 +1,9 @@
 """What a run commits to before its first release, and who can afford its next round.
 
-A client's plan is its cost of one round, repeated as often as its budget allows and the run may ask for. It is committed
-before the client's first release and depends on budgets and terms alone. Where the secrecy of the draw is counted on,
-the world sees every round whoever is drawn: those clients are planned and charged together, as populations.
+A client's plan is its cost of one round, repeated as often as its budget allows and the run may ask
+for. It is committed before the client's first release and depends on budgets and terms alone. Where
+the secrecy of the draw is counted on, the world sees every round whoever is drawn: those clients
+are planned and charged together, as populations.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dpfl.core.types import Budget, Observer
-from dpfl.privacy.bills import Bill, PrivacyPlan
-from dpfl.rounds.agreement import Agreement, Run
+from dpfl.privacy.costs import Bill, PrivacyPlan
+from dpfl.rounds.enrol import Agreement, Run
 
 
 def plan_members(
@@ -29,17 +30,25 @@ def plan_members(
             continue
         budget = budgets.get(client)
         share = None if budget is None else budget.delta
-        releases = run.ledger.affordable_releases(client, bill, seen_by, agreement.terms.rounds, delta=share)
+        releases = run.ledger.affordable_releases(
+            client, bill, seen_by, agreement.terms.rounds, delta=share
+        )
         if releases > 0:
-            plans.append(PrivacyPlan(account=client, observer=observer, bill=bill, releases=releases, delta=share))
+            plans.append(
+                PrivacyPlan(
+                    account=client, observer=observer, bill=bill, releases=releases, delta=share
+                )
+            )
     refused = run.ledger.commit(run.name, plans)
     planned.update({plan.account: plan.releases for plan in plans if plan.account not in refused})
 
 
 def plan_world(agreement: Agreement, run: Run) -> dict[str, str]:
-    """Commit, once, what the world will see of everyone; returns the account under which each client is charged.
+    """Commit, once, what the world will see of everyone; returns the account under which each
+    client is charged.
 
-    Clients whose budgets allow equally many rounds share an account. A client that can afford none has no account.
+    Clients whose budgets allow equally many rounds share an account. A client that can afford none
+    has no account.
     """
     accounts = run.populations
     if accounts or not agreement.amplified:
@@ -49,21 +58,32 @@ def plan_world(agreement: Agreement, run: Run) -> dict[str, str]:
         bill = agreement.strategy.bill(Observer.WORLD, (), 1, agreement.terms)
         groups: dict[int, list[str]] = {}
         for client in sorted(agreement.claims):
-            releases = run.ledger.affordable_releases(client, bill, {Observer.WORLD}, agreement.terms.rounds)
+            releases = run.ledger.affordable_releases(
+                client, bill, {Observer.WORLD}, agreement.terms.rounds
+            )
             groups.setdefault(releases, []).append(client)
         plans = [
-            PrivacyPlan(account=run.ledger.population(group), observer=Observer.WORLD, bill=bill, releases=releases)
+            PrivacyPlan(
+                account=run.ledger.population(group),
+                observer=Observer.WORLD,
+                bill=bill,
+                releases=releases,
+            )
             for releases, group in sorted(groups.items())
             if releases > 0
         ]
         refused = run.ledger.commit(run.name, plans)
-        planned.update({plan.account: plan.releases for plan in plans if plan.account not in refused})
+        planned.update(
+            {plan.account: plan.releases for plan in plans if plan.account not in refused}
+        )
     for account in planned:
         accounts.update(dict.fromkeys(run.ledger.members(account), account))
     return accounts
 
 
-def covered(agreement: Agreement, run: Run, client: str, costs: Sequence[tuple[Bill, frozenset[Observer]]]) -> bool:
+def covered(
+    agreement: Agreement, run: Run, client: str, costs: Sequence[tuple[Bill, frozenset[Observer]]]
+) -> bool:
     """Whether a client's plans cover every round: then nobody need be asked again."""
     if run.ledger.filter != "allotments":
         return False
@@ -76,7 +96,14 @@ def covered(agreement: Agreement, run: Run, client: str, costs: Sequence[tuple[B
     return True
 
 
-def affords(agreement: Agreement, run: Run, round_: int, client: str, bill: Bill, seen_by: frozenset[Observer]) -> bool:
+def affords(
+    agreement: Agreement,
+    run: Run,
+    round_: int,
+    client: str,
+    bill: Bill,
+    seen_by: frozenset[Observer],
+) -> bool:
     """Whether a client's plan, or its budget if it has no plan yet, covers this round's cost."""
     observer = Observer.SERVER if Observer.SERVER in seen_by else Observer.WORLD
     amplified = observer is Observer.WORLD and agreement.amplified

@@ -1,4 +1,6 @@
-"""A real federation as data: the study that a server offers, and a site's own file, which decides what it accepts."""
+"""A real federation as data: the study that a server offers, and a site's own file, which decides
+what it accepts.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveInt, StrictInt
 from torch import nn
 
-from dpfl.algorithms.registry import METHODS, make_strategy, usual_sampling
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal, did_you_mean
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, Observer, Practice, Unit
+from dpfl.methods.registry import METHODS, make_strategy, usual_sampling
 from dpfl.models import make_model
+from dpfl.plugs.selection import Selection
 from dpfl.privacy.accountant import SMALLEST_DELTA
-from dpfl.protocols import Selection
-from dpfl.runs.experiment import (
-    ClientSection,
-    MethodSection,
-    ModelSection,
-    selection_of,
-)
+from dpfl.runs.experiment import ClientSection, MethodSection, ModelSection, selection_of
 from dpfl.runs.toml_file import Section, TomlFile
 from dpfl.strategy import Strategy
 
@@ -43,7 +40,9 @@ class StudySection(Section):
 
 
 class RoundsSection(Section):
-    """How long, with whom, and how long the server waits. Noise is the operating system's but in a rehearsal."""
+    """How long, with whom, and how long the server waits. Noise is the operating system's but in a
+    rehearsal.
+    """
 
     rounds: StrictInt = Field(ge=1)
     cohort: int | float | None = None
@@ -91,19 +90,27 @@ class StudyFile(TomlFile):
         return self.model_dump(exclude_none=True, exclude={"network"})
 
     def digest(self) -> str:
-        """Name what was agreed on; how long the server waits, and for how many, may change on the way."""
+        """Name what was agreed on; how long the server waits, and for how many, may change on the
+        way.
+        """
         offer = self.offer()
-        offer["run"] = {name: value for name, value in offer["run"].items() if name not in _PATIENCE}
+        offer["run"] = {
+            name: value for name, value in offer["run"].items() if name not in _PATIENCE
+        }
         return hashlib.sha256(json.dumps(offer, sort_keys=True).encode()).hexdigest()
 
     def selection(self) -> Selection:
         """Who is drawn in a round."""
         sampling = self.run.sampling or usual_sampling(self.method.name)
-        return selection_of(self.run.cohort, sampling, len(self.study.sites), self.run.least_willing)
+        return selection_of(
+            self.run.cohort, sampling, len(self.study.sites), self.run.least_willing
+        )
 
     def strategy(self) -> Strategy:
         """The method; what can exist in a simulation only is refused."""
-        strategy = make_strategy(self.method.name, {**self.method.settings(), "selection": self.selection()})
+        strategy = make_strategy(
+            self.method.name, {**self.method.settings(), "selection": self.selection()}
+        )
         if strategy.channel.simulated:
             raise PrivacyRefusal(
                 f"method '{self.method.name}'",
@@ -113,7 +120,9 @@ class StudyFile(TomlFile):
             )
         if strategy.local.hypothetical:
             raise PrivacyRefusal(
-                f"method '{self.method.name}'", "grants more than sites grant", "use it in a simulation only"
+                f"method '{self.method.name}'",
+                "grants more than sites grant",
+                "use it in a simulation only",
             )
         return strategy
 
@@ -131,10 +140,11 @@ class SiteSection(Section):
 
 
 class SiteDataSection(Section):
-    """The site's own records: a CSV or Parquet file, or a client of an embedded data set for a rehearsal.
+    """The site's own records: a CSV or Parquet file, or a client of an embedded data set for a
+    rehearsal.
 
-    ``classes``: how many classes there are, as everyone may know. It is declared, not counted: whether a study fits is
-    answered to any server, and must not depend on the records.
+    ``classes``: how many classes there are, as everyone may know. It is declared, not counted:
+    whether a study fits is answered to any server, and must not depend on the records.
     """
 
     file: str | None = None
@@ -147,12 +157,14 @@ class SiteDataSection(Section):
 
 
 class BudgetSection(Section):
-    """This site's budget over all studies, and against whom it holds. No defaults for what decides privacy.
+    """This site's budget over all studies, and against whom it holds. No defaults for what decides
+    privacy.
 
-    ``per_study``: the part of epsilon that noise is planned for in one study; without it, a study may use all of it.
-    ``filter``: how studies that are chosen one after the other add up. ``renyi`` pays round by round, and what a study
-    does not use is left for the next; ``allotments`` gives every study an epsilon and a delta of its own, taken when
-    it begins; ``gaussian`` is exact, for studies without sampling only. It is fixed when the site's ledger is made.
+    ``per_study``: the part of epsilon that noise is planned for in one study; without it, a study
+    may use all of it. ``filter``: how studies that are chosen one after the other add up. ``renyi``
+    pays round by round, and what a study does not use is left for the next; ``allotments`` gives
+    every study an epsilon and a delta of its own, taken when it begins; ``gaussian`` is exact, for
+    studies without sampling only. It is fixed when the site's ledger is made.
     """
 
     epsilon: float
@@ -198,10 +210,14 @@ class SiteFile(TomlFile):
     server: ServerSection = ServerSection()
 
     def agrees(self, where: str) -> None:
-        """There is a budget, it is used against somebody whom the policy does not trust, and there are records."""
+        """There is a budget, it is used against somebody whom the policy does not trust, and there
+        are records.
+        """
         if self.own_budget() is None and not self.policy.allow_unprotected:
             raise ConfigurationError(
-                f"{where}, [budget]", "is missing", "grant an epsilon and a delta: neither has a default"
+                f"{where}, [budget]",
+                "is missing",
+                "grant an epsilon and a delta: neither has a default",
             )
         if self.budget is not None and (self.budget.per_study or 0.0) > self.budget.epsilon:
             raise ConfigurationError(
@@ -218,7 +234,9 @@ class SiteFile(TomlFile):
         unknown = [name for name in self.policy.methods or () if name not in METHODS]
         if unknown:
             raise ConfigurationError(
-                f"{where}, [policy] methods", f"there is no method '{unknown[0]}'", did_you_mean(unknown[0], METHODS)
+                f"{where}, [policy] methods",
+                f"there is no method '{unknown[0]}'",
+                did_you_mean(unknown[0], METHODS),
             )
         host, _, port = self.server.address.rpartition(":")
         if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= 65535:
@@ -228,12 +246,20 @@ class SiteFile(TomlFile):
                 "give it as in study.example.org:9092",
             )
         if (self.data.file is None) == (self.data.dataset is None):
-            raise ConfigurationError(f"{where}, [data]", "needs either a file or a dataset", "name one of the two")
+            raise ConfigurationError(
+                f"{where}, [data]", "needs either a file or a dataset", "name one of the two"
+            )
         if self.data.file is not None and self.data.classes is None:
             raise ConfigurationError(
-                f"{where}, [data] classes", "is missing", "declare how many classes there are: servers are told"
+                f"{where}, [data] classes",
+                "is missing",
+                "declare how many classes there are: servers are told",
             )
-        if self.budget is not None and self.budget.observer == "world" and not self.policy.trust_server:
+        if (
+            self.budget is not None
+            and self.budget.observer == "world"
+            and not self.policy.trust_server
+        ):
             raise ConfigurationError(
                 f"{where}, [budget] observer",
                 "a budget against the world alone trusts the server with everything it sees",

@@ -1,4 +1,6 @@
-"""An experiment as data: TOML in, complete TOML out. Unknown keys are refused, with the nearest known one."""
+"""An experiment as data: TOML in, complete TOML out. Unknown keys are refused, with the nearest
+known one.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,22 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
-from dpfl.algorithms.registry import make_strategy, settings_of, usual_sampling
 from dpfl.core.errors import ConfigurationError, did_you_mean
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Practice
 from dpfl.core.version import __version__
-from dpfl.data.datasets import load_dataset
 from dpfl.data.federation import Federation
 from dpfl.data.partition import Partition
+from dpfl.datasets.named import load_dataset
 from dpfl.engine import ENGINES
 from dpfl.engine.process import check_device
+from dpfl.methods.registry import make_strategy, settings_of, usual_sampling
 from dpfl.models import make_model
+from dpfl.plugs.channels import Dropout
+from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort, Selection
 from dpfl.privacy.budgets import is_budget_file, make_budgets, read_budget_file
-from dpfl.protocols import Selection
 from dpfl.runs.toml_file import Section, TomlFile
-from dpfl.server.selection import Everyone, FixedCohort, PoissonCohort
 from dpfl.strategy import Strategy
-from dpfl.wire.channels import Dropout
 
 
 class DataSection(Section):
@@ -52,7 +53,8 @@ class PartitionSection(Section):
 
 
 class BudgetsSection(Section):
-    """What each client grants: a distribution's name, a number, a list, a file or a table; and delta. No defaults.
+    """What each client grants: a distribution's name, a number, a list, a file or a table; and
+    delta. No defaults.
 
     ``scale`` multiplies every epsilon, to see what more or less would buy.
     """
@@ -130,7 +132,9 @@ class Experiment(TomlFile):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str | None = None) -> Self:
-        """Validate plain values; the first problem becomes one clear sentence. A budgets file is read in: it may change."""
+        """Validate plain values; the first problem becomes one clear sentence. A budgets file is
+        read in: it may change.
+        """
         return super().from_dict(_with_budgets_read(values), where)
 
     def digest(self) -> str:
@@ -140,25 +144,34 @@ class Experiment(TomlFile):
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def content(self) -> str:
-        """Name the result by everything it rests on: also the bytes of a folder's files, and this version of dpfl."""
+        """Name the result by everything it rests on: also the bytes of a folder's files, and this
+        version of dpfl.
+        """
         digest = hashlib.sha256(f"{__version__}:{self.digest()}".encode())
         if self.data.folder is not None:
             for path in sorted(Path(self.data.folder).glob("*")):
                 if path.is_file():
-                    digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+                    digest.update(
+                        path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest()
+                    )
         return digest.hexdigest()
 
-    # -- building what the file describes ------------------------------------------------------------------------------
+    # -- building what the file describes ----------------------------------------------------------
 
     def selection(self, population: int) -> Selection:
         """Return who takes part: everyone, a number, or a fraction of the population."""
         return selection_of(
-            self.run.cohort, self.run.sampling or usual_sampling(self.method.name), population, self.run.least_willing
+            self.run.cohort,
+            self.run.sampling or usual_sampling(self.method.name),
+            population,
+            self.run.least_willing,
         )
 
     def strategy(self, population: int) -> Strategy:
         """Build the method with its settings and this experiment's selection."""
-        strategy = make_strategy(self.method.name, {**self.method.settings(), "selection": self.selection(population)})
+        strategy = make_strategy(
+            self.method.name, {**self.method.settings(), "selection": self.selection(population)}
+        )
         if self.run.dropout == 0:
             return strategy
         return replace(strategy, channel=Dropout(rate=self.run.dropout, through=strategy.channel))
@@ -182,37 +195,52 @@ class Experiment(TomlFile):
             seed = self.public_seed().child("budgets")
             budgets = make_budgets(self.budgets.epsilon, self.budgets.delta, federation.ids, seed)
             if self.budgets.scale is not None:
-                budgets = {c: replace(b, epsilon=b.epsilon * self.budgets.scale) for c, b in budgets.items()}
+                budgets = {
+                    c: replace(b, epsilon=b.epsilon * self.budgets.scale)
+                    for c, b in budgets.items()
+                }
             federation = federation.with_budgets(budgets)
         unknown = sorted(set(self.clients) - set(federation.ids))
         if unknown:
             raise ConfigurationError(
-                f"[clients.{unknown[0]}]", "is not in the federation", did_you_mean(unknown[0], federation.ids)
+                f"[clients.{unknown[0]}]",
+                "is not in the federation",
+                did_you_mean(unknown[0], federation.ids),
             )
         return replace(federation, practices=self._practices(federation.ids))
 
     def _practices(self, ids: tuple[str, ...]) -> dict[str, Practice]:
         """What each client does in its own way: said of it, or drawn from a list."""
         lists = {name: values for name, values in self.practices.model_dump().items() if values}
-        named = {client: section.model_dump(exclude_none=True) for client, section in self.clients.items()}
+        named = {
+            client: section.model_dump(exclude_none=True)
+            for client, section in self.clients.items()
+        }
         if not lists:
             return {client: Practice(**own) for client, own in named.items()}
         practices = {}
         for client in ids:
             seed = self.public_seed().child("practices", client)
             drawn = {
-                name: values[int(seed.child(name).numpy().integers(len(values)))] for name, values in lists.items()
+                name: values[int(seed.child(name).numpy().integers(len(values)))]
+                for name, values in lists.items()
             }
             own = named.get(client, {})
             if {"local_steps", "local_epochs"} & set(own):
-                drawn = {name: value for name, value in drawn.items() if name not in ("local_steps", "local_epochs")}
+                drawn = {
+                    name: value
+                    for name, value in drawn.items()
+                    if name not in ("local_steps", "local_epochs")
+                }
             practices[client] = Practice(**{**drawn, **own})
         return practices
 
     def _clients(self, data_folder: Path | None) -> Federation:
         seed = self.public_seed().child("data")
         if (self.data.name is None) == (self.data.folder is None):
-            raise ConfigurationError("[data]", "needs either a name or a folder", "name one data set")
+            raise ConfigurationError(
+                "[data]", "needs either a name or a folder", "name one data set"
+            )
         if self.data.folder is not None:
             return Federation.from_files(self.data.folder, label=self.data.label, seed=seed.value)
         assert self.data.name is not None
@@ -224,7 +252,9 @@ class Experiment(TomlFile):
                 "leave the number out, say --partition natural to draw some of them, or name another partition",
             )
         kind = self.partition.kind or ("natural" if dataset.silos else "iid")
-        law = Partition(**{**self.partition.model_dump(exclude={"clients", "kind", "validation"}), "kind": kind})
+        law = Partition(
+            **{**self.partition.model_dump(exclude={"clients", "kind", "validation"}), "kind": kind}
+        )
         return Federation.from_dataset(dataset, law, self.partition.clients, seed)
 
     def build_model(self, federation: Federation) -> nn.Module:
@@ -244,7 +274,9 @@ class Experiment(TomlFile):
         check_device(self.run.device)
         if self.run.engine not in ENGINES:
             raise ConfigurationError(
-                "[run] engine", f"there is no engine '{self.run.engine}'", did_you_mean(self.run.engine, ENGINES)
+                "[run] engine",
+                f"there is no engine '{self.run.engine}'",
+                did_you_mean(self.run.engine, ENGINES),
             )
 
 
@@ -267,13 +299,17 @@ def selection_of(
             "give a whole number of clients, or a fraction above 0 and at most 1",
         )
     if sampling == "poisson":
-        return PoissonCohort(sampling_rate=cohort if isinstance(cohort, float) else cohort / population)
+        return PoissonCohort(
+            sampling_rate=cohort if isinstance(cohort, float) else cohort / population
+        )
     size = max(1, round(cohort * population)) if isinstance(cohort, float) else cohort
     return FixedCohort(size=size, least=least_willing)
 
 
 def for_method(values: dict[str, Any], method: str) -> dict[str, Any]:
-    """Return the same experiment for another method; settings that only the other methods have are left out."""
+    """Return the same experiment for another method; settings that only the other methods have are
+    left out.
+    """
     settings = values.get("method", {})
     known = settings_of(method)
     kept = {name: value for name, value in settings.items() if name in known}
@@ -295,11 +331,20 @@ def _with_budgets_read(values: dict[str, Any]) -> dict[str, Any]:
             f"gives '{clash}' delta {deltas[clash]:g}, and delta = {common:g} was given for all",
             "leave one of the two out; a delta for all fills only empty cells of the column",
         )
-    delta = {c: deltas.get(c, common) for c in epsilons} if deltas and isinstance(common, float | None) else common
+    delta = (
+        {c: deltas.get(c, common) for c in epsilons}
+        if deltas and isinstance(common, float | None)
+        else common
+    )
     if isinstance(delta, dict) and None in delta.values():
         client = next(c for c, value in delta.items() if value is None)
         raise ConfigurationError(
-            f"budgets file {source}", f"has no delta for '{client}'", "give a delta column or --delta"
+            f"budgets file {source}",
+            f"has no delta for '{client}'",
+            "give a delta column or --delta",
         )
     rest = {name: value for name, value in budgets.items() if name != "delta"}
-    return {**values, "budgets": {**rest, "epsilon": epsilons, **({} if delta is None else {"delta": delta})}}
+    return {
+        **values,
+        "budgets": {**rest, "epsilon": epsilons, **({} if delta is None else {"delta": delta})},
+    }

@@ -1,11 +1,13 @@
-"""A run folder: everything a run leaves behind, written so that a kill at any moment loses nothing that was released.
+"""A run folder: everything a run leaves behind, written so that a kill at any moment loses nothing
+that was released.
 
 ::
 
-    experiment.toml     complete, re-runnable          ledger.sqlite       what was charged, before it was released
-    rounds.jsonl        the operator's record          timings.jsonl       seconds, apart: they differ from run to run
-    checkpoint/         the state to go on from        model.safetensors   the final model
-    summary.json        what came out                  halts.jsonl         accuracy where a search made the run wait
+    experiment.toml     complete, re-runnable          ledger.sqlite       what was charged, before
+    it was released rounds.jsonl        the operator's record          timings.jsonl       seconds,
+    apart: they differ from run to run checkpoint/         the state to go on from
+    model.safetensors   the final model summary.json        what came out
+    halts.jsonl         accuracy where a search made the run wait
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class RunFolder:
             same = self.experiment.read_text() == experiment
             what = "this same experiment" if same else "another experiment"
             raise FolderError(
-                str(self.path), f"already holds {what}", f"use dpfl run --resume {self.path}, or another --out"
+                str(self.path),
+                f"already holds {what}",
+                f"use dpfl run --resume {self.path}, or another --out",
             )
         if self.path.exists() and not self.path.is_dir():
             raise FolderError(str(self.path), "is a file", "give another --out")
@@ -75,7 +79,9 @@ class RunFolder:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise FolderError(str(self.path), "is in use by another process", "wait for it, or end it") from error
+                raise FolderError(
+                    str(self.path), "is in use by another process", "wait for it, or end it"
+                ) from error
             yield
 
     def append(self, path: Path, line: Mapping[str, Any]) -> None:
@@ -95,7 +101,9 @@ class RunFolder:
         try:
             lines = path.read_text().split("\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise FolderError(str(path), f"cannot be read ({error})", "restore it from a backup") from error
+            raise FolderError(
+                str(path), f"cannot be read ({error})", "restore it from a backup"
+            ) from error
         records = []
         for number, line in enumerate(lines):
             if not line:
@@ -105,52 +113,83 @@ class RunFolder:
             except ValueError as error:
                 if number == len(lines) - 1:
                     break
-                raise FolderError(str(path), f"line {number + 1} cannot be read", "restore it from a backup") from error
+                raise FolderError(
+                    str(path), f"line {number + 1} cannot be read", "restore it from a backup"
+                ) from error
         return records
 
     def cut_back(self, round_: int) -> list[dict[str, Any]]:
-        """Forget what was written of rounds that the checkpoint does not contain: they will be repeated."""
+        """Forget what was written of rounds that the checkpoint does not contain: they will be
+        repeated.
+        """
         kept = [line for line in self.read_lines(self.rounds) if line["round"] < round_]
         if [line["round"] for line in kept] != list(range(round_)):
             raise FolderError(
-                str(self.rounds), f"does not hold the {round_} rounds of the checkpoint", "restore it from a backup"
+                str(self.rounds),
+                f"does not hold the {round_} rounds of the checkpoint",
+                "restore it from a backup",
             )
         if self.rounds.exists():
             write_safely(self.rounds, "".join(json.dumps(line) + "\n" for line in kept).encode())
         return kept
 
-    # -- checkpoint ----------------------------------------------------------------------------------------------------
+    # -- checkpoint --------------------------------------------------------------------------------
 
-    def save_state(self, state: State, run: str, digest: str, private: Mapping[str, Tensor] | None = None) -> None:
-        """Write the whole state, and the parts of the model that stay at clients; safetensors, never pickle."""
+    def save_state(
+        self, state: State, run: str, digest: str, private: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Write the whole state, and the parts of the model that stay at clients; safetensors,
+        never pickle.
+        """
         tensors: dict[str, Tensor] = {"model": state.model}
         tensors |= {f"starts/{client}": tensor for client, tensor in state.starts.items()}
         tensors |= {f"private/{client}": tensor for client, tensor in (private or {}).items()}
-        tensors |= {f"plugs/{slot}/{name}": t for slot, plug in state.plugs.items() for name, t in plug.items()}
+        tensors |= {
+            f"plugs/{slot}/{name}": t
+            for slot, plug in state.plugs.items()
+            for name, t in plug.items()
+        }
         tensors = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-        metadata = {"format": CHECKPOINT_FORMAT, "round": str(state.round), "run": run, "experiment": digest}
+        metadata = {
+            "format": CHECKPOINT_FORMAT,
+            "round": str(state.round),
+            "run": run,
+            "experiment": digest,
+        }
         metadata["slots"] = json.dumps(sorted(state.plugs))
         metadata["sha256"] = _fingerprint(tensors)
         write_safely(self.checkpoint, safetensors.save(tensors, metadata=metadata))
 
     def load_state(self, digest: str) -> tuple[State, str, dict[str, Tensor]]:
-        """Read back the state, the run it belongs to, and private parts; damage, or another experiment's, is refused."""
+        """Read back the state, the run it belongs to, and private parts; damage, or another
+        experiment's, is refused.
+        """
         where = str(self.checkpoint)
         if not self.checkpoint.is_file():
             raise CheckpointError(
-                where, "there is no checkpoint", "restore it from a backup, or start again in a new folder"
+                where,
+                "there is no checkpoint",
+                "restore it from a backup, or start again in a new folder",
             )
         try:
             with safe_open(where, framework="pt") as stream:
                 metadata = stream.metadata() or {}
                 tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(where, f"cannot be read ({error})", "restore it from a backup") from error
-        if metadata.get("format") != CHECKPOINT_FORMAT or metadata.get("sha256") != _fingerprint(tensors):
-            raise CheckpointError(where, "is damaged or of another version", "restore it from a backup")
+            raise CheckpointError(
+                where, f"cannot be read ({error})", "restore it from a backup"
+            ) from error
+        if metadata.get("format") != CHECKPOINT_FORMAT or metadata.get("sha256") != _fingerprint(
+            tensors
+        ):
+            raise CheckpointError(
+                where, "is damaged or of another version", "restore it from a backup"
+            )
         if metadata["experiment"] != digest:
             raise CheckpointError(
-                where, "belongs to another experiment or to other data", "put back the files of this run"
+                where,
+                "belongs to another experiment or to other data",
+                "put back the files of this run",
             )
         plugs: dict[str, dict[str, Tensor]] = {slot: {} for slot in json.loads(metadata["slots"])}
         starts, private = {}, {}
@@ -163,7 +202,9 @@ class RunFolder:
             elif kind == "plugs":
                 slot, _, field = rest.partition("/")
                 plugs[slot][field] = tensor
-        state = State(round=int(metadata["round"]), model=tensors["model"], starts=starts, plugs=plugs)
+        state = State(
+            round=int(metadata["round"]), model=tensors["model"], starts=starts, plugs=plugs
+        )
         return state, metadata["run"], private
 
     def save_model(self, vector: Tensor, layout: Layout, note: str) -> None:
@@ -181,7 +222,9 @@ class RunFolder:
             summary = _table(self.summary.read_text())
         except (OSError, ValueError) as error:
             raise FolderError(
-                str(self.summary), f"cannot be read ({error})", "finish the run with dpfl run --resume"
+                str(self.summary),
+                f"cannot be read ({error})",
+                "finish the run with dpfl run --resume",
             ) from error
         return summary
 

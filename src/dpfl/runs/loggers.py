@@ -13,7 +13,9 @@ from dpfl.runs.experiment import Experiment
 
 
 class Logger(Protocol):
-    """Told every round as it ends, and the summary at the end. What it is told is the operator's record."""
+    """Told every round as it ends, and the summary at the end. What it is told is the operator's
+    record.
+    """
 
     def round(self, number: int, line: Mapping[str, Any]) -> None:
         """Take a round's numbers."""
@@ -23,10 +25,11 @@ class Logger(Protocol):
 
 
 def numbers_of(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Every plain number of a round, under its path; lists and what is told of single clients are left out.
+    """Every plain number of a round, under its path; lists and what is told of single clients are
+    left out.
 
-    >>> dict(numbers_of({"accuracy": 0.5, "weights": {"a": 1.0}, "noise_metrics": {"norm": 2}, "round": 3}))
-    {'accuracy': 0.5, 'noise_metrics/norm': 2.0}
+    >>> dict(numbers_of({"accuracy": 0.5, "weights": {"a": 1.0}, "noise_metrics": {"norm": 2},
+    "round": 3})) {'accuracy': 0.5, 'noise_metrics/norm': 2.0}
     """
     for name, value in line.items():
         if name in ("round", "weights", "missing", "simulated_truth"):
@@ -39,7 +42,11 @@ def numbers_of(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 def _final(summary: Mapping[str, Any]) -> dict[str, float]:
     spent = summary["epsilon"].get("spent", {})
-    told = {f"epsilon_spent/{name}": value for name, value in spent.items() if isinstance(value, int | float)}
+    told = {
+        f"epsilon_spent/{name}": value
+        for name, value in spent.items()
+        if isinstance(value, int | float)
+    }
     return {"final/accuracy": summary["accuracy"], "final/loss": summary["loss"], **told}
 
 
@@ -49,7 +56,8 @@ class _TensorBoard:
     def __init__(self, library: Any, folder: Path, experiment: Experiment) -> None:
         self.writer = library.SummaryWriter(str(folder / "tensorboard"))
         self.writer.add_text(
-            "experiment", "\n".join(f"{name} = {value}  " for name, value in _flat(experiment.to_dict()))
+            "experiment",
+            "\n".join(f"{name} = {value}  " for name, value in _flat(experiment.to_dict())),
         )
 
     def round(self, number: int, line: Mapping[str, Any]) -> None:
@@ -82,16 +90,22 @@ class _MlFlow:
 
     def end(self, summary: Mapping[str, Any]) -> None:
         self.mlflow.log_metrics(_final(summary), step=summary["rounds"]["done"])
-        self.mlflow.set_tags({f"stamp {number + 1}": stamp for number, stamp in enumerate(summary["stamps"])})
+        self.mlflow.set_tags(
+            {f"stamp {number + 1}": stamp for number, stamp in enumerate(summary["stamps"])}
+        )
 
     def close(self) -> None:
         self.mlflow.end_run()
 
 
 class _Careful:
-    """Opens a logger with the first round, since a run that is refused leaves nothing behind; and goes on without it."""
+    """Opens a logger with the first round, since a run that is refused leaves nothing behind; and
+    goes on without it.
+    """
 
-    def __init__(self, name: str, make: Callable[[], _TensorBoard | _MlFlow], complain: Callable[[str], None]) -> None:
+    def __init__(
+        self, name: str, make: Callable[[], _TensorBoard | _MlFlow], complain: Callable[[str], None]
+    ) -> None:
         self.name = name
         self._make = make
         self._complain = complain
@@ -115,9 +129,13 @@ class _Careful:
             if self._logger is None:
                 self._logger = self._make()
             tell(self._logger)
-        except Exception as error:  # whatever goes wrong in there: training was paid for and must not end by it
+        except (
+            Exception
+        ) as error:  # whatever goes wrong in there: training was paid for and must not end by it
             self._failed = True
-            self._complain(f"logging to {self.name} stopped ({type(error).__name__}: {error}); the run goes on")
+            self._complain(
+                f"logging to {self.name} stopped ({type(error).__name__}: {error}); the run goes on"
+            )
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -144,7 +162,9 @@ def logging_to(
         yield None
         return
     if name not in KINDS:
-        raise ConfigurationError("--log", f"there is no logger '{name}'", f"choose {' or '.join(KINDS)}")
+        raise ConfigurationError(
+            "--log", f"there is no logger '{name}'", f"choose {' or '.join(KINDS)}"
+        )
     try:
         library = importlib.import_module(KINDS[name].module)
     except ImportError as error:

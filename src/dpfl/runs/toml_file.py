@@ -1,4 +1,6 @@
-"""A TOML file as data: sections that refuse unknown keys, and one clear sentence for the first problem."""
+"""A TOML file as data: sections that refuse unknown keys, and one clear sentence for the first
+problem.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise ConfigurationError(str(path), f"cannot be read ({error.strerror})", "check the path") from error
+        raise ConfigurationError(
+            str(path), f"cannot be read ({error.strerror})", "check the path"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(str(path), f"is not TOML ({error})", "mend that line") from error
 
@@ -72,7 +76,9 @@ def _explained(where: str, error: ValidationError, top: type[TomlFile]) -> Confi
     at = f"{where}, [{path[0]}] {'.'.join(path[1:])}".rstrip() if path else where
     if first["type"] == "extra_forbidden":
         known = _section_at(top, path[:-1]).model_fields
-        return ConfigurationError(at, f"there is no key '{path[-1]}'", did_you_mean(path[-1], known))
+        return ConfigurationError(
+            at, f"there is no key '{path[-1]}'", did_you_mean(path[-1], known)
+        )
     if first["type"] == "missing":
         return ConfigurationError(at, "is missing", "give a value: it has no default")
     said = f"{first['input']!r} was given: {first['msg']}"
@@ -80,7 +86,9 @@ def _explained(where: str, error: ValidationError, top: type[TomlFile]) -> Confi
 
 
 def _section_at(top: type[BaseModel], path: list[str]) -> type[BaseModel]:
-    """The section that a problem lies in; names that a table is free to choose (``[clients.NAME]``) are passed over."""
+    """The section that a problem lies in; names that a table is free to choose (``[clients.NAME]``)
+    are passed over.
+    """
     section = top
     for part in path:
         if part in section.model_fields:

@@ -1,9 +1,11 @@
-"""Blocks of clients over the workers of a Ray cluster, each running the stacked engine; the same bits as one process.
+"""Blocks of clients over the workers of a Ray cluster, each running the stacked engine; the same
+bits as one process.
 
-Which clients make a block is a function of the cohort alone, and every client's noise is named by (round, client), so that
-neither the number of workers nor a retry changes a result. In a run with system noise, the driver draws one secret of 128
-bits for the run and workers derive from it: a block whose worker was lost is computed again with the same noise, and
-nothing of the lost attempt was released. The cluster is one domain of trust: it holds the simulated clients' records anyway.
+Which clients make a block is a function of the cohort alone, and every client's noise is named by
+(round, client), so that neither the number of workers nor a retry changes a result. In a run with
+system noise, the driver draws one secret of 128 bits for the run and workers derive from it: a
+block whose worker was lost is computed again with the same noise, and nothing of the lost attempt
+was released. The cluster is one domain of trust: it holds the simulated clients' records anyway.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch import Tensor
 from dpfl.core.errors import ConfigurationError, PeerError
 from dpfl.core.random import SecretRng
 from dpfl.engine import make_engine
-from dpfl.protocols import Engine
+from dpfl.engine.base import Engine
 from dpfl.rounds import Uplink
 from dpfl.sim.workers import Bench, collected
 
@@ -47,7 +49,9 @@ class _Worker:
     ) -> tuple[list[Uplink], dict[str, Tensor]]:
         """Work for one block."""
         self.engine = self.engine or make_engine(bench.engine, bench.device)
-        return bench.block(self.engine, round_, {client: common[which[client]] for client in ids}, ids, private)
+        return bench.block(
+            self.engine, round_, {client: common[which[client]] for client in ids}, ids, private
+        )
 
     def process(self) -> int:
         """Which process this is."""
@@ -61,9 +65,15 @@ class RayWorkers:
         try:
             ray: Any = importlib.import_module("ray")
         except ImportError as error:
-            raise ConfigurationError("engine 'ray'", "Ray is not installed", "run: pip install 'dpfl[ray]'") from error
+            raise ConfigurationError(
+                "engine 'ray'", "Ray is not installed", "run: pip install 'dpfl[ray]'"
+            ) from error
         self.ray = ray
-        own = replace(bench, engine="stacked", seed=bench.seed or SecretRng.from_system().secret_seed().child("secret"))
+        own = replace(
+            bench,
+            engine="stacked",
+            seed=bench.seed or SecretRng.from_system().secret_seed().child("secret"),
+        )
         self.engine = make_engine("stacked", bench.device)
         self._started = not ray.is_initialized()
         if self._started:
@@ -92,7 +102,9 @@ class RayWorkers:
         blocks: Sequence[Sequence[str]],
         private: dict[str, Tensor],
     ) -> list[Uplink]:
-        """Work for all blocks; results come back in canonical order. ``private`` parts are read, and replaced."""
+        """Work for all blocks; results come back in canonical order. ``private`` parts are read,
+        and replaced.
+        """
         distinct = list({id(payload): payload for payload in downloads.values()}.values())
         place = {id(payload): number for number, payload in enumerate(distinct)}
         common = self.ray.put(distinct)  # once a round, whatever the number of workers
@@ -116,7 +128,10 @@ class RayWorkers:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for worker in self.workers:
             self.ray.kill(worker)

@@ -1,4 +1,6 @@
-"""What a run's summary says in a few words: epsilons of many clients, and rounds of which nothing came."""
+"""What a run's summary says in a few words: epsilons of many clients, and rounds of which nothing
+came.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ def spread(lines: Mapping[str, Statement]) -> dict[str, Any]:
     """Smallest, median and largest epsilon, spent and granted."""
 
     def three(values: list[float]) -> dict[str, float | str]:
-        numbers = {"smallest": min(values), "median": statistics.median(values), "largest": max(values)}
+        numbers = {
+            "smallest": min(values),
+            "median": statistics.median(values),
+            "largest": max(values),
+        }
         return {name: "infinite" if math.isinf(value) else value for name, value in numbers.items()}
 
     if not lines:

@@ -1,4 +1,6 @@
-"""The two doors to the simulator: :func:`train` from Python, :func:`run_experiment` for a file and its run folder."""
+"""The two doors to the simulator: :func:`train` from Python, :func:`run_experiment` for a file and
+its run folder.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,20 @@ from dpfl.privacy.statement import Statement
 from dpfl.rounds import Run, first_state
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder
-from dpfl.sim.simulation import Outcome, Progress, Simulation
+from dpfl.sim.loop import Outcome, Progress, Simulation
 from dpfl.strategy import Strategy
 
 MOST_REHEARSED = 64
-"""Clients whose noise is planned before a run starts: the hardest to serve. The others plan when they are drawn."""
+"""Clients whose noise is planned before a run starts: the hardest to serve. The others plan when
+they are drawn.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What training gives back. ``spent[client]`` is a statement: an epsilon that names unit, adjacency and observer."""
+    """What training gives back. ``spent[client]`` is a statement: an epsilon that names unit,
+    adjacency and observer.
+    """
 
     model: nn.Module
     history: list[dict[str, Any]]
@@ -64,31 +70,45 @@ def train(
 ) -> Result:
     """Simulate a federation. The model given is not changed; the trained one is in the result.
 
-    ``seed=None`` draws all noise from the operating system; a number makes the run repeatable, and NOT PRIVATE. ``ledger``
-    names a file that spans runs: everything ever released from this data adds up there, as it must. A file that is not
-    there is refused, since it may have been mislaid, unless ``new_ledger`` says that this is its first run. ``filter``
-    is how runs add up in a new ledger (:mod:`dpfl.privacy.filters`). Without a file, the run is accounted for alone and
-    its ledger is gone with it. ``liars`` claim a multiple of their epsilon; bills and
-    noise rest on the true one.
+    ``seed=None`` draws all noise from the operating system; a number makes the run repeatable, and
+    NOT PRIVATE. ``ledger`` names a file that spans runs: everything ever released from this data
+    adds up there, as it must. A file that is not there is refused, since it may have been mislaid,
+    unless ``new_ledger`` says that this is its first run. ``filter`` is how runs add up in a new
+    ledger (:mod:`dpfl.privacy.filters`). Without a file, the run is accounted for alone and its
+    ledger is gone with it. ``liars`` claim a multiple of their epsilon; bills and noise rest on the
+    true one.
     """
     if not (isinstance(rounds, int) and rounds >= 1):
-        raise ConfigurationError("train", f"rounds = {rounds!r}", "train for a whole number of rounds, at least one")
+        raise ConfigurationError(
+            "train", f"rounds = {rounds!r}", "train for a whole number of rounds, at least one"
+        )
     if not isinstance(strategy, Strategy) or not isinstance(federation, Federation):
         raise ConfigurationError(
-            "train", "was not given a Federation and a Strategy", "build them, as dpfl.weiavg(...) does"
+            "train",
+            "was not given a Federation and a Strategy",
+            "build them, as dpfl.weiavg(...) does",
         )
     name = f"{strategy.name}-{uuid.uuid4().hex[:12]}"
     book = _book(ledger, new_ledger, filter)
     try:
         book.register(name, seeded=seed is not None, title=_title(strategy))
-        run = Run(name=name, ledger=book, seed=_secret_seed(seed), public=PublicSeed(seed or 0).child("run"))
+        run = Run(
+            name=name,
+            ledger=book,
+            seed=_secret_seed(seed),
+            public=PublicSeed(seed or 0).child("run"),
+        )
         simulation = Simulation(
             model=copy.deepcopy(model), federation=federation, strategy=strategy, rounds=rounds, run=run, engine=engine,
             device=device, workers=workers, evaluate_every=evaluate_every, liars=liars,
         )  # fmt: skip
         outcome = simulation.run(simulation.start(), [], progress)
         if outcome.summary["rounds"]["ended_early"]:
-            warnings.warn(f"training ended {outcome.summary['rounds']['ended_early']}", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"training ended {outcome.summary['rounds']['ended_early']}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return _result(simulation, outcome)
     finally:
         book.close()
@@ -104,7 +124,9 @@ def run_experiment(
     progress: Progress | None = None,
     until: int | None = None,
 ) -> Result:
-    """Run an experiment in its folder, or go on with one that was interrupted; with ``until``, only so many rounds of it."""
+    """Run an experiment in its folder, or go on with one that was interrupted; with ``until``, only
+    so many rounds of it.
+    """
     place = RunFolder(folder)
     experiment.check()
     federation = experiment.federation(data_folder)
@@ -149,11 +171,20 @@ def rehearse(experiment: Experiment, data_folder: Path | None = None) -> None:
     """Refuse what cannot be run, before anything is."""
     experiment.check()
     federation = experiment.federation(data_folder)
-    _plan(experiment.build_model(federation), federation, experiment.strategy(len(federation.ids)), experiment)
+    _plan(
+        experiment.build_model(federation),
+        federation,
+        experiment.strategy(len(federation.ids)),
+        experiment,
+    )
 
 
-def _plan(model: nn.Module, federation: Federation, strategy: Strategy, experiment: Experiment) -> None:
-    """Plan everything against a ledger in memory, so that what cannot be done is refused before a folder is made."""
+def _plan(
+    model: nn.Module, federation: Federation, strategy: Strategy, experiment: Experiment
+) -> None:
+    """Plan everything against a ledger in memory, so that what cannot be done is refused before a
+    folder is made.
+    """
     book = Ledger.create(":memory:", "rehearsal")
     try:
         run = Run(name="rehearsal", ledger=book, seed=None, public=experiment.public_seed())
@@ -161,10 +192,14 @@ def _plan(model: nn.Module, federation: Federation, strategy: Strategy, experime
             model=model, federation=federation, strategy=strategy, rounds=experiment.run.rounds, run=run,
             liars=experiment.run.liars,
         )  # fmt: skip
-        # What cannot be done fails first where epsilon is smallest, or where few records make for a high sampling rate.
+        # What cannot be done fails first where epsilon is smallest, or where few records make for a
+        # high sampling rate.
         hardest = sorted(
             simulation.members.values(),
-            key=lambda member: (member.budget.epsilon if member.budget else math.inf, member.shard.examples),
+            key=lambda member: (
+                member.budget.epsilon if member.budget else math.inf,
+                member.shard.examples,
+            ),
         )
         smallest = min(hardest, key=lambda member: member.shard.examples)
         for member in [*hardest[: MOST_REHEARSED - 1], smallest]:
@@ -174,8 +209,12 @@ def _plan(model: nn.Module, federation: Federation, strategy: Strategy, experime
         book.close()
 
 
-def _interrupted(place: RunFolder, experiment: Experiment, digest: str) -> tuple[Any, str, dict[str, Tensor]]:
-    """Load the checkpoint; a run that was killed before its first one has released nothing and starts over."""
+def _interrupted(
+    place: RunFolder, experiment: Experiment, digest: str
+) -> tuple[Any, str, dict[str, Tensor]]:
+    """Load the checkpoint; a run that was killed before its first one has released nothing and
+    starts over.
+    """
     if not place.experiment.exists():
         raise FolderError(str(place.path), "holds no run", "start one with dpfl run")
     if not place.checkpoint.exists() and not place.rounds.exists():
@@ -201,12 +240,18 @@ def _book(path: Path | str | None, new: bool, rule: FilterName) -> Ledger:
     if path is None:
         return Ledger.create(":memory:", "memory")
     if not new and not Path(path).exists():
-        raise LedgerError(str(path), "there is no ledger", "check the path, or say new_ledger=True for its first run")
+        raise LedgerError(
+            str(path),
+            "there is no ledger",
+            "check the path, or say new_ledger=True for its first run",
+        )
     return Ledger.create(path, uuid.uuid4().hex, filter=rule) if new else Ledger.open(path)
 
 
 def _title(strategy: Strategy) -> str:
-    return f"{strategy.name} (HYPOTHETICAL grants)" if strategy.local.hypothetical else strategy.name
+    return (
+        f"{strategy.name} (HYPOTHETICAL grants)" if strategy.local.hypothetical else strategy.name
+    )
 
 
 def _result(simulation: Simulation, outcome: Outcome) -> Result:

@@ -1,4 +1,6 @@
-"""Worker processes of one thread each. They take whole blocks of clients, so their number never changes a bit."""
+"""Worker processes of one thread each. They take whole blocks of clients, so their number never
+changes a bit.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ import torch
 import torch.multiprocessing
 from torch import Tensor, nn
 
-from dpfl.client.member import Member
 from dpfl.core.errors import DpflError
-from dpfl.core.processes import ctrl_c_held, ignore_ctrl_c
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.engine import make_engine
-from dpfl.protocols import Engine
+from dpfl.engine.base import Engine
 from dpfl.rounds import Agreement, Uplink, work
+from dpfl.rounds.members import Member
+from dpfl.runs.processes import ctrl_c_held, ignore_ctrl_c
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +47,14 @@ class Bench:
         ids: Sequence[str],
         private: dict[str, Tensor],
     ) -> tuple[list[Uplink], dict[str, Tensor]]:
-        """Work for one block; secret generators are made here, where they are used. Returns private parts as well."""
+        """Work for one block; secret generators are made here, where they are used. Returns private
+        parts as well.
+        """
         members = {client: self.members[client] for client in ids}
         rngs = {client: self._secret(round_, client) for client in ids}
-        return work(self.agreement, self.run, downloads, members, rngs, engine, self.model, [ids], private), private
+        return work(
+            self.agreement, self.run, downloads, members, rngs, engine, self.model, [ids], private
+        ), private
 
     def _secret(self, round_: int, client: str) -> SecretRng:
         if self.seed is None:
@@ -57,7 +63,9 @@ class Bench:
 
 
 def become_worker() -> None:
-    """Prepare a spawned process: one thread, Ctrl-C left to the parent, and no life after the parent's, however it ends."""
+    """Prepare a spawned process: one thread, Ctrl-C left to the parent, and no life after the
+    parent's, however it ends.
+    """
     torch.set_num_threads(1)
     ignore_ctrl_c()
     parent = multiprocessing.parent_process()
@@ -86,18 +94,30 @@ def _hold(bench: Bench) -> None:
 
 
 def _work(
-    round_: int, common: Sequence[bytes], which: Mapping[str, int], ids: Sequence[str], private: dict[str, Tensor]
+    round_: int,
+    common: Sequence[bytes],
+    which: Mapping[str, int],
+    ids: Sequence[str],
+    private: dict[str, Tensor],
 ) -> tuple[list[Uplink], dict[str, Tensor]]:
     assert _held is not None
     bench, engine = _held
-    return bench.block(engine, round_, {client: common[which[client]] for client in ids}, ids, private)
+    return bench.block(
+        engine, round_, {client: common[which[client]] for client in ids}, ids, private
+    )
 
 
-def collected(found: Sequence[tuple[list[Uplink], dict[str, Tensor]]], private: dict[str, Tensor]) -> list[Uplink]:
-    """What all blocks sent, in canonical order; ``private`` parts are replaced by what came of them."""
+def collected(
+    found: Sequence[tuple[list[Uplink], dict[str, Tensor]]], private: dict[str, Tensor]
+) -> list[Uplink]:
+    """What all blocks sent, in canonical order; ``private`` parts are replaced by what came of
+    them.
+    """
     for _, parts in found:
         private.update(parts)
-    return sorted((uplink for part, _ in found for uplink in part), key=lambda uplink: uplink.client)
+    return sorted(
+        (uplink for part, _ in found for uplink in part), key=lambda uplink: uplink.client
+    )
 
 
 class Workers:
@@ -109,7 +129,9 @@ class Workers:
         self._pool: ProcessPoolExecutor | None = None
         if count > 1:
             context = torch.multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_hold, initargs=(bench,))
+            self._pool = ProcessPoolExecutor(
+                count, mp_context=context, initializer=_hold, initargs=(bench,)
+            )
 
     def run(
         self,
@@ -118,27 +140,36 @@ class Workers:
         blocks: Sequence[Sequence[str]],
         private: dict[str, Tensor],
     ) -> list[Uplink]:
-        """Work for all blocks; results come back in canonical order. ``private`` parts are read, and replaced."""
+        """Work for all blocks; results come back in canonical order. ``private`` parts are read,
+        and replaced.
+        """
 
         def own(ids: Sequence[str]) -> dict[str, Tensor]:
             return {client: private[client] for client in ids if client in private}
 
         if self._pool is None:
             found = [
-                self._bench.block(self.engine, round_, {c: downloads[c] for c in ids}, ids, own(ids)) for ids in blocks
+                self._bench.block(
+                    self.engine, round_, {c: downloads[c] for c in ids}, ids, own(ids)
+                )
+                for ids in blocks
             ]
         else:
             futures = []
             for ids in blocks:
                 distinct = list({id(downloads[c]): downloads[c] for c in ids}.values())
-                which = {c: next(i for i, d in enumerate(distinct) if d is downloads[c]) for c in ids}
+                which = {
+                    c: next(i for i, d in enumerate(distinct) if d is downloads[c]) for c in ids
+                }
                 with ctrl_c_held():  # the pool starts its processes as it is given work
                     futures.append(self._pool.submit(_work, round_, distinct, which, ids, own(ids)))
             try:
                 found = [future.result() for future in futures]
             except BrokenProcessPool as error:
                 raise DpflError(
-                    "workers", "a worker process ended", 'in a script, call dpfl under if __name__ == "__main__":'
+                    "workers",
+                    "a worker process ended",
+                    'in a script, call dpfl under if __name__ == "__main__":',
                 ) from error
         return collected(found, private)
 
@@ -146,7 +177,10 @@ class Workers:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._pool is not None:
             if error is not None:

@@ -1,6 +1,6 @@
 """Laws that every plug must pass, ours or a stranger's. Needs Hypothesis.
 
->>> from dpfl.client.stages import Clip
+>>> from dpfl.plugs.stages import Clip
 >>> check_stage(Clip(clip=1.0))
 """
 

@@ -1,10 +1,12 @@
-"""Laws about noise: the exact law of the sampler, and that nothing is released beside noisy integers.
+"""Laws about noise: the exact law of the sampler, and that nothing is released beside noisy
+integers.
 
-Tests of likelihood pass noise that has holes: values that noise alone can never produce prove that something was added
-to it. :func:`check_releases` rules that out for a whole method. It plays a round with one client's data, and again with
-the data of that client zeroed and the noise moved so that every noisy integer q + X is the same. Then whatever is
-released must be the same, bit for bit: uploads where the method protects against the server, the model where it
-protects against the world. Noise added in floating point fails this (:func:`float_noise` is the positive control).
+Tests of likelihood pass noise that has holes: values that noise alone can never produce prove that
+something was added to it. :func:`check_releases` rules that out for a whole method. It plays a
+round with one client's data, and again with the data of that client zeroed and the noise moved so
+that every noisy integer q + X is the same. Then whatever is released must be the same, bit for bit:
+uploads where the method protects against the server, the model where it protects against the world.
+Noise added in floating point fails this (:func:`float_noise` is the positive control).
 :func:`impossible` is the attack itself, on a single release.
 """
 
@@ -18,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfl.client.member import honest_members
 from dpfl.core import grid_noise
 from dpfl.core.grid import Grid, NoiseSource
 from dpfl.core.layout import Layout
@@ -28,20 +29,24 @@ from dpfl.data.federation import Federation
 from dpfl.engine import make_engine
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Run, client_rounds, close_round, enrol, first_state, open_round
+from dpfl.rounds.members import honest_members
 from dpfl.strategy import Strategy
 
 VICTIM = "c0"
 _SHAPE = (8, 16)  # classes, features: 128 coordinates
 
 
-# -- one release -------------------------------------------------------------------------------------------------------
+# -- one release -----------------------------------------------------------------------------------
 
 
-def impossible(released: Tensor, guess: Tensor, image: Callable[[Tensor], Tensor], *, whole: bool) -> Tensor:
+def impossible(
+    released: Tensor, guess: Tensor, image: Callable[[Tensor], Tensor], *, whole: bool
+) -> Tensor:
     """Which coordinates of a float32 release noise alone can never produce.
 
-    The attacker knows how a release is computed from noise n alone (``image``), and about which n it would take
-    (``guess``). ``whole``: n is an integer, otherwise any float32 number. Candidates are the guess and its neighbours.
+    The attacker knows how a release is computed from noise n alone (``image``), and about which n
+    it would take (``guess``). ``whole``: n is an integer, otherwise any float32 number. Candidates
+    are the guess and its neighbours.
     """
     found = torch.zeros_like(released, dtype=torch.bool)
     if whole:
@@ -57,11 +62,13 @@ def impossible(released: Tensor, guess: Tensor, image: Callable[[Tensor], Tensor
     return ~found
 
 
-# -- a whole method ----------------------------------------------------------------------------------------------------
+# -- a whole method --------------------------------------------------------------------------------
 
 
 def check_releases(strategy: Strategy, engine: str = "one_by_one") -> None:
-    """Nothing that the method's adversary sees depends on a client's data but through noisy integers."""
+    """Nothing that the method's adversary sees depends on a client's data but through noisy
+    integers.
+    """
     recorded: list[Tensor] = []
     with _noisy_integers(recorded.append, None):
         present = _transcript(strategy, engine, zeroed=False)
@@ -69,9 +76,15 @@ def check_releases(strategy: Strategy, engine: str = "one_by_one") -> None:
     script = iter(recorded)
     with _noisy_integers(lambda _: None, lambda: next(script)):
         absent = _transcript(strategy, engine, zeroed=True)
-    assert next(script, None) is None, f"{strategy.name} draws noise more or less often when a client's data is zeroed"
-    for what, bytes_present, bytes_absent in zip(("uploads", "the model"), present, absent, strict=True):
-        assert bytes_present == bytes_absent, f"{strategy.name}: {what} tell more of a client than noisy integers do"
+    assert next(script, None) is None, (
+        f"{strategy.name} draws noise more or less often when a client's data is zeroed"
+    )
+    for what, bytes_present, bytes_absent in zip(
+        ("uploads", "the model"), present, absent, strict=True
+    ):
+        assert bytes_present == bytes_absent, (
+            f"{strategy.name}: {what} tell more of a client than noisy integers do"
+        )
 
 
 class _Rigged:
@@ -85,8 +98,12 @@ class _Rigged:
 
 
 @contextmanager
-def _noisy_integers(record: Callable[[Tensor], None], forced: Callable[[], Tensor] | None) -> Iterator[None]:
-    """Watch the noisy integers of every mechanism, or move the noise so that they are the given ones."""
+def _noisy_integers(
+    record: Callable[[Tensor], None], forced: Callable[[], Tensor] | None
+) -> Iterator[None]:
+    """Watch the noisy integers of every mechanism, or move the noise so that they are the given
+    ones.
+    """
     original = Grid.noised
 
     def noised(grid: Grid, vector: Tensor, rng: NoiseSource) -> Tensor:
@@ -109,12 +126,17 @@ def _noisy_integers(record: Callable[[Tensor], None], forced: Callable[[], Tenso
 
 @contextmanager
 def float_noise() -> Iterator[None]:
-    """Replace noise on a grid by noise computed in single precision and then added: what the laws must catch."""
+    """Replace noise on a grid by noise computed in single precision and then added: what the laws
+    must catch.
+    """
     original = Grid.noised
 
     def noised(grid: Grid, vector: Tensor, rng: NoiseSource) -> Tensor:
         noise = rng.grid_noise_(torch.empty(vector.numel())).view(vector.shape) / grid_noise.SCALE
-        return vector.to(torch.float32) + torch.tensor(grid.step * grid_noise.SCALE, dtype=torch.float32) * noise
+        return (
+            vector.to(torch.float32)
+            + torch.tensor(grid.step * grid_noise.SCALE, dtype=torch.float32) * noise
+        )
 
     Grid.noised = noised  # type: ignore[method-assign, assignment]
     try:
@@ -124,7 +146,9 @@ def float_noise() -> Iterator[None]:
 
 
 def _transcript(strategy: Strategy, engine: str, *, zeroed: bool) -> tuple[list[bytes], bytes]:
-    """Play one seeded round; return the uploads (where the server is an adversary) and the next model."""
+    """Play one seeded round; return the uploads (where the server is an adversary) and the next
+    model.
+    """
     torch.manual_seed(0)
     classes, features = _SHAPE
     model = nn.Sequential(nn.Linear(features, 4, bias=False), nn.Linear(4, classes, bias=False))
@@ -156,14 +180,16 @@ def _transcript(strategy: Strategy, engine: str, *, zeroed: bool) -> tuple[list[
     return seen, state.model.numpy().tobytes()
 
 
-# -- the sampler -------------------------------------------------------------------------------------------------------
+# -- the sampler -----------------------------------------------------------------------------------
 
 
 def check_sampler() -> dict[int, float]:
-    """The law of what the sampler really does against the ideal one, on every integer it can produce.
+    """The law of what the sampler really does against the ideal one, on every integer it can
+    produce.
 
-    Returns the largest |log ratio| within 2, 6 and 10 standard deviations, and under 0 the root of its mean square. The
-    code's integer thresholds and its 53-bit acceptance are taken as they are; nothing is sampled.
+    Returns the largest |log ratio| within 2, 6 and 10 standard deviations, and under 0 the root of
+    its mean square. The code's integer thresholds and its 53-bit acceptance are taken as they are;
+    nothing is sampled.
     """
     wide, scale, cell = np.longdouble, grid_noise.SCALE, grid_noise.CELL
     shares = _cell_shares()
@@ -197,9 +223,12 @@ def check_sampler() -> dict[int, float]:
     gap = (int(grid_noise.GAPS[0]) * 512 - 2**64) / 2**64
     assert abs(gap) < 2**-50, "a number is rare with another probability than 1 / 512"
     limits[0] = math.sqrt(float(square))
-    # The surcharge: over 10^12 numbers log ratios of this size add up to less than 5e-8, but for 1e-16 of probability.
+    # The surcharge: over 10^12 numbers log ratios of this size add up to less than 5e-8, but for
+    # 1e-16 of probability.
     for limit, bound in ((0, 2.0**-50), (2, 2.0**-49), (6, 2.0**-42), (10, 2.0**-28)):
-        assert limits[limit] <= bound, f"log ratio {limits[limit]:.3g} within {limit} standard deviations"
+        assert limits[limit] <= bound, (
+            f"log ratio {limits[limit]:.3g} within {limit} standard deviations"
+        )
     return limits
 
 
@@ -228,7 +257,9 @@ def _ideal(x: np.ndarray) -> np.ndarray:
     wide, s = np.longdouble, np.longdouble(grid_noise.SCALE)
     t = np.square(x.astype(wide) / s)
     peak = 1 / (np.sqrt(2 * wide("3.14159265358979323846264338327950288")) * s)
-    density: np.ndarray = peak * np.exp(-t / 2) * (1 + (t - 1) / (24 * s * s) + (t * t - 6 * t + 3) / (1920 * s**4))
+    density: np.ndarray = (
+        peak * np.exp(-t / 2) * (1 + (t - 1) / (24 * s * s) + (t * t - 6 * t + 3) / (1920 * s**4))
+    )
     return density
 
 

@@ -1,0 +1,1 @@
+"""Loaders of named data sets."""

@@ -1,0 +1,218 @@
+"""Shakespeare's plays by speaking role: 80 characters predict the next one, and a role is a natural
+client.
+
+Read from ``moby-shakespeare.tar.xz``, whose texts are in the public domain. The alphabet is LEAF's
+(Caldas et al., 2018, arXiv:1812.01097), fixed and public: one counted from the roles' own words
+would be a release that nobody billed.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfl.core.errors import DataError
+from dpfl.datasets.stored import archive_members, stored_arrays
+
+ALPHABET = (
+    "\n !\"&'(),-."
+    + string.digits
+    + ":;>?"
+    + string.ascii_uppercase
+    + "[]"
+    + string.ascii_lowercase
+    + "}"
+)
+UNKNOWN = len(ALPHABET)
+VOCABULARY = len(ALPHABET) + 1  # 80 characters and one token for all others
+WINDOW = 80
+FEWEST_LINES = 3  # LEAF's rule: more than two
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_TOKENS = {character: token for token, character in enumerate(ALPHABET)}
+_CHARACTERS = ALPHABET + _REPLACEMENT
+_VERSION = 1
+
+
+def encode(text: str, *, strict: bool = False) -> np.ndarray:
+    """Return one token a character (uint8): accents are dropped, what is not in the alphabet then
+    becomes ``UNKNOWN``.
+
+    With ``strict`` any character outside the alphabet, an accented one too, is an error.
+
+    >>> encode("A rose").tolist()
+    [25, 1, 70, 67, 71, 57]
+    """
+    if strict:
+        odd = next(
+            (place for place, character in enumerate(text) if character not in _TOKENS), None
+        )
+        if odd is not None:
+            raise DataError(
+                "text",
+                f"character {text[odd]!r} at position {odd} is not in the alphabet of {len(ALPHABET)}",
+                "take it out, or encode without strict",
+            )
+    composed = unicodedata.normalize(
+        "NFC", text
+    )  # a letter and its accent are one character, and one token
+    return np.fromiter((_token(character) for character in composed), np.uint8, len(composed))
+
+
+def _token(character: str) -> int:
+    token = _TOKENS.get(character)
+    return (
+        _TOKENS.get(unicodedata.normalize("NFD", character)[0], UNKNOWN) if token is None else token
+    )
+
+
+def decode(tokens: np.ndarray) -> str:
+    """Return the text of tokens; ``UNKNOWN`` becomes the replacement character."""
+    values = np.asarray(tokens).reshape(-1).tolist()
+    odd = next((value for value in values if not 0 <= value < VOCABULARY), None)
+    if odd is not None:
+        raise DataError(
+            "tokens",
+            f"{odd} is outside the vocabulary of {VOCABULARY}",
+            f"use 0 to {VOCABULARY - 1}",
+        )
+    return "".join(_CHARACTERS[value] for value in values)
+
+
+def windows(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return every window of ``WINDOW`` tokens, as a view (n x 80), and the token that follows each
+    (int64).
+    """
+    if len(tokens) <= WINDOW:
+        raise DataError(
+            "text",
+            f"{len(tokens)} characters hold no window of {WINDOW} and the one that follows",
+            f"give at least {WINDOW + 1}",
+        )
+    return tokens[:-1].unfold(0, WINDOW, 1), tokens[WINDOW:].long()
+
+
+@dataclass(frozen=True, eq=False)
+class Roles:
+    """All roles' tokens end to end: role ``i`` holds ``tokens[offsets[i]:offsets[i + 1]]``, in the
+    order spoken.
+    """
+
+    names: tuple[str, ...]
+    tokens: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def split(self, role: int) -> tuple[Tensor, Tensor]:
+        """Return a role's training tokens, the first 80 %, and its test tokens, the rest: no window
+        spans the two.
+        """
+        start, end = int(self.offsets[role]), int(self.offsets[role + 1])
+        cut = start + _training_part(end - start)
+        whole = torch.from_numpy(self.tokens)
+        return whole[start:cut], whole[cut:end]
+
+
+def _training_part(length: int) -> int:
+    return length * 4 // 5
+
+
+def read_shakespeare(path: Path) -> Roles:
+    """Read every role of three lines or more whose training and test part hold a window each,
+    sorted by name.
+    """
+    arrays = stored_arrays("shakespeare", [path], lambda: _make(path), version=_VERSION)
+    names = arrays["names"].tobytes().decode().split("\n")
+    return Roles(tuple(names), arrays["tokens"], arrays["offsets"])
+
+
+def _make(path: Path) -> dict[str, np.ndarray]:
+    lines: dict[str, list[str]] = {}
+    for member, content in archive_members(path, _is_play):
+        play = PurePosixPath(member).name
+        try:
+            text = content.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path}: {member}", f"is not UTF-8 ({error})", "fetch the file again"
+            ) from error
+        for role, line in spoken(text):
+            lines.setdefault(f"{play}/{role}", []).append(line)
+    roles = {
+        name: encode("\n".join(said))
+        for name, said in sorted(lines.items())
+        if len(said) >= FEWEST_LINES
+    }
+    roles = {name: tokens for name, tokens in roles.items() if _holds_windows(len(tokens))}
+    if not roles:
+        raise DataError(
+            str(path),
+            "holds no play under comedies, histories or tragedies with a role long enough",
+            "use moby-shakespeare.tar.xz",
+        )
+    return {
+        "names": np.frombuffer("\n".join(roles).encode(), np.uint8),
+        "tokens": np.concatenate(list(roles.values())),
+        "offsets": np.cumsum([0, *map(len, roles.values())], dtype=np.int64),
+    }
+
+
+def _is_play(member: str) -> bool:
+    place = PurePosixPath(member)
+    return place.parent.name in {
+        "comedies",
+        "histories",
+        "tragedies",
+    } and not place.name.startswith(".")
+
+
+def _holds_windows(length: int) -> bool:
+    train = _training_part(length)
+    return min(train, length - train) > WINDOW
+
+
+# What is not spoken. A direction ends at its bracket, or, where that was forgotten, with the
+# paragraph.
+_DIRECTION = re.compile(r"\[[^\[\]]*?(?:\]|(?=\n[ \t]*\n)|\Z)")
+_START = re.compile(r"^(?:ACT I\b|\t(?:PROLOGUE|INDUCTION)\b)", re.MULTILINE)
+_TITLE = re.compile(
+    r"^\t[^a-z\n]+\n\s*(?=ACT [IVX]|\t(?:PROLOGUE|EPILOGUE|INDUCTION)\b)", re.MULTILINE
+)
+_HEADING = re.compile(r"(?:ACT [IVX]+|SCENE\b.*|\t(?:PROLOGUE|EPILOGUE|INDUCTION)\b.*)")
+_CAPTION = re.compile(r"\t(?:THE )?(?:SONG|DUMB SHOW)\.?")
+_NAMED = re.compile(
+    r"(?P<role>[^\t:]*[A-Za-z][^\t:]*):?\t(?P<line>.*)|(?P<other>[A-Z][^\t:]*): (?P<rest>.*)"
+)
+
+
+def spoken(play: str) -> Iterator[tuple[str, str]]:
+    """Yield role and line as spoken; a line that several speak at once (marked ``|``) is nobody's."""
+    start = _START.search(play)
+    text = _DIRECTION.sub("", play[start.start() if start else 0 :])
+    role, above = "", ""
+    for line in _TITLE.sub("", text).split("\n"):
+        heading, named = _HEADING.fullmatch(line.rstrip()), _NAMED.fullmatch(line)
+        if heading:
+            role, words = "", ""
+        elif named:
+            role = " ".join(f"{above} {named['role'] or named['other']}".upper().split())
+            words = named["line"] or named["rest"] or ""
+        else:
+            words = line if line.startswith("\t") and not _CAPTION.fullmatch(line.rstrip()) else ""
+        above = (
+            "" if heading or named or "\t" in line else line
+        )  # a long name takes two lines, the upper one without a tab
+        words = " ".join(words.split())
+        if words.startswith("|"):
+            role = ""
+        elif role and words:
+            yield role, words

@@ -1,0 +1,96 @@
+"""A Flower grid inside one process: the same apps, messages and records, without a network. For
+tests and rehearsals.
+
+Flower wants an identity for the task that creates messages; setting it is the one private call, and
+it is here alone (a test tells when a new version of Flower moves it).
+"""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from dpfl.deploy.client_app import FOLDER_KEY, app
+
+Fault = Callable[[Message, Callable[[], Message]], Message | None]
+"""May answer in a node's place: with something else, late (None for now), or not at all."""
+
+FAILED = 5  # any code: what counts is that the reply is an error
+
+
+class LocalGrid(Grid):
+    """Nodes are folders of sites; ``faults`` make some of them misbehave."""
+
+    def __init__(self, sites: Mapping[int, Path], client_app: ClientApp = app) -> None:
+        self.sites = dict(sites)
+        self.client_app = client_app
+        self.faults: dict[int, Fault] = {}
+        self.replies: dict[str, list[Message]] = {}
+        self.asked: list[Message] = []
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+
+    def set_run(self, run: Any) -> None:
+        """There is one."""
+
+    @property
+    def run(self) -> Any:
+        """There is nothing to know about it."""
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **more: Any) -> Message:
+        """Messages are made by their own constructor."""
+        raise NotImplementedError
+
+    def get_node_ids(self) -> list[int]:
+        """Who is connected."""
+        return list(self.sites)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Deliver, and work at once."""
+        ids = []
+        for message in messages:
+            name = uuid.uuid4().hex
+            message.metadata.__dict__["_message_id"] = name
+            self.asked.append(message)
+            node = message.metadata.dst_node_id
+            fault = self.faults.get(node)
+            answer = functools.partial(self._reply, message, node)
+            reply = answer() if fault is None else fault(message, answer)
+            self.replies[name] = [] if reply is None else [reply]
+            ids.append(name)
+        return ids
+
+    def _reply(self, message: Message, node: int) -> Message:
+        """What the node's app says; an exception is an error reply, as on a real node."""
+        context = Context(
+            run_id=1,
+            node_id=node,
+            node_config={FOLDER_KEY: str(self.sites[node])},
+            state=RecordDict(),
+            run_config={},
+        )
+        try:
+            return self.client_app(message, context)
+        except Exception as error:
+            return Message(Error(code=FAILED, reason=str(error)), reply_to=message)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Hand over what has come, once."""
+        found = []
+        for name in message_ids:
+            found += self.replies.pop(name, [])
+        return found
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Both at once."""
+        return self.pull_messages(self.push_messages(messages))

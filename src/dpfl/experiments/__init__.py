@@ -1,0 +1,1 @@
+"""Comparisons, sweeps, tuning, studies, plans and descriptions."""

@@ -1,0 +1,219 @@
+"""A study as data: one base experiment, what varies, which methods, how they are tuned, which
+seeds. TOML in.
+
+Every method is tuned by the same rule: over the same grid, with the same seeds, on records that are
+set aside from the training part (or on another, public data set); the value with the highest mean
+accuracy at the end wins, the smaller one where two are equal. The final runs use other seeds and
+are tested on the test part, which tuning has not seen.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from dpfl.core.errors import ConfigurationError, did_you_mean
+from dpfl.methods.registry import settings_of
+from dpfl.runs.experiment import Experiment, for_method
+from dpfl.runs.toml_file import Section, TomlFile
+
+Values = dict[str, Any]
+"""Dotted fields of an experiment, such as ``budgets.epsilon``, and what they are set to."""
+
+
+class Tuning(Section):
+    """What is tuned, over which values, with which seeds.
+
+    ``own`` adds knobs that one method has, by method. ``at`` tunes once, there, instead of in every
+    case. ``on`` names a data set to tune on instead of the federation's own records. ``search =
+    "halving"`` drops the worse half of the candidates after a quarter and after half of the rounds.
+    """
+
+    over: dict[str, list[Any]] = Field(min_length=1)
+    own: dict[str, dict[str, list[Any]]] = Field(default_factory=dict)
+    seeds: list[int] = Field(default=[1000], min_length=1)
+    at: dict[str, Any] = Field(default_factory=dict)
+    on: dict[str, Any] | None = None
+    search: Literal["grid", "halving"] = "grid"
+
+    def candidates(self, method: str) -> list[Values]:
+        """Every combination, in the order they are given."""
+        return combinations({**self.over, **self.own.get(method, {})})
+
+
+class Study(TomlFile):
+    """One base experiment and everything that is tried on it."""
+
+    called: ClassVar[str] = "study"
+
+    title: str
+    about: str = ""
+    base: dict[str, Any]
+    methods: dict[str, dict[str, Any]] = Field(min_length=1)
+    vary: dict[str, list[Any]] = Field(default_factory=dict)
+    tune: Tuning | None = None
+    seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
+    metrics: list[str] = Field(default_factory=list)
+
+    def agrees(self, where: str) -> None:
+        """Refuse what cannot be run before anything is."""
+        own = {
+            name: values
+            for lists in (self.tune.own.values() if self.tune else ())
+            for name, values in lists.items()
+        }
+        for name, values in {**self.vary, **(self.tune.over if self.tune else {}), **own}.items():
+            if not values:
+                raise ConfigurationError(f"{where}, '{name}'", "has no values", "give a list")
+        if self.tune and not set(self.tune.at) <= set(self.vary):
+            odd = min(set(self.tune.at) - set(self.vary))
+            raise ConfigurationError(
+                f"{where}, [tune] at", f"'{odd}' does not vary", did_you_mean(odd, self.vary)
+            )
+        if self.tune and set(self.tune.seeds) & set(self.seeds):
+            both = min(set(self.tune.seeds) & set(self.seeds))
+            raise ConfigurationError(
+                f"{where}, [tune] seeds",
+                f"seed {both} is also a final one",
+                "tune with seeds that are not reported",
+            )
+        for case in self.cases():
+            for label in self.methods:
+                for tuned in self.tunable(label):
+                    self.experiment(case, label, tuned, self.seeds[0]).check()
+
+    def cases(self) -> list[Values]:
+        """Every combination of what varies; one empty case where nothing does."""
+        return combinations(self.vary)
+
+    def tuned_in(self, case: Values) -> Values:
+        """The case in which this case's settings are tuned."""
+        return {**case, **self.tune.at} if self.tune else case
+
+    def method(self, label: str) -> str:
+        """The method behind a label."""
+        return str(self.methods[label].get("name", label))
+
+    def experiment(
+        self, case: Values, label: str, tuned: Values, seed: int, *, validation: bool = False
+    ) -> Experiment:
+        """One run; a tuned field that the method does not have is left out."""
+        own = {name: value for name, value in self.methods[label].items() if name != "name"}
+        name = self.method(label)
+        known = settings_of(name)
+        values = for_method(set_fields(self.base, case), name)
+        values = set_fields(values, {k: v for k, v in tuned.items() if not _foreign(k, known)})
+        values = set_fields(values, {f"method.{key}": value for key, value in own.items()})
+        values = set_fields(
+            values, {"run.seed": seed, **({"partition.validation": True} if validation else {})}
+        )
+        return Experiment.from_dict(values, f"study, method '{label}'")
+
+    def tunable(self, label: str) -> list[Values]:
+        """The candidates of one method: those that differ in something it has and does not fix
+        itself.
+        """
+        if self.tune is None:
+            return [{}]
+        known = settings_of(self.method(label)).keys() - self.methods[label].keys()
+        candidates = self.tune.candidates(self.method(label))
+        kept = [
+            {k: v for k, v in candidate.items() if not _foreign(k, known)}
+            for candidate in candidates
+        ]
+        return [
+            candidate for number, candidate in enumerate(kept) if candidate not in kept[:number]
+        ]
+
+    def rehearsal(
+        self, case: Values, label: str, tuned: Values, seed: int, ids: Sequence[str]
+    ) -> Experiment:
+        """One run of the tuning: on records set aside from the training part, or on the data set
+        named for it.
+        """
+        if self.tune is None or self.tune.on is None:
+            return self.experiment(case, label, tuned, seed, validation=True)
+        values = self.experiment(case, label, tuned, seed).to_dict()
+        return Experiment.from_dict(
+            on_proxy(values, self.tune.on, ids), f"study, [tune] on, method '{label}'"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One method in one case."""
+
+    case: Values
+    label: str
+
+
+def cells(study: Study) -> Iterator[Cell]:
+    """Every method in every case."""
+    for case in study.cases():
+        for label in study.methods:
+            yield Cell(case=case, label=label)
+
+
+def on_proxy(values: Values, proxy: Values, ids: Sequence[str]) -> Values:
+    """The same federation over other records: as many clients, the same budgets and habits in the
+    same order.
+
+    >>> on_proxy({"data": {"folder": "sites"}, "budgets": {"epsilon": {"b": 2.0, "a": 1.0}}},
+    {"name": "digits"}, ["a", "b"]) {'data': {'name': 'digits'}, 'budgets': {'epsilon': [1.0, 2.0]},
+    'partition': {'kind': 'iid', 'clients': 2}}
+    """
+    partition = dict(values.get("partition", {}))
+    kind = partition.get("kind")
+    partition |= {"kind": "iid" if kind in (None, "natural") else kind, "clients": len(ids)}
+    budgets = {
+        name: [given[client] for client in ids] if isinstance(given, dict) else given
+        for name, given in values.get("budgets", {}).items()
+    }
+    here = {
+        **values,
+        "data": proxy,
+        "budgets": budgets,
+        "partition": {} if "folder" in proxy else partition,
+    }
+    here.pop("clients", None)  # habits of single clients: nobody has these names there
+    if "run" in here:
+        here["run"] = {name: value for name, value in here["run"].items() if name != "liars"}
+    return here
+
+
+def combinations(lists: Mapping[str, list[Any]]) -> list[Values]:
+    """Every choice of one value per name.
+
+    >>> combinations({"a": [1, 2], "b": [3]})
+    [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}]
+    >>> combinations({"a": [0.1, 0.1]})
+    [{'a': 0.1}]
+    """
+    found = [dict(zip(lists, chosen, strict=True)) for chosen in itertools.product(*lists.values())]
+    return [one for number, one in enumerate(found) if one not in found[:number]]
+
+
+def _foreign(field: str, known: Container[str]) -> bool:
+    section, _, name = field.partition(".")
+    return section == "method" and name not in known
+
+
+def set_fields(values: dict[str, Any], fields: Values) -> dict[str, Any]:
+    """Set dotted fields in a copy.
+
+    >>> set_fields({"run": {"rounds": 1}}, {"run.seed": 3})
+    {'run': {'rounds': 1, 'seed': 3}}
+    """
+    result = dict(values)
+    for field, value in fields.items():
+        section, dot, name = field.partition(".")
+        if not dot:
+            raise ConfigurationError(
+                f"field '{field}'", "names no section", "write for instance budgets.epsilon"
+            )
+        result[section] = {**result.get(section, {}), name: value}
+    return result

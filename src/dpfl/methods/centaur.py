@@ -1,0 +1,166 @@
+"""CENTAUR: a shared representation, a personal head.
+
+Paper
+    Shen, Ye, Kang, Hassani, Shokri: *Share Your Representation Only: Guaranteed Improvement of the
+    Privacy-Utility Tradeoff in Federated Learning*, ICLR 2023.
+
+In one sentence
+    Each round a client fits its own last layer on the current representation, then moves the
+    representation, and sends only that, clipped and noised.
+
+Equations
+    head_i <- SGD on head_i with the body fixed;  body update_i <- SGD on the body with head_i
+    fixed; body <- body + sum_i (clip(update_i) + noise) / cohort;  with a linear representation,
+    columns orthonormalised by QR.
+
+Formal guarantees
+    As ``udp_fedavg`` for what is sent, but without amplification by the draw of cohorts: clients
+    remember their heads, and the proof needs rounds that depend on nothing but the models published
+    before. The head's coordinates are exactly zero before the noise. The head never leaves its
+    client and is not charged.
+
+Departures
+    The head is the layer that the module registers last. Plain SGD in both phases, as many epochs
+    of each as ``head_epochs`` and the local work say. QR only where ``linear_representation`` says
+    that nothing stands between the matrices: elsewhere it would change what the model computes.
+    Tested are the clients' own models, each on its own records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dpfl.core.checks import whole_number
+from dpfl.core.errors import ConfigurationError
+from dpfl.core.layout import Layout
+from dpfl.core.types import Aggregate, Claims, Metrics, Phase, Practice, Terms, Unit
+from dpfl.plugs.base import Participant
+from dpfl.plugs.denoise import Denoiser
+from dpfl.plugs.local_work import Sgd
+from dpfl.plugs.sampling import steps_per_epoch
+from dpfl.plugs.selection import Selection
+from dpfl.privacy.exposure import Exposure
+from dpfl.strategy import Strategy
+from dpfl.strategy.noisy_updates import Noise, noisy_updates
+
+STAYS = "the last layer of the model stays at its client and is not billed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadThenBody:
+    """Local work in two phases: the head for ``head_epochs``, then the body as the practice says."""
+
+    body: Sgd
+    head_epochs: int
+    unit: ClassVar[Unit] = Unit.CLIENT
+    private: ClassVar[bool] = False
+    hypothetical: ClassVar[bool] = False
+
+    def agree(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
+        """Nothing to settle."""
+        return terms
+
+    def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
+        """Plan two phases."""
+        (body,) = self.body.phases(terms, participant)
+        steps = self.head_epochs * steps_per_epoch(participant.examples, body.batch_size)
+        return replace(body, part="head", steps=steps), replace(body, part="body")
+
+    def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
+        """Nothing is promised before the clip."""
+        return self.body.exposure(phases, examples, parameters)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalHead:
+    """The last layer is the client's own."""
+
+    def merge(self, shared: Tensor, private: Tensor | None, layout: Layout) -> Tensor:
+        """Put the client's head on the shared body; before the first round, the one that everybody
+        starts with.
+        """
+        if layout.head.start == 0:
+            raise ConfigurationError(
+                "centaur",
+                "the model has one layer, so there is no body to share",
+                "use a deeper one",
+            )
+        if private is None:
+            return shared
+        merged = shared.clone()
+        merged[layout.head] = private
+        return merged
+
+    def split(
+        self, shared: Tensor, before: Tensor, after: Tensor, layout: Layout
+    ) -> tuple[Tensor, Tensor]:
+        """The body is shared, the head is kept; what is no number is not."""
+        head, common = after[layout.head], after.clone()
+        common[layout.head] = shared[layout.head]
+        return common, torch.where(torch.isfinite(head), head, before[layout.head]).clone()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedBody(Denoiser):
+    """Only the body moves: what arrives for the head is noise. ``orthonormal``: every matrix of it,
+    after the step.
+    """
+
+    orthonormal: bool = False
+
+    def __call__(self, aggregate: Aggregate) -> tuple[Tensor, Metrics]:
+        """Return the update that leads there."""
+        model, head = aggregate.model + aggregate.vector, aggregate.layout.head
+        model[head] = aggregate.model[head]
+        for block in aggregate.layout if self.orthonormal else ():
+            if len(block.shape) != 2 or block.start >= head.start:
+                continue
+            matrix = model[block.slice].reshape(block.shape)
+            tall = matrix if block.shape[0] >= block.shape[1] else matrix.T
+            q, r = torch.linalg.qr(tall.to(torch.float64))
+            q = q * torch.where(
+                r.diagonal() < 0, -1.0, 1.0
+            )  # the nearest frame, not its mirror image
+            model[block.slice] = (q if tall is matrix else q.T).to(model.dtype).reshape(-1)
+        return model - aggregate.model, {}
+
+
+def centaur(
+    *,
+    lr: float,
+    clip: float,
+    batch_size: int,
+    local_steps: int | None = None,
+    local_epochs: int | None = None,
+    head_epochs: int = 1,
+    linear_representation: bool = False,
+    noise: Noise = "distributed",
+    noise_multiplier: float | None = None,
+    tolerated_dropouts: int = 0,
+    lr_decay: float = 1.0,
+    weight_decay: float = 0.0,
+    selection: Selection | None = None,
+) -> Strategy:
+    """A shared representation, clipped and noised, under a last layer that never leaves its client."""
+    head_epochs = whole_number("centaur", "head_epochs", head_epochs)
+    practice = Practice(
+        lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
+    )
+    body = Sgd(practice=practice, weight_decay=weight_decay, lr_decay=lr_decay)
+    return noisy_updates(
+        "centaur",
+        HeadThenBody(body=body, head_epochs=head_epochs),
+        clip,
+        noise,
+        noise_multiplier,
+        tolerated_dropouts,
+        selection,
+        denoise=(SharedBody(orthonormal=linear_representation),),
+        personal=PersonalHead(),
+        assumptions=(STAYS,),
+    )

@@ -1,0 +1,94 @@
+"""FedAvg: without privacy, with heterogeneous DP, and weighted by records.
+
+Paper
+    McMahan, Moore, Ramage, Hampson, Aguera y Arcas: *Communication-Efficient Learning of Deep
+    Networks from Decentralized Data*, AISTATS 2017; with DP-SGD at every client as in Liu, Lou,
+    Xiong, Liu, Meng: *Projected Federated Averaging with Heterogeneous Differential Privacy*, VLDB
+    2022 (baseline), and Malekmohammadi, Yu, Cao: *Noise-Aware Algorithm for Heterogeneous
+    Differentially Private Federated Learning*, ICML 2024 (DPFedAvg).
+
+In one sentence
+    The server averages the clients' updates: equally (``fedavg``, ``fedavg_dp``) or by number of
+    records (``dpfedavg``).
+
+Equations
+    model <- model + sum_i w_i u_i, with u_i = model of client i after its local work - model, and
+    w_i = 1 / cohort or w_i = N_i / sum over the cohort.
+
+Formal guarantees
+    ``fedavg``: none, and it says so. ``fedavg_dp``, ``dpfedavg``: each client's records, within its
+    own (epsilon, delta) under zero-out adjacency, against the server and so against everyone (see
+    :class:`dpfl.plugs.local_work.DpSgd`).
+
+Departures
+    The non-private baseline draws shuffled batches; the private ones draw Poisson batches, as they
+    are charged for.
+"""
+
+from __future__ import annotations
+
+from dpfl.core.types import Adjacency, Observer, Practice, Unit
+from dpfl.plugs.local_work import Sgd
+from dpfl.plugs.selection import Everyone, Selection
+from dpfl.plugs.weights import ExampleWeights, UniformWeights
+from dpfl.privacy.budgets import Spending
+from dpfl.strategy import Strategy
+from dpfl.strategy.record_level import record_level
+
+
+def fedavg(
+    *,
+    lr: float,
+    batch_size: int,
+    local_steps: int | None = None,
+    local_epochs: int | None = None,
+    selection: Selection | None = None,
+) -> Strategy:
+    """Plain FedAvg without privacy: every bill is infinite."""
+    practice = Practice(
+        lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
+    )
+    return Strategy(
+        name="fedavg",
+        unit=Unit.RECORD,
+        observer=Observer.NOBODY,
+        adjacency=Adjacency.ZERO_OUT,
+        local=Sgd(practice=practice, unit=Unit.RECORD),
+        selection=selection or Everyone(),
+        weights=UniformWeights(),
+        assumptions=("nothing is protected: the server and the world may learn any record",),
+    )
+
+
+def fedavg_dp(
+    *,
+    lr: float,
+    clip: float,
+    batch_size: int,
+    local_steps: int | None = None,
+    local_epochs: int | None = None,
+    selection: Selection | None = None,
+    spending: Spending = "heterogeneous",
+) -> Strategy:
+    """FedAvg over clients that run DP-SGD within their own budgets; every update counts alike."""
+    practice = Practice(
+        lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
+    )
+    return record_level("fedavg_dp", practice, clip, UniformWeights(), selection, spending)
+
+
+def dpfedavg(
+    *,
+    lr: float,
+    clip: float,
+    batch_size: int,
+    local_steps: int | None = None,
+    local_epochs: int | None = None,
+    selection: Selection | None = None,
+    spending: Spending = "heterogeneous",
+) -> Strategy:
+    """FedAvg over clients that run DP-SGD within their own budgets, weighted by number of records."""
+    practice = Practice(
+        lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
+    )
+    return record_level("dpfedavg", practice, clip, ExampleWeights(), selection, spending)

@@ -1,0 +1,98 @@
+"""The few pieces of linear algebra that more than one room needs."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# A clipped vector is scaled to this fraction of the bound, so that float32 rounding (about 1e-6 for
+# a million terms) can never leave its norm above the sensitivity that was billed.
+CLIP_MARGIN = 1.0 - 1e-5
+
+LARGEST_NORM = 1e15
+"""Records that have a larger norm, or whose gradient has, count as zero.
+
+Their clip factors would bring products below the smallest normal float32 number, where rounding is
+no longer relative.
+"""
+
+LARGEST_INPUT = 1e30
+"""The same for the input of a single layer, where a gradient is the product of two vectors and
+never written out.
+"""
+
+
+def clip_factor(norm: Tensor, bound: float | Tensor) -> Tensor:
+    """Factor that brings a vector of this norm within ``bound``; zero where the norm is not finite.
+
+    >>> clip_factor(torch.tensor([0.0, 0.5, 2.0, float("nan"), float("inf")]), 1.0)
+    tensor([1.0000, 1.0000, 0.5000, 0.0000, 0.0000])
+    """
+    factor = (bound * CLIP_MARGIN / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max_(1.0)
+    return factor.nan_to_num_(nan=0.0)  # of an infinite norm it is zero already
+
+
+def clip(vector: Tensor, bound: float) -> Tensor:
+    """Scale a vector (or each row of a matrix) into the ball of radius ``bound``; non-finite ones
+    become zero.
+    """
+    norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True, dtype=torch.float64)
+    half = torch.finfo(vector.dtype).eps if vector.dtype in (torch.float16, torch.bfloat16) else 0.0
+    clipped = vector.to(torch.float64) * clip_factor(norm, bound * (1 - half))
+    return torch.where(torch.isfinite(norm), clipped, torch.zeros_like(clipped)).to(vector.dtype)
+
+
+_HOST = torch.device("cpu")
+
+
+def stacked_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """Products of two stacks of matrices, (..., i, k) by (..., k, j), outside of autograd.
+
+    On the CPU by numpy's BLAS, which is faster than torch's on small matrices (``make
+    bench-kernels`` measures it).
+
+    >>> stacked_product(torch.ones(2, 1, 3), torch.ones(2, 3, 1)).flatten()
+    tensor([3., 3.])
+    """
+    if a.device != _HOST:
+        return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
+    with np.errstate(all="ignore"):  # what is not finite is dealt with where it matters
+        return torch.from_numpy(
+            np.matmul(a.numpy(), b.numpy(), out=None if out is None else out.numpy())
+        )
+
+
+_RUN = 256  # squares added up in single precision
+_LONG = 512  # numbers from which runs are worth their fixed cost
+_SMALL = 1e-18  # below, squares of float32 numbers may have vanished
+
+
+def squared_norms(x: Tensor) -> Tensor:
+    """Squared norm over the last axis, in double precision, at nearly the price of single
+    precision.
+
+    In long vectors, runs of 256 squares are added up in float32 (any order: the norm is at most
+    8e-6 off, within the margin of :func:`clip_factor`), the runs in double. A vector whose float32
+    squares could have under- or overflowed is done in double alone.
+    """
+
+    def double(part: Tensor) -> Tensor:
+        if part.stride(-1) != 1:  # ``vector_norm`` is several times slower across rows
+            return part.to(torch.float64, copy=True).square_().sum(-1)
+        norms: Tensor = torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64)
+        return norms.square_()
+
+    if x.shape[-1] < _LONG or x.numel() == 0 or x.dtype is not torch.float32:
+        return double(x)
+    length = x.shape[-1] // _RUN * _RUN
+    squares = double(
+        torch.linalg.vector_norm(x[..., :length].reshape(*x.shape[:-1], -1, _RUN), dim=-1)
+    )
+    if length < x.shape[-1]:
+        squares += double(x[..., length:])
+    least, largest = torch.aminmax(squares)  # not a number wherever one is
+    if not (float(least) > _SMALL and float(largest) < torch.inf):
+        odd = ~((squares > _SMALL) & (squares < torch.inf))
+        squares[odd] = double(x[odd])
+    return squares

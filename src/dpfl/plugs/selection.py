@@ -1,0 +1,162 @@
+"""Who takes part in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpfl.core.errors import ConfigurationError
+from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.plugs.base import Plug
+from dpfl.privacy.events import Sampling
+
+
+class Selection(Plug):
+    """Who takes part.
+
+    Laws: ``order`` depends on the seed only, which the server keeps to itself. Inclusion has the
+    law that ``sampling`` names: ``poisson`` draws each on its own with ``rate``, ``uniform`` a
+    fixed number without replacement, ``none`` everyone. ``rate`` is the fraction of the population
+    an average round has.
+    """
+
+    sampling: ClassVar[Sampling]
+
+    def rate(self, population: int) -> float:
+        """Probability that a given client takes part in a given round."""
+        raise NotImplementedError
+
+    def charged_rate(self, population: int) -> float:
+        """The largest probability with which a client is ever drawn: what amplification is charged
+        at.
+        """
+        return self.rate(population)
+
+    def least_willing(self, population: int) -> int:
+        """With fewer willing clients than this the plan ends: the charged rate would no longer
+        hold.
+        """
+        return 1
+
+    def cohort_size(self, population: int) -> int | None:
+        """How many are drawn, where that number is fixed."""
+        raise NotImplementedError
+
+    def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
+        """Return the candidates that are drawn, in drawing order; a fixed-size draw lists everyone,
+        the first ones count.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Everyone(Selection):
+    """All candidates, every round."""
+
+    sampling: ClassVar[Sampling] = "none"
+
+    def rate(self, population: int) -> float:
+        """Return 1: every client takes part in every round."""
+        return 1.0
+
+    def cohort_size(self, population: int) -> int | None:
+        """Return the population."""
+        return population
+
+    def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
+        """Return everyone."""
+        return list(candidates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedCohort(Selection):
+    """A fixed number, uniformly without replacement, out of those who are willing.
+
+    ``least``: the smallest number of willing clients with which a plan goes on. Amplification is
+    charged at ``size`` / ``least`` in every round, so clients may leave without changing what the
+    others are charged. Left out, it is the whole population: the smallest charge, and the plan ends
+    when the first client leaves.
+    """
+
+    size: int
+    least: int | None = None
+    sampling: ClassVar[Sampling] = "uniform"
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigurationError("cohort", f"size = {self.size}", "draw at least one client")
+        if self.least is not None and self.least < self.size:
+            raise ConfigurationError(
+                "cohort",
+                f"{self.size} clients cannot be drawn when only {self.least} are willing",
+                "give a least number of willing clients that is at least the cohort's size",
+            )
+
+    def _check(self, population: int) -> None:
+        if self.size > population:
+            raise ConfigurationError(
+                "cohort",
+                f"{self.size} clients cannot be drawn from {population}",
+                f"give a cohort of at most {population}",
+            )
+        if self.least is not None and self.least > population:
+            raise ConfigurationError(
+                "cohort",
+                f"{self.least} willing clients are more than the {population} there are",
+                "give fewer",
+            )
+
+    def rate(self, population: int) -> float:
+        """Return size / population."""
+        self._check(population)
+        return self.size / population
+
+    def charged_rate(self, population: int) -> float:
+        """Return size / (least number of willing clients)."""
+        return self.size / self.least_willing(population)
+
+    def least_willing(self, population: int) -> int:
+        """Return the least number of willing clients that the plan allows."""
+        self._check(population)
+        return population if self.least is None else self.least
+
+    def cohort_size(self, population: int) -> int | None:
+        """Return the fixed size."""
+        self._check(population)
+        return self.size
+
+    def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
+        """Return everyone in random order: the first ``size`` that are willing make the cohort."""
+        return [
+            candidates[i] for i in SecretRng.simulated(seed).permutation(len(candidates)).tolist()
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoissonCohort(Selection):
+    """Each candidate on its own with probability ``sampling_rate``; a cohort may be empty."""
+
+    sampling_rate: float
+    sampling: ClassVar[Sampling] = "poisson"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sampling_rate <= 1:
+            raise ConfigurationError(
+                "cohort",
+                f"sampling_rate = {self.sampling_rate}",
+                "give a rate above 0 and at most 1",
+            )
+
+    def rate(self, population: int) -> float:
+        """Return the rate."""
+        return self.sampling_rate
+
+    def cohort_size(self, population: int) -> int | None:
+        """Return nothing: the size is random."""
+        return None
+
+    def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
+        """Return those whose coin fell."""
+        (coins,) = SecretRng.simulated(seed).chosen(1, len(candidates), self.sampling_rate)
+        return [candidates[i] for i in coins.nonzero().flatten().tolist()]

@@ -1,0 +1,190 @@
+"""Client stages that more than one paper uses: clip a whole update, add Gaussian noise to it on a
+grid.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from torch import Tensor
+
+from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.grid import Grid
+from dpfl.core.random import SecretRng
+from dpfl.core.types import (
+    PlugState,
+    Rows,
+    Shared,
+    Terms,
+    Total,
+    Who,
+)
+from dpfl.numerics import clipping as linalg
+from dpfl.plugs.base import Plug
+from dpfl.privacy.exposure import Exposure
+
+
+class Stage(Plug):
+    """The client half and the server half of one step: clip, noise, projection, subspace.
+
+    Laws: client then server keeps the length that the layout says; with ``linear`` the server half
+    of a sum is the sum of the server halves; ``exposure`` never promises a bound that ``client``
+    does not enforce, for any finite or non-finite input; noise comes from ``rng`` and from nowhere
+    else.
+    """
+
+    linear: ClassVar[bool]
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether the noise it adds is a share of a whole that is complete only in the sum over the
+        cohort.
+        """
+        return False
+
+    def grid(self, drawn: int) -> Grid | None:
+        """On which grid what it sends lies, where it adds noise: uploads then travel as whole
+        multiples of its step.
+        """
+        return None
+
+    def client_rows(self, rows: Tensor, shared: Shared) -> Tensor:
+        """Act as ``client`` does for many clients at once, a row each; only where no secret and no
+        name is needed.
+        """
+        raise NotImplementedError
+
+    @property
+    def acts_on_rows(self) -> bool:
+        """Whether ``client_rows`` is there, and not older than the ``client`` it stands for."""
+        order = type(self).__mro__
+        rows, one = (
+            next(c for c in order if name in c.__dict__) for name in ("client_rows", "client")
+        )
+        return rows is not Stage and order.index(rows) <= order.index(one)
+
+    def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
+        """Act before sending."""
+        raise NotImplementedError
+
+    def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:
+        """Undo on arrival; ``who`` is None where the sum is handled."""
+        return y
+
+    def learn(self, state: PlugState, rows: Rows | Total) -> PlugState:
+        """Remember something of this round for the next."""
+        return state
+
+    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
+        """What the client half does to the exposure."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip(Stage):
+    """Scale the whole update, all tensors jointly, into a ball; a non-finite update becomes zero."""
+
+    clip: float
+    linear: ClassVar[bool] = True  # the server half does nothing
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.clip) and self.clip > 0):
+            raise ConfigurationError(
+                "clip", f"{self.clip} is not a positive number", "give a clip above 0"
+            )
+
+    def client_rows(self, rows: Tensor, shared: Shared) -> Tensor:
+        """Clip every row on its own."""
+        return linalg.clip(rows, self.clip)
+
+    def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
+        """Clip."""
+        return linalg.clip(x, self.clip)
+
+    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
+        """The bound shrinks, unless there is noise already."""
+        return exposure.clipped(self.clip)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianNoise(Stage):
+    """Add noise of std ``noise_multiplier`` x ``clip`` to every coordinate, the client's own
+    protection.
+
+    The update is rounded onto the grid of that noise, and what is sent is a multiple of the grid's
+    step. All clients of a round have the same step, so that their shares of noise add up on one
+    grid.
+
+    ``distributed``: only a share of it, so that the shares of all drawn clients, less the
+    ``tolerated_dropouts``, add up to that std. A multiplier left out is settled at enrolment, from
+    the smallest budget anyone claims.
+    """
+
+    noise_multiplier: float | None
+    clip: float
+    distributed: bool = False
+    tolerated_dropouts: int = 0
+    linear: ClassVar[bool] = True
+    makes_noise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        multiplier = 0.0 if self.noise_multiplier is None else self.noise_multiplier
+        if not (math.isfinite(multiplier * self.clip) and multiplier >= 0 and self.clip > 0):
+            raise ConfigurationError(
+                "gaussian noise",
+                f"noise_multiplier = {self.noise_multiplier}, clip = {self.clip}",
+                "give positive numbers",
+            )
+        if self.tolerated_dropouts < 0:
+            raise ConfigurationError(
+                "gaussian noise",
+                f"tolerated_dropouts = {self.tolerated_dropouts}",
+                "give 0 or a number of clients",
+            )
+
+    @property
+    def shares_noise(self) -> bool:
+        """A share is not enough for anyone alone."""
+        return self.distributed
+
+    def settled(self, terms: Terms) -> Self:
+        """Take the noise level that was agreed on."""
+        return (
+            self
+            if self.noise_multiplier is not None
+            else replace(self, noise_multiplier=terms.noise_multiplier)
+        )
+
+    def std(self, drawn: int) -> float:
+        """Standard deviation of what one of ``drawn`` clients adds."""
+        if self.noise_multiplier is None:
+            raise ConfigurationError(
+                "gaussian noise", "its multiplier was left open", "enrol first, or give a number"
+            )
+        shares = max(1, drawn - self.tolerated_dropouts) if self.distributed else 1
+        return self.noise_multiplier * self.clip / math.sqrt(shares)
+
+    def grid(self, drawn: int) -> Grid | None:
+        """The grid on which one of ``drawn`` clients adds its noise; None where it adds none."""
+        std = self.std(drawn)
+        if std == 0:
+            return None
+        grid = Grid.of(std)
+        if not grid.holds(self.clip):
+            raise PrivacyRefusal(
+                "gaussian noise",
+                f"noise of {std:g} is so small beside a clip of {self.clip:g} that the grid cannot hold the update",
+                "use more noise, a smaller clip or fewer clients",
+            )
+        return grid
+
+    def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
+        """Add noise; multiples of the grid's step, in double precision."""
+        grid = self.grid(who.drawn)
+        return x if grid is None else grid.noised(x, rng)
+
+    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
+        """The bound grows by the grid's rounding."""
+        return exposure.noised(self.std(drawn))

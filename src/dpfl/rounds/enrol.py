@@ -1,0 +1,210 @@
+"""What enrolment settles, and the nouns that pass between the three functions of a round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from dpfl.core.layout import Layout
+from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.core.types import Claims, Cohort, Observer, Phase, Shared, State, Terms, Unit
+from dpfl.plugs.base import Participant
+from dpfl.privacy.costs import Bill
+from dpfl.privacy.ledger import Ledger
+from dpfl.strategy import Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """What enrolment settles: the strategy, its terms, the layout of the model, and what everyone
+    said of themselves.
+    """
+
+    strategy: Strategy
+    terms: Terms
+    layout: Layout
+    claims: Mapping[str, Claims]
+    _plans: dict[Participant, tuple[Phase, ...]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    _bills: dict[tuple[Observer, Participant], Bill] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    def phases(self, participant: Participant) -> tuple[Phase, ...]:
+        """Plan a participant's local work for one round: the same every round, so it is planned
+        once.
+        """
+        if participant not in self._plans:
+            self._plans[participant] = self.strategy.local.phases(self.terms, participant)
+        return self._plans[participant]
+
+    def bill(self, observer: Observer, participant: Participant) -> Bill:
+        """What a round costs this participant against this observer."""
+        key = (observer, participant)
+        if key not in self._bills:
+            phases = self.phases(participant)
+            self._bills[key] = self.strategy.bill(
+                observer, phases, participant.examples, self.terms
+            )
+        return self._bills[key]
+
+    @cached_property
+    def bills_world(self) -> bool:
+        """Whether the world is billed apart: not where the guarantee is made before anything leaves
+        a client.
+        """
+        return self.strategy.unit is Unit.CLIENT and self.strategy.observer is not Observer.NOBODY
+
+    @cached_property
+    def amplified(self) -> bool:
+        """Whether the world's bill counts on the secrecy of who was drawn: then everyone eligible
+        pays it.
+        """
+        return self.bills_world and self.strategy.amplifies(Observer.WORLD)
+
+    def bills(self, participant: Participant) -> list[tuple[Bill, frozenset[Observer]]]:
+        """All bills of a round, each with those who see what it pays for."""
+        server = self.bill(Observer.SERVER, participant)
+        if not self.bills_world:
+            return [(server, frozenset({Observer.SERVER, Observer.WORLD}))]
+        world = self.bill(Observer.WORLD, participant)
+        return [(server, frozenset({Observer.SERVER})), (world, frozenset({Observer.WORLD}))]
+
+    def cost_against_server(self, participant: Participant) -> tuple[Bill, frozenset[Observer]]:
+        """What the server sees of a round, and who else sees it."""
+        return next(cost for cost in self.bills(participant) if Observer.SERVER in cost[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Which run this is, where it is charged, and where its randomness comes from (None: the
+    operating system).
+    """
+
+    name: str
+    ledger: Ledger
+    seed: PublicSeed | None
+    public: PublicSeed
+    populations: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    _planned: dict[Observer, dict[str, int]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    _answers: dict[tuple[object, ...], bool] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    def planned(self, observer: Observer) -> dict[str, int]:
+        """How many rounds each account has committed to at most, against an adversary; read once,
+        then kept up to date.
+        """
+        if observer not in self._planned:
+            self._planned[observer] = self.ledger.planned(self.name, observer)
+        return self._planned[observer]
+
+    def affordable_at_first(self, client: str, bill: Bill, seen_by: frozenset[Observer]) -> bool:
+        """Whether the budget of a client that has committed to nothing yet covers one round: asked
+        once.
+        """
+        key = (client, seen_by)
+        if key not in self._answers:
+            self._answers[key] = self.ledger.affordable_releases(client, bill, seen_by, 1) > 0
+        return self._answers[key]
+
+    def still_planned(self, round_: int, account: str, observer: Observer, bill: Bill) -> bool:
+        """Whether an account's plan covers this round: asked once a round."""
+        key = (round_, account, observer)
+        if key not in self._answers:
+            self._answers[key] = self.ledger.can_release(self.name, round_, account, observer, bill)
+        return self._answers[key]
+
+    def secret(self, *labels: str | int) -> SecretRng:
+        """Make the secret generator for a named purpose: seeded in a simulation, fresh from the
+        system otherwise.
+        """
+        return (
+            SecretRng.from_system()
+            if self.seed is None
+            else SecretRng.simulated(self.seed.child(*labels))
+        )
+
+    def round_seed(self, round_: int) -> PublicSeed:
+        """The public randomness of a round (projections, channel gains): shared, but known to
+        nobody before the round.
+
+        Without a seed it comes from the operating system, so that no data can have been chosen with
+        it in mind.
+        """
+        if self.seed is None:
+            return SecretRng.from_system().secret_seed()
+        return self.public.child("round", round_)
+
+    def draw_token(self, *labels: str | int) -> str:
+        """Name the randomness a charge pays for; empty where it cannot be repeated."""
+        return "" if self.seed is None else f"{self.seed.child(*labels).value:x}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the server decided when it opened the round; ``over`` says why there is none, and no
+    further one.
+    """
+
+    round: int
+    cohort: Cohort
+    downloads: Mapping[str, bytes]
+    shared: Mapping[str, Shared]
+    starts: Mapping[str, Tensor]
+    unwilling: tuple[str, ...] = ()
+    over: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uplink:
+    """What came back from a client: bytes, or the reason why there are none."""
+
+    client: str
+    payload: bytes | None
+    reason: str = ""
+
+
+def enrol(
+    strategy: Strategy, claims: Mapping[str, Claims], rounds: int, layout: Layout
+) -> Agreement:
+    """Settle the terms once, from claims alone."""
+    population = len(claims)
+    rate = strategy.selection.rate(population)
+    epsilons = [claim.epsilon for claim in claims.values() if claim.usable] or [math.inf]
+    terms = Terms(
+        rounds=rounds,
+        population=population,
+        expected_cohort=rate * population,
+        participations=math.ceil(rounds * rate - 1e-9),
+        smallest_epsilon=min(epsilons),
+        largest_epsilon=max(epsilons),
+        parameters=layout.size,
+    )
+    terms = strategy.local.agree(terms, claims)
+    for _, plug in strategy.slots():
+        terms = plug.agree(terms, claims)
+    strategy, terms = strategy.settled(terms, claims)
+    # What could not be sent, or a model that cannot be parted, is refused before anyone pays for
+    # it.
+    strategy.upload_grid(strategy.selection.cohort_size(population) or 1)
+    if strategy.personal is not None:
+        strategy.personal.merge(torch.zeros(layout.size), None, layout)
+    return Agreement(strategy=strategy, terms=terms, layout=layout, claims=dict(claims))
+
+
+def first_state(agreement: Agreement, model: Tensor) -> State:
+    """Return the state before the first round."""
+    plugs = {
+        slot: plug.start(agreement.terms, agreement.layout)
+        for slot, plug in agreement.strategy.slots()
+    }
+    return State(round=0, model=model, plugs=plugs)

@@ -1,0 +1,151 @@
+"""Open a round: the server draws among the willing, charges what the world will see, and writes
+downloads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.random import PublicSeed
+from dpfl.core.types import Cohort, Downlink, Observer, State
+from dpfl.privacy.costs import Charge
+from dpfl.rounds.codec import encode_download
+from dpfl.rounds.enrol import Agreement, Plan, Run
+from dpfl.rounds.plans import plan_members, plan_world
+
+
+def open_round(
+    agreement: Agreement, state: State, run: Run, willing: Callable[[str], bool]
+) -> Plan:
+    """Draw the cohort among the willing, charge what the world will see, and write one download per
+    client.
+
+    ``willing`` asks a client whether it can afford the round; the server itself knows no true
+    budget.
+
+    *Formal guarantees.* Where the secrecy of the draw is counted on, everyone is asked before the
+    draw, and the draw is among the willing: a round never fails because of who was drawn.
+    Amplification is charged at the rate that holds for the least number of willing clients; with
+    fewer the plan ends, and the model is kept.
+    """
+    strategy, terms = agreement.strategy, agreement.terms
+    seed = run.round_seed(state.round)
+    on_air = seed.child("channel")
+    everyone = sorted(agreement.claims)
+    candidates = [
+        client for client in everyone if strategy.channel.reachable(client, state.round, on_air)
+    ]
+    if not candidates:  # nobody can be heard: the round passes, and releases nothing
+        return _no_round(state)
+    plan_world(agreement, run)
+    secret = run.secret("cohort", state.round).secret_seed()
+    if agreement.amplified:
+        answers = {client: client in run.populations and willing(client) for client in candidates}
+        eligible = [client for client, yes in answers.items() if yes]
+        unwilling = [client for client, yes in answers.items() if not yes]
+        least = strategy.selection.least_willing(terms.population)
+        if len(eligible) < least:
+            few = f"{len(eligible)} of {len(everyone)} clients can afford another round, and the plan needs {least}"
+            why = few if eligible else "no client can afford another one"
+            return _no_round(state, over=why, unwilling=unwilling)
+        drawn = strategy.selection.order(eligible, secret)[
+            : strategy.selection.cohort_size(terms.population)
+        ]
+    else:
+        eligible = []
+        drawn, unwilling = _first_willing(agreement, candidates, secret, willing)
+        if not drawn and not any(willing(client) for client in everyone):
+            return _no_round(state, over="no client can afford another one", unwilling=everyone)
+    cohort = Cohort.of({client: agreement.claims[client] for client in drawn})
+    _charge_world(agreement, run, state.round, cohort, eligible)
+    shared = {}
+    for slot, plug in strategy.slots():
+        tensors = plug.open(dict(state.plugs.get(slot, {})), state.round, cohort, seed.child(slot))
+        if tensors:
+            shared[slot] = tensors
+    common = encode_download(
+        Downlink(round=state.round, start=state.model, shared=shared, drawn=len(cohort))
+    )
+    downloads = {}
+    for client in cohort.ids:
+        start = state.starts.get(client)
+        if start is None:
+            downloads[client] = common
+        else:
+            downloads[client] = encode_download(
+                Downlink(round=state.round, start=start, shared=shared, drawn=len(cohort))
+            )
+    starts = {client: state.starts[client] for client in cohort.ids if client in state.starts}
+    return Plan(
+        round=state.round,
+        cohort=cohort,
+        downloads=downloads,
+        shared=shared,
+        starts=starts,
+        unwilling=tuple(sorted(unwilling)),
+    )
+
+
+def _no_round(state: State, over: str = "", unwilling: Sequence[str] = ()) -> Plan:
+    nobody = Cohort(ids=(), claims={})
+    return Plan(
+        round=state.round,
+        cohort=nobody,
+        downloads={},
+        shared={},
+        starts={},
+        unwilling=tuple(unwilling),
+        over=over,
+    )
+
+
+def _first_willing(
+    agreement: Agreement,
+    candidates: Sequence[str],
+    secret: PublicSeed,
+    willing: Callable[[str], bool],
+) -> tuple[list[str], list[str]]:
+    """Draw, and replace those who are not willing by the next in the order; only those who come up
+    are asked.
+    """
+    selection = agreement.strategy.selection
+    size = selection.cohort_size(agreement.terms.population)
+    drawn: list[str] = []
+    unwilling: list[str] = []
+    for client in selection.order(candidates, secret):
+        if len(drawn) == size:
+            break
+        (drawn if willing(client) else unwilling).append(client)
+    return drawn, unwilling
+
+
+def _charge_world(
+    agreement: Agreement, run: Run, round_: int, cohort: Cohort, eligible: Sequence[str]
+) -> None:
+    """Charge what the world will see, where that is not simply what the server sees.
+
+    An amplified cost is charged to everyone eligible, drawn or not: the sampling is in the cost
+    already.
+    """
+    if not agreement.bills_world:
+        return
+    bill = agreement.strategy.bill(Observer.WORLD, (), 1, agreement.terms)
+    if agreement.amplified:
+        accounts = sorted({run.populations[client] for client in eligible})
+    else:
+        accounts = list(cohort.ids)
+        cost = (bill, frozenset({Observer.WORLD}))
+        plan_members(agreement, run, Observer.WORLD, dict.fromkeys(accounts, cost), {})
+    token = run.draw_token("central", round_)
+    charges = [
+        Charge(account=account, observer=Observer.WORLD, bill=bill, draw=token)
+        for account in accounts
+    ]
+    refused = run.ledger.charge(run.name, round_, charges)
+    if refused:
+        raise PrivacyRefusal(
+            f"round {round_}",
+            f"'{min(refused)}' was drawn but cannot pay",
+            "ask willing() before drawing",
+        )

@@ -1,1 +1,0 @@
-"""What the server does with a round: draw, weigh, add noise, step."""

@@ -1,0 +1,291 @@
+"""Small federations for the tests of a deployment: sites in folders, a study, and the letters an
+honest server writes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Message, RecordDict
+
+from dpfl.core.layout import Layout
+from dpfl.core.types import Claims, Downlink, Observer
+from dpfl.core.version import __version__
+from dpfl.deploy.coordinator import Coordinator
+from dpfl.deploy.grid import FlowerPost, from_record, to_record
+from dpfl.deploy.local_grid import LocalGrid
+from dpfl.deploy.protocol import HELLO, TERMS, TRAIN, Letter, terms_to_dict
+from dpfl.deploy.site import Site
+from dpfl.privacy.events import History
+from dpfl.rounds import Agreement, enrol
+from dpfl.rounds.codec import FRAME_BYTES, encode_download
+from dpfl.runs.deployment import STUDY_FILE, SiteFile, StudyFile
+
+SITES = ("a", "b", "c")
+FEATURES = 60
+DELTA = 1e-2
+# As in a simulation, whose ledger knows one study: its whole price is taken when it begins.
+RECORD = {"epsilon": 4.0, "delta": DELTA, "filter": "allotments"}
+CLIENT = {
+    "epsilon": 4.0,
+    "delta": DELTA,
+    "unit": "client",
+    "observer": "world",
+    "filter": "allotments",
+}
+METHOD = {"lr": 0.1, "clip": 1.0, "batch_size": 8, "local_steps": 2}
+ANSWERED_BY_HAND = 7  # any code
+
+
+def write_csv(path: Path, seed: int = 0, records: int = 40, features: int = FEATURES) -> None:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(records, features)).round(3)
+    y = (x[:, 0] > 0).astype(int)
+    y[0], y[1] = 0, 1
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = ",".join([*(f"x{i}" for i in range(features)), "ill"])
+    lines = [
+        ",".join([*map(str, row), str(label)])
+        for row, label in zip(x.tolist(), y.tolist(), strict=True)
+    ]
+    path.write_text("\n".join([head, *lines]) + "\n")
+
+
+def write_site_file(
+    folder: Path,
+    name: str,
+    budget: Mapping[str, Any] | None = RECORD,
+    policy: Mapping[str, Any] | None = None,
+) -> None:
+    trusting = budget is not None and budget.get("observer") == "world"
+    own = {"least_noise_multiplier": 0.0, "trust_server": trusting, **(policy or {})}
+    values = {
+        "site": {"id": name},
+        "data": {"file": "records.csv", "classes": 2},
+        **({} if budget is None else {"budget": dict(budget)}),
+        "policy": own,
+    }
+    (folder / "site.toml").write_text(SiteFile.from_dict(values).to_toml())
+
+
+def make_site(
+    folder: Path,
+    name: str,
+    budget: Mapping[str, Any] | None = RECORD,
+    policy: Mapping[str, Any] | None = None,
+) -> Site:
+    write_csv(folder / "records.csv", seed=sum(map(ord, name)))
+    write_site_file(folder, name, budget, policy)
+    site = Site(folder)
+    site.prepare()
+    return site
+
+
+def study_values(
+    method: str = "weiavg",
+    rounds: int = 3,
+    sites: Sequence[str] = SITES,
+    run: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    settings = {**METHOD, **more}
+    if method == "fedavg":
+        settings.pop("clip", None)
+    times = {"round_timeout": 20.0, "enrol_timeout": 2.0}
+    return {
+        "study": {"name": "demo", "sites": list(sites), "feature_shape": [FEATURES], "classes": 2},
+        "method": {"name": method, **settings},
+        "run": {"rounds": rounds, **times, **(run or {})},
+    }
+
+
+def make_server(folder: Path, values: Mapping[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / STUDY_FILE).write_text(StudyFile.from_dict(dict(values)).to_toml())
+    return folder
+
+
+@dataclass
+class Desk:
+    """An honest server's letters to a lone site; every number can be changed into a lie."""
+
+    values: dict[str, Any]
+    run: str = "run-1"
+    epsilon: float = 4.0
+
+    def study(self) -> StudyFile:
+        return StudyFile.from_dict(self.values)
+
+    def agreement(self) -> Agreement:
+        study = self.study()
+        claims = {
+            site: Claims(epsilon=self.epsilon, delta=DELTA, examples=32)
+            for site in study.study.sites
+        }
+        return enrol(
+            study.strategy(), claims, study.run.rounds, Layout.of_module(study.build_model())
+        )
+
+    def header(self, kind: str, **more: Any) -> dict[str, Any]:
+        return {
+            "kind": kind,
+            "dpfl": __version__,
+            "study": self.study().offer(),
+            "run": self.run,
+            **more,
+        }
+
+    def hello(self, **more: Any) -> Letter:
+        return Letter(header=self.header(HELLO, **more))
+
+    def told(self, **lies: Any) -> dict[str, Any]:
+        return {**terms_to_dict(self.agreement().terms), **lies}
+
+    def terms(self, *, binding: bool = True, **lies: Any) -> Letter:
+        return Letter(header=self.header(TERMS, terms=self.told(**lies), binding=binding))
+
+    def download(self, round_: int, drawn: int | None = None) -> bytes:
+        study = self.study()
+        start = Layout.of_module(study.build_model()).read(study.build_model())
+        drawn = len(study.study.sites) if drawn is None else drawn
+        return encode_download(Downlink(round=round_, start=start, shared={}, drawn=drawn))
+
+    def train(self, round_: int = 0, *, payload: bytes | None = None, **lies: Any) -> Letter:
+        payload = self.download(round_) if payload is None else payload
+        return Letter(
+            header=self.header(TRAIN, terms=self.told(**lies), round=round_), payload=payload
+        )
+
+
+def upload_of(answer: Letter, step: float = 1.0) -> torch.Tensor:
+    """The numbers of an upload; where noise was added on a grid, multiples of its step."""
+    on_grid = answer.payload[5] == 1
+    kind = torch.int32 if on_grid else torch.float32
+    numbers = torch.frombuffer(bytearray(answer.payload[FRAME_BYTES:]), dtype=kind)
+    return numbers.double() * step if on_grid else numbers
+
+
+def history_of(site: Site, observer: Observer) -> History:
+    ledger = site.ledger()
+    try:
+        tab = ledger.tab(site.id, observer)
+    finally:
+        ledger.close()
+    return () if tab is None else tab.history
+
+
+def charged(site: Site, observer: Observer = Observer.SERVER) -> set[int]:
+    """Rounds that the site's ledger holds, over all runs."""
+    ledger = site.ledger()
+    try:
+        return {round_ for run in ledger.titles() for round_, _ in ledger.charged(run, observer)}
+    finally:
+        ledger.close()
+
+
+class WatchedGrid(LocalGrid):
+    """Keeps everything that went over it, as (site's folder name, letter)."""
+
+    def __init__(self, sites: Mapping[int, Path]) -> None:
+        super().__init__(sites)
+        self.heard: list[tuple[int, Letter, Letter]] = []  # node, question, answer
+        self.names: dict[str, tuple[int, Letter]] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        kept = list(messages)
+        ids = super().push_messages(kept)
+        for name, message in zip(ids, kept, strict=True):
+            self.names[name] = (message.metadata.dst_node_id, from_record(message.content))
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        found = super().pull_messages(message_ids)
+        for reply in found:
+            if not reply.has_error() and reply.metadata.reply_to_message_id in self.names:
+                node, question = self.names[reply.metadata.reply_to_message_id]
+                try:
+                    self.heard.append((node, question, from_record(reply.content)))
+                except Exception:
+                    continue
+        return found
+
+    def asked_to_train(self) -> list[tuple[int, int]]:
+        """(node, round) of every round that was asked for."""
+        letters = [(m.metadata.dst_node_id, from_record(m.content)) for m in self.asked]
+        return [
+            (node, letter.header["round"])
+            for node, letter in letters
+            if letter.header["kind"] == TRAIN
+        ]
+
+
+@dataclass
+class Federation:
+    """Sites a, b, c and a server in one folder, on the in-process grid."""
+
+    base: Path
+    server: Path
+    grid: WatchedGrid
+    sites: dict[str, Site] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        base: Path,
+        values: Mapping[str, Any],
+        budget: Mapping[str, Any] | None = RECORD,
+        policy: Mapping[str, Any] | None = None,
+        budgets: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Federation:
+        names = values["study"]["sites"]
+        sites = {
+            name: make_site(base / name, name, (budgets or {}).get(name, budget), policy)
+            for name in names
+        }
+        grid = WatchedGrid({number + 1: base / name for number, name in enumerate(names)})
+        return cls(base=base, server=make_server(base / "server", values), grid=grid, sites=sites)
+
+    def coordinator(self, grid: LocalGrid | None = None) -> Coordinator:
+        made = Coordinator(self.server, FlowerPost(grid or self.grid))
+        made.post.wait = lambda seconds: None  # type: ignore[method-assign]
+        return made
+
+    def play(self) -> dict[str, Any]:
+        self.coordinator().begin()
+        return self.summary()
+
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.server / "summary.json").read_text())
+        return found
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [
+            json.loads(line) for line in (self.server / "rounds.jsonl").read_text().splitlines()
+        ]
+
+
+def kind_of(message: Message) -> str:
+    return str(from_record(message.content).header["kind"])
+
+
+def round_of(message: Message) -> int:
+    return int(from_record(message.content).header["round"])
+
+
+def reply_with(message: Message, header: Mapping[str, Any], payload: bytes = b"") -> Message:
+    return Message(to_record(Letter(header=header, payload=payload)), reply_to=message)
+
+
+def changed(reply: Message, message: Message, change: Callable[[Letter], Letter]) -> Message:
+    """The site's own answer, changed on the way."""
+    return Message(to_record(change(from_record(reply.content))), reply_to=message)
+
+
+def empty(message: Message) -> Message:
+    return Message(RecordDict({}), reply_to=message)
