@@ -282,8 +282,8 @@ def server_step(records: int = 2400) -> dict[str, float]:
             c: dpfl.Budget(epsilon=(0.5, 1.0, 2.0, 8.0)[i % 4], delta=1e-5)
             for i, c in enumerate(ids)
         },
-        practices={
-            c: dpfl.Practice(batch_size=(16, 32, 64, 128)[i % 4]) for i, c in enumerate(ids)
+        client_settings={
+            c: dpfl.ClientSettings(batch_size=(16, 32, 64, 128)[i % 4]) for i, c in enumerate(ids)
         },
     )
     model = make_model("cnn", (1, 28, 28), 10, dpfl.PublicSeed(0))

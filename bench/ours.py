@@ -137,8 +137,9 @@ def federation_of(work: Workload, path: str) -> dpfl.Federation:
             name: dpfl.Budget(epsilon=EPSILONS[i % 4] if work.cohort is None else 1e4, delta=DELTA)
             for i, name in enumerate(clients)
         },
-        practices={
-            name: dpfl.Practice(batch_size=work.batch_size(i)) for i, name in enumerate(clients)
+        client_settings={
+            name: dpfl.ClientSettings(batch_size=work.batch_size(i))
+            for i, name in enumerate(clients)
         },
         **tokens,
     )
@@ -165,7 +166,7 @@ def strategy_of(work: Workload, variant: str) -> dpfl.Strategy:
         unit=dpfl.Unit.CLIENT,
         observer=dpfl.Observer.NOBODY,
         adjacency=dpfl.Adjacency.ZERO_OUT,
-        local=Sgd(practice=dpfl.Practice(**habits), ball=work.ball),
+        local=Sgd(client_settings=dpfl.ClientSettings(**habits), ball=work.ball),
         stages=(Clip(clip=work.ball),),
     )
 

@@ -4,7 +4,7 @@ privacy they need.
 
 from dpfl.core.errors import DpflError
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Adjacency, Budget, Claims, Observer, Practice, Unit
+from dpfl.core.types import Adjacency, Budget, Claims, ClientSettings, Observer, Unit
 from dpfl.core.version import __version__
 from dpfl.data.federation import Federation
 from dpfl.methods.centaur import centaur
@@ -34,7 +34,7 @@ __all__ = [
     "FixedCohort",
     "Observer",
     "PoissonCohort",
-    "Practice",
+    "ClientSettings",
     "PublicSeed",
     "Result",
     "SecretRng",

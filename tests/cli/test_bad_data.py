@@ -381,7 +381,7 @@ def test_the_same_data_undamaged_runs(
     text = name in ("imdb", "shakespeare")
     few = [] if name == "shakespeare" else ["--clients", "2", "--records", "6"]
     model = "lstm" if text else "logistic"
-    practice = [
+    client_settings = [
         "--model",
         model,
         "--batch-size",
@@ -392,7 +392,7 @@ def test_the_same_data_undamaged_runs(
         "1",
         "--quiet",
     ]
-    code = run_command(["run", "--method", "fedavg", "--dataset", name, *few, *practice])
+    code = run_command(["run", "--method", "fedavg", "--dataset", name, *few, *client_settings])
     _, err = capsys.readouterr()
     assert code == 0, err
 

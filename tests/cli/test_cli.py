@@ -57,9 +57,9 @@ def test_json_is_one_document_and_epsilon_carries_its_meaning(
             "delta",
             "accountant",
             "epsilon",
-            "granted",
+            "budget",
         } <= set(line)
-        assert line["epsilon"] <= line["granted"]
+        assert line["epsilon"] <= line["budget"]
 
 
 def test_a_shown_epsilon_is_never_below_the_stored_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,23 +12,25 @@ import pytest
 
 from dpfl.cli.main import run_command
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
-from dpfl.privacy.costs import Bill, Charge, PrivacyPlan
+from dpfl.privacy.costs import PrivacyCost, Charge, PrivacyPlan
 from dpfl.privacy.events import Event
 from dpfl.privacy.ledger import Ledger
 
-BILL = Bill(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, events=(Event(noise_multiplier=8.0),))
+BILL = PrivacyCost(
+    unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, events=(Event(noise_multiplier=8.0),)
+)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     where = tmp_path / "north.sqlite"
     with closing(Ledger.create(where, "north", filter="gaussian")) as ledger:
-        ledger.grant(
+        ledger.set_budgets(
             {"north": Budget(epsilon=2.0, delta=1e-5)}, unit=Unit.RECORD, observer=Observer.SERVER
         )
         ledger.register("run-1", seeded=False, title="heart: weiavg")
         ledger.commit(
-            "run-1", [PrivacyPlan(account="north", observer=Observer.SERVER, bill=BILL, releases=9)]
+            "run-1", [PrivacyPlan(account="north", observer=Observer.SERVER, cost=BILL, releases=9)]
         )
         charge(ledger, 0)
     return where
@@ -36,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 
 def charge(ledger: Ledger, round_: int) -> None:
     assert not ledger.charge(
-        "run-1", round_, [Charge(account="north", observer=Observer.SERVER, bill=BILL)]
+        "run-1", round_, [Charge(account="north", observer=Observer.SERVER, cost=BILL)]
     )
 
 

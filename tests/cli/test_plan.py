@@ -80,7 +80,7 @@ def test_noise_epsilon_and_bytes_are_those_of_the_run_that_follows(
                 math.sqrt(variance / (2 * summary["parameters"])) / 0.1 * 16
             )  # two steps, lr 0.1, batches of 16
             assert client["noise_multiplier"] == pytest.approx(spread, rel=0.02)
-    granted = [client["granted"] for client in plan["weiavg"]["per_client"]]
+    granted = [client["budget"] for client in plan["weiavg"]["per_client"]]
     assert granted == [0.5, 1.0, 4.0, 8.0]
     noise = [client["noise_multiplier"] for client in plan["weiavg"]["per_client"]]
     assert noise == sorted(noise, reverse=True)

@@ -37,7 +37,7 @@ def sweep(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
 
 def granted(folder: str) -> dict[str, float]:
     summary = json.loads(Path("runs/kept", folder, "summary.json").read_text())
-    return {line["account"]: line["granted"] for line in summary["statements"]}
+    return {line["account"]: line["budget"] for line in summary["statements"]}
 
 
 def test_a_scale_multiplies_every_epsilon_and_the_noise_follows(

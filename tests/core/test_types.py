@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
-from dpfl.core.types import Budget, Claims, Cohort, Observer, Phase, Practice, Rows, Unit
+from dpfl.core.types import Budget, Claims, Cohort, Observer, Phase, ClientSettings, Rows, Unit
 
 ANYONE = Claims(epsilon=1.0, delta=1e-5, examples=10)
 WHOLE = st.none() | st.integers(1, 100)
@@ -52,38 +52,38 @@ def test_no_field_that_decides_privacy_has_a_default() -> None:
             Budget(**missing)
 
 
-# ---- Practice -------------------------------------------------------------------------------------------------------
+# ---- ClientSettings -------------------------------------------------------------------------------------------------------
 
 
 def test_a_practice_refuses_both_steps_and_epochs() -> None:
     with pytest.raises(ConfigurationError, match="both given"):
-        Practice(local_steps=3, local_epochs=1)
+        ClientSettings(local_steps=3, local_epochs=1)
 
 
 @pytest.mark.parametrize("name", ["batch_size", "local_steps", "local_epochs"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, math.nan, math.inf])
 def test_a_practice_refuses_counts_that_are_not_whole_and_positive(name: str, value: float) -> None:
     with pytest.raises(ConfigurationError, match=name):
-        Practice(**{name: value})
+        ClientSettings(**{name: value})
 
 
 @pytest.mark.parametrize("lr", [0.0, -0.1, math.nan, math.inf])
 def test_a_practice_refuses_a_learning_rate_that_is_no_positive_number(lr: float) -> None:
     with pytest.raises(ConfigurationError, match="lr"):
-        Practice(lr=lr)
+        ClientSettings(lr=lr)
 
 
 @st.composite
-def practices(draw: st.DrawFn) -> Practice:
+def client_settings(draw: st.DrawFn) -> ClientSettings:
     length = draw(st.sampled_from(["local_steps", "local_epochs"]))
-    return Practice(
+    return ClientSettings(
         batch_size=draw(WHOLE), lr=draw(st.none() | st.floats(1e-6, 10)), **{length: draw(WHOLE)}
     )
 
 
-@given(practices(), practices())
+@given(client_settings(), client_settings())
 def test_an_own_practice_wins_and_the_default_fills_the_rest(
-    own: Practice, default: Practice
+    own: ClientSettings, default: ClientSettings
 ) -> None:
     merged = own.over(default)
     assert merged.batch_size == (
@@ -98,8 +98,10 @@ def test_an_own_practice_wins_and_the_default_fills_the_rest(
 
 
 def test_own_steps_replace_default_epochs_instead_of_meeting_them() -> None:
-    merged = Practice(local_steps=5).over(Practice(local_epochs=2, batch_size=8, lr=0.1))
-    assert merged == Practice(local_steps=5, batch_size=8, lr=0.1)
+    merged = ClientSettings(local_steps=5).over(
+        ClientSettings(local_epochs=2, batch_size=8, lr=0.1)
+    )
+    assert merged == ClientSettings(local_steps=5, batch_size=8, lr=0.1)
 
 
 # ---- Phase ----------------------------------------------------------------------------------------------------------

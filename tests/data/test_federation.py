@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from dpfl.core.errors import ConfigurationError, DataError
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Budget, Practice
+from dpfl.core.types import Budget, ClientSettings
 from dpfl.data.federation import Federation
 from dpfl.data.partition import PARTITIONS, Partition
 from dpfl.data.records import Dataset, Shard
@@ -193,7 +193,7 @@ def test_a_federation_of_nobody_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [{"budgets": {"z": BUDGET}}, {"practices": {"z": Practice(lr=0.1)}}]
+    "field", [{"budgets": {"z": BUDGET}}, {"practices": {"z": ClientSettings(lr=0.1)}}]
 )
 def test_a_budget_or_practice_of_a_stranger_is_refused(field: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match="for 'z', who is no client"):

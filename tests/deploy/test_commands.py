@@ -80,7 +80,7 @@ def test_a_site_is_made_with_one_command_and_shows_what_it_has_spent(
     assert "allow_seeded = false" in file
     _, out, _ = _run(capsys, "site", "spend", "home", "--json")
     (line,) = json.loads(out)
-    assert (line["epsilon"], line["granted"], line["observer"], line["rounds"]) == (
+    assert (line["epsilon"], line["budget"], line["observer"], line["rounds"]) == (
         0.0,
         4.0,
         "server",

@@ -527,7 +527,7 @@ def test_a_killed_server_goes_on_without_repeating_a_round(
         } <= charged(own)
         if cohort is not None:
             assert charged(own, Observer.WORLD) == {0, 1, 2}
-        assert all(line.epsilon <= 4.0 for line in own.spent() if line.granted)
+        assert all(line.epsilon <= 4.0 for line in own.spent() if line.budget)
 
 
 def test_a_server_killed_again_and_again_still_finishes(

@@ -189,7 +189,7 @@ def test_three_sites_and_the_simulator_give_the_same_model_spends_and_bytes(
             alone.adjacency,
             alone.rounds,
         )
-        assert 0 < line.epsilon <= (line.granted or 0)
+        assert 0 < line.epsilon <= (line.budget or 0)
         told = {
             s["observer"]: s["epsilon"]
             for s in simulated.summary["statements"]

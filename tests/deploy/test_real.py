@@ -146,7 +146,7 @@ def test_a_killed_superlink_is_resumed_and_an_unregistered_site_is_turned_away(
             if name in line.get("arrived", [])
         }
         assert before[name] | took <= charged(Site(home))
-        assert all(line.epsilon <= (line.granted or 0) for line in Site(home).spent())
+        assert all(line.epsilon <= (line.budget or 0) for line in Site(home).spent())
     assert load_file(server / "model.safetensors")
     assert "does not know this site's key" in stranger.stderr.splitlines()[-1]
 

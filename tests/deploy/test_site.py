@@ -177,7 +177,7 @@ def test_a_site_without_a_budget_takes_part_only_where_it_said_so(tmp_path: Path
     open_ = make_site(tmp_path / "open", "a", None, {"allow_unprotected": True})
     assert open_.answer(Desk(study_values("fedavg")).hello()).accepted
     one_sentence(open_.answer(Desk(study_values()).hello()), "has granted nothing")
-    granted = make_site(tmp_path / "granted", "a", RECORD, {"allow_unprotected": True})
+    granted = make_site(tmp_path / "budget", "a", RECORD, {"allow_unprotected": True})
     one_sentence(granted.answer(Desk(study_values("fedavg")).hello()), "protects nobody")
 
 
@@ -322,7 +322,7 @@ def test_the_bill_follows_the_noise_that_is_really_added_whatever_the_terms_say(
     site.answer(desk.terms(**lies))
     answer = site.answer(desk.train(0, **lies))
     assert answer.accepted, answer.reason
-    grid = desk.study().strategy().filled(terms_from_dict(desk.told(**lies))).upload_grid(3)
+    grid = desk.study().strategy().resolve(terms_from_dict(desk.told(**lies))).upload_grid(3)
     assert grid is not None
     measured = float(upload_of(answer, grid.step).std())
     assert measured >= 0.8 * noise_billed(site, Observer.SERVER)
@@ -421,7 +421,7 @@ def test_the_grant_in_the_ledger_wins_over_an_edited_file(tmp_path: Path) -> Non
     write_site_file(site.folder, "a", {**RECORD, "epsilon": 1.0})
     (line,) = Site(site.folder).spent()
     assert line.epsilon <= 1.0
-    assert line.granted == 1.0
+    assert line.budget == 1.0
     write_site_file(site.folder, "a", {**RECORD, "epsilon": 100.0})
     with pytest.raises(LedgerError, match="was granted epsilon 1"):
         Site(site.folder).prepare()
@@ -459,9 +459,9 @@ def test_amplified_methods_are_paid_for_all_rounds_on_agreeing_drawn_or_not(
     assert charged(site) == set()
     line = next(line for line in site.spent() if line.observer == "world")
     agreement = desk.agreement()
-    bill = agreement.bill(Observer.WORLD, site.member().participant)
-    (event,) = bill.events
-    whole = spend((event.times(3),), DELTA, adjacency=bill.adjacency).epsilon
+    cost = agreement.cost(Observer.WORLD, site.member().participant)
+    (event,) = cost.events
+    whole = spend((event.times(3),), DELTA, adjacency=cost.adjacency).epsilon
     assert event.sampling == ("poisson" if method == "dp_fed" else "uniform")
     assert line.epsilon == pytest.approx(whole, rel=1e-9)
     assert 3 < line.epsilon <= 4.0

@@ -147,11 +147,11 @@ def test_a_fault_between_work_and_commit_charges_nothing(
 
 def test_what_belongs_to_a_charge_is_written_with_it_or_not_at_all(tmp_path: Path) -> None:
     site, desk = make_site(tmp_path / "a", "a", CLIENT), Desk(study_values("udp_fedavg"))
-    bill = desk.agreement().bill(Observer.WORLD, site.member().participant)
+    cost = desk.agreement().cost(Observer.WORLD, site.member().participant)
     ledger = site.ledger()
     ledger.register(RUN, seeded=False, title="t")
-    ledger.commit(RUN, [PrivacyPlan(account="a", observer=Observer.WORLD, bill=bill, releases=1)])
-    charge = [Charge(account="a", observer=Observer.WORLD, bill=bill)]
+    ledger.commit(RUN, [PrivacyPlan(account="a", observer=Observer.WORLD, cost=cost, releases=1)])
+    charge = [Charge(account="a", observer=Observer.WORLD, cost=cost)]
 
     def fails(connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO outbox VALUES ('run-1', 0, x'00', x'')")
@@ -169,15 +169,15 @@ def test_what_belongs_to_a_charge_is_written_with_it_or_not_at_all(tmp_path: Pat
 
 def test_nothing_is_kept_of_an_answer_that_the_budget_does_not_cover(tmp_path: Path) -> None:
     site = make_site(tmp_path / "a", "a", {**CLIENT, "epsilon": 2.0, "filter": "gaussian"})
-    bill = (
-        Desk(study_values("udp_fedavg")).agreement().bill(Observer.WORLD, site.member().participant)
+    cost = (
+        Desk(study_values("udp_fedavg")).agreement().cost(Observer.WORLD, site.member().participant)
     )
     ledger = site.ledger()
     ledger.register(RUN, seeded=False, title="t")
-    affordable = ledger.affordable_releases("a", bill, {Observer.WORLD}, 100)
+    affordable = ledger.affordable_releases("a", cost, {Observer.WORLD}, 100)
     assert 0 < affordable < 100
-    ledger.commit(RUN, [PrivacyPlan(account="a", observer=Observer.WORLD, bill=bill, releases=100)])
-    charge = [Charge(account="a", observer=Observer.WORLD, bill=bill)]
+    ledger.commit(RUN, [PrivacyPlan(account="a", observer=Observer.WORLD, cost=cost, releases=100)])
+    charge = [Charge(account="a", observer=Observer.WORLD, cost=cost)]
     for round_ in range(affordable):
         assert ledger.pay_and_answer(RUN, round_, charge, b"payload", b"")
     assert ledger.pay_and_answer(RUN, affordable, charge, b"another", b"") is False

@@ -173,7 +173,7 @@ def measure(name: str, settings: dict[str, Any], model: str) -> dict[str, Any]:
     told = [
         [line.get("weights"), line.get("update_norm"), line.get("loss")] for line in result.history
     ]
-    statements = {client: [line.epsilon, line.granted] for client, line in result.spent.items()}
+    statements = {client: [line.epsilon, line.budget] for client, line in result.spent.items()}
     return {
         "model": hashlib.sha256(vector.numpy().tobytes()).hexdigest()[:24],
         "told": digest(told),

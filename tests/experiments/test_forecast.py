@@ -14,7 +14,7 @@ import torch
 import dpfl
 from dpfl.core.layout import Layout
 from dpfl.core.types import Aggregate, Cohort, Observer, Rows, Unit
-from dpfl.experiments.forecast import SIMPLEST_FIRST, Outlook, outlook, recommend
+from dpfl.experiments.forecast import SIMPLEST_FIRST, NoiseForecast, outlook, recommend
 from dpfl.methods.dp_fed_ls import LaplacianSmoothing
 from dpfl.methods.dprp import RandomProjection
 from dpfl.methods.registry import METHODS, make_strategy, settings_of
@@ -277,14 +277,14 @@ def test_the_plan_ranks_as_the_simulators_own_knowledge_does() -> None:
 # -- the recommendation ----------------------------------------------------------------------------
 
 
-def seen(method: str, ratio: float | None, **more: Any) -> Outlook:
+def seen(method: str, ratio: float | None, **more: Any) -> NoiseForecast:
     promise: dict[str, Any] = {
         "unit": Unit.RECORD,
         "observer": Observer.SERVER,
         "adjacency": "zero_out",
         **more,
     }
-    return Outlook(method=method, noise_to_signal=ratio, **promise)
+    return NoiseForecast(method=method, noise_to_signal=ratio, **promise)
 
 
 def record_level_advice(epsilons: tuple[float, ...]) -> dpfl.experiments.forecast.Recommendation:

@@ -81,7 +81,9 @@ def test_records_are_made_up_and_only_as_many_as_there_are(
         assert not blank.test_features.any()
         assert torch.count_nonzero(own.features) > 0
         assert spy.federation.budgets[client] == real.budgets[client]
-    assert set(spy.federation.practices) == set(real.practices) & set(spy.federation.ids)
+    assert set(spy.federation.client_settings) == set(real.client_settings) & set(
+        spy.federation.ids
+    )
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 9, 40])

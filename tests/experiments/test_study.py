@@ -223,13 +223,17 @@ def test_practices_are_drawn_from_lists_and_a_client_s_own_wins() -> None:
         "practices": {"batch_size": [4, 16], "local_epochs": [1, 2]},
         "clients": {"client-03": {"batch_size": 5, "local_steps": 3}},
     }
-    practices = Experiment.from_dict(values).federation().practices
-    assert {p.batch_size for p in practices.values()} == {4, 16, 5}
-    assert practices["client-03"].local_steps == 3
-    assert practices["client-03"].local_epochs is None
-    assert practices == Experiment.from_dict(values).federation().practices
-    other = Experiment.from_dict({**values, "run": {"rounds": 2, "seed": 1}}).federation().practices
-    assert practices != other
+    client_settings = Experiment.from_dict(values).federation().client_settings
+    assert {p.batch_size for p in client_settings.values()} == {4, 16, 5}
+    assert client_settings["client-03"].local_steps == 3
+    assert client_settings["client-03"].local_epochs is None
+    assert client_settings == Experiment.from_dict(values).federation().client_settings
+    other = (
+        Experiment.from_dict({**values, "run": {"rounds": 2, "seed": 1}})
+        .federation()
+        .client_settings
+    )
+    assert client_settings != other
 
 
 @pytest.mark.filterwarnings("ignore:training ended")

@@ -437,7 +437,7 @@ def test_on_a_proxy_nothing_is_learnt_from_the_federations_own_records(
             (1.0, 1e-3),
             (4.0, 2e-3),
         ]  # east, north, south
-        assert experiment.run.liars == {}
+        assert experiment.run.misreports == {}
     assert found["tuning"] == PROXY_TUNING.format(data="breast_cancer")
     # Other records at home: not one number changes, and nothing is run.
     spy.ran.clear()

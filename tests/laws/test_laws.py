@@ -12,7 +12,7 @@ from torch import Tensor
 from dpfl import testing
 from dpfl.core.grid import Grid
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Aggregate, Metrics, PlugState, Practice, Rows, Shared, Total, Who
+from dpfl.core.types import Aggregate, Metrics, PlugState, ClientSettings, Rows, Shared, Total, Who
 from dpfl.engine import ENGINES
 from dpfl.plugs.channels import Channel, Digital, Dropout, Summed
 from dpfl.plugs.denoise import Denoiser
@@ -30,7 +30,7 @@ from dpfl.plugs.weights import (
 )
 from dpfl.privacy.exposure import Exposure
 
-PRACTICE = Practice(batch_size=4, local_steps=2, lr=0.1)
+PRACTICE = ClientSettings(batch_size=4, local_steps=2, lr=0.1)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_our_selections_pass(selection: Selection) -> None:
 
 
 def test_our_local_work_passes() -> None:
-    testing.check_local_work(Sgd(practice=PRACTICE))
-    testing.check_local_work(Sgd(practice=PRACTICE, ball=0.5))
-    testing.check_local_work(DpSgd(practice=PRACTICE, clip=1.0))
+    testing.check_local_work(Sgd(client_settings=PRACTICE))
+    testing.check_local_work(Sgd(client_settings=PRACTICE, ball=0.5))
+    testing.check_local_work(DpSgd(client_settings=PRACTICE, clip=1.0))
 
 
 @pytest.mark.parametrize("name", sorted(ENGINES))

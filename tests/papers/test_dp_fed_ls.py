@@ -761,8 +761,8 @@ def test_the_server_is_billed_as_one_who_sees_everything() -> None:
         strategy = dpfl.dp_fed(**HABITS, noise_multiplier=1.0, selection=selection)
         claims = {f"c{i}": Claims(epsilon=1.0, delta=1e-3, examples=10) for i in range(10)}
         agreement = enrol(strategy, claims, 4, LAYOUT)
-        bill = agreement.strategy.bill(Observer.SERVER, (), 10, agreement.terms)
-        assert [event.noise_multiplier for event in bill.events] == [0]
+        cost = agreement.strategy.cost(Observer.SERVER, (), 10, agreement.terms)
+        assert [event.noise_multiplier for event in cost.events] == [0]
 
 
 @pytest.mark.parametrize(

@@ -1054,7 +1054,7 @@ def test_where_only_one_s_own_noise_is_counted_on_a_lost_upload_costs_nothing_bu
 def event_of(strategy: dpfl.Strategy, observer: Observer, rounds: int = 3) -> Any:
     claims = {f"c{i}": Claims(epsilon=8.0, delta=1e-3, examples=10) for i in range(CLIENTS)}
     agreement = enrol(strategy, claims, rounds, Layout.of({"w": torch.zeros(2000)}))
-    (event,) = agreement.strategy.bill(observer, (), 10, agreement.terms).events
+    (event,) = agreement.strategy.cost(observer, (), 10, agreement.terms).events
     return event
 
 
@@ -1140,11 +1140,11 @@ def test_bounds_that_fail_too_often_for_delta_are_refused_before_anything_is_pla
     }
     plan["parameters"] = 700
     with pytest.raises(PrivacyRefusal, match="use up all of delta in 10 rounds"):
-        strategy.settled(Terms(rounds=10, participations=10, **plan), claims)  # type: ignore[arg-type]
-    settled, terms = strategy.settled(Terms(rounds=5, participations=5, **plan), claims)  # type: ignore[arg-type]
-    bill = settled.bill(dpfl.Observer.SERVER, (), 1, terms)
-    total = [event.times(5) for event in bill.events]
-    assert 0.985 * 4.0 < spend(total, 1e-5, adjacency=bill.adjacency).epsilon <= 4.0
+        strategy.resolve(Terms(rounds=10, participations=10, **plan), claims)  # type: ignore[arg-type]
+    resolve, terms = strategy.resolve(Terms(rounds=5, participations=5, **plan), claims)  # type: ignore[arg-type]
+    cost = resolve.cost(dpfl.Observer.SERVER, (), 1, terms)
+    total = [event.times(5) for event in cost.events]
+    assert 0.985 * 4.0 < spend(total, 1e-5, adjacency=cost.adjacency).epsilon <= 4.0
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,7 @@ def test_the_noise_in_a_model_is_settled_at_enrolment(
             distributed=distributed,
             tolerated_dropouts=tolerated,
         )
-        assert plug.settled(terms(2.0, 16)).schedule.row_std == pytest.approx(std)
+        assert plug.resolve(terms(2.0, 16)).schedule.row_std == pytest.approx(std)
 
 
 def test_an_automatic_threshold_needs_to_know_the_noise() -> None:
@@ -656,9 +656,9 @@ def test_the_threshold_is_made_from_the_noise_that_clients_add(noise: str, toler
             tolerated_dropouts=tolerated,
             personal_starts=personal,
         )  # type: ignore[arg-type]
-        settled = opened(strategy).agreement.strategy
-        plug = settled.clean if personal else settled.denoise[0]
-        assert plug.schedule.row_std == pytest.approx(settled.stages[1].std(5))
+        resolve = opened(strategy).agreement.strategy
+        plug = resolve.clean if personal else resolve.denoise[0]
+        assert plug.schedule.row_std == pytest.approx(resolve.stages[1].std(5))
 
 
 def parameters(result: dpfl.Result) -> Tensor:
@@ -721,12 +721,12 @@ def hundred(strategy: dpfl.Strategy) -> SimpleNamespace:
     """The paper's federation: ten of a hundred clients, 300 rounds; bills of one round."""
     claims = {f"c{i:02}": Claims(epsilon=10.0, delta=1e-5, examples=100) for i in range(100)}
     agreement = enrol(strategy, claims, 300, LAYOUT)
-    member = Participant(examples=100, practice=dpfl.Practice(), budget=None)
-    bills = {
-        observer: agreement.bill(observer, member) for observer in (Observer.SERVER, Observer.WORLD)
+    member = Participant(examples=100, client_settings=dpfl.ClientSettings(), budget=None)
+    costs = {
+        observer: agreement.cost(observer, member) for observer in (Observer.SERVER, Observer.WORLD)
     }
     return SimpleNamespace(
-        agreement=agreement, server=bills[Observer.SERVER], world=bills[Observer.WORLD]
+        agreement=agreement, server=costs[Observer.SERVER], world=costs[Observer.WORLD]
     )
 
 

@@ -26,7 +26,7 @@ from dpfl import testing
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.grid_noise import SCALE
 from dpfl.core.layout import Layout
-from dpfl.core.types import Aggregate, Observer, Phase, Practice, Terms
+from dpfl.core.types import Aggregate, Observer, Phase, ClientSettings, Terms
 from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
 from dpfl.engine import make_engine
@@ -261,9 +261,13 @@ def test_a_round_s_work_is_the_head_for_its_epochs_and_then_the_body(
     examples: int, head_steps: int
 ) -> None:
     body = Sgd(
-        practice=Practice(lr=0.1, batch_size=8, local_steps=7), weight_decay=0.01, lr_decay=0.5
+        client_settings=ClientSettings(lr=0.1, batch_size=8, local_steps=7),
+        weight_decay=0.01,
+        lr_decay=0.5,
     )
-    participant = Participant(examples=examples, practice=Practice(lr=0.2), budget=None)
+    participant = Participant(
+        examples=examples, client_settings=ClientSettings(lr=0.2), budget=None
+    )
     first, second = HeadThenBody(body=body, head_epochs=3).phases(TERMS, participant)
     common = {
         "batch_size": 8,
@@ -491,7 +495,7 @@ def test_orthonormalising_keeps_the_span_and_the_biases_and_a_frame_that_is_one(
 
 
 def test_the_pieces_obey_the_laws() -> None:
-    body = Sgd(practice=Practice(lr=0.1, batch_size=8, local_epochs=2))
+    body = Sgd(client_settings=ClientSettings(lr=0.1, batch_size=8, local_epochs=2))
     testing.check_local_work(HeadThenBody(body=body, head_epochs=2))
     testing.check_denoiser(SharedBody())
     testing.check_denoiser(SharedBody(orthonormal=True))
@@ -637,10 +641,10 @@ def test_what_is_sent_is_billed_as_udp_fedavg_and_what_stays_is_not(
     setting, plain = opened(MAKE[method](**habits)), opened(dpfl.udp_fedavg(**habits))  # type: ignore[arg-type]
     member = setting.members["client-0"].participant
     server, world = (
-        setting.agreement.bill(observer, member) for observer in (Observer.SERVER, Observer.WORLD)
+        setting.agreement.cost(observer, member) for observer in (Observer.SERVER, Observer.WORLD)
     )
-    assert server == plain.agreement.bill(Observer.SERVER, member)
-    (paid,), (amplified,) = world.events, plain.agreement.bill(Observer.WORLD, member).events
+    assert server == plain.agreement.cost(Observer.SERVER, member)
+    (paid,), (amplified,) = world.events, plain.agreement.cost(Observer.WORLD, member).events
     shares = 4 if noise == "distributed" else 1
     widened = (
         1 + 20.0 * math.sqrt(setting.layout.size / shares) / 2**20

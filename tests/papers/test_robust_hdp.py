@@ -254,14 +254,14 @@ def test_the_oracle_is_refused_where_nobody_knows_the_truth() -> None:
 
 
 def trained(
-    strategy: dpfl.Strategy, rounds: int = 4, liars: dict[str, float] | None = None
+    strategy: dpfl.Strategy, rounds: int = 4, misreports: dict[str, float] | None = None
 ) -> dpfl.Result:
     federation = dpfl.Federation.from_dataset(
         load_dataset("digits"), Partition(), 20, dpfl.PublicSeed(0)
     )
     budgets = dpfl.make_budgets("dist6", 1e-3, federation.ids, dpfl.PublicSeed(1))
     sizes = {
-        client: dpfl.Practice(batch_size=(8, 16, 32)[i % 3])
+        client: dpfl.ClientSettings(batch_size=(8, 16, 32)[i % 3])
         for i, client in enumerate(federation.ids)
     }
     federation = dpfl.Federation(
@@ -269,10 +269,10 @@ def trained(
         classes=10,
         inputs=federation.inputs,
         budgets=budgets,
-        practices=sizes,
+        client_settings=sizes,
     )
     model = make_model("logistic", (64,), 10, dpfl.PublicSeed(0))
-    return dpfl.train(model, federation, strategy, rounds=rounds, liars=liars)
+    return dpfl.train(model, federation, strategy, rounds=rounds, misreports=misreports)
 
 
 HABITS = {"lr": 0.5, "clip": 1.0, "batch_size": 16, "local_epochs": 1}
@@ -311,11 +311,16 @@ def test_a_false_claim_changes_nothing_here_and_much_elsewhere() -> None:
     def parameters(result: dpfl.Result) -> Tensor:
         return torch.cat([p.detach().flatten() for p in result.model.parameters()])
 
-    liars = {"12": 100.0}
+    misreports = {"12": 100.0}
     honest = parameters(trained(dpfl.robust_hdp(**HABITS)))
-    assert torch.equal(honest, parameters(trained(dpfl.robust_hdp(**HABITS), liars=liars)))
+    assert torch.equal(
+        honest, parameters(trained(dpfl.robust_hdp(**HABITS), misreports=misreports))
+    )
     for method in (dpfl.weiavg, dpfl.pfa):
-        believed, lied_to = trained(method(**HABITS)), trained(method(**HABITS), liars=liars)
+        believed, lied_to = (
+            trained(method(**HABITS)),
+            trained(method(**HABITS), misreports=misreports),
+        )
         assert lied_to.accuracy < believed.accuracy - 0.05
         assert any("FALSE CLAIMS" in stamp for stamp in lied_to.summary["stamps"])
         spent = {client: line.epsilon for client, line in lied_to.spent.items()}
@@ -323,6 +328,6 @@ def test_a_false_claim_changes_nothing_here_and_much_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("liars", [{"nobody": 2.0}, {"99": 2.0}, {"12": 0.0}, {"12": float("nan")}])
-def test_a_liar_that_makes_no_sense_is_refused(liars: dict[str, float]) -> None:
+def test_a_liar_that_makes_no_sense_is_refused(misreports: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match="liar"):
-        trained(dpfl.weiavg(**HABITS), liars=liars)
+        trained(dpfl.weiavg(**HABITS), misreports=misreports)

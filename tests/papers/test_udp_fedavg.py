@@ -63,7 +63,7 @@ def agreed(strategy: dpfl.Strategy, population: int, rounds: int) -> Agreement:
 
 
 def event_against(observer: Observer, agreement: Agreement) -> Event:
-    (event,) = agreement.strategy.bill(observer, (), 10, agreement.terms).events
+    (event,) = agreement.strategy.cost(observer, (), 10, agreement.terms).events
     return event
 
 
@@ -340,9 +340,9 @@ def test_noise_left_out_is_calibrated_to_the_smallest_claim(
         dpfl.udp_fedavg(**HABITS, noise=noise, selection=selection), claims, 5, LAYOUT
     )  # type: ignore[arg-type]
     assert agreement.strategy.observer is observer
-    bill = agreement.strategy.bill(observer, (), 10, agreement.terms)
+    cost = agreement.strategy.cost(observer, (), 10, agreement.terms)
     spent = spend(
-        [event.times(paid) for event in bill.events], 1e-3, adjacency=bill.adjacency
+        [event.times(paid) for event in cost.events], 1e-3, adjacency=cost.adjacency
     ).epsilon
     assert 0.98 * 5 <= spent <= 5
     assert agreement.strategy.noise_multiplier == agreement.terms.noise_multiplier

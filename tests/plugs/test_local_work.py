@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
-from dpfl.core.types import Adjacency, Budget, Claims, Phase, Practice, Terms, Unit
+from dpfl.core.types import Adjacency, Budget, Claims, Phase, ClientSettings, Terms, Unit
 from dpfl.plugs.base import Participant
 from dpfl.plugs.local_work import DpSgd, Sgd
 from dpfl.plugs.sampling import PoissonBatches, sampler
 from dpfl.privacy.accountant import spend
 
-PRACTICE = Practice(batch_size=8, local_steps=10, lr=0.1)
-WORK = DpSgd(practice=PRACTICE, clip=1.0)
+PRACTICE = ClientSettings(batch_size=8, local_steps=10, lr=0.1)
+WORK = DpSgd(client_settings=PRACTICE, clip=1.0)
 TERMS = Terms(
     rounds=10,
     population=4,
@@ -29,11 +29,11 @@ DELTA = 1e-5
 
 
 def participant(
-    epsilon_: float = 1.0, examples: int = 100, practice: Practice | None = None
+    epsilon_: float = 1.0, examples: int = 100, client_settings: ClientSettings | None = None
 ) -> Participant:
     return Participant(
         examples=examples,
-        practice=practice or Practice(),
+        client_settings=client_settings or ClientSettings(),
         budget=Budget(epsilon=epsilon_, delta=DELTA),
     )
 
@@ -49,19 +49,19 @@ def whole_plan_cost(phase: Phase, examples: int, participations: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("granted", "examples", "practice"),
+    ("budget", "examples", "practice"),
     [
-        (1.0, 100, Practice()),
-        (0.5, 100, Practice()),
-        (8.0, 100, Practice()),
-        (1.0, 1200, Practice(batch_size=60, local_epochs=1)),
-        (2.0, 30, Practice(batch_size=64, local_steps=2)),
+        (1.0, 100, ClientSettings()),
+        (0.5, 100, ClientSettings()),
+        (8.0, 100, ClientSettings()),
+        (1.0, 1200, ClientSettings(batch_size=60, local_epochs=1)),
+        (2.0, 30, ClientSettings(batch_size=64, local_steps=2)),
     ],
 )
 def test_the_planned_participations_cost_the_budget_and_never_more(
-    granted: float, examples: int, practice: Practice
+    granted: float, examples: int, client_settings: ClientSettings
 ) -> None:
-    (phase,) = WORK.phases(TERMS, participant(granted, examples, practice))
+    (phase,) = WORK.phases(TERMS, participant(granted, examples, client_settings))
     assert 0.985 <= whole_plan_cost(phase, examples, TERMS.participations) / granted <= 1
 
 
@@ -74,7 +74,7 @@ def test_more_participations_need_more_noise() -> None:
 
 
 def test_a_phase_is_noisy_clipped_and_poisson_sampled() -> None:
-    (phase,) = DpSgd(practice=PRACTICE, clip=0.3).phases(TERMS, participant())
+    (phase,) = DpSgd(client_settings=PRACTICE, clip=0.3).phases(TERMS, participant())
     assert (phase.clip, phase.sampling, phase.batch_size, phase.steps, phase.lr) == (
         0.3,
         "poisson",
@@ -89,31 +89,38 @@ def test_a_phase_is_noisy_clipped_and_poisson_sampled() -> None:
 @given(examples=st.integers(1, 500), batch=st.integers(1, 600), epochs=st.integers(1, 5))
 def test_local_epochs_are_turned_into_steps(examples: int, batch: int, epochs: int) -> None:
     """Plain SGD and DP-SGD count epochs alike; a fixed multiplier spares the calibration."""
-    practice = Practice(batch_size=batch, local_epochs=epochs, lr=0.1)
+    client_settings = ClientSettings(batch_size=batch, local_epochs=epochs, lr=0.1)
     expected = epochs * math.ceil(examples / min(batch, examples))
     terms = TERMS.with_noise(1.0)
-    for work in (Sgd(practice=practice), DpSgd(practice=practice, clip=1.0)):
+    for work in (
+        Sgd(client_settings=client_settings),
+        DpSgd(client_settings=client_settings, clip=1.0),
+    ):
         assert work.phases(terms, participant(examples=examples))[0].steps == expected
 
 
 def test_a_batch_larger_than_the_data_is_billed_at_rate_one() -> None:
-    (phase,) = WORK.phases(TERMS, participant(examples=30, practice=Practice(batch_size=64)))
+    (phase,) = WORK.phases(
+        TERMS, participant(examples=30, client_settings=ClientSettings(batch_size=64))
+    )
     (event,) = WORK.exposure((phase,), 30, 10).paid
     assert event.sampling_rate == 1.0
 
 
 def test_a_practice_of_ones_own_overrides_the_methods() -> None:
-    own = Practice(batch_size=20, local_epochs=2, lr=0.7)
-    (phase,) = WORK.phases(TERMS, participant(examples=100, practice=own))
+    own = ClientSettings(batch_size=20, local_epochs=2, lr=0.7)
+    (phase,) = WORK.phases(TERMS, participant(examples=100, client_settings=own))
     assert (phase.batch_size, phase.steps, phase.lr) == (20, 10, 0.7)
-    (partly,) = WORK.phases(TERMS, participant(examples=100, practice=Practice(lr=0.7)))
+    (partly,) = WORK.phases(
+        TERMS, participant(examples=100, client_settings=ClientSettings(lr=0.7))
+    )
     assert (partly.batch_size, partly.steps, partly.lr) == (8, 10, 0.7)
 
 
 @pytest.mark.parametrize("spending", ["heterogeneous", "uniform", "smallest", "largest"])
 def test_a_client_without_a_budget_is_refused(spending: str) -> None:
-    work = DpSgd(practice=PRACTICE, clip=1.0, spending=spending)  # type: ignore[arg-type]
-    nobody = Participant(examples=100, practice=Practice(), budget=None)
+    work = DpSgd(client_settings=PRACTICE, clip=1.0, spending=spending)  # type: ignore[arg-type]
+    nobody = Participant(examples=100, client_settings=ClientSettings(), budget=None)
     with pytest.raises(PrivacyRefusal, match="without a budget"):
         work.phases(TERMS.with_noise(1.0), nobody)
 
@@ -128,7 +135,7 @@ CLAIMS = {
 
 
 def test_a_uniform_plan_gives_everyone_the_median_clients_noise() -> None:
-    uniform = DpSgd(practice=PRACTICE, clip=1.0, spending="uniform")
+    uniform = DpSgd(client_settings=PRACTICE, clip=1.0, spending="uniform")
     terms = uniform.agree(TERMS, CLAIMS)
     noises = {
         client: uniform.phases(terms, participant(claim.epsilon))[0].noise_multiplier
@@ -139,7 +146,7 @@ def test_a_uniform_plan_gives_everyone_the_median_clients_noise() -> None:
 
 
 def test_an_even_number_of_clients_takes_the_lower_of_the_two_middle_ones() -> None:
-    uniform = DpSgd(practice=PRACTICE, clip=1.0, spending="uniform")
+    uniform = DpSgd(client_settings=PRACTICE, clip=1.0, spending="uniform")
     four = {**CLAIMS, "d": Claims(epsilon=2.0, delta=DELTA, examples=100)}
     assert (
         uniform.agree(TERMS, four).noise_multiplier
@@ -159,11 +166,11 @@ def test_no_lie_of_one_client_stops_a_uniform_plan(field: str, lie: float) -> No
     """One client of three lies, whichever it is: there is still a noise for all, between the honest
     extremes.
     """
-    uniform = DpSgd(practice=PRACTICE, clip=1.0, spending="uniform")
+    uniform = DpSgd(client_settings=PRACTICE, clip=1.0, spending="uniform")
     most = WORK.phases(TERMS, participant(0.5))[0].noise_multiplier
     least = WORK.phases(TERMS, participant(8.0))[0].noise_multiplier
-    for liar in CLAIMS:
-        claims = {**CLAIMS, liar: replace(CLAIMS[liar], **{field: lie})}
+    for misreport in CLAIMS:
+        claims = {**CLAIMS, misreport: replace(CLAIMS[misreport], **{field: lie})}
         noise = uniform.agree(TERMS, claims).noise_multiplier
         assert noise is not None
         assert least <= noise <= most
@@ -171,26 +178,26 @@ def test_no_lie_of_one_client_stops_a_uniform_plan(field: str, lie: float) -> No
 
 def test_other_plans_agree_on_no_common_noise() -> None:
     for spending in ("heterogeneous", "smallest", "largest"):
-        work = DpSgd(practice=PRACTICE, clip=1.0, spending=spending)  # type: ignore[arg-type]
+        work = DpSgd(client_settings=PRACTICE, clip=1.0, spending=spending)  # type: ignore[arg-type]
         assert work.agree(TERMS, CLAIMS).noise_multiplier is None
 
 
 @pytest.mark.parametrize("own", [0.4, 0.5, 1.0, 8.0])
 def test_a_plan_for_the_smallest_claim_never_exceeds_ones_own_budget(own: float) -> None:
     """0.4 is below the smallest claim: its client claimed more than it grants."""
-    work = DpSgd(practice=PRACTICE, clip=1.0, spending="smallest")
+    work = DpSgd(client_settings=PRACTICE, clip=1.0, spending="smallest")
     (phase,) = work.phases(TERMS, participant(own))
     cost = whole_plan_cost(phase, 100, TERMS.participations)
     assert 0.985 <= cost / min(own, TERMS.smallest_epsilon) <= 1
 
 
 def test_only_a_plan_for_the_largest_claim_is_hypothetical() -> None:
-    largest = DpSgd(practice=PRACTICE, clip=1.0, spending="largest")
+    largest = DpSgd(client_settings=PRACTICE, clip=1.0, spending="largest")
     (phase,) = largest.phases(TERMS, participant(0.5))
     assert whole_plan_cost(phase, 100, TERMS.participations) > 0.5
     assert largest.hypothetical
     assert not any(
-        DpSgd(practice=PRACTICE, clip=1.0, spending=spending).hypothetical  # type: ignore[arg-type]
+        DpSgd(client_settings=PRACTICE, clip=1.0, spending=spending).hypothetical  # type: ignore[arg-type]
         for spending in ("heterogeneous", "uniform", "smallest")
     )
 
@@ -205,7 +212,9 @@ def test_only_a_plan_for_the_largest_claim_is_hypothetical() -> None:
 def test_what_is_billed_is_what_the_sampler_of_the_phase_will_do(
     examples: int, batch: int, steps: int, z: float, clip: float
 ) -> None:
-    work = DpSgd(practice=Practice(batch_size=batch, local_steps=steps, lr=0.1), clip=clip)
+    work = DpSgd(
+        client_settings=ClientSettings(batch_size=batch, local_steps=steps, lr=0.1), clip=clip
+    )
     phases = work.phases(TERMS.with_noise(z), participant(examples=examples))
     exposure = work.exposure(phases, examples, 10)
     (phase,) = phases
@@ -239,7 +248,7 @@ def test_plain_sgd_hides_nothing_and_a_ball_is_no_bound_to_bill() -> None:
     bound.
     """
     for ball in (None, 0.5):
-        work = Sgd(practice=PRACTICE, ball=ball)
+        work = Sgd(client_settings=PRACTICE, ball=ball)
         phases = work.phases(TERMS, participant())
         exposure = work.exposure(phases, 100, 10)
         assert (exposure.bound, exposure.noise, exposure.paid) == (math.inf, 0.0, ())
@@ -253,33 +262,33 @@ def test_plain_sgd_hides_nothing_and_a_ball_is_no_bound_to_bill() -> None:
 @pytest.mark.parametrize(
     "practice",
     [
-        Practice(local_steps=10, lr=0.1),
-        Practice(batch_size=8, local_steps=10),
-        Practice(batch_size=8, lr=0.1),
+        ClientSettings(local_steps=10, lr=0.1),
+        ClientSettings(batch_size=8, local_steps=10),
+        ClientSettings(batch_size=8, lr=0.1),
     ],
 )
-def test_a_method_must_leave_nothing_open(practice: Practice) -> None:
+def test_a_method_must_leave_nothing_open(client_settings: ClientSettings) -> None:
     with pytest.raises(ConfigurationError, match="missing"):
-        DpSgd(practice=practice, clip=1.0)
+        DpSgd(client_settings=client_settings, clip=1.0)
     with pytest.raises(ConfigurationError, match="missing"):
-        Sgd(practice=practice)
+        Sgd(client_settings=client_settings)
 
 
 @pytest.mark.parametrize("clip", [0.0, -1.0, math.nan, math.inf])
 def test_a_clip_that_bounds_nothing_is_refused(clip: float) -> None:
     """An infinite clip would make the noise infinite, and the bill a fiction."""
     with pytest.raises(ConfigurationError, match="clip"):
-        DpSgd(practice=PRACTICE, clip=clip)
+        DpSgd(client_settings=PRACTICE, clip=clip)
 
 
 def test_an_unknown_way_to_spend_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="choose one of heterogeneous"):
-        DpSgd(practice=PRACTICE, clip=1.0, spending="frugal")  # type: ignore[arg-type]
+        DpSgd(client_settings=PRACTICE, clip=1.0, spending="frugal")  # type: ignore[arg-type]
 
 
 def test_contradictory_or_impossible_practices_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="give one of the two"):
-        Practice(local_steps=1, local_epochs=1)
+        ClientSettings(local_steps=1, local_epochs=1)
     for field in (
         {"batch_size": 0},
         {"local_steps": 0},
@@ -288,4 +297,4 @@ def test_contradictory_or_impossible_practices_are_refused() -> None:
         {"lr": math.inf},
     ):
         with pytest.raises(ConfigurationError, match="practice"):
-            Practice(**field)  # type: ignore[arg-type]
+            ClientSettings(**field)  # type: ignore[arg-type]

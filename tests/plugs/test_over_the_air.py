@@ -376,9 +376,9 @@ def test_a_multiplier_left_open_is_settled_at_enrolment_and_needed_before() -> N
     ):
         with pytest.raises(ConfigurationError, match="enrol first"):
             ask()
-    assert channel.settled(terms_of(4).with_noise(2.5)).noise_multiplier == 2.5
+    assert channel.resolve(terms_of(4).with_noise(2.5)).noise_multiplier == 2.5
     given = OverTheAir(clip=1.0, noise_multiplier=4.0)
-    assert given.settled(terms_of(4).with_noise(2.5)).noise_multiplier == 4.0
+    assert given.resolve(terms_of(4).with_noise(2.5)).noise_multiplier == 4.0
 
 
 # ---- fading ----------------------------------------------------------------------------------------------------------

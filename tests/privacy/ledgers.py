@@ -13,7 +13,7 @@ from pathlib import Path
 from scipy import optimize, special
 
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
-from dpfl.privacy.costs import Bill, Charge, PrivacyPlan
+from dpfl.privacy.costs import PrivacyCost, Charge, PrivacyPlan
 from dpfl.privacy.events import Event
 from dpfl.privacy.ledger import Ledger
 
@@ -21,32 +21,32 @@ SERVER, WORLD = Observer.SERVER, Observer.WORLD
 DELTA = 1e-5
 
 
-def bill(
+def cost(
     noise: float = 10.0, unit: Unit = Unit.CLIENT, adjacency: Adjacency = Adjacency.ADD_REMOVE
-) -> Bill:
-    return Bill(unit=unit, adjacency=adjacency, events=(Event(noise_multiplier=noise),))
+) -> PrivacyCost:
+    return PrivacyCost(unit=unit, adjacency=adjacency, events=(Event(noise_multiplier=noise),))
 
 
 def charge(
-    account: str = "a", what: Bill | None = None, observer: Observer = SERVER, draw: str = ""
+    account: str = "a", what: PrivacyCost | None = None, observer: Observer = SERVER, draw: str = ""
 ) -> Charge:
-    return Charge(account=account, observer=observer, bill=what or bill(), draw=draw)
+    return Charge(account=account, observer=observer, cost=what or cost(), draw=draw)
 
 
 def plan(
     account: str = "a",
-    what: Bill | None = None,
+    what: PrivacyCost | None = None,
     observer: Observer = SERVER,
     releases: int = 100,
     delta: float | None = None,
 ) -> PrivacyPlan:
     return PrivacyPlan(
-        account=account, observer=observer, bill=what or bill(), releases=releases, delta=delta
+        account=account, observer=observer, cost=what or cost(), releases=releases, delta=delta
     )
 
 
 def plans_of(charges: Sequence[Charge], releases: int = 100) -> list[PrivacyPlan]:
-    return [plan(one.account, one.bill, one.observer, releases) for one in charges]
+    return [plan(one.account, one.cost, one.observer, releases) for one in charges]
 
 
 def pay(ledger: Ledger, run: str, round_: int, charges: Sequence[Charge]) -> frozenset[str]:
@@ -76,7 +76,7 @@ def cap_for(rounds: int, noise: float = 10.0) -> float:
     return (exact_epsilon(rounds, noise) + exact_epsilon(rounds + 1, noise)) / 2
 
 
-def grant(
+def set_budgets(
     ledger: Ledger,
     rounds: int,
     *accounts: str,
@@ -84,7 +84,7 @@ def grant(
     unit: Unit = Unit.CLIENT,
 ) -> None:
     budget = Budget(epsilon=cap_for(rounds), delta=DELTA)
-    ledger.grant(dict.fromkeys(accounts or ("a",), budget), unit=unit, observer=observer)
+    ledger.set_budgets(dict.fromkeys(accounts or ("a",), budget), unit=unit, observer=observer)
 
 
 def history(ledger: Ledger, account: str = "a", observer: Observer = SERVER) -> tuple[Event, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.privacy.ledgers import SERVER, WORLD, bill, charge, grant, plan
+from tests.privacy.ledgers import SERVER, WORLD, cost, charge, grant, plan
 
 from dpfl.core.errors import LedgerError
 from dpfl.privacy.chain import TABLES, Entry, Head, digest_of, first_head, head_path, read_head
@@ -24,10 +24,10 @@ def make(path: Path, rounds: int = 4) -> Path:
         grant(ledger, 50, *ACCOUNTS)
         ledger.register("run", seeded=False, title="a test")
         crowd = ledger.population(["c", "d"])
-        ledger.commit("run", [plan("a"), plan("b", bill(20.0)), plan(crowd, observer=WORLD)])
+        ledger.commit("run", [plan("a"), plan("b", cost(20.0)), plan(crowd, observer=WORLD)])
         for round_ in range(rounds):
             ledger.charge(
-                "run", round_, [charge("a"), charge("b", bill(20.0)), charge(crowd, observer=WORLD)]
+                "run", round_, [charge("a"), charge("b", cost(20.0)), charge(crowd, observer=WORLD)]
             )
     return path
 
@@ -47,7 +47,7 @@ def change(path: Path, *statements: str) -> None:
 def charge_more(path: Path, rounds: range, noise: float = 10.0) -> None:
     with closing(Ledger.open(path, "test")) as ledger:
         for round_ in rounds:
-            ledger.charge("run", round_, [charge("a", bill(noise))])
+            ledger.charge("run", round_, [charge("a", cost(noise))])
 
 
 def refusal(path: Path) -> str:
@@ -230,7 +230,7 @@ def test_what_was_refused_is_not_in_the_chain(path: Path) -> None:
     with closing(Ledger.open(path, "test")) as ledger:
         ledger.register("dear", seeded=False, title="t")
         before = ledger.head().number
-        assert ledger.commit("dear", [plan("a", bill(0.1)), plan("b", bill(0.1), SERVER)]) == {
+        assert ledger.commit("dear", [plan("a", cost(0.1)), plan("b", cost(0.1), SERVER)]) == {
             "a",
             "b",
         }

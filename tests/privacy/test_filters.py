@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import optimize
 from scipy.special import ndtr
-from tests.privacy.ledgers import DELTA, SERVER, bill, charge, exact_epsilon, plan
+from tests.privacy.ledgers import DELTA, SERVER, cost, charge, exact_epsilon, plan
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Adjacency, Budget, Unit
 from dpfl.privacy.accountant import spend
-from dpfl.privacy.costs import Bill
+from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.events import Event
 from dpfl.privacy.filters import FILTERS, FilterName, Limit, Portion, filter_named
 from dpfl.privacy.ledger import Ledger
@@ -46,7 +46,7 @@ class Option:
     repeats: int = 1
 
     @property
-    def bill(self) -> Bill:
+    def cost(self) -> PrivacyCost:
         sampled = "poisson" if self.rate < 1 else "none"
         event = Event(
             noise_multiplier=self.noise,
@@ -54,7 +54,7 @@ class Option:
             sampling_rate=self.rate,
             steps=self.repeats,
         )
-        return Bill(unit=Unit.CLIENT, adjacency=AR, events=(event,))
+        return PrivacyCost(unit=Unit.CLIENT, adjacency=AR, events=(event,))
 
     def delta(self, epsilon: Array, removed: bool) -> Array:
         """Hockey-stick divergence between with and without the client, in one of the two
@@ -104,10 +104,10 @@ def least_noise(rule: FilterName, first: float, rate: float, repeats: int) -> Op
     1.
     """
     limit = Limit(epsilon=1.0, delta=DELTA, adjacency=AR)
-    known = Portion(bill=bill(first), count=1, delta=shares(rule))
+    known = Portion(cost=cost(first), count=1, delta=shares(rule))
 
     def admitted(noise: float) -> bool:
-        new = Portion(bill=Option(rate, noise, repeats).bill, count=1, delta=shares(rule))
+        new = Portion(cost=Option(rate, noise, repeats).cost, count=1, delta=shares(rule))
         return FILTERS[rule].admits([known, new], limit)
 
     low, high = 0.25, 100.0
@@ -122,8 +122,10 @@ def least_noise(rule: FilterName, first: float, rate: float, repeats: int) -> Op
 def accepted(rule: FilterName, first: float, option: Option) -> bool:
     """Whether a real ledger lets both studies take place."""
     with closing(Ledger.create(":memory:", "test", filter=rule)) as ledger:
-        ledger.grant({"a": Budget(epsilon=1.0, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER)
-        for run, what in (("first", bill(first)), ("second", option.bill)):
+        ledger.set_budgets(
+            {"a": Budget(epsilon=1.0, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER
+        )
+        for run, what in (("first", cost(first)), ("second", option.cost)):
             ledger.register(run, seeded=False, title=run)
             refused = ledger.commit(run, [plan("a", what, releases=1, delta=shares(rule))])
             if refused or ledger.charge(run, 0, [charge("a", what)]):
@@ -146,7 +148,7 @@ def test_composing_what_was_realised_is_exceeded_by_two_stages_and_four_options(
 
         options.append(Option(rate, float(optimize.brentq(excess, 0.1, 100))))
     for option in options:
-        history = (Event(noise_multiplier=FIRST), *option.bill.events)
+        history = (Event(noise_multiplier=FIRST), *option.cost.events)
         assert spend(history, DELTA, adjacency=AR).epsilon == pytest.approx(1.0, abs=2e-3)
         assert adaptive_epsilon(FIRST, [option]) == pytest.approx(1.0, abs=1e-6)
     assert adaptive_epsilon(FIRST, options) == pytest.approx(1.114, abs=2e-3)
@@ -214,21 +216,21 @@ def test_admissions_never_exceed_the_exact_optimum(
 ) -> None:
     """The optimum for Gaussians is known: one Gaussian of the summed signal to noise."""
     share = DELTA / 4 if rule == "allotments" else None
-    portions = [Portion(bill=bill(z), count=count, delta=share) for z, count in before]
+    portions = [Portion(cost=cost(z), count=count, delta=share) for z, count in before]
     limit = Limit(epsilon=epsilon, delta=DELTA, adjacency=adjacency)
     if portions and not filter_named(rule).admits(portions, limit):
         return
-    new = Portion(bill=bill(noise), count=500, delta=share)
+    new = Portion(cost=cost(noise), count=500, delta=share)
     most = filter_named(rule).most(portions, new, limit)
     factor = 4.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
     total = factor * (sum(count / z**2 for z, count in before) + most / noise**2)
     if most:
         assert exact_epsilon(1, total**-0.5) <= epsilon * (1 + 1e-9)
-        admitted = [*portions, Portion(bill=bill(noise), count=most, delta=share)]
+        admitted = [*portions, Portion(cost=cost(noise), count=most, delta=share)]
         assert filter_named(rule).admits(admitted, limit)
         assert filter_named(rule).spent(admitted, DELTA, adjacency).epsilon <= epsilon * (1 + 1e-9)
     if most < 500:
-        more = Portion(bill=bill(noise), count=most + 1, delta=share)
+        more = Portion(cost=cost(noise), count=most + 1, delta=share)
         assert not filter_named(rule).admits([*portions, more], limit)
         if rule == "gaussian":
             assert exact_epsilon(1, (total + factor / noise**2) ** -0.5) > epsilon * (
@@ -238,12 +240,12 @@ def test_admissions_never_exceed_the_exact_optimum(
 
 def test_the_renyi_filter_holds_each_order_against_its_own_share_of_delta() -> None:
     event = Event(noise_multiplier=2.0, sampling="poisson", sampling_rate=0.05)
-    what = Bill(unit=Unit.RECORD, adjacency=AR, events=(event,))
+    what = PrivacyCost(unit=Unit.RECORD, adjacency=AR, events=(event,))
     rule, kept = filter_named("renyi"), (1 - RESERVED) * DELTA
     for count in (1, 50, 200, 1000):
         costs = renyi_costs((event.times(count),), AR)
         by_hand = renyi_epsilon(costs, kept)
-        portions = [Portion(bill=what, count=count)]
+        portions = [Portion(cost=what, count=count)]
         spent = rule.spent(portions, DELTA, AR)
         assert by_hand < spent.epsilon <= by_hand + 1e-6
         assert spent.epsilon >= renyi_epsilon(costs, DELTA)
@@ -254,11 +256,11 @@ def test_the_renyi_filter_holds_each_order_against_its_own_share_of_delta() -> N
 
 def test_the_renyi_filter_keeps_failures_within_their_share_of_delta() -> None:
     event = Event(noise_multiplier=50.0, failure=DELTA / 1000)
-    what = Bill(unit=Unit.RECORD, adjacency=AR, events=(event,))
+    what = PrivacyCost(unit=Unit.RECORD, adjacency=AR, events=(event,))
     limit = Limit(epsilon=2.0, delta=DELTA, adjacency=AR)
-    assert filter_named("renyi").most([], Portion(bill=what, count=500), limit) == 5
+    assert filter_named("renyi").most([], Portion(cost=what, count=500), limit) == 5
     assert (
-        filter_named("renyi").spent([Portion(bill=what, count=11)], DELTA, AR).epsilon == math.inf
+        filter_named("renyi").spent([Portion(cost=what, count=11)], DELTA, AR).epsilon == math.inf
     )
 
 
@@ -271,7 +273,7 @@ def test_the_renyi_filter_keeps_failures_within_their_share_of_delta() -> None:
     ],
 )
 def test_the_gaussian_filter_refuses_what_is_no_plain_gaussian(event: Event) -> None:
-    what = Bill(unit=Unit.RECORD, adjacency=Adjacency.REPLACE_ONE, events=(event,))
+    what = PrivacyCost(unit=Unit.RECORD, adjacency=Adjacency.REPLACE_ONE, events=(event,))
     with closing(Ledger.create(":memory:", "test", filter="gaussian")) as ledger:
         ledger.register("run", seeded=False, title="t")
         with pytest.raises(PrivacyRefusal, match="renyi or allotments"):
@@ -281,7 +283,7 @@ def test_the_gaussian_filter_refuses_what_is_no_plain_gaussian(event: Event) -> 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_no_noise_is_never_admitted_and_never_finite(rule: FilterName) -> None:
-    nothing = [Portion(bill=bill(0.0), count=1)]
+    nothing = [Portion(cost=cost(0.0), count=1)]
     assert not filter_named(rule).admits(nothing, Limit(epsilon=1e6, delta=DELTA, adjacency=AR))
     assert filter_named(rule).spent(nothing, DELTA, AR).epsilon == math.inf
 

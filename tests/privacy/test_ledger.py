@@ -17,7 +17,7 @@ from tests.privacy.ledgers import (
     DELTA,
     SERVER,
     WORLD,
-    bill,
+    cost,
     cap_for,
     charge,
     grant,
@@ -29,7 +29,7 @@ from tests.privacy.ledgers import (
 from dpfl.core.errors import LedgerError, PrivacyRefusal
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy.accountant import spend
-from dpfl.privacy.costs import Bill, Charge, Tab, tab_of
+from dpfl.privacy.costs import PrivacyCost, Charge, AccountHistory, account_history
 from dpfl.privacy.events import Event, merged
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger import Ledger
@@ -54,7 +54,7 @@ def test_the_events_derived_from_storage_are_those_charged() -> None:
     sampled = Event(
         noise_multiplier=1.5, sampling="poisson", sampling_rate=0.125, steps=7, failure=1e-9
     )
-    several = Bill(
+    several = PrivacyCost(
         unit=Unit.CLIENT,
         adjacency=Adjacency.ADD_REMOVE,
         events=(Event(noise_multiplier=3.0), sampled),
@@ -63,7 +63,7 @@ def test_the_events_derived_from_storage_are_those_charged() -> None:
         assert pay(ledger, "run", round_, [charge("a", several), charge("b")]) == frozenset()
     pay(ledger, "other", 0, [charge("a")])
     assert history(ledger, "a") == merged([*several.events * 4, Event(noise_multiplier=10.0)])
-    assert history(ledger, "b") == merged(bill().events * 4)
+    assert history(ledger, "b") == merged(cost().events * 4)
     assert ledger.participations("a", SERVER) == 5
     assert ledger.tab("nobody", SERVER) is None
 
@@ -103,7 +103,7 @@ def test_a_cheaper_study_may_fit_where_an_expensive_one_did_not(ledger: Ledger) 
     for round_ in range(3):
         pay(ledger, "run", round_, [charge()])
     assert pay(ledger, "run", 3, [charge()]) == {"a"}
-    assert pay(ledger, "other", 3, [charge(what=bill(100.0))]) == frozenset()
+    assert pay(ledger, "other", 3, [charge(what=cost(100.0))]) == frozenset()
     assert history(ledger) == merged(
         [Event(noise_multiplier=10.0, steps=3), Event(noise_multiplier=100.0)]
     )
@@ -111,7 +111,7 @@ def test_a_cheaper_study_may_fit_where_an_expensive_one_did_not(ledger: Ledger) 
 
 def test_no_noise_at_all_fits_no_grant(ledger: Ledger) -> None:
     grant(ledger, 100)
-    assert pay(ledger, "run", 0, [charge(what=bill(0.0))]) == {"a"}
+    assert pay(ledger, "run", 0, [charge(what=cost(0.0))]) == {"a"}
     assert history(ledger) == ()
 
 
@@ -148,7 +148,7 @@ def test_a_plan_that_no_accountant_can_price_leaves_no_trace(rule: FilterName) -
     ledger.register("run", seeded=False, title="a test")
     grant(ledger, 10, "b")
     fixed = Event(noise_multiplier=10.0, sampling="uniform", sampling_rate=0.1)
-    unreadable = Bill(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, events=(fixed,))
+    unreadable = PrivacyCost(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, events=(fixed,))
     with pytest.raises(PrivacyRefusal):
         ledger.commit("run", [plan("a"), plan("b", unreadable)])
     assert ledger.plans("a") == ledger.plans("b") == []
@@ -187,10 +187,10 @@ def test_a_replay_with_the_same_bill_and_draw_is_free(ledger: Ledger) -> None:
         (charge(draw=""), charge(draw="x")),
         (charge(draw="x"), charge(draw="")),
         (charge(draw="x"), charge(draw="y")),
-        (charge(draw="x"), charge(what=bill(9.0), draw="x")),
-        (charge(draw="x"), charge(what=bill(1000.0), draw="x")),
-        (charge(draw="x"), charge(what=bill(unit=Unit.RECORD), draw="x")),
-        (charge(draw="x"), charge(what=bill(adjacency=Adjacency.REPLACE_ONE), draw="x")),
+        (charge(draw="x"), charge(what=cost(9.0), draw="x")),
+        (charge(draw="x"), charge(what=cost(1000.0), draw="x")),
+        (charge(draw="x"), charge(what=cost(unit=Unit.RECORD), draw="x")),
+        (charge(draw="x"), charge(what=cost(adjacency=Adjacency.REPLACE_ONE), draw="x")),
     ],
     ids=[
         "both fresh",
@@ -229,8 +229,8 @@ def test_the_same_round_of_another_run_account_or_observer_is_another_key(ledger
 def test_the_same_budget_may_be_written_again(ledger: Ledger) -> None:
     grant(ledger, 3, "a", "b")
     grant(ledger, 3, "b", "a")
-    assert set(ledger.grants()) == {"a", "b"}
-    assert ledger.grants()["a"] == Budget(
+    assert set(ledger.budgets()) == {"a", "b"}
+    assert ledger.budgets()["a"] == Budget(
         epsilon=cap_for(3), delta=DELTA, unit=Unit.CLIENT, observer=SERVER
     )
 
@@ -249,17 +249,17 @@ def test_the_same_budget_may_be_written_again(ledger: Ledger) -> None:
 def test_a_different_grant_for_a_known_account_is_refused_and_changes_nothing(
     ledger: Ledger, other: Budget
 ) -> None:
-    ledger.grant({"a": Budget(epsilon=1.0, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER)
-    before = ledger.grants()
+    ledger.set_budgets({"a": Budget(epsilon=1.0, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER)
+    before = ledger.budgets()
     with pytest.raises(LedgerError, match=r"the budget of 'a' was granted epsilon 1\.0"):
-        ledger.grant({"0": other, "a": other, "z": other}, unit=Unit.CLIENT, observer=SERVER)
-    assert ledger.grants() == before
+        ledger.set_budgets({"0": other, "a": other, "z": other}, unit=Unit.CLIENT, observer=SERVER)
+    assert ledger.budgets() == before
 
 
 def test_a_budget_that_names_its_own_unit_and_observer_keeps_them(ledger: Ledger) -> None:
     own = Budget(epsilon=1.0, delta=DELTA, unit=Unit.RECORD, observer=WORLD)
-    ledger.grant({"a": own}, unit=Unit.CLIENT, observer=SERVER)
-    assert ledger.grants() == {"a": own}
+    ledger.set_budgets({"a": own}, unit=Unit.CLIENT, observer=SERVER)
+    assert ledger.budgets() == {"a": own}
 
 
 # ---- observers ---------------------------------------------------------------------------------------------
@@ -268,8 +268,8 @@ def test_a_budget_that_names_its_own_unit_and_observer_keeps_them(ledger: Ledger
 def test_what_the_server_sees_covers_the_world_where_the_world_was_not_planned_apart(
     ledger: Ledger,
 ) -> None:
-    pay(ledger, "run", 0, [charge(what=bill(5.0))])
-    pay(ledger, "other", 1, [charge(what=bill(5.0)), charge(what=bill(50.0), observer=WORLD)])
+    pay(ledger, "run", 0, [charge(what=cost(5.0))])
+    pay(ledger, "other", 1, [charge(what=cost(5.0)), charge(what=cost(50.0), observer=WORLD)])
     assert history(ledger, "a", SERVER) == (Event(noise_multiplier=5.0, steps=2),)
     assert history(ledger, "a", WORLD) == merged(
         [Event(noise_multiplier=5.0), Event(noise_multiplier=50.0)]
@@ -284,17 +284,17 @@ def test_a_world_plan_after_releases_to_the_server_is_refused(
 ) -> None:
     """It would lower what the world was already taken to have seen."""
     names = {"a": "a", "crowd": ledger.population(["a", "b"])}
-    pay(ledger, "run", 0, [charge(names[charged], bill(5.0))])
+    pay(ledger, "run", 0, [charge(names[charged], cost(5.0))])
     with pytest.raises(LedgerError, match="already charged"):
-        ledger.commit("run", [plan(names[late], bill(50.0), WORLD)])
+        ledger.commit("run", [plan(names[late], cost(50.0), WORLD)])
     assert history(ledger, "a", WORLD) == (Event(noise_multiplier=5.0),)
-    assert ledger.commit("other", [plan(names[late], bill(50.0), WORLD)]) == frozenset()
+    assert ledger.commit("other", [plan(names[late], cost(50.0), WORLD)]) == frozenset()
 
 
 def test_a_server_plan_that_released_nothing_may_still_get_a_world_plan(ledger: Ledger) -> None:
-    ledger.commit("run", [plan(what=bill(5.0))])
-    assert ledger.commit("run", [plan(what=bill(50.0), observer=WORLD)]) == frozenset()
-    ledger.charge("run", 0, [charge(what=bill(50.0), observer=WORLD), charge(what=bill(5.0))])
+    ledger.commit("run", [plan(what=cost(5.0))])
+    assert ledger.commit("run", [plan(what=cost(50.0), observer=WORLD)]) == frozenset()
+    ledger.charge("run", 0, [charge(what=cost(50.0), observer=WORLD), charge(what=cost(5.0))])
     assert history(ledger, "a", WORLD) == (Event(noise_multiplier=50.0),)
 
 
@@ -314,13 +314,13 @@ def test_a_grant_against_the_world_also_pays_for_what_only_the_server_was_billed
 
 def test_a_budget_against_the_world_does_not_pay_for_a_trusted_server(ledger: Ledger) -> None:
     grant(ledger, 3, observer=WORLD)
-    assert ledger.commit("run", [plan(what=bill(0.1)), plan(observer=WORLD)]) == frozenset()
+    assert ledger.commit("run", [plan(what=cost(0.1)), plan(observer=WORLD)]) == frozenset()
     for round_ in range(3):
         assert (
             ledger.charge("run", round_, [charge(observer=WORLD)]) == frozenset()
         )  # as the server opens the round
         assert (
-            ledger.charge("run", round_, [charge(what=bill(0.1))]) == frozenset()
+            ledger.charge("run", round_, [charge(what=cost(0.1))]) == frozenset()
         )  # as the client is admitted
     assert ledger.charge("run", 3, [charge(observer=WORLD)]) == {"a"}
     assert history(ledger, "a", WORLD) == (Event(noise_multiplier=10.0, steps=3),)
@@ -339,14 +339,14 @@ def test_an_account_refused_against_one_observer_is_charged_against_none(
 ) -> None:
     """It takes no part in the round; and a server's bill left alone would be read as the world's."""
     grant(ledger, 1, observer=against)
-    costs = {SERVER: bill(10.0 if against is SERVER else 2.0), WORLD: bill(10.0)}
+    costs = {SERVER: cost(10.0 if against is SERVER else 2.0), WORLD: cost(10.0)}
     order = [first, WORLD if first is SERVER else SERVER]
     for round_ in range(3):
         both = [charge(what=costs[observer], observer=observer) for observer in order]
         assert pay(ledger, "run", round_, both) == (frozenset() if round_ == 0 else {"a"})
     assert ledger.participations("a", SERVER) == ledger.participations("a", WORLD) == 1
     spent = spend(history(ledger, "a", against), DELTA, adjacency=Adjacency.ADD_REMOVE)
-    assert spent.epsilon <= ledger.grants()["a"].epsilon
+    assert spent.epsilon <= ledger.budgets()["a"].epsilon
 
 
 # ---- populations -------------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ def test_one_row_bills_every_member_of_a_population(ledger: Ledger) -> None:
     name = ledger.population(crowd)
     for round_ in range(3):
         pay(ledger, "run", round_, [charge(name, observer=WORLD)])
-    pay(ledger, "run", 3, [charge("c7", bill(3.0), observer=WORLD)])
+    pay(ledger, "run", 3, [charge("c7", cost(3.0), observer=WORLD)])
     assert history(ledger, "c0", WORLD) == (Event(noise_multiplier=10.0, steps=3),)
     assert history(ledger, "c7", WORLD) == merged(
         [Event(noise_multiplier=10.0, steps=3), Event(noise_multiplier=3.0)]
@@ -380,14 +380,14 @@ def test_populations_whose_names_contain_the_separator_bill_their_own_members(
     for number, crowd in enumerate((["a", "b"], ["a\x1fb"])):
         pay(ledger, "run", number, [charge(ledger.population(crowd))])
     assert (
-        history(ledger, "a") == history(ledger, "b") == history(ledger, "a\x1fb") == bill().events
+        history(ledger, "a") == history(ledger, "b") == history(ledger, "a\x1fb") == cost().events
     )
 
 
 def test_a_member_of_two_populations_pays_for_both(ledger: Ledger) -> None:
     one, other = ledger.population(["a", "b"]), ledger.population(["b", "c"])
     pay(ledger, "run", 0, [charge(one)])
-    pay(ledger, "run", 1, [charge(other, bill(5.0))])
+    pay(ledger, "run", 1, [charge(other, cost(5.0))])
     assert history(ledger, "b") == merged(
         [Event(noise_multiplier=10.0), Event(noise_multiplier=5.0)]
     )
@@ -400,11 +400,11 @@ def test_what_a_population_was_charged_counts_against_a_members_own_budget(ledge
     ledger.commit("run", [plan(crowd)])
     for round_ in range(3):
         ledger.charge("run", round_, [charge(crowd)])
-    assert ledger.affordable_releases("a", bill(), [SERVER], 10) == 1
+    assert ledger.affordable_releases("a", cost(), [SERVER], 10) == 1
     assert (
         ledger.charge("run", 3, [charge("a"), charge("b")]) == frozenset()
     )  # members use the crowd's plan
-    assert ledger.affordable_releases("a", bill(), [SERVER], 10) == 0
+    assert ledger.affordable_releases("a", cost(), [SERVER], 10) == 0
     assert ledger.charge("run", 4, [charge("a"), charge("b")]) == {"a"}
 
 
@@ -425,16 +425,16 @@ def test_a_population_is_never_charged_beyond_a_members_grant(ledger: Ledger) ->
     for round_ in range(4):
         pay(ledger, "run", round_, [charge(crowd)])
     spent = spend(history(ledger, "a"), DELTA, adjacency=Adjacency.ADD_REMOVE).epsilon
-    assert spent <= ledger.grants()["a"].epsilon
+    assert spent <= ledger.budgets()["a"].epsilon
 
 
 def test_the_worlds_plan_of_a_population_stands_in_for_a_members_server_plan(
     ledger: Ledger,
 ) -> None:
     crowd = ledger.population(["a", "b"])
-    ledger.commit("run", [plan(crowd, observer=WORLD), plan("a", bill(1.0))])
+    ledger.commit("run", [plan(crowd, observer=WORLD), plan("a", cost(1.0))])
     ledger.charge("run", 0, [charge(crowd, observer=WORLD)])
-    ledger.charge("run", 0, [charge("a", bill(1.0))])
+    ledger.charge("run", 0, [charge("a", cost(1.0))])
     assert history(ledger, "a", WORLD) == (Event(noise_multiplier=10.0),)
     assert history(ledger, "a", SERVER) == (Event(noise_multiplier=1.0),)
     assert history(ledger, "b", WORLD) == (Event(noise_multiplier=10.0),)
@@ -447,7 +447,7 @@ def test_a_member_with_a_world_plan_of_its_own_does_not_stand_for_the_others(
     """Its history against the world is another one, although it was charged nothing by itself."""
     grant(ledger, 2, "a", "m", "z", observer=WORLD)
     crowd = ledger.population(["a", "m", "z"])
-    ledger.commit("run", [plan(apart, bill(500.0), WORLD), plan(crowd)])
+    ledger.commit("run", [plan(apart, cost(500.0), WORLD), plan(crowd)])
     refused = [ledger.charge("run", round_, [charge(crowd)]) for round_ in range(4)]
     assert refused == [frozenset()] * 2 + [frozenset({crowd})] * 2
 
@@ -460,7 +460,7 @@ def test_a_history_is_read_under_the_strongest_adjacency_any_bill_states(ledger:
         (Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE)
     ):
         ledger.register(adjacency, seeded=False, title=adjacency)
-        pay(ledger, adjacency, round_, [charge(what=bill(adjacency=adjacency))])
+        pay(ledger, adjacency, round_, [charge(what=cost(adjacency=adjacency))])
     tab = ledger.tab("a", SERVER)
     assert tab is not None
     assert tab.adjacency is Adjacency.REPLACE_ONE
@@ -469,15 +469,15 @@ def test_a_history_is_read_under_the_strongest_adjacency_any_bill_states(ledger:
 
 def test_a_record_level_bill_never_fits_a_client_level_grant(ledger: Ledger) -> None:
     grant(ledger, 50, unit=Unit.CLIENT)
-    assert pay(ledger, "run", 0, [charge(what=bill(1000.0, unit=Unit.RECORD))]) == {"a"}
-    assert ledger.affordable_releases("a", bill(1000.0, unit=Unit.RECORD), [SERVER], 5) == 0
+    assert pay(ledger, "run", 0, [charge(what=cost(1000.0, unit=Unit.RECORD))]) == {"a"}
+    assert ledger.affordable_releases("a", cost(1000.0, unit=Unit.RECORD), [SERVER], 5) == 0
     assert pay(ledger, "run", 0, [charge()]) == frozenset()
 
 
 def test_units_meet_only_as_records_under_replace_one() -> None:
     """Changing one record replaces a client's contribution by another; it does not take it away."""
-    tab = tab_of([(bill(unit=Unit.CLIENT), 2), (bill(unit=Unit.RECORD), 3)])
-    assert tab == Tab(
+    tab = account_history([(cost(unit=Unit.CLIENT), 2), (cost(unit=Unit.RECORD), 3)])
+    assert tab == AccountHistory(
         unit=Unit.RECORD,
         adjacency=Adjacency.REPLACE_ONE,
         history=(Event(noise_multiplier=10.0, steps=5),),
@@ -488,13 +488,13 @@ def test_units_meet_only_as_records_under_replace_one() -> None:
 
 def test_a_client_level_history_also_protects_records() -> None:
     """As the docstring of adjacency_as says; whether it stands alone or beside a record-level bill."""
-    alone = tab_of([(bill(unit=Unit.CLIENT), 2)])
+    alone = account_history([(cost(unit=Unit.CLIENT), 2)])
     assert alone is not None and alone.adjacency_as(Unit.CLIENT)
     assert alone.adjacency_as(Unit.RECORD)
 
 
 def test_a_record_level_history_says_nothing_of_clients() -> None:
-    tab = tab_of([(bill(unit=Unit.RECORD), 2)])
+    tab = account_history([(cost(unit=Unit.RECORD), 2)])
     assert tab is not None and tab.adjacency_as(Unit.RECORD)
     assert not tab.adjacency_as(Unit.CLIENT)
 
@@ -508,10 +508,10 @@ def test_a_record_level_history_says_nothing_of_clients() -> None:
 def test_a_bill_reads_back_as_it_was_written(parts: list[tuple[float, Unit, int]]) -> None:
     for noise, unit, steps in parts:
         event = Event(noise_multiplier=noise, steps=steps, sampling="poisson", sampling_rate=1 / 3)
-        what = Bill(
+        what = PrivacyCost(
             unit=unit, adjacency=Adjacency.ZERO_OUT, events=(event, Event(noise_multiplier=1.0))
         )
-        assert Bill.from_json(what.to_json()) == what
+        assert PrivacyCost.from_json(what.to_json()) == what
 
 
 # ---- pre-checks --------------------------------------------------------------------------------------------
@@ -521,7 +521,7 @@ def test_the_pre_check_charges_nothing_and_agrees_with_the_charge(ledger: Ledger
     grant(ledger, 3)
     ledger.commit("run", [plan()])
     for round_ in range(5):
-        can = ledger.can_release("run", round_, "a", SERVER, bill())
+        can = ledger.can_release("run", round_, "a", SERVER, cost())
         assert can == (round_ < 3)
         assert (ledger.charge("run", round_, [charge()]) == frozenset()) == can
 
@@ -529,14 +529,14 @@ def test_the_pre_check_charges_nothing_and_agrees_with_the_charge(ledger: Ledger
 def test_the_pre_check_of_a_replayed_round_leaves_out_what_it_already_paid(ledger: Ledger) -> None:
     grant(ledger, 3)
     ledger.commit("run", [plan()])
-    ledger.commit("other", [plan(what=bill(1000.0))])
+    ledger.commit("other", [plan(what=cost(1000.0))])
     for round_ in range(3):
         ledger.charge("run", round_, [charge(draw=f"seed {round_}")])
-    assert not ledger.can_release("run", 3, "a", SERVER, bill())
-    assert ledger.can_release("run", 2, "a", SERVER, bill())
-    assert not ledger.can_release("run", 2, "a", SERVER, bill(11.0))
-    ledger.charge("other", 0, [charge(what=bill(1000.0))])
-    assert ledger.can_release("run", 0, "a", SERVER, bill())
+    assert not ledger.can_release("run", 3, "a", SERVER, cost())
+    assert ledger.can_release("run", 2, "a", SERVER, cost())
+    assert not ledger.can_release("run", 2, "a", SERVER, cost(11.0))
+    ledger.charge("other", 0, [charge(what=cost(1000.0))])
+    assert ledger.can_release("run", 0, "a", SERVER, cost())
     assert ledger.charge("run", 2, [charge(draw="seed 2")]) == frozenset()
 
 
@@ -553,12 +553,12 @@ def test_no_sequence_of_releases_exceeds_a_budget(
 ) -> None:
     limit = cap_for(rounds)
     ledger = Ledger.create(":memory:", "test", filter=rule)
-    ledger.grant({"a": Budget(epsilon=limit, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER)
+    ledger.set_budgets({"a": Budget(epsilon=limit, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER)
     expected: list[Event] = []
     for number, (noise, tries) in enumerate(wanted):
         ledger.register(f"run {number}", seeded=False, title="random")
         for round_ in range(tries):
-            if not pay(ledger, f"run {number}", round_, [charge(what=bill(noise))]):
+            if not pay(ledger, f"run {number}", round_, [charge(what=cost(noise))]):
                 expected.append(Event(noise_multiplier=noise))
     assert history(ledger) == merged(expected)
     exact_mu = math.sqrt(sum(event.noise_multiplier**-2 for event in expected))

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.privacy.ledgers import SERVER, bill, charge, charged_rounds, grant, history, pay, plan
+from tests.privacy.ledgers import SERVER, cost, charge, charged_rounds, grant, history, pay, plan
 
 from dpfl.core.errors import LedgerError
 from dpfl.privacy.chain import Head
@@ -23,7 +23,7 @@ def path(tmp_path: Path) -> Path:
     made = Ledger.create(where, "test")
     made.register("run", seeded=False, title="a test")
     for round_ in range(3):
-        pay(made, "run", round_, [charge("a"), charge("b", bill(20.0))])
+        pay(made, "run", round_, [charge("a"), charge("b", cost(20.0))])
     made.close()
     return where
 
@@ -177,7 +177,7 @@ def test_a_backup_of_a_ledger_in_use_holds_everything_charged_so_far(tmp_path: P
     live.charge("run", 4, [charge("a")])
     copy = Ledger.open(target, "test")
     assert history(copy, "a") == (Event(noise_multiplier=10.0, steps=4),)
-    assert copy.grants() == live.grants()
+    assert copy.budgets() == live.budgets()
     assert history(live, "a") == (Event(noise_multiplier=10.0, steps=5),)
     copy.close()
     live.close()

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.privacy.ledgers import DELTA, SERVER, WORLD, bill, cap_for, charge, grant, history, plan
+from tests.privacy.ledgers import DELTA, SERVER, WORLD, cost, cap_for, charge, grant, history, plan
 
 from dpfl.core.errors import ConfigurationError, LedgerError
 from dpfl.core.types import Adjacency, Budget, Unit
 from dpfl.privacy import filters
 from dpfl.privacy.accountant import spend
-from dpfl.privacy.costs import Bill
+from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.events import Event
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger import Ledger
@@ -52,14 +52,14 @@ def test_a_release_without_a_plan_is_an_error_and_changes_nothing(ledger: Ledger
         ledger.charge("other", 0, [charge("a")])
     assert ledger.tab("a", SERVER) is None
     assert ledger.last_round("run") is None
-    assert not ledger.can_release("run", 0, "b", SERVER, bill())
+    assert not ledger.can_release("run", 0, "b", SERVER, cost())
 
 
 def test_no_more_is_released_than_was_planned(ledger: Ledger) -> None:
     ledger.commit("run", [plan(releases=3)])
     answers = []
     for round_ in (0, 7, 2, 3, 9):  # which rounds take place may depend on outputs
-        can = ledger.can_release("run", 99, "a", SERVER, bill())
+        can = ledger.can_release("run", 99, "a", SERVER, cost())
         refused = ledger.charge("run", round_, [charge()])
         assert can == (not refused)
         answers.append(refused)
@@ -69,9 +69,11 @@ def test_no_more_is_released_than_was_planned(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [bill(9.0), bill(1000.0), bill(unit=Unit.RECORD), bill(adjacency=Adjacency.REPLACE_ONE)],
+    [cost(9.0), cost(1000.0), cost(unit=Unit.RECORD), cost(adjacency=Adjacency.REPLACE_ONE)],
 )
-def test_another_release_than_the_planned_one_is_refused(ledger: Ledger, other: Bill) -> None:
+def test_another_release_than_the_planned_one_is_refused(
+    ledger: Ledger, other: PrivacyCost
+) -> None:
     ledger.commit("run", [plan(releases=3)])
     assert ledger.charge("run", 0, [charge(what=other)]) == {"a"}
     assert not ledger.can_release("run", 0, "a", SERVER, other)
@@ -88,7 +90,7 @@ def test_the_same_plan_again_is_free_and_another_one_is_an_error(ledger: Ledger)
     for other in (
         replace(first, releases=7),
         replace(first, releases=1),
-        replace(first, bill=bill(1000.0)),
+        replace(first, cost=cost(1000.0)),
         replace(first, delta=None),
     ):
         with pytest.raises(LedgerError, match="has another plan for 'a'"):
@@ -101,12 +103,12 @@ def test_a_replay_uses_no_entry_of_the_plan(ledger: Ledger) -> None:
     ledger.commit("run", [plan(releases=2)])
     for _ in range(3):
         assert ledger.charge("run", 0, [charge(draw="seed")]) == frozenset()
-    assert ledger.can_release("run", 0, "a", SERVER, bill())
+    assert ledger.can_release("run", 0, "a", SERVER, cost())
     assert ledger.charge("run", 1, [charge(draw="seed")]) == frozenset()
     assert ledger.can_release(
-        "run", 1, "a", SERVER, bill()
+        "run", 1, "a", SERVER, cost()
     )  # a round being replayed does not count against itself
-    assert not ledger.can_release("run", 2, "a", SERVER, bill())
+    assert not ledger.can_release("run", 2, "a", SERVER, cost())
     assert ledger.charge("run", 1, [charge(draw="seed")]) == frozenset()
 
 
@@ -143,28 +145,28 @@ def test_a_late_budget_stops_what_was_planned_beyond_it(ledger: Ledger) -> None:
     assert not ledger.charge("run", 0, [charge()])
     grant(ledger, 1)
     assert ledger.charge("run", 1, [charge()]) == {"a"}
-    assert not ledger.can_release("run", 1, "a", SERVER, bill())
+    assert not ledger.can_release("run", 1, "a", SERVER, cost())
 
 
 def test_the_number_that_is_affordable_can_be_committed_and_one_more_cannot(ledger: Ledger) -> None:
     grant(ledger, 12)
-    most = ledger.affordable_releases("a", bill(), [SERVER], 1000)
+    most = ledger.affordable_releases("a", cost(), [SERVER], 1000)
     assert (4 <= most <= 12) if ledger.filter == "renyi" else (most == 12)
     assert (
-        ledger.affordable_releases("a", bill(), [WORLD], 1000) == 1000
+        ledger.affordable_releases("a", cost(), [WORLD], 1000) == 1000
     )  # not seen by the budget's adversary
-    assert ledger.affordable_releases("nobody", bill(), [SERVER], 1000) == 1000
-    assert ledger.affordable_releases("a", bill(), [SERVER], 3) == 3
-    assert ledger.affordable_releases("a", bill(), [SERVER], 0) == 0
+    assert ledger.affordable_releases("nobody", cost(), [SERVER], 1000) == 1000
+    assert ledger.affordable_releases("a", cost(), [SERVER], 3) == 3
+    assert ledger.affordable_releases("a", cost(), [SERVER], 0) == 0
     if ledger.filter == "allotments":
         assert ledger.commit("other", [plan(releases=most + 1)]) == {"a"}
     assert ledger.commit("run", [plan(releases=most)]) == frozenset()
     for round_ in range(most):
         assert not ledger.charge("run", round_, [charge()])
-    assert ledger.affordable_releases("a", bill(), [SERVER], 1000) == 0
+    assert ledger.affordable_releases("a", cost(), [SERVER], 1000) == 0
     line = statement(ledger, "a", SERVER)
-    assert line is not None and line.granted is not None
-    assert line.epsilon <= line.granted
+    assert line is not None and line.budget is not None
+    assert line.epsilon <= line.budget
 
 
 # ---- whole prices ------------------------------------------------------------------------------------------
@@ -172,17 +174,19 @@ def test_the_number_that_is_affordable_can_be_committed_and_one_more_cannot(ledg
 
 def test_an_allotment_is_taken_at_once_and_never_given_back() -> None:
     with closing(made("allotments")) as ledger:
-        ledger.grant({"a": Budget(epsilon=3.0, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER)
+        ledger.set_budgets(
+            {"a": Budget(epsilon=3.0, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER
+        )
         assert not ledger.commit("run", [plan(releases=30, delta=DELTA / 2)])
-        left = ledger.affordable_releases("a", bill(), [SERVER], 1000, delta=DELTA / 2)
-        price = spend(bill().times(30), DELTA / 2, adjacency=Adjacency.ADD_REMOVE).epsilon
-        cost = [
-            spend(bill().times(n), DELTA / 2, adjacency=Adjacency.ADD_REMOVE).epsilon
+        left = ledger.affordable_releases("a", cost(), [SERVER], 1000, delta=DELTA / 2)
+        price = spend(cost().times(30), DELTA / 2, adjacency=Adjacency.ADD_REMOVE).epsilon
+        prices = [
+            spend(cost().times(n), DELTA / 2, adjacency=Adjacency.ADD_REMOVE).epsilon
             for n in (left, left + 1)
         ]
-        assert cost[0] <= 3.0 - price < cost[1]
+        assert prices[0] <= 3.0 - price < prices[1]
         assert (
-            ledger.affordable_releases("a", bill(), [SERVER], 1000) == 0
+            ledger.affordable_releases("a", cost(), [SERVER], 1000) == 0
         )  # at the whole delta nothing fits beside it
         assert ledger.commit("other", [plan(releases=left + 1, delta=DELTA / 2)]) == {"a"}
         assert ledger.commit("other", [plan(releases=1)]) == {"a"}
@@ -193,7 +197,9 @@ def test_an_allotment_is_taken_at_once_and_never_given_back() -> None:
 def test_equal_shares_of_a_delta_fit_into_it(studies: int) -> None:
     runs = [str(number) for number in range(studies + 1)]
     with closing(made("allotments", *runs)) as ledger:
-        ledger.grant({"a": Budget(epsilon=50.0, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER)
+        ledger.set_budgets(
+            {"a": Budget(epsilon=50.0, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER
+        )
         refused = [ledger.commit(run, [plan(releases=1, delta=DELTA / studies)]) for run in runs]
         assert refused == [frozenset()] * studies + [frozenset({"a"})]
 
@@ -215,10 +221,12 @@ def test_whatever_is_committed_the_sums_stay_within_the_budget(
     wanted: list[tuple[float, int, float | None]], epsilon: float
 ) -> None:
     with closing(made("allotments", *map(str, range(6)))) as ledger:
-        ledger.grant({"a": Budget(epsilon=epsilon, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER)
+        ledger.set_budgets(
+            {"a": Budget(epsilon=epsilon, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER
+        )
         for number, (noise, releases, share) in enumerate(wanted):
             delta = None if share is None else share * DELTA
-            ledger.commit(str(number), [plan("a", bill(noise), SERVER, releases, delta)])
+            ledger.commit(str(number), [plan("a", cost(noise), SERVER, releases, delta)])
         prices = [(one.epsilon, one.priced_at or 1.0) for one in ledger.plans("a")]
         assert math.fsum(price for price, _ in prices) <= epsilon
         assert math.fsum(delta for _, delta in prices) <= DELTA * (1 + 1e-9)
@@ -229,9 +237,11 @@ def test_whatever_is_committed_the_sums_stay_within_the_budget(
 
 def test_a_stronger_adjacency_reprices_every_study_of_the_account() -> None:
     with closing(made("allotments")) as ledger:
-        ledger.grant({"a": Budget(epsilon=4.0, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER)
+        ledger.set_budgets(
+            {"a": Budget(epsilon=4.0, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER
+        )
         assert not ledger.commit("run", [plan(releases=40, delta=DELTA / 2)])
-        strong = bill(1000.0, adjacency=Adjacency.REPLACE_ONE)
+        strong = cost(1000.0, adjacency=Adjacency.REPLACE_ONE)
         assert ledger.commit("other", [plan("a", strong, releases=1, delta=DELTA / 2)]) == {"a"}
         assert [one.adjacency for one in ledger.plans("a")] == [Adjacency.ADD_REMOVE]
 
@@ -255,7 +265,7 @@ def test_a_world_plan_of_the_same_commit_stands_in_whatever_the_order(
 ) -> None:
     grant(ledger, 6, "a", "b", observer=WORLD)
     crowd = ledger.population(["a", "b"])
-    plans = [plan(crowd, observer=WORLD, releases=3), plan("a", bill(0.5)), plan("b", bill(0.5))]
+    plans = [plan(crowd, observer=WORLD, releases=3), plan("a", cost(0.5)), plan("b", cost(0.5))]
     assert ledger.commit("run", [plans[i] for i in order]) == frozenset()
 
 
@@ -264,9 +274,9 @@ def test_without_the_refused_world_plan_the_server_plans_count_against_the_world
         grant(ledger, 6, "a", "b", observer=WORLD)
         crowd = ledger.population(["a", "b"])
         plans = [
-            plan("a", bill(0.5)),
+            plan("a", cost(0.5)),
             plan(crowd, observer=WORLD, releases=7),
-            plan("c", bill(0.5)),
+            plan("c", cost(0.5)),
         ]
         assert ledger.commit("run", plans) == {"a", crowd}
         assert [one.run for one in ledger.plans("c")] == ["run"]
@@ -299,9 +309,9 @@ def test_accounts_with_equal_questions_share_one_answer(monkeypatch: pytest.Monk
     filters.plan_price.cache_clear()
     names = [f"c{i}" for i in range(200)]
     sampled = Event(noise_multiplier=1.1, sampling="poisson", sampling_rate=0.05)
-    what = Bill(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, events=(sampled,))
+    what = PrivacyCost(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, events=(sampled,))
     with closing(made("allotments")) as ledger:
-        ledger.grant(
+        ledger.set_budgets(
             {n: Budget(epsilon=1.5, delta=DELTA) for n in names}, unit=Unit.CLIENT, observer=SERVER
         )
         found = {ledger.affordable_releases(name, what, [SERVER], 1000) for name in names}
@@ -323,7 +333,7 @@ def test_a_snapshot_does_not_see_what_is_written_meanwhile(tmp_path: Path) -> No
         with reader.snapshot():
             assert reader.titles() == {"run": "t"}
             ledger.register("other", seeded=False, title="u")
-            ledger.grant(
+            ledger.set_budgets(
                 {"a": Budget(epsilon=cap_for(2), delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER
             )
             with reader.snapshot():
@@ -344,5 +354,5 @@ def test_a_budget_that_another_process_sets_is_seen_at_once(tmp_path: Path) -> N
         ledger.commit("run", [plan(releases=50)])
         assert not ledger.charge("run", 0, [charge()])
         grant(other, 1)
-        assert not ledger.can_release("run", 1, "a", SERVER, bill())
+        assert not ledger.can_release("run", 1, "a", SERVER, cost())
         assert ledger.charge("run", 1, [charge()]) == {"a"}

@@ -22,7 +22,7 @@ from tests.privacy.ledgers import cap_for
 from dpfl.core.errors import DiskError, DpflError, LedgerError
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy import chain
-from dpfl.privacy.costs import Bill, Charge, PrivacyPlan
+from dpfl.privacy.costs import PrivacyCost, Charge, PrivacyPlan
 from dpfl.privacy.events import Event
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger import Ledger
@@ -30,17 +30,17 @@ from dpfl.privacy.statement import statements
 
 DELTA = 1e-5
 NOISE = 20.0
-BILL = Bill(
+BILL = PrivacyCost(
     unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, events=(Event(noise_multiplier=NOISE),)
 )
-PLAN = PrivacyPlan(account="a", observer=Observer.SERVER, bill=BILL, releases=100_000)
+PLAN = PrivacyPlan(account="a", observer=Observer.SERVER, cost=BILL, releases=100_000)
 
 
 def new_ledger(path: Path, affordable: int, runs: list[str], rule: FilterName = "gaussian") -> None:
     """A ledger whose account 'a' can afford exactly so many rounds."""
     budget = Budget(epsilon=cap_for(affordable, NOISE), delta=DELTA)
     with closing(Ledger.create(path, "test", filter=rule)) as ledger:
-        ledger.grant({"a": budget}, unit=Unit.CLIENT, observer=Observer.SERVER)
+        ledger.set_budgets({"a": budget}, unit=Unit.CLIENT, observer=Observer.SERVER)
         for run in runs:
             ledger.register(run, seeded=False, title="processes")
             if rule == "gaussian":
@@ -81,7 +81,7 @@ def spend_all(path: Path, run: str, tries: int, gate: object, results: object) -
     paid = 0
     with closing(Ledger.open(path, "test")) as ledger:
         for round_ in range(tries):
-            charge = Charge(account="a", observer=Observer.SERVER, bill=BILL)
+            charge = Charge(account="a", observer=Observer.SERVER, cost=BILL)
             paid += not ledger.charge(run, round_, [charge])
     results.put(paid)  # type: ignore[attr-defined]
 
@@ -93,7 +93,7 @@ def charge_and_release(path: Path, released: Path) -> None:
     with closing(Ledger.open(path, "test")) as ledger, released.open("a") as stream:
         last = ledger.last_round("run")
         round_ = 0 if last is None else last + 1
-        charge = Charge(account="a", observer=Observer.SERVER, bill=BILL)
+        charge = Charge(account="a", observer=Observer.SERVER, cost=BILL)
         while not ledger.charge("run", round_, [charge]):
             stream.write(f"{round_}\n")
             stream.flush()
@@ -112,12 +112,12 @@ def charge_until_the_disk_is_full(path: Path, largest_file: int, results: object
         try:
             for round_ in range(1, 10_000):
                 crowd = [
-                    Charge(account=name, observer=Observer.SERVER, bill=BILL) for name in names
+                    Charge(account=name, observer=Observer.SERVER, cost=BILL) for name in names
                 ]
                 ledger.charge(
                     "run",
                     round_,
-                    [Charge(account="a", observer=Observer.SERVER, bill=BILL), *crowd],
+                    [Charge(account="a", observer=Observer.SERVER, cost=BILL), *crowd],
                 )
                 acknowledged = round_
         except DpflError as error:
@@ -200,7 +200,7 @@ def test_a_process_killed_in_the_middle_of_a_transaction_leaves_nothing_of_it(
     with closing(Ledger.open(path, "test")) as ledger:
         assert ledger.tab("a", Observer.SERVER) is None
         assert (
-            ledger.charge("run", 0, [Charge(account="a", observer=Observer.SERVER, bill=BILL)])
+            ledger.charge("run", 0, [Charge(account="a", observer=Observer.SERVER, cost=BILL)])
             == frozenset()
         )
     assert charged_rounds(path) == [0]
@@ -220,7 +220,7 @@ def test_a_full_disk_is_reported_and_keeps_every_acknowledged_charge(
     path = tmp_path / "ledger.sqlite"
     new_ledger(path, 5000, ["run"])
     with closing(Ledger.open(path, "test")) as ledger:
-        ledger.charge("run", 0, [Charge(account="a", observer=Observer.SERVER, bill=BILL)])
+        ledger.charge("run", 0, [Charge(account="a", observer=Observer.SERVER, cost=BILL)])
     results = processes.Queue()
     child = processes.Process(target=charge_until_the_disk_is_full, args=(path, 300_000, results))
     child.start()
@@ -237,7 +237,7 @@ def test_a_full_disk_is_reported_and_keeps_every_acknowledged_charge(
     with closing(Ledger.open(path, "test")) as ledger:
         assert (
             ledger.charge(
-                "run", len(charged), [Charge(account="a", observer=Observer.SERVER, bill=BILL)]
+                "run", len(charged), [Charge(account="a", observer=Observer.SERVER, cost=BILL)]
             )
             == set()
         )
@@ -280,7 +280,7 @@ def die_before_the_head_is_written(path: Path) -> None:
     """Commit a charge, and be killed before the head file follows."""
     chain.write_head = lambda *rest: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
     with closing(Ledger.open(path, "test")) as ledger:
-        ledger.charge("run", 0, [Charge(account="a", observer=Observer.SERVER, bill=BILL)])
+        ledger.charge("run", 0, [Charge(account="a", observer=Observer.SERVER, cost=BILL)])
 
 
 def test_a_kill_between_commit_and_head_file_leaves_a_ledger_that_opens(
@@ -298,7 +298,7 @@ def test_a_kill_between_commit_and_head_file_leaves_a_ledger_that_opens(
         assert noted is not None
         assert ledger.head().number == noted.number + 1
         assert ledger.participations("a", Observer.SERVER) == 1
-        ledger.charge("run", 1, [Charge(account="a", observer=Observer.SERVER, bill=BILL)])
+        ledger.charge("run", 1, [Charge(account="a", observer=Observer.SERVER, cost=BILL)])
         assert chain.read_head(str(path)) == ledger.head()
 
 
@@ -308,7 +308,7 @@ def charge_everyone(path: Path, names: list[str], stop: object) -> None:
             ledger.charge(
                 "run",
                 round_,
-                [Charge(account=n, observer=Observer.SERVER, bill=BILL) for n in names],
+                [Charge(account=n, observer=Observer.SERVER, cost=BILL) for n in names],
             )
             if stop.is_set():  # type: ignore[attr-defined]
                 return
@@ -322,7 +322,7 @@ def test_every_statement_of_a_page_is_as_of_the_same_round(
     with closing(Ledger.open(path, "test")) as ledger:
         ledger.commit("run", [replace(PLAN, account=name) for name in names])
         ledger.charge(
-            "run", 0, [Charge(account=n, observer=Observer.SERVER, bill=BILL) for n in names]
+            "run", 0, [Charge(account=n, observer=Observer.SERVER, cost=BILL) for n in names]
         )
         stop = processes.Event()
         child = processes.Process(target=charge_everyone, args=(path, names, stop))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.privacy.ledgers import SERVER, bill, charge, grant, plan
+from tests.privacy.ledgers import SERVER, cost, charge, grant, plan
 
 from dpfl.core.errors import LedgerError
 from dpfl.privacy.site_ledger import Answered, SiteLedger
@@ -40,7 +40,7 @@ def test_an_answer_is_kept_exactly_where_it_was_charged(ledger: SiteLedger) -> N
             round=round_, payload=b"sent %d" % round_, private=b"private"
         )
     assert not ledger.pay_and_answer("run", 2, [charge("north")], b"sent 2", b"")
-    assert not ledger.pay_and_answer("run", 2, [charge("north", bill(11.0))], b"sent 2", b"")
+    assert not ledger.pay_and_answer("run", 2, [charge("north", cost(11.0))], b"sent 2", b"")
     assert ledger.answered("run") == Answered(round=1, payload=b"sent 1", private=b"private")
     assert ledger.charged("run") == {(0, "north"), (1, "north")}
 
@@ -52,7 +52,7 @@ def test_an_answer_without_a_plan_is_an_error_and_not_kept(ledger: SiteLedger) -
     assert ledger.commit("run", [plan("north", releases=6)]) == {
         "north"
     }  # more than the budget covers
-    assert not ledger.can_release("run", 0, "north", SERVER, bill())
+    assert not ledger.can_release("run", 0, "north", SERVER, cost())
 
 
 def test_what_was_agreed_is_written_once(ledger: SiteLedger, path: Path) -> None:

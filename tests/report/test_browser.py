@@ -119,7 +119,7 @@ def test_every_figure_of_the_page_is_drawn(run_page: tuple[Seen, Path]) -> None:
 def test_tiles_equal_the_summary_exactly(run_page: tuple[Seen, Path]) -> None:
     seen, folder = run_page
     told = summary_of(folder)
-    spent, granted = told["epsilon"].get("spent"), told["epsilon"].get("granted")
+    spent, granted = told["epsilon"].get("spent"), told["epsilon"].get("budget")
     expected = {
         "accuracy": told["accuracy"],
         "clients-left": len(told["clients_left"]),
@@ -155,11 +155,11 @@ def test_every_account_s_row_equals_its_statement(run_page: tuple[Seen, Path]) -
         assert (int(rounds), float(spent), float(granted)) == (
             line["rounds"],
             line["epsilon"],
-            line["granted"],
+            line["budget"],
         )
         assert float(delta) == line["delta"] and accountant == line["accountant"]
         assert float(spent_text) >= line["epsilon"]
-        assert float(granted_text) >= line["granted"]
+        assert float(granted_text) >= line["budget"]
 
 
 def test_the_plotted_accuracy_is_the_record_s(run_page: tuple[Seen, Path]) -> None:

@@ -212,7 +212,7 @@ def test_every_site_s_grant_and_spend_are_drawn_by_grant_and_no_spend_above_its_
     told = {line["account"]: line for line in summary_of(weiavg)["statements"]}
     assert granted.x == spent.x == spent.text
     assert set(granted.x) == set(told)
-    assert granted.y == [told[name]["granted"] for name in granted.x] == sorted(granted.y)
+    assert granted.y == [told[name]["budget"] for name in granted.x] == sorted(granted.y)
     assert spent.y == [told[name]["epsilon"] for name in spent.x]
     assert all(s <= g for s, g in zip(spent.y, granted.y, strict=True))
 

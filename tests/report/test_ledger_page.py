@@ -11,7 +11,7 @@ import pytest
 from dpfl.cli.main import run_command
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy.accountant import shown, spend
-from dpfl.privacy.costs import Bill, Charge, PrivacyPlan
+from dpfl.privacy.costs import PrivacyCost, Charge, PrivacyPlan
 from dpfl.privacy.events import Event
 from dpfl.privacy.ledger import Ledger
 from dpfl.report.ledger_page import write_ledger_page
@@ -20,7 +20,7 @@ from tests.report.test_browser import FACTS, OVERFLOW, check_silent, table_of
 
 Look = Callable[..., Seen]
 EVENT = Event(noise_multiplier=4.0, steps=10, sampling="poisson", sampling_rate=0.1)
-BILL = Bill(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, events=(EVENT,))
+BILL = PrivacyCost(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, events=(EVENT,))
 DELTA = 1e-5
 
 
@@ -36,16 +36,16 @@ def _ledger(
     releases = rounds if planned is None else planned
     ledger = Ledger.create(path, account)
     budget = Budget(epsilon=2.0, delta=DELTA, unit=Unit.RECORD, observer=Observer.SERVER)
-    ledger.grant({account: budget}, unit=Unit.RECORD, observer=Observer.SERVER)
+    ledger.set_budgets({account: budget}, unit=Unit.RECORD, observer=Observer.SERVER)
     ledger.register("run-1", seeded=seeded, title=title)
     if releases:
         whom = {"account": account, "observer": Observer.SERVER}
         assert not ledger.commit(
-            "run-1", [PrivacyPlan(**whom, bill=BILL, releases=releases, delta=DELTA)]
+            "run-1", [PrivacyPlan(**whom, cost=BILL, releases=releases, delta=DELTA)]
         )
     for round_ in range(rounds):
         refused = ledger.charge(
-            "run-1", round_, [Charge(account=account, observer=Observer.SERVER, bill=BILL)]
+            "run-1", round_, [Charge(account=account, observer=Observer.SERVER, cost=BILL)]
         )
         assert not refused
     return ledger
@@ -59,7 +59,7 @@ def test_numbers_on_the_page_are_the_ledger_s(tmp_path: Path, look: Look) -> Non
     assert seen.page.evaluate(OVERFLOW) <= 0
     epsilon = spend((EVENT,) * 3, DELTA, adjacency=Adjacency.ZERO_OUT).epsilon
     facts = seen.page.evaluate(FACTS)
-    assert float(facts["granted"]) == 2.0
+    assert float(facts["budget"]) == 2.0
     assert float(facts["spent"]) == pytest.approx(epsilon, rel=1e-9)
     (row,) = table_of(seen, "accounts")
     assert [text for _, text in row[4:]] == ["3", "record", "server", "zero_out", "PLD"]
@@ -125,15 +125,15 @@ def test_what_was_never_used_and_what_protects_nobody_are_said_in_words(tmp_path
     assert "has spent nothing yet" in unused
     bare = Ledger.create(tmp_path / "bare.sqlite", "south")
     bare.register("run-1", seeded=False, title="heart: fedavg")
-    nothing = Bill(
+    nothing = PrivacyCost(
         unit=Unit.RECORD,
         adjacency=Adjacency.ZERO_OUT,
         events=(Event(noise_multiplier=0.0, steps=1),),
     )
     bare.commit(
-        "run-1", [PrivacyPlan(account="south", observer=Observer.SERVER, bill=nothing, releases=1)]
+        "run-1", [PrivacyPlan(account="south", observer=Observer.SERVER, cost=nothing, releases=1)]
     )
-    bare.charge("run-1", 0, [Charge(account="south", observer=Observer.SERVER, bill=nothing)])
+    bare.charge("run-1", 0, [Charge(account="south", observer=Observer.SERVER, cost=nothing)])
     open_ = write_ledger_page(bare, tmp_path / "bare.html", "south").read_text()
     assert "has no protection left" in open_
     assert "No budget is set" in open_

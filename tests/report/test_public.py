@@ -157,7 +157,7 @@ def test_no_single_client_s_epsilon_is_told_but_the_largest_as_the_bound_of_all(
     full, public = words_of(secret / "report.html"), words_of(secret / "public.html")
     told = summary_of(secret)
     largest = told["epsilon"]["spent"]["largest"]
-    values = {line[key] for line in told["statements"] for key in ("epsilon", "granted")}
+    values = {line[key] for line in told["statements"] for key in ("epsilon", "budget")}
     assert len(values) >= 4
     for value in values:
         assert str(value) in full
@@ -242,7 +242,7 @@ def test_counts_of_the_partition_are_left_out(field: str, dp_fed_ls: Path) -> No
     "change",
     [
         lambda e: e["method"].update(public=["canary-a", "canary-b"]),
-        lambda e: e["run"].update(liars={"canary-a": 100.0}),
+        lambda e: e["run"].update(misreports={"canary-a": 100.0}),
         lambda e: e["budgets"].update(epsilon={"canary-a": 1.0}, delta={"canary-a": 1e-5}),
         lambda e: e["budgets"].update(epsilon="canary-budgets.csv"),
         lambda e: e.update(clients={"canary-a": {"lr": 0.1}}),

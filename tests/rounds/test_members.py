@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpfl.core.errors import ConfigurationError
-from dpfl.core.types import Budget, Claims, Observer, Practice, Unit
+from dpfl.core.types import Budget, Claims, Observer, ClientSettings, Unit
 from dpfl.data.federation import Federation
 from dpfl.rounds.members import Member, check_budget, honest_members
 
@@ -14,7 +14,7 @@ EPSILONS = {"a": 0.5, "b": 3.0}
 FEDERATION = Federation.from_arrays(
     {client: (np.zeros((10, 2)), np.arange(10) % 2) for client in EPSILONS},
     budgets={client: Budget(epsilon=epsilon, delta=1e-5) for client, epsilon in EPSILONS.items()},
-    practices={"b": Practice(lr=0.3)},
+    client_settings={"b": ClientSettings(lr=0.3)},
     classes=2,
 )
 
@@ -31,17 +31,17 @@ def test_honest_members_claim_what_they_enforce_and_hold() -> None:
         assert person.claims == Claims(epsilon=EPSILONS[client], delta=1e-5, examples=8)
         assert person.participant.budget == Budget(epsilon=EPSILONS[client], delta=1e-5)
         assert person.participant.examples == 8
-    assert honest_members(FEDERATION)["b"].participant.practice.lr == 0.3
+    assert honest_members(FEDERATION)["b"].participant.client_settings.lr == 0.3
 
 
 @pytest.mark.parametrize("lie", [0.0, -1.0, math.nan, math.inf, 1e9])
 def test_a_claim_never_changes_the_budget_or_the_records_that_are_billed(lie: float) -> None:
     honest = honest_members(FEDERATION)
-    liars = honest_members(FEDERATION, {"a": Claims(epsilon=lie, delta=0.9, examples=10**9)})
-    assert liars["a"].budget == honest["a"].budget
-    assert liars["a"].participant == honest["a"].participant
-    assert liars["a"].claims.examples == 10**9
-    assert liars["b"] == honest["b"]
+    misreports = honest_members(FEDERATION, {"a": Claims(epsilon=lie, delta=0.9, examples=10**9)})
+    assert misreports["a"].budget == honest["a"].budget
+    assert misreports["a"].participant == honest["a"].participant
+    assert misreports["a"].claims.examples == 10**9
+    assert misreports["b"] == honest["b"]
 
 
 def test_a_member_without_a_budget_claims_that_it_asks_for_nothing() -> None:

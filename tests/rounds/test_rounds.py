@@ -13,7 +13,7 @@ import dpfl
 from dpfl.core.errors import PeerError
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Adjacency, Observer, Practice, State, Unit
+from dpfl.core.types import Adjacency, Observer, ClientSettings, State, Unit
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.stacked import Stacked
 from dpfl.plugs.central_noise import CentralNoise
@@ -85,7 +85,7 @@ def central(multiplier: float = 1.0, **changes: object) -> Strategy:
         "unit": Unit.CLIENT,
         "observer": Observer.WORLD,
         "adjacency": Adjacency.ZERO_OUT,
-        "local": Sgd(practice=Practice(batch_size=4, local_steps=2, lr=0.2)),
+        "local": Sgd(client_settings=ClientSettings(batch_size=4, local_steps=2, lr=0.2)),
         "stages": (Clip(clip=0.5),),
         "weights": ExpectedCohortWeights(expected_cohort=5),
         "central_noise": CentralNoise(noise_multiplier=multiplier),
@@ -146,7 +146,7 @@ def test_everything_is_charged_before_anything_is_drawn() -> None:
 def test_a_client_that_cannot_pay_abstains_and_the_round_goes_on() -> None:
     setting = Setting(dpfl.fedavg_dp(**SETTINGS))
     poor = replace(setting.members["c2"].budget, epsilon=1e-3)
-    setting.ledger.grant({"c2": poor}, unit=Unit.RECORD, observer=Observer.SERVER)
+    setting.ledger.set_budgets({"c2": poor}, unit=Unit.RECORD, observer=Observer.SERVER)
     plan = setting.open()
     uplinks = setting.work(plan)
     state, record = setting.close(plan, uplinks)
@@ -263,7 +263,7 @@ def test_an_unseeded_round_is_never_repeated() -> None:
 
 
 def test_claims_move_weights_but_never_a_bill() -> None:
-    bills = []
+    costs = []
     for epsilon in (0.0, -1.0, float("nan"), 1e9):
         setting = Setting(dpfl.fedavg_dp(**SETTINGS))
         lie = replace(setting.members["c0"].claims, epsilon=epsilon)
@@ -271,10 +271,10 @@ def test_claims_move_weights_but_never_a_bill() -> None:
         agreement = enrol(
             setting.agreement.strategy, {c: m.claims for c, m in members.items()}, 4, setting.layout
         )
-        bills.append(
-            [agreement.bill(Observer.SERVER, member.participant) for member in members.values()]
+        costs.append(
+            [agreement.cost(Observer.SERVER, member.participant) for member in members.values()]
         )
-    assert all(bill == bills[0] for bill in bills)
+    assert all(cost == costs[0] for cost in costs)
 
 
 # ---- client-level strategies from the same pieces ---------------------------------------------------------------------
@@ -428,7 +428,7 @@ def test_nobody_of_an_amplified_fixed_cohort_is_drawn_above_the_billed_rate(
             assert set(plan.unwilling) == {f"c{i}" for i in range(12)} - willing
             for client in plan.cohort.ids:
                 drawn[client] += 1
-        (event,) = setting.agreement.strategy.bill(
+        (event,) = setting.agreement.strategy.cost(
             Observer.WORLD, (), 1, setting.agreement.terms
         ).events
         assert (event.sampling, event.sampling_rate) == ("uniform", 4 / fewest)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpfl.core.errors import ConfigurationError, DpflError
-from dpfl.core.types import Practice
+from dpfl.core.types import ClientSettings
 from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort
 from dpfl.runs.experiment import Experiment
 
@@ -65,7 +65,7 @@ def test_federation_budgets_and_practices_follow_the_file() -> None:
     federation = _with(clients={"client-3": {"lr": 0.2, "local_epochs": 2}}).federation()
     assert len(federation.ids) == 10
     assert sum(b.epsilon > 5 for b in federation.budgets.values()) == 1
-    assert federation.practices == {"client-3": Practice(lr=0.2, local_epochs=2)}
+    assert federation.client_settings == {"client-3": ClientSettings(lr=0.2, local_epochs=2)}
     again = _with(method={"name": "fedavg_dp"}).federation()
     assert again.budgets == federation.budgets  # another method, the same federation
     assert all(

@@ -20,7 +20,7 @@ from dpfl.core.types import (
     Observer,
     Phase,
     PlugState,
-    Practice,
+    ClientSettings,
     Rows,
     Shared,
     Terms,
@@ -37,7 +37,7 @@ from dpfl.plugs.weights import EpsilonWeights, ExpectedCohortWeights, UniformWei
 from dpfl.privacy.exposure import Exposure
 from dpfl.strategy import Strategy
 
-PRACTICE = Practice(batch_size=4, local_steps=2, lr=0.1)
+PRACTICE = ClientSettings(batch_size=4, local_steps=2, lr=0.1)
 TERMS = Terms(
     rounds=10,
     population=20,
@@ -74,7 +74,7 @@ def central(**changes: object) -> Strategy:
         "unit": Unit.CLIENT,
         "observer": Observer.WORLD,
         "adjacency": Adjacency.ZERO_OUT,
-        "local": Sgd(practice=PRACTICE),
+        "local": Sgd(client_settings=PRACTICE),
         "selection": PoissonCohort(sampling_rate=0.25),
         "stages": (Clip(clip=2.0),),
         "weights": ExpectedCohortWeights(expected_cohort=5),
@@ -105,10 +105,10 @@ class Crooked(Stage):
 
 def test_a_central_strategy_bills_its_own_multiplier_amplified_against_the_world_only() -> None:
     strategy = central()
-    (world,) = strategy.bill(Observer.WORLD, (), 1, TERMS).events
+    (world,) = strategy.cost(Observer.WORLD, (), 1, TERMS).events
     assert world.noise_multiplier == charged(1.5)
     assert (world.sampling, world.sampling_rate) == ("poisson", 0.25)
-    (server,) = strategy.bill(Observer.SERVER, (), 1, TERMS).events
+    (server,) = strategy.cost(Observer.SERVER, (), 1, TERMS).events
     assert server.noise_multiplier == 0
     assert server.sampling == "none"
 
@@ -125,7 +125,7 @@ def test_noise_follows_the_object_that_clips(clip: float, multiplier: float, coh
         Observer.WORLD, strategy.local.exposure((), 1, TERMS.parameters), TERMS
     )
     assert exposure.bound == pytest.approx(clip / cohort, rel=1e-4)
-    assert strategy.bill(Observer.WORLD, (), 1, TERMS).events[0].noise_multiplier == charged(
+    assert strategy.cost(Observer.WORLD, (), 1, TERMS).events[0].noise_multiplier == charged(
         multiplier
     )
 
@@ -141,8 +141,8 @@ def test_local_noise_bills_sigma_for_a_row_and_sigma_sqrt_k_for_the_sum() -> Non
         weights=ExpectedCohortWeights(expected_cohort=4),
         central_noise=None,
     )
-    assert strategy.bill(Observer.SERVER, (), 1, TERMS).events[0].noise_multiplier == charged(0.5)
-    world = strategy.bill(Observer.WORLD, (), 1, TERMS).events[0]
+    assert strategy.cost(Observer.SERVER, (), 1, TERMS).events[0].noise_multiplier == charged(0.5)
+    world = strategy.cost(Observer.WORLD, (), 1, TERMS).events[0]
     assert world.noise_multiplier == charged(0.5 * math.sqrt(4))
     assert (world.sampling, world.sampling_rate) == ("uniform", 0.2)
     assert strategy.shares_needed(TERMS, 4) == 4
@@ -155,7 +155,7 @@ def test_where_weights_are_not_constant_the_world_pays_as_the_server_does() -> N
         weights=UniformWeights(),
         central_noise=None,
     )
-    world = strategy.bill(Observer.WORLD, (), 1, TERMS).events[0]
+    world = strategy.cost(Observer.WORLD, (), 1, TERMS).events[0]
     assert world.noise_multiplier == charged(0.5)
     assert world.sampling == "none"
     assert strategy.shares_needed(TERMS, 4) == 0
@@ -167,17 +167,17 @@ def test_dp_sgd_bills_the_same_against_server_and_world() -> None:
         unit=Unit.RECORD,
         observer=Observer.SERVER,
         adjacency=Adjacency.ZERO_OUT,
-        local=DpSgd(practice=PRACTICE, clip=1.0),
+        local=DpSgd(client_settings=PRACTICE, clip=1.0),
         selection=FixedCohort(size=4),
     )
     phases = (
         Phase(steps=7, batch_size=5, sampling="poisson", lr=0.1, clip=1.0, noise_multiplier=1.3),
     )
-    bills = {
-        strategy.bill(observer, phases, 50, TERMS) for observer in (Observer.SERVER, Observer.WORLD)
+    costs = {
+        strategy.cost(observer, phases, 50, TERMS) for observer in (Observer.SERVER, Observer.WORLD)
     }
-    assert len(bills) == 1
-    (event,) = bills.pop().events
+    assert len(costs) == 1
+    (event,) = costs.pop().events
     assert (event.steps, event.sampling, event.sampling_rate) == (7, "poisson", 0.1)
     assert event.noise_multiplier == charged(1.3, rel=1e-3)
 
@@ -223,7 +223,7 @@ def test_fixed_cohorts_are_billed_replace_one_or_not_at_all() -> None:
 
 def test_units_must_agree() -> None:
     with pytest.raises(ConfigurationError, match="protects a record"):
-        central(local=DpSgd(practice=PRACTICE, clip=1.0))
+        central(local=DpSgd(client_settings=PRACTICE, clip=1.0))
 
 
 def test_an_unbounded_function_before_noise_bounds_nothing() -> None:
@@ -254,7 +254,7 @@ def test_torch_is_not_touched_by_building() -> None:
 def test_a_cohort_of_any_size_can_be_built_before_the_population_is_known() -> None:
     strategy = central(selection=FixedCohort(size=100_000), adjacency=Adjacency.REPLACE_ONE)
     with pytest.raises(ConfigurationError, match="100000 clients cannot be drawn from 20"):
-        strategy.bill(Observer.WORLD, (), 1, TERMS)
+        strategy.cost(Observer.WORLD, (), 1, TERMS)
 
 
 def test_clipping_whole_updates_does_not_protect_a_record() -> None:
@@ -267,7 +267,7 @@ def test_clipping_whole_updates_does_not_protect_a_record() -> None:
             unit=Unit.RECORD,
             observer=Observer.SERVER,
             adjacency=Adjacency.ZERO_OUT,
-            local=Sgd(practice=PRACTICE, unit=Unit.RECORD),
+            local=Sgd(client_settings=PRACTICE, unit=Unit.RECORD),
             stages=(Clip(clip=1.0), GaussianNoise(noise_multiplier=1.0, clip=1.0)),
         )
 
@@ -279,7 +279,7 @@ def test_presence_is_not_hidden_where_sizes_are_public() -> None:
             unit=Unit.RECORD,
             observer=Observer.SERVER,
             adjacency=Adjacency.ADD_REMOVE,
-            local=DpSgd(practice=PRACTICE, clip=1.0),
+            local=DpSgd(client_settings=PRACTICE, clip=1.0),
         )
     rows = {
         "stages": (Clip(clip=1.0), GaussianNoise(noise_multiplier=1.0, clip=1.0)),
@@ -308,7 +308,7 @@ def test_central_noise_refuses_stages_that_change_the_sum_on_arrival() -> None:
 
 def test_a_ball_alone_is_no_bound_to_bill() -> None:
     with pytest.raises(PrivacyRefusal, match="nothing protects"):
-        central(local=Sgd(practice=PRACTICE, ball=1.0), stages=())
+        central(local=Sgd(client_settings=PRACTICE, ball=1.0), stages=())
 
 
 def test_clipped_noisy_shares_no_longer_add_up_as_noise() -> None:
@@ -319,7 +319,7 @@ def test_clipped_noisy_shares_no_longer_add_up_as_noise() -> None:
         weights=ExpectedCohortWeights(expected_cohort=16),
         central_noise=None,
     )
-    assert strategy.bill(Observer.WORLD, (), 1, TERMS).events[0].noise_multiplier == pytest.approx(
+    assert strategy.cost(Observer.WORLD, (), 1, TERMS).events[0].noise_multiplier == pytest.approx(
         0.3
     )
 
@@ -332,4 +332,4 @@ def test_noise_of_clients_over_a_cohort_of_random_size_amplifies_nothing() -> No
         stages=(Clip(clip=1.0), GaussianNoise(noise_multiplier=2.0, clip=1.0)), central_noise=None
     )
     assert not strategy.amplifies(Observer.WORLD)
-    assert strategy.bill(Observer.WORLD, (), 1, TERMS).events[0].sampling == "none"
+    assert strategy.cost(Observer.WORLD, (), 1, TERMS).events[0].sampling == "none"

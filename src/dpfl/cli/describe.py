@@ -52,7 +52,7 @@ def description_of(experiment: Experiment, data_folder: Path | None = None) -> d
     strategy = experiment.strategy(len(federation.ids))
     model = experiment.build_model(federation)
     layout = Layout.of_module(model)
-    members = honest_members(federation, false_claims(federation, experiment.run.liars))
+    members = honest_members(federation, false_claims(federation, experiment.run.misreports))
     agreement = enrol(
         strategy, {c: m.claims for c, m in members.items()}, experiment.run.rounds, layout
     )
@@ -125,13 +125,13 @@ def _planned(
     """
     epsilons, accountants, early = [], set(), 0
     for member in members.values():
-        bill = agreement.bill(observer, member.participant)
+        cost = agreement.cost(observer, member.participant)
         delta = member.budget.delta if member.budget else 1e-5
         # What sampling amplifies is charged every round to everyone, drawn or not.
         amplified = agreement.strategy.amplifies(observer)
         times = agreement.terms.rounds if amplified else agreement.terms.participations
-        history = [event.times(event.steps * times) for event in bill.events]
-        spent = spend(history, delta, adjacency=bill.adjacency)
+        history = [event.times(event.steps * times) for event in cost.events]
+        spent = spend(history, delta, adjacency=cost.adjacency)
         granted = (member.budget.observer if member.budget else None) or agreement.strategy.observer
         enforced = member.budget and granted in (observer, Observer.SERVER)
         limit = (
@@ -141,9 +141,9 @@ def _planned(
         )
         early += limit is not None and spent.epsilon > limit
         worst = spend(
-            [e.times(e.steps * agreement.terms.rounds) for e in bill.events],
+            [e.times(e.steps * agreement.terms.rounds) for e in cost.events],
             delta,
-            adjacency=bill.adjacency,
+            adjacency=cost.adjacency,
         )
         epsilons.append(worst.epsilon if limit is None else min(worst.epsilon, limit))
         accountants.add(spent.accountant)

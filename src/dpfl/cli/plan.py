@@ -16,7 +16,7 @@ from dpfl.cli.console import bytes_text, epsilon_text, err, out, print_json, tab
 from dpfl.cli.describe import description_of
 from dpfl.core.errors import DpflError
 from dpfl.core.layout import Layout
-from dpfl.experiments.forecast import Outlook, Recommendation, outlook, recommend
+from dpfl.experiments.forecast import NoiseForecast, Recommendation, outlook, recommend
 from dpfl.experiments.pace import seconds_in_all
 from dpfl.rounds import enrol
 from dpfl.rounds.members import false_claims, honest_members
@@ -76,7 +76,7 @@ def _finite(value: float | None) -> float | str | None:
 def _planned(experiment: Experiment, data: Path | None, timing: bool) -> dict[str, Any]:
     described = description_of(experiment, data)
     federation = experiment.federation(data)
-    members = honest_members(federation, false_claims(federation, experiment.run.liars))
+    members = honest_members(federation, false_claims(federation, experiment.run.misreports))
     layout = Layout.of_module(experiment.build_model(federation))
     agreement = enrol(
         experiment.strategy(len(members)),
@@ -88,7 +88,7 @@ def _planned(experiment: Experiment, data: Path | None, timing: bool) -> dict[st
         {
             "client": client,
             "records": member.shard.examples,
-            "granted": member.budget.epsilon if member.budget else None,
+            "budget": member.budget.epsilon if member.budget else None,
             "noise_multiplier": max(
                 (p.noise_multiplier for p in agreement.phases(member.participant)), default=0.0
             )
@@ -200,15 +200,11 @@ def _show_noise_of(
     headings = [
         own[0] + (f" (+{len(own) - 1})" if len(own) > 1 else "") for own in columns.values()
     ]
-    lines = table("client", "records", "granted", *headings, title=title)
+    lines = table("client", "records", "budget", *headings, title=title)
     clients = planned[0]["per_client"]
     for number, client in enumerate(clients[:MOST_LINES]):
         granted = next(
-            (
-                one["per_client"][number]["granted"]
-                for one in planned
-                if one["observer"] != "nobody"
-            ),
+            (one["per_client"][number]["budget"] for one in planned if one["observer"] != "nobody"),
             None,
         )
         lines.add_row(
@@ -221,7 +217,7 @@ def _show_noise_of(
     out.print(lines)
 
 
-def _ratio(one: Outlook) -> str:
+def _ratio(one: NoiseForecast) -> str:
     return "-" if one.noise_to_signal is None else f"{one.noise_to_signal:.3g}"
 
 

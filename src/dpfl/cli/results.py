@@ -203,7 +203,7 @@ def show_standings(lines: Sequence[Standing], title: str = "outcome") -> None:
             privacy.add_row(
                 one.label,
                 *_averaged([r["epsilon"].get("spent") for r in one.runs]),
-                *_averaged([r["epsilon"].get("granted") for r in one.runs]),
+                *_averaged([r["epsilon"].get("budget") for r in one.runs]),
             )
         out.print(outcome)
         out.print()

@@ -25,6 +25,7 @@ from dpfl.core.errors import ConfigurationError, FolderError, Interrupted
 from dpfl.report.live import LiveServer
 from dpfl.report.page import write_report
 from dpfl.report.reading import of_folders
+from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder, free_name
 from dpfl.runs.loggers import logging_to
@@ -92,7 +93,8 @@ def run(
             experiment.method.name, total=experiment.run.rounds, note="planning noise"
         )
 
-        def report(done: int, total: int, line: dict[str, Any]) -> None:
+        def report(done: int, total: int, record: RoundRecord) -> None:
+            line = record.to_dict()
             bar.update(
                 task,
                 completed=done,
@@ -117,14 +119,14 @@ def run(
                 f"go on with: dpfl run --resume {folder}",
             ) from None
         if logger is not None:
-            logger.end(result.summary)
+            logger.end(result.summary.to_dict())
         write_report(of_folders([folder]), folder / "report.html")
         if live:
             time.sleep(LAST_LOOK)
     if json:
-        print_json({"folder": str(folder), **result.summary})
+        print_json({"folder": str(folder), **result.summary.to_dict()})
     else:
-        show(folder, result.summary)
+        show(folder, result.summary.to_dict())
 
 
 def show(folder: Path, summary: dict[str, Any]) -> None:
@@ -148,7 +150,7 @@ def show(folder: Path, summary: dict[str, Any]) -> None:
         f"{bytes_text(summary['bytes_up'])} / {bytes_text(summary['bytes_down'])}",
     )
     epsilon = summary["epsilon"]
-    for name in ("spent", "granted"):
+    for name in ("spent", "budget"):
         facts.add_row(
             f"epsilon {name}",
             " / ".join(three_text(epsilon.get(name))) + "  (smallest / median / largest)",
@@ -167,9 +169,9 @@ def show_statements(lines: list[dict[str, Any]]) -> None:
         return
     for meaning in dict.fromkeys(map(_meaning, lines)):
         own = [line for line in lines if _meaning(line) == meaning]
-        spent = table("account", "rounds", "epsilon spent", "granted", "delta")
+        spent = table("account", "rounds", "epsilon spent", "budget", "delta")
         for line in own[:MOST_LINES]:
-            granted = "-" if line["granted"] is None else epsilon_text(line["granted"])
+            granted = "-" if line["budget"] is None else epsilon_text(line["budget"])
             delta = "-" if line["delta"] is None else f"{line['delta']:g}"
             spent.add_row(
                 line["account"], str(line["rounds"]), epsilon_text(line["epsilon"]), granted, delta
@@ -180,7 +182,7 @@ def show_statements(lines: list[dict[str, Any]]) -> None:
             out.print(f"... and {len(own) - MOST_LINES} more: see summary.json, or use --json")
         out.print(f"Every epsilon: {meaning}; rounded up.")
         if any(
-            line.get("filter", "allotments") != "allotments" and line["granted"] is not None
+            line.get("filter", "allotments") != "allotments" and line["budget"] is not None
             for line in own
         ):
             out.print(

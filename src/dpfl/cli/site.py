@@ -233,9 +233,9 @@ def spend(
 
 def show_spent(lines: Sequence[Statement]) -> None:
     """Print what a site has spent, against everyone it was billed against."""
-    found = table("site", "rounds", "epsilon spent", "granted", "delta", "against")
+    found = table("site", "rounds", "epsilon spent", "budget", "delta", "against")
     for line in lines:
-        granted = "-" if line.granted is None else epsilon_text(line.granted)
+        granted = "-" if line.budget is None else epsilon_text(line.budget)
         delta = "-" if line.delta is None else f"{line.delta:g}"
         found.add_row(
             line.account,
@@ -342,10 +342,10 @@ def status(folder: Folder, json: o.Json = False) -> None:
             f"  {title} ({run}): {'no round yet' if last is None else f'last charged round {last + 1}'}"
         )
     for line in lines:
-        if line.granted is not None:
+        if line.budget is not None:
             spent = epsilon_text(line.epsilon)
             out.print(
-                f"  epsilon {spent} of {line.granted:g} spent against the {line.observer}, per {line.unit}"
+                f"  epsilon {spent} of {line.budget:g} spent against the {line.observer}, per {line.unit}"
             )
 
 

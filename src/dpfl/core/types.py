@@ -6,15 +6,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from dpfl.core.errors import ConfigurationError
-from dpfl.core.layout import Layout
 
-PlugState = dict[str, Tensor]
-Shared = dict[str, Tensor]
+if TYPE_CHECKING:  # accounting reads these types without torch
+    from torch import Tensor
+
+    from dpfl.core.layout import Layout
+
+PlugState = dict[str, "Tensor"]
+Shared = dict[str, "Tensor"]
 Metrics = dict[str, float | int | str | list[float]]
 
 
@@ -39,6 +41,22 @@ class Adjacency(StrEnum):
     ADD_REMOVE = "add_remove"
     ZERO_OUT = "zero_out"
     REPLACE_ONE = "replace_one"
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Promise:
+    """What an epsilon is about: two of them compare only where all three agree."""
+
+    unit: Unit
+    adjacency: Adjacency
+    observer: Observer
+
+    def __str__(self) -> str:
+        return f"per {self.unit}, {self.adjacency} adjacency, against the {self.observer}"
+
+    def to_dict(self) -> dict[str, str]:
+        """Return plain values."""
+        return {name: str(value) for name, value in vars(self).items()}
 
 
 def _check_epsilon_delta(where: str, epsilon: float, delta: float) -> None:
@@ -102,7 +120,7 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Practice:
+class ClientSettings:
     """A client's own habits. What is left out is taken from the strategy."""
 
     batch_size: int | None = None
@@ -132,11 +150,11 @@ class Practice:
                 "give a learning rate above 0",
             )
 
-    def over(self, default: Practice) -> Practice:
+    def over(self, default: ClientSettings) -> ClientSettings:
         """Fill what this practice leaves open from ``default``."""
         own_length = self.local_steps is not None or self.local_epochs is not None
         length = self if own_length else default
-        return Practice(
+        return ClientSettings(
             batch_size=self.batch_size or default.batch_size,
             local_steps=length.local_steps,
             local_epochs=length.local_epochs,
@@ -307,14 +325,3 @@ class State:
     model: Tensor
     starts: Mapping[str, Tensor] = field(default_factory=dict)
     plugs: Mapping[str, PlugState] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """What a round tells. ``operator`` is the server's own; ``public`` may be shown to an amplified
-    observer.
-    """
-
-    round: int
-    operator: Mapping[str, object]
-    public: Mapping[str, object]

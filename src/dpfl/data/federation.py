@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpfl.core.errors import ConfigurationError, DataError
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Budget, Practice
+from dpfl.core.types import Budget, ClientSettings
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
 from dpfl.data.partition import Partition, matching_test
 from dpfl.data.records import Dataset, Records, Shard, Span, extremes
@@ -34,7 +34,7 @@ class Federation:
     classes: int
     inputs: Inputs = NUMBERS
     budgets: Mapping[str, Budget] = field(default_factory=dict)
-    practices: Mapping[str, Practice] = field(default_factory=dict)
+    client_settings: Mapping[str, ClientSettings] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.shards:
@@ -48,7 +48,7 @@ class Federation:
                 f"{self.budgets[wrong]!r} is no Budget",
                 "give dpfl.Budget(epsilon=..., delta=...)",
             )
-        for name, others in (("budget", self.budgets), ("practice", self.practices)):
+        for name, others in (("budget", self.budgets), ("practice", self.client_settings)):
             unknown = sorted(set(others) - set(self.shards))
             if unknown:
                 raise ConfigurationError(
@@ -146,7 +146,7 @@ class Federation:
         clients: Mapping[str, Sequence[Any]],
         *,
         budgets: Mapping[str, Budget] | None = None,
-        practices: Mapping[str, Practice] | None = None,
+        client_settings: Mapping[str, ClientSettings] | None = None,
         classes: int | None = None,
         tokens: int | None = None,
         seed: int = 0,
@@ -217,7 +217,7 @@ class Federation:
             classes=classes or largest + 1,
             inputs=NUMBERS if tokens is None else Tokens(tokens),
             budgets=budgets or {},
-            practices=practices or {},
+            client_settings=client_settings or {},
         )
 
     @classmethod

@@ -8,7 +8,7 @@ from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Observer
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.budget_check import largest_that_fits
-from dpfl.privacy.costs import Bill, Charge, PrivacyPlan
+from dpfl.privacy.costs import Charge, PrivacyCost, PrivacyPlan
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.rounds import Agreement
 from dpfl.rounds.members import Member
@@ -25,12 +25,12 @@ class Commitment:
     member: Member
     per_study: bool
 
-    def costs(self) -> list[tuple[Observer, Bill, frozenset[Observer]]]:
+    def costs(self) -> list[tuple[Observer, PrivacyCost, frozenset[Observer]]]:
         """A round's costs, the world's first: against whom, and who else sees what they pay for."""
         found = []
-        for bill, seen in self.agreement.bills(self.member.participant):
+        for cost, seen in self.agreement.costs(self.member.participant):
             found.append(
-                (Observer.SERVER if Observer.SERVER in seen else Observer.WORLD, bill, seen)
+                (Observer.SERVER if Observer.SERVER in seen else Observer.WORLD, cost, seen)
             )
         return sorted(found, key=lambda cost: cost[0] is Observer.SERVER)
 
@@ -57,11 +57,11 @@ class Commitment:
         take part in.
         """
         found = {}
-        for observer, bill, seen in self.costs():
+        for observer, cost, seen in self.costs():
             rounds = self._rounds(observer)
-            rounds = min(rounds, self._within_study(bill, rounds)) if self.per_study else rounds
+            rounds = min(rounds, self._within_study(cost, rounds)) if self.per_study else rounds
             found[observer] = ledger.affordable_releases(
-                self.site, bill, seen, rounds, delta=self._share
+                self.site, cost, seen, rounds, delta=self._share
             )
             needed = self._rounds(observer) if self._amplified(observer) else 1
             if found[observer] < needed:
@@ -72,7 +72,7 @@ class Commitment:
                 )
         return found
 
-    def _within_study(self, bill: Bill, rounds: int) -> int:
+    def _within_study(self, cost: PrivacyCost, rounds: int) -> int:
         """How many rounds the part of epsilon for one study covers, whatever noise the terms name."""
         budget = self.member.budget
         if budget is None:
@@ -80,9 +80,9 @@ class Commitment:
 
         def fits(count: int) -> bool:
             spent = spend(
-                bill.times(count),
+                cost.times(count),
                 budget.delta,
-                adjacency=bill.adjacency,
+                adjacency=cost.adjacency,
                 accountant=budget.accountant,
             )
             return spent.epsilon <= budget.epsilon
@@ -101,11 +101,11 @@ class Commitment:
                 PrivacyPlan(
                     account=self.site,
                     observer=observer,
-                    bill=bill,
+                    cost=cost,
                     releases=releases[observer],
                     delta=self._share,
                 )
-                for observer, bill, _ in self.costs()
+                for observer, cost, _ in self.costs()
             ]
             if ledger.commit(run, plans):
                 raise PrivacyRefusal(
@@ -117,14 +117,14 @@ class Commitment:
             self._charge_world(ledger, run)
 
     def _charge_world(self, ledger: SiteLedger, run: str) -> None:
-        bill = self.agreement.bill(Observer.WORLD, self.member.participant)
+        cost = self.agreement.cost(Observer.WORLD, self.member.participant)
         paid = {
             round_
             for round_, account in ledger.charged(run, Observer.WORLD)
             if account == self.site
         }
         for round_ in range(self.agreement.terms.rounds):
-            charge = Charge(account=self.site, observer=Observer.WORLD, bill=bill)
+            charge = Charge(account=self.site, observer=Observer.WORLD, cost=cost)
             if round_ not in paid and ledger.charge(run, round_, [charge]):
                 raise PrivacyRefusal(
                     f"site '{self.site}'", "its budget ran out", "raise it, or plan fewer rounds"
@@ -133,15 +133,15 @@ class Commitment:
     def charges(self) -> list[Charge]:
         """What a round is charged, but for what was charged when the terms were accepted."""
         return [
-            Charge(account=self.site, observer=observer, bill=bill)
-            for observer, bill, _ in self.costs()
+            Charge(account=self.site, observer=observer, cost=cost)
+            for observer, cost, _ in self.costs()
             if not self._amplified(observer)
         ]
 
     def covers(self, ledger: SiteLedger, run: str, round_: int) -> bool:
         """Whether the plan covers this round."""
         return all(
-            ledger.can_release(run, round_, self.site, observer, bill)
-            for observer, bill, _ in self.costs()
+            ledger.can_release(run, round_, self.site, observer, cost)
+            for observer, cost, _ in self.costs()
             if not self._amplified(observer)
         )

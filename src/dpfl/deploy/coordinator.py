@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,8 +37,10 @@ from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import statements
 from dpfl.rounds import Agreement, Run, Uplink, close_round, enrol, first_state, open_round
 from dpfl.rounds.codec import FRAME_BYTES
+from dpfl.rounds.record import RoundRecord
 from dpfl.runs.deployment import STUDY_FILE, StudyFile
-from dpfl.runs.folder import RunFolder
+from dpfl.runs.folder import Checkpoint, RunFolder
+from dpfl.runs.result import total_bytes
 
 ENROLMENT, OPENED, NODES, SUMMARY_FORMAT = (
     "enrolment.json",
@@ -49,7 +52,7 @@ ORPHAN_SECONDS = 30
 DELIVERY_SECONDS = 60.0  # whoever does not take the model by then is given it by hand
 ASK_AGAIN = 30.0  # seconds after which a node that was refused is asked once more
 SEEDED = "NOT PRIVATE: SEEDED (a rehearsal: anyone who knows the seed can subtract the noise)"
-Progress = Callable[[int, int, Mapping[str, Any]], None]
+Progress = Callable[[int, int, RoundRecord], None]
 
 
 class Post(Protocol):
@@ -123,7 +126,7 @@ class Coordinator:
         self._write_enrolment()
         agreement = self._agreement()
         state = first_state(agreement, self.layout.read(self.model))
-        self.place.save_state(state, self.name, self.study.digest())
+        self._checkpoint(state)
         self._play(agreement, state, [])
 
     def _resume(self) -> None:
@@ -147,9 +150,10 @@ class Coordinator:
         agreement = self._agreement()
         if not self.place.checkpoint.exists():
             state = first_state(agreement, self.layout.read(self.model))
-            self.place.save_state(state, self.name, self.study.digest())
-        state, name, _ = self.place.load_state(self.study.digest())
-        if name != self.name:
+            self._checkpoint(state)
+        found = self.place.load_state(self.study.digest())
+        state = found.state
+        if found.run != self.name:
             raise CheckpointError(
                 str(self.place.checkpoint), "belongs to another run", "restore the right one"
             )
@@ -159,20 +163,17 @@ class Coordinator:
         self._play(agreement, state, history)
 
     def _lose_cut_off_round(
-        self, state: State, history: list[dict[str, Any]]
-    ) -> tuple[State, list[dict[str, Any]]]:
+        self, state: State, history: list[RoundRecord]
+    ) -> tuple[State, list[RoundRecord]]:
         opened = self.place.path / OPENED
         if opened.exists() and json.loads(opened.read_text())["round"] == state.round:
-            line = {
-                "round": state.round,
-                "lost": "the server was cut off; what sites paid for this round stays paid",
-            }
-            self.place.append(self.place.rounds, line)
-            history.append(line)
+            reason = "the server was cut off; what sites paid for this round stays paid"
+            history.append(RoundRecord(round=state.round, lost=reason))
+            self.place.append_round(history[-1])
             state = State(
                 round=state.round + 1, model=state.model, starts=state.starts, plugs=state.plugs
             )
-            self.place.save_state(state, self.name, self.study.digest())
+            self._checkpoint(state)
         return state, history
 
     def _gather(self, timeout: float) -> None:
@@ -310,7 +311,7 @@ class Coordinator:
 
     # -- rounds ------------------------------------------------------------------------------------
 
-    def _play(self, agreement: Agreement, state: State, history: list[dict[str, Any]]) -> None:
+    def _play(self, agreement: Agreement, state: State, history: list[RoundRecord]) -> None:
         if (
             not self.place.ledger.exists() and not self.place.rounds.exists()
         ):  # nothing was ever charged here
@@ -381,7 +382,7 @@ class Coordinator:
 
     def _round(
         self, agreement: Agreement, state: State, run: Run
-    ) -> tuple[State, dict[str, Any] | str]:
+    ) -> tuple[State, RoundRecord | str]:
         self._greet()  # sites that came back under a new connection
         if agreement.amplified and state.round > 0:
             self._settle(agreement)  # everyone is asked before the draw
@@ -400,14 +401,15 @@ class Coordinator:
         answers = self.post.ask(asked, self.study.run.round_timeout)
         uplinks = [self._uplink(agreement, site, answers) for site in plan.cohort.ids]
         state, record = close_round(agreement, state, plan, uplinks, run)
-        line = {
-            "round": record.round,
-            **record.operator,
-            "effective_noise": effective_noise(agreement, plan, record.operator),
-        }
-        self.place.append(self.place.rounds, line)
-        self.place.save_state(state, self.name, self.study.digest())
-        return state, line
+        record = replace(record, effective_noise=effective_noise(agreement, plan, record))
+        self.place.append_round(record)
+        self._checkpoint(state)
+        return state, record
+
+    def _checkpoint(self, state: State) -> None:
+        self.place.save_state(
+            Checkpoint(state=state, run=self.name, experiment=self.study.digest())
+        )
 
     def _uplink(
         self, agreement: Agreement, site: str, answers: Mapping[int, Letter | str]
@@ -436,7 +438,7 @@ class Coordinator:
         self,
         agreement: Agreement,
         state: State,
-        history: list[dict[str, Any]],
+        history: list[RoundRecord],
         ended: str | None,
         ledger: Ledger,
     ) -> None:
@@ -464,14 +466,12 @@ class Coordinator:
             },
             "delivered": sorted(set(agreement.claims) - set(absent)),
             "undelivered": absent,
-            "lost_rounds": [line["round"] for line in history if "lost" in line],
+            "lost_rounds": [line.round for line in history if line.lost],
             "missed": missed_rounds(history),
-            "bytes_up": sum(line.get("bytes_up", 0) for line in history),
-            "payload_bytes_up": sum(line.get("payload_bytes_up", 0) for line in history),
-            "bytes_down": sum(line.get("bytes_down", 0) for line in history),
+            **total_bytes(history),
             "world_statements": [line.to_dict() for line in statements(ledger)],
         }
-        self.place.save_summary(summary)
+        write_safely(self.place.summary, (json.dumps(summary, indent=2) + "\n").encode())
 
     def _arithmetic(self) -> tuple[str, ...]:
         return (

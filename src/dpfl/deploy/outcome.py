@@ -113,7 +113,7 @@ class Outcome:
             "method": self.study.method.name,
             "test_records": len(shard.test_labels),
             "commonest_class": commonest,
-            **tested(vector, self.study.strategy().personal, private),
+            **vars(tested(vector, self.study.strategy().personal, private)),
         }
 
 

@@ -107,7 +107,7 @@ class Site:
                     "put [budget] filter back in site.toml: it is fixed when the ledger is made",
                 )
             if budget is not None and budget.unit is not None and budget.observer is not None:
-                ledger.grant({self.id: budget}, unit=budget.unit, observer=budget.observer)
+                ledger.set_budgets({self.id: budget}, unit=budget.unit, observer=budget.observer)
         except DpflError:
             ledger.close()
             raise
@@ -161,7 +161,7 @@ class Site:
                 examples=shard.examples,
                 accountant=budget.accountant if budget else None,
             ),
-            practice=self.file.own_practice(),
+            client_settings=self.file.own_practice(),
             inputs=federation.inputs,
         )
 
@@ -263,7 +263,7 @@ class Site:
         )
         if not fitting:
             raise PeerError("terms", "do not belong to this study", "enrol again")
-        strategy = study.strategy().filled(terms)
+        strategy = study.strategy().resolve(terms)
         layout = Layout.of_module(study.build_model())
         agreement = Agreement(
             strategy=strategy, terms=terms, layout=layout, claims={self.id: self.member().claims}

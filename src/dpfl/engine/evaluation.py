@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,17 @@ from dpfl.plugs.personal import Personal
 AT_ONCE = 512
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """How good a model is on test records. ``common_accuracy`` is that of the shared model, where
+    clients are tested with models of their own.
+    """
+
+    accuracy: float
+    loss: float
+    common_accuracy: float | None = None
+
+
 class Evaluation:
     """All clients' test records, and how a model is tried on them."""
 
@@ -34,7 +46,7 @@ class Evaluation:
 
     def __call__(
         self, vector: Tensor, personal: Personal | None, private: Mapping[str, Tensor]
-    ) -> dict[str, float]:
+    ) -> Scores:
         """Accuracy and loss of the common model on all test records.
 
         Where parts of the model stay at clients, each client's own model is tested on its own test
@@ -43,19 +55,18 @@ class Evaluation:
         common = self._tested(vector, *self._everyone)
         if personal is None:
             return common
-        sums = {"accuracy": 0.0, "loss": 0.0}
+        accuracy = loss = 0.0
         for client, shard in self._shards.items():
-            if len(shard.test_labels):
+            if count := len(shard.test_labels):
                 own = personal.merge(vector, private.get(client), self._layout)
                 found = self._tested(own, shard.test_features, shard.test_labels)
-                sums = {
-                    name: value + found[name] * len(shard.test_labels)
-                    for name, value in sums.items()
-                }
-        means = {name: value / max(1, len(self._everyone[1])) for name, value in sums.items()}
-        return {**means, "common_accuracy": common["accuracy"]}
+                accuracy, loss = accuracy + found.accuracy * count, loss + found.loss * count
+        records = max(1, len(self._everyone[1]))
+        return Scores(
+            accuracy=accuracy / records, loss=loss / records, common_accuracy=common.accuracy
+        )
 
-    def _tested(self, vector: Tensor, features: Tensor, labels: Tensor) -> dict[str, float]:
+    def _tested(self, vector: Tensor, features: Tensor, labels: Tensor) -> Scores:
         parameters = on_copies(self._model, self._layout.unflatten(vector.to(self._device)))
         was_training = self._model.training
         self._model.eval()
@@ -68,4 +79,4 @@ class Evaluation:
             loss = F.cross_entropy(outputs, labels).item()
             accuracy = (outputs.argmax(1) == labels).float().mean().item()
         self._model.train(was_training)
-        return {"accuracy": accuracy, "loss": loss if math.isfinite(loss) else -1.0}
+        return Scores(accuracy=accuracy, loss=loss if math.isfinite(loss) else -1.0)

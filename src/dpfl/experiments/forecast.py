@@ -52,7 +52,7 @@ SIMPLEST_FIRST = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class NoiseForecast:
     """One method on one federation, before anything is run. ``noise_to_signal`` is None where no
     closed form is known.
     """
@@ -72,7 +72,7 @@ class Outlook:
 
 def outlook(
     agreement: Agreement, members: Mapping[str, Member], public: PublicSeed = _ANY
-) -> Outlook:
+) -> NoiseForecast:
     """Work out one method's ratio; ``public`` is the run's seed, from which a simulated channel has
     its gains.
     """
@@ -83,7 +83,7 @@ def outlook(
         ratio = _record_level(agreement, members)
     else:
         ratio = _client_level(agreement, sorted(members), public)
-    return Outlook(
+    return NoiseForecast(
         method=strategy.name,
         unit=strategy.unit,
         observer=strategy.observer,
@@ -184,7 +184,7 @@ class Recommendation:
     reason: str
 
 
-def recommend(outlooks: Sequence[Outlook]) -> list[Recommendation]:
+def recommend(outlooks: Sequence[NoiseForecast]) -> list[Recommendation]:
     """One per promise: the least noise, and of those that are alike the simplest."""
     found = []
     real = [one for one in outlooks if one.observer is not Observer.NOBODY and not one.hypothetical]
@@ -202,7 +202,9 @@ def recommend(outlooks: Sequence[Outlook]) -> list[Recommendation]:
     return found
 
 
-def _reason(best: Outlook, mine: Sequence[Outlook], alike: Sequence[Outlook]) -> str:
+def _reason(
+    best: NoiseForecast, mine: Sequence[NoiseForecast], alike: Sequence[NoiseForecast]
+) -> str:
     ratio = best.noise_to_signal or 0.0
     others = [one for one in mine if one not in alike]
     said = f"its aggregate carries {'about the' if len(alike) > 1 else 'the'} least noise, {ratio:.3g} of the longest "

@@ -70,9 +70,9 @@ def _blank(federation: Federation, count: int) -> Federation:
         budgets={
             client: budget for client, budget in federation.budgets.items() if client in shards
         },
-        practices={
-            client: practice
-            for client, practice in federation.practices.items()
+        client_settings={
+            client: client_settings
+            for client, client_settings in federation.client_settings.items()
             if client in shards
         },
     )

@@ -12,10 +12,11 @@ from typing import Any
 import torch.multiprocessing
 
 from dpfl.core.errors import DpflError
+from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder
 from dpfl.runs.processes import ctrl_c_held
-from dpfl.sim.train import run_experiment
+from dpfl.sim.train import run_experiment, run_until
 from dpfl.sim.workers import become_worker, end_workers
 
 _counters: Any = None
@@ -44,15 +45,31 @@ def run_task(task: Task, report: Callable[[int], None]) -> dict[str, Any]:
     if known is not None:
         report(task.rounds)
         return known
+
+    def watch(done: int, total: int, record: RoundRecord) -> None:
+        report(done)
+
+    if task.until is not None and task.until < task.experiment.run.rounds:
+        scores = run_until(
+            task.experiment,
+            task.folder,
+            task.until,
+            resume=started,
+            data_folder=task.data_folder,
+            progress=watch,
+        )
+        return {
+            "rounds": {
+                "planned": task.experiment.run.rounds,
+                "done": task.until,
+                "ended_early": None,
+            },
+            **vars(scores),
+        }
     result = run_experiment(
-        task.experiment,
-        task.folder,
-        resume=started,
-        data_folder=task.data_folder,
-        progress=lambda done, total, line: report(done),
-        until=task.until,
+        task.experiment, task.folder, resume=started, data_folder=task.data_folder, progress=watch
     )
-    return result.summary
+    return result.summary.to_dict()
 
 
 def _same(place: RunFolder, experiment: Experiment) -> bool:
@@ -65,12 +82,12 @@ def _same(place: RunFolder, experiment: Experiment) -> bool:
 
 def _known(place: RunFolder, until: int, planned: int) -> dict[str, Any] | None:
     """What is known of a run after so many rounds, if it has come so far."""
-    summary = place.read_summary() if place.summary.exists() else None
+    summary = place.read_summary().to_dict() if place.summary.exists() else None
     if summary is not None and (until >= planned or summary["rounds"]["ended_early"]):
         return summary
-    halts = [line for line in place.read_lines(place.halts) if line["rounds"]["done"] == until]
-    if halts:
-        return halts[0]
+    halt = place.halted_at(until)
+    if halt is not None:
+        return {"rounds": {"planned": planned, "done": until, "ended_early": None}, **vars(halt)}
     history = place.read_lines(place.rounds)
     if len(history) < until or (len(history) == until and summary is None):
         return None

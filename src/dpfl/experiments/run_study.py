@@ -83,7 +83,7 @@ def document(study: Study, results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _run_of(study: Study, place: RunFolder, seed: int) -> dict[str, Any]:
-    summary, history = place.read_summary(), place.read_lines(place.rounds)
+    summary, history = place.read_summary().to_dict(), place.read_lines(place.rounds)
     truths = [line["simulated_truth"] for line in history if "simulated_truth" in line]
     ratios = [
         t["aggregate_noise_variance"] / t["least_noise_variance"]

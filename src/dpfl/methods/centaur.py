@@ -38,7 +38,7 @@ from torch import Tensor
 from dpfl.core.checks import whole_number
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
-from dpfl.core.types import Aggregate, Claims, Metrics, Phase, Practice, Terms, Unit
+from dpfl.core.types import Aggregate, Claims, ClientSettings, Metrics, Phase, Terms, Unit
 from dpfl.plugs.base import Participant
 from dpfl.plugs.denoise import Denoiser
 from dpfl.plugs.local_work import Sgd
@@ -148,10 +148,10 @@ def centaur(
 ) -> Strategy:
     """A shared representation, clipped and noised, under a last layer that never leaves its client."""
     head_epochs = whole_number("centaur", "head_epochs", head_epochs)
-    practice = Practice(
+    client_settings = ClientSettings(
         lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
     )
-    body = Sgd(practice=practice, weight_decay=weight_decay, lr_decay=lr_decay)
+    body = Sgd(client_settings=client_settings, weight_decay=weight_decay, lr_decay=lr_decay)
     return noisy_updates(
         "centaur",
         HeadThenBody(body=body, head_epochs=head_epochs),

@@ -48,7 +48,7 @@ from torch import Tensor
 
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
-from dpfl.core.types import Adjacency, Aggregate, Metrics, Observer, Practice, Unit
+from dpfl.core.types import Adjacency, Aggregate, ClientSettings, Metrics, Observer, Unit
 from dpfl.numerics.recursive_filter import check_smoothing, laplacian_smoothing, noise_gain
 from dpfl.plugs.central_noise import CentralNoise
 from dpfl.plugs.denoise import Denoiser
@@ -202,7 +202,7 @@ def dp_fed(
     """
     if project not in ("every_step", "once"):
         raise ConfigurationError("dp_fed", f"project = '{project}'", "choose every_step or once")
-    practice = Practice(
+    client_settings = ClientSettings(
         lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
     )
     selection = selection or Everyone()
@@ -213,7 +213,9 @@ def dp_fed(
         unit=Unit.CLIENT,
         observer=Observer.WORLD,
         adjacency=Adjacency.REPLACE_ONE if selection.sampling == "uniform" else Adjacency.ZERO_OUT,
-        local=Sgd(practice=practice, ball=ball, weight_decay=weight_decay, lr_decay=lr_decay),
+        local=Sgd(
+            client_settings=client_settings, ball=ball, weight_decay=weight_decay, lr_decay=lr_decay
+        ),
         selection=selection,
         stages=(stage,),
         weights=ExpectedCohortWeights(),

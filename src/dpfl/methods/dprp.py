@@ -47,10 +47,10 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import (
     Adjacency,
+    ClientSettings,
     Cohort,
     Observer,
     PlugState,
-    Practice,
     Shared,
     Terms,
     Unit,
@@ -252,7 +252,7 @@ def _on_air(
             "adjacency = 'add_remove': a client that is removed takes its own noise with it, and no bill would hold",
             "use replace_one or zero_out",
         )
-    practice = Practice(
+    client_settings = ClientSettings(
         lr=1.0, batch_size=_WHOLE if batch_size is None else batch_size, local_steps=1
     )
     return Strategy(
@@ -260,7 +260,7 @@ def _on_air(
         unit=Unit.CLIENT,
         observer=Observer.SERVER,
         adjacency=adjacency_named(adjacency),
-        local=Sgd(practice=practice),
+        local=Sgd(client_settings=client_settings),
         selection=selection or Everyone(),
         stages=stages,
         channel=channel,

@@ -27,7 +27,7 @@ Departures
 
 from __future__ import annotations
 
-from dpfl.core.types import Adjacency, Observer, Practice, Unit
+from dpfl.core.types import Adjacency, ClientSettings, Observer, Unit
 from dpfl.plugs.local_work import Sgd
 from dpfl.plugs.selection import Everyone, Selection
 from dpfl.plugs.weights import ExampleWeights, UniformWeights
@@ -45,7 +45,7 @@ def fedavg(
     selection: Selection | None = None,
 ) -> Strategy:
     """Plain FedAvg without privacy: every bill is infinite."""
-    practice = Practice(
+    client_settings = ClientSettings(
         lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
     )
     return Strategy(
@@ -53,7 +53,7 @@ def fedavg(
         unit=Unit.RECORD,
         observer=Observer.NOBODY,
         adjacency=Adjacency.ZERO_OUT,
-        local=Sgd(practice=practice, unit=Unit.RECORD),
+        local=Sgd(client_settings=client_settings, unit=Unit.RECORD),
         selection=selection or Everyone(),
         weights=UniformWeights(),
         assumptions=("nothing is protected: the server and the world may learn any record",),
@@ -71,10 +71,10 @@ def fedavg_dp(
     spending: Spending = "heterogeneous",
 ) -> Strategy:
     """FedAvg over clients that run DP-SGD within their own budgets; every update counts alike."""
-    practice = Practice(
+    client_settings = ClientSettings(
         lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
     )
-    return record_level("fedavg_dp", practice, clip, UniformWeights(), selection, spending)
+    return record_level("fedavg_dp", client_settings, clip, UniformWeights(), selection, spending)
 
 
 def dpfedavg(
@@ -88,7 +88,7 @@ def dpfedavg(
     spending: Spending = "heterogeneous",
 ) -> Strategy:
     """FedAvg over clients that run DP-SGD within their own budgets, weighted by number of records."""
-    practice = Practice(
+    client_settings = ClientSettings(
         lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
     )
-    return record_level("dpfedavg", practice, clip, ExampleWeights(), selection, spending)
+    return record_level("dpfedavg", client_settings, clip, ExampleWeights(), selection, spending)

@@ -49,7 +49,7 @@ from torch import Tensor
 from dpfl.core.checks import whole_number
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Block, Layout
-from dpfl.core.types import Aggregate, Metrics, PlugState, Practice, Rows, Terms
+from dpfl.core.types import Aggregate, ClientSettings, Metrics, PlugState, Rows, Terms
 from dpfl.numerics.tensor_svt import svt_with_values, thresholded
 from dpfl.plugs.denoise import Denoiser
 from dpfl.plugs.local_work import Sgd
@@ -138,7 +138,7 @@ class LowRankStack(RowDenoiser):
     tolerated_dropouts: int = 0
     ordered: ClassVar[bool] = True
 
-    def settled(self, terms: Terms) -> Self:
+    def resolve(self, terms: Terms) -> Self:
         """Learn the noise in a client's model."""
         return replace(self, schedule=_with_noise(self, terms))
 
@@ -182,7 +182,7 @@ class LowRankMean(Denoiser):
     tolerated_dropouts: int = 0
     clients: float | None = None
 
-    def settled(self, terms: Terms) -> Self:
+    def resolve(self, terms: Terms) -> Self:
         """Learn the noise in a client's model, and how many there are."""
         return replace(
             self, schedule=_with_noise(self, terms), clients=self.clients or terms.expected_cohort
@@ -285,10 +285,10 @@ def fedceo(
     """UDP-FedAvg with a low-rank step on the stack of noisy models; the threshold comes from the
     noise, or from you.
     """
-    practice = Practice(
+    client_settings = ClientSettings(
         lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
     )
-    local = Sgd(practice=practice, weight_decay=weight_decay, lr_decay=lr_decay)
+    local = Sgd(client_settings=client_settings, weight_decay=weight_decay, lr_decay=lr_decay)
     if isinstance(coefficient, str) and coefficient != "auto":
         raise ConfigurationError(
             "fedceo", f"coefficient = '{coefficient}'", "give a positive number, or 'auto'"

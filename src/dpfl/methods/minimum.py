@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dpfl.core.types import Practice
+from dpfl.core.types import ClientSettings
 from dpfl.plugs.selection import Selection
 from dpfl.plugs.weights import UniformWeights
 from dpfl.strategy import Strategy
@@ -43,10 +43,10 @@ def minimum(
     selection: Selection | None = None,
 ) -> Strategy:
     """Everyone on the smallest claimed budget."""
-    practice = Practice(
+    client_settings = ClientSettings(
         lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
     )
-    return record_level("minimum", practice, clip, UniformWeights(), selection, "smallest")
+    return record_level("minimum", client_settings, clip, UniformWeights(), selection, "smallest")
 
 
 def maximum(
@@ -59,9 +59,11 @@ def maximum(
     selection: Selection | None = None,
 ) -> Strategy:
     """Everyone on the largest claimed budget: a hypothetical federation, for comparison."""
-    practice = Practice(
+    client_settings = ClientSettings(
         lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
     )
-    strategy = record_level("maximum", practice, clip, UniformWeights(), selection, "largest")
+    strategy = record_level(
+        "maximum", client_settings, clip, UniformWeights(), selection, "largest"
+    )
     raised = "HYPOTHETICAL: every client is granted the largest budget, whatever it asked for"
     return replace(strategy, assumptions=(raised, *ASSUMPTIONS))

@@ -49,10 +49,10 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import (
     Claims,
+    ClientSettings,
     Cohort,
     Metrics,
     PlugState,
-    Practice,
     Rows,
     Shared,
     Terms,
@@ -368,11 +368,11 @@ def pfa(
     public_threshold: float | None = None,
 ) -> Strategy:
     """WeiAvg with the private updates projected onto the subspace of the public ones."""
-    practice = Practice(
+    client_settings = ClientSettings(
         lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
     )
     clean = PublicProjection(k=k, split=_split(public, public_fraction, public_threshold))
-    return record_level("pfa", practice, clip, EpsilonWeights(), selection, spending, clean)
+    return record_level("pfa", client_settings, clip, EpsilonWeights(), selection, spending, clean)
 
 
 def pfa_plus(
@@ -390,11 +390,13 @@ def pfa_plus(
     public_threshold: float | None = None,
 ) -> Strategy:
     """PFA in which private clients send k numbers per tensor."""
-    practice = Practice(
+    client_settings = ClientSettings(
         lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
     )
     clean = PublicProjection(
         k=k, split=_split(public, public_fraction, public_threshold), warm_up_only=True
     )
-    base = record_level("pfa_plus", practice, clip, EpsilonWeights(), selection, spending, clean)
+    base = record_level(
+        "pfa_plus", client_settings, clip, EpsilonWeights(), selection, spending, clean
+    )
     return replace(base, stages=(PublicSubspace(k=k),))

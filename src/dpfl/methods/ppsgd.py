@@ -35,7 +35,7 @@ from torch import Tensor
 
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
-from dpfl.core.types import Practice
+from dpfl.core.types import ClientSettings
 from dpfl.plugs.local_work import Sgd
 from dpfl.plugs.selection import Selection
 from dpfl.strategy import Strategy
@@ -85,12 +85,12 @@ def ppsgd(
         raise ConfigurationError(
             "ppsgd", f"lr = {lr}, personal_lr = {own}", "give an lr above 0, personal_lr 0 or above"
         )
-    practice = Practice(
+    client_settings = ClientSettings(
         lr=lr + own, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
     )
     return noisy_updates(
         "ppsgd",
-        Sgd(practice=practice, lr_decay=lr_decay),
+        Sgd(client_settings=client_settings, lr_decay=lr_decay),
         clip,
         noise,
         noise_multiplier,

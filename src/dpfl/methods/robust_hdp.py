@@ -43,7 +43,7 @@ from torch import Tensor
 
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Metrics, PlugState, Practice, Rows, Total
+from dpfl.core.types import ClientSettings, Metrics, PlugState, Rows, Total
 from dpfl.numerics.pursuit import principal_component_pursuit
 from dpfl.plugs.selection import Selection
 from dpfl.plugs.weights import TRUE_NOISE, Weights
@@ -163,7 +163,7 @@ class NoiseAwareWeights(Weights):
             )
 
     @property
-    def asks_for_the_truth(self) -> bool:
+    def needs_true_noise(self) -> bool:
         """The oracle does."""
         return self.estimator == "oracle"
 
@@ -253,7 +253,7 @@ def robust_hdp(
     """FedAvg over DP-SGD clients, weighted by the inverse of the noise found in their updates;
     claims are not used.
     """
-    practice = Practice(
+    client_settings = ClientSettings(
         lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
     )
     weights = NoiseAwareWeights(
@@ -264,4 +264,4 @@ def robust_hdp(
         refresh=refresh,
         max_weight=max_weight,
     )
-    return record_level("robust_hdp", practice, clip, weights, selection, spending)
+    return record_level("robust_hdp", client_settings, clip, weights, selection, spending)

@@ -32,7 +32,7 @@ Departures
 
 from __future__ import annotations
 
-from dpfl.core.types import Practice
+from dpfl.core.types import ClientSettings
 from dpfl.plugs.local_work import Sgd
 from dpfl.plugs.selection import Selection
 from dpfl.strategy import Strategy
@@ -54,10 +54,10 @@ def udp_fedavg(
     selection: Selection | None = None,
 ) -> Strategy:
     """Client-level privacy by the clients' own noise on their clipped updates."""
-    practice = Practice(
+    client_settings = ClientSettings(
         lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
     )
-    local = Sgd(practice=practice, weight_decay=weight_decay, lr_decay=lr_decay)
+    local = Sgd(client_settings=client_settings, weight_decay=weight_decay, lr_decay=lr_decay)
     return noisy_updates(
         "udp_fedavg", local, clip, noise, noise_multiplier, tolerated_dropouts, selection
     )

@@ -22,7 +22,7 @@ Departures
 
 from __future__ import annotations
 
-from dpfl.core.types import Practice
+from dpfl.core.types import ClientSettings
 from dpfl.plugs.selection import Selection
 from dpfl.plugs.weights import EpsilonWeights
 from dpfl.privacy.budgets import Spending
@@ -41,7 +41,7 @@ def weiavg(
     spending: Spending = "heterogeneous",
 ) -> Strategy:
     """FedAvg over DP-SGD clients, weighted by claimed epsilon."""
-    practice = Practice(
+    client_settings = ClientSettings(
         lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
     )
-    return record_level("weiavg", practice, clip, EpsilonWeights(), selection, spending)
+    return record_level("weiavg", client_settings, clip, EpsilonWeights(), selection, spending)

@@ -17,9 +17,9 @@ from dpfl.core.random import PublicSeed
 from dpfl.core.types import (
     Budget,
     Claims,
+    ClientSettings,
     Cohort,
     PlugState,
-    Practice,
     Shared,
     Terms,
 )
@@ -38,7 +38,7 @@ class Plug:
         """Settle once, at enrolment, what this piece needs everyone to know."""
         return terms
 
-    def settled(self, terms: Terms) -> Self:
+    def resolve(self, terms: Terms) -> Self:
         """Fill what was left open (a noise level, a cohort's size) from the terms; itself where
         nothing was.
         """
@@ -58,7 +58,7 @@ class Participant:
     """What local work may know of the client it is for: its own side of the contract."""
 
     examples: int
-    practice: Practice
+    client_settings: ClientSettings
     budget: Budget | None
 
 

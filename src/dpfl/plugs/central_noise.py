@@ -36,7 +36,7 @@ class CentralNoise:
                 "give a positive number",
             )
 
-    def settled(self, terms: Terms) -> CentralNoise:
+    def resolve(self, terms: Terms) -> CentralNoise:
         """Take the noise level that was agreed on."""
         return (
             self

@@ -65,7 +65,7 @@ class Channel(Plug):
         """
         raise NotImplementedError
 
-    def told(self, shared: Shared) -> Metrics:
+    def metrics(self, shared: Shared) -> Metrics:
         """What a person would ask about this round's channel."""
         return {}
 
@@ -146,9 +146,9 @@ class Dropout(Channel):
         """As the channel underneath."""
         return self.through.agree(terms, claims)
 
-    def settled(self, terms: Terms) -> Self:
+    def resolve(self, terms: Terms) -> Self:
         """As the channel underneath."""
-        return replace(self, through=self.through.settled(terms))
+        return replace(self, through=self.through.resolve(terms))
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """As the channel underneath."""
@@ -166,9 +166,9 @@ class Dropout(Channel):
         """As the channel underneath."""
         return self.through.send(message, shared, who, rng)
 
-    def told(self, shared: Shared) -> Metrics:
+    def metrics(self, shared: Shared) -> Metrics:
         """As the channel underneath."""
-        return self.through.told(shared)
+        return self.through.metrics(shared)
 
     def deliver(
         self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed, rng: SecretRng

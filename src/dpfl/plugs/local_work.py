@@ -16,8 +16,8 @@ from dpfl.core.types import (
     Adjacency,
     Budget,
     Claims,
+    ClientSettings,
     Phase,
-    Practice,
     Terms,
     Unit,
 )
@@ -66,10 +66,10 @@ class LocalWork(Protocol):
         ...
 
 
-def _complete(where: str, practice: Practice) -> None:
-    if practice.batch_size is None or practice.lr is None:
+def _complete(where: str, client_settings: ClientSettings) -> None:
+    if client_settings.batch_size is None or client_settings.lr is None:
         raise ConfigurationError(where, "batch_size or lr is missing", "give both")
-    if practice.local_steps is None and practice.local_epochs is None:
+    if client_settings.local_steps is None and client_settings.local_epochs is None:
         raise ConfigurationError(
             where, "the length of local work is missing", "give local_steps or local_epochs"
         )
@@ -84,8 +84,8 @@ class _Habits:
     lr: float
 
     @classmethod
-    def of(cls, practice: Practice, default: Practice, examples: int) -> _Habits:
-        whole = practice.over(default)
+    def of(cls, client_settings: ClientSettings, default: ClientSettings, examples: int) -> _Habits:
+        whole = client_settings.over(default)
         assert whole.batch_size is not None
         assert whole.lr is not None
         steps = whole.local_steps or (whole.local_epochs or 0) * steps_per_epoch(
@@ -117,7 +117,7 @@ class Sgd:
     Hides nothing itself.
     """
 
-    practice: Practice
+    client_settings: ClientSettings
     ball: float | None = None
     weight_decay: float = 0.0
     lr_decay: float = 1.0
@@ -126,7 +126,7 @@ class Sgd:
     hypothetical: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _complete("sgd", self.practice)
+        _complete("sgd", self.client_settings)
         for name, value, least in (
             ("weight_decay", self.weight_decay, 0.0),
             ("lr_decay", self.lr_decay, 1e-300),
@@ -142,7 +142,7 @@ class Sgd:
 
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
         """Plan one phase."""
-        habits = _Habits.of(participant.practice, self.practice, participant.examples)
+        habits = _Habits.of(participant.client_settings, self.client_settings, participant.examples)
         return (
             Phase(
                 steps=habits.steps,
@@ -172,7 +172,7 @@ class DpSgd:
     and the multiplier that are billed are those of the phase that runs.
     """
 
-    practice: Practice
+    client_settings: ClientSettings
     clip: float
     spending: Spending = "heterogeneous"
     unit: ClassVar[Unit] = Unit.RECORD
@@ -184,7 +184,7 @@ class DpSgd:
         return self.spending == "largest"
 
     def __post_init__(self) -> None:
-        _complete("dp-sgd", self.practice)
+        _complete("dp-sgd", self.client_settings)
         if not (math.isfinite(self.clip) and self.clip > 0):
             raise ConfigurationError(
                 "dp-sgd", f"clip = {self.clip} is not a positive number", "give a clip above 0"
@@ -212,7 +212,10 @@ class DpSgd:
         budget = Budget(epsilon=claim.epsilon, delta=claim.delta)
         return terms.with_noise(
             self._multiplier(
-                terms, budget, _Habits.of(Practice(), self.practice, claim.examples), claim.examples
+                terms,
+                budget,
+                _Habits.of(ClientSettings(), self.client_settings, claim.examples),
+                claim.examples,
             )
         )
 
@@ -226,7 +229,7 @@ class DpSgd:
                 "a client without a budget cannot choose its noise",
                 "give it a Budget(epsilon, delta)",
             )
-        habits = _Habits.of(participant.practice, self.practice, participant.examples)
+        habits = _Habits.of(participant.client_settings, self.client_settings, participant.examples)
         multiplier = terms.noise_multiplier
         if multiplier is None:
             multiplier = self._multiplier(terms, participant.budget, habits, participant.examples)

@@ -151,7 +151,7 @@ class OverTheAir(Channel):
         """Where others' noise is counted on, they must have sent it."""
         return not isinstance(self.honest, str) and self.honest > 0
 
-    def settled(self, terms: Terms) -> Self:
+    def resolve(self, terms: Terms) -> Self:
         """Take the noise level that was agreed on."""
         return (
             self
@@ -266,7 +266,7 @@ class OverTheAir(Channel):
             )
         return exposure.noised(self.noise_multiplier * self.clip, summands=drawn)
 
-    def told(self, shared: Shared) -> Metrics:
+    def metrics(self, shared: Shared) -> Metrics:
         """Signal, artificial noise, what noise arrived per client's contribution, the weakest gain,
         channel uses.
         """

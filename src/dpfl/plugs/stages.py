@@ -149,7 +149,7 @@ class GaussianNoise(Stage):
         """A share is not enough for anyone alone."""
         return self.distributed
 
-    def settled(self, terms: Terms) -> Self:
+    def resolve(self, terms: Terms) -> Self:
         """Take the noise level that was agreed on."""
         return (
             self

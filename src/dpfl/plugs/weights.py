@@ -48,7 +48,7 @@ class Weights(Plug):
         raise NotImplementedError
 
     @property
-    def asks_for_the_truth(self) -> bool:
+    def needs_true_noise(self) -> bool:
         """Whether the weights know the clients' true noise: in a simulation only, for comparison."""
         return False
 
@@ -142,7 +142,7 @@ class ExpectedCohortWeights(Weights):
                 "weights", f"expected_cohort = {self.expected_cohort}", "give a positive number"
             )
 
-    def settled(self, terms: Terms) -> Self:
+    def resolve(self, terms: Terms) -> Self:
         """Take the size that was agreed on."""
         return (
             self

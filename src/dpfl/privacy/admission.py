@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from dpfl.core.types import Budget, Observer, Unit
-from dpfl.privacy.costs import Bill, tab_of
+from dpfl.privacy.costs import PrivacyCost, account_history
 from dpfl.privacy.filters import Limit, Portion
-from dpfl.privacy.ledger_reader import OWN, Readings
+from dpfl.privacy.ledger_reader import OWN, LedgerReader
 
 POPULATION = "population:"
 """How the names of populations begin."""
@@ -21,7 +21,7 @@ POPULATION = "population:"
 PlanKey = tuple[str, str, str]  # run, account, observer
 
 
-class Admission(Readings):
+class Admission(LedgerReader):
     """The deciding half of :class:`dpfl.privacy.ledger.Ledger`: it answers, and writes nothing."""
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
@@ -33,7 +33,7 @@ class Admission(Readings):
     def affordable_releases(
         self,
         account: str,
-        bill: Bill,
+        cost: PrivacyCost,
         seen_by: Iterable[Observer],
         most: int,
         *,
@@ -45,12 +45,12 @@ class Admission(Readings):
         ``delta`` is the plan's share under "allotments". Accounts with equal budgets and histories
         share one answer.
         """
-        grant = self.grant_of(account)
+        grant = self.budget_of(account)
         if grant is None or grant.unit is None or grant.observer not in set(seen_by):
             return most
-        self._filter.check(account, bill)
+        self._filter.check(account, cost)
         portions = tuple(self.portions(self.committed(account, grant.observer)))
-        new = Portion(bill=bill, count=most, delta=delta)
+        new = Portion(cost=cost, count=most, delta=delta)
         limit = _limit([*portions, new], grant, grant.unit)
         if limit is None or most < 1:
             return 0  # a record-level release says nothing of a client
@@ -60,7 +60,7 @@ class Admission(Readings):
         return self._answers[question]
 
     def can_release(
-        self, run: str, round_: int, account: str, observer: Observer, bill: Bill
+        self, run: str, round_: int, account: str, observer: Observer, cost: PrivacyCost
     ) -> bool:
         """Whether a charge of this bill for this round would be accepted.
 
@@ -68,7 +68,7 @@ class Admission(Readings):
         itself.
         """
         with self._guard():
-            plan = self._entry_left(run, account, str(observer), written(bill)[0], before=round_)
+            plan = self._entry_left(run, account, str(observer), written(cost)[0], before=round_)
             if not plan:
                 return False
             keys = frozenset({(run, plan, str(observer))})
@@ -90,8 +90,8 @@ class Admission(Readings):
                 AND run = :run ORDER BY account <> :account, account""",
             place,
         ).fetchall()
-        for owner, bill, releases in plans:
-            if bill == digest and self._used(owner, place) < releases:
+        for owner, cost, releases in plans:
+            if cost == digest and self._used(owner, place) < releases:
                 return str(owner)
         return "" if plans else None
 
@@ -159,7 +159,7 @@ class Admission(Readings):
         """Whether one account's own budget admits one more release of these plans, or the whole of
         them.
         """
-        grant = self.grant_of(payer)
+        grant = self.budget_of(payer)
         if grant is None or grant.observer is None or grant.unit is None:
             return True
         seen = self.committed(payer, grant.observer, before=before)
@@ -176,7 +176,7 @@ class Admission(Readings):
 
 def _limit(portions: Sequence[Portion], grant: Budget, unit: Unit) -> Limit | None:
     """Read a budget for these portions; None if they say nothing of its unit."""
-    tab = tab_of((portion.bill, portion.count) for portion in portions)
+    tab = account_history((portion.cost, portion.count) for portion in portions)
     adjacency = None if tab is None else tab.adjacency_as(unit)
     return (
         None
@@ -186,7 +186,7 @@ def _limit(portions: Sequence[Portion], grant: Budget, unit: Unit) -> Limit | No
 
 
 @lru_cache(maxsize=4096)
-def written(bill: Bill) -> tuple[str, str]:
+def written(cost: PrivacyCost) -> tuple[str, str]:
     """Return the digest under which a privacy cost is stored, and its text."""
-    body = bill.to_json()
+    body = cost.to_json()
     return hashlib.sha256(body.encode()).hexdigest(), body

@@ -12,7 +12,7 @@ from dpfl.privacy.events import Event, History, merged
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bill:
+class PrivacyCost:
     """What one round releases of one unit under one adjacency."""
 
     unit: Unit
@@ -31,7 +31,7 @@ class Bill:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Bill:
+    def from_json(cls, text: str) -> PrivacyCost:
         """Read back what :meth:`to_json` wrote."""
         try:
             body = json.loads(text)
@@ -51,7 +51,7 @@ class Bill:
 class PrivacyPlan:
     """What a run may release of an account at most, fixed before its first release.
 
-    ``account`` is a client or a population, ``bill`` what one round releases, ``releases`` how many
+    ``account`` is a client or a population, ``cost`` what one round releases, ``releases`` how many
     rounds at most. ``delta`` is the share of the budget's delta that the plan is priced at under
     the filter "allotments"; None means all of it, so that no other plan fits beside this one.
 
@@ -62,7 +62,7 @@ class PrivacyPlan:
 
     account: str
     observer: Observer
-    bill: Bill
+    cost: PrivacyCost
     releases: int
     delta: float | None = None
 
@@ -86,12 +86,12 @@ class Charge:
 
     account: str
     observer: Observer
-    bill: Bill
+    cost: PrivacyCost
     draw: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tab:
+class AccountHistory:
     """Everything an account was charged against an observer, ready for an accountant."""
 
     unit: Unit
@@ -111,15 +111,15 @@ class Tab:
         return Adjacency.REPLACE_ONE if unit is Unit.RECORD else None
 
 
-def tab_of(bills: Iterable[tuple[Bill, int]]) -> Tab | None:
+def account_history(costs: Iterable[tuple[PrivacyCost, int]]) -> AccountHistory | None:
     """Combine bills into one history under the strongest adjacency any of them states."""
-    counted = list(bills)
+    counted = list(costs)
     if not counted:
         return None
-    units = {bill.unit for bill, _ in counted}
-    adjacencies = {bill.adjacency for bill, _ in counted}
+    units = {cost.unit for cost, _ in counted}
+    adjacencies = {cost.adjacency for cost, _ in counted}
     strict = Adjacency.REPLACE_ONE in adjacencies or len(units) > 1
     adjacency = Adjacency.REPLACE_ONE if strict else max(adjacencies)
-    history = merged(event.times(event.steps * n) for bill, n in counted for event in bill.events)
+    history = merged(event.times(event.steps * n) for cost, n in counted for event in cost.events)
     unit = Unit.RECORD if Unit.RECORD in units else Unit.CLIENT
-    return Tab(unit=unit, adjacency=adjacency, history=history, mixed=len(units) > 1)
+    return AccountHistory(unit=unit, adjacency=adjacency, history=history, mixed=len(units) > 1)

@@ -41,7 +41,7 @@ from dpfl.core.errors import PrivacyRefusal, unknown_name
 from dpfl.core.types import Adjacency
 from dpfl.privacy.accountant import SAMPLER_EPSILON, Spend, quick_epsilon, sampler_delta, spend
 from dpfl.privacy.budget_check import largest_that_fits, most_releases
-from dpfl.privacy.costs import Bill
+from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.gaussian import gaussian_epsilon
 from dpfl.privacy.renyi import (
     ORDERS,
@@ -70,7 +70,7 @@ class Portion:
     delta.
     """
 
-    bill: Bill
+    cost: PrivacyCost
     count: int
     delta: float | None = None
 
@@ -94,7 +94,7 @@ class Filter(Protocol):
     name: FilterName
     reserves: bool
 
-    def check(self, account: str, bill: Bill) -> None:
+    def check(self, account: str, cost: PrivacyCost) -> None:
         """Refuse a privacy cost that the filter has no proof for."""
         ...
 
@@ -112,9 +112,9 @@ class Filter(Protocol):
 
 
 @lru_cache(maxsize=4096)
-def plan_price(bill: Bill, count: int, delta: float, adjacency: Adjacency) -> Spend:
+def plan_price(cost: PrivacyCost, count: int, delta: float, adjacency: Adjacency) -> Spend:
     """Price a whole plan: the PLD of ``count`` rounds at its own delta."""
-    return spend(bill.times(count), delta, adjacency=adjacency)
+    return spend(cost.times(count), delta, adjacency=adjacency)
 
 
 class Allotments:
@@ -123,7 +123,7 @@ class Allotments:
     name: FilterName = "allotments"
     reserves = True
 
-    def check(self, account: str, bill: Bill) -> None:
+    def check(self, account: str, cost: PrivacyCost) -> None:
         """Everything that an accountant can read has a price."""
 
     def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
@@ -133,7 +133,7 @@ class Allotments:
             return False
         pairs = zip(portions, shares, strict=True)
         return (
-            math.fsum(plan_price(p.bill, p.count, d, limit.adjacency).epsilon for p, d in pairs)
+            math.fsum(plan_price(p.cost, p.count, d, limit.adjacency).epsilon for p, d in pairs)
             <= limit.epsilon
         )
 
@@ -144,10 +144,10 @@ class Allotments:
             return 0
         pairs = zip(portions, taken, strict=True)
         left = limit.epsilon - math.fsum(
-            plan_price(p.bill, p.count, d, limit.adjacency).epsilon for p, d in pairs
+            plan_price(p.cost, p.count, d, limit.adjacency).epsilon for p, d in pairs
         )
         found = most_releases(
-            lambda n: _near(new.bill, n, own, limit.adjacency, left), left, new.count
+            lambda n: _near(new.cost, n, own, limit.adjacency, left), left, new.count
         )
         while found and not self.admits([*portions, _counted(new, found)], limit):
             found -= 1
@@ -159,7 +159,7 @@ class Allotments:
         """
         shares = _shares(portions, delta)
         prices = [
-            plan_price(p.bill, p.count, d, adjacency) for p, d in zip(portions, shares, strict=True)
+            plan_price(p.cost, p.count, d, adjacency) for p, d in zip(portions, shares, strict=True)
         ]
         if len(prices) == 1:
             return prices[0]
@@ -180,9 +180,9 @@ class Gaussian:
     name: FilterName = "gaussian"
     reserves = False
 
-    def check(self, account: str, bill: Bill) -> None:
+    def check(self, account: str, cost: PrivacyCost) -> None:
         """Refuse everything that is not an unsampled Gaussian with a bound that always holds."""
-        for event in bill.events:
+        for event in cost.events:
             if event.sampling_rate < 1 or event.failure > 0:
                 what = "sampled" if event.sampling_rate < 1 else "with a failure probability"
                 raise PrivacyRefusal(
@@ -222,7 +222,7 @@ class Renyi:
     name: FilterName = "renyi"
     reserves = False
 
-    def check(self, account: str, bill: Bill) -> None:
+    def check(self, account: str, cost: PrivacyCost) -> None:
         """Whether a Renyi bound exists depends on the adjacency: it is asked where a budget is
         concerned.
         """
@@ -270,16 +270,16 @@ def _shares(portions: Sequence[Portion], delta: float) -> list[float]:
 
 
 def _counted(portion: Portion, count: int) -> Portion:
-    return Portion(bill=portion.bill, count=count, delta=portion.delta)
+    return Portion(cost=portion.cost, count=count, delta=portion.delta)
 
 
-def _near(bill: Bill, count: int, delta: float, adjacency: Adjacency, limit: float) -> float:
+def _near(cost: PrivacyCost, count: int, delta: float, adjacency: Adjacency, limit: float) -> float:
     """Bound epsilon: coarsely where that decides, else by the price."""
-    quick = quick_epsilon(bill.times(count), delta, adjacency=adjacency)
+    quick = quick_epsilon(cost.times(count), delta, adjacency=adjacency)
     return (
         quick
         if not limit < quick <= 1.02 * limit
-        else plan_price(bill, count, delta, adjacency).epsilon
+        else plan_price(cost, count, delta, adjacency).epsilon
     )
 
 
@@ -292,7 +292,7 @@ def _mu_squared(portions: Sequence[Portion], adjacency: Adjacency) -> float:
     events = [
         (event, portion.count)
         for portion in portions
-        for event in portion.bill.events
+        for event in portion.cost.events
         if portion.count
     ]
     if any(event.noise_multiplier**2 == 0 for event, _ in events if event.steps):
@@ -304,13 +304,13 @@ def _mu_squared(portions: Sequence[Portion], adjacency: Adjacency) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _bill_costs(bill: Bill, adjacency: Adjacency) -> tuple[float, ...]:
-    return renyi_costs(bill.times(1), adjacency)
+def _bill_costs(cost: PrivacyCost, adjacency: Adjacency) -> tuple[float, ...]:
+    return renyi_costs(cost.times(1), adjacency)
 
 
 def _renyi_costs(portions: Sequence[Portion], adjacency: Adjacency) -> tuple[float, ...]:
     rows = [
-        (portion.count, _bill_costs(portion.bill, adjacency))
+        (portion.count, _bill_costs(portion.cost, adjacency))
         for portion in portions
         if portion.count
     ]
@@ -342,7 +342,7 @@ def _within_reserve(name: FilterName, portions: Sequence[Portion], delta: float)
     events = [
         (event, event.steps * portion.count)
         for portion in portions
-        for event in portion.bill.events
+        for event in portion.cost.events
     ]
     failure = math.fsum(event.failure * steps for event, steps in events)
     numbers = sum(event.numbers * steps for event, steps in events)

@@ -63,7 +63,7 @@ class Ledger(Admission):
                     "give the run another name",
                 )
 
-    def grant(self, budgets: Mapping[str, Budget], *, unit: Unit, observer: Observer) -> None:
+    def set_budgets(self, budgets: Mapping[str, Budget], *, unit: Unit, observer: Observer) -> None:
         """Write down what each account enforces. A different budget for a known account is refused."""
         rows: list[Row] = [
             (
@@ -152,8 +152,8 @@ class Ledger(Admission):
 
     def _new_plan(self, entry: Entry, run: str, plan: PrivacyPlan) -> Row | None:
         """Return the row of a plan that is not there yet; None if it is."""
-        self._filter.check(plan.account, plan.bill)
-        digest, body = written(plan.bill)
+        self._filter.check(plan.account, plan.cost)
+        digest, body = written(plan.cost)
         entry.connection.execute("INSERT OR IGNORE INTO bills VALUES (?, ?)", (digest, body))
         row: Row = (run, plan.account, str(plan.observer), digest, plan.releases, plan.delta)
         query = (
@@ -245,7 +245,7 @@ class Ledger(Admission):
         """Return the rows that charge one account, without replays; None if any of them is refused."""
         rows: list[Row] = []
         for charge in charges:
-            digest, observer = written(charge.bill)[0], str(charge.observer)
+            digest, observer = written(charge.cost)[0], str(charge.observer)
             if self._replayed(
                 connection, (run, round_, charge.account, observer), (digest, charge.draw)
             ):

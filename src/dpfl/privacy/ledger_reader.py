@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dpfl.core.errors import LedgerError
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy.accountant import Spend
-from dpfl.privacy.costs import Bill, Tab, tab_of
+from dpfl.privacy.costs import AccountHistory, PrivacyCost, account_history
 from dpfl.privacy.filters import Portion
 from dpfl.privacy.ledger_file import LedgerFile
 
@@ -26,7 +26,7 @@ _GRANT = "SELECT observer, unit, epsilon, delta FROM grants WHERE account = ?"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Studied:
+class LedgerRun:
     """A run that a ledger knows, and when it was charged."""
 
     run: str
@@ -44,7 +44,7 @@ class CommittedPlan:
     run: str
     account: str  # the client's own, or one of its populations
     observer: Observer
-    bill: Bill
+    cost: PrivacyCost
     releases: int
     delta: float | None
     used: int
@@ -52,7 +52,7 @@ class CommittedPlan:
     def portion(self, *, whole: bool) -> Portion:
         """Return what counts: the whole plan, or what was used of it."""
         return Portion(
-            bill=self.bill, count=self.releases if whole else self.used, delta=self.delta
+            cost=self.cost, count=self.releases if whole else self.used, delta=self.delta
         )
 
 
@@ -66,12 +66,12 @@ class PricedPlan(CommittedPlan):
     accountant: str
 
 
-class Readings(LedgerFile):
+class LedgerReader(LedgerFile):
     """The reading half of :class:`dpfl.privacy.ledger.Ledger`."""
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         super().__init__(connection, name)
-        self._parsed: dict[str, Bill] = {}
+        self._parsed: dict[str, PrivacyCost] = {}
 
     # -- plans and privacy costs -------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class Readings(LedgerFile):
                 run=row[0],
                 account=row[1],
                 observer=Observer(row[2]),
-                bill=self._bill(row[3]),
+                cost=self._bill(row[3]),
                 releases=row[4],
                 delta=row[5],
                 used=row[6],
@@ -125,18 +125,22 @@ class Readings(LedgerFile):
         computed afresh.
         """
         with self.snapshot():
-            grant, found = self.grant_of(account), []
+            grant, found = self.budget_of(account), []
             for observer in (Observer.SERVER, Observer.WORLD, Observer.NOBODY):
                 own = [
                     plan for plan in self.committed(account, observer) if plan.observer is observer
                 ]
-                tab = tab_of((portion.bill, portion.count) for portion in self.portions(own))
+                tab = account_history(
+                    (portion.cost, portion.count) for portion in self.portions(own)
+                )
                 found += [self._priced(plan, grant, tab) for plan in own]
         return found
 
-    def _priced(self, plan: CommittedPlan, grant: Budget | None, tab: Tab | None) -> PricedPlan:
+    def _priced(
+        self, plan: CommittedPlan, grant: Budget | None, tab: AccountHistory | None
+    ) -> PricedPlan:
         portions = self.portions([plan])
-        adjacency = plan.bill.adjacency if tab is None else tab.adjacency
+        adjacency = plan.cost.adjacency if tab is None else tab.adjacency
         readable = (
             adjacency if tab is None or grant is None else tab.adjacency_as(grant.unit or tab.unit)
         )
@@ -156,15 +160,15 @@ class Readings(LedgerFile):
             accountant=spent.accountant,
         )
 
-    def tab(self, account: str, observer: Observer) -> Tab | None:
+    def tab(self, account: str, observer: Observer) -> AccountHistory | None:
         """Everything charged to an account against an adversary, over all runs: a record, not a
         price.
         """
-        return tab_of(
-            (plan.bill, plan.used) for plan in self.committed(account, observer) if plan.used
+        return account_history(
+            (plan.cost, plan.used) for plan in self.committed(account, observer) if plan.used
         )
 
-    def _bill(self, digest: str) -> Bill:
+    def _bill(self, digest: str) -> PrivacyCost:
         if digest not in self._parsed:
             with self._guard():
                 row = self._connection.execute(
@@ -176,7 +180,7 @@ class Readings(LedgerFile):
                     f"privacy cost {digest[:12]} is missing or was changed",
                     "restore the ledger from a backup",
                 )
-            self._parsed[digest] = Bill.from_json(row[0])
+            self._parsed[digest] = PrivacyCost.from_json(row[0])
         return self._parsed[digest]
 
     # -- accounts ----------------------------------------------------------------------------------
@@ -189,7 +193,7 @@ class Readings(LedgerFile):
         with self._guard():
             return sorted(row[0] for row in self._connection.execute(query))
 
-    def grants(self) -> dict[str, Budget]:
+    def budgets(self) -> dict[str, Budget]:
         """What each account enforces."""
         with self._guard():
             rows = self._connection.execute(
@@ -197,7 +201,7 @@ class Readings(LedgerFile):
             ).fetchall()
         return {row[0]: _budget(row[1:]) for row in rows}
 
-    def grant_of(self, account: str) -> Budget | None:
+    def budget_of(self, account: str) -> Budget | None:
         """What one account enforces, if it said so."""
         with self._guard():
             row = self._connection.execute(_GRANT, (account,)).fetchone()
@@ -259,14 +263,14 @@ class Readings(LedgerFile):
                 self._connection.execute("SELECT run, title FROM runs ORDER BY run").fetchall()
             )
 
-    def studies(self) -> list[Studied]:
+    def studies(self) -> list[LedgerRun]:
         """Every run with its times, the oldest first."""
         query = """SELECT runs.run, title, seeded, MIN(at), MAX(at), MAX(round) FROM runs
                    LEFT JOIN journal ON journal.run = runs.run GROUP BY runs.run ORDER BY MIN(at), runs.run"""
         with self._guard():
             rows = self._connection.execute(query).fetchall()
         return [
-            Studied(
+            LedgerRun(
                 run=run,
                 title=title,
                 seeded=bool(seeded),

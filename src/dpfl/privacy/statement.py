@@ -8,12 +8,13 @@ understate the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy.accountant import Spend
-from dpfl.privacy.costs import Tab, tab_of
+from dpfl.privacy.costs import AccountHistory, account_history
 from dpfl.privacy.filters import Portion, filter_named
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.ledger_reader import UNKNOWN
@@ -37,7 +38,7 @@ class Statement:
     accountant: str
     epsilon: float
     delta: float | None
-    granted: float | None
+    budget: float | None
     rounds: int
     filter: str
     studies: int
@@ -47,17 +48,21 @@ class Statement:
         """The epsilon that holds whatever depended on outputs."""
         return (
             self.epsilon
-            if self.filter == "allotments" or self.granted is None
-            else max(self.epsilon, self.granted)
+            if self.filter == "allotments" or self.budget is None
+            else max(self.epsilon, self.budget)
         )
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values; infinity as text, which JSON can carry."""
         values = {**asdict(self), "guarantee": self.guarantee}
-        return {
-            k: "infinite" if isinstance(v, float) and math.isinf(v) else v
-            for k, v in values.items()
-        }
+        return {k: "infinite" if v == math.inf else v for k, v in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Statement:
+        """Read back; what version 0.1 did not write is filled with what it meant."""
+        told = {"budget": values.get("granted"), "filter": "allotments", "studies": 1, **values}
+        known: dict[str, Any] = {f.name: told[f.name] for f in fields(cls)}
+        return cls(**known | {k: math.inf for k, v in known.items() if v == "infinite"})
 
 
 def statement(
@@ -70,11 +75,11 @@ def statement(
     equally among the plans.
     """
     with ledger.snapshot():
-        grant = ledger.grant_of(account)
+        grant = ledger.budget_of(account)
         portions = ledger.portions(ledger.committed(account, observer))
-        tab = tab_of((portion.bill, portion.count) for portion in portions)
+        tab = account_history((portion.cost, portion.count) for portion in portions)
         if tab is None and grant is not None and grant.unit and grant.observer is observer:
-            tab = Tab(
+            tab = AccountHistory(
                 unit=grant.unit, adjacency=Adjacency.ZERO_OUT, history=()
             )  # a budget that was never used
         return (
@@ -86,7 +91,7 @@ def _stated(
     ledger: Ledger,
     account: str,
     observer: Observer,
-    tab: Tab,
+    tab: AccountHistory,
     portions: Sequence[Portion],
     grant: Budget | None,
     delta: float | None,
@@ -112,7 +117,7 @@ def _stated(
         accountant=spent.accountant,
         epsilon=spent.epsilon if readable else math.inf,
         delta=None if spent is UNKNOWN else spent.delta,
-        granted=grant.epsilon if grant and covered else None,
+        budget=grant.epsilon if grant and covered else None,
         rounds=ledger.participations(account, observer)
         or ledger.participations(account, Observer.SERVER),
         filter=ledger.filter,
@@ -151,7 +156,7 @@ def statements(ledger: Ledger, delta: float | None = None) -> list[Statement]:
     found = []
     with ledger.snapshot():
         for account in ledger.accounts():
-            grant = ledger.grant_of(account)
+            grant = ledger.budget_of(account)
             unused = [grant.observer] if grant and grant.observer else []
             for observer in ledger.observers(account) or unused:
                 line = statement(ledger, account, observer, delta)

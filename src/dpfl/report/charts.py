@@ -238,11 +238,11 @@ def privacy_charts(material: Material) -> list[Chart]:
     """What each site granted and spent, one figure a method (of the first seed)."""
     charts = []
     for label, run in chosen(material.cases[0]).items():
-        lines = [line for line in run.summary.get("statements", []) if line["granted"] is not None]
+        lines = [line for line in run.summary.get("statements", []) if line["budget"] is not None]
         lines = [line for line in lines if isinstance(line["epsilon"], int | float)]
         if not lines or _reference(run):
             continue
-        lines.sort(key=lambda line: (line["granted"], line["account"]))
+        lines.sort(key=lambda line: (line["budget"], line["account"]))
         names = [line["account"] for line in lines]
         x: Values = names if len(names) <= MANY else list(range(1, len(names) + 1))
         charts.append(
@@ -255,9 +255,9 @@ def privacy_charts(material: Material) -> list[Chart]:
                 f"{run.summary['observer']}. No site can spend more than it granted.",
                 series=[
                     Series(
-                        name="granted",
+                        name="budget",
                         x=x,
-                        y=[line["granted"] for line in lines],
+                        y=[line["budget"] for line in lines],
                         text=names,
                         kind="rings",
                     ),
@@ -269,7 +269,7 @@ def privacy_charts(material: Material) -> list[Chart]:
                         kind="points",
                     ),
                 ],
-                log_y=wide([line[key] for line in lines for key in ("granted", "epsilon")]),
+                log_y=wide([line[key] for line in lines for key in ("budget", "epsilon")]),
                 part="privacy",
             )
         )

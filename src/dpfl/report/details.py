@@ -31,7 +31,7 @@ def detail_charts(material: Material) -> dict[str, list[Chart]]:
 
 
 def _by_grant(run: ReadRun, clients: Sequence[str]) -> list[str]:
-    granted = {line["account"]: line["granted"] for line in run.summary.get("statements", [])}
+    granted = {line["account"]: line["budget"] for line in run.summary.get("statements", [])}
     return sorted(clients, key=lambda client: (granted.get(client) or 0.0, client))
 
 

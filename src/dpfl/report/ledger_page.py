@@ -14,7 +14,7 @@ from dpfl.core.files import write_safely
 from dpfl.privacy.accountant import shown
 from dpfl.privacy.chain import Head
 from dpfl.privacy.ledger import Ledger
-from dpfl.privacy.ledger_reader import PricedPlan, Studied
+from dpfl.privacy.ledger_reader import LedgerRun, PricedPlan
 from dpfl.privacy.statement import Statement, statements
 from dpfl.report import sections, words
 from dpfl.report.page import Page, render
@@ -36,7 +36,7 @@ class LedgerReport:
 
     title: str
     lines: Sequence[Statement]
-    studies: Sequence[Studied]
+    studies: Sequence[LedgerRun]
     plans: Sequence[tuple[str, PricedPlan]]
     filter: str
     head: Head
@@ -126,13 +126,13 @@ def _in_words(line: Statement) -> str:
         spent = f"has spent epsilon {shown(line.epsilon)}, rounded up, {rounds}"
     at = "" if line.delta is None else f" at delta {line.delta:g}"
     whom = "each record" if line.unit == "record" else "its whole contribution"
-    if line.granted is None:
+    if line.budget is None:
         sentence = (
             f"No budget is set{at} {against}. '{line.account}' {spent}{at if line.studies else ''}."
         )
     else:
         sentence = (
-            f"'{line.account}' has a budget of epsilon {shown(line.granted)}{at} that protects {whom} "
+            f"'{line.account}' has a budget of epsilon {shown(line.budget)}{at} that protects {whom} "
             f"{against}, over all studies together. It {spent}."
         )
     if line.guarantee > line.epsilon and line.rounds:
@@ -141,12 +141,10 @@ def _in_words(line: Statement) -> str:
             f"epsilon {shown(line.guarantee)}. What is spent so far decides what is still admitted."
         )
     body = sections.paragraph(sentence)
-    if line.granted is not None and math.isfinite(line.epsilon):
-        share = line.epsilon / line.granted
+    if line.budget is not None and math.isfinite(line.epsilon):
+        share = line.epsilon / line.budget
         tiles = [
-            sections.tile(
-                "granted", values["granted"], shown(line.granted), "epsilon of the budget"
-            ),
+            sections.tile("budget", values["budget"], shown(line.budget), "epsilon of the budget"),
             sections.tile("spent", values["epsilon"], shown(line.epsilon), "epsilon spent so far"),
             sections.tile("share", share, f"{math.ceil(100 * share)} %", "of the budget"),
         ]
@@ -165,7 +163,7 @@ def _accounts(lines: Sequence[Statement]) -> str:
     rows = []
     for line in lines:
         values = line.to_dict()
-        granted = "-" if line.granted is None else (shown(line.granted), line.granted)
+        granted = "-" if line.budget is None else (shown(line.budget), line.budget)
         delta = "-" if line.delta is None else f"{line.delta:g}"
         meaning = (line.unit, line.observer, line.adjacency, line.accountant)
         spent = (shown(line.epsilon), values["epsilon"])
@@ -186,7 +184,7 @@ def _accounts(lines: Sequence[Statement]) -> str:
     return "<h2>Every account</h2>" + sections.table(headings, rows, name="accounts")
 
 
-def _studies(studies: Sequence[Studied]) -> str:
+def _studies(studies: Sequence[LedgerRun]) -> str:
     rows = [
         [
             one.title,

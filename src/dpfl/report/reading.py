@@ -14,7 +14,7 @@ from typing import Any
 from dpfl.core.errors import ConfigurationError, FolderError
 from dpfl.experiments.ranking import Standing, standings
 from dpfl.runs.experiment import Experiment
-from dpfl.runs.folder import RESULTS_FORMAT, SUMMARY_FORMAT, RunFolder
+from dpfl.runs.folder import RESULTS_FORMAT, RunFolder
 
 _SAME = ("data", "partition", "budgets", "model", "clients", "practices")
 """Sections that make a federation: runs that differ in one of them say nothing about each other's
@@ -136,13 +136,7 @@ def read_run(path: Path, *, finished: bool = True) -> ReadRun:
                 "has not come to its end",
                 f"finish it: dpfl run --resume {path}; or dpfl watch {path}",
             )
-        summary = place.read_summary()
-        if summary.get("format") != SUMMARY_FORMAT or "statements" not in summary:
-            raise FolderError(
-                str(place.summary),
-                f"is of format '{summary.get('format', 'none')}', this dpfl reads '{SUMMARY_FORMAT}'",
-                "run the experiment again, or report it with the dpfl that wrote it",
-            )
+        summary = place.read_summary().to_dict()
     history, timings = place.read_lines(place.rounds), place.read_lines(place.timings)
     return ReadRun(
         folder=path,

@@ -134,7 +134,7 @@ def _seeds(material: Material) -> int:
 
 def _one_run(run: ReadRun) -> str:
     told = run.summary
-    spent, granted = told["epsilon"].get("spent"), told["epsilon"].get("granted")
+    spent, granted = told["epsilon"].get("spent"), told["epsilon"].get("budget")
     sentences = [
         f"{told['clients']} sites trained one model together by the method '{run.method}', in {told['rounds']['done']} of "
         f"{told['rounds']['planned']} rounds.",
@@ -163,7 +163,7 @@ def _one_run(run: ReadRun) -> str:
             "test accuracy (a simulator's knowledge)",
         )
     ]
-    for name, spread in (("spent", spent), ("granted", granted)):
+    for name, spread in (("spent", spent), ("budget", granted)):
         if spread:
             tiles.append(
                 tile(
@@ -288,7 +288,7 @@ def accounts_part(material: Material, charts: Sequence[Chart]) -> str:
             continue
         chart = by_name.get(f"epsilon-{label}")
         rows = [_account(line) for line in lines]
-        headings = ("site", "rounds", "epsilon spent", "granted", "delta", "accountant")
+        headings = ("site", "rounds", "epsilon spent", "budget", "delta", "accountant")
         inside = figures([chart] if chart else []) + table(headings, rows, name=f"accounts-{label}")
         inside += (
             f'<p class="note">{text(words.promise(run.summary))} Seed {run.seed}; rounded up.</p>'
@@ -303,7 +303,7 @@ def _case_words(case: Case) -> str:
 
 
 def _account(line: Mapping[str, Any]) -> list[object]:
-    granted = "-" if line["granted"] is None else (_epsilon(line["granted"]), line["granted"])
+    granted = "-" if line["budget"] is None else (_epsilon(line["budget"]), line["budget"])
     delta = "-" if line["delta"] is None else f"{line['delta']:g}"
     return [
         line["account"],

@@ -42,7 +42,7 @@ def admit(
         Charge(
             account=member.id,
             observer=Observer.SERVER,
-            bill=agreement.bill(Observer.SERVER, member.participant),
+            cost=agreement.cost(Observer.SERVER, member.participant),
             draw=run.draw_token("client", round_, member.id),
         )
         for client, member in sorted(members.items())

@@ -12,20 +12,19 @@ import torch
 from torch import Tensor
 
 from dpfl.core.errors import PeerError
-from dpfl.core.types import Aggregate, Cohort, Metrics, Record, Rows, State, Total, Who
+from dpfl.core.types import Aggregate, Cohort, Metrics, Rows, State, Total, Who
 from dpfl.engine.process import one_thread
 from dpfl.plugs.channels import Summed, summed
 from dpfl.rounds.client import staged
 from dpfl.rounds.codec import FRAME_BYTES, decode_upload
 from dpfl.rounds.enrol import Agreement, Plan, Run, Uplink
-
-TOO_FEW = "nothing: too few uploads arrived"
+from dpfl.rounds.record import RoundRecord
 
 
 @one_thread()  # the same bits on every machine, and no fight over cores
 def close_round(
     agreement: Agreement, state: State, plan: Plan, uplinks: Sequence[Uplink], run: Run
-) -> tuple[State, Record]:
+) -> tuple[State, RoundRecord]:
     """Take what arrived, make the next model, and write down what happened."""
     strategy = agreement.strategy
     messages, missing, broken = _unpack(agreement, plan, uplinks, run)
@@ -55,31 +54,26 @@ def close_round(
     if isinstance(received, Rows):
         received, unusable = _without_non_finite(received)
         broken.extend(unusable)
-    operator: dict[str, object] = {
-        "cohort": list(plan.cohort.ids),
-        "arrived": list(ids),
-        "missing": missing,
-        "left": list(plan.unwilling),
-        "not_finite": sorted(broken),
-        "bytes_up": sum(len(u.payload) for u in uplinks if u.payload is not None),
-        "payload_bytes_up": sum(
+    record = RoundRecord(
+        round=state.round,
+        cohort=plan.cohort.ids,
+        arrived=ids,
+        missing=missing,
+        left=plan.unwilling,
+        not_finite=tuple(sorted(broken)),
+        bytes_up=sum(len(u.payload) for u in uplinks if u.payload is not None),
+        payload_bytes_up=sum(
             len(u.payload) - FRAME_BYTES for u in uplinks if u.payload is not None
         ),
-        "bytes_down": sum(map(len, plan.downloads.values())),
-    }
-    if on_air:
-        operator["channel_metrics"] = strategy.channel.told(on_air)
+        bytes_down=sum(map(len, plan.downloads.values())),
+        metrics={"channel": strategy.channel.metrics(on_air)} if on_air else {},
+    )
     shares = len(plan.cohort) - len(without_noise)
     enough = shares >= strategy.shares_needed(agreement.terms, len(plan.cohort))
     if agreement.amplified or (enough and (ids or strategy.central_noise is not None)):
-        model, starts, plugs, told = _aggregate(agreement, state, received, run)
-        operator |= told
-    else:
-        model, starts, plugs = state.model, {}, dict(state.plugs)
-        operator["published"] = TOO_FEW
-    public = {"round": state.round}
-    next_state = State(round=state.round + 1, model=model, starts=starts, plugs=plugs)
-    return next_state, Record(round=state.round, operator=operator, public=public)
+        return _aggregate(agreement, state, received, run, record)
+    unchanged = State(round=state.round + 1, model=state.model, plugs=dict(state.plugs))
+    return unchanged, replace(record, published=False)
 
 
 def _unpack(
@@ -209,8 +203,9 @@ def _without_non_finite(rows: Rows) -> tuple[Rows, list[str]]:
 
 
 def _aggregate(
-    agreement: Agreement, state: State, received: Rows | Total, run: Run
-) -> tuple[Tensor, dict[str, Tensor], dict[str, dict[str, Tensor]], dict[str, object]]:
+    agreement: Agreement, state: State, received: Rows | Total, run: Run, record: RoundRecord
+) -> tuple[State, RoundRecord]:
+    """Clean, weigh, add central noise, denoise, step."""
     strategy = agreement.strategy
     plugs = {slot: dict(tensors) for slot, tensors in state.plugs.items()}
     metrics: dict[str, Metrics] = {}
@@ -245,15 +240,15 @@ def _aggregate(
         ):  # what is left of the noise, beside what the formula says
             noise, _ = denoiser(replace(place, vector=noise))
             metrics["noise"]["norm_after"] = float(torch.linalg.vector_norm(noise))
-    told: dict[str, object] = {
-        "weights": {
-            client: float(w)
-            for client, w in zip(received.cohort.ids, weights.tolist(), strict=True)
-        },
-        "update_norm": float(torch.linalg.vector_norm(aggregate)),
-        **{f"{slot}_metrics": told for slot, told in metrics.items() if told},
-    }
-    return strategy.step(state.model, aggregate), starts, plugs, told
+    weighed = zip(received.cohort.ids, weights.tolist(), strict=True)
+    record = replace(
+        record,
+        weights={client: float(weight) for client, weight in weighed},
+        update_norm=float(torch.linalg.vector_norm(aggregate)),
+        metrics={**record.metrics, **{slot: own for slot, own in metrics.items() if own}},
+    )
+    model = strategy.step(state.model, aggregate)
+    return State(round=state.round + 1, model=model, starts=starts, plugs=plugs), record
 
 
 def _noisy_total(

@@ -14,7 +14,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Claims, Cohort, Observer, Phase, Shared, State, Terms, Unit
 from dpfl.plugs.base import Participant
-from dpfl.privacy.costs import Bill
+from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.ledger import Ledger
 from dpfl.strategy import Strategy
 
@@ -32,7 +32,7 @@ class Agreement:
     _plans: dict[Participant, tuple[Phase, ...]] = field(
         default_factory=dict, compare=False, repr=False
     )
-    _bills: dict[tuple[Observer, Participant], Bill] = field(
+    _bills: dict[tuple[Observer, Participant], PrivacyCost] = field(
         default_factory=dict, compare=False, repr=False
     )
 
@@ -44,18 +44,18 @@ class Agreement:
             self._plans[participant] = self.strategy.local.phases(self.terms, participant)
         return self._plans[participant]
 
-    def bill(self, observer: Observer, participant: Participant) -> Bill:
+    def cost(self, observer: Observer, participant: Participant) -> PrivacyCost:
         """What a round costs this participant against this observer."""
         key = (observer, participant)
         if key not in self._bills:
             phases = self.phases(participant)
-            self._bills[key] = self.strategy.bill(
+            self._bills[key] = self.strategy.cost(
                 observer, phases, participant.examples, self.terms
             )
         return self._bills[key]
 
     @cached_property
-    def bills_world(self) -> bool:
+    def charges_world(self) -> bool:
         """Whether the world is billed apart: not where the guarantee is made before anything leaves
         a client.
         """
@@ -66,19 +66,21 @@ class Agreement:
         """Whether the world's bill counts on the secrecy of who was drawn: then everyone eligible
         pays it.
         """
-        return self.bills_world and self.strategy.amplifies(Observer.WORLD)
+        return self.charges_world and self.strategy.amplifies(Observer.WORLD)
 
-    def bills(self, participant: Participant) -> list[tuple[Bill, frozenset[Observer]]]:
+    def costs(self, participant: Participant) -> list[tuple[PrivacyCost, frozenset[Observer]]]:
         """All bills of a round, each with those who see what it pays for."""
-        server = self.bill(Observer.SERVER, participant)
-        if not self.bills_world:
+        server = self.cost(Observer.SERVER, participant)
+        if not self.charges_world:
             return [(server, frozenset({Observer.SERVER, Observer.WORLD}))]
-        world = self.bill(Observer.WORLD, participant)
+        world = self.cost(Observer.WORLD, participant)
         return [(server, frozenset({Observer.SERVER})), (world, frozenset({Observer.WORLD}))]
 
-    def cost_against_server(self, participant: Participant) -> tuple[Bill, frozenset[Observer]]:
+    def cost_against_server(
+        self, participant: Participant
+    ) -> tuple[PrivacyCost, frozenset[Observer]]:
         """What the server sees of a round, and who else sees it."""
-        return next(cost for cost in self.bills(participant) if Observer.SERVER in cost[1])
+        return next(cost for cost in self.costs(participant) if Observer.SERVER in cost[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,20 +109,24 @@ class Run:
             self._planned[observer] = self.ledger.planned(self.name, observer)
         return self._planned[observer]
 
-    def affordable_at_first(self, client: str, bill: Bill, seen_by: frozenset[Observer]) -> bool:
+    def affordable_at_first(
+        self, client: str, cost: PrivacyCost, seen_by: frozenset[Observer]
+    ) -> bool:
         """Whether the budget of a client that has committed to nothing yet covers one round: asked
         once.
         """
         key = (client, seen_by)
         if key not in self._answers:
-            self._answers[key] = self.ledger.affordable_releases(client, bill, seen_by, 1) > 0
+            self._answers[key] = self.ledger.affordable_releases(client, cost, seen_by, 1) > 0
         return self._answers[key]
 
-    def still_planned(self, round_: int, account: str, observer: Observer, bill: Bill) -> bool:
+    def still_planned(
+        self, round_: int, account: str, observer: Observer, cost: PrivacyCost
+    ) -> bool:
         """Whether an account's plan covers this round: asked once a round."""
         key = (round_, account, observer)
         if key not in self._answers:
-            self._answers[key] = self.ledger.can_release(self.name, round_, account, observer, bill)
+            self._answers[key] = self.ledger.can_release(self.name, round_, account, observer, cost)
         return self._answers[key]
 
     def secret(self, *labels: str | int) -> SecretRng:
@@ -192,7 +198,7 @@ def enrol(
     terms = strategy.local.agree(terms, claims)
     for _, plug in strategy.slots():
         terms = plug.agree(terms, claims)
-    strategy, terms = strategy.settled(terms, claims)
+    strategy, terms = strategy.settle(terms, claims)
     # What could not be sent, or a model that cannot be parted, is refused before anyone pays for
     # it.
     strategy.upload_grid(strategy.selection.cohort_size(population) or 1)

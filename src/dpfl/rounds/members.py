@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dpfl.core.errors import ConfigurationError
-from dpfl.core.types import Budget, Claims, Observer, Practice, Unit
+from dpfl.core.types import Budget, Claims, ClientSettings, Observer, Unit
 from dpfl.data.federation import Federation
 from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.data.records import Shard
@@ -26,13 +26,15 @@ class Member:
     shard: Shard
     budget: Budget | None
     claims: Claims
-    practice: Practice = field(default_factory=Practice)
+    client_settings: ClientSettings = field(default_factory=ClientSettings)
     inputs: Inputs = NUMBERS
 
     @property
     def participant(self) -> Participant:
         """The member's own side of the contract, for planning its local work."""
-        return Participant(examples=self.shard.examples, practice=self.practice, budget=self.budget)
+        return Participant(
+            examples=self.shard.examples, client_settings=self.client_settings, budget=self.budget
+        )
 
 
 def honest_members(
@@ -53,18 +55,18 @@ def honest_members(
             shard=shard,
             budget=budget,
             claims=(claims or {}).get(client, truth),
-            practice=federation.practices.get(client, Practice()),
+            client_settings=federation.client_settings.get(client, ClientSettings()),
             inputs=federation.inputs,
         )
     return members
 
 
-def false_claims(federation: Federation, liars: Mapping[str, float]) -> dict[str, Claims]:
+def false_claims(federation: Federation, misreports: Mapping[str, float]) -> dict[str, Claims]:
     """Claims of clients that multiply their epsilon; a client is named by its id, or by its number
     in the order of ids.
     """
     claims = {}
-    for name, factor in liars.items():
+    for name, factor in misreports.items():
         client = name
         if name not in federation.shards and name.isdecimal() and int(name) < len(federation.ids):
             client = federation.ids[int(name)]

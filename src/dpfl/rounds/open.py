@@ -128,18 +128,18 @@ def _charge_world(
     An amplified cost is charged to everyone eligible, drawn or not: the sampling is in the cost
     already.
     """
-    if not agreement.bills_world:
+    if not agreement.charges_world:
         return
-    bill = agreement.strategy.bill(Observer.WORLD, (), 1, agreement.terms)
+    cost = agreement.strategy.cost(Observer.WORLD, (), 1, agreement.terms)
     if agreement.amplified:
         accounts = sorted({run.populations[client] for client in eligible})
     else:
         accounts = list(cohort.ids)
-        cost = (bill, frozenset({Observer.WORLD}))
-        plan_members(agreement, run, Observer.WORLD, dict.fromkeys(accounts, cost), {})
+        seen = (cost, frozenset({Observer.WORLD}))
+        plan_members(agreement, run, Observer.WORLD, dict.fromkeys(accounts, seen), {})
     token = run.draw_token("central", round_)
     charges = [
-        Charge(account=account, observer=Observer.WORLD, bill=bill, draw=token)
+        Charge(account=account, observer=Observer.WORLD, cost=cost, draw=token)
         for account in accounts
     ]
     refused = run.ledger.charge(run.name, round_, charges)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dpfl.core.types import Budget, Observer
-from dpfl.privacy.costs import Bill, PrivacyPlan
+from dpfl.privacy.costs import PrivacyCost, PrivacyPlan
 from dpfl.rounds.enrol import Agreement, Run
 
 
@@ -19,24 +19,24 @@ def plan_members(
     agreement: Agreement,
     run: Run,
     observer: Observer,
-    costs: Mapping[str, tuple[Bill, frozenset[Observer]]],
+    costs: Mapping[str, tuple[PrivacyCost, frozenset[Observer]]],
     budgets: Mapping[str, Budget | None],
 ) -> None:
     """Commit the plans of those that have none yet; whose budget covers no round gets none."""
     planned = run.planned(observer)
     plans = []
-    for client, (bill, seen_by) in sorted(costs.items()):
+    for client, (cost, seen_by) in sorted(costs.items()):
         if client in planned:
             continue
         budget = budgets.get(client)
         share = None if budget is None else budget.delta
         releases = run.ledger.affordable_releases(
-            client, bill, seen_by, agreement.terms.rounds, delta=share
+            client, cost, seen_by, agreement.terms.rounds, delta=share
         )
         if releases > 0:
             plans.append(
                 PrivacyPlan(
-                    account=client, observer=observer, bill=bill, releases=releases, delta=share
+                    account=client, observer=observer, cost=cost, releases=releases, delta=share
                 )
             )
     refused = run.ledger.commit(run.name, plans)
@@ -55,18 +55,18 @@ def plan_world(agreement: Agreement, run: Run) -> dict[str, str]:
         return accounts
     planned = run.planned(Observer.WORLD)
     if not planned:
-        bill = agreement.strategy.bill(Observer.WORLD, (), 1, agreement.terms)
+        cost = agreement.strategy.cost(Observer.WORLD, (), 1, agreement.terms)
         groups: dict[int, list[str]] = {}
         for client in sorted(agreement.claims):
             releases = run.ledger.affordable_releases(
-                client, bill, {Observer.WORLD}, agreement.terms.rounds
+                client, cost, {Observer.WORLD}, agreement.terms.rounds
             )
             groups.setdefault(releases, []).append(client)
         plans = [
             PrivacyPlan(
                 account=run.ledger.population(group),
                 observer=Observer.WORLD,
-                bill=bill,
+                cost=cost,
                 releases=releases,
             )
             for releases, group in sorted(groups.items())
@@ -82,7 +82,10 @@ def plan_world(agreement: Agreement, run: Run) -> dict[str, str]:
 
 
 def covered(
-    agreement: Agreement, run: Run, client: str, costs: Sequence[tuple[Bill, frozenset[Observer]]]
+    agreement: Agreement,
+    run: Run,
+    client: str,
+    costs: Sequence[tuple[PrivacyCost, frozenset[Observer]]],
 ) -> bool:
     """Whether a client's plans cover every round: then nobody need be asked again."""
     if run.ledger.filter != "allotments":
@@ -101,7 +104,7 @@ def affords(
     run: Run,
     round_: int,
     client: str,
-    bill: Bill,
+    cost: PrivacyCost,
     seen_by: frozenset[Observer],
 ) -> bool:
     """Whether a client's plan, or its budget if it has no plan yet, covers this round's cost."""
@@ -110,7 +113,7 @@ def affords(
     account = plan_world(agreement, run).get(client, "") if amplified else client
     releases = run.planned(observer).get(account)
     if releases is None:
-        return not amplified and run.affordable_at_first(client, bill, seen_by)
+        return not amplified and run.affordable_at_first(client, cost, seen_by)
     if releases >= agreement.terms.rounds and run.ledger.filter == "allotments":
         return True  # a round is charged at most once
-    return run.still_planned(round_, account, observer, bill)
+    return run.still_planned(round_, account, observer, cost)

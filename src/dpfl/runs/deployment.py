@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal, did_you_mean
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Budget, Observer, Practice, Unit
+from dpfl.core.types import Budget, ClientSettings, Observer, Unit
 from dpfl.methods.registry import METHODS, make_strategy, usual_sampling
 from dpfl.models import make_model
 from dpfl.plugs.selection import Selection
@@ -201,12 +202,13 @@ class SiteFile(TomlFile):
     """A site's own file. It never leaves the site."""
 
     called: ClassVar[str] = "site"
+    renamed: ClassVar[Mapping[str, str]] = {"practice": "client_settings"}
 
     site: SiteSection
     data: SiteDataSection
     budget: BudgetSection | None = None
     policy: PolicySection = PolicySection()
-    practice: ClientSection = ClientSection()
+    client_settings: ClientSection = ClientSection()
     server: ServerSection = ServerSection()
 
     def agrees(self, where: str) -> None:
@@ -289,6 +291,6 @@ class SiteFile(TomlFile):
         delta = whole.delta * part if self.budget.filter == "allotments" else whole.delta
         return replace(whole, epsilon=self.budget.per_study, delta=delta)
 
-    def own_practice(self) -> Practice:
+    def own_practice(self) -> ClientSettings:
         """The site's habits."""
-        return Practice(**self.practice.model_dump(exclude_none=True))
+        return ClientSettings(**self.client_settings.model_dump(exclude_none=True))

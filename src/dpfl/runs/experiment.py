@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -15,7 +16,7 @@ from torch import nn
 
 from dpfl.core.errors import ConfigurationError, did_you_mean
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Practice
+from dpfl.core.types import ClientSettings
 from dpfl.core.version import __version__
 from dpfl.data.federation import Federation
 from dpfl.data.partition import Partition
@@ -95,7 +96,7 @@ class RunSection(Section):
     device: str = "cpu"
     workers: int = Field(default=1, ge=1)
     evaluate_every: int = Field(default=1, ge=1)
-    liars: dict[str, float] = Field(default_factory=dict)
+    misreports: dict[str, float] = Field(default_factory=dict)
     dropout: float = 0.0
 
 
@@ -108,7 +109,7 @@ class ClientSection(Section):
     lr: float | None = None
 
 
-class PracticesSection(Section):
+class ClientSettingsSection(Section):
     """Habits that each client draws from a list, by the public seed; its own section wins."""
 
     batch_size: list[int] = Field(default_factory=list)
@@ -121,13 +122,17 @@ class Experiment(TomlFile):
     """A whole experiment. What decides privacy (epsilon, delta, clip) has no default."""
 
     called: ClassVar[str] = "experiment"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "practices": "client_settings",
+        "run.liars": "run.misreports",
+    }
     data: DataSection
     partition: PartitionSection = PartitionSection()
     budgets: BudgetsSection = BudgetsSection()
     model: ModelSection = ModelSection()
     method: MethodSection
     run: RunSection
-    practices: PracticesSection = PracticesSection()
+    client_settings: ClientSettingsSection = ClientSettingsSection()
     clients: dict[str, ClientSection] = Field(default_factory=dict)
 
     @classmethod
@@ -207,18 +212,20 @@ class Experiment(TomlFile):
                 "is not in the federation",
                 did_you_mean(unknown[0], federation.ids),
             )
-        return replace(federation, practices=self._practices(federation.ids))
+        return replace(federation, client_settings=self._client_settings(federation.ids))
 
-    def _practices(self, ids: tuple[str, ...]) -> dict[str, Practice]:
+    def _client_settings(self, ids: tuple[str, ...]) -> dict[str, ClientSettings]:
         """What each client does in its own way: said of it, or drawn from a list."""
-        lists = {name: values for name, values in self.practices.model_dump().items() if values}
+        lists = {
+            name: values for name, values in self.client_settings.model_dump().items() if values
+        }
         named = {
             client: section.model_dump(exclude_none=True)
             for client, section in self.clients.items()
         }
         if not lists:
-            return {client: Practice(**own) for client, own in named.items()}
-        practices = {}
+            return {client: ClientSettings(**own) for client, own in named.items()}
+        client_settings = {}
         for client in ids:
             seed = self.public_seed().child("practices", client)
             drawn = {
@@ -232,8 +239,8 @@ class Experiment(TomlFile):
                     for name, value in drawn.items()
                     if name not in ("local_steps", "local_epochs")
                 }
-            practices[client] = Practice(**{**drawn, **own})
-        return practices
+            client_settings[client] = ClientSettings(**{**drawn, **own})
+        return client_settings
 
     def _clients(self, data_folder: Path | None) -> Federation:
         seed = self.public_seed().child("data")

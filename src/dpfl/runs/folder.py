@@ -18,6 +18,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,24 @@ from dpfl.core.errors import CheckpointError, FolderError, disk_error
 from dpfl.core.files import write_safely
 from dpfl.core.layout import Layout
 from dpfl.core.types import State
+from dpfl.engine.evaluation import Scores
+from dpfl.rounds.record import RoundRecord
+from dpfl.runs.result import Summary
 
 CHECKPOINT_FORMAT = "dpfl-checkpoint-1"
-SUMMARY_FORMAT = "dpfl-summary-1"
 RESULTS_FORMAT = "dpfl-study-1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A state to go on from, the run and the experiment it belongs to, and what clients keep to
+    themselves.
+    """
+
+    state: State
+    run: str
+    experiment: str
+    private: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class RunFolder:
@@ -118,49 +133,71 @@ class RunFolder:
                 ) from error
         return records
 
-    def cut_back(self, round_: int) -> list[dict[str, Any]]:
+    def append_round(self, record: RoundRecord) -> None:
+        """Add a round to the operator's record."""
+        self.append(self.rounds, record.to_dict())
+
+    def read_rounds(self) -> list[RoundRecord]:
+        """Read the operator's record."""
+        try:
+            return [RoundRecord.from_dict(line) for line in self.read_lines(self.rounds)]
+        except (KeyError, TypeError) as error:
+            remedy = "restore it from a backup"
+            raise FolderError(str(self.rounds), f"cannot be read ({error!r})", remedy) from error
+
+    def cut_back(self, round_: int) -> list[RoundRecord]:
         """Forget what was written of rounds that the checkpoint does not contain: they will be
         repeated.
         """
-        kept = [line for line in self.read_lines(self.rounds) if line["round"] < round_]
-        if [line["round"] for line in kept] != list(range(round_)):
+        kept = [record for record in self.read_rounds() if record.round < round_]
+        if [record.round for record in kept] != list(range(round_)):
             raise FolderError(
                 str(self.rounds),
                 f"does not hold the {round_} rounds of the checkpoint",
                 "restore it from a backup",
             )
         if self.rounds.exists():
-            write_safely(self.rounds, "".join(json.dumps(line) + "\n" for line in kept).encode())
+            lines = "".join(json.dumps(record.to_dict()) + "\n" for record in kept)
+            write_safely(self.rounds, lines.encode())
         return kept
+
+    def append_halt(self, round_: int, scores: Scores) -> None:
+        """Note how good the model was where a search made the run wait."""
+        told = {"round": round_, "accuracy": scores.accuracy, "loss": scores.loss}
+        self.append(self.halts, told)
+
+    def halted_at(self, round_: int) -> Scores | None:
+        """How good the model was when the run waited at this round, if it did."""
+        for line in self.read_lines(self.halts):
+            if line.get("round") == round_:
+                return Scores(accuracy=line["accuracy"], loss=line["loss"])
+        return None
 
     # -- checkpoint --------------------------------------------------------------------------------
 
-    def save_state(
-        self, state: State, run: str, digest: str, private: Mapping[str, Tensor] | None = None
-    ) -> None:
+    def save_state(self, checkpoint: Checkpoint) -> None:
         """Write the whole state, and the parts of the model that stay at clients; safetensors,
         never pickle.
         """
+        state = checkpoint.state
         tensors: dict[str, Tensor] = {"model": state.model}
         tensors |= {f"starts/{client}": tensor for client, tensor in state.starts.items()}
-        tensors |= {f"private/{client}": tensor for client, tensor in (private or {}).items()}
+        tensors |= {f"private/{client}": tensor for client, tensor in checkpoint.private.items()}
         tensors |= {
-            f"plugs/{slot}/{name}": t
-            for slot, plug in state.plugs.items()
-            for name, t in plug.items()
+            f"plugs/{slot}/{k}": t for slot, own in state.plugs.items() for k, t in own.items()
         }
         tensors = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
         metadata = {
             "format": CHECKPOINT_FORMAT,
             "round": str(state.round),
-            "run": run,
-            "experiment": digest,
+            "run": checkpoint.run,
+            "experiment": checkpoint.experiment,
         }
         metadata["slots"] = json.dumps(sorted(state.plugs))
         metadata["sha256"] = _fingerprint(tensors)
         write_safely(self.checkpoint, safetensors.save(tensors, metadata=metadata))
 
-    def load_state(self, digest: str) -> tuple[State, str, dict[str, Tensor]]:
+    def load_state(self, digest: str) -> Checkpoint:
         """Read back the state, the run it belongs to, and private parts; damage, or another
         experiment's, is refused.
         """
@@ -205,28 +242,28 @@ class RunFolder:
         state = State(
             round=int(metadata["round"]), model=tensors["model"], starts=starts, plugs=plugs
         )
-        return state, metadata["run"], private
+        return Checkpoint(state=state, run=metadata["run"], experiment=digest, private=private)
 
     def save_model(self, vector: Tensor, layout: Layout, note: str) -> None:
         """Write the final model under its parameters' names."""
         tensors = {name: tensor.contiguous() for name, tensor in layout.unflatten(vector).items()}
         write_safely(self.model, safetensors.save(tensors, metadata={"dpfl": note}))
 
-    def save_summary(self, summary: Mapping[str, Any]) -> None:
+    def save_summary(self, summary: Summary) -> None:
         """Write what came out."""
-        write_safely(self.summary, (json.dumps(summary, indent=2) + "\n").encode())
+        write_safely(self.summary, (json.dumps(summary.to_dict(), indent=2) + "\n").encode())
 
-    def read_summary(self) -> dict[str, Any]:
+    def read_summary(self) -> Summary:
         """Read what came out."""
         try:
-            summary = _table(self.summary.read_text())
+            values = _table(self.summary.read_text())
         except (OSError, ValueError) as error:
             raise FolderError(
                 str(self.summary),
                 f"cannot be read ({error})",
                 "finish the run with dpfl run --resume",
             ) from error
-        return summary
+        return Summary.from_dict(values, str(self.summary))
 
 
 def _table(text: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import tomllib
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -25,13 +26,14 @@ class TomlFile(Section):
     """A whole file."""
 
     called: ClassVar[str] = "file"  # in messages, where there is no path
+    renamed: ClassVar[Mapping[str, str]] = {}  # dotted keys of version 0.1, and what they are now
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str | None = None) -> Self:
         """Validate plain values; the first problem becomes one clear sentence."""
         place = cls.called if where is None else where
         try:
-            found = cls.model_validate(values)
+            found = cls.model_validate(with_new_names(values, cls.renamed))
         except ValidationError as error:
             raise _explained(place, error, cls) from error
         found.agrees(place)
@@ -102,3 +104,18 @@ def _section_in(annotation: Any) -> type[BaseModel] | None:
         return annotation
     inside = (_section_in(part) for part in typing.get_args(annotation))
     return next((section for section in inside if section is not None), None)
+
+
+def with_new_names(values: dict[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values with keys of version 0.1 under their new names.
+
+    >>> with_new_names({"run": {"liars": {"a": 2.0}}}, {"run.liars": "run.misreports"})
+    {'run': {'misreports': {'a': 2.0}}}
+    """
+    for old, new in renamed.items():
+        section, _, key = old.rpartition(".")
+        place = values.get(section) if section else values
+        if isinstance(place, dict) and key in place:
+            moved = {new.rpartition(".")[2] if k == key else k: v for k, v in place.items()}
+            values = {**values, section: moved} if section else moved
+    return values

@@ -7,22 +7,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from dpfl.core.errors import LedgerError, PrivacyRefusal
 from dpfl.core.layout import Layout
-from dpfl.core.types import Budget, Observer, Record, State, Unit
-from dpfl.core.version import __version__
+from dpfl.core.types import Budget, Observer, State, Unit
 from dpfl.data.federation import Federation
-from dpfl.engine.evaluation import Evaluation
+from dpfl.engine.evaluation import Evaluation, Scores
 from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.models import check_model
-from dpfl.plugs.local_work import noise_variance
-from dpfl.plugs.weights import TRUE_NOISE
-from dpfl.privacy.costs import Bill
+from dpfl.privacy.costs import PrivacyCost
+from dpfl.privacy.flags import Flag, RaisedFlag, public_note
 from dpfl.privacy.statement import Statement, statement
 from dpfl.rounds import (
     Agreement,
@@ -37,43 +34,31 @@ from dpfl.rounds import (
     first_state,
     open_round,
 )
-from dpfl.rounds.members import Member, check_budget, false_claims, honest_members
-from dpfl.runs.folder import SUMMARY_FORMAT, RunFolder
+from dpfl.rounds.members import check_budget, false_claims, honest_members
+from dpfl.rounds.record import RoundRecord
+from dpfl.runs.folder import Checkpoint, RunFolder
+from dpfl.runs.result import EpsilonSpread, RoundCount, Summary, Tested, total_bytes
 from dpfl.sim.clock import Clock
 from dpfl.sim.ray_workers import RayWorkers
-from dpfl.sim.summary import silence, spread
-from dpfl.sim.workers import Bench, Workers
+from dpfl.sim.truth import compared, true_noise, with_largest_budget, with_true_noise
+from dpfl.sim.workers import WorkerContext, Workers
 from dpfl.strategy import Strategy
 
-Progress = Callable[[int, int, dict[str, Any]], None]
-
-SEEDED = (
-    "NOT PRIVATE: SEEDED (anyone who knows the seed can subtract the noise; for simulations only)"
-)
-UNPROTECTED = "NOT PRIVATE: this method protects nobody"
-HYPOTHETICAL = "HYPOTHETICAL: every client was granted the largest budget, whatever it asked for"
-UNACCOUNTED = "UNACCOUNTED: accuracy and loss are measured on the clients' test records, which only a simulation may see"
-PUBLIC = (SEEDED, UNPROTECTED, HYPOTHETICAL)
-"""Warnings that follow from the method and the experiment alone: all that a published model may
-carry.
-"""
-
-_COMMON = "the common model, on all clients' test records"
-_PERSONAL = "each client's own model, on its own test records"
+Progress = Callable[[int, int, RoundRecord], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a simulation ends with."""
+    """Where a simulation stopped; ``summary`` is None if it was halted, to go on another time."""
 
     state: State
-    history: list[dict[str, Any]]
-    statements: dict[str, Statement]
-    summary: dict[str, Any]
+    history: list[RoundRecord]
+    scores: Scores
+    summary: Summary | None
 
 
 class Simulation:
-    """A prepared federation: members, agreement, ledger grants. :meth:`run` plays the rounds."""
+    """A prepared federation: members, agreement, budgets. :meth:`run` plays the rounds."""
 
     def __init__(
         self,
@@ -87,19 +72,17 @@ class Simulation:
         device: str = "cpu",
         workers: int = 1,
         evaluate_every: int = 1,
-        liars: Mapping[str, float] | None = None,
+        misreports: Mapping[str, float] | None = None,
         folder: RunFolder | None = None,
         digest: str = "",
     ) -> None:
         check_model(model, federation.feature_shape, federation.classes, federation.inputs)
-        if (
-            run.ledger.filter == "renyi"
-        ):  # plan with the curve that the ledger will hold the run against
+        if run.ledger.filter == "renyi":  # plan with the curve that the ledger will hold it against
             federation = replace(federation, budgets=_planned_by(federation.budgets, "renyi"))
-        self.members = honest_members(federation, false_claims(federation, liars or {}))
-        self.liars = dict(liars or {})
+        self.misreports = dict(misreports or {})
+        self.members = honest_members(federation, false_claims(federation, self.misreports))
         if strategy.local.hypothetical:
-            self.members = _all_granted_the_largest(self.members)
+            self.members = with_largest_budget(self.members)
         for member in self.members.values():
             check_budget(member, unit=strategy.unit, observer=strategy.observer)
             if member.budget is None and strategy.observer is not Observer.NOBODY:
@@ -108,55 +91,91 @@ class Simulation:
                     "has no budget",
                     "give every client a Budget(epsilon, delta), or use fedavg",
                 )
-        self.layout = Layout.of_module(model)
-        self.model = model
-        self.strategy = strategy
-        self.run_ = run
-        self.engine = engine
-        self.device = device
-        self.workers = workers
+        self.model, self.layout = model, Layout.of_module(model)
+        self.run_, self.folder, self.digest = run, folder, digest
+        self.engine, self.device, self.workers = engine, device, workers
         self.evaluate_every = evaluate_every
-        self.folder = folder
-        self.digest = digest
-        self._covered: set[str] = set()  # whose plans cover all rounds
-        self._costs: dict[str, list[tuple[Bill, frozenset[Observer]]]] = {}
-        self.timings: list[dict[str, float]] = []
-        self.agreement: Agreement = enrol(
-            strategy, {c: m.claims for c, m in self.members.items()}, rounds, self.layout
-        )
-        self.strategy = strategy = self.agreement.strategy  # with nothing left open
-        self.private: dict[str, Tensor] = {}  # what stays at clients, by client
+        claims = {client: member.claims for client, member in self.members.items()}
+        self.agreement: Agreement = enrol(strategy, claims, rounds, self.layout)
+        self.strategy = self.agreement.strategy  # with nothing left open
         self.evaluation = Evaluation(
             model=model, layout=self.layout, federation=federation, device=device
         )
-        if strategy.observer is not Observer.NOBODY:
-            budgets = {
-                client: member.budget
-                for client, member in self.members.items()
-                if member.budget is not None
-            }
-            run.ledger.grant(budgets, unit=strategy.unit, observer=strategy.observer)
+        self.private: dict[str, Tensor] = {}  # what stays at clients, by client
+        self.timings: list[dict[str, float]] = []
+        self._covered: set[str] = set()  # whose plans cover all rounds
+        self._costs: dict[str, list[tuple[PrivacyCost, frozenset[Observer]]]] = {}
+        if self._protects:
+            budgets = {c: m.budget for c, m in self.members.items() if m.budget is not None}
+            run.ledger.set_budgets(budgets, unit=strategy.unit, observer=strategy.observer)
+
+    @property
+    def _protects(self) -> bool:
+        return self.strategy.observer is not Observer.NOBODY
 
     # -- the loop ----------------------------------------------------------------------------------
 
     def start(self) -> State:
         """Return the state before the first round; in a folder, it is the first checkpoint."""
         state = first_state(self.agreement, self.layout.read(self.model))
-        if self.folder is not None:
-            self.folder.save_state(state, self.run_.name, self.digest)
+        self._checkpoint(state)
         return state
 
     def run(
         self,
         state: State,
-        history: list[dict[str, Any]],
+        history: list[RoundRecord],
         progress: Progress | None = None,
         until: int | None = None,
     ) -> Outcome:
         """Play the rounds that are left; or halt at round ``until``, to go on another time."""
         began = time.perf_counter()
         rounds = self.agreement.terms.rounds
-        bench = Bench(
+        ended_early: str | None = None
+        left: tuple[str, ...] = ()
+        halt = min(until or rounds, rounds)
+        with self._workers() as workers:
+            while state.round < halt:
+                clock = Clock()
+                plan = open_round(self.agreement, state, self.run_, self._willing(state.round))
+                if plan.over:
+                    left = plan.unwilling
+                    ended_early = f"after {state.round} of {rounds} rounds: {plan.over}"
+                    break
+                clock.lap("open")
+                # ---- clients: each charges its own account, then works ---------------------------
+                members = {client: self.members[client] for client in plan.cohort.ids}
+                abstaining = admit(self.agreement, self.run_, state.round, members)
+                active = {c: m for c, m in members.items() if c not in abstaining}
+                blocks = blocks_of(self.agreement, active, workers.engine)
+                uplinks = workers.run(state.round, plan.downloads, blocks, self.private)
+                uplinks += [
+                    Uplink(client=c, payload=None, reason=why)
+                    for c, why in sorted(abstaining.items())
+                ]
+                clock.lap("clients")
+                # ---- server: aggregate, evaluate, write down -------------------------------------
+                noise = true_noise(self.agreement, active)
+                if self.strategy.weights.needs_true_noise:
+                    state = with_true_noise(state, noise)
+                state, record = close_round(self.agreement, state, plan, uplinks, self.run_)
+                clock.lap("close")
+                record = compared(self.agreement, record, noise)
+                if state.round % self.evaluate_every == 0 or state.round == rounds:
+                    record = replace(record, scores=self.evaluate(state.model))
+                clock.lap("evaluate")
+                history.append(record)
+                self._keep(state, record, clock)
+                if progress is not None:
+                    progress(state.round, rounds, record)
+        if halt < rounds and ended_early is None:
+            return self._halted(state, history)
+        count = RoundCount(planned=rounds, done=state.round, ended_early=ended_early)
+        summary = self._summary(state, history, count, left, time.perf_counter() - began)
+        return Outcome(state=state, history=history, scores=summary.scores, summary=summary)
+
+    def _workers(self) -> Workers | RayWorkers:
+        context = WorkerContext(
             agreement=self.agreement,
             members=self.members,
             model=self.model,
@@ -165,111 +184,30 @@ class Simulation:
             run=self.run_.name,
             seed=self.run_.seed,
         )
-        ended_early, left_at_the_end = None, []
-        halt = min(until or rounds, rounds)
-        with self._workers(bench) as workers:
-            while state.round < halt:
-                clock = Clock()
-                plan = open_round(self.agreement, state, self.run_, self._willing(state.round))
-                if plan.over:
-                    left_at_the_end = list(plan.unwilling)
-                    ended_early = f"after {state.round} of {rounds} rounds: {plan.over}"
-                    break
-                clock.lap("open")
-                # ---- clients: each charges its own account, then works --------------------------------------------------
-                members = {client: self.members[client] for client in plan.cohort.ids}
-                abstaining = admit(self.agreement, self.run_, state.round, members)
-                active = {
-                    client: member for client, member in members.items() if client not in abstaining
-                }
-                blocks = blocks_of(self.agreement, active, workers.engine)
-                uplinks = workers.run(state.round, plan.downloads, blocks, self.private)
-                uplinks += [
-                    Uplink(client=c, payload=None, reason=why)
-                    for c, why in sorted(abstaining.items())
-                ]
-                clock.lap("clients")
-                # ---- server: aggregate, evaluate, write down -------------------------------------------------------------
-                noise = {client: self._true_noise(client) for client in active}
-                if self.strategy.weights.asks_for_the_truth:
-                    state = _told(state, noise)
-                state, record = close_round(self.agreement, state, plan, uplinks, self.run_)
-                clock.lap("close")
-                line: dict[str, Any] = {
-                    "round": record.round,
-                    **record.operator,
-                    **self._truth(record, noise),
-                }
-                if state.round % self.evaluate_every == 0 or state.round == rounds:
-                    line |= self.evaluate(state.model)
-                clock.lap("evaluate")
-                history.append(line)
-                self._keep(state, line, clock)
-                if progress is not None:
-                    progress(state.round, rounds, line)
-        if halt < rounds and ended_early is None:
-            return self._halted(state, history)
-        return self._outcome(
-            state, history, ended_early, left_at_the_end, time.perf_counter() - began
-        )
+        kind = RayWorkers if self.engine == "ray" else Workers
+        return kind(context, self.workers)
 
-    def _workers(self, bench: Bench) -> Workers | RayWorkers:
-        return (
-            RayWorkers(bench, self.workers)
-            if self.engine == "ray"
-            else Workers(bench, self.workers)
-        )
-
-    def _halted(self, state: State, history: list[dict[str, Any]]) -> Outcome:
-        rounds = {"planned": self.agreement.terms.rounds, "done": state.round, "ended_early": None}
-        so_far = {"method": self.strategy.name, "rounds": rounds, **self.evaluate(state.model)}
+    def _halted(self, state: State, history: list[RoundRecord]) -> Outcome:
+        scores = self.evaluate(state.model)
         if self.folder is not None:
-            self.folder.append(self.folder.halts, so_far)
-        return Outcome(state=state, history=history, statements={}, summary=so_far)
+            self.folder.append_halt(state.round, scores)
+        return Outcome(state=state, history=history, scores=scores, summary=None)
 
-    def _keep(self, state: State, line: dict[str, Any], clock: Clock) -> None:
-        timing = {"round": line["round"], "seconds": sum(clock.laps.values()), **clock.laps}
+    def _keep(self, state: State, record: RoundRecord, clock: Clock) -> None:
+        timing = {"round": record.round, "seconds": sum(clock.laps.values()), **clock.laps}
         self.timings.append(timing)
-        if self.folder is None:
-            return
-        self.folder.append(self.folder.rounds, line)
-        self.folder.append(self.folder.timings, timing)
-        self.folder.save_state(state, self.run_.name, self.digest, self.private)
+        if self.folder is not None:
+            self.folder.append_round(record)
+            self.folder.append(self.folder.timings, timing)
+            self._checkpoint(state)
 
-    def _true_noise(self, client: str) -> float:
-        """Variance of the noise in a client's update: known to a simulator, who planned it."""
-        if not self.strategy.local.private:
-            return 0.0
-        participant = self.members[client].participant
-        return noise_variance(
-            self.agreement.phases(participant), participant.examples, self.layout.size
-        )
-
-    def _truth(self, record: Record, noise: Mapping[str, float]) -> dict[str, Any]:
-        """The noise in the round's aggregate beside the least there could be (Robust-HDP, Eq. 8): a
-        simulator's knowledge.
-        """
-        weights: Any = record.operator.get("weights")
-        if (
-            not isinstance(weights, dict)
-            or not weights
-            or min(noise.get(c, 0.0) for c in weights) <= 0
-        ):
-            return {}
-        inverse = {client: 1 / noise[client] for client in weights}
-        least = 1 / sum(inverse.values())
-        truth: dict[str, Any] = {
-            "noise_variance": {client: noise[client] for client in weights},
-            "oracle_weights": {client: value * least for client, value in inverse.items()},
-            "least_noise_variance": least,
-        }
-        if (
-            self.strategy.clean is None and not self.strategy.stages
-        ):  # otherwise rows are not what was sent
-            truth["aggregate_noise_variance"] = sum(
-                w**2 * noise[client] for client, w in weights.items()
+    def _checkpoint(self, state: State) -> None:
+        if self.folder is not None:
+            self.folder.save_state(
+                Checkpoint(
+                    state=state, run=self.run_.name, experiment=self.digest, private=self.private
+                )
             )
-        return {"simulated_truth": truth}
 
     def _willing(self, round_: int) -> Callable[[str], bool]:
         """Ask a member whether its own ledger covers this round."""
@@ -278,27 +216,25 @@ class Simulation:
             if client in self._covered:
                 return True
             if client not in self._costs:
-                self._costs[client] = self.agreement.bills(self.members[client].participant)
+                self._costs[client] = self.agreement.costs(self.members[client].participant)
             costs = self._costs[client]
             if covered(self.agreement, self.run_, client, costs):
                 self._covered.add(client)
                 return True
             return all(
-                affords(self.agreement, self.run_, round_, client, bill, seen_by)
-                for bill, seen_by in costs
+                affords(self.agreement, self.run_, round_, client, cost, seen_by)
+                for cost, seen_by in costs
             )
 
         return willing
 
-    def evaluate(self, vector: Tensor) -> dict[str, float]:
-        """Accuracy and loss on test records: a simulator's privilege, not covered by any bill."""
+    def evaluate(self, vector: Tensor) -> Scores:
+        """Accuracy and loss on test records: for simulations only, and not accounted."""
         return self.evaluation(vector, self.strategy.personal, self.private)
 
     # -- going on after an interruption ------------------------------------------------------------
 
-    def resume(
-        self, state: State, private: Mapping[str, Tensor]
-    ) -> tuple[State, list[dict[str, Any]]]:
+    def resume(self, found: Checkpoint) -> tuple[State, list[RoundRecord]]:
         """Check that ledger, record and checkpoint belong together, and say from where to go on.
 
         Seeded: a round that was charged but not checkpointed is repeated, bit for bit, without a
@@ -306,7 +242,7 @@ class Simulation:
         not.
         """
         assert self.folder is not None
-        self.private = dict(private)
+        state, self.private = found.state, dict(found.private)
         charged = self.run_.ledger.last_round(self.run_.name)
         if (-1 if charged is None else charged) < state.round - 1:
             raise LedgerError(
@@ -317,181 +253,121 @@ class Simulation:
         history = self.folder.cut_back(state.round)
         charged_to = self.run_.ledger.charged(self.run_.name)
         for line in history:
-            unpaid = [
-                client
-                for client in line.get("arrived", [])
-                if (line["round"], client) not in charged_to
-            ]
+            unpaid = [client for client in line.arrived if (line.round, client) not in charged_to]
             if unpaid:
                 raise LedgerError(
                     str(self.folder.ledger),
-                    f"does not hold round {line['round']}'s charge to '{unpaid[0]}', who took part",
+                    f"does not hold round {line.round}'s charge to '{unpaid[0]}', who took part",
                     "restore the ledger this run has written",
                 )
-        if self.run_.seed is None and charged is not None:
-            while state.round <= charged:
-                line = {
-                    "round": state.round,
-                    "lost": "charged, but interrupted before it was published",
-                }
-                self.folder.append(self.folder.rounds, line)
-                history.append(line)
-                state = replace(state, round=state.round + 1)
-                self.folder.save_state(state, self.run_.name, self.digest, self.private)
+        while self.run_.seed is None and charged is not None and state.round <= charged:
+            reason = "charged, but interrupted before it was published"
+            history.append(RoundRecord(round=state.round, lost=reason))
+            self.folder.append_round(history[-1])
+            state = replace(state, round=state.round + 1)
+            self._checkpoint(state)
         return state, history
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def _outcome(
+    def _summary(
         self,
         state: State,
-        history: list[dict[str, Any]],
-        ended_early: str | None,
-        left: list[str],
+        history: list[RoundRecord],
+        rounds: RoundCount,
+        left: tuple[str, ...],
         seconds: float,
-    ) -> Outcome:
-        lines: dict[str, Statement] = {}
-        for client in self.members:
-            line = statement(self.run_.ledger, client, self._billed(client))
-            if line is not None:
-                lines[client] = line
-        if not any("accuracy" in line for line in history[-1:]):
-            last = self.evaluate(state.model)
-        else:
-            last = {
-                key: history[-1][key]
-                for key in ("accuracy", "loss", "common_accuracy")
-                if key in history[-1]
-            }
-        stamps = [*self.stamps(), *silence(history)]
-        summary = {
-            "format": SUMMARY_FORMAT,
-            "dpfl": __version__,
-            "method": self.strategy.name,
-            "run": self.run_.name,
-            "unit": str(self.strategy.unit),
-            "observer": str(self.strategy.observer),
-            "adjacency": str(self.strategy.adjacency),
-            "stamps": stamps,
-            "assumptions": [*self.strategy.assumptions, *self._arithmetic()],
-            "clients": len(self.members),
-            "parameters": self.layout.size,
-            "rounds": {
-                "planned": self.agreement.terms.rounds,
-                "done": state.round,
-                "ended_early": ended_early,
-            },
-            **last,
-            "tested": _COMMON if self.strategy.personal is None else _PERSONAL,
-            "epsilon": spread(lines),
-            "epsilon_by_observer": self._by_observer(lines),
-            "clients_left": sorted(
-                {*left, *(client for line in history for client in line.get("left", []))}
-            ),
-            "bytes_up": sum(line.get("bytes_up", 0) for line in history),
-            "payload_bytes_up": sum(line.get("payload_bytes_up", 0) for line in history),
-            "bytes_down": sum(line.get("bytes_down", 0) for line in history),
-            "statements": [line.to_dict() for line in lines.values()],
-            "seconds": round(seconds, 3),
-        }
-        if self.folder is not None:
-            # The model file is meant for the world: no count of rounds, no client's name, nothing
-            # that was measured.
-            self.folder.save_model(
-                state.model, self.layout, "; ".join(s for s in stamps if s in PUBLIC)
-            )
-            self.folder.save_summary(summary)
-        return Outcome(state=state, history=history, statements=lines, summary=summary)
-
-    def _by_observer(self, known: Mapping[str, Statement]) -> dict[str, Any]:
-        """What was spent against each who was billed apart: of a client-level method, the server
-        and the world.
-        """
-        if not self.agreement.bills_world:
-            return {}
-        found = {}
-        for observer in (Observer.SERVER, Observer.WORLD):
-            lines = dict(known)
-            for client in self.members:
-                if client not in lines or lines[client].observer != observer:
-                    line = statement(self.run_.ledger, client, observer)
-                    lines.pop(client, None)
-                    if line is not None:
-                        lines[client] = line
-            found[str(observer)] = spread(lines)
-        return found
-
-    def _arithmetic(self) -> tuple[str, ...]:
+    ) -> Summary:
+        lines = self._statements(self._stated_against)
+        last = history[-1].scores if history else None
         private = self.strategy.local.private
-        return arithmetic_assumptions(self.model, self.layout, self.device) if private else ()
+        arithmetic = arithmetic_assumptions(self.model, self.layout, self.device) if private else ()
+        summary = Summary(
+            method=self.strategy.name,
+            run=self.run_.name,
+            promise=self.strategy.promise,
+            flags=(*self.flags(), *_unpublished(history)),
+            assumptions=(*self.strategy.assumptions, *arithmetic),
+            clients=len(self.members),
+            parameters=self.layout.size,
+            rounds=rounds,
+            scores=last or self.evaluate(state.model),
+            tested=Tested.COMMON if self.strategy.personal is None else Tested.PERSONAL,
+            epsilon=EpsilonSpread.of(lines.values()),
+            epsilon_against=self._epsilon_against(lines),
+            clients_left=tuple(sorted({*left, *(c for line in history for c in line.left)})),
+            **total_bytes(history),
+            statements=tuple(lines.values()),
+            seconds=round(seconds, 3),
+        )
+        if self.folder is not None:
+            # The model file is for the world: no count of rounds, no name, nothing measured.
+            self.folder.save_model(state.model, self.layout, public_note(summary.flags))
+            self.folder.save_summary(summary)
+        return summary
 
-    def _grants(self) -> bool:
-        return self.strategy.observer is not Observer.NOBODY
-
-    def _billed(self, client: str) -> Observer:
-        """Against whom a client's spend is stated: its own budget's observer, else the strategy's."""
+    def _stated_against(self, client: str) -> Observer:
+        """Against whom a client's spend is stated: its own budget's adversary, else the
+        strategy's.
+        """
         budget = self.members[client].budget
-        if not self._grants():
+        if not self._protects:
             return Observer.SERVER
         return (budget.observer if budget else None) or self.strategy.observer
 
-    def stamps(self) -> list[str]:
-        """Return what must stand on everything this run leaves behind."""
-        stamps = [UNACCOUNTED]
-        budgets = {
-            client: member.budget for client, member in self.members.items() if member.budget
-        }
-        by_client = self.strategy.unit is Unit.CLIENT
-        hidden = {
-            c: len(self.members) if by_client else self.members[c].shard.examples for c in budgets
-        }
-        weak = [c for c, b in budgets.items() if b.delta * hidden[c] >= 1 and self._grants()]
-        if weak:
-            many = "clients" if by_client else "records"
-            stamps.insert(
-                0,
-                f"WEAK: delta is at or above 1 / {many} for {len(weak)} client(s), '{weak[0]}' among them",
+    def _statements(self, against: Callable[[str], Observer]) -> dict[str, Statement]:
+        lines = {c: statement(self.run_.ledger, c, against(c)) for c in self.members}
+        return {client: line for client, line in lines.items() if line is not None}
+
+    def _epsilon_against(self, known: Mapping[str, Statement]) -> dict[Observer, EpsilonSpread]:
+        """What was spent against each adversary that is charged apart."""
+        found: dict[Observer, EpsilonSpread] = {}
+        for observer in (Observer.SERVER, Observer.WORLD) if self.agreement.charges_world else ():
+            same = all(line.observer == observer for line in known.values()) and len(known) == len(
+                self.members
             )
-        if self.liars:
-            told = ", ".join(
-                f"{client} (x {factor:g})" for client, factor in sorted(self.liars.items())
-            )
-            stamps.insert(
-                0, f"FALSE CLAIMS: these clients claim a multiple of their epsilon: {told}"
-            )
-        if self.strategy.local.hypothetical:
-            stamps.insert(0, HYPOTHETICAL)
-        if not self._grants():
-            stamps.insert(0, UNPROTECTED)
+            lines = known if same else self._statements(lambda _, against=observer: against)  # type: ignore[misc]
+            spread = EpsilonSpread.of(lines.values())
+            if spread is not None:
+                found[observer] = spread
+        return found
+
+    def flags(self) -> tuple[RaisedFlag, ...]:
+        """What must be said of everything this run leaves behind."""
+        raised = []
         if self.run_.ledger.seeded_runs():  # this run, or an earlier one from the same accounts
-            stamps.insert(0, SEEDED)
-        return stamps
+            raised.append(RaisedFlag(Flag.SEEDED))
+        if not self._protects:
+            raised.append(RaisedFlag(Flag.UNPROTECTED))
+        if self.strategy.local.hypothetical:
+            raised.append(RaisedFlag(Flag.HYPOTHETICAL))
+        if self.misreports:
+            named = (f"{client} (x {factor:g})" for client, factor in self.misreports.items())
+            raised.append(RaisedFlag(Flag.FALSE_CLAIMS, ", ".join(sorted(named))))
+        if self._protects and (weak := self._weak_deltas()):
+            raised.append(RaisedFlag(Flag.WEAK_DELTA, weak))
+        return (*raised, RaisedFlag(Flag.UNACCOUNTED))
+
+    def _weak_deltas(self) -> str:
+        by_client = self.strategy.unit is Unit.CLIENT
+        weak = [
+            client
+            for client, member in self.members.items()
+            if member.budget is not None
+            and member.budget.delta * (len(self.members) if by_client else member.shard.examples)
+            >= 1
+        ]
+        if not weak:
+            return ""
+        many = "clients" if by_client else "records"
+        return f"at or above 1 / {many} for {len(weak)} client(s), '{weak[0]}' among them"
+
+
+def _unpublished(history: list[RoundRecord]) -> tuple[RaisedFlag, ...]:
+    silent = sum(line.silent for line in history)
+    detail = f"{silent} of {len(history)} rounds"
+    return (RaisedFlag(Flag.UNPUBLISHED, detail),) if silent else ()
 
 
 def _planned_by(budgets: Mapping[str, Budget], accountant: Literal["renyi"]) -> dict[str, Budget]:
     return {client: replace(budget, accountant=accountant) for client, budget in budgets.items()}
-
-
-def _told(state: State, noise: Mapping[str, float]) -> State:
-    """Tell the weights what only a simulator knows."""
-    told = {
-        f"{TRUE_NOISE}{client}": torch.tensor([value], dtype=torch.float64)
-        for client, value in noise.items()
-    }
-    return replace(
-        state, plugs={**state.plugs, "weights": {**state.plugs.get("weights", {}), **told}}
-    )
-
-
-def _all_granted_the_largest(members: Mapping[str, Member]) -> dict[str, Member]:
-    largest = max(
-        (member.budget.epsilon for member in members.values() if member.budget), default=None
-    )
-    if largest is None:
-        return dict(members)
-    return {
-        client: replace(
-            member, budget=replace(member.budget, epsilon=largest) if member.budget else None
-        )
-        for client, member in members.items()
-    }

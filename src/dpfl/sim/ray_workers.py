@@ -25,7 +25,7 @@ from dpfl.core.random import SecretRng
 from dpfl.engine import make_engine
 from dpfl.engine.base import Engine
 from dpfl.rounds import Uplink
-from dpfl.sim.workers import Bench, collected
+from dpfl.sim.workers import WorkerContext, collected
 
 RETRIES = 3
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -40,7 +40,7 @@ class _Worker:
 
     def block(
         self,
-        bench: Bench,
+        bench: WorkerContext,
         round_: int,
         common: Sequence[bytes],
         which: Mapping[str, int],
@@ -61,7 +61,7 @@ class _Worker:
 class RayWorkers:
     """Looks like :class:`dpfl.sim.workers.Workers` to the simulation."""
 
-    def __init__(self, bench: Bench, count: int) -> None:
+    def __init__(self, bench: WorkerContext, count: int) -> None:
         try:
             ray: Any = importlib.import_module("ray")
         except ImportError as error:

@@ -9,21 +9,26 @@ import math
 import uuid
 import warnings
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from dpfl.core.errors import ConfigurationError, FolderError, LedgerError
 from dpfl.core.random import PublicSeed
 from dpfl.data.federation import Federation
+from dpfl.engine.evaluation import Scores
 from dpfl.privacy.filters import FilterName
+from dpfl.privacy.flags import Flag
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import Statement
 from dpfl.rounds import Run, first_state
+from dpfl.rounds.members import Member
+from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
-from dpfl.runs.folder import RunFolder
+from dpfl.runs.folder import Checkpoint, RunFolder
+from dpfl.runs.result import Summary
 from dpfl.sim.loop import Outcome, Progress, Simulation
 from dpfl.strategy import Strategy
 
@@ -40,15 +45,19 @@ class Result:
     """
 
     model: nn.Module
-    history: list[dict[str, Any]]
-    spent: dict[str, Statement]
-    summary: dict[str, Any]
+    history: list[RoundRecord]
+    summary: Summary
     timings: list[dict[str, float]]
 
     @property
     def accuracy(self) -> float:
         """Accuracy of the final model on all clients' test records."""
-        return float(self.summary["accuracy"])
+        return self.summary.accuracy
+
+    @property
+    def spent(self) -> dict[str, Statement]:
+        """What each client spent."""
+        return {line.account: line for line in self.summary.statements}
 
 
 def train(
@@ -65,7 +74,7 @@ def train(
     ledger: Path | str | None = None,
     new_ledger: bool = False,
     filter: FilterName = "renyi",  # noqa: A002 - as everywhere else
-    liars: Mapping[str, float] | None = None,
+    misreports: Mapping[str, float] | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Simulate a federation. The model given is not changed; the trained one is in the result.
@@ -75,7 +84,7 @@ def train(
     adds up there, as it must. A file that is not there is refused, since it may have been mislaid,
     unless ``new_ledger`` says that this is its first run. ``filter`` is how runs add up in a new
     ledger (:mod:`dpfl.privacy.filters`). Without a file, the run is accounted for alone and its
-    ledger is gone with it. ``liars`` claim a multiple of their epsilon; bills and noise rest on the
+    ledger is gone with it. ``misreports`` claim a multiple of their epsilon; bills and noise rest on the
     true one.
     """
     if not (isinstance(rounds, int) and rounds >= 1):
@@ -89,29 +98,26 @@ def train(
             "build them, as dpfl.weiavg(...) does",
         )
     name = f"{strategy.name}-{uuid.uuid4().hex[:12]}"
-    book = _book(ledger, new_ledger, filter)
-    try:
+    public = PublicSeed(seed or 0).child("run")
+    with closing(_ledger(ledger, new_ledger, filter)) as book:
         book.register(name, seeded=seed is not None, title=_title(strategy))
-        run = Run(
-            name=name,
-            ledger=book,
-            seed=_secret_seed(seed),
-            public=PublicSeed(seed or 0).child("run"),
-        )
         simulation = Simulation(
-            model=copy.deepcopy(model), federation=federation, strategy=strategy, rounds=rounds, run=run, engine=engine,
-            device=device, workers=workers, evaluate_every=evaluate_every, liars=liars,
-        )  # fmt: skip
-        outcome = simulation.run(simulation.start(), [], progress)
-        if outcome.summary["rounds"]["ended_early"]:
-            warnings.warn(
-                f"training ended {outcome.summary['rounds']['ended_early']}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return _result(simulation, outcome)
-    finally:
-        book.close()
+            model=copy.deepcopy(model),
+            federation=federation,
+            strategy=strategy,
+            rounds=rounds,
+            run=Run(name=name, ledger=book, seed=_secret_seed(seed), public=public),
+            engine=engine,
+            device=device,
+            workers=workers,
+            evaluate_every=evaluate_every,
+            misreports=misreports,
+        )
+        result = _result(simulation, simulation.run(simulation.start(), [], progress))
+    if result.summary.rounds.ended_early:
+        said = f"training ended {result.summary.rounds.ended_early}"
+        warnings.warn(said, RuntimeWarning, stacklevel=2)
+    return result
 
 
 def run_experiment(
@@ -122,11 +128,33 @@ def run_experiment(
     data_folder: Path | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
-    until: int | None = None,
 ) -> Result:
-    """Run an experiment in its folder, or go on with one that was interrupted; with ``until``, only
-    so many rounds of it.
-    """
+    """Run an experiment in its folder, or go on with one that was interrupted."""
+    return _result(*_run_in(experiment, folder, resume, data_folder, workers, progress))
+
+
+def run_until(
+    experiment: Experiment,
+    folder: Path,
+    until: int,
+    *,
+    resume: bool = False,
+    data_folder: Path | None = None,
+    progress: Progress | None = None,
+) -> Scores:
+    """Run only so many rounds of an experiment; it can go on later as if it had never halted."""
+    return _run_in(experiment, folder, resume, data_folder, None, progress, until)[1].scores
+
+
+def _run_in(
+    experiment: Experiment,
+    folder: Path,
+    resume: bool,
+    data_folder: Path | None,
+    workers: int | None,
+    progress: Progress | None,
+    until: int | None = None,
+) -> tuple[Simulation, Outcome]:
     place = RunFolder(folder)
     experiment.check()
     federation = experiment.federation(data_folder)
@@ -135,108 +163,104 @@ def run_experiment(
     digest = f"{experiment.digest()}:{federation.fingerprint()}"
     if not resume:
         _plan(model, federation, strategy, experiment)
+    seeded, public = experiment.run.noise == "seeded", experiment.public_seed()
     with place.locked():
         if resume:
-            state, name, private = _interrupted(place, experiment, digest)
-            book = Ledger.open(place.ledger, name)
+            name, checkpoint = _interrupted(place, experiment, digest)
         else:
-            state, private = None, {}
             place.create(experiment.to_toml())
-            name = f"{experiment.method.name}-{experiment.digest()[:16]}"
-            if experiment.run.noise == "system":
-                name += f"-{uuid.uuid4().hex[:8]}"
-            book = Ledger.create(place.ledger, name)
-        try:
-            seeded = experiment.run.noise == "seeded"
+            name, checkpoint = _new_name(experiment), None
+            Ledger.create(place.ledger, name).close()
+        with closing(Ledger.open(place.ledger, name)) as book:
             book.register(name, seeded=seeded, title=_title(strategy))
-            public = experiment.public_seed()
             seed = _secret_seed(public.value) if seeded else None
             simulation = Simulation(
-                model=model, federation=federation, strategy=strategy, rounds=experiment.run.rounds,
+                model=model,
+                federation=federation,
+                strategy=strategy,
+                rounds=experiment.run.rounds,
                 run=Run(name=name, ledger=book, seed=seed, public=public.child("run")),
-                engine=experiment.run.engine, device=experiment.run.device, workers=workers or experiment.run.workers,
-                evaluate_every=experiment.run.evaluate_every, liars=experiment.run.liars, folder=place, digest=digest,
-            )  # fmt: skip
-            history: list[dict[str, Any]] = []
-            if state is None:
-                state = simulation.start()
-            else:
-                state, history = simulation.resume(state, private)
-            return _result(simulation, simulation.run(state, history, progress, until))
-        finally:
-            book.close()
+                engine=experiment.run.engine,
+                device=experiment.run.device,
+                workers=workers or experiment.run.workers,
+                evaluate_every=experiment.run.evaluate_every,
+                misreports=experiment.run.misreports,
+                folder=place,
+                digest=digest,
+            )
+            begun = (
+                (simulation.start(), []) if checkpoint is None else simulation.resume(checkpoint)
+            )
+            return simulation, simulation.run(*begun, progress, until)
 
 
 def rehearse(experiment: Experiment, data_folder: Path | None = None) -> None:
     """Refuse what cannot be run, before anything is."""
     experiment.check()
     federation = experiment.federation(data_folder)
-    _plan(
-        experiment.build_model(federation),
-        federation,
-        experiment.strategy(len(federation.ids)),
-        experiment,
-    )
+    strategy = experiment.strategy(len(federation.ids))
+    _plan(experiment.build_model(federation), federation, strategy, experiment)
 
 
 def _plan(
     model: nn.Module, federation: Federation, strategy: Strategy, experiment: Experiment
 ) -> None:
-    """Plan everything against a ledger in memory, so that what cannot be done is refused before a
-    folder is made.
+    """Plan everything against a ledger in memory: what cannot be done is refused before a folder
+    is made.
     """
-    book = Ledger.create(":memory:", "rehearsal")
-    try:
-        run = Run(name="rehearsal", ledger=book, seed=None, public=experiment.public_seed())
+    with closing(Ledger.create(":memory:", "rehearsal")) as book:
         simulation = Simulation(
-            model=model, federation=federation, strategy=strategy, rounds=experiment.run.rounds, run=run,
-            liars=experiment.run.liars,
-        )  # fmt: skip
-        # What cannot be done fails first where epsilon is smallest, or where few records make for a
-        # high sampling rate.
-        hardest = sorted(
-            simulation.members.values(),
-            key=lambda member: (
-                member.budget.epsilon if member.budget else math.inf,
-                member.shard.examples,
-            ),
+            model=model,
+            federation=federation,
+            strategy=strategy,
+            rounds=experiment.run.rounds,
+            run=Run(name="rehearsal", ledger=book, seed=None, public=experiment.public_seed()),
+            misreports=experiment.run.misreports,
         )
+
+        def epsilon_and_size(member: Member) -> tuple[float, int]:
+            return member.budget.epsilon if member.budget else math.inf, member.shard.examples
+
+        # What cannot be done fails first where epsilon is smallest, or where few records make for
+        # a high sampling rate.
+        hardest = sorted(simulation.members.values(), key=epsilon_and_size)
         smallest = min(hardest, key=lambda member: member.shard.examples)
         for member in [*hardest[: MOST_REHEARSED - 1], smallest]:
             simulation.agreement.phases(member.participant)
         first_state(simulation.agreement, simulation.layout.read(model))
-    finally:
-        book.close()
 
 
 def _interrupted(
     place: RunFolder, experiment: Experiment, digest: str
-) -> tuple[Any, str, dict[str, Tensor]]:
+) -> tuple[str, Checkpoint | None]:
     """Load the checkpoint; a run that was killed before its first one has released nothing and
     starts over.
     """
     if not place.experiment.exists():
         raise FolderError(str(place.path), "holds no run", "start one with dpfl run")
     if not place.checkpoint.exists() and not place.rounds.exists():
-        name = f"{experiment.method.name}-{experiment.digest()[:16]}"
         if not place.ledger.exists():
+            name = _new_name(experiment)
             Ledger.create(place.ledger, name).close()
-            return None, name, {}
-        with_name = Ledger.open(place.ledger)
-        try:
-            name = with_name.identity()
-            if with_name.last_round(name) is None:
-                return None, name, {}
-        finally:
-            with_name.close()
-    return place.load_state(digest)
+            return name, None
+        with closing(Ledger.open(place.ledger)) as known:
+            if known.last_round(known.identity()) is None:
+                return known.identity(), None
+    found = place.load_state(digest)
+    return found.run, found
+
+
+def _new_name(experiment: Experiment) -> str:
+    """Name a run: by its content where it can be repeated, by chance where it cannot."""
+    name = f"{experiment.method.name}-{experiment.digest()[:16]}"
+    return name if experiment.run.noise == "seeded" else f"{name}-{uuid.uuid4().hex[:8]}"
 
 
 def _secret_seed(seed: int | None) -> PublicSeed | None:
     return None if seed is None else PublicSeed(seed).child("secret")
 
 
-def _book(path: Path | str | None, new: bool, rule: FilterName) -> Ledger:
+def _ledger(path: Path | str | None, new: bool, rule: FilterName) -> Ledger:
     if path is None:
         return Ledger.create(":memory:", "memory")
     if not new and not Path(path).exists():
@@ -250,16 +274,16 @@ def _book(path: Path | str | None, new: bool, rule: FilterName) -> Ledger:
 
 def _title(strategy: Strategy) -> str:
     return (
-        f"{strategy.name} (HYPOTHETICAL grants)" if strategy.local.hypothetical else strategy.name
+        f"{strategy.name} ({Flag.HYPOTHETICAL})" if strategy.local.hypothetical else strategy.name
     )
 
 
 def _result(simulation: Simulation, outcome: Outcome) -> Result:
+    assert outcome.summary is not None
     simulation.layout.write(outcome.state.model, simulation.model)
     return Result(
         model=simulation.model,
         history=outcome.history,
-        spent=outcome.statements,
         summary=outcome.summary,
         timings=simulation.timings,
     )

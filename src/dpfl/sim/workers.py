@@ -28,7 +28,7 @@ from dpfl.runs.processes import ctrl_c_held, ignore_ctrl_c
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class WorkerContext:
     """What every worker holds: everything but the round itself."""
 
     agreement: Agreement
@@ -84,10 +84,10 @@ def end_workers() -> None:
         process.terminate()
 
 
-_held: tuple[Bench, Engine] | None = None
+_held: tuple[WorkerContext, Engine] | None = None
 
 
-def _hold(bench: Bench) -> None:
+def _hold(bench: WorkerContext) -> None:
     global _held
     become_worker()
     _held = (bench, make_engine(bench.engine, bench.device))
@@ -123,7 +123,7 @@ def collected(
 class Workers:
     """One process (this one) or several; the same results either way."""
 
-    def __init__(self, bench: Bench, count: int) -> None:
+    def __init__(self, bench: WorkerContext, count: int) -> None:
         self._bench = bench
         self.engine = make_engine(bench.engine, bench.device)
         self._pool: ProcessPoolExecutor | None = None

@@ -4,7 +4,7 @@ it post-processing.
 
 from __future__ import annotations
 
-from dpfl.core.types import Adjacency, Observer, Practice, Unit
+from dpfl.core.types import Adjacency, ClientSettings, Observer, Unit
 from dpfl.plugs.local_work import DpSgd
 from dpfl.plugs.row_denoise import RowDenoiser
 from dpfl.plugs.selection import Everyone, Selection
@@ -21,7 +21,7 @@ ASSUMPTIONS = (
 
 def record_level(
     name: str,
-    practice: Practice,
+    client_settings: ClientSettings,
     clip: float,
     weights: Weights,
     selection: Selection | None,
@@ -34,7 +34,7 @@ def record_level(
         unit=Unit.RECORD,
         observer=Observer.SERVER,
         adjacency=Adjacency.ZERO_OUT,
-        local=DpSgd(practice=practice, clip=clip, spending=spending),
+        local=DpSgd(client_settings=client_settings, clip=clip, spending=spending),
         selection=selection or Everyone(),
         clean=clean,
         weights=weights,

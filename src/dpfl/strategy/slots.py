@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.grid import Grid
-from dpfl.core.types import Adjacency, Claims, Observer, Phase, Terms, Unit
+from dpfl.core.types import Adjacency, Claims, Observer, Phase, Promise, Terms, Unit
 from dpfl.plugs.base import NoiseMaker, Plug
 from dpfl.plugs.central_noise import CentralNoise
 from dpfl.plugs.channels import Channel, Digital
@@ -31,7 +31,7 @@ from dpfl.plugs.step import Step
 from dpfl.plugs.weights import UniformWeights, Weights
 from dpfl.privacy.accountant import SMALLEST_DELTA
 from dpfl.privacy.calibrate import calibrate
-from dpfl.privacy.costs import Bill
+from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.exposure import Exposure
 
 
@@ -61,6 +61,11 @@ class Strategy:
     personal: Personal | None = None
     tolerated_dropouts: int = 0
     assumptions: tuple[str, ...] = ()
+
+    @property
+    def promise(self) -> Promise:
+        """What an epsilon of this strategy is about."""
+        return Promise(unit=self.unit, adjacency=self.adjacency, observer=self.observer)
 
     def __post_init__(self) -> None:
         if self.local.unit is not self.unit:
@@ -178,8 +183,8 @@ class Strategy:
                 steps=1, batch_size=1, sampling="poisson", lr=1.0, clip=1.0, noise_multiplier=1.0
             )
             return self.exposure(self.observer, self.local.exposure((phase,), 10, 1), terms)
-        filled = self.filled(terms)
-        return filled.exposure(self.observer, self.local.exposure((), 10, 1), terms)
+        resolve = self.resolve(terms)
+        return resolve.exposure(self.observer, self.local.exposure((), 10, 1), terms)
 
     # -- what enrolment settles --------------------------------------------------------------------
 
@@ -194,7 +199,7 @@ class Strategy:
         pieces = (*self.stages, self.channel, self.central_noise)
         return [piece for piece in pieces if isinstance(piece, NoiseMaker) and piece.makes_noise]
 
-    def settled(self, terms: Terms, claims: Mapping[str, Claims]) -> tuple[Strategy, Terms]:
+    def settle(self, terms: Terms, claims: Mapping[str, Claims]) -> tuple[Strategy, Terms]:
         """Fill what was left open: noise from the smallest budget anyone claims, denominators from
         the population.
         """
@@ -203,21 +208,21 @@ class Strategy:
             terms = terms.with_noise(
                 self._calibrated(terms, claims) if multiplier is None else multiplier
             )
-        return self.filled(terms), terms
+        return self.resolve(terms), terms
 
-    def filled(self, terms: Terms) -> Strategy:
+    def resolve(self, terms: Terms) -> Strategy:
         """The strategy with nothing left open under these terms: what a site works with once it was
         told them.
         """
-        filled = {
-            "stages": tuple(stage.settled(terms) for stage in self.stages),
-            "channel": self.channel.settled(terms),
-            "clean": self.clean.settled(terms) if self.clean else None,
-            "weights": self.weights.settled(terms),
-            "central_noise": self.central_noise.settled(terms) if self.central_noise else None,
-            "denoise": tuple(denoiser.settled(terms) for denoiser in self.denoise),
+        resolve = {
+            "stages": tuple(stage.resolve(terms) for stage in self.stages),
+            "channel": self.channel.resolve(terms),
+            "clean": self.clean.resolve(terms) if self.clean else None,
+            "weights": self.weights.resolve(terms),
+            "central_noise": self.central_noise.resolve(terms) if self.central_noise else None,
+            "denoise": tuple(denoiser.resolve(terms) for denoiser in self.denoise),
         }
-        changed = {name: piece for name, piece in filled.items() if piece != getattr(self, name)}
+        changed = {name: piece for name, piece in resolve.items() if piece != getattr(self, name)}
         return replace(self, **changed) if changed else self  # type: ignore[arg-type]
 
     def _calibrated(self, terms: Terms, claims: Mapping[str, Claims]) -> float:
@@ -266,8 +271,10 @@ class Strategy:
 
     def _with_multiplier(self, noise_multiplier: float, terms: Terms) -> Exposure:
         """What the strategy's adversary sees of a client at this noise level."""
-        filled = self.filled(terms.with_noise(noise_multiplier))
-        return filled.exposure(self.observer, filled.local.exposure((), 1, terms.parameters), terms)
+        resolve = self.resolve(terms.with_noise(noise_multiplier))
+        return resolve.exposure(
+            self.observer, resolve.local.exposure((), 1, terms.parameters), terms
+        )
 
     def slots(self) -> Iterator[tuple[str, Plug]]:
         """Yield every plug that may keep state, with the name its state and shared tensors go by."""
@@ -368,9 +375,9 @@ class Strategy:
             and not counts
         )
 
-    def bill(
+    def cost(
         self, observer: Observer, phases: Sequence[Phase], examples: int, terms: Terms
-    ) -> Bill:
+    ) -> PrivacyCost:
         """What one round releases of one unit of a client with this work, to this observer."""
         exposure = self.exposure(
             observer, self.local.exposure(phases, examples, terms.parameters), terms
@@ -381,7 +388,7 @@ class Strategy:
             )
         else:
             events = exposure.events()
-        return Bill(unit=self.unit, adjacency=self.adjacency, events=events)
+        return PrivacyCost(unit=self.unit, adjacency=self.adjacency, events=events)
 
     def describe(self) -> list[tuple[str, str]]:
         """List the pieces in the order they act, in words."""

@@ -21,9 +21,9 @@ from dpfl.core.types import (
     Aggregate,
     Budget,
     Claims,
+    ClientSettings,
     Cohort,
     Phase,
-    Practice,
     Rows,
     Terms,
     Unit,
@@ -305,7 +305,9 @@ def check_local_work(local: LocalWork) -> None:
     """Phases are pure, and the bill is exactly what their own sampler says they release."""
     for examples in (5, 40):
         participant = Participant(
-            examples=examples, practice=Practice(), budget=Budget(epsilon=2.0, delta=1e-3)
+            examples=examples,
+            client_settings=ClientSettings(),
+            budget=Budget(epsilon=2.0, delta=1e-3),
         )
         phases = local.phases(TERMS, participant)
         assert phases == local.phases(TERMS, participant), f"{local} plans differently each time"

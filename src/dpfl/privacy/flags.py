@@ -1,0 +1,92 @@
+"""What must be said wherever a result is shown: facts that limit its guarantee, each one worded
+once.
+
+A flag follows from how a run was made, never from a string. ``public`` flags follow from the method
+and the experiment alone, so a published model may carry them; the others may depend on who took
+part, and stay with the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Flag(StrEnum):
+    """A fact about a run that everyone who reads its results must know."""
+
+    SEEDED = "seeded"
+    UNPROTECTED = "unprotected"
+    HYPOTHETICAL = "hypothetical"
+    FLOAT_NOISE = "float_noise"
+    FALSE_CLAIMS = "false_claims"
+    WEAK_DELTA = "weak_delta"
+    UNPUBLISHED = "unpublished"
+    UNACCOUNTED = "unaccounted"
+
+    @property
+    def public(self) -> bool:
+        """Whether a published model may carry it."""
+        return self in (Flag.SEEDED, Flag.UNPROTECTED, Flag.HYPOTHETICAL)
+
+    @property
+    def voids_privacy(self) -> bool:
+        """Whether the stated epsilons are no guarantee at all, or none for these clients."""
+        return self in (Flag.SEEDED, Flag.UNPROTECTED, Flag.HYPOTHETICAL, Flag.FLOAT_NOISE)
+
+    @property
+    def about(self) -> str:
+        """The sentence for people; a detail may follow it."""
+        return _ABOUT[self]
+
+
+_ABOUT = {
+    Flag.SEEDED: "NOT PRIVATE: SEEDED (anyone who knows the seed can subtract the noise; for "
+    "simulations only)",
+    Flag.UNPROTECTED: "NOT PRIVATE: this method protects nobody",
+    Flag.HYPOTHETICAL: "HYPOTHETICAL: every client was given the largest budget, whatever it asked "
+    "for",
+    Flag.FLOAT_NOISE: "FLOAT NOISE: epsilon not guaranteed (written by a version whose noise had "
+    "holes); read only",
+    Flag.FALSE_CLAIMS: "FALSE CLAIMS: some clients claim a multiple of their epsilon",
+    Flag.WEAK_DELTA: "WEAK: delta is too large for some clients",
+    Flag.UNPUBLISHED: "UNPUBLISHED: in some rounds too few uploads arrived, and the model stayed "
+    "as it was",
+    Flag.UNACCOUNTED: "UNACCOUNTED: accuracy and loss are measured on the clients' test records, "
+    "which only a simulation may see",
+}
+
+
+@dataclass(frozen=True)
+class RaisedFlag:
+    """A flag and, for the operator, what raised it: clients, counts, numbers.
+
+    >>> print(RaisedFlag(Flag.WEAK_DELTA, "delta is at or above 1 / records for 'north'"))
+    WEAK: delta is too large for some clients (delta is at or above 1 / records for 'north')
+    """
+
+    flag: Flag
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.flag.about} ({self.detail})" if self.detail else self.flag.about
+
+    def to_dict(self) -> dict[str, str]:
+        """Return plain values; the sentence comes along for readers of the file."""
+        return {"flag": self.flag.value, "detail": self.detail, "text": str(self)}
+
+    @classmethod
+    def from_dict(cls, values: object) -> RaisedFlag:
+        """Read back; version 0.1 wrote one sentence, which began with the flag's first words."""
+        if isinstance(values, dict):
+            return cls(Flag(values["flag"]), str(values.get("detail", "")))
+        text = str(values)
+        start = text.partition(":")[0] if not text.startswith("NOT") else text[:20]
+        known = next((flag for flag in Flag if flag.about.startswith(start)), Flag.UNACCOUNTED)
+        return cls(known, "" if known.public else text.partition(": ")[2])
+
+
+def public_note(flags: Iterable[RaisedFlag]) -> str:
+    """What a published model says of itself."""
+    return "; ".join(raised.flag.about for raised in flags if raised.flag.public)

@@ -1,0 +1,145 @@
+"""What a round leaves behind: the operator's record, with names, and for the server's eyes only.
+
+Nothing of it may reach an adversary against whom sampling amplifies. As JSON a record keeps the keys
+of version 0.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from dpfl.core.types import Metrics
+from dpfl.engine.evaluation import Scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrueNoise:
+    """The noise in a round's updates, which only a simulator knows, beside the least there could be.
+
+    ``weights`` would leave the least noise in the aggregate (Robust-HDP, Eq. 8); ``aggregate`` is
+    what was left of it, None where rows are not what was sent.
+    """
+
+    variances: Mapping[str, float]
+    weights: Mapping[str, float]
+    least: float
+    aggregate: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Noise variance of the aggregate over the least possible one."""
+        return None if self.aggregate is None or self.least <= 0 else self.aggregate / self.least
+
+
+@dataclass(frozen=True, kw_only=True)
+class EffectiveNoise:
+    """How much noise a published sum really carries, given who answered."""
+
+    made_by: str
+    arrived: int
+    drawn: int
+    noise_multiplier: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord:
+    """One round. ``metrics`` holds what each slot reports, by the slot's name.
+
+    ``lost`` says why a round that was charged has no result; ``published`` is False where too few
+    uploads arrived, and the model stayed as it was.
+    """
+
+    round: int
+    cohort: tuple[str, ...] = ()
+    arrived: tuple[str, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+    left: tuple[str, ...] = ()
+    not_finite: tuple[str, ...] = ()
+    bytes_up: int = 0
+    payload_bytes_up: int = 0
+    bytes_down: int = 0
+    weights: Mapping[str, float] = field(default_factory=dict)
+    update_norm: float | None = None
+    metrics: Mapping[str, Metrics] = field(default_factory=dict)
+    published: bool = True
+    lost: str = ""
+    scores: Scores | None = None
+    true_noise: TrueNoise | None = None
+    effective_noise: EffectiveNoise | None = None
+
+    @property
+    def silent(self) -> bool:
+        """Whether the round was planned and charged, and nothing came of it."""
+        return not self.lost and (not self.published or not self.arrived)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, as they are written to ``rounds.jsonl``."""
+        if self.lost:
+            return {"round": self.round, "lost": self.lost}
+        told: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
+        told |= {name: list(told[name]) for name in _LISTS} | {"missing": dict(self.missing)}
+        if self.published:
+            told |= {"weights": dict(self.weights), "update_norm": self.update_norm}
+        else:
+            told["published"] = _NOTHING
+        told |= {f"{slot}_metrics": dict(own) for slot, own in self.metrics.items()}
+        if self.true_noise is not None:
+            told["simulated_truth"] = _told_truth(self.true_noise)
+        if self.scores is not None:
+            told |= _without_none(self.scores)
+        if self.effective_noise is not None:
+            told["effective_noise"] = _without_none(self.effective_noise)
+        return told
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RoundRecord:
+        """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
+        if "lost" in values:
+            return cls(round=values["round"], lost=str(values["lost"]))
+        truth, noise = values.get("simulated_truth"), values.get("effective_noise")
+        slots = {k.removesuffix("_metrics"): v for k, v in values.items() if k.endswith("_metrics")}
+        scores = {f.name: values[f.name] for f in fields(Scores) if f.name in values}
+        plain: dict[str, Any] = {name: values[name] for name in _PLAIN if name in values}
+        plain |= {name: tuple(values.get(name, ())) for name in _LISTS}
+        return cls(
+            **plain,
+            weights=values.get("weights") or {},
+            update_norm=values.get("update_norm"),
+            metrics=slots,
+            published="published" not in values,
+            scores=Scores(**scores) if "accuracy" in scores else None,
+            true_noise=_read_truth(truth) if truth else None,
+            effective_noise=EffectiveNoise(**noise) if noise else None,
+        )
+
+
+_LISTS = ("cohort", "arrived", "left", "not_finite")
+_PLAIN = (
+    "round", "cohort", "arrived", "missing", "left", "not_finite", "bytes_up", "payload_bytes_up",
+    "bytes_down",
+)  # fmt: skip
+_NOTHING = "nothing: too few uploads arrived"
+
+
+def _without_none(values: Scores | EffectiveNoise) -> dict[str, Any]:
+    return {name: value for name, value in vars(values).items() if value is not None}
+
+
+def _told_truth(truth: TrueNoise) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "noise_variance": dict(truth.variances),
+        "oracle_weights": dict(truth.weights),
+        "least_noise_variance": truth.least,
+    }
+    return told if truth.aggregate is None else told | {"aggregate_noise_variance": truth.aggregate}
+
+
+def _read_truth(told: Mapping[str, Any]) -> TrueNoise:
+    return TrueNoise(
+        variances=told["noise_variance"],
+        weights=told["oracle_weights"],
+        least=told["least_noise_variance"],
+        aggregate=told.get("aggregate_noise_variance"),
+    )

@@ -1,0 +1,70 @@
+"""What only a simulator knows: the noise that was really added, and budgets that were raised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from dpfl.core.types import State
+from dpfl.plugs.local_work import noise_variance
+from dpfl.plugs.weights import TRUE_NOISE
+from dpfl.rounds import Agreement
+from dpfl.rounds.members import Member
+from dpfl.rounds.record import RoundRecord, TrueNoise
+
+
+def true_noise(agreement: Agreement, members: Mapping[str, Member]) -> dict[str, float]:
+    """Variance of the noise in each client's update, summed over coordinates."""
+    if not agreement.strategy.local.private:
+        return dict.fromkeys(members, 0.0)
+    participants = {client: member.participant for client, member in members.items()}
+    return {
+        client: noise_variance(agreement.phases(own), own.examples, agreement.layout.size)
+        for client, own in participants.items()
+    }
+
+
+def with_true_noise(state: State, noise: Mapping[str, float]) -> State:
+    """Tell the weights, for comparison, what no real server knows."""
+    known = {
+        f"{TRUE_NOISE}{client}": torch.tensor([value], dtype=torch.float64)
+        for client, value in noise.items()
+    }
+    return replace(
+        state, plugs={**state.plugs, "weights": {**state.plugs.get("weights", {}), **known}}
+    )
+
+
+def compared(agreement: Agreement, record: RoundRecord, noise: Mapping[str, float]) -> RoundRecord:
+    """Add to a record how much noise its aggregate carries beside the least it could."""
+    weights = record.weights
+    if not weights or min(noise.get(client, 0.0) for client in weights) <= 0:
+        return record
+    inverse = {client: 1 / noise[client] for client in weights}
+    least = 1 / sum(inverse.values())
+    as_sent = agreement.strategy.clean is None and not agreement.strategy.stages
+    left = sum(w**2 * noise[client] for client, w in weights.items()) if as_sent else None
+    return replace(
+        record,
+        true_noise=TrueNoise(
+            variances={client: noise[client] for client in weights},
+            weights={client: value * least for client, value in inverse.items()},
+            least=least,
+            aggregate=left,
+        ),
+    )
+
+
+def with_largest_budget(members: Mapping[str, Member]) -> dict[str, Member]:
+    """Give everyone the largest budget anyone has: a hypothetical federation, flagged as one."""
+    largest = max((m.budget.epsilon for m in members.values() if m.budget), default=None)
+    if largest is None:
+        return dict(members)
+    return {
+        client: replace(member, budget=replace(member.budget, epsilon=largest))
+        if member.budget
+        else member
+        for client, member in members.items()
+    }
