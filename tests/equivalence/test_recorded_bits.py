@@ -161,6 +161,7 @@ TOLD = (
 def measure(name: str, settings: dict[str, Any], model: str) -> dict[str, Any]:
     """Run three seeded rounds and condense everything that came of them."""
     torch.manual_seed(3)
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.sqlite"
         start = MODELS[model]()
@@ -169,9 +170,10 @@ def measure(name: str, settings: dict[str, Any], model: str) -> dict[str, Any]:
         )  # fmt: skip
         rows = ledger_rows(path)
     vector = torch.cat([p.detach().flatten() for p in result.model.parameters()])
-    plain = [{key: line[key] for key in TOLD if key in line} for line in result.history]
+    history = [record.to_dict() for record in result.history]
+    plain = [{key: line[key] for key in TOLD if key in line} for line in history]
     told = [
-        [line.get("weights"), line.get("update_norm"), line.get("loss")] for line in result.history
+        [line.get("weights"), line.get("update_norm"), line.get("loss")] for line in history
     ]
     statements = {client: [line.epsilon, line.budget] for client, line in result.spent.items()}
     return {
@@ -181,7 +183,7 @@ def measure(name: str, settings: dict[str, Any], model: str) -> dict[str, Any]:
         "rounds": digest(plain),
         "epsilon": digest(statements),
         "values": [round(float(v), 7) for v in vector[:6]],
-        "accuracies": [line["accuracy"] for line in result.history],
+        "accuracies": [line["accuracy"] for line in history],
     }
 
 

@@ -49,8 +49,9 @@ class NoiseAhead:
     >>> from dpfl.core.random import PublicSeed, SecretRng
     >>> ahead = NoiseAhead(SecretRng.simulated(PublicSeed(1)), numbers=3, steps=2)
     >>> own = SecretRng.simulated(PublicSeed(1))
-    >>> all(torch.equal(ahead.grid_noise_(torch.empty(3)), own.grid_noise_(torch.empty(3))) for _ in
-    range(4)) True
+    >>> steps = [(ahead.grid_noise_(torch.empty(3)), own.grid_noise_(torch.empty(3))) for _ in "four"]
+    >>> all(torch.equal(*pair) for pair in steps)
+    True
     """
 
     def __init__(self, source: NoiseSource, numbers: int, steps: int) -> None:

@@ -41,8 +41,9 @@ class Layout:
     >>> layout = Layout.of({"weight": torch.zeros(2, 3), "count": torch.tensor(4)})
     >>> layout.size, [block.name for block in layout]
     (7, ['weight', 'count'])
-    >>> int(layout.unflatten(layout.flatten({"weight": torch.ones(2, 3), "count":
-    torch.tensor(4)}))["count"]) 4
+    >>> vector = layout.flatten({"weight": torch.ones(2, 3), "count": torch.tensor(4)})
+    >>> int(layout.unflatten(vector)["count"])
+    4
     """
 
     blocks: tuple[Block, ...]

@@ -162,9 +162,10 @@ def on_proxy(values: Values, proxy: Values, ids: Sequence[str]) -> Values:
     """The same federation over other records: as many clients, the same budgets and habits in the
     same order.
 
-    >>> on_proxy({"data": {"folder": "sites"}, "budgets": {"epsilon": {"b": 2.0, "a": 1.0}}},
-    {"name": "digits"}, ["a", "b"]) {'data': {'name': 'digits'}, 'budgets': {'epsilon': [1.0, 2.0]},
-    'partition': {'kind': 'iid', 'clients': 2}}
+    >>> ours = {"data": {"folder": "sites"}, "budgets": {"epsilon": {"b": 2.0, "a": 1.0}}}
+    >>> theirs = on_proxy(ours, {"name": "digits"}, ["a", "b"])
+    >>> theirs["data"], theirs["budgets"], theirs["partition"]
+    ({'name': 'digits'}, {'epsilon': [1.0, 2.0]}, {'kind': 'iid', 'clients': 2})
     """
     partition = dict(values.get("partition", {}))
     kind = partition.get("kind")

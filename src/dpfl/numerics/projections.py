@@ -35,8 +35,9 @@ def project(
     both ends.
 
     >>> row, seed = torch.ones(1, 4), PublicSeed(1)
-    >>> bool(torch.allclose(lift(project(row, seed, 4, "fourier")[0], seed, 4, "fourier"), row[0],
-    atol=1e-5)) True
+    >>> there_and_back = lift(project(row, seed, 4, "fourier")[0], seed, 4, "fourier")
+    >>> bool(torch.allclose(there_and_back, row[0], atol=1e-5))
+    True
     """
     length = rows.shape[1]
     check_projection(kind, numbers, length, sparsity)

@@ -109,8 +109,9 @@ def merged(events: Iterable[Event]) -> History:
     """Add up the steps of equal mechanisms, in a canonical order. Composition does not depend on
     order.
 
-    >>> [e.steps for e in merged([Event(noise_multiplier=1.0), Event(noise_multiplier=1.0,
-    steps=4)])] [5]
+    >>> events = [Event(noise_multiplier=1.0), Event(noise_multiplier=1.0, steps=4)]
+    >>> [event.steps for event in merged(events)]
+    [5]
     """
     steps: dict[Event, int] = {}
     for event in events:

@@ -92,8 +92,9 @@ def renyi_epsilon(costs: Sequence[float], delta: float) -> float:
     """Return the smallest epsilon from which on every filter of a budget (epsilon, delta) admits
     these costs.
 
-    >>> round(renyi_epsilon(renyi_costs((Event(noise_multiplier=4.0),), Adjacency.ADD_REMOVE),
-    1e-5), 3) 1.019
+    >>> costs = renyi_costs((Event(noise_multiplier=4.0),), Adjacency.ADD_REMOVE)
+    >>> round(renyi_epsilon(costs, 1e-5), 3)
+    1.019
     """
     smallest = 0.0
     for main, low, high in _main_orders(delta):
@@ -108,8 +109,9 @@ def renyi_epsilon(costs: Sequence[float], delta: float) -> float:
 def renyi_admits(costs: Sequence[float], epsilon: float, delta: float) -> bool:
     """Whether the filter of the budget (epsilon, delta), known beforehand, admits these costs.
 
-    >>> renyi_admits(renyi_costs((Event(noise_multiplier=1 / 0.245),), Adjacency.ADD_REMOVE), 1.0,
-    1e-5) True
+    >>> costs = renyi_costs((Event(noise_multiplier=1 / 0.245),), Adjacency.ADD_REMOVE)
+    >>> renyi_admits(costs, 1.0, 1e-5)
+    True
     """
     if not math.isfinite(epsilon):
         return False

@@ -28,8 +28,8 @@ def numbers_of(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
     """Every plain number of a round, under its path; lists and what is told of single clients are
     left out.
 
-    >>> dict(numbers_of({"accuracy": 0.5, "weights": {"a": 1.0}, "noise_metrics": {"norm": 2},
-    "round": 3})) {'accuracy': 0.5, 'noise_metrics/norm': 2.0}
+    >>> dict(numbers_of({"accuracy": 0.5, "weights": {"a": 1.0}, "noise_metrics": {"norm": 2}}))
+    {'accuracy': 0.5, 'noise_metrics/norm': 2.0}
     """
     for name, value in line.items():
         if name in ("round", "weights", "missing", "simulated_truth"):
