@@ -23,6 +23,7 @@ from dpfl.core.types import (
     Shared,
     Terms,
 )
+from dpfl.plugs.figures import FigureSpec
 
 
 class Plug:
@@ -51,6 +52,10 @@ class Plug:
     def open(self, state: PlugState, round_: int, cohort: Cohort, seed: PublicSeed) -> Shared:
         """Return what this piece shares with every client of the round."""
         return {}
+
+    def figures(self) -> tuple[FigureSpec, ...]:
+        """Return the pictures that explain what this piece reports."""
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from dpfl.plugs.base import NoiseMaker, Plug
 from dpfl.plugs.central_noise import CentralNoise
 from dpfl.plugs.channels import Channel, Digital
 from dpfl.plugs.denoise import Denoiser
+from dpfl.plugs.figures import FigureSpec
 from dpfl.plugs.local_work import LocalWork
 from dpfl.plugs.personal import Personal
 from dpfl.plugs.row_denoise import RowDenoiser
@@ -285,6 +286,10 @@ class Strategy:
         if self.clean is not None:
             yield "clean", self.clean
         yield "weights", self.weights
+
+    def figures(self) -> list[tuple[str, FigureSpec]]:
+        """The pictures that the pieces declare, each with the slot whose metrics it shows."""
+        return [(slot, figure) for slot, plug in self.slots() for figure in plug.figures()]
 
     @property
     def sums_only(self) -> bool:
