@@ -17,7 +17,7 @@ from dpfl.deploy.grid import FlowerPost
 from dpfl.deploy.outcome import outcomes
 from dpfl.deploy.protocol import TRAIN
 from dpfl.deploy.site import Site
-from dpfl.methods.registry import METHODS, settings_of
+from dpfl.methods import METHODS, settings_of
 from dpfl.rounds.codec import FRAME_BYTES
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.experiment import Experiment

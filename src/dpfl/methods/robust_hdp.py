@@ -35,21 +35,24 @@ Departures
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import check, one_of, share, whole_number
+from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import ClientSettings, Metrics, PlugState, Rows, Total
+from dpfl.core.types import Claims, Metrics, PlugState, Rows, Total
 from dpfl.numerics.pursuit import principal_component_pursuit
-from dpfl.plugs.selection import Selection
+from dpfl.plugs.figures import FigureKind, FigureSpec
 from dpfl.plugs.weights import TRUE_NOISE, Weights
-from dpfl.privacy.budgets import Spending
 from dpfl.strategy import Strategy
-from dpfl.strategy.record_level import record_level
+from dpfl.strategy.method import method
+from dpfl.strategy.record_level import RecordWork, record_level
 
 Estimator = Literal["pcp", "moment", "oracle"]
 BLOCK_ROWS = 200_000
@@ -77,13 +80,13 @@ def noise_estimates(
         total += torch.linalg.vector_norm(sparse, dim=0, dtype=torch.float64).square()
         infos.append(info)
     worst = max(infos, key=lambda info: (not info.converged, info.residual))
-    told: Metrics = {
+    metrics: Metrics = {
         "rank": max(info.rank for info in infos),
         "residual": worst.residual,
         "iterations": max(info.iterations for info in infos),
         "converged": "yes" if all(info.converged for info in infos) else "no",
     }
-    return total / len(chosen), told
+    return total / len(chosen), metrics
 
 
 def moment_estimates(rows: Tensor) -> Tensor:
@@ -147,24 +150,16 @@ class NoiseAwareWeights(Weights):
     constant: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.estimator not in ("pcp", "moment", "oracle"):
-            raise ConfigurationError(
-                "robust_hdp", f"estimator = '{self.estimator}'", "choose one of pcp, moment, oracle"
-            )
+        one_of("robust_hdp", ("pcp", "moment", "oracle"), estimator=self.estimator)
         for name in ("block_rows", "blocks", "sampled_rows", "refresh"):
-            value = getattr(self, name)
-            if value is not None and (value != int(value) or value < 1):
-                raise ConfigurationError(
-                    "robust_hdp", f"{name} = {value}", "give a whole number above 0"
-                )
-        if self.max_weight is not None and not 0 < self.max_weight <= 1:
-            raise ConfigurationError(
-                "robust_hdp", f"max_weight = {self.max_weight}", "give a share above 0 up to 1"
-            )
+            if (value := getattr(self, name)) is not None:
+                whole_number("robust_hdp", name, value)
+        if self.max_weight is not None:
+            share("robust_hdp", max_weight=self.max_weight)
 
     @property
     def needs_true_noise(self) -> bool:
-        """The oracle does."""
+        """Whether weights come from the noise that was really added, for comparison."""
         return self.estimator == "oracle"
 
     def __call__(
@@ -178,7 +173,7 @@ class NoiseAwareWeights(Weights):
         )
         known = all(client in state for client in ids)
         fresh = not known or (self.refresh is not None and round_ % self.refresh == 0)
-        told: Metrics = {}
+        metrics: Metrics = {}
         if self.estimator == "oracle":
             estimates = self._true(state, ids)
         elif not fresh:
@@ -186,7 +181,7 @@ class NoiseAwareWeights(Weights):
         else:
             estimates = torch.zeros(len(rows), dtype=torch.float64)
             if int(there.sum()) >= 3:
-                estimates[there], told = self._estimated(self._sampled(rows, round_)[there])
+                estimates[there], metrics = self._estimated(self._sampled(rows, round_)[there])
             state = {
                 **state,
                 **{client: estimates[i : i + 1].clone() for i, client in enumerate(ids)},
@@ -194,8 +189,30 @@ class NoiseAwareWeights(Weights):
         weights = torch.zeros(len(rows), dtype=torch.float64)
         some = there if bool(there.any()) else torch.ones_like(there)
         weights[some] = inverse_weights(estimates[some], self.max_weight)
-        told["estimated_noise"] = estimates.tolist()
-        return weights.to(torch.float32), state, told
+        metrics["estimated_noise"] = estimates.tolist()
+        return weights.to(torch.float32), state, metrics
+
+    def expected_weights(
+        self, claims: Mapping[str, Claims], noise: Mapping[str, float], layout: Layout
+    ) -> dict[str, float]:
+        """Inverse to the noise, as if every estimate were exact."""
+        inverse = {c: 1 / noise[c] if noise[c] > 0 else math.inf for c in sorted(claims)}
+        total = sum(inverse.values())
+        return {client: value / total for client, value in inverse.items()}
+
+    def figures(self) -> tuple[FigureSpec, ...]:
+        """Show estimates beside the noise that was really added."""
+        return (
+            FigureSpec(
+                name="noise-estimates",
+                title="estimated and true noise",
+                kind=FigureKind.AGAINST_TRUE_NOISE,
+                metrics={"estimated_noise": "clients"},
+                x_label="true noise variance",
+                y_label="estimated",
+                caption="A point a client, means over rounds. Only ratios between clients matter.",
+            ),
+        )
 
     def _sampled(self, rows: Tensor, round_: int) -> Tensor:
         """Some coordinates, drawn anew each round; the noise of an update is the same in all of
@@ -211,22 +228,19 @@ class NoiseAwareWeights(Weights):
     def _estimated(self, rows: Tensor) -> tuple[Tensor, Metrics]:
         if self.estimator == "moment":
             return moment_estimates(rows), {}
-        estimates, told = noise_estimates(rows, block_rows=self.block_rows, blocks=self.blocks)
+        estimates, metrics = noise_estimates(rows, block_rows=self.block_rows, blocks=self.blocks)
         signal = float(rows.to(torch.float64).square().sum())
         if (
             float(estimates.sum()) <= 1e-14 * signal
         ):  # identical updates: rounding is no noise to weigh by
             estimates = torch.zeros_like(estimates)
-        return estimates, told
+        return estimates, metrics
 
     @staticmethod
     def _true(state: PlugState, ids: tuple[str, ...]) -> Tensor:
-        if not all(f"{TRUE_NOISE}{client}" in state for client in ids):
-            raise ConfigurationError(
-                "robust_hdp",
-                "estimator = 'oracle' knows the clients' true noise",
-                "use it in a simulation only",
-            )
+        known = all(f"{TRUE_NOISE}{client}" in state for client in ids)
+        problem = "estimator = 'oracle' knows the clients' true noise"
+        check(known, "robust_hdp", problem, "use it in a simulation only")
         return (
             torch.stack([state[f"{TRUE_NOISE}{client}"] for client in ids])
             .flatten()
@@ -234,15 +248,10 @@ class NoiseAwareWeights(Weights):
         )
 
 
+@method(family="heterogeneous", simplicity=40)
 def robust_hdp(
+    work: RecordWork,
     *,
-    lr: float,
-    clip: float,
-    batch_size: int,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    selection: Selection | None = None,
-    spending: Spending = "heterogeneous",
     estimator: Estimator = "pcp",
     block_rows: int = BLOCK_ROWS,
     blocks: int | None = None,
@@ -253,9 +262,6 @@ def robust_hdp(
     """FedAvg over DP-SGD clients, weighted by the inverse of the noise found in their updates;
     claims are not used.
     """
-    client_settings = ClientSettings(
-        lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
-    )
     weights = NoiseAwareWeights(
         estimator=estimator,
         block_rows=block_rows,
@@ -264,4 +270,4 @@ def robust_hdp(
         refresh=refresh,
         max_weight=max_weight,
     )
-    return record_level("robust_hdp", client_settings, clip, weights, selection, spending)
+    return record_level("robust_hdp", work, weights)

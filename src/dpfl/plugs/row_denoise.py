@@ -1,4 +1,4 @@
-"""Cleaning the rows against each other, before they are weighed."""
+"""Cleaning the rows against each other, before they are weighed (PFA, FedCEO)."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from dpfl.core.types import (
-    Metrics,
-    PlugState,
-    Rows,
-)
+from dpfl.core.types import Metrics, PlugState, Rows
 from dpfl.plugs.base import Plug
 
 
 class RowDenoiser(Plug):
-    """Cleans the rows against each other (PFA, FedCEO).
+    """Cleans the rows against each other.
 
     Laws: the matrix keeps its shape; unless ``ordered``, permuting clients permutes rows. After a
-    round of which ``personal_starts`` is True each client of the cohort starts the next one from
-    its own cleaned row.
+    round of which ``personal_starts`` is True each client of the cohort starts the next one from its
+    own cleaned row.
     """
 
     ordered: ClassVar[bool]
@@ -31,5 +27,5 @@ class RowDenoiser(Plug):
     def __call__(
         self, state: PlugState, rows: Rows, round_: int
     ) -> tuple[Tensor, PlugState, Metrics]:
-        """Return the cleaned matrix, the next state, and what a person would ask about."""
+        """Return the cleaned matrix, the next state, and metrics for the operator."""
         raise NotImplementedError

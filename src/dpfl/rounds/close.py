@@ -4,7 +4,6 @@ happened.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpfl.core.errors import PeerError
-from dpfl.core.types import Aggregate, Cohort, Metrics, Rows, State, Total, Who
+from dpfl.core.types import Aggregate, Cohort, Metrics, PlugState, Rows, State, Total, Who
 from dpfl.engine.process import one_thread
 from dpfl.plugs.channels import Summed, summed
 from dpfl.rounds.client import staged
@@ -207,75 +206,77 @@ def _aggregate(
 ) -> tuple[State, RoundRecord]:
     """Clean, weigh, add central noise, denoise, step."""
     strategy = agreement.strategy
-    plugs = {slot: dict(tensors) for slot, tensors in state.plugs.items()}
+    plugs = {slot: dict(state.plugs.get(slot, {})) for slot, _ in strategy.slots()}
     metrics: dict[str, Metrics] = {}
     for number, stage in enumerate(strategy.stages):
-        plugs[f"stage{number}"] = stage.learn(plugs.get(f"stage{number}", {}), received)
+        plugs[f"stage{number}"] = stage.learn(plugs[f"stage{number}"], received)
     # clean
     if strategy.clean is not None and isinstance(received, Rows):
         matrix, plugs["clean"], metrics["clean"] = strategy.clean(
-            plugs.get("clean", {}), received, state.round
+            plugs["clean"], received, state.round
         )
         received = Rows(
             matrix=matrix, origin=received.origin, cohort=received.cohort, layout=received.layout
         )
     starts = _personal_starts(agreement, state, received)
     # weigh, central noise
-    noise: Tensor | None = None
     weights, plugs["weights"], metrics["weights"] = strategy.weights(
-        plugs.get("weights", {}), received, state.round
+        plugs["weights"], received, state.round
     )
     if isinstance(received, Rows):
-        aggregate = weights @ received.matrix
+        vector, noise = weights @ received.matrix, None
     else:
-        aggregate, noise = _noisy_total(agreement, state, received, weights, run, metrics)
+        weight = _weight_of_sum(agreement, weights)
+        vector, noise = _noisy_total(agreement, received, weight, plugs, metrics, run, state.round)
     # denoise, step
-    for number, denoiser in enumerate(strategy.denoise):
-        place = Aggregate(
-            vector=aggregate, model=state.model, layout=agreement.layout, round=state.round
-        )
-        aggregate, metrics[f"denoise{number}"] = denoiser(place)
-        if (
-            noise is not None and denoiser.linear
-        ):  # what is left of the noise, beside what the formula says
-            noise, _ = denoiser(replace(place, vector=noise))
+    aggregate = Aggregate(
+        vector=vector, model=state.model, layout=agreement.layout, round=state.round
+    )
+    for slot, denoiser in ((f"denoise{n}", d) for n, d in enumerate(strategy.denoise)):
+        if noise is not None and denoiser.linear:  # what is left of the noise
+            noise = denoiser(plugs[slot], replace(aggregate, vector=noise))[0]
             metrics["noise"]["norm_after"] = float(torch.linalg.vector_norm(noise))
+        vector, plugs[slot], metrics[slot] = denoiser(plugs[slot], aggregate)
+        aggregate = replace(aggregate, vector=vector)
+    model, plugs["step"], metrics["step"] = strategy.step(plugs["step"], aggregate)
     weighed = zip(received.cohort.ids, weights.tolist(), strict=True)
     record = replace(
         record,
         weights={client: float(weight) for client, weight in weighed},
-        update_norm=float(torch.linalg.vector_norm(aggregate)),
+        update_norm=float(torch.linalg.vector_norm(aggregate.vector)),
         metrics={**record.metrics, **{slot: own for slot, own in metrics.items() if own}},
     )
-    model = strategy.step(state.model, aggregate)
     return State(round=state.round + 1, model=model, starts=starts, plugs=plugs), record
+
+
+def _weight_of_sum(agreement: Agreement, weights: Tensor) -> float:
+    """The one weight of a sum: a constant that the cost rests on, or the mean's."""
+    if agreement.strategy.weights.constant:
+        return agreement.strategy.weights.value(agreement.terms)
+    return float(weights[0]) if len(weights) else 0.0
 
 
 def _noisy_total(
     agreement: Agreement,
-    state: State,
     received: Total,
-    weights: Tensor,
-    run: Run,
+    weight: float,
+    plugs: dict[str, PlugState],
     metrics: dict[str, Metrics],
+    run: Run,
+    round_: int,
 ) -> tuple[Tensor, Tensor | None]:
     """The weighted sum, with central noise where the strategy has it; and that noise, for the
     operator's record.
     """
-    strategy, total = agreement.strategy, received.vector.to(torch.float64)
-    if strategy.weights.constant:
-        weight = strategy.weights.value(agreement.terms)
-    else:
-        weight = float(weights[0]) if len(weights) else 0.0
-    if strategy.central_noise is None:
+    central, total = agreement.strategy.central_noise, received.vector.to(torch.float64)
+    if central is None:
         return (weight * total).to(torch.float32), None
-    bound = strategy.contribution_bound(agreement.terms)
-    noisy = strategy.central_noise.add(total, bound, run.secret("central", state.round))
+    bound = agreement.strategy.contribution_bound(agreement.terms)
+    secret = run.secret("central", round_)
+    noisy, plugs["noise"], found = central.add(plugs["noise"], total, bound, secret)
+    numbers = ((k, v) for k, v in found.items() if isinstance(v, int | float))
+    metrics["noise"] = {**found, **{name: weight * value for name, value in numbers}}
     noise = (weight * (noisy - total)).to(torch.float32)
-    metrics["noise"] = {
-        "expected_norm": weight * strategy.central_noise.std(bound) * math.sqrt(len(noise)),
-        "norm": float(torch.linalg.vector_norm(noise)),
-    }
     return (weight * noisy).to(torch.float32), noise
 
 

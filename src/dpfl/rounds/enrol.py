@@ -1,4 +1,4 @@
-"""What enrolment settles, and the nouns that pass between the three functions of a round."""
+"""What enrolment settles, and the nouns that pass between the functions of a round."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.ledger import Ledger
 from dpfl.strategy import Strategy
 
+Seen = tuple[PrivacyCost, frozenset[Observer]]
+"""A cost, and the adversaries who see what it pays for."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
@@ -32,7 +35,7 @@ class Agreement:
     _plans: dict[Participant, tuple[Phase, ...]] = field(
         default_factory=dict, compare=False, repr=False
     )
-    _bills: dict[tuple[Observer, Participant], PrivacyCost] = field(
+    _costs: dict[tuple[Observer, Participant], PrivacyCost] = field(
         default_factory=dict, compare=False, repr=False
     )
 
@@ -45,40 +48,36 @@ class Agreement:
         return self._plans[participant]
 
     def cost(self, observer: Observer, participant: Participant) -> PrivacyCost:
-        """What a round costs this participant against this observer."""
+        """What a round costs this participant against this adversary."""
         key = (observer, participant)
-        if key not in self._bills:
-            phases = self.phases(participant)
-            self._bills[key] = self.strategy.cost(
-                observer, phases, participant.examples, self.terms
-            )
-        return self._bills[key]
+        if key not in self._costs:
+            phases, examples = self.phases(participant), participant.examples
+            self._costs[key] = self.strategy.cost(observer, phases, examples, self.terms)
+        return self._costs[key]
 
     @cached_property
     def charges_world(self) -> bool:
-        """Whether the world is billed apart: not where the guarantee is made before anything leaves
+        """Whether the world is charged apart: not where the guarantee is made before anything leaves
         a client.
         """
         return self.strategy.unit is Unit.CLIENT and self.strategy.observer is not Observer.NOBODY
 
     @cached_property
     def amplified(self) -> bool:
-        """Whether the world's bill counts on the secrecy of who was drawn: then everyone eligible
+        """Whether the world's cost counts on the secrecy of who was drawn: then everyone eligible
         pays it.
         """
         return self.charges_world and self.strategy.amplifies(Observer.WORLD)
 
-    def costs(self, participant: Participant) -> list[tuple[PrivacyCost, frozenset[Observer]]]:
-        """All bills of a round, each with those who see what it pays for."""
+    def costs(self, participant: Participant) -> list[Seen]:
+        """All costs of a round, each with those who see what it pays for."""
         server = self.cost(Observer.SERVER, participant)
         if not self.charges_world:
             return [(server, frozenset({Observer.SERVER, Observer.WORLD}))]
         world = self.cost(Observer.WORLD, participant)
         return [(server, frozenset({Observer.SERVER})), (world, frozenset({Observer.WORLD}))]
 
-    def cost_against_server(
-        self, participant: Participant
-    ) -> tuple[PrivacyCost, frozenset[Observer]]:
+    def cost_against_server(self, participant: Participant) -> Seen:
         """What the server sees of a round, and who else sees it."""
         return next(cost for cost in self.costs(participant) if Observer.SERVER in cost[1])
 
@@ -117,7 +116,8 @@ class Run:
         """
         key = (client, seen_by)
         if key not in self._answers:
-            self._answers[key] = self.ledger.affordable_releases(client, cost, seen_by, 1) > 0
+            releases = self.ledger.affordable_releases(client, cost, seen_by, 1)
+            self._answers[key] = releases > 0
         return self._answers[key]
 
     def still_planned(
@@ -126,22 +126,19 @@ class Run:
         """Whether an account's plan covers this round: asked once a round."""
         key = (round_, account, observer)
         if key not in self._answers:
-            self._answers[key] = self.ledger.can_release(self.name, round_, account, observer, cost)
+            covered = self.ledger.can_release(self.name, round_, account, observer, cost)
+            self._answers[key] = covered
         return self._answers[key]
 
     def secret(self, *labels: str | int) -> SecretRng:
         """Make the secret generator for a named purpose: seeded in a simulation, fresh from the
         system otherwise.
         """
-        return (
-            SecretRng.from_system()
-            if self.seed is None
-            else SecretRng.simulated(self.seed.child(*labels))
-        )
+        return secret_for(self.seed, *labels)
 
     def round_seed(self, round_: int) -> PublicSeed:
-        """The public randomness of a round (projections, channel gains): shared, but known to
-        nobody before the round.
+        """The public randomness of a round (projections, channel gains): shared, but known to nobody
+        before the round.
 
         Without a seed it comes from the operating system, so that no data can have been chosen with
         it in mind.
@@ -155,6 +152,11 @@ class Run:
         return "" if self.seed is None else f"{self.seed.child(*labels).value:x}"
 
 
+def secret_for(seed: PublicSeed | None, *labels: str | int) -> SecretRng:
+    """A secret generator: from a simulation's seed, or from the operating system if there is none."""
+    return SecretRng.from_system() if seed is None else SecretRng.simulated(seed.child(*labels))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What the server decided when it opened the round; ``over`` says why there is none, and no
@@ -162,10 +164,10 @@ class Plan:
     """
 
     round: int
-    cohort: Cohort
-    downloads: Mapping[str, bytes]
-    shared: Mapping[str, Shared]
-    starts: Mapping[str, Tensor]
+    cohort: Cohort = field(default_factory=lambda: Cohort(ids=(), claims={}))
+    downloads: Mapping[str, bytes] = field(default_factory=dict)
+    shared: Mapping[str, Shared] = field(default_factory=dict)
+    starts: Mapping[str, Tensor] = field(default_factory=dict)
     unwilling: tuple[str, ...] = ()
     over: str = ""
 
@@ -195,12 +197,10 @@ def enrol(
         largest_epsilon=max(epsilons),
         parameters=layout.size,
     )
-    terms = strategy.local.agree(terms, claims)
     for _, plug in strategy.slots():
-        terms = plug.agree(terms, claims)
+        terms = plug.resolve_terms(terms, claims)
     strategy, terms = strategy.settle(terms, claims)
-    # What could not be sent, or a model that cannot be parted, is refused before anyone pays for
-    # it.
+    # What could not be sent, or a model that cannot be parted, is refused before anyone pays for it.
     strategy.upload_grid(strategy.selection.cohort_size(population) or 1)
     if strategy.personal is not None:
         strategy.personal.merge(torch.zeros(layout.size), None, layout)
@@ -209,8 +209,6 @@ def enrol(
 
 def first_state(agreement: Agreement, model: Tensor) -> State:
     """Return the state before the first round."""
-    plugs = {
-        slot: plug.start(agreement.terms, agreement.layout)
-        for slot, plug in agreement.strategy.slots()
-    }
+    slots = agreement.strategy.slots()
+    plugs = {slot: plug.start(agreement.terms, agreement.layout) for slot, plug in slots}
     return State(round=0, model=model, plugs=plugs)

@@ -14,6 +14,8 @@ from dpfl.rounds.codec import encode_download
 from dpfl.rounds.enrol import Agreement, Plan, Run
 from dpfl.rounds.plans import plan_members, plan_world
 
+_NOBODY = "no client can afford another one"
+
 
 def open_round(
     agreement: Agreement, state: State, run: Run, willing: Callable[[str], bool]
@@ -37,7 +39,7 @@ def open_round(
         client for client in everyone if strategy.channel.reachable(client, state.round, on_air)
     ]
     if not candidates:  # nobody can be heard: the round passes, and releases nothing
-        return _no_round(state)
+        return Plan(round=state.round)
     plan_world(agreement, run)
     secret = run.secret("cohort", state.round).secret_seed()
     if agreement.amplified:
@@ -47,8 +49,8 @@ def open_round(
         least = strategy.selection.least_willing(terms.population)
         if len(eligible) < least:
             few = f"{len(eligible)} of {len(everyone)} clients can afford another round, and the plan needs {least}"
-            why = few if eligible else "no client can afford another one"
-            return _no_round(state, over=why, unwilling=unwilling)
+            why = few if eligible else _NOBODY
+            return Plan(round=state.round, over=why, unwilling=tuple(unwilling))
         drawn = strategy.selection.order(eligible, secret)[
             : strategy.selection.cohort_size(terms.population)
         ]
@@ -56,7 +58,7 @@ def open_round(
         eligible = []
         drawn, unwilling = _first_willing(agreement, candidates, secret, willing)
         if not drawn and not any(willing(client) for client in everyone):
-            return _no_round(state, over="no client can afford another one", unwilling=everyone)
+            return Plan(round=state.round, over=_NOBODY, unwilling=tuple(everyone))
     cohort = Cohort.of({client: agreement.claims[client] for client in drawn})
     _charge_world(agreement, run, state.round, cohort, eligible)
     shared = {}
@@ -84,19 +86,6 @@ def open_round(
         shared=shared,
         starts=starts,
         unwilling=tuple(sorted(unwilling)),
-    )
-
-
-def _no_round(state: State, over: str = "", unwilling: Sequence[str] = ()) -> Plan:
-    nobody = Cohort(ids=(), claims={})
-    return Plan(
-        round=state.round,
-        cohort=nobody,
-        downloads={},
-        shared={},
-        starts={},
-        unwilling=tuple(unwilling),
-        over=over,
     )
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal, did_you_mean
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, ClientSettings, Observer, Unit
-from dpfl.methods.registry import METHODS, make_strategy, usual_sampling
+from dpfl.methods import METHODS, find, make_strategy
 from dpfl.models import make_model
 from dpfl.plugs.selection import Selection
 from dpfl.privacy.accountant import SMALLEST_DELTA
@@ -102,7 +102,7 @@ class StudyFile(TomlFile):
 
     def selection(self) -> Selection:
         """Who is drawn in a round."""
-        sampling = self.run.sampling or usual_sampling(self.method.name)
+        sampling = self.run.sampling or find(self.method.name).sampling
         return selection_of(
             self.run.cohort, sampling, len(self.study.sites), self.run.least_willing
         )

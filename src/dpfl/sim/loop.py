@@ -40,7 +40,13 @@ from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import EpsilonSpread, RoundCount, Summary, Tested, total_bytes
 from dpfl.sim.clock import Clock
 from dpfl.sim.ray_workers import RayWorkers
-from dpfl.sim.truth import compared, true_noise, with_largest_budget, with_true_noise
+from dpfl.sim.truth import (
+    compared,
+    lost_on_the_way,
+    true_noise,
+    with_largest_budget,
+    with_true_noise,
+)
 from dpfl.sim.workers import WorkerContext, Workers
 from dpfl.strategy import Strategy
 
@@ -73,6 +79,7 @@ class Simulation:
         workers: int = 1,
         evaluate_every: int = 1,
         misreports: Mapping[str, float] | None = None,
+        dropout: float = 0.0,
         folder: RunFolder | None = None,
         digest: str = "",
     ) -> None:
@@ -94,7 +101,7 @@ class Simulation:
         self.model, self.layout = model, Layout.of_module(model)
         self.run_, self.folder, self.digest = run, folder, digest
         self.engine, self.device, self.workers = engine, device, workers
-        self.evaluate_every = evaluate_every
+        self.evaluate_every, self.dropout = evaluate_every, dropout
         claims = {client: member.claims for client, member in self.members.items()}
         self.agreement: Agreement = enrol(strategy, claims, rounds, self.layout)
         self.strategy = self.agreement.strategy  # with nothing left open
@@ -149,6 +156,7 @@ class Simulation:
                 active = {c: m for c, m in members.items() if c not in abstaining}
                 blocks = blocks_of(self.agreement, active, workers.engine)
                 uplinks = workers.run(state.round, plan.downloads, blocks, self.private)
+                uplinks = lost_on_the_way(uplinks, self.dropout, self.run_, state.round)
                 uplinks += [
                     Uplink(client=c, payload=None, reason=why)
                     for c, why in sorted(abstaining.items())

@@ -185,6 +185,7 @@ def _run_in(
                 workers=workers or experiment.run.workers,
                 evaluate_every=experiment.run.evaluate_every,
                 misreports=experiment.run.misreports,
+                dropout=experiment.run.dropout,
                 folder=place,
                 digest=digest,
             )

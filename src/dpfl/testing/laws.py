@@ -292,11 +292,12 @@ def check_denoiser(denoise: Denoiser) -> None:
             layout=LAYOUT,
             round=1,
         )
-        once, _ = denoise(place)
+        state = denoise.start(TERMS, LAYOUT)
+        once, _, _ = denoise(state, place)
         assert once.shape == vector.shape
         assert bool(torch.isfinite(once).all())
         assert torch.equal(vector, before), f"{denoise} changed its argument"
-        assert torch.equal(once, denoise(place)[0]), f"{denoise} is not pure"
+        assert torch.equal(once, denoise(state, place)[0]), f"{denoise} is not pure"
 
     _always(tame)
 
