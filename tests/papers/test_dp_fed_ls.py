@@ -621,16 +621,16 @@ def test_each_round_tells_its_noise_before_and_after_smoothing_whatever_was_draw
             dpfl.dp_fed_ls(**habits, smoothing=2.0), clients=10, features=3000, seed=seed
         )
         sizes.add(len(uploads))
-        told: Any = record.operator["noise_metrics"]
+        told: Any = record.metrics["noise"]
         assert told["expected_norm"] == pytest.approx(formula)
         assert told["norm"] == pytest.approx(formula, rel=0.03)
         assert told["norm_after"] == pytest.approx(formula * math.sqrt(left), rel=0.04)
         assert float(moved.norm()) == pytest.approx(told["norm_after"], rel=1e-3)
-        factor: Any = record.operator["denoise0_metrics"]
+        factor: Any = record.metrics["denoise0"]
         assert factor["noise_norm_factor"] == pytest.approx(math.sqrt(left))
     assert len(sizes) > 1
     plain, _, record = one_round(dpfl.dp_fed(**habits), clients=10, features=3000)
-    told = record.operator["noise_metrics"]
+    told = record.metrics["noise"]
     assert float(plain.norm()) == pytest.approx(told["norm"], rel=1e-3)
     assert "norm_after" not in told
 
@@ -682,13 +682,13 @@ def test_an_empty_cohort_is_a_round_of_noise_that_everyone_pays() -> None:
         **HABITS, noise_multiplier=1.0, selection=dpfl.PoissonCohort(sampling_rate=0.05)
     )
     result = dpfl.train(start(), federation(5), strategy, rounds=6)
-    empty = [line for line in result.history if not line["cohort"]]
+    empty = [line for line in result.history if not line.cohort]
     assert empty
     for line in empty:
-        assert "published" not in line
-        assert line["weights"] == {}
-        assert line["update_norm"] == pytest.approx(line["noise_metrics"]["norm"], rel=1e-6)
-        assert line["noise_metrics"]["norm"] == pytest.approx(math.sqrt(650) / (0.05 * 5), rel=0.1)
+        assert line.published
+        assert line.weights == {}
+        assert line.update_norm == pytest.approx(line.metrics["noise"]["norm"], rel=1e-6)
+        assert line.metrics["noise"]["norm"] == pytest.approx(math.sqrt(650) / (0.05 * 5), rel=0.1)
     assert {line.rounds for line in result.spent.values()} == {6}
 
 
@@ -710,7 +710,7 @@ def test_poisson_cohorts_cost_the_world_what_the_accountant_says_under_zero_out(
         assert (
             ideal < price < line.epsilon == pytest.approx(price, abs=2e-7)
         )  # the sampler's own 1e-7 on top
-    assert result.summary["epsilon_by_observer"]["server"]["spent"]["smallest"] == "infinite"
+    assert result.summary.epsilon_against[Observer.SERVER].spent.smallest == math.inf
 
 
 def test_fixed_cohorts_cost_the_world_what_the_accountant_says_under_replace_one() -> None:
@@ -721,7 +721,7 @@ def test_fixed_cohorts_cost_the_world_what_the_accountant_says_under_replace_one
     for line in result.spent.values():
         assert (line.unit, line.observer, line.adjacency) == ("client", "world", "replace_one")
         assert ideal < price < line.epsilon == pytest.approx(price, abs=2e-7)
-    assert result.summary["epsilon_by_observer"]["server"]["spent"]["smallest"] == "infinite"
+    assert result.summary.epsilon_against[Observer.SERVER].spent.smallest == math.inf
 
 
 @pytest.mark.parametrize("selection", [POISSON, FIXED, dpfl.Everyone()])
@@ -730,7 +730,7 @@ def test_noise_left_out_is_calibrated_to_the_smallest_claim(selection: Selection
     result = dpfl.train(
         start(), federation(epsilons=granted), dpfl.dp_fed(**HABITS, selection=selection), rounds=4
     )
-    assert not result.summary["clients_left"]
+    assert not result.summary.clients_left
     for line in result.spent.values():
         assert 0.95 * 5 <= line.epsilon <= 5
 

@@ -880,10 +880,10 @@ def test_the_methods_run_and_spend_what_was_granted(
     result = trained(method())
     assert len(result.history) == 4
     for line in result.history:
-        assert line["bytes_up"] == CLIENTS * (4 * numbers + FRAME_BYTES)
-        assert line["channel_metrics"]["channel_uses"] == numbers
-        assert math.isfinite(line["update_norm"])
-        assert "published" not in line
+        assert line.bytes_up == CLIENTS * (4 * numbers + FRAME_BYTES)
+        assert line.metrics["channel"]["channel_uses"] == numbers
+        assert math.isfinite(line.update_norm)
+        assert line.published
     for client in federation_of(8.0).ids:
         statement = result.spent[client]
         assert 0.95 * 8.0 <= statement.epsilon <= 8.0
@@ -892,7 +892,7 @@ def test_the_methods_run_and_spend_what_was_granted(
             "server",
             "replace_one",
         )
-    assert len({line["channel_metrics"]["weakest_gain"] for line in result.history}) == (
+    assert len({line.metrics["channel"]["weakest_gain"] for line in result.history}) == (
         1 if numbers == 650 else 4
     )  # block fading
 
@@ -919,7 +919,7 @@ def played(strategy: dpfl.Strategy, rounds: int = 1, seed: int = 0) -> tuple[Ten
         chosen = {client: members[client] for client in plan.cohort.ids}
         uplinks = client_rounds(agreement, run, plan, chosen, Stacked(), model)
         state, record = close_round(agreement, state, plan, uplinks, run)
-        assert record.operator["arrived"] == sorted(members)
+        assert record.arrived == sorted(members)
     return before, state.model, plan
 
 
@@ -998,7 +998,7 @@ def test_a_step_carries_at_least_the_billed_noise(honest: Any, receiver: float) 
             gain_seed=gain_seed,
         )  # fmt: skip
         before, after, plan = played(strategy, seed=gain_seed)
-        multiplier = strategy.channel.told(dict(plan.shared["channel"]))["noise_multiplier_of_all"]
+        multiplier = strategy.channel.metrics(dict(plan.shared["channel"]))["noise_multiplier_of_all"]
         assert multiplier >= 5.0  # type: ignore[operator]
         told.append(float(multiplier) * clip / CLIENTS)  # type: ignore[arg-type]
         squares.append(float(((after - before).double() / told[-1]).square().mean()))
@@ -1014,12 +1014,12 @@ def test_with_more_uploads_missing_than_tolerated_nothing_is_published(tolerated
     )
     lossy = replace(strategy, channel=Dropout(rate=0.15, through=strategy.channel))
     result = trained(lossy, rounds=6, budget=100.0)
-    missing = [len(line["missing"]) for line in result.history]
+    missing = [len(line.missing) for line in result.history]
     assert min(missing) <= tolerated < max(missing)
     for line, lost in zip(result.history, missing, strict=True):
-        assert len(line["arrived"]) == CLIENTS - lost
-        assert ("published" in line) == (lost > tolerated)
-        assert ("update_norm" in line) == (lost <= tolerated)
+        assert len(line.arrived) == CLIENTS - lost
+        assert (not line.published) == (lost > tolerated)
+        assert (line.update_norm is not None) == (lost <= tolerated)
 
 
 def test_a_round_that_publishes_nothing_leaves_the_model_and_is_paid_for() -> None:
@@ -1029,7 +1029,7 @@ def test_a_round_that_publishes_nothing_leaves_the_model_and_is_paid_for() -> No
         rounds=1,
         budget=100.0,
     )
-    assert "nothing" in result.history[0]["published"]
+    assert not result.history[0].published
     assert torch.equal(parameters(result.model), parameters(logistic()))
     whole = trained(strategy, rounds=1, budget=100.0)
     assert not torch.equal(parameters(whole.model), parameters(logistic()))
@@ -1044,8 +1044,8 @@ def test_where_only_one_s_own_noise_is_counted_on_a_lost_upload_costs_nothing_bu
         rounds=2,
         budget=100.0,
     )
-    assert any(line["missing"] for line in result.history)
-    assert all("update_norm" in line for line in result.history)
+    assert any(line.missing for line in result.history)
+    assert all(line.update_norm is not None for line in result.history)
 
 
 # ---- the bill --------------------------------------------------------------------------------------------------------

@@ -546,7 +546,7 @@ def test_after_smoothing_the_cohort_starts_from_its_own_smoothed_models_and_nobo
     size = setting.layout.size
     plan, uplinks, record = play(setting)
     assert setting.state.starts == {}
-    assert "clean_metrics" not in record.operator
+    assert "clean" not in record.metrics
     plan, uplinks, record = play(setting)
     cohort = plan.cohort.ids
     expected = smoothed(models_sent(setting, plan, uplinks), setting.layout, 0.5)
@@ -557,8 +557,8 @@ def test_after_smoothing_the_cohort_starts_from_its_own_smoothed_models_and_nobo
     assert float((found - found[0]).abs().max()) > 0.01  # they are their own
     assert torch.allclose(after.model.double(), expected.mean(dim=0), atol=1e-5)
     assert (
-        record.operator["clean_metrics"]["smoothness_before"]
-        > record.operator["clean_metrics"]["smoothness_after"]
+        record.metrics["clean"]["smoothness_before"]
+        > record.metrics["clean"]["smoothness_after"]
     )
     # the next round
     plan, uplinks, _ = play(setting)

@@ -269,11 +269,11 @@ def test_private_clients_send_one_number_a_tensor_after_the_warm_up() -> None:
     lines = trained(dpfl.pfa_plus(**HABITS)).history
     assert lines[0]["payload_bytes_up"] == 20 * whole
     for line in lines[1:]:
-        assert line["payload_bytes_up"] == 2 * whole + 18 * number * tensors
-        assert line["bytes_up"] - line["payload_bytes_up"] <= 64 * 20
-        assert line["bytes_down"] > 20 * 2 * whole  # the subspace travels down
+        assert line.payload_bytes_up == 2 * whole + 18 * number * tensors
+        assert line.bytes_up - line.payload_bytes_up <= 64 * 20
+        assert line.bytes_down > 20 * 2 * whole  # the subspace travels down
     assert (
-        sum(line["payload_bytes_up"] for line in trained(dpfl.pfa(**HABITS)).history)
+        sum(line.payload_bytes_up for line in trained(dpfl.pfa(**HABITS)).history)
         == 5 * 20 * whole
     )
 
@@ -304,6 +304,6 @@ def test_projecting_recovers_what_plain_averaging_loses_and_so_does_its_compress
 
 def test_cohorts_without_a_public_client_go_on() -> None:
     result = trained(dpfl.pfa_plus(**HABITS, selection=dpfl.FixedCohort(size=6)), 12)
-    assert all(len(line["cohort"]) == 6 for line in result.history)
-    assert any(not line["clean_metrics"]["public"] for line in result.history)
+    assert all(len(line.cohort) == 6 for line in result.history)
+    assert any(not line.metrics["clean"]["public"] for line in result.history)
     assert math.isfinite(result.accuracy)

@@ -279,7 +279,7 @@ HABITS = {"lr": 0.5, "clip": 1.0, "batch_size": 16, "local_epochs": 1}
 
 
 def noise_ratio(line: dict[str, dict[str, float]]) -> float:
-    truth = line["simulated_truth"]
+    truth = line.true_noise
     return truth["aggregate_noise_variance"] / truth["least_noise_variance"]
 
 
@@ -301,8 +301,8 @@ def test_the_true_noise_is_what_an_update_really_carries() -> None:
     """
     result = trained(dpfl.robust_hdp(**HABITS), rounds=1)
     line = result.history[0]
-    estimated = dict(zip(line["arrived"], line["weights_metrics"]["estimated_noise"], strict=True))
-    true = line["simulated_truth"]["noise_variance"]
+    estimated = dict(zip(line.arrived, line.metrics["weights"]["estimated_noise"], strict=True))
+    true = line.true_noise.variances
     noisiest = max(true, key=lambda client: true[client])
     assert estimated[noisiest] == pytest.approx(true[noisiest], rel=0.25)
 

@@ -191,7 +191,7 @@ def test_the_published_sum_carries_what_was_billed_once_as_many_are_missing_as_m
     assert 1.3 * (1 - 1e-4) < billed < 1.3
     std = 1.3 * 0.7 / 4
     fewest, _, record = one_round(strategy, clients=4, features=10_000, lost=tolerated)
-    assert len(record.operator["arrived"]) == 4 - tolerated  # type: ignore[arg-type]
+    assert len(record.arrived) == 4 - tolerated  # type: ignore[arg-type]
     assert 4 / math.sqrt(2 * len(fewest)) < 0.02
     assert spread(fewest) == pytest.approx(std, rel=0.02)
     everyone, uploads, _ = one_round(strategy, clients=4, features=10_000)
@@ -215,8 +215,8 @@ def test_where_the_draw_is_a_secret_the_noise_does_not_tell_how_many_are_missing
     )
     for lost in range(5):
         model, _, record = one_round(strategy, features=10_000, lost=lost)
-        assert len(record.operator["arrived"]) == 4 - lost  # type: ignore[arg-type]
-        assert "published" not in record.operator
+        assert len(record.arrived) == 4 - lost  # type: ignore[arg-type]
+        assert record.published
         assert spread(model) == pytest.approx(
             1.3 * 0.7 / 4 * math.sqrt(4 / (4 - tolerated)), rel=0.02
         )
@@ -241,7 +241,7 @@ def test_local_noise_is_averaged_over_who_arrived() -> None:
     strategy = dpfl.udp_fedavg(**STILL, noise="local", noise_multiplier=1.3, selection=FIXED)
     for lost in (0, 2):
         model, uploads, record = one_round(strategy, features=10_000, lost=lost)
-        assert "published" not in record.operator
+        assert record.published
         assert spread(model) == pytest.approx(1.3 * 0.7 / math.sqrt(4 - lost), rel=0.02)
         assert all(
             spread(upload) == pytest.approx(1.3 * 0.7, rel=0.02) for upload in uploads.values()
@@ -283,11 +283,11 @@ def test_with_more_missing_than_tolerated_nothing_is_published() -> None:
     for tolerated, lost in ((0, 1), (1, 2), (0, 4), (2, 3)):
         strategy = dpfl.udp_fedavg(**HABITS, noise_multiplier=1.0, tolerated_dropouts=tolerated)
         model, _, record = one_round(strategy, clients=4, lost=lost)
-        assert record.operator["published"] == "nothing: too few uploads arrived"
-        assert "update_norm" not in record.operator
+        assert not record.published
+        assert record.update_norm is None
         assert not bool(model.any())
         model, _, record = one_round(strategy, clients=4, lost=tolerated)
-        assert "published" not in record.operator
+        assert record.published
         assert bool(model.any())
 
 
@@ -312,12 +312,12 @@ def test_lost_uploads_silence_a_round_unless_they_were_planned_for_or_would_tell
         **HABITS, noise_multiplier=4.0, tolerated_dropouts=tolerated, selection=selection
     )
     result = trained(replace(strategy, channel=Dropout(rate=0.2, through=Digital())))
-    assert any(len(line["missing"]) > 0 for line in result.history)
+    assert any(len(line.missing) > 0 for line in result.history)
     for line in result.history:
-        silent = len(line["missing"]) > tolerated and selection is not FIXED
-        assert (line.get("published") == "nothing: too few uploads arrived") is silent
-        assert ("update_norm" not in line) is silent
-    assert result.summary["rounds"]["ended_early"] is None
+        silent = len(line.missing) > tolerated and selection is not FIXED
+        assert (not line.published) is silent
+        assert (line.update_norm is None) is silent
+    assert result.summary.rounds.ended_early is None
 
 
 @pytest.mark.parametrize(
@@ -416,11 +416,11 @@ def test_training_is_billed_as_the_bill_says() -> None:
             ideal < price < line.epsilon == pytest.approx(price, abs=2e-7)
         )  # the sampler's own 1e-7 on top
     # Each client has committed to all five rounds, however often it was drawn.
-    most = max(sum(client in line["cohort"] for line in result.history) for client in result.spent)
+    most = max(sum(client in line.cohort for line in result.history) for client in result.spent)
     assert most < 5
     own = charged(4.0 / math.sqrt(4), 1, 650)
     share = epsilon(own, 1.0, 5, 1e-3, sampling="none", adjacency="replace_one")
-    told = result.summary["epsilon_by_observer"]["server"]["spent"]
+    told = result.summary.epsilon_against[Observer.SERVER].spent
     assert told["largest"] == told["smallest"] == pytest.approx(share, rel=1e-6)
 
 

@@ -58,20 +58,20 @@ def test_a_plan_ends_when_fewer_are_willing_than_it_counts_on(least: int | None,
     result = dpfl.train(
         torch.nn.Linear(5, 2), federation(budgets), shares(least), rounds=12, seed=0
     )
-    done = result.summary["rounds"]["done"]
+    done = result.summary.rounds.done
     assert 0 < done < 12
-    assert "the plan needs" in result.summary["rounds"]["ended_early"]
+    assert "the plan needs" in result.summary.rounds.ended_early
     # No round was silent: whoever was drawn could pay, and answered.
-    assert all(len(line["cohort"]) == len(line["arrived"]) == 5 for line in result.history)
-    assert not any("published" in line for line in result.history)
+    assert all(len(line.cohort) == len(line.arrived) == 5 for line in result.history)
+    assert all(line.published for line in result.history)
 
 
 @pytest.mark.filterwarnings("ignore:training ended")
 def test_a_plan_goes_on_while_enough_are_willing_and_draws_among_them() -> None:
     budgets = {f"c{i:02d}": (3.0 if i < 12 else 50.0) for i in range(20)}
     result = dpfl.train(torch.nn.Linear(5, 2), federation(budgets), shares(8), rounds=12, seed=0)
-    assert result.summary["rounds"]["done"] == 12
-    late = [client for line in result.history[-3:] for client in line["cohort"]]
+    assert result.summary.rounds.done == 12
+    late = [client for line in result.history[-3:] for client in line.cohort]
     assert set(late) <= {f"c{i:02d}" for i in range(12, 20)}
 
 
@@ -124,16 +124,16 @@ def test_clients_that_fail_after_they_were_drawn_change_neither_whether_a_round_
     fed = federation(budgets, classes=400)
     monkeypatch.setattr(Workers, "run", mostly_silent)
     result = dpfl.train(model, fed, strategy, rounds=20, seed=0)
-    assert result.summary["rounds"]["done"] == 20
-    assert not any("published" in line for line in result.history)
-    arrived = [len(line["arrived"]) for line in result.history]
+    assert result.summary.rounds.done == 20
+    assert all(line.published for line in result.history)
+    arrived = [len(line.arrived) for line in result.history]
     assert min(arrived) == 0
     assert max(arrived) > 0
     # 2,400 coordinates a round: the std is known to 1.5 %, and a missing share would change it by
     # more than 10 %.
     expected = 3.0 / math.sqrt(5 - tolerated) / math.sqrt(5) * math.sqrt(2400)
     for line in result.history:
-        assert line["update_norm"] == pytest.approx(expected, rel=0.07)
+        assert line.update_norm == pytest.approx(expected, rel=0.07)
 
 
 # -- adjacency -------------------------------------------------------------------------------------
@@ -172,9 +172,9 @@ def test_rounds_without_anyone_publish_the_noise_in_full() -> None:
     )  # fmt: skip
     start = torch.nn.Linear(5, 2)
     result = dpfl.train(start, federation(budgets), strategy, rounds=6, seed=0)
-    empty = [line for line in result.history if not line["cohort"]]
+    empty = [line for line in result.history if not line.cohort]
     assert empty
-    assert all(line["update_norm"] > 0 for line in empty)
+    assert all(line.update_norm > 0 for line in empty)
 
 
 # -- projections -----------------------------------------------------------------------------------

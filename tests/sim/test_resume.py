@@ -286,7 +286,7 @@ def test_a_run_does_not_go_on_with_other_data(
     with pytest.raises(CheckpointError, match="other data"):
         run_experiment(experiment, tmp_path / "run", resume=True)
     (sites / "north.csv").write_text(content)
-    assert run_experiment(experiment, tmp_path / "run", resume=True).summary["rounds"]["done"] == 5
+    assert run_experiment(experiment, tmp_path / "run", resume=True).summary.rounds.done == 5
 
 
 def test_a_half_written_last_line_is_forgotten_and_a_broken_middle_is_refused(
