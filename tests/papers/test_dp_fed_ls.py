@@ -21,19 +21,15 @@ from dpfl.cli.describe import description_of
 from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.layout import Layout
-from dpfl.core.types import Aggregate, Claims, Observer, Record
+from dpfl.core.types import Aggregate, Claims, Observer
 from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
 from dpfl.engine.base import Engine
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.stacked import Stacked
-from dpfl.methods.dp_fed_ls import (
-    LaplacianSmoothing,
-    closed_form_noise,
-    laplacian_smoothing,
-    noise_gain,
-)
+from dpfl.methods.dp_fed_ls import LaplacianSmoothing, closed_form_noise
 from dpfl.models import make_model
+from dpfl.numerics.recursive_filter import laplacian_smoothing, noise_gain
 from dpfl.plugs.selection import Selection
 from dpfl.privacy import calibrate, epsilon
 from dpfl.privacy.classic_rdp import POISSON_REMARK, UNIFORM_REMARK
@@ -41,6 +37,7 @@ from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Run, client_rounds, close_round, enrol, first_state, open_round
 from dpfl.rounds.codec import decode_upload
 from dpfl.rounds.members import honest_members
+from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
 
 LAYOUT = Layout.of({"weight": torch.zeros(4, 5), "bias": torch.zeros(4), "two": torch.zeros(2)})
@@ -456,7 +453,7 @@ def one_round(
     seed: int = 0,
     round_: int = 0,
     engine: Engine | None = None,
-) -> tuple[Tensor, dict[str, Tensor], Record]:
+) -> tuple[Tensor, dict[str, Tensor], RoundRecord]:
     """Play one round from a zero model; return by what it moved, what was uploaded, and what was
     written down.
     """

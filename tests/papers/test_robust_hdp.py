@@ -25,9 +25,12 @@ from dpfl.methods.robust_hdp import (
     moment_estimates,
     noise_aware_weights,
     noise_estimates,
-    principal_component_pursuit,
 )
 from dpfl.models import make_model
+from dpfl.numerics import pursuit
+from dpfl.numerics.pursuit import principal_component_pursuit
+from dpfl.privacy.flags import Flag
+from dpfl.rounds.record import RoundRecord
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -114,7 +117,7 @@ def test_a_matrix_that_is_not_finite_is_refused() -> None:
 
 
 def test_a_pursuit_that_did_not_converge_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_ITERATIONS", 2)
+    monkeypatch.setattr(pursuit, "MOST_ITERATIONS", 2)
     _, _, info = principal_component_pursuit(normal(50, 6))
     assert not info.converged
     _, told = noise_estimates(normal(6, 50))
@@ -278,9 +281,12 @@ def trained(
 HABITS = {"lr": 0.5, "clip": 1.0, "batch_size": 16, "local_epochs": 1}
 
 
-def noise_ratio(line: dict[str, dict[str, float]]) -> float:
+def noise_ratio(line: RoundRecord) -> float:
     truth = line.true_noise
-    return truth["aggregate_noise_variance"] / truth["least_noise_variance"]
+    assert truth is not None
+    assert truth.aggregate is not None
+    assert truth.ratio == truth.aggregate / truth.least
+    return truth.ratio
 
 
 def test_in_training_the_noise_is_near_the_oracle_s_every_round_and_others_are_far_above() -> None:
@@ -322,12 +328,13 @@ def test_a_false_claim_changes_nothing_here_and_much_elsewhere() -> None:
             trained(method(**HABITS), misreports=misreports),
         )
         assert lied_to.accuracy < believed.accuracy - 0.05
-        assert any("FALSE CLAIMS" in stamp for stamp in lied_to.summary["stamps"])
+        named = {raised.flag: raised.detail for raised in lied_to.summary.flags}
+        assert "12" in named[Flag.FALSE_CLAIMS]
         spent = {client: line.epsilon for client, line in lied_to.spent.items()}
         assert spent == {client: line.epsilon for client, line in believed.spent.items()}
 
 
-@pytest.mark.parametrize("liars", [{"nobody": 2.0}, {"99": 2.0}, {"12": 0.0}, {"12": float("nan")}])
+@pytest.mark.parametrize("misreports", [{"nobody": 2.0}, {"99": 2.0}, {"12": 0.0}, {"12": float("nan")}])
 def test_a_liar_that_makes_no_sense_is_refused(misreports: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match="liar"):
         trained(dpfl.weiavg(**HABITS), misreports=misreports)

@@ -19,12 +19,11 @@ import dpfl
 from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.layout import Layout
-from dpfl.core.types import Claims, Observer, Record, Who
+from dpfl.core.types import Claims, Observer, Who
 from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
 from dpfl.engine.stacked import Stacked
 from dpfl.models import make_model
-from dpfl.plugs.channels import Digital, Dropout
 from dpfl.plugs.selection import Selection
 from dpfl.plugs.stages import GaussianNoise
 from dpfl.privacy import epsilon
@@ -44,6 +43,8 @@ from dpfl.rounds import (
 )
 from dpfl.rounds.codec import decode_upload
 from dpfl.rounds.members import honest_members
+from dpfl.rounds.record import RoundRecord
+from tests.lossy import train_with_losses
 
 LAYOUT = Layout.of({"weight": torch.zeros(3, 6), "bias": torch.zeros(3)})
 HABITS = {"lr": 0.1, "clip": 1.0, "batch_size": 16, "local_steps": 2}
@@ -136,7 +137,7 @@ def one_round(
     features: int = 6,
     lost: int = 0,
     clear: bool = False,
-) -> tuple[Tensor, dict[str, Tensor], Record]:
+) -> tuple[Tensor, dict[str, Tensor], RoundRecord]:
     """Play one round from a zero model, losing some uploads; return the model, all uploads, and the
     record.
 
@@ -294,13 +295,14 @@ def test_with_more_missing_than_tolerated_nothing_is_published() -> None:
 # ---- in training -----------------------------------------------------------------------------------------------------
 
 
-def trained(strategy: dpfl.Strategy, rounds: int = 5) -> dpfl.Result:
+def trained(strategy: dpfl.Strategy, rounds: int = 5, dropout: float = 0.0) -> dpfl.Result:
     federation = dpfl.Federation.from_dataset(
         load_dataset("digits"), Partition(), 10, dpfl.PublicSeed(0)
     )
     budgets = dpfl.make_budgets(1000.0, 1e-3, federation.ids, dpfl.PublicSeed(1))
     model = make_model("logistic", (64,), 10, dpfl.PublicSeed(0))
-    return dpfl.train(model, federation.with_budgets(budgets), strategy, rounds=rounds)
+    federation = federation.with_budgets(budgets)
+    return train_with_losses(model, federation, strategy, rounds=rounds, dropout=dropout)
 
 
 @pytest.mark.parametrize("tolerated", [0, 1])
@@ -311,7 +313,7 @@ def test_lost_uploads_silence_a_round_unless_they_were_planned_for_or_would_tell
     strategy = dpfl.udp_fedavg(
         **HABITS, noise_multiplier=4.0, tolerated_dropouts=tolerated, selection=selection
     )
-    result = trained(replace(strategy, channel=Dropout(rate=0.2, through=Digital())))
+    result = trained(strategy, dropout=0.2)
     assert any(len(line.missing) > 0 for line in result.history)
     for line in result.history:
         silent = len(line.missing) > tolerated and selection is not FIXED

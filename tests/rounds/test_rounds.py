@@ -17,6 +17,7 @@ from dpfl.core.types import Adjacency, Observer, ClientSettings, State, Unit
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.stacked import Stacked
 from dpfl.plugs.central_noise import CentralNoise
+from dpfl.plugs.channels import Digital
 from dpfl.plugs.local_work import Sgd
 from dpfl.plugs.secure_sum import SecureSum
 from dpfl.plugs.selection import PoissonCohort
