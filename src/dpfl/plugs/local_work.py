@@ -22,6 +22,7 @@ from dpfl.core.types import (
     Unit,
 )
 from dpfl.plugs.base import Participant, Plug
+from dpfl.plugs.releases import calibrate_beside, release_history, release_noise
 from dpfl.plugs.sampling import PoissonBatches, sampler, steps_per_epoch
 from dpfl.privacy.budgets import SPENDINGS, Spending, planned_epsilon
 from dpfl.privacy.calibrate import calibrate
@@ -54,6 +55,10 @@ class LocalWork(Plug):
     def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
         """What the result of these phases, on a model of so many parameters, shows of one unit."""
         raise NotImplementedError
+
+    def release_noise(self, terms: Terms, participant: Participant) -> tuple[float, ...]:
+        """Plan the noise multiplier of each release before round one."""
+        return ()
 
 
 def _complete(where: str, settings: ClientSettings) -> None:
@@ -217,16 +222,30 @@ class DpSgd(LocalWork):
 
     def _multiplier(self, terms: Terms, budget: Budget, work: _Work, examples: int) -> float:
         batches = PoissonBatches(examples, work.batch_size)
-        wanted = calibrate(
-            planned_epsilon(self.spending, budget, terms),
-            budget.delta,
-            batches.rate,
-            work.steps * terms.participations,
-            adjacency=Adjacency.ZERO_OUT,
-            accountant=budget.accountant,
-            numbers=terms.parameters,
-        )
+        target, steps = planned_epsilon(self.spending, budget, terms), work.steps
+        if terms.releases:
+            noise = release_noise(terms.releases, budget, target, examples)
+            before = release_history(terms.releases, noise, examples)
+            planned = (batches.rate, steps * terms.participations, terms.parameters)
+            wanted = calibrate_beside(before, target, budget, *planned)
+        else:
+            wanted = calibrate(
+                target,
+                budget.delta,
+                batches.rate,
+                steps * terms.participations,
+                adjacency=Adjacency.ZERO_OUT,
+                accountant=budget.accountant,
+                numbers=terms.parameters,
+            )
         return multiplier_for(wanted, terms.parameters, batches.parts)
+
+    def release_noise(self, terms: Terms, participant: Participant) -> tuple[float, ...]:
+        """Plan each release with its share of the client's own budget."""
+        if participant.budget is None:
+            return ()
+        target = planned_epsilon(self.spending, participant.budget, terms)
+        return release_noise(terms.releases, participant.budget, target, participant.examples)
 
     def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
         """Everything is paid step by step; what follows is post-processing."""

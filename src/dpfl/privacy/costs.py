@@ -18,6 +18,7 @@ class PrivacyCost:
     unit: Unit
     adjacency: Adjacency
     events: History
+    before: tuple[History, ...] = ()
 
     def times(self, count: int) -> History:
         """Return the history of ``count`` such rounds."""

@@ -18,6 +18,7 @@ from dpfl.rounds.client import staged
 from dpfl.rounds.codec import FRAME_BYTES, decode_upload
 from dpfl.rounds.enrol import Agreement, Plan, Run, Uplink
 from dpfl.rounds.record import RoundRecord
+from dpfl.rounds.release import combined
 
 
 @one_thread()  # the same bits on every machine, and no fight over cores
@@ -27,6 +28,24 @@ def close_round(
     """Take what arrived, make the next model, and write down what happened."""
     strategy = agreement.strategy
     messages, missing, broken = _unpack(agreement, plan, uplinks, run)
+    record = RoundRecord(
+        round=state.round,
+        cohort=plan.cohort.ids,
+        arrived=tuple(sorted(messages)),
+        missing=missing,
+        left=plan.unwilling,
+        not_finite=tuple(sorted(broken)),
+        bytes_up=sum(len(u.payload) for u in uplinks if u.payload is not None),
+        payload_bytes_up=sum(
+            len(u.payload) - FRAME_BYTES for u in uplinks if u.payload is not None
+        ),
+        bytes_down=sum(map(len, plan.downloads.values())),
+    )
+    if state.round < 0:
+        kept = {client: m for client, m in messages.items() if client not in broken}
+        state, metrics = combined(agreement, state, plan.cohort, kept)
+        slot = f"release{record.round - agreement.first_round}"
+        return state, replace(record, metrics={slot: metrics}, published=bool(kept))
     seed = run.public.child("round", state.round, "channel")
     on_air = dict(plan.shared.get("channel", {}))
     noise = run.secret("channel", state.round)
@@ -53,25 +72,19 @@ def close_round(
     if isinstance(received, Rows):
         received, unusable = _without_non_finite(received)
         broken.extend(unusable)
-    record = RoundRecord(
-        round=state.round,
-        cohort=plan.cohort.ids,
+    on_air_metrics = {"channel": strategy.channel.metrics(on_air)} if on_air else {}
+    record = replace(
+        record,
         arrived=ids,
         missing=missing,
-        left=plan.unwilling,
         not_finite=tuple(sorted(broken)),
-        bytes_up=sum(len(u.payload) for u in uplinks if u.payload is not None),
-        payload_bytes_up=sum(
-            len(u.payload) - FRAME_BYTES for u in uplinks if u.payload is not None
-        ),
-        bytes_down=sum(map(len, plan.downloads.values())),
-        metrics={"channel": strategy.channel.metrics(on_air)} if on_air else {},
+        metrics=on_air_metrics,
     )
     shares = len(plan.cohort) - len(without_noise)
     enough = shares >= strategy.shares_needed(agreement.terms, len(plan.cohort))
     if agreement.amplified or (enough and (ids or strategy.central_noise is not None)):
         return _aggregate(agreement, state, received, run, record)
-    unchanged = State(round=state.round + 1, model=state.model, plugs=dict(state.plugs))
+    unchanged = replace(state, round=state.round + 1, starts={})
     return unchanged, replace(record, published=False)
 
 
@@ -84,6 +97,9 @@ def _unpack(
     broken: list[str] = []
     length = None if agreement.strategy.stages else agreement.layout.size
     grid = agreement.strategy.upload_grid(max(1, len(plan.cohort)))
+    if plan.round < 0:
+        release = agreement.release(plan.round)
+        length, grid = release.numbers(agreement.buffer_shapes[release.into]), None
     for uplink in uplinks:
         if uplink.client not in missing or uplink.client in messages:
             raise PeerError(
@@ -98,14 +114,15 @@ def _unpack(
             messages[uplink.client] = decode_upload(
                 uplink.payload, length, run.name, plan.round, uplink.client, grid
             )
-            if agreement.strategy.stages and agreement.strategy.channel.sees_rows:
+            if length is None and agreement.strategy.channel.sees_rows:
                 _check_undone(agreement, plan, uplink.client, messages[uplink.client])
         except PeerError as error:
             messages.pop(uplink.client, None)
             missing[uplink.client] = str(error)
             continue
         missing[uplink.client] = ""
-    if not agreement.strategy.channel.sees_rows or agreement.strategy.sums_only:
+    rows = agreement.strategy.channel.sees_rows and not agreement.strategy.sums_only
+    if plan.round < 0 or not rows:
         for client, message in messages.items():
             if not bool(torch.isfinite(message).all()):  # nobody could take it out of a sum again
                 messages[client] = torch.zeros_like(message)
@@ -246,7 +263,8 @@ def _aggregate(
         update_norm=float(torch.linalg.vector_norm(aggregate.vector)),
         metrics={**record.metrics, **{slot: own for slot, own in metrics.items() if own}},
     )
-    return State(round=state.round + 1, model=model, starts=starts, plugs=plugs), record
+    moved = replace(state, round=state.round + 1, model=model, starts=starts, plugs=plugs)
+    return moved, record
 
 
 def _weight_of_sum(agreement: Agreement, weights: Tensor) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -14,6 +14,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Claims, Cohort, Observer, Phase, Shared, State, Terms, Unit
 from dpfl.plugs.base import Participant
+from dpfl.plugs.releases import Release, release_history
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.ledger import Ledger
 from dpfl.strategy import Strategy
@@ -32,6 +33,7 @@ class Agreement:
     terms: Terms
     layout: Layout
     claims: Mapping[str, Claims]
+    buffer_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     _plans: dict[Participant, tuple[Phase, ...]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -47,12 +49,40 @@ class Agreement:
             self._plans[participant] = self.strategy.local.phases(self.terms, participant)
         return self._plans[participant]
 
-    def cost(self, observer: Observer, participant: Participant) -> PrivacyCost:
-        """What a round costs this participant against this adversary."""
+    @property
+    def first_round(self) -> int:
+        """The number of the first thing that is released: 0, or less where there are releases."""
+        return -len(self.strategy.releases)
+
+    def release(self, round_: int) -> Release:
+        """The release that has this (negative) round number."""
+        return self.strategy.releases[round_ - self.first_round]
+
+    def release_noise(self, round_: int, participant: Participant) -> float:
+        """The noise multiplier of a release, planned within the participant's own budget."""
+        noise = self.strategy.local.release_noise(self.terms, participant)
+        return noise[round_ - self.first_round]
+
+    def cost(self, observer: Observer, participant: Participant, round_: int = 0) -> PrivacyCost:
+        """What a round, or a release before round one, costs this participant against this
+        adversary.
+        """
+        whole = self.plan(observer, participant)
+        if round_ < 0:
+            return replace(whole, events=whole.before[round_ - self.first_round], before=())
+        return replace(whole, before=()) if whole.before else whole
+
+    def plan(self, observer: Observer, participant: Participant) -> PrivacyCost:
+        """What a round costs, and before it all releases: what a participant commits to."""
         key = (observer, participant)
         if key not in self._costs:
             phases, examples = self.phases(participant), participant.examples
-            self._costs[key] = self.strategy.cost(observer, phases, examples, self.terms)
+            cost = self.strategy.cost(observer, phases, examples, self.terms)
+            if self.terms.releases:
+                noise = self.strategy.local.release_noise(self.terms, participant)
+                history = release_history(self.terms.releases, noise, examples)
+                cost = replace(cost, before=tuple((event,) for event in history))
+            self._costs[key] = cost
         return self._costs[key]
 
     @cached_property
@@ -69,23 +99,26 @@ class Agreement:
         """
         return self.charges_world and self.strategy.amplifies(Observer.WORLD)
 
-    def costs(self, participant: Participant) -> list[Seen]:
-        """All costs of a round, each with those who see what it pays for."""
-        server = self.cost(Observer.SERVER, participant)
+    def plans(self, participant: Participant) -> list[Seen]:
+        """All that a participant commits to, each part with those who see what it pays for."""
+        server = self.plan(Observer.SERVER, participant)
         if not self.charges_world:
             return [(server, frozenset({Observer.SERVER, Observer.WORLD}))]
-        world = self.cost(Observer.WORLD, participant)
+        world = self.plan(Observer.WORLD, participant)
         return [(server, frozenset({Observer.SERVER})), (world, frozenset({Observer.WORLD}))]
 
-    def cost_against_server(self, participant: Participant) -> Seen:
-        """What the server sees of a round, and who else sees it."""
-        return next(cost for cost in self.costs(participant) if Observer.SERVER in cost[1])
+    def plan_against_server(self, participant: Participant) -> Seen:
+        """What the server sees, and who else sees it."""
+        return next(plan for plan in self.plans(participant) if Observer.SERVER in plan[1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Which run this is, where it is charged, and where its randomness comes from (None: the
     operating system).
+
+    ``populations`` names the account under which each client is charged against the world,
+    ``covered`` whose plans cover all rounds; the rest are answers of the ledger, asked for once.
     """
 
     name: str
@@ -93,6 +126,7 @@ class Run:
     seed: PublicSeed | None
     public: PublicSeed
     populations: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    covered: set[str] = field(default_factory=set, compare=False, repr=False)
     _planned: dict[Observer, dict[str, int]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -182,9 +216,17 @@ class Uplink:
 
 
 def enrol(
-    strategy: Strategy, claims: Mapping[str, Claims], rounds: int, layout: Layout
+    strategy: Strategy,
+    claims: Mapping[str, Claims],
+    rounds: int,
+    layout: Layout,
+    buffer_shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Agreement:
-    """Settle the terms once, from claims alone."""
+    """Settle the terms once, from claims alone.
+
+    ``buffer_shapes`` are those of the model's buffers that releases before round one write.
+    """
+    shapes = dict(buffer_shapes or {})
     population = len(claims)
     rate = strategy.selection.rate(population)
     epsilons = [claim.epsilon for claim in claims.values() if claim.usable] or [math.inf]
@@ -196,6 +238,7 @@ def enrol(
         smallest_epsilon=min(epsilons),
         largest_epsilon=max(epsilons),
         parameters=layout.size,
+        releases=tuple((r.share, r.numbers(shapes[r.into])) for r in strategy.releases),
     )
     for _, plug in strategy.slots():
         terms = plug.resolve_terms(terms, claims)
@@ -204,11 +247,13 @@ def enrol(
     strategy.upload_grid(strategy.selection.cohort_size(population) or 1)
     if strategy.personal is not None:
         strategy.personal.merge(torch.zeros(layout.size), None, layout)
-    return Agreement(strategy=strategy, terms=terms, layout=layout, claims=dict(claims))
+    return Agreement(
+        strategy=strategy, terms=terms, layout=layout, claims=dict(claims), buffer_shapes=shapes
+    )
 
 
 def first_state(agreement: Agreement, model: Tensor) -> State:
     """Return the state before the first round."""
     slots = agreement.strategy.slots()
     plugs = {slot: plug.start(agreement.terms, agreement.layout) for slot, plug in slots}
-    return State(round=0, model=model, plugs=plugs)
+    return State(round=agreement.first_round, model=model, plugs=plugs)
