@@ -12,7 +12,7 @@ from torch import Tensor
 from dpfl import testing
 from dpfl.core.grid import Grid
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Aggregate, Metrics, PlugState, ClientSettings, Rows, Shared, Total, Who
+from dpfl.core.types import Aggregate, ClientSettings, Metrics, PlugState, Rows, Shared, Total, Who
 from dpfl.engine import ENGINES
 from dpfl.plugs.channels import Channel, Digital, Summed
 from dpfl.plugs.denoise import Denoiser

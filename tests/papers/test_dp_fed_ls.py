@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.by_hand import play_clients
 from torch import Tensor, nn
 
 import dpfl
@@ -34,7 +35,7 @@ from dpfl.plugs.selection import Selection
 from dpfl.privacy import calibrate, epsilon
 from dpfl.privacy.classic_rdp import POISSON_REMARK, UNIFORM_REMARK
 from dpfl.privacy.ledger import Ledger
-from dpfl.rounds import Run, client_rounds, close_round, enrol, first_state, open_round
+from dpfl.rounds import Run, close_round, enrol, first_state, open_round
 from dpfl.rounds.codec import decode_upload
 from dpfl.rounds.members import honest_members
 from dpfl.rounds.record import RoundRecord
@@ -469,7 +470,7 @@ def one_round(
     state = replace(first_state(agreement, torch.zeros(layout.size)), round=round_)
     plan = open_round(agreement, state, run, lambda client: True)
     drawn = {client: members[client] for client in plan.cohort.ids}
-    uplinks = client_rounds(agreement, run, plan, drawn, engine or Stacked(), model)
+    uplinks = play_clients(agreement, run, plan, drawn, engine or Stacked(), model)
     after, record = close_round(agreement, state, plan, uplinks, run)
     ledger.close()
     uploads = {

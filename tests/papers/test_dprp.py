@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
+from tests.by_hand import play_clients, train_with_losses
 from torch import Tensor
 
 import dpfl
@@ -51,10 +52,9 @@ from dpfl.privacy.accountant import spend
 from dpfl.privacy.calibrate import calibrate
 from dpfl.privacy.exposure import Exposure
 from dpfl.privacy.ledger import Ledger
-from dpfl.rounds import Plan, Run, client_rounds, close_round, enrol, first_state, open_round
+from dpfl.rounds import Plan, Run, close_round, enrol, first_state, open_round
 from dpfl.rounds.codec import FRAME_BYTES
 from dpfl.rounds.members import honest_members
-from tests.lossy import train_with_losses
 
 KINDS = [
     ("rademacher", 1.0),
@@ -920,7 +920,7 @@ def played(strategy: dpfl.Strategy, rounds: int = 1, seed: int = 0) -> tuple[Ten
     for _ in range(rounds):
         plan = open_round(agreement, state, run, lambda _: True)
         chosen = {client: members[client] for client in plan.cohort.ids}
-        uplinks = client_rounds(agreement, run, plan, chosen, Stacked(), model)
+        uplinks = play_clients(agreement, run, plan, chosen, Stacked(), model)
         state, record = close_round(agreement, state, plan, uplinks, run)
         assert record.arrived == tuple(sorted(members))
     return before, state.model, plan
@@ -1001,7 +1001,9 @@ def test_a_step_carries_at_least_the_billed_noise(honest: Any, receiver: float) 
             gain_seed=gain_seed,
         )  # fmt: skip
         before, after, plan = played(strategy, seed=gain_seed)
-        multiplier = strategy.channel.metrics(dict(plan.shared["channel"]))["noise_multiplier_of_all"]
+        multiplier = strategy.channel.metrics(dict(plan.shared["channel"]))[
+            "noise_multiplier_of_all"
+        ]
         assert multiplier >= 5.0  # type: ignore[operator]
         told.append(float(multiplier) * clip / CLIENTS)  # type: ignore[arg-type]
         squares.append(float(((after - before).double() / told[-1]).square().mean()))

@@ -37,7 +37,6 @@ from dpfl.rounds import (
     Plan,
     Run,
     Uplink,
-    client_rounds,
     close_round,
     enrol,
     first_state,
@@ -52,6 +51,8 @@ from dpfl.sim.train import run_experiment
 LAYOUT = Layout.of(
     {"0.weight": torch.zeros(6, 9), "0.bias": torch.zeros(6), "1.weight": torch.zeros(4, 6)}
 )
+from tests.by_hand import play_clients
+
 HABITS = {"lr": 0.3, "clip": 0.02, "batch_size": 16, "local_steps": 3, "noise_multiplier": 20.0}
 FIVE = dpfl.FixedCohort(size=5)
 
@@ -516,7 +517,7 @@ def play(setting: SimpleNamespace) -> tuple[Plan, list[Uplink], RoundRecord]:
     """One round; the setting's state moves on."""
     plan = open_round(setting.agreement, setting.state, setting.run, lambda client: True)
     members = {client: setting.members[client] for client in plan.cohort.ids}
-    uplinks = client_rounds(setting.agreement, setting.run, plan, members, Stacked(), setting.model)
+    uplinks = play_clients(setting.agreement, setting.run, plan, members, Stacked(), setting.model)
     setting.state, record = close_round(
         setting.agreement, setting.state, plan, uplinks, setting.run
     )
@@ -552,8 +553,7 @@ def test_after_smoothing_the_cohort_starts_from_its_own_smoothed_models_and_nobo
     assert float((found - found[0]).abs().max()) > 0.01  # they are their own
     assert torch.allclose(after.model.double(), expected.mean(dim=0), atol=1e-5)
     assert (
-        record.metrics["clean"]["smoothness_before"]
-        > record.metrics["clean"]["smoothness_after"]
+        record.metrics["clean"]["smoothness_before"] > record.metrics["clean"]["smoothness_after"]
     )
     # the next round
     plan, uplinks, _ = play(setting)

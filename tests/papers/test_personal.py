@@ -26,7 +26,7 @@ from dpfl import testing
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.grid_noise import SCALE
 from dpfl.core.layout import Layout
-from dpfl.core.types import Aggregate, Observer, Phase, ClientSettings, Terms
+from dpfl.core.types import Aggregate, ClientSettings, Observer, Phase, Terms
 from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
 from dpfl.engine import make_engine
@@ -42,7 +42,6 @@ from dpfl.rounds import (
     Plan,
     Run,
     Uplink,
-    client_rounds,
     close_round,
     enrol,
     first_state,
@@ -65,6 +64,8 @@ TERMS = Terms(
     largest_epsilon=1,
     parameters=10,
 )
+from tests.by_hand import play_clients
+
 LAYOUT = Layout.of(
     {"0.weight": torch.zeros(4, 5), "0.bias": torch.zeros(4), "2.weight": torch.zeros(3, 4)}
 )
@@ -122,7 +123,7 @@ def play(setting: SimpleNamespace, engine: str = "stacked") -> tuple[Plan, list[
     """One round; the setting's state and private parts move on."""
     plan = open_round(setting.agreement, setting.state, setting.run, lambda client: True)
     members = {client: setting.members[client] for client in plan.cohort.ids}
-    uplinks = client_rounds(
+    uplinks = play_clients(
         setting.agreement,
         setting.run,
         plan,

@@ -275,8 +275,7 @@ def test_private_clients_send_one_number_a_tensor_after_the_warm_up() -> None:
         assert line.bytes_up - line.payload_bytes_up <= 64 * 20
         assert line.bytes_down > 20 * 2 * whole  # the subspace travels down
     assert (
-        sum(line.payload_bytes_up for line in trained(dpfl.pfa(**HABITS)).history)
-        == 5 * 20 * whole
+        sum(line.payload_bytes_up for line in trained(dpfl.pfa(**HABITS)).history) == 5 * 20 * whole
     )
 
 

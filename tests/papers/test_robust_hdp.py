@@ -334,7 +334,9 @@ def test_a_false_claim_changes_nothing_here_and_much_elsewhere() -> None:
         assert spent == {client: line.epsilon for client, line in believed.spent.items()}
 
 
-@pytest.mark.parametrize("misreports", [{"nobody": 2.0}, {"99": 2.0}, {"12": 0.0}, {"12": float("nan")}])
+@pytest.mark.parametrize(
+    "misreports", [{"nobody": 2.0}, {"99": 2.0}, {"12": 0.0}, {"12": float("nan")}]
+)
 def test_a_liar_that_makes_no_sense_is_refused(misreports: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match="liar"):
         trained(dpfl.weiavg(**HABITS), misreports=misreports)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize, special
+from tests.by_hand import play_clients, train_with_losses
 from torch import Tensor, nn
 
 import dpfl
@@ -35,7 +35,6 @@ from dpfl.rounds import (
     Agreement,
     Run,
     Uplink,
-    client_rounds,
     close_round,
     enrol,
     first_state,
@@ -44,7 +43,6 @@ from dpfl.rounds import (
 from dpfl.rounds.codec import decode_upload
 from dpfl.rounds.members import honest_members
 from dpfl.rounds.record import RoundRecord
-from tests.lossy import train_with_losses
 
 LAYOUT = Layout.of({"weight": torch.zeros(3, 6), "bias": torch.zeros(3)})
 HABITS = {"lr": 0.1, "clip": 1.0, "batch_size": 16, "local_steps": 2}
@@ -160,7 +158,7 @@ def one_round(
     state = first_state(agreement, torch.zeros(layout.size))
     plan = open_round(agreement, state, run, lambda client: True)
     drawn = {client: members[client] for client in plan.cohort.ids}
-    uplinks = client_rounds(agreement, run, plan, drawn, Stacked(), model)
+    uplinks = play_clients(agreement, run, plan, drawn, Stacked(), model)
     grid = agreement.strategy.upload_grid(len(plan.cohort))
     assert grid is not None
     size = layout.size

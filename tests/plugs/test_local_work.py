@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
-from dpfl.core.types import Adjacency, Budget, Claims, Phase, ClientSettings, Terms, Unit
+from dpfl.core.types import Adjacency, Budget, Claims, ClientSettings, Phase, Terms, Unit
 from dpfl.plugs.base import Participant
 from dpfl.plugs.local_work import DpSgd, Sgd
 from dpfl.plugs.sampling import PoissonBatches, sampler

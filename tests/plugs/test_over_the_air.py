@@ -445,7 +445,9 @@ def test_clients_in_a_deep_fade_are_not_drawn(fading: str) -> None:
         assert set(plan.cohort.ids) == {client for client, gain in gains.items() if gain >= 0.8}
         assert 0 < len(plan.cohort) < 40
         weakest = min(gain for gain in gains.values() if gain >= 0.8)
-        assert channel.metrics(dict(plan.shared["channel"]))["weakest_gain"] == pytest.approx(weakest)
+        assert channel.metrics(dict(plan.shared["channel"]))["weakest_gain"] == pytest.approx(
+            weakest
+        )
         heard.append(plan.cohort.ids)
     assert (len(set(heard)) == 1) == (fading == "static")
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.by_hand import play_clients
 from torch import Tensor, nn
 
 import dpfl
 from dpfl.core.errors import PeerError
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Adjacency, Observer, ClientSettings, State, Unit
+from dpfl.core.types import Adjacency, ClientSettings, Observer, State, Unit
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.stacked import Stacked
 from dpfl.plugs.central_noise import CentralNoise
@@ -28,7 +29,6 @@ from dpfl.rounds import (
     Agreement,
     Run,
     Uplink,
-    client_rounds,
     close_round,
     enrol,
     first_state,
@@ -72,7 +72,7 @@ class Setting:
 
     def work(self, plan, engine=None):  # type: ignore[no-untyped-def]
         members = {client: self.members[client] for client in plan.cohort.ids}
-        return client_rounds(
+        return play_clients(
             self.agreement, self.run, plan, members, engine or Stacked(), self.model
         )
 
@@ -154,7 +154,12 @@ def test_a_client_that_cannot_pay_abstains_and_the_round_goes_on() -> None:
     assert [u.client for u in uplinks if u.payload is None] == ["c2"]
     assert "budget" in record.missing["c2"]
     assert setting.ledger.participations("c2", Observer.SERVER) == 0
-    assert record.arrived == ("c0", "c1", "c3", "c4",)
+    assert record.arrived == (
+        "c0",
+        "c1",
+        "c3",
+        "c4",
+    )
     assert not torch.equal(state.model, setting.state.model)
 
 
@@ -526,4 +531,9 @@ def test_coordinates_that_no_subspace_has_count_as_missing(length: int) -> None:
     )
     _, record = setting.close(plan, list(uplinks.values()))
     assert f"{length} numbers are not what was agreed" in record.missing["c0"]
-    assert record.arrived == ("c1", "c2", "c3", "c4",)
+    assert record.arrived == (
+        "c1",
+        "c2",
+        "c3",
+        "c4",
+    )

@@ -19,8 +19,8 @@ import dpfl
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Adjacency, Cohort, PlugState, Shared
-from dpfl.methods.dprp import RandomProjection
 from dpfl.methods import METHODS, settings_of
+from dpfl.methods.dprp import RandomProjection
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.events import Event
 from dpfl.rounds import Uplink

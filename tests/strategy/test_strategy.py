@@ -16,11 +16,11 @@ from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.random import SecretRng
 from dpfl.core.types import (
     Adjacency,
+    ClientSettings,
     Metrics,
     Observer,
     Phase,
     PlugState,
-    ClientSettings,
     Rows,
     Shared,
     Terms,
