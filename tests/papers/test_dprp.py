@@ -304,6 +304,7 @@ def test_a_million_numbers_onto_a_thousand_stay_below_a_gibibyte() -> None:
     from pathlib import Path
     import torch
     from dpfl.core.random import PublicSeed
+    from dpfl.numerics.projections import project
 
     row = torch.ones(1, 1_000_000) / 1000
     z = project(row, PublicSeed(0), 1000)[0]
@@ -1135,10 +1136,10 @@ def test_bounds_that_fail_too_often_for_delta_are_refused_before_anything_is_pla
         "largest_epsilon": 4.0,
     }
     plan["parameters"] = 700
-    with pytest.raises(PrivacyRefusal, match="use up all of delta in 10 rounds"):
-        strategy.resolve(Terms(rounds=10, participations=10, **plan), claims)  # type: ignore[arg-type]
-    resolve, terms = strategy.resolve(Terms(rounds=5, participations=5, **plan), claims)  # type: ignore[arg-type]
-    cost = resolve.cost(dpfl.Observer.SERVER, (), 1, terms)
+    with pytest.raises(PrivacyRefusal, match="delta in 10 rounds"):
+        strategy.settle(Terms(rounds=10, participations=10, **plan), claims)  # type: ignore[arg-type]
+    settled, terms = strategy.settle(Terms(rounds=5, participations=5, **plan), claims)  # type: ignore[arg-type]
+    cost = settled.cost(dpfl.Observer.SERVER, (), 1, terms)
     total = [event.times(5) for event in cost.events]
     assert 0.985 * 4.0 < spend(total, 1e-5, adjacency=cost.adjacency).epsilon <= 4.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -46,26 +47,35 @@ class Setting:
     """A small federation with everything a round needs."""
 
     def __init__(
-        self, strategy: Strategy, clients: int = 5, seed: int | None = 0, epsilon: float = 5.0
+        self,
+        strategy: Strategy,
+        clients: int = 5,
+        seed: int | None = 0,
+        epsilon: float = 5.0,
+        features: int = 6,
     ) -> None:
         generator = np.random.default_rng(1)
         arrays = {
-            f"c{i}": (generator.normal(size=(20, 6)), generator.integers(0, 3, 20))
+            f"c{i}": (generator.normal(size=(20, features)), generator.integers(0, 3, 20))
             for i in range(clients)
         }
         budgets = {c: dpfl.Budget(epsilon=epsilon + i, delta=1e-3) for i, c in enumerate(arrays)}
         self.federation = dpfl.Federation.from_arrays(arrays, budgets=budgets, classes=3)
         self.members: dict[str, Member] = honest_members(self.federation)
-        self.model = nn.Sequential(nn.Linear(6, 3))
+        self.model = nn.Sequential(nn.Linear(features, 3))
         self.layout = Layout.of_module(self.model)
         self.agreement: Agreement = enrol(
             strategy, {c: m.claims for c, m in self.members.items()}, 4, self.layout
         )
+        self.state: State = first_state(self.agreement, self.layout.read(self.model))
+        self.begin(seed)
+
+    def begin(self, seed: int | None) -> None:
+        """A run of the same federation, with a ledger and noise of its own."""
         self.ledger = Ledger.create(":memory:", "test")
         self.ledger.register("run", seeded=seed is not None, title="test")
         secret = None if seed is None else PublicSeed(seed)
         self.run = Run(name="run", ledger=self.ledger, seed=secret, public=PublicSeed(5))
-        self.state: State = first_state(self.agreement, self.layout.read(self.model))
 
     def open(self):  # type: ignore[no-untyped-def]
         return open_round(self.agreement, self.state, self.run, lambda client: True)
@@ -304,14 +314,16 @@ def test_central_noise_has_the_billed_scale_whoever_is_missing() -> None:
     """std = multiplier x clip / expected cohort, for a full cohort and for one with three of five
     missing.
     """
+    setting = Setting(central(multiplier=2.0), features=300)
     for keep in (5, 2):
         draws = []
-        for seed in range(400):
-            setting = Setting(central(multiplier=2.0), seed=seed)
+        for seed in range(12):  # 12 x 903 numbers: a std is measured to 0.7 %
+            setting.begin(seed)
             plan = setting.open()
             draws.append(_noise_of_a_round(setting, setting.work(plan)[:keep]))
         ratio = float(torch.stack(draws).std()) / (2.0 * 0.5 / 5)
         assert 0.98 < ratio < 1.02
+        assert len({draw[0].item() for draw in draws}) == len(draws)
 
 
 def test_an_amplified_bill_is_charged_to_everyone_drawn_or_not() -> None:
@@ -426,11 +438,12 @@ def test_nobody_of_an_amplified_fixed_cohort_is_drawn_above_the_billed_rate(
     """
     selection = dpfl.FixedCohort(size=4, least=least)
     strategy, fewest = central(selection=selection, adjacency=Adjacency.REPLACE_ONE), least or 12
+    setting = Setting(strategy, clients=12)
     for staying in {fewest, 12}:
         willing = {f"c{i}" for i in range(staying)}
         drawn = dict.fromkeys(willing, 0)
         for seed in range(120):
-            setting = Setting(strategy, clients=12, seed=seed)
+            setting.begin(seed)
             plan = open_round(setting.agreement, setting.state, setting.run, willing.__contains__)
             assert not plan.over
             assert len(plan.cohort) == 4
@@ -445,13 +458,10 @@ def test_nobody_of_an_amplified_fixed_cohort_is_drawn_above_the_billed_rate(
         assert rate <= event.sampling_rate
         spread = (120 * rate * (1 - rate)) ** 0.5
         assert max(abs(times - 120 * rate) for times in drawn.values()) < 3.5 * spread
-    setting = Setting(strategy, clients=12)
+    setting.begin(0)
     few = {f"c{i}" for i in range(fewest - 1)}
     plan = open_round(setting.agreement, setting.state, setting.run, few.__contains__)
-    assert (
-        plan.over
-        == f"{fewest - 1} of 12 clients can afford another round, and the plan needs {fewest}"
-    )
+    assert re.search(rf"\b{fewest - 1} of 12\b.*\b{fewest}$", plan.over)
     assert len(plan.cohort) == 0
     assert not plan.downloads
     assert all(
