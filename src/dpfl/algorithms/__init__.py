@@ -33,7 +33,9 @@ class _Alias(types.ModuleType):
                 module = importlib.import_module(f"dpfl.{home}")
                 if hasattr(module, name):
                     said = f"{self.__name__}.{name} is now dpfl.{home}.{name}"
-                    warnings.warn(f"{said}; the old name goes with 0.3", FutureWarning, stacklevel=2)
+                    warnings.warn(
+                        f"{said}; the old name goes with 0.3", FutureWarning, stacklevel=2
+                    )
                     return getattr(module, name)
         raise AttributeError(f"module '{self.__name__}' has no attribute '{name}'")
 
