@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.privacy.ledgers import SERVER, cost, charge, charged_rounds, grant, history, pay, plan
+from tests.privacy.ledgers import SERVER, cost, charge, charged_rounds, set_budgets, history, pay, plan
 
 from dpfl.core.errors import LedgerError
 from dpfl.privacy.chain import Head
@@ -168,7 +168,7 @@ def test_a_backup_of_a_ledger_in_use_holds_everything_charged_so_far(tmp_path: P
     source, target = tmp_path / "ledger.sqlite", tmp_path / "copy.sqlite"
     live = Ledger.create(source, "test")
     live.register("run", seeded=False, title="a test")
-    grant(live, 9, "a")
+    set_budgets(live, 9, "a")
     live.commit("run", [plan(releases=9)])
     for round_ in range(4):
         live.charge("run", round_, [charge("a")])
