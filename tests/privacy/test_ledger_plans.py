@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.privacy.ledgers import DELTA, SERVER, WORLD, cost, cap_for, charge, set_budgets, history, plan
+from tests.privacy.ledgers import (
+    DELTA,
+    SERVER,
+    WORLD,
+    cost,
+    cap_for,
+    charge,
+    set_budgets,
+    history,
+    plan,
+)
 
 from dpfl.core.errors import ConfigurationError, LedgerError
 from dpfl.core.types import Adjacency, Budget, Unit
@@ -50,7 +60,7 @@ def test_a_release_without_a_plan_is_an_error_and_changes_nothing(ledger: Ledger
             ledger.charge("run", 0, [charge("a"), unplanned])
     with pytest.raises(LedgerError, match="was not planned"):
         ledger.charge("other", 0, [charge("a")])
-    assert ledger.tab("a", SERVER) is None
+    assert ledger.history("a", SERVER) is None
     assert ledger.last_round("run") is None
     assert not ledger.can_release("run", 0, "b", SERVER, cost())
 
@@ -77,7 +87,7 @@ def test_another_release_than_the_planned_one_is_refused(
     ledger.commit("run", [plan(releases=3)])
     assert ledger.charge("run", 0, [charge(what=other)]) == {"a"}
     assert not ledger.can_release("run", 0, "a", SERVER, other)
-    assert ledger.tab("a", SERVER) is None
+    assert ledger.history("a", SERVER) is None
 
 
 def test_the_same_plan_again_is_free_and_another_one_is_an_error(ledger: Ledger) -> None:
