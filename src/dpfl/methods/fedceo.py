@@ -41,61 +41,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
-
-import torch
-from torch import Tensor
+from typing import Literal, Self
 
 from dpfl.core.checks import check, one_of, positive, whole_number
 from dpfl.core.layout import Block, Layout
-from dpfl.core.types import Aggregate, Metrics, PlugState, Rows, Terms
-from dpfl.numerics.tensor_svt import svt_with_values, thresholded
+from dpfl.core.types import Terms
 from dpfl.plugs.base import chosen_noise
-from dpfl.plugs.denoise import Denoiser
-from dpfl.plugs.figures import FigureKind, FigureSpec
-from dpfl.plugs.row_denoise import RowDenoiser
+from dpfl.plugs.denoise import LowRankMean
+from dpfl.plugs.row_denoise import LowRankStack, ThresholdSchedule
 from dpfl.strategy import Strategy
 from dpfl.strategy.client_level import NoisyWork, noisy_updates
 from dpfl.strategy.method import method
 
-_REPORTED = 10  # singular values of a slice
-SPECTRUM = FigureSpec(
-    name="spectrum",
-    title="spectrum and threshold",
-    kind=FigureKind.SPECTRUM,
-    metrics={"/singular_values": "first slice"},
-    threshold="/threshold",
-    x_label="direction",
-    y_label="singular value",
-    caption="What is below the dashed line is taken away; what is above loses as much. The first "
-    "slice is the sum over clients.",
-)
 PERSONAL = (
     "clients that start from their own smoothed models show the world more than a sum: its privacy "
     "cost is the server's"
 )
 
 
-# -- Theorem 3.1: the tensor's singular values, thresholded ----------------------------------------
-
-
-def smoothness(stack: Tensor) -> Tensor:
-    """How far a client's (rest, out, clients) weights of each class are from the others': (out,
-    clients), small is smooth.
-
-    Figure 1's Laplacian regularisation along the clients, on the complete graph: mean_j |w_ci -
-    w_cj|^2.
-    """
-    centred = stack.to(torch.float64) - stack.to(torch.float64).mean(dim=2, keepdim=True)
-    own = centred.square().sum(dim=0)
-    return own + own.mean(dim=1, keepdim=True)
-
-
-# -- when, and how much ----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class Schedule(ThresholdSchedule):
     """Every ``interval`` rounds; the threshold from a ``coefficient`` (the paper's lambda) or from
     the noise itself.
 
@@ -120,7 +85,7 @@ class Schedule:
         if self.layers != "all":
             whole_number("fedceo", "layers ('all', or the last so many)", self.layers)
 
-    def resolve(self, terms: Terms) -> Schedule:
+    def resolve(self, terms: Terms) -> Self:
         """Take the noise of the terms; refuse a threshold that grows beyond all numbers."""
         largest = terms.rounds / self.interval * math.log(self.growth)
         check(
@@ -152,129 +117,6 @@ class Schedule:
         """The tensors that are smoothed: those with at least two axes, or the last few of them."""
         matrices = [block for block in layout if len(block.shape) >= 2]
         return matrices if self.layers == "all" else matrices[-self.layers :]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LowRankStack(RowDenoiser):
-    """Smooth the cohort's models against each other; each client starts next from its own."""
-
-    schedule: Schedule
-    ordered: ClassVar[bool] = True
-
-    def resolve(self, terms: Terms) -> Self:
-        """Take the noise in a client's model from the terms."""
-        return replace(self, schedule=self.schedule.resolve(terms))
-
-    def personal_starts(self, round_: int) -> bool:
-        """Whether the round ended in smoothing."""
-        return self.schedule.due(round_)
-
-    def __call__(
-        self, state: PlugState, rows: Rows, round_: int
-    ) -> tuple[Tensor, PlugState, Metrics]:
-        """Return the smoothed rows, and what became of the singular values."""
-        if not self.schedule.due(round_) or len(rows.cohort) == 0:
-            return rows.matrix, state, {}
-        models = (rows.origin + rows.matrix).to(torch.float32)
-        metrics: Metrics = {}
-        matrices = self.schedule.matrices(rows.layout)
-        for block in (b for b in rows.layout if len(b.shape) < 2):
-            models[:, block.slice] = models[:, block.slice].mean(dim=0)
-        for block in matrices:
-            stack = _stacked(models, block)
-            level = self.schedule.threshold(round_, *stack.shape)
-            smoothed, values = svt_with_values(stack, level)
-            if float(values[0, 0]) <= level:  # nothing would be left of what the models share
-                smoothed = stack.mean(dim=2, keepdim=True).expand_as(stack)
-            metrics |= _spectrum(block.name, values, level)
-            if block is matrices[-1]:
-                metrics |= _smoothness_metrics(stack, smoothed)
-            models[:, block.slice] = smoothed.permute(2, 1, 0).reshape(len(models), -1)
-        return models - rows.origin, state, metrics
-
-    def figures(self) -> tuple[FigureSpec, ...]:
-        """Show the spectrum, and how far clients are from each other (the paper's Figure 1)."""
-        maps = {"smoothness_map_before": "before", "smoothness_map_after": "after"}
-        roughness = FigureSpec(
-            name="smoothness",
-            title="roughness",
-            kind=FigureKind.CLIENT_MAP,
-            metrics={key: f"{when} smoothing" for key, when in maps.items()},
-            x_label="client",
-            y_label="class",
-            caption="Mean squared distance of a client's weights of a class from the others'; small "
-            "is smooth.",
-        )
-        return (SPECTRUM, roughness)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LowRankMean(Denoiser):
-    """Smooth the mean of the models alone, at threshold / clients: the same global model, from the
-    sum alone.
-    """
-
-    schedule: Schedule
-    clients: float | None = None
-
-    def resolve(self, terms: Terms) -> Self:
-        """Take the noise in a client's model, and how many there are, from the terms."""
-        clients = self.clients or terms.expected_cohort
-        return replace(self, schedule=self.schedule.resolve(terms), clients=clients)
-
-    def __call__(self, state: PlugState, aggregate: Aggregate) -> tuple[Tensor, PlugState, Metrics]:
-        """Return the update that leads to the smoothed mean."""
-        if not self.schedule.due(aggregate.round):
-            return aggregate.vector, state, {}
-        clients = chosen_noise(self.clients, "fedceo")
-        mean = aggregate.model + aggregate.vector
-        metrics: Metrics = {}
-        for block in self.schedule.matrices(aggregate.layout):
-            matrix = mean[block.slice].reshape(block.shape[0], -1).T
-            rest, out = matrix.shape
-            level = self.schedule.threshold(aggregate.round, rest, out, round(clients)) / clients
-            tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-            smoothed, values = thresholded(tall, level)
-            metrics |= _spectrum(block.name, values[None], level)
-            if float(values[0]) > level:
-                shaped = smoothed if tall is matrix else smoothed.T
-                mean[block.slice] = shaped.T.reshape(-1)
-        return mean - aggregate.model, state, metrics
-
-    def figures(self) -> tuple[FigureSpec, ...]:
-        """Show the spectrum."""
-        return (SPECTRUM,)
-
-
-def _stacked(models: Tensor, block: Block) -> Tensor:
-    """One tensor of all models as (rest, out, clients)."""
-    return models[:, block.slice].reshape(len(models), block.shape[0], -1).permute(2, 1, 0)
-
-
-def _spectrum(name: str, values: Tensor, level: float) -> Metrics:
-    """Largest singular values of each slice, one slice after the other, how many survived, and what
-    they had to exceed.
-    """
-    return {
-        f"{name}/threshold": level,
-        f"{name}/singular_values": [
-            round(v, 6) for row in values[:, :_REPORTED].tolist() for v in row
-        ],
-        f"{name}/survived": [float(count) for count in (values > level).sum(dim=-1).tolist()],
-        f"{name}/slices": len(values),
-    }
-
-
-def _smoothness_metrics(before: Tensor, after: Tensor) -> Metrics:
-    old, new = smoothness(before), smoothness(after)
-    found: Metrics = {"smoothness_before": float(old.mean()), "smoothness_after": float(new.mean())}
-    if old.numel() <= 1000:  # a picture, class by class
-        found |= {"smoothness_map_before": _rounded(old), "smoothness_map_after": _rounded(new)}
-    return found
-
-
-def _rounded(values: Tensor) -> list[float]:
-    return [float(f"{value:.5g}") for value in values.flatten().tolist()]
 
 
 @method(family="client", simplicity=40, search={"coefficient": ("auto", 1.0, 10.0)})

@@ -34,8 +34,6 @@ Departures
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -45,68 +43,27 @@ from torch import Tensor
 
 from dpfl.core.checks import check, whole_number
 from dpfl.core.layout import Layout
-from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Claims, Cohort, Metrics, PlugState, Rows, Shared, Terms, Total, Who
-from dpfl.numerics.budget_split import BudgetSplit
-from dpfl.numerics.subspace import public_subspace, spectrum
+from dpfl.core.types import Claims, Metrics, PlugState, Rows, Terms, Total
+from dpfl.numerics.budget_split import BudgetSplit, PublicRows
+from dpfl.numerics.subspace import bases, energy, project, spectra
 from dpfl.plugs.base import Gain
-from dpfl.plugs.figures import FigureKind, FigureSpec
+from dpfl.plugs.figures import FigureSpec, by_round, spectrum_figure
 from dpfl.plugs.row_denoise import RowDenoiser
-from dpfl.plugs.stages import Stage
+from dpfl.plugs.stages import SharedSubspace
 from dpfl.plugs.weights import EpsilonWeights
-from dpfl.privacy.exposure import Exposure
 from dpfl.strategy import Strategy
 from dpfl.strategy.method import method
 from dpfl.strategy.record_level import RecordWork, record_level
 
-_REPORTED = 10  # singular values
+_PREFIX = "public/"
 
 
 def _public_state(terms: Terms) -> PlugState:
-    return {f"public/{client}": torch.ones(1) for client in terms.public}
+    return {f"{_PREFIX}{client}": torch.ones(1) for client in terms.public}
 
 
-def _public_rows(state: PlugState, rows: Rows) -> Tensor:
-    """Which of the rows are public and hold anything."""
-    named = [f"public/{client}" in state for client in rows.cohort.ids]
-    public = torch.tensor(named, dtype=torch.bool)
-    return public & (rows.matrix.abs().amax(dim=1) > 0) if rows.matrix.numel() else public
-
-
-def _within_group(rows: Rows, members: Tensor) -> Tensor:
-    """epsilon_i / sum over the group; equal shares where no claim is usable."""
-    epsilons = [rows.cohort.claims[client].epsilon for client in rows.cohort.ids]
-    sane = [e if math.isfinite(e) and e > 0 else 0.0 for e in epsilons]
-    usable = torch.tensor(sane, dtype=torch.float64)[members]
-    equal = torch.full_like(usable, 1 / max(len(usable), 1))
-    return usable / usable.sum() if float(usable.sum()) > 0 else equal
-
-
-def _bases(state: PlugState, rows: Rows, k: int) -> list[Tensor]:
-    """One basis a tensor, from this round's public updates; none if there are no public updates."""
-    public = _public_rows(state, rows)
-    if not bool(public.any()):
-        return []
-    weights = _within_group(rows, public)
-    found = [public_subspace(rows.matrix[public, b.slice], weights, k) for b in rows.layout]
-    sizes = zip(found, rows.layout, strict=True)
-    if any(0 < basis.shape[1] < min(k, block.size) for basis, block in sizes):
-        said = f"k = {k} is above the rank of the public updates of a round, and was clamped"
-        warnings.warn(said, RuntimeWarning, stacklevel=2)
-    return found
-
-
-def _project(row: Tensor, basis: Tensor) -> Tensor:
-    return (row @ basis) @ basis.T
-
-
-def _gain(k: int, terms: Terms, layout: Layout, client: str | None) -> Gain:
-    """Of a private client's noise k of each tensor's directions stay. Its signal counts as lost: our
-    studies found about 1e-4 of it kept.
-    """
-    if client is None or client in terms.public:
-        return Gain()
-    return Gain(noise=sum(min(k, block.size) for block in layout) / layout.size, signal=0.0)
+def _public(state: PlugState) -> set[str]:
+    return {name.removeprefix(_PREFIX) for name in state if name.startswith(_PREFIX)}
 
 
 # -- PFA -------------------------------------------------------------------------------------------
@@ -141,133 +98,66 @@ class PublicProjection(RowDenoiser):
         """Return the rows with the private ones projected; all as they are if nobody public
         arrived.
         """
-        public = _public_rows(state, rows)
-        arrived = zip(rows.cohort.ids, public.tolist(), strict=True)
+        public = PublicRows.of(_public(state), rows)
+        arrived = zip(rows.cohort.ids, public.named.tolist(), strict=True)
         metrics: Metrics = {"public": ", ".join(client for client, there in arrived if there)}
-        bases = [] if "done" in state else _bases(state, rows, self.k)
-        if not bases:
+        done = "done" in state
+        found = [] if done else bases(public.rows, public.weights, rows.layout, self.k)
+        if not found:
             return rows.matrix, state, metrics
-        matrix = rows.matrix.clone()
-        for block, basis in zip(rows.layout, bases, strict=True):
-            matrix[~public, block.slice] = _project(rows.matrix[~public, block.slice], basis)
-        mean = (_within_group(rows, public).to(matrix.dtype) @ rows.matrix[public])[None]
-        pairs = zip(rows.layout, bases, strict=True)
-        inside = torch.cat([_project(mean[:, block.slice], v) for block, v in pairs], dim=1)
+        matrix, private = rows.matrix.clone(), ~public.named
+        for block, basis in zip(rows.layout, found, strict=True):
+            matrix[private, block.slice] = project(rows.matrix[private, block.slice], basis)
+        mean = (public.weights.to(matrix.dtype) @ public.rows)[None]
+        pairs = zip(rows.layout, found, strict=True)
+        inside = torch.cat([project(mean[:, block.slice], v) for block, v in pairs], dim=1)
         metrics |= {
-            "private_energy_kept": _energy(matrix[~public], rows.matrix[~public]),
-            "public_energy_kept": _energy(inside, mean),
-            "dimensions": [float(basis.shape[1]) for basis in bases],
+            "private_energy_kept": energy(matrix[private], rows.matrix[private]),
+            "public_energy_kept": energy(inside, mean),
+            "dimensions": [float(basis.shape[1]) for basis in found],
+            **spectra(public.rows, public.weights, rows.layout),
         }
-        metrics |= _spectra(rows, public)
         return matrix, ({**state, "done": torch.ones(1)} if self.warm_up_only else state), metrics
 
     def noise_gain(self, terms: Terms, layout: Layout, client: str | None = None) -> Gain:
-        """Private clients lose most of their noise, and count for nothing else."""
-        return _gain(self.k, terms, layout, client)
+        """Of a private client's noise k of each tensor's directions stay. Its signal counts as lost:
+        our studies found about 1e-4 of it kept.
+        """
+        if client is None or client in terms.public:
+            return Gain()
+        kept = sum(min(self.k, block.size) for block in layout) / layout.size
+        return Gain(noise=kept, signal=0.0)
 
     def figures(self) -> tuple[FigureSpec, ...]:
         """Show what the projection keeps, and the spectrum that k is chosen from."""
         kept = {"private_energy_kept": "private updates", "public_energy_kept": "public updates"}
+        share, about = "share of the squared norm", "energy inside the public subspace"
+        caption = "What a projection keeps. Noise spreads over all directions: hardly any is kept."
+        last = "Of the last round, tensor by tensor; the first k directions are kept."
+        title, value = "spectrum of the public updates", "singular value, share of the largest"
         return (
-            FigureSpec(
-                name="subspace",
-                title="energy inside the public subspace",
-                kind=FigureKind.BY_ROUND,
-                metrics=kept,
-                y_label="share of the squared norm",
-                caption="What a projection keeps. Noise spreads over all directions, so almost none "
-                "of it is kept.",
-                log_y=True,
-            ),
-            FigureSpec(
-                name="public-spectrum",
-                title="spectrum of the public updates",
-                kind=FigureKind.SPECTRUM,
-                metrics={"/spectrum": ""},
-                x_label="direction",
-                y_label="singular value, share of the largest",
-                caption="Of the last round, tensor by tensor; the first k directions are kept.",
-                log_y=True,
-            ),
+            by_round("subspace", about, share, kept, caption),
+            spectrum_figure("public-spectrum", title, "/spectrum", value, last),
         )
-
-
-def _spectra(rows: Rows, public: Tensor) -> Metrics:
-    """Singular values of the weighted public updates, tensor by tensor, as shares of the largest."""
-    roots = _within_group(rows, public).sqrt()[:, None]
-    found: Metrics = {}
-    for block in rows.layout:
-        values, _ = spectrum(rows.matrix[public, block.slice], roots, torch.float32)
-        if float(values[0]) > 0:
-            first = (values[:_REPORTED] / values[0]).tolist()
-            found[f"{block.name}/spectrum"] = [float(f"{v:.5g}") for v in first]
-    return found
-
-
-def _energy(part: Tensor, whole: Tensor) -> float:
-    total = float(whole.to(torch.float64).square().sum())
-    return float(part.to(torch.float64).square().sum()) / total if total > 0 else 0.0
 
 
 # -- PFA+ ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicSubspace(Stage):
-    """Private clients send coordinates in the last round's public subspace; public ones, and the
-    first round, all of it.
-    """
-
-    k: int = 1
-    linear: ClassVar[bool] = False
+class PublicSubspace(SharedSubspace):
+    """Private clients send coordinates in the last round's public subspace."""
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Remember who is public; there is no subspace yet."""
         return _public_state(terms)
 
-    def open(self, state: PlugState, round_: int, cohort: Cohort, seed: PublicSeed) -> Shared:
-        """Send the subspace of the round before, one basis a tensor, in the order of the model."""
-        return {name: basis for name, basis in state.items() if name.startswith("basis/")}
-
-    def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        """Take coordinates."""
-        if who.public or not shared:
-            return x
-        bases = [shared[name] for name in sorted(shared)]
-        parts = torch.split(x, [basis.shape[0] for basis in bases])
-        return torch.cat([part @ basis for part, basis in zip(parts, bases, strict=True)])
-
-    def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:
-        """Rebuild the update from its coordinates."""
-        if who is None or who.public or not shared:
-            return y
-        bases = [shared[name] for name in sorted(shared)]
-        parts = torch.split(y, [basis.shape[1] for basis in bases])
-        return torch.cat([basis @ part for part, basis in zip(parts, bases, strict=True)])
-
     def learn(self, state: PlugState, rows: Rows | Total) -> PlugState:
         """Take this round's public updates for the next round's subspace."""
         assert isinstance(rows, Rows)
-        bases = _bases(state, rows, self.k)
-        return {**state, **{f"basis/{number:05d}": basis for number, basis in enumerate(bases)}}
-
-    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
-        """What left DP-SGD is noisy already: a function of it."""
-        return exposure.processed()
-
-    def upload_size(self, numbers: float, terms: Terms, layout: Layout) -> float:
-        """Private clients send k numbers a tensor once there is a subspace."""
-        public = len(terms.public) / terms.population
-        coordinates = sum(min(self.k, block.size) for block in layout)
-        return public * numbers + (1 - public) * coordinates
-
-    def download_size(self, layout: Layout) -> int:
-        """Return the numbers of the subspace."""
-        return sum(min(self.k, block.size) * block.size for block in layout)
-
-    def noise_gain(self, terms: Terms, layout: Layout, client: str | None = None) -> Gain:
-        """The projection is the same as PFA's, and counted there."""
-        return Gain()
+        public = PublicRows.of(_public(state), rows)
+        found = bases(public.rows, public.weights, rows.layout, self.k)
+        return {**state, **{f"basis/{number:05d}": basis for number, basis in enumerate(found)}}
 
 
 # -- the two methods -------------------------------------------------------------------------------

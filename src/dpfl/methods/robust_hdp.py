@@ -47,55 +47,15 @@ from dpfl.core.checks import check, one_of, share, whole_number
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Claims, Metrics, PlugState, Rows, Total
-from dpfl.numerics.pursuit import principal_component_pursuit
-from dpfl.plugs.figures import FigureKind, FigureSpec
+from dpfl.numerics.noise_estimates import BLOCK_ROWS, capped, moment_estimates, noise_estimates
+from dpfl.plugs.figures import FigureSpec, against_true_noise
 from dpfl.plugs.weights import TRUE_NOISE, Weights
 from dpfl.strategy import Strategy
 from dpfl.strategy.method import method
 from dpfl.strategy.record_level import RecordWork, record_level
 
 Estimator = Literal["pcp", "moment", "oracle"]
-BLOCK_ROWS = 200_000
 _FLOOR = 1e-12
-
-
-def noise_estimates(
-    rows: Tensor, *, block_rows: int = BLOCK_ROWS, blocks: int | None = None
-) -> tuple[Tensor, Metrics]:
-    """Noise of each client's update (n, p), as its squared norm in the sparse part, averaged over
-    blocks of coordinates.
-
-    Blocks are consecutive; the last one is the last ``block_rows`` coordinates. ``blocks`` takes
-    only the first so many.
-    """
-    length = rows.shape[1]
-    starts = list(range(0, max(length - block_rows, 0) + 1, block_rows))
-    if length > block_rows and starts[-1] + block_rows < length:
-        starts.append(length - block_rows)
-    chosen = starts[: blocks or len(starts)]
-    total = torch.zeros(len(rows), dtype=torch.float64)
-    infos = []
-    for start in chosen:
-        _, sparse, info = principal_component_pursuit(rows[:, start : start + block_rows].T)
-        total += torch.linalg.vector_norm(sparse, dim=0, dtype=torch.float64).square()
-        infos.append(info)
-    worst = max(infos, key=lambda info: (not info.converged, info.residual))
-    metrics: Metrics = {
-        "rank": max(info.rank for info in infos),
-        "residual": worst.residual,
-        "iterations": max(info.iterations for info in infos),
-        "converged": "yes" if all(info.converged for info in infos) else "no",
-    }
-    return total / len(chosen), metrics
-
-
-def moment_estimates(rows: Tensor) -> Tensor:
-    """|u_i|^2 - median_j <u_i, u_j>: the common signal taken off by inner products; one Gram
-    matrix.
-    """
-    gram = rows.to(torch.float64) @ rows.to(torch.float64).T
-    others = gram[~torch.eye(len(rows), dtype=torch.bool)].reshape(len(rows), -1)
-    return (gram.diagonal() - others.median(dim=1).values).clamp_min(0.0)
 
 
 def inverse_weights(estimates: Tensor, max_weight: float | None = None) -> Tensor:
@@ -110,21 +70,7 @@ def inverse_weights(estimates: Tensor, max_weight: float | None = None) -> Tenso
         return torch.full((len(estimates),), 1 / max(len(estimates), 1), dtype=torch.float64)
     inverse = 1 / estimates.to(torch.float64).clamp_min(_FLOOR * mean)
     weights = inverse / inverse.sum()
-    return weights if max_weight is None else _capped(weights, max_weight)
-
-
-def _capped(weights: Tensor, largest: float) -> Tensor:
-    """Hand what is above the cap to the others, in proportion, until nobody is above it."""
-    largest = max(largest, 1 / len(weights))
-    full = torch.zeros_like(weights, dtype=torch.bool)
-    shares = weights
-    while bool((~full & (shares > largest)).any()):
-        full = full | (shares > largest)
-        left, rest = 1 - largest * int(full.sum()), weights[~full]
-        even = torch.full_like(rest, 1 / max(len(rest), 1))
-        shares = torch.full_like(weights, largest)
-        shares[~full] = max(left, 0.0) * (rest / rest.sum() if float(rest.sum()) > 0 else even)
-    return shares / shares.sum()
+    return weights if max_weight is None else capped(weights, max_weight)
 
 
 def noise_aware_weights(rows: Tensor, **options: int) -> Tensor:
@@ -168,9 +114,7 @@ class NoiseAwareWeights(Weights):
         """Return the weights, what is remembered of the estimates, and how the pursuit went."""
         assert isinstance(received, Rows)
         ids, rows = received.cohort.ids, received.matrix
-        there = (
-            rows.abs().amax(dim=1) > 0 if rows.numel() else torch.zeros(len(rows), dtype=torch.bool)
-        )
+        there = rows.ne(0).any(dim=1)
         known = all(client in state for client in ids)
         fresh = not known or (self.refresh is not None and round_ % self.refresh == 0)
         metrics: Metrics = {}
@@ -202,17 +146,7 @@ class NoiseAwareWeights(Weights):
 
     def figures(self) -> tuple[FigureSpec, ...]:
         """Show estimates beside the noise that was really added."""
-        return (
-            FigureSpec(
-                name="noise-estimates",
-                title="estimated and true noise",
-                kind=FigureKind.AGAINST_TRUE_NOISE,
-                metrics={"estimated_noise": "clients"},
-                x_label="true noise variance",
-                y_label="estimated",
-                caption="A point a client, means over rounds. Only ratios between clients matter.",
-            ),
-        )
+        return (against_true_noise("noise-estimates", "estimated_noise"),)
 
     def _sampled(self, rows: Tensor, round_: int) -> Tensor:
         """Some coordinates, drawn anew each round; the noise of an update is the same in all of
@@ -221,18 +155,15 @@ class NoiseAwareWeights(Weights):
         if self.sampled_rows is None or self.sampled_rows >= rows.shape[1]:
             return rows
         generator = PublicSeed(round_).child("sampled rows").generator()
-        return rows[
-            :, torch.randperm(rows.shape[1], generator=generator)[: self.sampled_rows].sort().values
-        ]
+        order = torch.randperm(rows.shape[1], generator=generator)
+        return rows[:, order[: self.sampled_rows].sort().values]
 
     def _estimated(self, rows: Tensor) -> tuple[Tensor, Metrics]:
         if self.estimator == "moment":
             return moment_estimates(rows), {}
         estimates, metrics = noise_estimates(rows, block_rows=self.block_rows, blocks=self.blocks)
         signal = float(rows.to(torch.float64).square().sum())
-        if (
-            float(estimates.sum()) <= 1e-14 * signal
-        ):  # identical updates: rounding is no noise to weigh by
+        if float(estimates.sum()) <= 1e-14 * signal:  # identical updates: rounding is not noise
             estimates = torch.zeros_like(estimates)
         return estimates, metrics
 
@@ -241,11 +172,8 @@ class NoiseAwareWeights(Weights):
         known = all(f"{TRUE_NOISE}{client}" in state for client in ids)
         problem = "estimator = 'oracle' knows the clients' true noise"
         check(known, "robust_hdp", problem, "use it in a simulation only")
-        return (
-            torch.stack([state[f"{TRUE_NOISE}{client}"] for client in ids])
-            .flatten()
-            .to(torch.float64)
-        )
+        found = [state[f"{TRUE_NOISE}{client}"] for client in ids]
+        return torch.stack(found).flatten().to(torch.float64)
 
 
 @method(family="heterogeneous", simplicity=40)

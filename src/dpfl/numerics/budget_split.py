@@ -1,14 +1,17 @@
-"""Which clients have large budgets: two groups of claimed epsilons."""
+"""Which clients have large budgets: two groups of claimed epsilons, and the rows of the upper one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dpfl.core.checks import check
-from dpfl.core.types import Claims
+from dpfl.core.types import Claims, Rows
 
 SPLITS = ("gmm", "kmeans", "top_fraction", "threshold")
 
@@ -89,3 +92,31 @@ class BudgetSplit:
             groups, centres = model.predict(logs), model.means_
         upper = int(centres[:, 0].argmax())
         return frozenset(c for c, group in zip(ids, groups, strict=True) if group == upper)
+
+
+@dataclass(frozen=True)
+class PublicRows:
+    """The public rows of a round and their weights, epsilon_i / sum over the public ones.
+
+    ``named`` tells which rows they are; one that holds nothing but zeros spans nothing, and is left
+    out.
+    """
+
+    named: Tensor
+    rows: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, public: Container[str], rows: Rows) -> PublicRows:
+        """Take the rows of the clients in ``public``."""
+        ids, matrix = rows.cohort.ids, rows.matrix
+        named = torch.tensor([client in public for client in ids], dtype=torch.bool)
+        if matrix.numel():
+            named &= matrix.abs().amax(dim=1) > 0
+        members = [client for client, there in zip(ids, named.tolist(), strict=True) if there]
+        claims = [rows.cohort.claims[client] for client in members]
+        epsilons = [c.epsilon if math.isfinite(c.epsilon) and c.epsilon > 0 else 0 for c in claims]
+        weights = torch.tensor(epsilons, dtype=torch.float64)
+        equal = torch.full_like(weights, 1 / max(len(weights), 1))
+        weights = weights / weights.sum() if float(weights.sum()) > 0 else equal
+        return cls(named, matrix[named], weights)

@@ -14,7 +14,7 @@ from dpfl.core.grid import Grid
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Metrics, PlugState, Terms
 from dpfl.plugs.base import Plug, chosen_noise
-from dpfl.plugs.figures import FigureKind, FigureSpec
+from dpfl.plugs.figures import FigureSpec, by_round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +61,6 @@ class CentralNoise(Plug):
 
     def figures(self) -> tuple[FigureSpec, ...]:
         """Show the noise beside the update it hides."""
-        return (
-            FigureSpec(
-                name="central-noise",
-                title="noise and update",
-                kind=FigureKind.BY_ROUND,
-                metrics={
-                    "norm": "noise",
-                    "norm_after": "noise after smoothing",
-                    "update_norm": "update, noise included",
-                },
-                y_label="norm",
-                caption="Where the update is no longer than the noise in it, little is learned.",
-                log_y=True,
-            ),
-        )
+        metrics = {"norm": "noise", "norm_after": "noise after smoothing", "update_norm": "update"}
+        caption = "Where the update is no longer than the noise in it, little is learned."
+        return (by_round("central-noise", "noise and update", "norm", metrics, caption),)

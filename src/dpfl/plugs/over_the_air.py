@@ -32,7 +32,7 @@ from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Cohort, Metrics, PlugState, Shared, Terms, Who
 from dpfl.plugs.base import chosen_noise
 from dpfl.plugs.channels import Channel, Summed
-from dpfl.plugs.figures import FigureKind, FigureSpec
+from dpfl.plugs.figures import FigureSpec, by_round
 from dpfl.privacy.exposure import Exposure
 
 Honest = float | Literal["own_and_receiver", "own"]
@@ -310,21 +310,9 @@ class OverTheAir(Channel):
 
     def figures(self) -> tuple[FigureSpec, ...]:
         """Show the noise that arrived and the weakest gain."""
-        return (
-            FigureSpec(
-                name="channel",
-                title="the channel",
-                kind=FigureKind.BY_ROUND,
-                metrics={
-                    "noise_multiplier_of_all": "noise over signal",
-                    "weakest_gain": "weakest gain",
-                },
-                y_label="ratio",
-                caption="Noise of all clients and the receiver over one client's signal; the "
-                "weakest gain that was heard.",
-                log_y=True,
-            ),
-        )
+        metrics = {"noise_multiplier_of_all": "noise over signal", "weakest_gain": "weakest gain"}
+        caption = "Noise of all clients and the receiver over one client's signal; weakest gain."
+        return (by_round("channel", "the channel", "ratio", metrics, caption),)
 
 
 def _of_round(seed: PublicSeed, round_: int) -> PublicSeed:

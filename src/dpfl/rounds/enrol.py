@@ -69,8 +69,8 @@ class Agreement:
         """
         whole = self.plan(observer, participant)
         if round_ < 0:
-            return replace(whole, events=whole.before[round_ - self.first_round], before=())
-        return replace(whole, before=()) if whole.before else whole
+            return whole.of_releases[round_ - self.first_round]
+        return whole.of_round if whole.before else whole
 
     def plan(self, observer: Observer, participant: Participant) -> PrivacyCost:
         """What a round costs, and before it all releases: what a participant commits to."""

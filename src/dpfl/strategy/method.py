@@ -66,17 +66,14 @@ class Method:
         """Build the strategy from keyword arguments."""
         return self.build(settings)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _imported, (self.factory.__module__, self.factory.__qualname__)
-
     @property
     def __doc__(self) -> str:  # type: ignore[override]
         return inspect.getdoc(self.factory) or ""
 
     @property
     def about(self) -> str:
-        """The first line of the factory's docstring."""
-        return self.__doc__.partition("\n")[0]
+        """The first paragraph of the factory's docstring, on one line."""
+        return " ".join(self.__doc__.partition("\n\n")[0].split())
 
     @property
     def _where(self) -> str:
@@ -163,11 +160,6 @@ def method(
         )
 
     return declare
-
-
-def _imported(module: str, name: str) -> Any:
-    """Find a method again in another process."""
-    return getattr(__import__(module, fromlist=[name]), name)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
