@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 
 import pytest
 
@@ -83,11 +82,6 @@ def test_what_a_search_tries_can_be_built(name: str) -> None:
             whole = isinstance(value, float) and value < 1 and known[setting].annotation is int
             tried = {setting: max(1, round(100 * value)) if whole else value}
             METHODS[name](**{k: v for k, v in (settings | tried).items() if k in known})
-
-
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_a_method_survives_the_way_to_another_process(name: str) -> None:
-    assert pickle.loads(pickle.dumps(METHODS[name])) is METHODS[name]
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 import dpfl
 from dpfl import testing
-from dpfl.cli.describe import description_of
-from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.types import Aggregate, Claims, Observer
@@ -28,8 +26,9 @@ from dpfl.datasets.named import load_dataset
 from dpfl.engine.base import Engine
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.stacked import Stacked
-from dpfl.methods.dp_fed_ls import LaplacianSmoothing, closed_form_noise
+from dpfl.methods.dp_fed_ls import LaplacianSmoothing
 from dpfl.models import make_model
+from dpfl.numerics.closed_form import closed_form_noise
 from dpfl.numerics.recursive_filter import laplacian_smoothing, noise_gain
 from dpfl.plugs.selection import Selection
 from dpfl.privacy import calibrate, epsilon
@@ -823,20 +822,22 @@ def test_classic_rdp_of_poisson_samples_is_never_below_the_tight_bound(
 
 # ---- described without running ---------------------------------------------------------------------------------------
 
-PLANNED = [
-    "--dataset",
-    "digits",
-    "--clients",
-    "10",
-    "--rounds",
-    "5",
-    "--budgets",
-    "1000",
-    "--delta",
-    "1e-3",
-    "--clip",
-    "1",
-]
+
+def planned(method: dict[str, Any], budgets: Any, **run: Any) -> Any:
+    """The description of ten clients' digits."""
+    from dpfl.experiments.describe import describe
+
+    return describe(
+        Experiment.from_dict(
+            {
+                "data": {"name": "digits"},
+                "partition": {"clients": 10},
+                "budgets": {"epsilon": budgets, "delta": 1e-3},
+                "method": {**HABITS, **method},
+                "run": run,
+            }
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -846,69 +847,42 @@ PLANNED = [
         ("dp_fed", "uniform", "replace_one", UNIFORM_REMARK),
     ],
 )
-def test_describe_prints_both_observers_and_the_published_figure(
-    capsys: pytest.CaptureFixture[str], method: str, sampling: str, adjacency: str, remark: str
+def test_a_description_states_both_adversaries_and_the_published_figure(
+    method: str, sampling: str, adjacency: str, remark: str
 ) -> None:
-    cohort = [
-        "--cohort",
-        "0.3",
-        "--sampling",
-        sampling,
-        "--method",
-        method,
-        "--set",
-        "noise_multiplier=1.2",
-    ]
-    assert run_command(["describe", *PLANNED, *cohort]) == 0
-    lines = capsys.readouterr().out
+    described = planned(
+        {"name": method, "noise_multiplier": 1.2}, 1000.0, rounds=5, cohort=0.3, sampling=sampling
+    )
     price = epsilon(1.2, 0.3, 5, 1e-3, sampling=sampling, adjacency=adjacency)  # type: ignore[arg-type]
     classic = epsilon(1.2, 0.3, 5, 1e-3, sampling=sampling, accountant="classic-rdp")  # type: ignore[arg-type]
-    assert re.search(r"against the server +infinite +infinite +infinite", lines)
-    shown = re.search(r"against the world +([\d.]+) +([\d.]+) +([\d.]+)", lines)
-    assert shown is not None
-    assert all(price <= float(value) < price + 0.002 for value in shown.groups())
-    assert re.search(rf"as published +{classic:.2f} +display only", lines)
-    assert f"as published: {remark}" in " ".join(lines.split())
-    assert f"hides a client from the world ({adjacency} adjacency)" in lines
+    server, world = (described.epsilon[o].spread for o in (Observer.SERVER, Observer.WORLD))
+    assert server.smallest == server.median == server.largest == math.inf
+    assert price <= world.smallest == world.median == world.largest < price + 0.002
+    assert described.published.epsilon == pytest.approx(classic)
+    assert described.published.remark == remark
+    promise = described.promise
+    assert (promise.unit, promise.observer, promise.adjacency) == ("client", "world", adjacency)
 
 
 def test_describe_knows_the_noise_that_enrolment_will_settle() -> None:
-    experiment = Experiment.from_dict(
-        {
-            "data": {"name": "digits"},
-            "partition": {"clients": 10},
-            "budgets": {"epsilon": [5.0, 9.0, *[20.0] * 8], "delta": 1e-3},
-            "method": {"name": "dp_fed_ls", **HABITS},
-            "run": {"rounds": 4, "cohort": 0.3},
-        }
-    )
-    told = description_of(experiment)
-    noise = told["noise_multiplier"]["smallest"]
-    assert noise == told["noise_multiplier"]["largest"]
+    budgets = [5.0, 9.0, *[20.0] * 8]
+    described = planned({"name": "dp_fed_ls"}, budgets, rounds=4, cohort=0.3)
+    noise = described.noise_multiplier.smallest
+    assert noise == described.noise_multiplier.largest
     wanted = calibrate(5.0, 1e-3, 0.3, 4, adjacency="zero_out", numbers=650)
     assert wanted <= charged(noise) < wanted * (1 + 1e-5)
-    assert told["epsilon"]["server"]["smallest"] == "infinite"
-    assert (
-        0.95 * 5 <= told["epsilon"]["world"]["smallest"] <= told["epsilon"]["world"]["largest"] <= 5
-    )
-    assert told["epsilon"]["world"]["clients_that_run_out"] == 0
-    assert told["as_published"] == {
-        "epsilon": pytest.approx(epsilon(noise, 0.3, 4, 1e-3, accountant="classic-rdp")),
-        "remark": POISSON_REMARK,
-    }
+    assert described.epsilon[Observer.SERVER].spread.smallest == math.inf
+    world = described.epsilon[Observer.WORLD]
+    assert 0.95 * 5 <= world.spread.smallest <= world.spread.largest <= 5
+    assert world.running_out == described.running_out == 0
+    classic = epsilon(noise, 0.3, 4, 1e-3, accountant="classic-rdp")
+    assert described.published.epsilon == pytest.approx(classic)
+    assert described.published.remark == POISSON_REMARK
 
 
 def test_where_nobody_is_sampled_there_is_no_published_figure() -> None:
-    experiment = Experiment.from_dict(
-        {
-            "data": {"name": "digits"},
-            "partition": {"clients": 10},
-            "budgets": {"epsilon": 1000.0, "delta": 1e-3},
-            "method": {"name": "dp_fed", **HABITS, "noise_multiplier": 3.0},
-            "run": {"rounds": 4},
-        }
-    )
-    told = description_of(experiment)
-    assert told["as_published"] is None
+    described = planned({"name": "dp_fed", "noise_multiplier": 3.0}, 1000.0, rounds=4)
+    assert described.published is None
     ideal, price = (epsilon(z, 1.0, 4, 1e-3, sampling="none") for z in (3.0, charged(3.0)))
-    assert ideal < price < told["epsilon"]["world"]["largest"] == pytest.approx(price, abs=2e-7)
+    stated = described.epsilon[Observer.WORLD].spread.largest
+    assert ideal < price < stated == pytest.approx(price, abs=2e-7)

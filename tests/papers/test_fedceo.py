@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from scipy.optimize import brentq
 from scipy.stats import norm
+from tests.by_hand import play_clients
 from torch import Tensor
 
 import dpfl
@@ -28,10 +29,12 @@ from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
 from dpfl.engine.process import one_thread
 from dpfl.engine.stacked import Stacked
-from dpfl.methods.fedceo import LowRankMean, LowRankStack, Schedule, smoothness
+from dpfl.methods.fedceo import Schedule
 from dpfl.models import make_model
-from dpfl.numerics.tensor_svt import tensor_svt
+from dpfl.numerics.tensor_svt import smoothness, tensor_svt
 from dpfl.plugs.base import Participant
+from dpfl.plugs.denoise import LowRankMean
+from dpfl.plugs.row_denoise import LowRankStack
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import (
     Plan,
@@ -47,7 +50,6 @@ from dpfl.rounds.members import honest_members
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.train import run_experiment
-from tests.by_hand import play_clients
 
 LAYOUT = Layout.of(
     {"0.weight": torch.zeros(6, 9), "0.bias": torch.zeros(6), "1.weight": torch.zeros(4, 6)}

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from tests.by_hand import play_clients
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -52,7 +53,6 @@ from dpfl.rounds.members import honest_members
 from dpfl.runs import result as results
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.train import run_experiment
-from tests.by_hand import play_clients
 
 HABITS = {"lr": 0.3, "clip": 0.02, "batch_size": 8, "local_steps": 3, "noise_multiplier": 20.0}
 # Whole batches, and a clip that cuts nothing
@@ -438,7 +438,9 @@ def test_a_model_of_one_layer_is_refused_in_one_sentence_before_anything_is_char
         run_experiment(experiment("centaur", model={"name": "logistic"}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     book = Ledger.open(tmp_path / "book")
-    assert not any(book.history(client, observer) for client in digits().ids for observer in Observer)
+    assert not any(
+        book.history(client, observer) for client in digits().ids for observer in Observer
+    )
     book.close()
 
 
@@ -658,10 +660,7 @@ def test_what_is_sent_is_billed_as_udp_fedavg_and_what_stays_is_not(
     assert 20.0 * (1 - 1e-3) < paid.noise_multiplier < 20.0
     assert (paid.sampling, paid.sampling_rate) == ("none", 1.0)
     assert not setting.agreement.amplified
-    assert any(
-        "stays at its client" in line
-        for line in setting.agreement.strategy.assumptions
-    )
+    assert any("stays at its client" in line for line in setting.agreement.strategy.assumptions)
     plan, _ = play(setting)
     for client in setting.members:  # who was not drawn has nothing to pay for
         tabs = [

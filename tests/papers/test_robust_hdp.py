@@ -18,16 +18,11 @@ from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Cohort, Rows
 from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
-from dpfl.methods import robust_hdp as module
-from dpfl.methods.robust_hdp import (
-    NoiseAwareWeights,
-    inverse_weights,
-    moment_estimates,
-    noise_aware_weights,
-    noise_estimates,
-)
+from dpfl.methods.robust_hdp import NoiseAwareWeights, inverse_weights, noise_aware_weights
 from dpfl.models import make_model
+from dpfl.numerics import noise_estimates as module
 from dpfl.numerics import pursuit
+from dpfl.numerics.noise_estimates import moment_estimates, noise_estimates
 from dpfl.numerics.pursuit import principal_component_pursuit
 from dpfl.privacy.flags import Flag
 from dpfl.rounds.record import RoundRecord

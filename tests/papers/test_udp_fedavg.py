@@ -16,7 +16,6 @@ from tests.by_hand import play_clients, train_with_losses
 from torch import Tensor, nn
 
 import dpfl
-from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Observer, Who
@@ -43,6 +42,7 @@ from dpfl.rounds import (
 from dpfl.rounds.codec import decode_upload
 from dpfl.rounds.members import honest_members
 from dpfl.rounds.record import RoundRecord
+from dpfl.runs.experiment import Experiment
 
 LAYOUT = Layout.of({"weight": torch.zeros(3, 6), "bias": torch.zeros(3)})
 HABITS = {"lr": 0.1, "clip": 1.0, "batch_size": 16, "local_steps": 2}
@@ -493,30 +493,32 @@ def test_the_paper_s_reading_is_classic_rdp_of_poisson_samples_and_far_below_a_b
     assert epsilon(noise, 0.1, 300, 1e-5, sampling="uniform", adjacency="replace_one") > 2 * read
 
 
-def test_describe_prints_both_bills_and_the_misreading(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = (
-        "--dataset digits --clients 10 --rounds 5 --budgets 1000 --delta 1e-3 --clip 1 --cohort 4"
-    )
-    assert (
-        run_command(
-            ["describe", *plan.split(), "--method", "udp_fedavg", "--set", "noise_multiplier=4.0"]
+def test_a_description_states_both_costs_and_the_misreading() -> None:
+    from dpfl.experiments.describe import describe
+
+    described = describe(
+        Experiment.from_dict(
+            {
+                "data": {"name": "digits"},
+                "partition": {"clients": 10},
+                "budgets": {"epsilon": 1000.0, "delta": 1e-3},
+                "method": {"name": "udp_fedavg", **HABITS, "noise_multiplier": 4.0},
+                "run": {"rounds": 5, "cohort": 4},
+            }
         )
-        == 0
     )
-    lines = capsys.readouterr().out
     server = epsilon(
         4.0 / math.sqrt(4), 1.0, 5, 1e-3, sampling="none", adjacency="replace_one"
     )  # drawn every round
     world = epsilon(4.0, 0.4, 5, 1e-3, sampling="uniform", adjacency="replace_one")
-    for observer, price in (("server", server), ("world", world)):
-        shown = re.search(rf"against the {observer} +([\d.]+)", lines)
-        assert shown is not None
-        assert price <= float(shown[1]) < price + 0.002
+    for observer, price in ((Observer.SERVER, server), (Observer.WORLD, world)):
+        stated = described.epsilon[observer].spread
+        assert price <= stated.smallest == stated.largest < price + 0.002
+    assert described.published is not None
     classic = epsilon(4.0, 0.4, 5, 1e-3, accountant="classic-rdp")
-    assert re.search(rf"as published +{classic:.2f} +display only", lines)
-    text = " ".join(lines.split())
-    assert f"as published: {MISREAD_REMARK}" in text
-    assert "against the server only that share counts" in text
+    assert described.published.epsilon == pytest.approx(classic)
+    assert described.published.remark == MISREAD_REMARK
+    assert any("only that share counts" in line for line in described.assumptions)
 
 
 # ---- what makes no sense ---------------------------------------------------------------------------------------------

@@ -484,7 +484,9 @@ def test_an_amplified_world_bill_is_everyone_s_even_where_the_promise_is_against
     plan = setting.open()
     setting.work(plan)
     assert 0 < len(plan.cohort) < 10
-    assert all(setting.ledger.history(client, Observer.WORLD) is not None for client in setting.members)
+    assert all(
+        setting.ledger.history(client, Observer.WORLD) is not None for client in setting.members
+    )
 
 
 def test_uploads_that_are_not_finite_are_no_noise_shares() -> None:

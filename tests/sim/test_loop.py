@@ -221,7 +221,9 @@ def test_a_run_folder_holds_what_it_should(tmp_path: Path) -> None:
     } <= names
     assert type(experiment).from_file(folder.experiment) == experiment
     assert folder.read_summary() == result.summary
-    assert json.loads(folder.summary.read_text()) == json.loads(json.dumps(result.summary.to_dict()))
+    assert json.loads(folder.summary.read_text()) == json.loads(
+        json.dumps(result.summary.to_dict())
+    )
     assert folder.read_rounds() == result.history
     assert [line.round for line in folder.read_rounds()] == list(range(8))
     tensors = load_file(folder.model)
