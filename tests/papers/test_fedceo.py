@@ -483,8 +483,9 @@ def test_the_record_tells_singular_values_survivors_and_smoothness(clients: int)
 def test_the_pieces_obey_the_laws() -> None:
     testing.check_row_denoiser(low_rank_stack())
     testing.check_denoiser(low_rank_mean(4))
+    place = Aggregate(vector=normal(LAYOUT.size), model=normal(LAYOUT.size), layout=LAYOUT, round=0)
     with pytest.raises(ConfigurationError, match="enrol first"):
-        testing.check_denoiser(LowRankMean(schedule=schedule(interval=2, coefficient=None)))
+        LowRankMean(schedule=schedule(interval=1, coefficient=None), clients=4)({}, place)
 
 
 # ---- rounds ----------------------------------------------------------------------------------------------------------

@@ -273,7 +273,7 @@ def test_what_is_sent_is_within_the_clip_but_for_its_noise() -> None:
 def test_noise_so_small_that_an_upload_s_integers_cannot_hold_the_update_is_refused() -> None:
     """32 bits hold 10 standard deviations beyond the clip, or it is refused before anyone pays."""
     for noise in (1e-9, 9.8e-4):
-        with pytest.raises(PrivacyRefusal, match="the grid cannot hold the update"):
+        with pytest.raises(PrivacyRefusal, match=r"noise of .* clip of 1\b"):
             agreed(dpfl.udp_fedavg(**HABITS, noise_multiplier=noise, selection=FIXED), 6, 4)
     one_round(dpfl.udp_fedavg(**HABITS, noise_multiplier=9.82e-4, selection=FIXED))
 
@@ -421,7 +421,7 @@ def test_training_is_billed_as_the_bill_says() -> None:
     own = charged(4.0 / math.sqrt(4), 1, 650)
     share = epsilon(own, 1.0, 5, 1e-3, sampling="none", adjacency="replace_one")
     told = result.summary.epsilon_against[Observer.SERVER].spent
-    assert told["largest"] == told["smallest"] == pytest.approx(share, rel=1e-6)
+    assert told.largest == told.smallest == pytest.approx(share, rel=1e-6)
 
 
 # ---- the figures of the FedCEO note ----------------------------------------------------------------------------------
@@ -527,9 +527,9 @@ def test_a_description_states_both_costs_and_the_misreading() -> None:
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"clip": 0.0}, "clip: 0.0 is not a positive number"),
-        ({"clip": -1.0}, "clip: -1.0 is not a positive number"),
-        ({"clip": math.nan}, "clip: nan is not a positive number"),
+        ({"clip": 0.0}, "clip = 0.0"),
+        ({"clip": -1.0}, "clip = -1.0"),
+        ({"clip": math.nan}, "clip = nan"),
         ({"noise": "x"}, "noise = 'x'"),
         ({"noise_multiplier": -1.0}, "noise_multiplier = -1.0"),
         ({"noise_multiplier": math.nan}, "noise_multiplier = nan"),
@@ -566,5 +566,5 @@ def test_no_noise_at_all_is_no_promise(noise: str) -> None:
 
 def test_a_cohort_above_the_population_is_refused_at_enrolment() -> None:
     strategy = dpfl.udp_fedavg(**HABITS, noise_multiplier=1.0, selection=dpfl.FixedCohort(size=11))
-    with pytest.raises(ConfigurationError, match="11 clients cannot be drawn from 10"):
+    with pytest.raises(ConfigurationError, match=r"\b11\b.*\b10\b"):
         agreed(strategy, 10, 4)
