@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # accounting reads these types without torch
 PlugState = dict[str, "Tensor"]
 Shared = dict[str, "Tensor"]
 Metrics = dict[str, float | int | str | list[float]]
+PlugOutput = tuple["Tensor", PlugState, Metrics]
+"""What most plugs return: a tensor, their next state, and metrics for the operator."""
 
 
 class Unit(StrEnum):

@@ -38,7 +38,7 @@ from torch import Tensor
 from dpfl.core.checks import whole_number
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
-from dpfl.core.types import Aggregate, Metrics, Phase, PlugState, Terms, Unit
+from dpfl.core.types import Aggregate, Phase, PlugOutput, PlugState, Terms, Unit
 from dpfl.plugs.base import Participant
 from dpfl.plugs.denoise import Denoiser
 from dpfl.plugs.local_work import LocalWork, Sgd
@@ -109,7 +109,7 @@ class SharedBody(Denoiser):
 
     orthonormal: bool = False
 
-    def __call__(self, state: PlugState, aggregate: Aggregate) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Return the update that leads there."""
         model, head = aggregate.model + aggregate.vector, aggregate.layout.head
         model[head] = aggregate.model[head]

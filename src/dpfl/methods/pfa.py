@@ -39,11 +39,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from dpfl.core.checks import check, whole_number
 from dpfl.core.layout import Layout
-from dpfl.core.types import Claims, Metrics, PlugState, Rows, Terms, Total
+from dpfl.core.types import Claims, Metrics, PlugOutput, PlugState, Rows, Terms, Total
 from dpfl.numerics.budget_split import BudgetSplit, PublicRows
 from dpfl.numerics.subspace import bases, energy, project, spectra
 from dpfl.plugs.base import Gain
@@ -92,9 +91,7 @@ class PublicProjection(RowDenoiser):
         check(self.k <= largest, "pfa", problem, "give a smaller k")
         return _public_state(terms)
 
-    def __call__(
-        self, state: PlugState, rows: Rows, round_: int
-    ) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, rows: Rows, round_: int) -> PlugOutput:
         """Return the rows with the private ones projected; all as they are if nobody public
         arrived.
         """
