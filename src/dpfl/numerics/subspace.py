@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import whole_number
 from dpfl.core.layout import Layout
 from dpfl.core.types import Metrics
 
@@ -23,8 +23,7 @@ def public_subspace(rows: Tensor, weights: Tensor, k: int) -> Tensor:
     >>> public_subspace(torch.tensor([[3.0, 4.0]]), torch.ones(1), 1).T
     tensor([[0.6000, 0.8000]])
     """
-    if k < 1:
-        raise ConfigurationError("public subspace", f"k = {k}", "give at least one dimension")
+    whole_number("public subspace", "k", k)
     if k == 1:
         mean = weights.to(torch.float64) @ rows.to(torch.float64)
         size = torch.linalg.vector_norm(mean)
