@@ -128,8 +128,8 @@ def method(*, family: str, simplicity: int, **about: Any) -> Callable[[Factory],
     """Declare a factory as a method; :class:`Method` has all the arguments."""
 
     def declare(factory: Factory) -> Method:
-        named = {"name": factory.__name__, "factory": factory}
-        return Method(**named, family=family, simplicity=simplicity, **about)
+        name, known = factory.__name__, {"family": family, "simplicity": simplicity, **about}
+        return Method(name=name, factory=factory, **known)
 
     return declare
 
