@@ -25,12 +25,9 @@ under the real one, for N <= 1e12. This is charged once per history, for N = sum
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Literal
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal, unknown_name
@@ -44,11 +41,8 @@ from dpfl.privacy.renyi import RESERVED, moments, renyi_costs, renyi_epsilon, un
 AccountantName = Literal["pld", "rdp", "renyi"]
 ACCOUNTANTS: tuple[AccountantName, ...] = ("pld", "rdp", "renyi")
 
-_FILES = ("accountant", "calibrate", "composition", "events", "gaussian", "losses", "renyi")
-_TEXT = b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in _FILES)
-_CODE = hashlib.sha256(_TEXT).hexdigest()[:16]
-RULES = f"dp-accounting {version('dp-accounting')}, code {_CODE}"
-"""Which curves and whose code: part of every cached proposal's key."""
+# Raised by hand whenever a computed number changes in any bit: part of the key of cached proposals.
+ACCOUNTING_VERSION = 1
 
 SMALLEST_DELTA = 1e-12
 SMALLEST_NOISE = 1e-3

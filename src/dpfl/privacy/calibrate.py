@@ -8,17 +8,19 @@ with the next smaller rung it would cost more.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Adjacency
 from dpfl.privacy.accountant import (
+    ACCOUNTING_VERSION,
     LARGEST_SAMPLER_SHARE,
     MOST_NUMBERS,
-    RULES,
     AccountantName,
     adjacency_named,
     check_covered,
@@ -89,8 +91,14 @@ def calibrate(
         noise_multiplier=1.0, sampling=sampling, sampling_rate=rate, steps=steps, numbers=numbers
     )
     question = [str(accountant), adjacency, repr(epsilon), repr(delta), plan.to_json()]
-    key = "|".join(["calibrate", RULES, *question])
+    key = "|".join(["calibrate", _rules(), *question])
     return remembered(key, lambda: _calibrated(key, epsilon, delta, plan, adjacency, accountant))
+
+
+@functools.cache
+def _rules() -> str:
+    """Whose numbers a proposal rests on."""
+    return f"dp-accounting {version('dp-accounting')}, dpfl accounting {ACCOUNTING_VERSION}"
 
 
 def _calibrated(
