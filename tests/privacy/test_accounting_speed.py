@@ -16,7 +16,7 @@ import pytest
 
 from dpfl.core.types import Adjacency
 from dpfl.privacy import cache, calibrate
-from dpfl.privacy.accountant import spend, within
+from dpfl.privacy.accountant import quick_epsilon, spend
 from dpfl.privacy.events import Event
 
 DELTA, BATCH, ROUNDS = 1e-5, 32, 20
@@ -70,7 +70,7 @@ def growing(rounds: int) -> float:
     cache.forget()
     began = time.process_time()
     for count in range(1, rounds + 1):
-        within((event.times(50 * count),), 8.0, DELTA, adjacency=Adjacency.ADD_REMOVE)
+        quick_epsilon((event.times(50 * count),), DELTA, adjacency=Adjacency.ADD_REMOVE)
     return time.process_time() - began
 
 

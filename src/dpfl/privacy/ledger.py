@@ -33,8 +33,9 @@ from dpfl.privacy.admission import POPULATION, Admission
 from dpfl.privacy.chain import Entry, Row
 from dpfl.privacy.costs import Charge, PrivacyPlan, written
 from dpfl.privacy.filters import FilterName
-from dpfl.privacy.ledger_file import FORMAT, backup
+from dpfl.privacy.ledger_file import backup
 from dpfl.privacy.ledger_reader import OWN
+from dpfl.privacy.ledger_schema import FORMAT
 
 __all__ = ["FORMAT", "FilterName", "Ledger", "PrivacyPlan", "backup"]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from dpfl.core.types import Adjacency, Budget, Observer, Unit
+from dpfl.core.types import Adjacency, Budget, Observer
 from dpfl.privacy.accountant import Spend
 from dpfl.privacy.costs import AccountHistory, account_history
 from dpfl.privacy.filters import Portion, filter_named
