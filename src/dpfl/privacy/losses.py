@@ -143,13 +143,7 @@ def one_step(step: Step, interval: float, tail: float, *, reverse: bool = False)
 
 
 def _dots(
-    upper: Floats,
-    lower: Floats,
-    first: int,
-    interval: float,
-    *,
-    below: float,
-    infinite: float,
+    upper: Floats, lower: Floats, first: int, interval: float, *, below: float, infinite: float
 ) -> Losses:
     """Divide each cell's mass between its ends; what lies below the first dot moves to it."""
     left = np.minimum(interval * np.arange(first, first + len(upper)), _LARGEST_EXPONENT)
