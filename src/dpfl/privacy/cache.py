@@ -52,7 +52,10 @@ def proposed(key: str) -> object:
 
 
 def propose(key: str, value: float) -> None:
-    """Write a proposal for later processes; where that fails, warn and go on."""
+    """Write a proposal for later processes; where that fails, warn and go on.
+
+    The key holds the whole question and the accounting version.
+    """
     try:
         with contextlib.closing(_connect()) as connection, connection:
             connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", (key, value))

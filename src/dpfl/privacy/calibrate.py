@@ -40,7 +40,11 @@ _STRIDE = 220  # rungs between multipliers of a ratio of about 3
 
 
 def rung(index: int) -> float:
-    """Return the multiplier 1.005^index."""
+    """Return the multiplier 1.005^index.
+
+    >>> rung(0), round(rung(139), 2)
+    (1.0, 2.0)
+    """
     return float(LADDER**index)
 
 

@@ -92,7 +92,10 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Composition:
-    """The curves of a composition in both directions of the pair, or in the one that decides."""
+    """The curves of a composition in both directions of the pair, or in the one that decides.
+
+    Both directions must hold: the larger epsilon of the two is returned.
+    """
 
     curves: tuple[Curve, ...]
 

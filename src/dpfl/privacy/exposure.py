@@ -65,7 +65,7 @@ class Exposure:
         )
 
     def noised(self, std: float, *, summands: int = 1) -> Exposure:
-        """Noise of this std on the grid: the bound grows by what rounding onto the grid may move.
+        """Add noise of this std on the grid; the bound grows by what rounding may move.
 
         Noise on two different grids has no common law that is proven: the larger of the two is what
         counts. ``summands``: how many contributions are added up, in double precision, before they
@@ -82,7 +82,10 @@ class Exposure:
         return replace(self, bound=widened, noise=std, draws=self.draws + self.numbers)
 
     def processed(self) -> Exposure:
-        """Any function of what is already noisy: the event stays, later noise does not improve it."""
+        """Apply any function to what is already noisy.
+
+        The event stays as it is, and later noise does not count.
+        """
         if self.noise == 0 and not self.paid:
             # An arbitrary function of something unprotected bounds nothing.
             return replace(self, bound=math.inf)

@@ -1,4 +1,8 @@
-"""The file of a ledger: made once, opened whole or not at all, written as entries of a chain."""
+"""The file of a ledger: made once, opened whole or not at all, written as entries of a chain.
+
+Opening checks the file itself, its tables, its hash chain and the head that is kept beside it. A
+ledger that fails any check is refused with a :class:`LedgerError` that says what to do.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,11 @@ from dpfl.privacy.ledger_schema import FORMAT, SCHEMA, check_schema
 
 
 class LedgerFile:
-    """An open ledger file: its connection, its hash chain, and what was read from it before."""
+    """An open ledger file: its connection, its hash chain, and what was read from it before.
+
+    ``flags`` are the facts that everyone who reads the ledger must know; a ledger that raises any
+    is never written to.
+    """
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         self._connection = connection
@@ -291,7 +299,10 @@ def backup(source: Path, target: Path) -> None:
 
 
 def translated(name: str, error: sqlite3.Error) -> LedgerError | DiskError:
-    """Say what an error of the database means to the person who runs this."""
+    """Say what an error of the database means to the person who runs this.
+
+    A full disk is a :class:`DiskError`; the run can be resumed when there is space again.
+    """
     text = str(error)
     if "full" in text or "disk I/O" in text:
         remedy = "free some space and resume; what was charged is kept"

@@ -1,4 +1,10 @@
-"""The tables of a ledger. Their names and columns are part of the file format."""
+"""The tables of a ledger. Their names and columns are part of the file format.
+
+``runs`` names every run, ``bills`` holds the privacy costs by their digest, ``grants`` the budgets,
+``members`` who belongs to which population, ``plans`` what each run may release, ``charges`` what
+it has released, and ``journal`` when. Their column ``entry`` says which entry of the hash chain
+(``chain``) wrote the row.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,10 @@ _LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """``steps`` equal releases and their dominating pair; ``std`` is relative to the sensitivity."""
+    """``steps`` equal releases and their dominating pair.
+
+    ``std`` is the noise in units of the sensitivity, ``rate`` the sampling rate.
+    """
 
     std: float
     rate: float

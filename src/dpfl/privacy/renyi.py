@@ -137,7 +137,10 @@ def _bound(costs: Sequence[float], main: float, delta: float) -> float:
 
 
 def _conversion(order: float, delta: float) -> float:
-    """What epsilon exceeds the divergence of this order by (Canonne et al. 2020, Proposition 12)."""
+    """By how much epsilon exceeds the divergence of this order.
+
+    Canonne, Kamath and Steinke (NeurIPS 2020), Proposition 12.
+    """
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
