@@ -134,6 +134,15 @@ def test_a_group_is_a_whole_number_of_units(k: int) -> None:
         group_epsilon((poisson(),), k, DELTA, adjacency=ZERO_OUT)
 
 
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+@pytest.mark.parametrize("k", [1, 2])
+def test_what_has_no_proven_bound_has_none_for_groups(k: int, rate: float) -> None:
+    event = Event(noise_multiplier=3.0, sampling="uniform", sampling_rate=rate)
+    with pytest.raises(PrivacyRefusal):
+        group_epsilon((event,), k, DELTA, adjacency=ZERO_OUT)
+    assert group_epsilon((event,), k, DELTA, adjacency=REPLACE_ONE) > 0
+
+
 # -- several sites ---------------------------------------------------------------------------------
 
 
