@@ -69,7 +69,7 @@ def row_id(row: dict[str, str]) -> str:
     return f"{row['config_id']}-{row['adjacency']}-{row['accountant'].replace(' ', '_')}"
 
 
-# ---- reference values -----------------------------------------------------------------------------------------------
+# ---- reference values ----------------------------------------------------------------------------
 
 
 def test_the_reference_file_holds_what_these_tests_rest_on() -> None:
@@ -110,7 +110,7 @@ def test_the_quick_bound_is_never_below_an_attained_lower_bound(row: dict[str, s
     assert found >= float(row["epsilon"])
 
 
-# ---- laws over random mechanisms ------------------------------------------------------------------------------------
+# ---- laws over random mechanisms -----------------------------------------------------------------
 
 
 def random_mechanisms(count: int, seed: int) -> list[tuple[float, float, int, float]]:
@@ -271,7 +271,7 @@ def test_replace_one_is_add_remove_with_half_the_noise(noise: float, accountant:
     )
 
 
-# ---- refusals and limits --------------------------------------------------------------------------------------------
+# ---- refusals and limits -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_order_and_grouping_of_a_history_do_not_matter() -> None:
     assert a.epsilon == pytest.approx(analytic_gaussian(math.sqrt(3 / 36 + 1 / 81), 1e-5), abs=1e-3)
 
 
-# ---- quick bounds ---------------------------------------------------------------------------------------------------
+# ---- quick bounds --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("adjacency", [ADD_REMOVE, REPLACE_ONE])
@@ -420,7 +420,7 @@ def test_next_to_no_noise_gives_a_bound_and_no_crash(noise: float) -> None:
     assert quick_epsilon(history, 1e-5, adjacency=ADD_REMOVE) > 1000
 
 
-# ---- shown to people ------------------------------------------------------------------------------------------------
+# ---- shown to people -----------------------------------------------------------------------------
 
 
 @given(st.floats(0, 1e6), st.integers(0, 6))
@@ -459,7 +459,7 @@ def test_a_delta_below_what_the_curves_can_carry_is_refused() -> None:
     assert math.isfinite(epsilon(10.0, 1.0, 400, 1e-12, sampling="none"))
 
 
-# ---- the noise sampler's own distance to the ideal law --------------------------------------------------------------
+# ---- the noise sampler's own distance to the ideal law -------------------------------------------
 
 
 SAMPLED = Event(noise_multiplier=1.1, sampling="poisson", sampling_rate=0.02, steps=300)
@@ -530,7 +530,7 @@ def test_ideal_noise_is_not_charged_for_a_sampler() -> None:
     assert spend((SAMPLED,), 1e-5, adjacency=ADD_REMOVE).epsilon == epsilon(1.1, 0.02, 300, 1e-5)
 
 
-# ---- caches ---------------------------------------------------------------------------------------------------------
+# ---- caches --------------------------------------------------------------------------------------
 
 
 def test_no_epsilon_touches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,9 @@ def statements(count: int) -> float:
 
 
 def growing(rounds: int) -> float:
-    """CPU seconds of asking, after each of ``rounds`` rounds, whether a growing history still fits."""
+    """CPU seconds of asking, after each of ``rounds`` rounds, whether a growing
+    history still fits.
+    """
     event = Event(noise_multiplier=1.2, sampling="poisson", sampling_rate=0.02, steps=1)
     cache.forget()
     began = time.process_time()

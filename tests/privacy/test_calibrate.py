@@ -190,7 +190,7 @@ def test_a_plan_whose_sampler_takes_too_much_of_delta_is_refused(
         calibrate(target, delta, 0.1, 1000, numbers=numbers)
 
 
-# ---- the cache ------------------------------------------------------------------------------------------------------
+# ---- the cache -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -235,7 +235,9 @@ def test_an_edited_cache_changes_no_number_and_is_repaired_with_a_warning(
 
 
 def test_a_nan_in_the_cache_changes_no_number(folder: Path) -> None:
-    """SQLite stores NaN as NULL, which this table refuses; a table without that rule may hold it."""
+    """SQLite stores NaN as NULL, which this table refuses; a table without that rule
+    may hold it.
+    """
     noise = calibrate(2.0, 1e-5, 0.03, 50)
     with closing(sqlite3.connect(folder / "accounting.sqlite")) as connection, connection:
         key = connection.execute("SELECT key FROM results").fetchone()[0]
