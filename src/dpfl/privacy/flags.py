@@ -88,5 +88,9 @@ class RaisedFlag:
 
 
 def public_note(flags: Iterable[RaisedFlag]) -> str:
-    """What a published model says of itself."""
+    """What a published model says of itself: its public flags.
+
+    >>> public_note([RaisedFlag(Flag.UNPROTECTED), RaisedFlag(Flag.WEAK_DELTA, "'north'")])
+    'NOT PRIVATE: this method protects nobody'
+    """
     return "; ".join(raised.flag.about for raised in flags if raised.flag.public)
