@@ -153,6 +153,30 @@ def bound(promised: Promise, epsilon: float, delta: float | None) -> str:
     )
 
 
+def result(summary: Summary) -> list[str]:
+    """Say what a finished run did, promised and spent."""
+    rounds, own = summary.rounds, summary.epsilon
+    said = [
+        f"{count(summary.clients, 'site')} trained one model together by the method "
+        f"'{summary.method}', in {rounds.done} of {count(rounds.planned, 'round')}.",
+        promise_of(summary),
+    ]
+    if own and own.budget and summary.promise.observer is not Observer.NOBODY:
+        said.append(
+            f"The sites set budgets between epsilon {shown(own.budget.smallest)} and "
+            f"{shown(own.budget.largest)}, and spent between {shown(own.spent.smallest)} and "
+            f"{shown(own.spent.largest)}."
+        )
+    if left := len(summary.clients_left):
+        said.append(
+            f"{count(left, 'site')} left when the budget was spent; nothing was taken from such "
+            "sites afterwards."
+        )
+    if rounds.ended_early:
+        said.append(f"Training ended early, {rounds.ended_early}.")
+    return said
+
+
 # -- an account of a ledger ------------------------------------------------------------------------
 
 
