@@ -1,3 +1,53 @@
-"""Show what happened: one page for a board and for an engineer, figures for papers, and the page of
-a run that goes on.
+"""Show what happened: pages for a board and for an engineer, figures for papers, a live view.
+
+>>> from dpfl import report
+>>> sorted(report.__all__)[:3]
+['LiveServer', 'ReportInput', 'all_charts']
+
+``write_report`` writes the page of a run or a comparison, ``write_ledger_page`` the privacy report of
+a ledger for an ethics board, ``write_figures`` the charts of ``all_charts`` as files. What draws is
+imported when it is used.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpfl.report.ledger_page import write_ledger_page
+    from dpfl.report.live import LiveServer
+    from dpfl.report.page import all_charts, write_report
+    from dpfl.report.printing import print_page
+    from dpfl.report.reading import ReportInput, of_folders, of_results
+    from dpfl.report.static import write_figures
+
+__all__ = [
+    "LiveServer",
+    "ReportInput",
+    "all_charts",
+    "of_folders",
+    "of_results",
+    "print_page",
+    "write_figures",
+    "write_ledger_page",
+    "write_report",
+]
+
+_HOMES = {
+    "LiveServer": "live",
+    "ReportInput": "reading",
+    "all_charts": "page",
+    "of_folders": "reading",
+    "of_results": "reading",
+    "print_page": "printing",
+    "write_figures": "static",
+    "write_ledger_page": "ledger_page",
+    "write_report": "page",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dpfl.report' has no attribute '{name}'")
+    return getattr(import_module(f"dpfl.report.{_HOMES[name]}"), name)

@@ -1,4 +1,4 @@
-"""Tables and tiles as values: what a reader sees in a cell, and the exact number behind it."""
+"""Notices, tables and tiles as values: what a reader sees in a cell, and the exact number behind it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpfl.privacy.accountant import shown
+from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.privacy.ledger_reader import LedgerRun, PricedPlan
 from dpfl.privacy.statement import Statement
 from dpfl.report import words
 from dpfl.report.meaning import GROUPS, Meaning
 from dpfl.report.reading import Rank, Ranking, ReportInput, ReportRun
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A flag on top of a page; a grave one says that epsilons must not be taken at their word."""
+
+    text: str
+    grave: bool
+
+    @classmethod
+    def of(cls, raised: RaisedFlag) -> Notice:
+        """Show a raised flag."""
+        return cls(str(raised), raised.flag.voids_privacy or raised.flag is Flag.FALSE_CLAIMS)
 
 
 @dataclass(frozen=True)

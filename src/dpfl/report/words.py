@@ -7,6 +7,7 @@ their words in :mod:`dpfl.privacy.flags`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from dpfl.core.types import Adjacency, Observer, Promise, Unit
 from dpfl.privacy.accountant import shown
@@ -120,6 +121,14 @@ def promise_of(summary: Summary) -> str:
     own, server = summary.epsilon, summary.epsilon_against.get(Observer.SERVER)
     spent = own.spent.largest if own else None
     return promise(summary.promise, spent, server.spent.largest if server else math.inf)
+
+
+def promises(summaries: Mapping[str, Summary]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Methods, promise and assumptions, with methods that agree in both put together."""
+    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for label, summary in summaries.items():
+        alike.setdefault((promise_of(summary), summary.assumptions), []).append(label)
+    return [(", ".join(labels), said, assumed) for (said, assumed), labels in alike.items()]
 
 
 def meaning(promised: Promise, epsilon: float, delta: float | None) -> str:
