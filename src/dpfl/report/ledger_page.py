@@ -63,7 +63,7 @@ def ledger_page(
         "study_table": tables.study_table(studies),
         "plan_table": tables.plan_table(plans) if plans else None,
         "filter": words.FILTERS[ledger.filter],
-        "head": ledger.head(),
+        "chain": words.chain(ledger.head()),
     }
     charts = [chart for _, _, own in meanings for chart in own]
     return Page(title=title, template="ledger", values=values, charts=charts)

@@ -117,7 +117,9 @@ def _notices(shown: ReportInput) -> list[Notice]:
             for raised in run.flags:
                 owners.setdefault(Notice.of(raised), set()).add(label)
     return [
-        notice if own == labels else Notice(f"{notice.text} [{', '.join(sorted(own))}]", notice.grave)
+        notice
+        if own == labels
+        else Notice(f"{notice.text} [{', '.join(sorted(own))}]", notice.grave)
         for notice, own in sorted(owners.items(), key=lambda pair: not pair[0].grave)
     ]
 

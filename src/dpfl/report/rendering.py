@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from dpfl.core.files import write_safely
 from dpfl.core.version import __version__
+from dpfl.report import words
 from dpfl.report.charts import Chart
 from dpfl.report.interactive import plotly_script, specification
 
@@ -58,17 +59,21 @@ def render(page: Page, *, live: str = "", version: str = "") -> str:
     It fetches nothing, except news from the address ``live`` of its own server while the run is
     running; ``version`` names the state that it shows.
     """
-    return _environment().get_template("layout.html.j2").render(
-        title=page.title,
-        parts=page.parts,
-        figures=page.figures(),
-        css=_asset("page.css"),
-        scripts=[
-            Markup(plotly_script() if page.charts or live else _NOTHING_TO_DRAW),
-            _asset("page.js"),
-        ],
-        live="" if page.finished else live,
-        version=version,
+    return (
+        _environment()
+        .get_template("layout.html.j2")
+        .render(
+            title=page.title,
+            parts=page.parts,
+            figures=page.figures(),
+            css=_asset("page.css"),
+            scripts=[
+                Markup(plotly_script() if page.charts or live else _NOTHING_TO_DRAW),
+                _asset("page.js"),
+            ],
+            live="" if page.finished else live,
+            version=version,
+        )
     )
 
 
@@ -92,7 +97,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
-    environment.globals["dpfl_version"] = __version__
+    environment.globals |= {"words": words, "dpfl_version": __version__}
     environment.globals |= vars(environment.get_template("macros.html.j2").module)
     return environment
 

@@ -185,7 +185,9 @@ def sweep_tables(shown_: ReportInput) -> list[Table]:
             ranks = {one.label: one for one in rankings[unit].ranks}
             means = [(ranks[one.label], statistics.mean(ranks[one.label].accuracies))
                      for one in first.ranks]  # fmt: skip
-            cells = [Cell(f"{100 * mean:.1f}{'*' if one.best else ''}", mean) for one, mean in means]
+            cells = [
+                Cell(f"{100 * mean:.1f}{'*' if one.best else ''}", mean) for one, mean in means
+            ]
             rows.append([*(Cell(str(value)) for value in case.values.values()), *cells])
         tables.append(
             Table(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from dpfl.core.types import Adjacency, Observer, Promise, Unit
 from dpfl.privacy.accountant import shown
+from dpfl.privacy.chain import Head
 from dpfl.privacy.statement import Statement
 from dpfl.runs.result import Summary
 
@@ -42,6 +43,10 @@ RANKING_NOTE = (
     "Accuracy: mean and standard deviation over seeds. Gap to best: points below the best of those "
     "that promise the same. p: paired t-test against it with Holm's adjustment; with few seeds only "
     "large differences show."
+)
+SWEEP_NOTE = "Means over seeds; * best of those that promise the same."
+NO_ACCOUNTS = (
+    "No budget was set here, and nothing was charged. What a site has spent is in its own ledger."
 )
 GUARANTEES = (
     "Each site's charge was recorded before anything that depends on its data was released.",
@@ -222,6 +227,16 @@ def _spent(line: Statement, against: str) -> str:
     if math.isinf(line.epsilon):
         return f"has no protection left {against}: what it sent {rounds} bounds nothing"
     return f"has spent epsilon {shown(line.epsilon)}, rounded up, {rounds}"
+
+
+def chain(head: Head) -> str:
+    """Say how a ledger can be checked later."""
+    return (
+        f"This report was made from a ledger of {count(head.number, 'entry', 'entries')}. They form a "
+        "hash chain, which was checked when the ledger was opened. The hash of the newest entry is "
+        f"{head.digest}. Keep this page: dpfl ledger verify FILE --head HASH tells whether a later copy "
+        "of the ledger still contains that entry."
+    )
 
 
 # -- numbers ---------------------------------------------------------------------------------------
