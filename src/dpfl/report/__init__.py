@@ -4,9 +4,9 @@
 >>> sorted(report.__all__)[:3]
 ['LiveServer', 'ReportInput', 'all_charts']
 
-``write_report`` writes the page of a run or a comparison, ``write_ledger_page`` the privacy report of
-a ledger for an ethics board, ``write_figures`` the charts of ``all_charts`` as files. What draws is
-imported when it is used.
+``write_report`` writes the page of a run or a comparison, ``write_ledger_page`` the privacy report
+of a ledger for an ethics board, ``write_figures`` the charts of ``all_charts`` as files. What draws
+is imported when it is used.
 """
 
 from __future__ import annotations

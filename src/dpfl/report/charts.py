@@ -25,8 +25,8 @@ COLOURS = (
 class Series:
     """One line, cloud of points or set of bars.
 
-    ``low`` and ``high`` make a band around ``y``, or error bars on points. ``text`` names each point
-    where a reader points at it. None in ``y`` is a gap.
+    ``low`` and ``high`` make a band around ``y``, or error bars on points. ``text`` names each
+    point where a reader points at it. None in ``y`` is a gap.
     """
 
     name: str

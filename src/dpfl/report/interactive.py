@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Sequence
 from importlib import resources
@@ -92,7 +93,7 @@ def _traces(series: Series, colour: str) -> list[dict[str, Any]]:
 
 
 def _markers(series: Series, colour: str) -> dict[str, Any]:
-    look = {"size": 7, "opacity": 0.85}
+    look: dict[str, Any] = {"size": 7, "opacity": 0.85}
     if series.kind == "rings":
         look = {"symbol": "circle-open", "size": 12}
     markers = {"type": "scatter", "mode": "markers", "marker": {"color": colour, **look}}
@@ -124,5 +125,4 @@ def _finite(value: Any) -> Any:
 
 def _literal(name: str) -> str:
     """plotly reads a little HTML in texts, and TeX between dollars: a name must stay a name."""
-    swaps = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"}
-    return name.translate(str.maketrans(swaps))
+    return html.escape(name, quote=False).replace("$", "&#36;")

@@ -3,8 +3,8 @@ errors of an adversary who guesses.
 
 Everything follows from points (epsilon, delta) at which a guarantee holds. By group privacy a
 guarantee for one unit gives (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1)) for k of them.
-An adversary who decides whether a unit is present, with a false alarm rate a, misses it at a rate of
-at least max(0, 1 - delta - e^epsilon a, e^-epsilon (1 - delta - a)).
+An adversary who decides whether a unit is present, with a false alarm rate a, misses it at a rate
+of at least max(0, 1 - delta - e^epsilon a, e^-epsilon (1 - delta - a)).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Point:
 class Meaning:
     """What one account's guarantee means.
 
-    ``point`` is what is stated, ``curve`` the guarantees at other deltas (``point`` alone where they
-    are not known), from the largest delta to the smallest.
+    ``point`` is what is stated, ``curve`` the guarantees at other deltas (``point`` alone where
+    they are not known), from the largest delta to the smallest.
     """
 
     account: str
@@ -66,7 +66,7 @@ class Meaning:
         return words.meaning(self.promise, self.point.epsilon, self.point.delta)
 
     def for_group(self, size: int) -> float:
-        """Epsilon for a person with ``size`` units at the stated delta, infinite if none is known."""
+        """Epsilon for a person with ``size`` units at the stated delta, infinite if unknown."""
         if size == 1:
             return self.point.epsilon
         fitting = [p.epsilon for p in self.curve if p.group_delta(size) <= self.point.delta]
@@ -85,8 +85,8 @@ class Meaning:
             title="Epsilon over delta",
             x_label="delta",
             y_label="epsilon",
-            caption=f"The guarantee holds at every point of the curve ({against}). The ring is what "
-            "is stated.",
+            caption=f"The guarantee holds at every point of the curve ({against}). The ring is "
+            "what is stated.",
             series=[
                 Series(name="stated", x=[self.point.delta], y=[self.point.epsilon], kind="rings"),
                 Series(
@@ -102,8 +102,8 @@ class Meaning:
             title="Errors of an adversary who guesses",
             x_label="false alarms",
             y_label="misses, at least",
-            caption=f"An adversary who decides whether one {self.promise.unit} is present makes errors "
-            f"on or above the curve ({against}). On the diagonal nothing is learned.",
+            caption=f"An adversary who decides whether one {self.promise.unit} is present makes "
+            f"errors on or above the curve ({against}). On the diagonal nothing is learned.",
             series=[
                 Series(name="guarantee", x=alarms, y=[self.missed(alarm) for alarm in alarms]),
                 Series(name="nothing learned", x=[0.0, 1.0], y=[1.0, 0.0], kind="dashes"),

@@ -82,7 +82,7 @@ def _by_round(label: str, runs: Sequence[ReportRun]) -> Series | None:
 
 
 def accuracy_by_epsilon(shown: ReportInput) -> list[Chart]:
-    """What privacy cost: accuracy against the epsilon of the median client, one figure a promise."""
+    """Accuracy against the epsilon of the median client, one figure per promise."""
     found: dict[Promise, dict[str, list[tuple[float, list[float]]]]] = {}
     for case in shown.cases:
         for label, runs in case.methods.items():
@@ -224,8 +224,8 @@ def _seconds(runs: Mapping[str, ReportRun]) -> Chart | None:
         title="Seconds per round and stage",
         x_label="method",
         y_label="seconds",
-        caption="open: charges and draws; clients: local work; close: work of the server; evaluate: "
-        "testing. Mean over rounds, on the machine of the run.",
+        caption="open: charges and draws; clients: local work; close: work of the server; "
+        "evaluate: testing. Mean over rounds, on the machine of the run.",
         series=[
             Series(name=s, x=list(runs), y=[mean(run, s) for run in runs.values()], kind="bars")
             for s in timed

@@ -2,8 +2,8 @@
 
 Left out, whatever the method: names, participation, values of single clients, accuracy and loss
 (measured on private records without noise), bytes and seconds (they reveal who took part), the
-number of clients where a change of it is what is hidden, and the seed (whoever knows it can subtract
-the noise of a seeded run).
+number of clients where a change of it is what is hidden, and the seed (whoever knows it can
+subtract the noise of a seeded run).
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ _FLOAT_LEDGER = "dpfl-ledger-1"
 class ReportRun:
     """One run, as its folder describes it.
 
-    ``toml`` is the text of ``experiment``; ``summary`` is None while the run is running; ``timings``
-    holds the seconds of each round by stage; ``float_noise`` marks a run of version 0.1.
+    ``toml`` is the text of ``experiment``; ``summary`` is None while the run is running;
+    ``timings`` holds the seconds of each round by stage; ``float_noise`` marks a run of version 0.1.
     """
 
     folder: Path

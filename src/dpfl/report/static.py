@@ -92,7 +92,7 @@ def _draw_bars(axes: Any, chart: Chart) -> None:
 
 def _draw_line(axes: Any, series: Series, colour: str) -> None:
     x: list[Any] = [_literal(place) if isinstance(place, str) else place for place in series.x]
-    marks = {
+    marks: dict[str, dict[str, Any]] = {
         "points": {"marker": "o", "linestyle": "", "markersize": 4},
         "rings": {"marker": "o", "linestyle": "", "markersize": 7, "markerfacecolor": "none"},
         "dashes": {"linestyle": "--"},

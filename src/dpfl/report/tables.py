@@ -1,4 +1,4 @@
-"""Notices, tables and tiles as values: what a reader sees in a cell, and the exact number behind it."""
+"""Notices, tables and tiles as values: what a reader sees, and the exact number behind it."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from dpfl.privacy.statement import Statement
 from dpfl.runs.result import Summary
 
 ADJACENCY = {
-    Adjacency.ZERO_OUT: "with the {unit} in place, and with it replaced by nothing while the number "
-    "of {unit}s stays known",
+    Adjacency.ZERO_OUT: "with the {unit} in place, and with it replaced by nothing while the "
+    "number of {unit}s stays known",
     Adjacency.ADD_REMOVE: "with the {unit} in place, and without it",
     Adjacency.REPLACE_ONE: "with the {unit} in place, and with any other {unit} in its place",
 }
@@ -32,8 +32,8 @@ PROTECTED = {
 }
 COMPOSE = "Runs are accounted separately; releases on the same data compose."
 PUBLIC = (
-    "Who took part, the budgets and spending of single sites, accuracy, and everything about single "
-    "rounds are left out on purpose: some of it is not covered by the guarantee."
+    "Who took part, the budgets and spending of single sites, accuracy, and everything about "
+    "single rounds are left out on purpose: some of it is not covered by the guarantee."
 )
 STATED_LATER = (
     "What each site has spent is stated at the end; at any time by dpfl account --ledger on the "
@@ -41,8 +41,8 @@ STATED_LATER = (
 )
 RANKING_NOTE = (
     "Accuracy: mean and standard deviation over seeds. Gap to best: points below the best of those "
-    "that promise the same. p: paired t-test against it with Holm's adjustment; with few seeds only "
-    "large differences show."
+    "that promise the same. p: paired t-test against it with Holm's adjustment; with few seeds "
+    "only large differences show."
 )
 SWEEP_NOTE = "Means over seeds; * best of those that promise the same."
 NO_ACCOUNTS = (
@@ -52,8 +52,8 @@ GUARANTEES = (
     "Each site's charge was recorded before anything that depends on its data was released.",
     "Every epsilon is an upper bound on the loss of the whole run, by the accountant named beside "
     "it, and shown rounded up.",
-    "No site spends more than its budget: one that cannot afford another round leaves, and training "
-    "continues without it.",
+    "No site spends more than its budget: one that cannot afford another round leaves, and "
+    "training continues without it.",
     "What a client says about its budget may change the weight of its update, never what it is "
     "charged.",
 )
@@ -62,8 +62,8 @@ _CIPHER = (
     "who cannot break it."
 )
 LIMITS = (
-    "The epsilons cover this run only. Other runs on the same data add to them; a ledger that spans "
-    "runs adds them up.",
+    "The epsilons cover this run only. Other runs on the same data add to them; a ledger that "
+    "spans runs adds them up.",
     "Choosing the method or its settings by looking at private data is not covered.",
     "Accuracy and loss are measured on the clients' test records and are not covered.",
     _CIPHER,
@@ -80,8 +80,8 @@ LEDGER_GUARANTEES = (
     "was not replaced with it.",
 )
 LEDGER_LIMITS = (
-    "Releases that were not made through this ledger, and other ledgers on the same records, add to "
-    "these numbers.",
+    "Releases that were not made through this ledger, and other ledgers on the same records, add "
+    "to these numbers.",
     "A ledger that was restored together with its old head file has forgotten what was charged "
     "since. Only a head that was noted elsewhere reveals that.",
     "Choosing the method or its settings by looking at private data, and passing on measured "
@@ -145,8 +145,8 @@ def meaning(promised: Promise, epsilon: float, delta: float | None) -> str:
         odds = f"10 to the {math.ceil(epsilon / math.log(10))}"
     failure = f", except with a probability of at most {delta:g}" if delta else ""
     return (
-        f"An epsilon of {shown(epsilon)} means: compare two worlds, {worlds}. Whatever the adversary "
-        f"sees is at most {odds} times as likely in one as in the other{failure}."
+        f"An epsilon of {shown(epsilon)} means: compare two worlds, {worlds}. Whatever the "
+        f"adversary sees is at most {odds} times as likely in one as in the other{failure}."
     )
 
 
@@ -205,14 +205,14 @@ def account(line: Statement) -> str:
     else:
         whom = "each record" if line.unit == Unit.RECORD else "its whole contribution"
         said = (
-            f"'{line.account}' has a budget of epsilon {shown(line.budget)}{at} that protects {whom} "
-            f"{against}, over all studies together. It {spent}."
+            f"'{line.account}' has a budget of epsilon {shown(line.budget)}{at} that protects "
+            f"{whom} {against}, over all studies together. It {spent}."
         )
     if line.guarantee > line.epsilon and line.rounds:
         said += (
-            " Studies are charged round by round and may stop by looking at their results, so what is "
-            f"guaranteed is the budget: epsilon {shown(line.guarantee)}. What is spent so far decides "
-            "what is still admitted."
+            " Studies are charged round by round and may stop by looking at their results, so what "
+            f"is guaranteed is the budget: epsilon {shown(line.guarantee)}. What is spent so far "
+            "decides what is still admitted."
         )
     return said
 
@@ -232,10 +232,10 @@ def _spent(line: Statement, against: str) -> str:
 def chain(head: Head) -> str:
     """Say how a ledger can be checked later."""
     return (
-        f"This report was made from a ledger of {count(head.number, 'entry', 'entries')}. They form a "
-        "hash chain, which was checked when the ledger was opened. The hash of the newest entry is "
-        f"{head.digest}. Keep this page: dpfl ledger verify FILE --head HASH tells whether a later copy "
-        "of the ledger still contains that entry."
+        f"This report was made from a ledger of {count(head.number, 'entry', 'entries')}. They "
+        "form a hash chain, which was checked when the ledger was opened. The hash of the newest "
+        f"entry is {head.digest}. Keep this page: dpfl ledger verify FILE --head HASH tells "
+        "whether a later copy of the ledger still contains that entry."
     )
 
 
@@ -259,11 +259,8 @@ def size(number: float) -> str:
     """
     if number < 1024:
         return f"{number:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        number /= 1024
-        if number < 1024:
-            break
-    return f"{number:.1f} {unit}"
+    power = min(3, math.floor(math.log(number, 1024) + 1e-9))
+    return f"{number / 1024**power:.1f} {' KMG'[power]}iB"
 
 
 def duration(seconds: float) -> str:
