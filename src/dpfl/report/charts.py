@@ -15,10 +15,9 @@ Place = int | float | str
 MANY = 40
 """Names that fit under an axis; more clients than this are numbered."""
 
-COLOURS = (
-    "#1f6f8b", "#d1603d", "#5b8c3e", "#8a5a9e", "#b8860b",
-    "#c44569", "#4a4e8f", "#2a9d8f", "#7f5539", "#6c757d",
-)  # fmt: skip
+_FIRST = ("#1f6f8b", "#d1603d", "#5b8c3e", "#8a5a9e", "#b8860b")
+_OTHERS = ("#c44569", "#4a4e8f", "#2a9d8f", "#7f5539", "#6c757d")
+COLOURS = (*_FIRST, *_OTHERS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,9 @@ from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.ledger_reader import LedgerRun
 from dpfl.privacy.statement import statements
-from dpfl.report import tables, words
+from dpfl.report import words
 from dpfl.report.meaning import largest_of, meaning_of
 from dpfl.report.rendering import Page, write_page
-from dpfl.report.tables import Notice
 
 FEW = 4
 """Statements that are written out as sentences; more are a table only."""
@@ -42,41 +41,31 @@ def ledger_page(
 ) -> Page:
     """Who is protected from whom, the budgets, what is spent, and by which studies."""
     lines, studies = statements(ledger, delta), ledger.studies()
-    accounts = list(dict.fromkeys(line.account for line in lines))
-    few = len(lines) <= FEW
+    accounts, few = list(dict.fromkeys(line.account for line in lines)), len(lines) <= FEW
     explained = lines if few else [line for line in [largest_of(lines)] if line]
-    found = [meaning for line in explained if (meaning := meaning_of(line, ledger))]
-    meanings = [
-        (meaning, tables.group_table(meaning, str(number)), meaning.charts(str(number)))
-        for number, meaning in enumerate(found, start=1)
-    ]
-    plans = [(own, plan) for own in accounts for plan in ledger.plans(own)] if few else []
+    found = [meaning_of(line, str(n), ledger) for n, line in enumerate(explained, start=1)]
+    meanings = [meaning for meaning in found if meaning is not None]
     values = {
-        "flags": [Notice(warning, True) for warning in warnings] + _notices(studies),
-        "accounts": accounts,
-        "written_out": [(words.account(line), tables.account_tiles(line)) for line in lines]
-        if few
-        else [],
-        "lead": f"{len(accounts)} accounts, {words.count(len(studies), 'study', 'studies')}.",
+        "flags": [(raised, "") for raised in _flags(studies)],
+        "warnings": warnings,
+        "few": few,
+        "lines": lines,
+        "accounts": len(accounts),
+        "studies": studies,
+        "plans": [(own, plan) for own in accounts for plan in ledger.plans(own)] if few else [],
         "meanings": meanings,
-        "account_table": tables.account_table(lines),
-        "study_table": tables.study_table(studies),
-        "plan_table": tables.plan_table(plans) if plans else None,
         "filter": words.FILTERS[ledger.filter],
-        "chain": words.chain(ledger.head()),
+        "head": ledger.head(),
     }
-    charts = [chart for _, _, own in meanings for chart in own]
+    charts = [chart for meaning in meanings for chart in meaning.charts]
     return Page(title=title, template="ledger", values=values, charts=charts)
 
 
-def _notices(studies: Sequence[LedgerRun]) -> list[Notice]:
+def _flags(studies: Sequence[LedgerRun]) -> list[RaisedFlag]:
     """Flags that studies raise, each with the study."""
-    raised = [
-        RaisedFlag(Flag.SEEDED, f"a rehearsal: {one.title}, {one.run}")
-        for one in studies
-        if one.seeded
+    seeded = [one for one in studies if one.seeded]
+    raised = [one for one in studies if "HYPOTHETICAL" in one.title]
+    return [
+        *(RaisedFlag(Flag.SEEDED, f"a rehearsal: {one.title}, {one.run}") for one in seeded),
+        *(RaisedFlag(Flag.HYPOTHETICAL, one.run) for one in raised),
     ]
-    raised += [
-        RaisedFlag(Flag.HYPOTHETICAL, one.run) for one in studies if "HYPOTHETICAL" in one.title
-    ]
-    return [Notice.of(one) for one in raised]

@@ -49,12 +49,13 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """What one account's guarantee means.
+    """What one account's guarantee means; ``name`` identifies it on its page.
 
     ``point`` is what is stated, ``curve`` the guarantees at other deltas (``point`` alone where
     they are not known), from the largest delta to the smallest.
     """
 
+    name: str
     account: str
     promise: Promise
     point: Point
@@ -72,16 +73,22 @@ class Meaning:
         fitting = [p.epsilon for p in self.curve if p.group_delta(size) <= self.point.delta]
         return size * min(fitting, default=math.inf)
 
+    @property
+    def groups(self) -> list[tuple[int, float]]:
+        """Epsilon by how many units one person has."""
+        return [(size, self.for_group(size)) for size in GROUPS]
+
     def missed(self, alarm: float) -> float:
         """The least rate of misses at a rate of false alarms, by the best of all points."""
         return max(point.missed(alarm) for point in self.curve)
 
-    def charts(self, name: str) -> list[Chart]:
+    @property
+    def charts(self) -> list[Chart]:
         """Epsilon over delta, where it is known, and the trade-off curve."""
         against = f"{self.account}, {self.promise}"
         alarms = sorted({*_ALARMS, *_SMALL_ALARMS})
         over_delta = Chart(
-            name=f"epsilon-over-delta-{name}",
+            name=f"epsilon-over-delta-{self.name}",
             title="Epsilon over delta",
             x_label="delta",
             y_label="epsilon",
@@ -98,7 +105,7 @@ class Meaning:
             log_x=True,
         )
         trade_off = Chart(
-            name=f"trade-off-{name}",
+            name=f"trade-off-{self.name}",
             title="Errors of an adversary who guesses",
             x_label="false alarms",
             y_label="misses, at least",
@@ -112,8 +119,8 @@ class Meaning:
         return [over_delta, trade_off] if len(self.curve) > 1 else [trade_off]
 
 
-def meaning_of(line: Statement, ledger: Ledger | None = None) -> Meaning | None:
-    """What a statement means; None where it bounds nothing.
+def meaning_of(line: Statement, name: str, ledger: Ledger | None = None) -> Meaning | None:
+    """What a statement means, under a name for its page; None where it bounds nothing.
 
     With the ledger that it was read from, guarantees at other deltas are priced as well. Where
     studies are charged as they go, only the budget is guaranteed, and only at its own delta.
@@ -133,7 +140,7 @@ def meaning_of(line: Statement, ledger: Ledger | None = None) -> Meaning | None:
         observer=Observer(line.observer),
     )
     ordered = [curve[delta] for delta in sorted(curve, reverse=True)]
-    return Meaning(account=line.account, promise=promise, point=point, curve=ordered)
+    return Meaning(name=name, account=line.account, promise=promise, point=point, curve=ordered)
 
 
 def largest_of(lines: Sequence[Statement]) -> Statement | None:
@@ -150,8 +157,8 @@ def meaning_in_run(lines: Sequence[Statement], path: Path) -> Meaning | None:
     try:
         ledger = Ledger.open(path, read_only=True)
     except DpflError:
-        return meaning_of(line)
+        return meaning_of(line, "run")
     try:
-        return meaning_of(line, ledger)
+        return meaning_of(line, "run", ledger)
     finally:
         ledger.close()

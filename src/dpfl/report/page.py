@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dpfl.report import tables, words
+from dpfl.privacy.flags import RaisedFlag
+from dpfl.report import words
 from dpfl.report.charts import Chart
 from dpfl.report.diagnostics import diagnostics
 from dpfl.report.meaning import meaning_in_run
@@ -13,7 +15,6 @@ from dpfl.report.outcome import accuracy_by_round, accuracy_charts, budget_chart
 from dpfl.report.public import public_page
 from dpfl.report.reading import Case, ReportInput, ReportRun, of_folders
 from dpfl.report.rendering import Page, write_page
-from dpfl.report.tables import Notice, Table
 
 
 def write_report(
@@ -45,49 +46,48 @@ def all_charts(shown: ReportInput) -> list[Chart]:
 
 def full_page(shown: ReportInput) -> Page:
     """The operator's page: everything that is known of the runs."""
-    case, run = shown.cases[0], shown.single
-    budgets = {label: budget_chart(label, one) for label, one in case.first.items()}
-    outcome, inside, cost = accuracy_charts(shown), _inside(case.first), cost_charts(case.first)
+    run, runs = shown.single, shown.cases[0].first
+    budgets = {label: budget_chart(label, one) for label, one in runs.items()}
     meaning = None
     if run is not None and run.protects:
         meaning = meaning_in_run(run.result.statements, run.folder / "ledger.sqlite")
-    charts_of_meaning = meaning.charts("run") if meaning else []
+    outcome, inside, cost = accuracy_charts(shown), _inside(runs), cost_charts(runs)
     values = {
-        "flags": _notices(shown),
+        "flags": _flags(shown),
         "sentences": words.result(run.result) if run else _lead(shown),
-        "tiles": tables.run_tiles(run) if run else [],
-        "tables": _result_tables(shown),
-        "first_case": ", ".join(f"{name} = {value}" for name, value in case.values.items()),
+        "run": run,
+        "cases": shown.cases,
+        "varied": shown.varied,
+        "rankings": [] if run else [case.rankings() for case in shown.cases],
         "sites": [
-            (label, budgets[label], tables.site_table(label, one))
-            for label, one in case.first.items()
+            (label, budgets[label], one)
+            for label, one in runs.items()
             if one.protects and one.result.statements
         ],
-        "meanings": [(meaning, tables.group_table(meaning, "run"), charts_of_meaning)]
-        if meaning
-        else [],
+        "meanings": [meaning] if meaning else [],
         "outcome": outcome,
         "diagnostics": inside,
         "cost": cost,
-        "promises": words.promises({label: one.result for label, one in case.first.items()}),
-        "experiments": {label: one.toml for label, one in case.first.items()},
+        "promises": words.promises({label: one.result for label, one in runs.items()}),
+        "experiments": {label: one.toml for label, one in runs.items()},
     }
     drawn = [chart for chart in budgets.values() if chart]
-    charts = [*drawn, *charts_of_meaning, *outcome, *_flat(inside), *cost]
+    charts = [*drawn, *(meaning.charts if meaning else []), *outcome, *_flat(inside), *cost]
     return Page(title=shown.title, template="run", values=values, charts=charts)
 
 
 def running_page(run: ReportRun) -> Page:
     """The page of a run that has not ended."""
-    only = {run.method: run}
+    runs, scores = {run.method: run}, [line.scores for line in run.history if line.scores]
+    pace = [line["seconds"] for line in run.timings[-10:]]
     outcome = accuracy_by_round(Case(methods={run.method: [run]}))
-    inside, cost = _inside(only), cost_charts(only)
+    inside, cost = _inside(runs), cost_charts(runs)
     values = {
-        "method": run.method,
-        "flags": [Notice.of(raised) for raised in run.flags],
-        "done": len(run.history),
-        "rounds": run.rounds,
-        "tiles": tables.running_tiles(run),
+        "run": run,
+        "flags": [(raised, "") for raised in run.flags],
+        "accuracy_now": scores[-1].accuracy if scores else None,
+        "bytes_up": sum(line.bytes_up for line in run.history),
+        "seconds_left": statistics.mean(pace) * (run.rounds - len(run.history)) if pace else None,
         "outcome": outcome,
         "diagnostics": inside,
         "cost": cost,
@@ -108,19 +108,17 @@ def _flat(inside: Mapping[str, list[Chart]]) -> list[Chart]:
     return [chart for charts in inside.values() for chart in charts]
 
 
-def _notices(shown: ReportInput) -> list[Notice]:
+def _flags(shown: ReportInput) -> list[tuple[RaisedFlag, str]]:
     """Every flag once, the grave ones first, with its methods where not all raise it."""
     labels = {label for case in shown.cases for label in case.methods}
-    owners: dict[Notice, set[str]] = {}
+    owners: dict[RaisedFlag, set[str]] = {}
     for case in shown.cases:
         for label, run in case.first.items():
             for raised in run.flags:
-                owners.setdefault(Notice.of(raised), set()).add(label)
+                owners.setdefault(raised, set()).add(label)
     return [
-        notice
-        if own == labels
-        else Notice(f"{notice.text} [{', '.join(sorted(own))}]", notice.grave)
-        for notice, own in sorted(owners.items(), key=lambda pair: not pair[0].grave)
+        (raised, "" if own == labels else ", ".join(sorted(own)))
+        for raised, own in sorted(owners.items(), key=lambda pair: not words.grave(pair[0]))
     ]
 
 
@@ -135,11 +133,3 @@ def _lead(shown: ReportInput) -> list[str]:
         "Methods are ranked only against those that promise the same."
     )
     return [lead, shown.tuning] if shown.tuning else [lead]
-
-
-def _result_tables(shown: ReportInput) -> list[Table]:
-    if shown.single is not None:
-        return []
-    if len(shown.cases) > 1:
-        return tables.sweep_tables(shown)
-    return [tables.ranking_table(ranking) for ranking in shown.cases[0].rankings()]

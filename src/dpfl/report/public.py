@@ -17,7 +17,6 @@ from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.report import words
 from dpfl.report.reading import ReportInput, ReportRun
 from dpfl.report.rendering import Page
-from dpfl.report.tables import Notice
 from dpfl.runs.experiment import Experiment
 
 _HIDDEN_FLAGS = (Flag.UNACCOUNTED, Flag.UNPUBLISHED)
@@ -29,7 +28,7 @@ def public_page(shown: ReportInput) -> Page:
     """Promises, bounds and settings, and nothing else: not even a figure."""
     runs = shown.cases[0].first
     values = {
-        "methods": [(label, _notices(run), _sentences(run)) for label, run in runs.items()],
+        "methods": [(label, _flags(run), _sentences(run)) for label, run in runs.items()],
         "promises": words.promises({label: run.result for label, run in runs.items()}),
         "experiments": {
             label: tomli_w.dumps(public_experiment(run.experiment)) for label, run in runs.items()
@@ -38,10 +37,10 @@ def public_page(shown: ReportInput) -> Page:
     return Page(title="What this training guarantees", template="public", values=values)
 
 
-def _notices(run: ReportRun) -> list[Notice]:
+def _flags(run: ReportRun) -> list[tuple[RaisedFlag, str]]:
     """The flags without their details, which may name clients."""
     told = [raised.flag for raised in run.flags if raised.flag not in _HIDDEN_FLAGS]
-    return [Notice.of(RaisedFlag(flag)) for flag in dict.fromkeys(told)]
+    return [(RaisedFlag(flag), "") for flag in dict.fromkeys(told)]
 
 
 def _sentences(run: ReportRun) -> list[str]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import statistics
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, FolderError
@@ -37,7 +38,7 @@ class ReportRun:
     """One run, as its folder describes it.
 
     ``toml`` is the text of ``experiment``; ``summary`` is None while the run is running;
-    ``timings`` holds the seconds of each round by stage; ``float_noise`` marks a run of version 0.1.
+    ``timings`` holds the seconds of each round by stage; ``float_noise`` marks a run of 0.1.
     """
 
     folder: Path
@@ -113,18 +114,47 @@ class Rank:
     p_value: float | None
 
     @property
-    def accuracies(self) -> list[float]:
-        """The accuracy of every seed."""
-        return [run.result.accuracy for run in self.runs]
+    def reference(self) -> bool:
+        """Whether it is shown for reference, and not ranked."""
+        return self.runs[0].reference
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy over seeds."""
+        return statistics.mean(run.result.accuracy for run in self.runs)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the accuracy over seeds, of which there are several."""
+        return statistics.stdev(run.result.accuracy for run in self.runs)
+
+    def epsilon(self, which: Literal["smallest", "median", "largest"]) -> float | None:
+        """One of the epsilons that clients spent, mean over seeds."""
+        spreads = [run.result.epsilon.spent for run in self.runs if run.result.epsilon]
+        return statistics.mean(getattr(one, which) for one in spreads) if spreads else None
+
+    @property
+    def left(self) -> float:
+        """How many clients left early, mean over seeds."""
+        return statistics.mean(len(run.result.clients_left) for run in self.runs)
+
+    @property
+    def bytes_up(self) -> float:
+        """What all clients sent, mean over seeds."""
+        return statistics.mean(run.result.bytes_up for run in self.runs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
     """The methods that protect one unit, and remarks that belong below their table."""
 
-    unit: str
     ranks: Sequence[Rank]
     remarks: Sequence[str]
+
+    @property
+    def promises(self) -> list[Promise]:
+        """What the epsilons in the table are about."""
+        return sorted({one.runs[0].promise for one in self.ranks if one.runs[0].protects})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,29 +172,29 @@ class Case:
         """One run per method to look into: that of the first seed."""
         return {label: runs[0] for label, runs in self.methods.items()}
 
-    def rankings(self) -> list[Ranking]:
+    def rankings(self) -> dict[str, Ranking]:
         """Rank the methods among those that promise the same, one ranking per unit."""
         cells = [
             {"label": label, "runs": [_score(run) for run in runs]}
             for label, runs in self.methods.items()
         ]
-        return [
-            Ranking(
-                unit=str(unit),
-                ranks=[
-                    Rank(
-                        label=one.label,
-                        runs=self.methods[one.label],
-                        best=one.best,
-                        gap=one.behind,
-                        p_value=one.p_value,
-                    )
-                    for one in lines
-                ],
-                remarks=ranking.remarks(lines),
+        grouped = ranking.grouped(ranking.standings(cells))
+        return {
+            str(unit): Ranking(
+                ranks=[self._rank(standing) for standing in lines], remarks=ranking.remarks(lines)
             )
-            for unit, lines in ranking.grouped(ranking.standings(cells)).items()
-        ]
+            for unit, lines in grouped.items()
+        }
+
+    def _rank(self, standing: ranking.Standing) -> Rank:
+        alone = standing.behind == 0 and not standing.best and standing.p_value is None
+        return Rank(
+            label=standing.label,
+            runs=self.methods[standing.label],
+            best=standing.best,
+            gap=None if alone else standing.behind,
+            p_value=standing.p_value,
+        )
 
 
 def _score(run: ReportRun) -> dict[str, Any]:

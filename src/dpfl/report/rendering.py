@@ -6,6 +6,7 @@ block of a page's template is one part of the page; a part without content is le
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,7 @@ from markupsafe import Markup
 
 from dpfl.core.files import write_safely
 from dpfl.core.version import __version__
+from dpfl.privacy.accountant import shown
 from dpfl.report import words
 from dpfl.report.charts import Chart
 from dpfl.report.interactive import plotly_script, specification
@@ -97,8 +99,17 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    environment.filters |= {
+        "shown": shown,
+        "exact": lambda value: "infinite" if value == math.inf else value,
+        "is_finite": math.isfinite,
+        "size": words.size,
+        "duration": words.duration,
+        "moment": words.moment,
+    }
     environment.globals |= {"words": words, "dpfl_version": __version__}
-    environment.globals |= vars(environment.get_template("macros.html.j2").module)
+    for name in ("texts.html.j2", "macros.html.j2"):
+        environment.globals |= vars(environment.get_template(name).module)
     return environment
 
 

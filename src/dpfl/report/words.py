@@ -1,17 +1,18 @@
 """The sentences that people read, in words that a board can follow and a mathematician accepts.
 
-Every number in a sentence is rounded so that privacy never looks better than it is. Flags have
-their words in :mod:`dpfl.privacy.flags`.
+Every number in a sentence is rounded so that privacy never looks better than it is. Sentences that
+need no numbers are in ``templates/texts.html.j2``, those of flags in :mod:`dpfl.privacy.flags`.
 """
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Mapping
 
 from dpfl.core.types import Adjacency, Observer, Promise, Unit
 from dpfl.privacy.accountant import shown
-from dpfl.privacy.chain import Head
+from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.privacy.statement import Statement
 from dpfl.runs.result import Summary
 
@@ -30,64 +31,6 @@ PROTECTED = {
     Unit.RECORD: "Each record is protected",
     Unit.CLIENT: "The whole contribution of a site is protected",
 }
-COMPOSE = "Runs are accounted separately; releases on the same data compose."
-PUBLIC = (
-    "Who took part, the budgets and spending of single sites, accuracy, and everything about "
-    "single rounds are left out on purpose: some of it is not covered by the guarantee."
-)
-STATED_LATER = (
-    "What each site has spent is stated at the end; at any time by dpfl account --ledger on the "
-    "run's ledger."
-)
-RANKING_NOTE = (
-    "Accuracy: mean and standard deviation over seeds. Gap to best: points below the best of those "
-    "that promise the same. p: paired t-test against it with Holm's adjustment; with few seeds "
-    "only large differences show."
-)
-SWEEP_NOTE = "Means over seeds; * best of those that promise the same."
-NO_ACCOUNTS = (
-    "No budget was set here, and nothing was charged. What a site has spent is in its own ledger."
-)
-GUARANTEES = (
-    "Each site's charge was recorded before anything that depends on its data was released.",
-    "Every epsilon is an upper bound on the loss of the whole run, by the accountant named beside "
-    "it, and shown rounded up.",
-    "No site spends more than its budget: one that cannot afford another round leaves, and "
-    "training continues without it.",
-    "What a client says about its budget may change the weight of its update, never what it is "
-    "charged.",
-)
-_CIPHER = (
-    "Noise comes from AES-256, keyed by the operating system: the guarantee is against adversaries "
-    "who cannot break it."
-)
-LIMITS = (
-    "The epsilons cover this run only. Other runs on the same data add to them; a ledger that "
-    "spans runs adds them up.",
-    "Choosing the method or its settings by looking at private data is not covered.",
-    "Accuracy and loss are measured on the clients' test records and are not covered.",
-    _CIPHER,
-)
-LEDGER_GUARANTEES = (
-    "Every study was planned before its first release: how often it may release, with how much "
-    "noise and sampling.",
-    "Every charge was written into this ledger before anything that depends on the data was "
-    "released.",
-    "Every epsilon is an upper bound on the loss over all studies in this ledger together, also if "
-    "a study was chosen by looking at the results of earlier ones; it is shown rounded up.",
-    "A study or a round that would exceed the budget is refused, whatever a server says.",
-    "A ledger that was edited, cut or replaced by an old copy is refused, as long as its head file "
-    "was not replaced with it.",
-)
-LEDGER_LIMITS = (
-    "Releases that were not made through this ledger, and other ledgers on the same records, add "
-    "to these numbers.",
-    "A ledger that was restored together with its old head file has forgotten what was charged "
-    "since. Only a head that was noted elsewhere reveals that.",
-    "Choosing the method or its settings by looking at private data, and passing on measured "
-    "accuracies, are not covered.",
-    _CIPHER,
-)
 FILTERS = {
     "allotments": "Each study is priced as a whole when it is planned, and the prices add up. A "
     "study that stops early gets nothing back.",
@@ -96,6 +39,11 @@ FILTERS = {
     "gaussian": "Each round is charged when it takes place, under the exact filter for Gaussian "
     "noise without sampling.",
 }
+
+
+def grave(raised: RaisedFlag) -> bool:
+    """Whether a flag says that the numbers must not be taken at their word."""
+    return raised.flag.voids_privacy or raised.flag is Flag.FALSE_CLAIMS
 
 
 # -- what is promised ------------------------------------------------------------------------------
@@ -229,16 +177,6 @@ def _spent(line: Statement, against: str) -> str:
     return f"has spent epsilon {shown(line.epsilon)}, rounded up, {rounds}"
 
 
-def chain(head: Head) -> str:
-    """Say how a ledger can be checked later."""
-    return (
-        f"This report was made from a ledger of {count(head.number, 'entry', 'entries')}. They "
-        "form a hash chain, which was checked when the ledger was opened. The hash of the newest "
-        f"entry is {head.digest}. Keep this page: dpfl ledger verify FILE --head HASH tells "
-        "whether a later copy of the ledger still contains that entry."
-    )
-
-
 # -- numbers ---------------------------------------------------------------------------------------
 
 
@@ -272,3 +210,14 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def moment(at: float | None) -> str:
+    """Seconds since 1970 as a date and a time; a dash where there are none.
+
+    >>> moment(0)
+    '1970-01-01 00:00 UTC'
+    """
+    if at is None:
+        return "-"
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
