@@ -15,8 +15,9 @@ import pytest
 
 from dpfl.report.charts import Chart, Heat, Series
 from dpfl.report.interactive import specification
-from dpfl.report.page import all_charts, full_page, going_on_page, render
-from dpfl.report.reading import Material, of_folders, read_run
+from dpfl.report.page import all_charts, full_page, running_page
+from dpfl.report.reading import ReportInput, of_folders, read_run
+from dpfl.report.rendering import render
 from tests.report.conftest import METHODS, copied, grown, renamed, rounds_of, summary_of
 
 
@@ -29,10 +30,10 @@ def charts_of(folder: Path) -> dict[str, Chart]:
     return by_name
 
 
-def units_of(material: Material) -> dict[str, str]:
+def units_of(material: ReportInput) -> dict[str, str]:
     """By label; methods that protect nobody belong to all units."""
     return {
-        label: "any" if runs[0].summary["observer"] == "nobody" else runs[0].summary["unit"]
+        label: str(runs[0].promise.unit) if runs[0].protects else "any"
         for case in material.cases
         for label, runs in case.methods.items()
     }
@@ -200,7 +201,7 @@ def test_a_sweep_s_curve_goes_over_the_field_and_its_bands_over_seeds(sweep: Pat
     assert (curve.x_label, series.name) == ("budgets.scale", "weiavg")
     assert (series.x, curve.log_x) == ([0.1, 1, 2], True)
     for case, mean in zip(material.cases, series.y, strict=True):
-        own = [100 * run.summary["accuracy"] for run in case.methods["weiavg"]]
+        own = [100 * run.result.accuracy for run in case.methods["weiavg"]]
         assert mean == pytest.approx(statistics.mean(own))
     assert series.low is not None
 
@@ -232,7 +233,7 @@ def test_weights_stand_beside_those_that_leave_the_least_noise(
 
 
 def test_noise_left_is_never_below_the_least(weiavg: Path) -> None:
-    (series,) = charts_of(weiavg)["noise-left-weiavg"].series
+    (series,) = charts_of(weiavg)["noise-ratio-weiavg"].series
     truths = [line["simulated_truth"] for line in rounds_of(weiavg)]
     assert series.y == [t["aggregate_noise_variance"] / t["least_noise_variance"] for t in truths]
     assert min(series.y) >= 1 - 1e-6
@@ -311,7 +312,7 @@ def test_many_methods_have_bars_instead_of_lines(comparison: Path) -> None:
     up, _ = charts_of(comparison)["bytes"].series
     assert (up.kind, up.x) == ("bars", ["fedavg", "fedavg_dp", "weiavg", "robust_hdp", "dp_fed"])
     runs = {label: runs[0] for label, runs in of_folders([comparison]).cases[0].methods.items()}
-    assert [y * 2**20 for y in up.y] == [runs[label].summary["bytes_up"] for label in up.x]
+    assert [y * 2**20 for y in up.y] == [runs[label].result.bytes_up for label in up.x]
 
 
 # -- size and names --------------------------------------------------------------------------------
@@ -322,7 +323,7 @@ def test_a_thousand_clients_are_numbered_not_named_along_the_axis(
 ) -> None:
     charts = charts_of(grown(weiavg, tmp_path / "many", 1000))
     for name in ("epsilon-weiavg", "weights-weiavg"):
-        assert charts[name].x_label == "clients, by what they granted"
+        assert charts[name].x_label == "clients, by budget"
         for series in charts[name].series:
             assert series.x == list(range(1, 1001))
             assert series.text is not None and len(set(series.text)) == 1000
@@ -340,7 +341,7 @@ def test_a_run_that_goes_on_has_figures_of_what_is_there(weiavg: Path, tmp_path:
     (place / "summary.json").unlink()
     lines = (place / "rounds.jsonl").read_text().splitlines(keepends=True)
     (place / "rounds.jsonl").write_text("".join(lines[:2]) + lines[2][:50])
-    page = going_on_page(read_run(place, finished=False))
+    page = running_page(read_run(place, finished=False))
     by_name = {chart.name: chart for chart in page.charts}
     assert by_name["accuracy-by-round"].series[0].x == [1, 2]
     assert not page.finished
@@ -354,6 +355,6 @@ def test_a_run_of_which_nothing_is_done_yet_has_a_page(weiavg: Path, tmp_path: P
     place = tmp_path / "run"
     place.mkdir()
     (place / "experiment.toml").write_text((weiavg / "experiment.toml").read_text())
-    page = going_on_page(read_run(place, finished=False))
+    page = running_page(read_run(place, finished=False))
     assert page.charts == []
     assert 'data-fact="rounds-done" data-value="0"' in page.parts["summary"]

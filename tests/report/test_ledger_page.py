@@ -113,7 +113,7 @@ def test_names_are_text_and_a_rehearsal_is_stamped(tmp_path: Path, look: Look) -
     page = write_ledger_page(ledger, tmp_path / "page.html", name)
     seen = look(page)
     check_silent(seen, page)
-    assert "NOT PRIVATE: SEEDED" in seen.page.inner_text(".stamp")
+    assert "NOT PRIVATE: SEEDED" in seen.page.inner_text(".flag")
     assert table_of(seen, "accounts")[0][0][1] == name
     assert seen.page.inner_text("h1") == name
 

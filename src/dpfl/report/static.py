@@ -65,8 +65,10 @@ def drawn(chart: Chart) -> Any:
                 _draw_line(axes, series, chart.colour(number))
         axes.set_xlabel(_literal(chart.x_label))
         axes.set_ylabel(_literal(chart.y_label))
-        axes.set_xscale("log" if chart.log_x else axes.get_xscale())
-        axes.set_yscale("log" if chart.log_y else axes.get_yscale())
+        if chart.log_x:
+            axes.set_xscale("log")
+        if chart.log_y:
+            axes.set_yscale("log")
         if chart.has_names:
             axes.tick_params(axis="x", labelrotation=60)
         axes.grid(color="#e6e6e6", linewidth=0.6)
