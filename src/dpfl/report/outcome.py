@@ -95,9 +95,9 @@ def accuracy_by_epsilon(shown: ReportInput) -> list[Chart]:
     for number, (promise, methods) in enumerate(sorted(found.items()), start=1):
         series = []
         for label, points in methods.items():
-            x, columns = zip(*sorted(points), strict=True)
-            kind = "line" if len(points) > 1 else "points"
-            series.append(Series.over_seeds(label, x, columns, kind))  # type: ignore[arg-type]
+            points.sort()
+            x, columns = [x for x, _ in points], [column for _, column in points]
+            series.append(Series.over_seeds(label, x, columns, "line" if len(x) > 1 else "points"))
         chart = Chart(
             name=f"accuracy-by-epsilon{_only_if(len(found) > 1, f'-{number}')}",
             title="Accuracy against epsilon",
