@@ -7,17 +7,22 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 import pytest
 
+from dpfl.plugs.figures import FigureKind, FigureSpec
 from dpfl.report.charts import Chart, Heat, Series
+from dpfl.report.diagnostics import diagnostics
 from dpfl.report.interactive import specification
 from dpfl.report.page import all_charts, full_page, running_page
-from dpfl.report.reading import ReportInput, of_folders, read_run
+from dpfl.report.reading import ReportInput, ReportRun, of_folders, read_run
 from dpfl.report.rendering import render
+from dpfl.rounds.record import RoundRecord, TrueNoise
+from dpfl.strategy import Strategy
 from tests.report.conftest import METHODS, copied, grown, renamed, rounds_of, summary_of
 
 
@@ -313,6 +318,99 @@ def test_many_methods_have_bars_instead_of_lines(comparison: Path) -> None:
     assert (up.kind, up.x) == ("bars", ["fedavg", "fedavg_dp", "weiavg", "robust_hdp", "dp_fed"])
     runs = {label: runs[0] for label, runs in of_folders([comparison]).cases[0].methods.items()}
     assert [y * 2**20 for y in up.y] == [runs[label].result.bytes_up for label in up.x]
+
+
+# -- what components declare -----------------------------------------------------------------------
+
+
+def drawn_by(
+    run: ReportRun, slot: str, monkeypatch: pytest.MonkeyPatch, **spec: Any
+) -> list[Chart]:
+    """The figures of one declaration."""
+    own = FigureSpec(**{"name": "own", "title": "own", "caption": "c.", "y_label": "y", **spec})
+    monkeypatch.setattr(Strategy, "figures", lambda strategy: [(slot, own)])
+    return [chart for chart in diagnostics("m", run) if chart.name.startswith("own")]
+
+
+def rounds(*metrics: dict[str, Any], slot: str = "clean") -> list[RoundRecord]:
+    names = ("a", "b")
+    truth = TrueNoise(variances={"a": 1.0, "b": 4.0}, weights={"a": 0.8, "b": 0.2}, least=1.0)
+    return [
+        RoundRecord(
+            round=number, cohort=names, arrived=names, metrics={slot: own} if own else {},
+            weights={"a": 0.5, "b": 0.5}, update_norm=3.0, true_noise=truth,
+        )
+        for number, own in enumerate(metrics)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", list(FigureKind))
+def test_a_component_that_reports_nothing_has_no_figure(
+    kind: FigureKind, weiavg: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for history in ([], rounds({}, {}), rounds({"other": 1.0}, {"m": "words"})):
+        run = replace(read_run(weiavg), history=history)
+        metrics = {"m": "metric", "update_norm": "update"}
+        found = drawn_by(run, "clean", monkeypatch, kind=kind, metrics=metrics)
+        assert [one for one in found if one.series and one.series[0].name == "metric"] == []
+        assert not [one for one in found if one.heat]
+
+
+def test_rounds_that_report_nothing_are_gaps(weiavg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = replace(read_run(weiavg), history=rounds({"m": 1.0}, {}, {"m": 2}))
+    kind = FigureKind.BY_ROUND
+    (chart,) = drawn_by(run, "clean", monkeypatch, kind=kind, metrics={"m": "metric"})
+    assert [(one.name, one.x, one.y) for one in chart.series] == [("metric", [1, 3], [1.0, 2.0])]
+    assert drawn_by(run, "weights", monkeypatch, kind=kind, metrics={"m": "metric"}) == []
+
+
+def test_a_spectrum_is_the_first_slice_of_the_last_round(
+    weiavg: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"w/values": [5.0, 4.0, 3.0, 2.0], "w/slices": 2, "w/level": 4.5, "v/values": [1.0]}
+    run = replace(read_run(weiavg), history=rounds({"w/values": [9.0]}, told, {}))
+    spec = {"kind": FigureKind.SPECTRUM, "metrics": {"/values": "values"}, "threshold": "/level"}
+    (chart,) = drawn_by(run, "clean", monkeypatch, **spec)
+    assert [(one.name, one.x, one.y, one.kind) for one in chart.series] == [
+        ("w", [1, 2], [5.0, 4.0], "line"),
+        ("w, threshold", [1, 2], [4.5, 4.5], "dashes"),
+        ("v", [1], [1.0], "line"),
+    ]
+    assert chart.title == "m: own, round 2"
+
+
+def test_estimates_stand_over_the_truth_with_their_proportion(
+    weiavg: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = replace(read_run(weiavg), history=rounds({"m": [2.0, 8.0]}, {"m": [4.0, 8.0]}))
+    kind = FigureKind.AGAINST_TRUE_NOISE
+    (chart,) = drawn_by(run, "clean", monkeypatch, kind=kind, metrics={"m": "metric"})
+    points, line = chart.series
+    assert (points.text, points.x, points.y) == (["a", "b"], [1.0, 4.0], [3.0, 8.0])
+    assert (line.x, line.y) == ([1.0, 4.0], [2.5, 10.0])
+    assert chart.log_x and chart.log_y
+
+
+def test_a_map_has_a_column_per_client_and_a_figure_per_metric(
+    weiavg: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"m": [1.0, 2.0, 3.0, 4.0], "n": [5.0, 6.0]}
+    run = replace(read_run(weiavg), history=rounds(told))
+    metrics = {"m": "before it", "n": "after it"}
+    kind = FigureKind.CLIENT_MAP
+    first, second = drawn_by(run, "clean", monkeypatch, kind=kind, metrics=metrics)
+    assert (first.name, second.name) == ("own-before-it-m", "own-after-it-m")
+    assert first.heat == Heat(x=["a", "b"], y=["0", "1"], z=[[1.0, 2.0], [3.0, 4.0]])
+    assert second.heat == Heat(x=["a", "b"], y=["0"], z=[[5.0, 6.0]])
+
+
+def test_a_method_that_cannot_be_built_has_no_declared_figures(robust_hdp: Path) -> None:
+    run = read_run(robust_hdp)
+    method = run.experiment.method.model_copy(update={"name": "no such method"})
+    gone = replace(run, experiment=run.experiment.model_copy(update={"method": method}))
+    names = [chart.name for chart in diagnostics("m", run)]
+    assert names == ["weights-m", "noise-ratio-m", "noise-estimates-m"]
+    assert [chart.name for chart in diagnostics("m", gone)] == names[:2]
 
 
 # -- size and names --------------------------------------------------------------------------------

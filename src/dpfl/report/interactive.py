@@ -35,7 +35,7 @@ def specification(chart: Chart) -> dict[str, Any]:
     y = {**_AXIS, "title": {"text": _literal(chart.y_label)}, **_scale(chart.log_y, chart.ys)}
     layout = {
         **_LAYOUT,
-        "xaxis": x | ({"type": "category"} if chart.has_names else {}),
+        "xaxis": x | ({"type": "category"} if chart.has_names else _whole_ticks(chart)),
         "yaxis": y | ({"type": "category"} if chart.heat else {}),
         "barmode": "stack" if chart.stacked else "group",
         "showlegend": len(chart.series) > 1,
@@ -110,8 +110,15 @@ def _scale(log: bool, values: Sequence[Place]) -> dict[str, Any]:
         return {}
     low, high = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
     steps = (1,) if high - low > 3 else (1, 2, 5)
-    ticks = [step * 10.0**power for power in range(low, high + 1) for step in steps]
+    decades = range(low, high + 1, 1 + (high - low) // 7)
+    ticks = [step * 10.0**power for power in decades for step in steps]
     return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
+
+
+def _whole_ticks(chart: Chart) -> dict[str, Any]:
+    """Ticks at whole numbers: a few rounds would get halves between them."""
+    few = all(isinstance(x, int) for x in chart.xs) and len(set(chart.xs)) <= 10
+    return {"dtick": 1} if few and not chart.log_x else {}
 
 
 def _finite(value: Any) -> Any:

@@ -49,7 +49,7 @@ def full_page(shown: ReportInput) -> Page:
     run, runs = shown.single, shown.cases[0].first
     budgets = {label: budget_chart(label, one) for label, one in runs.items()}
     meaning = None
-    if run is not None and run.protects:
+    if run is not None and run.protects and not run.float_noise:
         meaning = meaning_in_run(run.result.statements, run.folder / "ledger.sqlite")
     outcome, inside, cost = accuracy_charts(shown), _inside(runs), cost_charts(runs)
     values = {
@@ -68,6 +68,7 @@ def full_page(shown: ReportInput) -> Page:
         "outcome": outcome,
         "diagnostics": inside,
         "cost": cost,
+        "float_noise": shown.float_noise,
         "promises": words.promises({label: one.result for label, one in runs.items()}),
         "experiments": {label: one.toml for label, one in runs.items()},
     }

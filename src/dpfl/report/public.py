@@ -29,6 +29,7 @@ def public_page(shown: ReportInput) -> Page:
     runs = shown.cases[0].first
     values = {
         "methods": [(label, _flags(run), _sentences(run)) for label, run in runs.items()],
+        "float_noise": shown.float_noise,
         "promises": words.promises({label: run.result for label, run in runs.items()}),
         "experiments": {
             label: tomli_w.dumps(public_experiment(run.experiment)) for label, run in runs.items()
@@ -45,9 +46,9 @@ def _flags(run: ReportRun) -> list[tuple[RaisedFlag, str]]:
 
 def _sentences(run: ReportRun) -> list[str]:
     told = run.result
-    if told.epsilon is None or not run.protects or math.isinf(told.epsilon.spent.largest):
+    largest = told.epsilon.spent.largest if told.epsilon else math.inf
+    if math.isinf(largest) or not run.protects or run.float_noise:
         return [words.promise_of(told)]
-    largest = told.epsilon.spent.largest
     delta = max((line.delta for line in told.statements if line.delta), default=None)
     return [
         words.promise_of(told),

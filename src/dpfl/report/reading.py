@@ -222,6 +222,11 @@ class ReportInput:
         return [run for case in self.cases for runs in case.methods.values() for run in runs]
 
     @property
+    def float_noise(self) -> bool:
+        """Whether any run was made with noise that had holes."""
+        return any(run.float_noise for run in self.runs)
+
+    @property
     def varied(self) -> list[str]:
         """The fields in which the cases differ."""
         return list(self.cases[0].values)

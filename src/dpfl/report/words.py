@@ -14,7 +14,7 @@ from dpfl.core.types import Adjacency, Observer, Promise, Unit
 from dpfl.privacy.accountant import shown
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.privacy.statement import Statement
-from dpfl.runs.result import Summary
+from dpfl.runs.result import Spread, Summary
 
 ADJACENCY = {
     Adjacency.ZERO_OUT: "with the {unit} in place, and with it replaced by nothing while the "
@@ -124,11 +124,7 @@ def result(summary: Summary) -> list[str]:
         promise_of(summary),
     ]
     if own and own.budget and summary.promise.observer is not Observer.NOBODY:
-        said.append(
-            f"The sites set budgets between epsilon {shown(own.budget.smallest)} and "
-            f"{shown(own.budget.largest)}, and spent between {shown(own.spent.smallest)} and "
-            f"{shown(own.spent.largest)}."
-        )
+        said.append(f"The sites set budgets {_range(own.budget)}, and spent {_range(own.spent)}.")
     if left := len(summary.clients_left):
         said.append(
             f"{count(left, 'site')} left when the budget was spent; nothing was taken from such "
@@ -137,6 +133,12 @@ def result(summary: Summary) -> list[str]:
     if rounds.ended_early:
         said.append(f"Training ended early, {rounds.ended_early}.")
     return said
+
+
+def _range(spread: Spread) -> str:
+    """Epsilons from the smallest to the largest, rounded up."""
+    low, high = shown(spread.smallest), shown(spread.largest)
+    return f"of epsilon {high}" if low == high else f"between epsilon {low} and {high}"
 
 
 # -- an account of a ledger ------------------------------------------------------------------------
