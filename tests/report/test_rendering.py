@@ -1,4 +1,4 @@
-"""The renderer: what comes from data is text, what a template misses is an error, parts are sections."""
+"""The renderer: what comes from data is text, and a value that a template lacks is an error."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 errors of an adversary who guesses.
 
 Everything follows from points (epsilon, delta) at which a guarantee holds. By group privacy a
-guarantee for one unit gives (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1)) for k of them.
-An adversary who decides whether a unit is present, with a false alarm rate a, misses it at a rate
-of at least max(0, 1 - delta - e^epsilon a, e^-epsilon (1 - delta - a)).
+guarantee for one unit gives (k epsilon, delta (1 + e^epsilon + ... + e^((k-1) epsilon))) for k of
+them. An adversary who decides whether a unit is present, with a false alarm rate a, misses it at a
+rate of at least max(0, 1 - delta - e^epsilon a, e^-epsilon (1 - delta - a)).
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ class Point:
 
     def group_delta(self, size: int) -> float:
         """The delta that holds at ``size`` times epsilon for a group of ``size`` units."""
-        if self.epsilon == 0:
-            return size * self.delta
-        grown = math.exp(min(size * self.epsilon, 700.0)) - 1
-        return min(1.0, self.delta * grown / (math.exp(min(self.epsilon, 700.0)) - 1))
+        powers = (math.exp(min(number * self.epsilon, 700.0)) for number in range(size))
+        return min(1.0, self.delta * math.fsum(powers))
 
     def missed(self, alarm: float) -> float:
         """The least rate of misses at a rate of false alarms."""
-        grown = math.exp(min(self.epsilon, 700.0))
-        return max(0.0, 1 - self.delta - grown * alarm, (1 - self.delta - alarm) / grown)
+        rest = 1 - self.delta
+        above = rest - math.exp(min(self.epsilon, 700.0)) * alarm
+        return max(0.0, above, math.exp(-self.epsilon) * (rest - alarm))
 
 
 @dataclass(frozen=True, kw_only=True)

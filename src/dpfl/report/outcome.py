@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import accumulate
 
 from dpfl.core.types import Promise
 from dpfl.report.charts import Chart, Place, Series, client_axis, wide
 from dpfl.report.reading import Case, ReportInput, ReportRun
 
-FEW = 3
-"""Methods whose lines of bytes can be told apart, two each."""
-
 STAGES = ("open", "clients", "close", "evaluate")
-ACCURACY = "test accuracy, %"
+BANDS = "Bands: one standard deviation over seeds."
+BETTER = "Upper left is better."
 
 Methods = Mapping[str, Sequence[ReportRun]]
 
@@ -45,6 +41,23 @@ def _by_unit(case: Case) -> dict[str, Methods]:
     }
 
 
+def _accuracy_chart(
+    name: str, title: str, x_label: str, caption: str, series: Sequence[Series], unit: str = ""
+) -> Chart:
+    """Accuracy over anything, of the methods that protect ``unit`` if there are several."""
+    xs = [x for one in series for x in one.x]
+    numbers = [x for x in xs if isinstance(x, int | float)]
+    return Chart(
+        name=f"{name}-{unit}" if unit else name,
+        title=f"{title}, protecting a {unit}" if unit else title,
+        x_label=x_label,
+        y_label="test accuracy, %",
+        caption=caption,
+        series=series,
+        log_x=x_label != "round" and len(numbers) == len(xs) and wide(numbers),
+    )
+
+
 def accuracy_by_round(case: Case) -> list[Chart]:
     """Draw one figure per unit; a run that is still running has a figure of its own."""
     finished = all(run.finished for run in case.first.values())
@@ -52,22 +65,13 @@ def accuracy_by_round(case: Case) -> list[Chart]:
     charts = []
     for unit, methods in groups.items():
         series = [one for label, runs in methods.items() if (one := _by_round(label, runs))]
-        bands = any(one.low for one in series)
-        chart = Chart(
-            name=f"accuracy-by-round{_only_if(len(groups) > 1, f'-{unit}')}",
-            title=f"Accuracy over rounds{_only_if(len(groups) > 1, f', protecting a {unit}')}",
-            x_label="round",
-            y_label=ACCURACY,
-            caption="Measured on the clients' test records (simulation only)."
-            + _only_if(bands, " Bands: one standard deviation over seeds."),
-            series=series,
-        )
-        charts += [chart] if series else []
+        caption = "Measured on the clients' test records (simulation only)."
+        if any(one.low for one in series):
+            caption += f" {BANDS}"
+        named = ("accuracy-by-round", "Accuracy over rounds", "round", caption)
+        if series:
+            charts.append(_accuracy_chart(*named, series, unit if len(groups) > 1 else ""))
     return charts
-
-
-def _only_if(condition: bool, text: str) -> str:
-    return text if condition else ""
 
 
 def _by_round(label: str, runs: Sequence[ReportRun]) -> Series | None:
@@ -98,22 +102,10 @@ def accuracy_by_epsilon(shown: ReportInput) -> list[Chart]:
             points.sort()
             x, columns = [x for x, _ in points], [column for _, column in points]
             series.append(Series.over_seeds(label, x, columns, "line" if len(x) > 1 else "points"))
-        chart = Chart(
-            name=f"accuracy-by-epsilon{_only_if(len(found) > 1, f'-{number}')}",
-            title="Accuracy against epsilon",
-            x_label="epsilon spent, median over clients",
-            y_label=ACCURACY,
-            caption=f"Epsilon {promise}. Upper left is better.",
-            series=series,
-        )
-        charts.append(_log_x_if_wide(chart))
+        name = f"accuracy-by-epsilon-{number}" if len(found) > 1 else "accuracy-by-epsilon"
+        axis, caption = "epsilon spent, median over clients", f"Epsilon {promise}. {BETTER}"
+        charts.append(_accuracy_chart(name, "Accuracy against epsilon", axis, caption, series))
     return charts
-
-
-def _log_x_if_wide(chart: Chart) -> Chart:
-    numbers = [x for x in chart.xs if isinstance(x, int | float) and not isinstance(x, bool)]
-    all_numbers = len(numbers) == len(chart.xs)
-    return replace(chart, log_x=all_numbers and wide(numbers))
 
 
 def accuracy_over_field(shown: ReportInput) -> list[Chart]:
@@ -122,8 +114,7 @@ def accuracy_over_field(shown: ReportInput) -> list[Chart]:
     The first varied field is the axis, the others are part of the names.
     """
     first, *others = shown.varied
-    units = _by_unit(shown.cases[0])
-    charts = []
+    units, charts = _by_unit(shown.cases[0]), []
     for unit in units:
         columns: dict[str, dict[Place, list[float]]] = {}
         for case in shown.cases:
@@ -133,18 +124,9 @@ def accuracy_over_field(shown: ReportInput) -> list[Chart]:
             for label, runs in _by_unit(case).get(unit, {}).items():
                 own = columns.setdefault(f"{label} ({rest})" if rest else label, {})
                 own[place] = [100 * run.result.accuracy for run in runs]
-        chart = Chart(
-            name=f"accuracy-by-{first.rpartition('.')[2]}{_only_if(len(units) > 1, f'-{unit}')}",
-            title=f"Accuracy over {first}{_only_if(len(units) > 1, f', protecting a {unit}')}",
-            x_label=first,
-            y_label=ACCURACY,
-            caption="Bands: one standard deviation over seeds.",
-            series=[
-                Series.over_seeds(name, list(own), list(own.values()))
-                for name, own in columns.items()
-            ],
-        )
-        charts.append(_log_x_if_wide(chart))
+        series = [Series.over_seeds(n, list(own), list(own.values())) for n, own in columns.items()]
+        named = (f"accuracy-by-{first.rpartition('.')[2]}", f"Accuracy over {first}", first, BANDS)
+        charts.append(_accuracy_chart(*named, series, unit if len(units) > 1 else ""))
     return charts
 
 
@@ -174,14 +156,15 @@ def budget_chart(label: str, run: ReportRun) -> Chart | None:
 
 
 def cost_charts(runs: Mapping[str, ReportRun]) -> list[Chart]:
-    """Bytes and seconds of one run per method."""
-    found = [_bytes_by_round(runs) if len(runs) <= FEW else _bytes_in_all(runs), _seconds(runs)]
-    return [chart for chart in found if chart is not None]
+    """Bytes and seconds of one run per method; nothing of a run that has not begun."""
+    begun = {label: run for label, run in runs.items() if run.history}
+    return [chart for chart in (_bytes(begun), _seconds(runs)) if chart.xs]
 
 
-def _bytes_in_all(runs: Mapping[str, ReportRun]) -> Chart:
-    up = [sum(line.bytes_up for line in run.history) / 2**20 for run in runs.values()]
-    down = [sum(line.bytes_down for line in run.history) / 2**20 for run in runs.values()]
+def _bytes(runs: Mapping[str, ReportRun]) -> Chart:
+    def mebibytes(way: str) -> list[float]:
+        return [sum(getattr(one, way) for one in run.history) / 2**20 for run in runs.values()]
+
     return Chart(
         name="bytes",
         title="Bytes sent",
@@ -189,37 +172,18 @@ def _bytes_in_all(runs: Mapping[str, ReportRun]) -> Chart:
         y_label="MiB, all clients and rounds",
         caption="Up: from clients to the server. Down: from the server to clients.",
         series=[
-            Series(name="up", x=list(runs), y=up, kind="bars"),
-            Series(name="down", x=list(runs), y=down, kind="bars"),
+            Series(name="up", x=list(runs), y=mebibytes("bytes_up"), kind="bars"),
+            Series(name="down", x=list(runs), y=mebibytes("bytes_down"), kind="bars"),
         ],
     )
 
 
-def _bytes_by_round(runs: Mapping[str, ReportRun]) -> Chart | None:
-    series = []
-    for label, run in runs.items():
-        rounds = [line.round + 1 for line in run.history]
-        up = [total / 2**20 for total in accumulate(line.bytes_up for line in run.history)]
-        down = [total / 2**20 for total in accumulate(line.bytes_down for line in run.history)]
-        series.append(Series(name=f"{label}, up", x=rounds, y=up))
-        series.append(Series(name=f"{label}, down", x=rounds, y=down, kind="dashes"))
-    chart = Chart(
-        name="bytes",
-        title="Bytes sent so far",
-        x_label="round",
-        y_label="MiB, all clients",
-        caption="Solid: from clients to the server. Dashed: from the server to clients.",
-        series=series,
-    )
-    return chart if chart.xs else None
-
-
-def _seconds(runs: Mapping[str, ReportRun]) -> Chart | None:
+def _seconds(runs: Mapping[str, ReportRun]) -> Chart:
     def mean(run: ReportRun, stage: str) -> float:
         return statistics.mean([line[stage] for line in run.timings if stage in line] or [0.0])
 
     timed = [s for s in STAGES if any(s in line for run in runs.values() for line in run.timings)]
-    chart = Chart(
+    return Chart(
         name="seconds",
         title="Seconds per round and stage",
         x_label="method",
@@ -232,4 +196,3 @@ def _seconds(runs: Mapping[str, ReportRun]) -> Chart | None:
         ],
         stacked=True,
     )
-    return chart if timed else None

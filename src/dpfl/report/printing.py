@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -12,11 +13,11 @@ from dpfl.core.errors import ConfigurationError, FolderError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 # A sandbox needs user namespaces, which containers and root lack; the page is our own file.
-_OPTIONS = (
-    "--headless", "--disable-gpu", "--no-first-run", "--no-sandbox", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--no-pdf-header-footer",
-    "--virtual-time-budget=20000", "--run-all-compositor-stages-before-draw",
-)  # fmt: skip
+_OPTIONS = shlex.split(
+    "--headless --disable-gpu --no-first-run --no-sandbox --disable-background-networking "
+    "--disable-component-update --disable-sync --no-pdf-header-footer "
+    "--virtual-time-budget=20000 --run-all-compositor-stages-before-draw"
+)
 _SECONDS = 120
 
 

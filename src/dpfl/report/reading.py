@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import statistics
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, FolderError
@@ -114,34 +113,14 @@ class Rank:
     p_value: float | None
 
     @property
+    def results(self) -> list[Summary]:
+        """What came of the run of each seed."""
+        return [run.result for run in self.runs]
+
+    @property
     def reference(self) -> bool:
         """Whether it is shown for reference, and not ranked."""
         return self.runs[0].reference
-
-    @property
-    def mean(self) -> float:
-        """Mean accuracy over seeds."""
-        return statistics.mean(run.result.accuracy for run in self.runs)
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation of the accuracy over seeds, of which there are several."""
-        return statistics.stdev(run.result.accuracy for run in self.runs)
-
-    def epsilon(self, which: Literal["smallest", "median", "largest"]) -> float | None:
-        """One of the epsilons that clients spent, mean over seeds."""
-        spreads = [run.result.epsilon.spent for run in self.runs if run.result.epsilon]
-        return statistics.mean(getattr(one, which) for one in spreads) if spreads else None
-
-    @property
-    def left(self) -> float:
-        """How many clients left early, mean over seeds."""
-        return statistics.mean(len(run.result.clients_left) for run in self.runs)
-
-    @property
-    def bytes_up(self) -> float:
-        """What all clients sent, mean over seeds."""
-        return statistics.mean(run.result.bytes_up for run in self.runs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,11 +129,6 @@ class Ranking:
 
     ranks: Sequence[Rank]
     remarks: Sequence[str]
-
-    @property
-    def promises(self) -> list[Promise]:
-        """What the epsilons in the table are about."""
-        return sorted({one.runs[0].promise for one in self.ranks if one.runs[0].protects})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,31 +219,25 @@ def read_run(path: Path, *, finished: bool = True) -> ReportRun:
     folder = RunFolder(path)
     remedy = "name the folder of a run, or of a comparison"
     check(folder.experiment.exists(), str(path), "holds no run", remedy, FolderError)
+    where = str(folder.experiment)
     try:
         text = folder.experiment.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        problem = f"cannot be read ({error})"
-        raise FolderError(str(folder.experiment), problem, "restore it from a backup") from error
+        experiment = Experiment.from_dict(tomllib.loads(text), where)
+    except (OSError, ValueError, ConfigurationError) as error:
+        remedy = "report it with the dpfl that wrote it"
+        raise FolderError(where, f"is not of this version ({error})", remedy) from error
     remedy = f"finish it: dpfl run --resume {path}; or dpfl watch {path}"
     ended = folder.summary.exists()
     check(ended or not finished, str(path), "has not come to its end", remedy, FolderError)
     return ReportRun(
         folder=path,
-        experiment=_experiment(text, str(folder.experiment)),
+        experiment=experiment,
         toml=text,
         summary=folder.read_summary() if ended else None,
         history=folder.read_rounds(),
         timings=folder.read_lines(folder.timings),
         float_noise=_ledger_format(folder.ledger) == _FLOAT_LEDGER,
     )
-
-
-def _experiment(text: str, where: str) -> Experiment:
-    try:
-        return Experiment.from_dict(tomllib.loads(text), where)
-    except (tomllib.TOMLDecodeError, ConfigurationError) as error:
-        remedy = "report it with the dpfl that wrote it"
-        raise FolderError(where, f"is not of this version ({error})", remedy) from error
 
 
 def _ledger_format(path: Path) -> str:

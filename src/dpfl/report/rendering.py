@@ -7,6 +7,7 @@ block of a page's template is one part of the page; a part without content is le
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -103,6 +104,8 @@ def _environment() -> Environment:
         "shown": shown,
         "exact": lambda value: "infinite" if value == math.inf else value,
         "is_finite": math.isfinite,
+        "mean": statistics.mean,
+        "stdev": statistics.stdev,
         "size": words.size,
         "duration": words.duration,
         "moment": words.moment,
