@@ -11,7 +11,6 @@ from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.ledger_reader import LedgerRun
 from dpfl.privacy.statement import statements
-from dpfl.report import words
 from dpfl.report.meaning import largest_of, meaning_of
 from dpfl.report.rendering import Page, write_page
 
@@ -54,7 +53,7 @@ def ledger_page(
         "studies": studies,
         "plans": [(own, plan) for own in accounts for plan in ledger.plans(own)] if few else [],
         "meanings": meanings,
-        "filter": words.FILTERS[ledger.filter],
+        "filter": ledger.filter,
         "head": ledger.head(),
     }
     charts = [chart for meaning in meanings for chart in meaning.charts]

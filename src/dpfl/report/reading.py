@@ -155,20 +155,20 @@ class Case:
         grouped = ranking.grouped(ranking.standings(cells))
         return {
             str(unit): Ranking(
-                ranks=[self._rank(standing) for standing in lines], remarks=ranking.remarks(lines)
+                ranks=[
+                    Rank(
+                        label=one.label,
+                        runs=self.methods[one.label],
+                        best=one.best,
+                        gap=one.behind,
+                        p_value=one.p_value,
+                    )
+                    for one in lines
+                ],
+                remarks=ranking.remarks(lines),
             )
             for unit, lines in grouped.items()
         }
-
-    def _rank(self, standing: ranking.Standing) -> Rank:
-        alone = standing.behind == 0 and not standing.best and standing.p_value is None
-        return Rank(
-            label=standing.label,
-            runs=self.methods[standing.label],
-            best=standing.best,
-            gap=None if alone else standing.behind,
-            p_value=standing.p_value,
-        )
 
 
 def _score(run: ReportRun) -> dict[str, Any]:

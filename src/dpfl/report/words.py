@@ -1,7 +1,7 @@
 """The sentences that people read, in words that a board can follow and a mathematician accepts.
 
-Every number in a sentence is rounded so that privacy never looks better than it is. Sentences that
-need no numbers are in ``templates/texts.html.j2``, those of flags in :mod:`dpfl.privacy.flags`.
+Every number in a sentence is rounded so that privacy never looks better than it is. What is only
+said in pages is in ``templates/texts.html.j2``, and flags are worded by :mod:`dpfl.privacy.flags`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dpfl.core.types import Adjacency, Observer, Promise, Unit
 from dpfl.privacy.accountant import shown
 from dpfl.privacy.flags import Flag, RaisedFlag
-from dpfl.privacy.statement import Statement
 from dpfl.runs.result import Spread, Summary
 
 ADJACENCY = {
@@ -30,14 +29,6 @@ ADVERSARY = {
 PROTECTED = {
     Unit.RECORD: "Each record is protected",
     Unit.CLIENT: "The whole contribution of a site is protected",
-}
-FILTERS = {
-    "allotments": "Each study is priced as a whole when it is planned, and the prices add up. A "
-    "study that stops early gets nothing back.",
-    "renyi": "Each round is charged when it takes place, under a Renyi filter with orders fixed in "
-    "advance.",
-    "gaussian": "Each round is charged when it takes place, under the exact filter for Gaussian "
-    "noise without sampling.",
 }
 
 
@@ -139,44 +130,6 @@ def _range(spread: Spread) -> str:
     """Epsilons from the smallest to the largest, rounded up."""
     low, high = shown(spread.smallest), shown(spread.largest)
     return f"of epsilon {high}" if low == high else f"between epsilon {low} and {high}"
-
-
-# -- an account of a ledger ------------------------------------------------------------------------
-
-
-def account(line: Statement) -> str:
-    """Say what budget an account has, and what it has spent of it."""
-    against = f"against {ADVERSARY[Observer(line.observer)]}"
-    at = "" if line.delta is None else f" at delta {line.delta:g}"
-    spent = _spent(line, against)
-    if line.budget is None:
-        later = at if line.studies else ""
-        said = f"No budget is set{at} {against}. '{line.account}' {spent}{later}."
-    else:
-        whom = "each record" if line.unit == Unit.RECORD else "its whole contribution"
-        said = (
-            f"'{line.account}' has a budget of epsilon {shown(line.budget)}{at} that protects "
-            f"{whom} {against}, over all studies together. It {spent}."
-        )
-    if line.guarantee > line.epsilon and line.rounds:
-        said += (
-            " Studies are charged round by round and may stop by looking at their results, so what "
-            f"is guaranteed is the budget: epsilon {shown(line.guarantee)}. What is spent so far "
-            "decides what is still admitted."
-        )
-    return said
-
-
-def _spent(line: Statement, against: str) -> str:
-    rounds = f"in {count(line.rounds, 'round')} of {count(line.studies, 'study', 'studies')}"
-    if line.rounds == 0 and line.epsilon == 0:
-        return "has spent nothing yet"
-    if line.rounds == 0:  # a plan counts as a whole once it is committed
-        aside = f"has set aside epsilon {shown(line.epsilon)}, rounded up, for what is planned"
-        return f"{aside}, and released nothing yet"
-    if math.isinf(line.epsilon):
-        return f"has no protection left {against}: what it sent {rounds} bounds nothing"
-    return f"has spent epsilon {shown(line.epsilon)}, rounded up, {rounds}"
 
 
 # -- numbers ---------------------------------------------------------------------------------------
