@@ -17,9 +17,10 @@ import pytest
 from dpfl.plugs.figures import FigureKind, FigureSpec
 from dpfl.report.charts import Chart, Heat, Series
 from dpfl.report.diagnostics import diagnostics
+from dpfl.report.inputs import ReportInput, ReportRun
 from dpfl.report.interactive import specification
 from dpfl.report.page import all_charts, full_page, running_page
-from dpfl.report.reading import ReportInput, ReportRun, of_folders, read_run
+from dpfl.report.reading import of_folders, read_run
 from dpfl.report.rendering import render
 from dpfl.rounds.record import RoundRecord, TrueNoise
 from dpfl.strategy import Strategy

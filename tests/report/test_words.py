@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from dataclasses import replace
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 from dpfl.core.types import Adjacency, Observer, Promise, Unit
 from dpfl.privacy.accountant import shown
 from dpfl.report import words
+from dpfl.report.page import full_page
+from dpfl.report.reading import of_folders
 from dpfl.runs.folder import RunFolder
 
 RECORD = Promise(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, observer=Observer.SERVER)
@@ -113,11 +116,12 @@ def test_a_loss_against_the_server_is_called_larger_only_if_it_is() -> None:
 
 def test_a_finished_run_is_described_by_its_own_numbers(weiavg: Path) -> None:
     told = RunFolder(weiavg).read_summary()
-    said = " ".join(words.result(told))
+    said = html.unescape(full_page(of_folders([weiavg])).parts["summary"])
     assert told.epsilon is not None and told.epsilon.budget is not None
-    assert said.startswith("8 sites trained one model together by the method 'weiavg', in 5 of 5")
-    assert f"between epsilon {shown(told.epsilon.budget.smallest)} and" in said
-    assert f"and {shown(told.epsilon.spent.largest)}." in said
+    assert "<p>8 sites trained one model together by the method 'weiavg', in 5 of 5 rounds." in said
+    budget, spent = told.epsilon.budget, told.epsilon.spent
+    assert f"between epsilon {shown(budget.smallest)} and {shown(budget.largest)}, and" in said
+    assert f"between epsilon {shown(spent.smallest)} and {shown(spent.largest)}." in said
 
 
 @given(st.integers(min_value=0, max_value=2**50))

@@ -15,19 +15,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpfl.report.inputs import ReportInput as ReportInput
     from dpfl.report.ledger_page import write_ledger_page as write_ledger_page
     from dpfl.report.live import LiveServer as LiveServer
     from dpfl.report.page import all_charts as all_charts
     from dpfl.report.page import write_report as write_report
     from dpfl.report.printing import print_page as print_page
-    from dpfl.report.reading import ReportInput as ReportInput
     from dpfl.report.reading import of_folders as of_folders
     from dpfl.report.reading import of_results as of_results
     from dpfl.report.static import write_figures as write_figures
 
 _HOMES = {
     "LiveServer": "live",
-    "ReportInput": "reading",
+    "ReportInput": "inputs",
     "all_charts": "page",
     "of_folders": "reading",
     "of_results": "reading",

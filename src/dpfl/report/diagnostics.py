@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from dpfl.core.errors import DpflError
 from dpfl.plugs.figures import FigureKind, FigureSpec
 from dpfl.report.charts import Chart, Heat, Series, client_axis, wide
-from dpfl.report.reading import ReportRun
+from dpfl.report.inputs import ReportRun
 from dpfl.rounds.record import RoundRecord
 
 Value = float | int | str | list[float]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from dpfl.core.types import Promise
 from dpfl.report.charts import Chart, Place, Series, client_axis, wide
-from dpfl.report.reading import Case, ReportInput, ReportRun
+from dpfl.report.inputs import Case, ReportInput, ReportRun
 
 STAGES = ("open", "clients", "close", "evaluate")
 BANDS = "Bands: one standard deviation over seeds."

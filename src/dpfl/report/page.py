@@ -10,10 +10,11 @@ from dpfl.privacy.flags import RaisedFlag
 from dpfl.report import words
 from dpfl.report.charts import Chart
 from dpfl.report.diagnostics import diagnostics
+from dpfl.report.inputs import Case, ReportInput, ReportRun
 from dpfl.report.meaning import meaning_in_run
 from dpfl.report.outcome import accuracy_by_round, accuracy_charts, budget_chart, cost_charts
 from dpfl.report.public import public_page
-from dpfl.report.reading import Case, ReportInput, ReportRun, of_folders
+from dpfl.report.reading import of_folders
 from dpfl.report.rendering import Page, write_page
 
 
@@ -54,10 +55,8 @@ def full_page(shown: ReportInput) -> Page:
     outcome, inside, cost = accuracy_charts(shown), _inside(runs), cost_charts(runs)
     values = {
         "flags": _flags(shown),
-        "sentences": words.result(run.result) if run else _lead(shown),
+        "shown": shown,
         "run": run,
-        "cases": shown.cases,
-        "varied": shown.varied,
         "rankings": [] if run else [case.rankings() for case in shown.cases],
         "sites": [
             (label, budgets[label], one)
@@ -68,7 +67,6 @@ def full_page(shown: ReportInput) -> Page:
         "outcome": outcome,
         "diagnostics": inside,
         "cost": cost,
-        "float_noise": shown.float_noise,
         "promises": words.promises({label: one.result for label, one in runs.items()}),
         "experiments": {label: one.toml for label, one in runs.items()},
     }
@@ -121,16 +119,3 @@ def _flags(shown: ReportInput) -> list[tuple[RaisedFlag, str]]:
         (raised, "" if own == labels else ", ".join(sorted(own)))
         for raised, own in sorted(owners.items(), key=lambda pair: not words.grave(pair[0]))
     ]
-
-
-def _lead(shown: ReportInput) -> list[str]:
-    """What was compared."""
-    first, seeds = shown.runs[0], len({run.seed for run in shown.runs})
-    cases = f"{len(shown.cases)} cases" if len(shown.cases) > 1 else "one federation"
-    lead = (
-        f"{words.count(len(shown.cases[0].methods), 'method')} on {cases} of "
-        f"{words.count(first.result.clients, 'client')}, {words.count(seeds, 'seed')}, "
-        f"{words.count(first.rounds, 'round')} each. "
-        "Methods are ranked only against those that promise the same."
-    )
-    return [lead, shown.tuning] if shown.tuning else [lead]

@@ -15,7 +15,7 @@ import tomli_w
 
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.report import words
-from dpfl.report.reading import ReportInput, ReportRun
+from dpfl.report.inputs import ReportInput, ReportRun
 from dpfl.report.rendering import Page
 from dpfl.runs.experiment import Experiment
 
@@ -29,7 +29,7 @@ def public_page(shown: ReportInput) -> Page:
     runs = shown.cases[0].first
     values = {
         "methods": [(label, _flags(run), _sentences(run)) for label, run in runs.items()],
-        "float_noise": shown.float_noise,
+        "shown": shown,
         "promises": words.promises({label: run.result for label, run in runs.items()}),
         "experiments": {
             label: tomli_w.dumps(public_experiment(run.experiment)) for label, run in runs.items()

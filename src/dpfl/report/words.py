@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dpfl.core.types import Adjacency, Observer, Promise, Unit
 from dpfl.privacy.accountant import shown
 from dpfl.privacy.flags import Flag, RaisedFlag
-from dpfl.runs.result import Spread, Summary
+from dpfl.runs.result import Summary
 
 ADJACENCY = {
     Adjacency.ZERO_OUT: "with the {unit} in place, and with it replaced by nothing while the "
@@ -104,32 +104,6 @@ def bound(promised: Promise, epsilon: float, delta: float | None) -> str:
         f"The privacy loss of any {promised.unit} is at most epsilon {shown(epsilon)}{at}, "
         f"{promised.adjacency} adjacency, against the {promised.observer}."
     )
-
-
-def result(summary: Summary) -> list[str]:
-    """Say what a finished run did, promised and spent."""
-    rounds, own = summary.rounds, summary.epsilon
-    said = [
-        f"{count(summary.clients, 'site')} trained one model together by the method "
-        f"'{summary.method}', in {rounds.done} of {count(rounds.planned, 'round')}.",
-        promise_of(summary),
-    ]
-    if own and own.budget and summary.promise.observer is not Observer.NOBODY:
-        said.append(f"The sites set budgets {_range(own.budget)}, and spent {_range(own.spent)}.")
-    if left := len(summary.clients_left):
-        said.append(
-            f"{count(left, 'site')} left when the budget was spent; nothing was taken from such "
-            "sites afterwards."
-        )
-    if rounds.ended_early:
-        said.append(f"Training ended early, {rounds.ended_early}.")
-    return said
-
-
-def _range(spread: Spread) -> str:
-    """Epsilons from the smallest to the largest, rounded up."""
-    low, high = shown(spread.smallest), shown(spread.largest)
-    return f"of epsilon {high}" if low == high else f"between epsilon {low} and {high}"
 
 
 # -- numbers ---------------------------------------------------------------------------------------
