@@ -5,8 +5,17 @@
 ['LiveServer', 'ReportInput', 'all_charts']
 
 ``write_report`` writes the page of a run or a comparison, ``write_ledger_page`` the privacy report
-of a ledger for an ethics board, ``write_figures`` the charts of ``all_charts`` as files. What draws
-is imported when it is used.
+of a ledger for an ethics board, ``write_figures`` the charts of ``all_charts`` as files for papers,
+``print_page`` a page as a PDF. ``LiveServer`` serves the page of a running run. What draws is
+imported when it is used::
+
+    shown = report.of_folders([Path("runs/weiavg-digits-1")])
+    report.write_report(shown, "report.html")
+    report.write_figures(report.all_charts(shown), Path("figures"))
+
+How it is made: ``reading`` reads folders into the types of ``inputs``; ``outcome``, ``diagnostics``
+and ``meaning`` turn them into charts; ``page``, ``public`` and ``ledger_page`` choose the values of
+a page; ``rendering`` puts them into templates.
 """
 
 from __future__ import annotations

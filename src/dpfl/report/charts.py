@@ -1,5 +1,12 @@
 """The specification of a figure, from which both versions are drawn: the interactive one of a page
 (``interactive``) and the file for a paper (``static``).
+
+>>> line = Series(name="weiavg", x=[1, 2], y=[10.0, 20.0])
+>>> chart = Chart(
+...     name="accuracy", title="Accuracy", x_label="round", y_label="%", caption="", series=[line]
+... )
+>>> chart.xs, chart.ys, chart.colour(0)
+([1, 2], [10.0, 20.0], '#1f6f8b')
 """
 
 from __future__ import annotations
@@ -47,6 +54,9 @@ class Series:
         """Draw the mean of each column, with a band of one standard deviation if there are seeds.
 
         ``columns`` holds the values of all seeds at each place of ``x``.
+
+        >>> Series.over_seeds("weiavg", [1, 2], [[10.0, 12.0], [20.0, 20.0]]).y
+        [11.0, 20.0]
         """
         means = [statistics.mean(column) for column in columns]
         if all(len(column) == 1 for column in columns):
@@ -59,7 +69,10 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Heat:
-    """A matrix drawn as colours, with the names of its columns (``x``) and rows (``y``)."""
+    """A matrix drawn as colours.
+
+    ``x`` names its columns and ``y`` its rows; ``z`` holds its rows.
+    """
 
     x: Sequence[str]
     y: Sequence[str]
@@ -71,6 +84,8 @@ class Chart:
     """One figure: its series, or one ``heat`` map.
 
     ``name`` identifies it on a page and is the name of its file. The caption says how to read it.
+    ``stacked`` puts bars on each other instead of beside each other; ``log_x`` and ``log_y`` ask
+    for logarithmic axes.
     """
 
     name: str
@@ -116,7 +131,11 @@ def wide(values: Sequence[float]) -> bool:
 
 
 def client_axis(clients: Sequence[str]) -> tuple[Sequence[Place], str]:
-    """Positions and label of an axis of clients in order of budget: names, or numbers if many."""
+    """Positions and label of an axis of clients in order of budget: names, or numbers if many.
+
+    >>> client_axis(["north", "south"])
+    (['north', 'south'], 'client')
+    """
     if len(clients) <= MANY:
         return list(clients), "client"
     return list(range(1, len(clients) + 1)), "clients, by budget"

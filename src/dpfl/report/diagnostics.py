@@ -1,7 +1,9 @@
 """Figures of what happens inside a method.
 
 Weights and noise are shown for every method. Everything else is declared by the components of its
-strategy (:mod:`dpfl.plugs.figures`), with one drawing function per kind of figure.
+strategy (:mod:`dpfl.plugs.figures`) and drawn from the metrics that they report: one function here
+per kind of figure, and none that knows a method. A new kind needs a function and a line in
+``_DRAWN``.
 """
 
 from __future__ import annotations
@@ -20,10 +22,15 @@ Value = float | int | str | list[float]
 
 
 def diagnostics(label: str, run: ReportRun) -> list[Chart]:
-    """All figures about the inside of a method, from one of its runs."""
+    """All figures about the inside of a method, from one of its runs.
+
+    ``label`` is what the report calls the method: it is part of the names of the figures, so that
+    those of several methods can stand on one page.
+    """
     found = [weights(label, run), noise_ratio(label, run)]
-    declared = [chart for figure in _declared(label, run) for chart in _DRAWN[figure.kind](figure)]
-    return [*(chart for chart in found if chart is not None), *declared]
+    declared = [_DRAWN[figure.spec.kind](figure) for figure in _declared(label, run)]
+    general = [chart for chart in found if chart is not None]
+    return [*general, *(chart for charts in declared for chart in charts)]
 
 
 # -- every method ----------------------------------------------------------------------------------
@@ -32,7 +39,8 @@ def diagnostics(label: str, run: ReportRun) -> list[Chart]:
 def weights(label: str, run: ReportRun) -> Chart | None:
     """The weight of each client's update, beside the weights that leave the least noise.
 
-    None if all weights are equal.
+    Both are means over the rounds in which the client took part. The latter are known to a
+    simulator only. None if all weights are equal.
     """
     own = _means(line.weights for line in run.history)
     least = _means(line.true_noise.weights for line in run.history if line.true_noise)
@@ -70,7 +78,10 @@ def _means(lines: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def noise_ratio(label: str, run: ReportRun) -> Chart | None:
-    """How much more noise than necessary the aggregate carried, round by round."""
+    """How much more noise than necessary the aggregate carried, round by round.
+
+    None where the true noise is not known, or rows are not what was sent.
+    """
     ratios = [(line.round + 1, line.true_noise.ratio) for line in run.history if line.true_noise]
     known = {round_: ratio for round_, ratio in ratios if ratio is not None}
     if not known:
@@ -99,10 +110,6 @@ class _Figure:
     slot: str
     spec: FigureSpec
 
-    @property
-    def kind(self) -> FigureKind:
-        return self.spec.kind
-
     def metrics(self, line: RoundRecord) -> Mapping[str, Value]:
         """What the slot reports of a round."""
         return line.metrics.get(self.slot, {})
@@ -127,7 +134,11 @@ class _Figure:
 
 
 def _declared(label: str, run: ReportRun) -> Iterator[_Figure]:
-    """The figures that the run's strategy declares; none where it cannot be built."""
+    """The figures that the run's strategy declares.
+
+    None are shown where the strategy cannot be built: its method may be someone else's, and not
+    installed here.
+    """
     clients = {client for line in run.history for client in line.cohort}
     try:
         strategy = run.experiment.strategy(run.summary.clients if run.summary else len(clients))
@@ -138,7 +149,10 @@ def _declared(label: str, run: ReportRun) -> Iterator[_Figure]:
 
 
 def _by_round(figure: _Figure) -> list[Chart]:
-    """Numbers over rounds, one line per metric."""
+    """Numbers over rounds, one line per metric; rounds that do not report it are left out.
+
+    A component that never reports anything has no figure, also where it asks for the update's norm.
+    """
     series = []
     for key, name in figure.spec.metrics.items():
         points: dict[int, float] = {}
@@ -153,7 +167,10 @@ def _by_round(figure: _Figure) -> list[Chart]:
 
 
 def _spectrum(figure: _Figure) -> list[Chart]:
-    """Lists of the last round that has any, and the levels that they are compared with."""
+    """Lists of the last round that has any, and the levels that they are compared with.
+
+    A list that consists of slices is drawn by its first one.
+    """
     endings, level = tuple(figure.spec.metrics), figure.spec.threshold
     last = figure.last(lambda key: key.endswith(endings))
     if last is None:
@@ -176,7 +193,10 @@ def _spectrum(figure: _Figure) -> list[Chart]:
 
 
 def _against_true_noise(figure: _Figure) -> list[Chart]:
-    """A number per client against the noise that was really added, with the line of proportion."""
+    """A number per client against the noise that was really added, both means over rounds.
+
+    Often only ratios between clients matter: the dashed line is the median ratio times the truth.
+    """
     series: list[Series] = []
     for key, name in figure.spec.metrics.items():
         told = [(line, figure.metrics(line).get(key)) for line in figure.run.history]
@@ -186,8 +206,8 @@ def _against_true_noise(figure: _Figure) -> list[Chart]:
             if isinstance(found, list) and line.true_noise is not None
         ]
         seen = _means(own for own, _ in pairs)
-        true = _means({c: truth.variances[c] for c in own} for own, truth in pairs)
-        clients = sorted(client for client in seen if true[client] > 0)
+        true = _means(truth.variances for _, truth in pairs)
+        clients = sorted(client for client in seen if true.get(client, 0.0) > 0)
         if not clients:
             continue
         x, y = [true[c] for c in clients], [seen[c] for c in clients]
@@ -204,7 +224,7 @@ def _client_map(figure: _Figure) -> list[Chart]:
     for key, name in figure.spec.metrics.items():
         last = figure.last(key.__eq__)
         values = figure.metrics(last).get(key) if last else None
-        if last is None or not isinstance(values, list):
+        if last is None or not isinstance(values, list) or not last.arrived:
             continue
         clients = list(last.arrived)
         height = len(values) // len(clients)

@@ -1,4 +1,8 @@
-"""What a report is made from: runs, the cases and methods they belong to, and how methods rank."""
+"""What a report is made from: runs, the cases and methods they belong to, and how methods rank.
+
+A :class:`ReportInput` has one case, or one per combination of values in a sweep. A :class:`Case`
+has several methods, and a method has a :class:`ReportRun` per seed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,8 @@ class ReportRun:
     """One run, as its folder describes it.
 
     ``toml`` is the text of ``experiment``; ``summary`` is None while the run is running;
-    ``timings`` holds the seconds of each round by stage; ``float_noise`` marks a run of 0.1.
+    ``history`` has a record per round that is done; ``timings`` holds the seconds of each round by
+    stage; ``float_noise`` marks a run of version 0.1, whose noise was rounded to floats.
     """
 
     folder: Path
@@ -75,7 +80,10 @@ class ReportRun:
 
     @property
     def flags(self) -> list[RaisedFlag]:
-        """What must be said wherever the run is shown."""
+        """What must be said wherever the run is shown.
+
+        While a run is running, only what its experiment tells is known.
+        """
         if self.summary is not None:
             raised = list(self.summary.flags)
         else:
@@ -85,8 +93,10 @@ class ReportRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """A method in one case. ``gap`` is how far it is below the best of those that promise the
-    same, ``p_value`` says how surely; None where it is not ranked.
+    """A method in one case, compared with the best of those that promise the same.
+
+    ``gap`` is how far its mean accuracy is below that of the best, and ``p_value`` belongs to the
+    paired test between the two. Both are None where the method is not ranked.
     """
 
     label: str
@@ -130,7 +140,10 @@ class Case:
         return {label: runs[0] for label, runs in self.methods.items()}
 
     def rankings(self) -> dict[str, Ranking]:
-        """Rank the methods among those that promise the same, one ranking per unit."""
+        """Rank the methods among those that promise the same, one ranking per unit.
+
+        Methods that protect nobody are listed under every unit, and never ranked.
+        """
         cells = [
             {"label": label, "runs": [_score(run) for run in runs]}
             for label, runs in self.methods.items()
@@ -167,7 +180,11 @@ def _score(run: ReportRun) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportInput:
-    """Everything a report shows. ``tuning`` says how settings were chosen, if they were."""
+    """Everything a report shows.
+
+    ``title`` heads the page; ``tuning`` is a sentence about how settings were chosen, if they were.
+    The cases of a sweep have the same methods.
+    """
 
     title: str
     cases: Sequence[Case]

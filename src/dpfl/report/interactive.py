@@ -1,4 +1,8 @@
-"""Draw a chart for a page: plain dictionaries for plotly.js."""
+"""Draw a chart for a page: plain dictionaries for plotly.js.
+
+Names are escaped, because plotly.js reads a little HTML in texts; numbers that JSON cannot carry
+become gaps. Nothing here imports plotly: its script is taken from the files of the package.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,15 @@ def plotly_script() -> str:
 
 
 def specification(chart: Chart) -> dict[str, Any]:
-    """Return what ``Plotly.react`` takes: data and layout, ready for JSON."""
+    """Return what ``Plotly.react`` takes: data and layout, ready for JSON.
+
+    >>> from dpfl.report.charts import Series
+    >>> line = Series(name="a & b", x=[1, 2], y=[1.0, float("inf")])
+    >>> chart = Chart(name="n", title="t", x_label="x", y_label="y", caption="", series=[line])
+    >>> drawn = specification(chart)["data"][0]
+    >>> drawn["name"], drawn["y"]
+    ('a &amp; b', [1.0, None])
+    """
     drawn = [_traces(series, chart.colour(n)) for n, series in enumerate(chart.series)]
     data = [_heat_map(chart.heat)] if chart.heat else [trace for own in drawn for trace in own]
     x = {**_AXIS, "title": {"text": _literal(chart.x_label)}, **_scale(chart.log_x, chart.xs)}
@@ -45,6 +57,7 @@ def specification(chart: Chart) -> dict[str, Any]:
 
 
 def _heat_map(heat: Heat) -> dict[str, Any]:
+    """The one trace of a map."""
     return {
         "type": "heatmap",
         "x": [_literal(name) for name in heat.x],
@@ -57,6 +70,7 @@ def _heat_map(heat: Heat) -> dict[str, Any]:
 
 
 def _traces(series: Series, colour: str) -> list[dict[str, Any]]:
+    """The trace of a series, after that of its band if it has one."""
     name, x = _literal(series.name), [_literal(x) if isinstance(x, str) else x for x in series.x]
     where = "%{x}" if series.text is None else "%{text}"
     hover = f"{where}: %{{y:.4g}}<extra>{name}</extra>"
@@ -93,6 +107,7 @@ def _traces(series: Series, colour: str) -> list[dict[str, Any]]:
 
 
 def _markers(series: Series, colour: str) -> dict[str, Any]:
+    """What points and rings add to a trace; a band is shown as error bars."""
     look: dict[str, Any] = {"size": 7, "opacity": 0.85}
     if series.kind == "rings":
         look = {"symbol": "circle-open", "size": 12}

@@ -1,5 +1,11 @@
 """The privacy report of a ledger for an ethics board: budgets, what was spent, and by which
 studies.
+
+Every number is derived from the events in the ledger when the page is written. A site's report
+covers all studies that it took part in; that of a simulated run covers every client of the run::
+
+    ledger = Ledger.open("ledger.sqlite", read_only=True)
+    write_ledger_page(ledger, Path("board.html"), "Privacy report of North Hospital")
 """
 
 from __future__ import annotations
@@ -38,7 +44,11 @@ def write_ledger_page(
 def ledger_page(
     ledger: Ledger, title: str, delta: float | None = None, warnings: Sequence[str] = ()
 ) -> Page:
-    """Who is protected from whom, the budgets, what is spent, and by which studies."""
+    """Who is protected from whom, the budgets, what is spent, and by which studies.
+
+    The arguments are those of :func:`write_ledger_page`. Few statements are written out and
+    explained one by one; of many, only the largest epsilon is explained.
+    """
     lines, studies = statements(ledger, delta), ledger.studies()
     accounts, few = list(dict.fromkeys(line.account for line in lines)), len(lines) <= FEW
     explained = lines if few else [line for line in [largest_of(lines)] if line]

@@ -1,4 +1,11 @@
-"""The page of a running run, served on this machine only, and up to date by itself."""
+"""The page of a running run, served on this machine only, and up to date by itself.
+
+The page asks ``/news.json`` once a second, and replaces its parts and figures when the folder has
+changed. It stops asking when the run has ended::
+
+    with LiveServer(Path("runs/weiavg-digits-1")) as server:
+        print(server.address)
+"""
 
 from __future__ import annotations
 
@@ -78,6 +85,8 @@ class LiveServer:
 
 
 def _handler(folder: Path, names: Callable[[], set[str]]) -> type[BaseHTTPRequestHandler]:
+    """Answers requests for one folder; ``names`` gives the host names it answers under."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             # A web page elsewhere can point its own name at 127.0.0.1: it must not read this one.

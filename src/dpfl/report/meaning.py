@@ -29,7 +29,14 @@ _SMALL_ALARMS = tuple(10.0**-power for power in (4, 3.5, 3, 2.5))
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A guarantee: epsilon at a delta."""
+    """A guarantee: epsilon at a delta.
+
+    >>> point = Point(epsilon=1.0, delta=1e-6)
+    >>> point.group_delta(2) > 3e-6
+    True
+    >>> point.missed(0.0)
+    0.999999
+    """
 
     epsilon: float
     delta: float
@@ -66,7 +73,10 @@ class Meaning:
         return words.meaning(self.promise, self.point.epsilon, self.point.delta)
 
     def for_group(self, size: int) -> float:
-        """Epsilon for a person with ``size`` units at the stated delta, infinite if unknown."""
+        """Epsilon for a person with ``size`` units at the stated delta, infinite if unknown.
+
+        Of the points whose delta for the group does not exceed the stated one, the best counts.
+        """
         if size == 1:
             return self.point.epsilon
         fitting = [p.epsilon for p in self.curve if p.group_delta(size) <= self.point.delta]
@@ -83,7 +93,10 @@ class Meaning:
 
     @property
     def charts(self) -> list[Chart]:
-        """Epsilon over delta, where it is known, and the trade-off curve."""
+        """Epsilon over delta, where it is known at several, and the trade-off curve.
+
+        The latter is the supremum of what all points guarantee.
+        """
         against = f"{self.account}, {self.promise}"
         alarms = sorted({*_ALARMS, *_SMALL_ALARMS})
         over_delta = Chart(
@@ -149,7 +162,11 @@ def largest_of(lines: Sequence[Statement]) -> Statement | None:
 
 
 def meaning_in_run(lines: Sequence[Statement], path: Path) -> Meaning | None:
-    """What the largest epsilon of a run means, with its ledger where that can be read."""
+    """What the largest epsilon of a run means.
+
+    ``lines`` are the statements of its summary, ``path`` its ledger. Where the ledger is missing or
+    cannot be read, only what is stated is known.
+    """
     line = largest_of(lines)
     if line is None:
         return None

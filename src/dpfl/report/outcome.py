@@ -1,4 +1,8 @@
-"""Figures of every report: accuracy, budgets and spending, bytes and seconds."""
+"""Figures of every report: accuracy, budgets and spending, bytes and seconds.
+
+Methods that protect different units never share an axis of accuracy, and epsilons of different
+promises have figures of their own. Methods that protect nobody are drawn beside every unit.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ Methods = Mapping[str, Sequence[ReportRun]]
 
 
 def accuracy_charts(shown: ReportInput) -> list[Chart]:
-    """Accuracy by round, or over what was varied; and by epsilon."""
+    """Accuracy by epsilon, and by round or, in a sweep, over what was varied."""
     several = len(shown.cases) > 1
     first = accuracy_over_field(shown) if several else accuracy_by_round(shown.cases[0])
     return [*first, *accuracy_by_epsilon(shown)]
@@ -44,7 +48,11 @@ def _by_unit(case: Case) -> dict[str, Methods]:
 def _accuracy_chart(
     name: str, title: str, x_label: str, caption: str, series: Sequence[Series], unit: str = ""
 ) -> Chart:
-    """Accuracy over anything, of the methods that protect ``unit`` if there are several."""
+    """Accuracy over anything.
+
+    ``unit`` is given where there are figures for several units, and is part of name and title then.
+    The axis is logarithmic where numbers span much, unless they are rounds.
+    """
     xs = [x for one in series for x in one.x]
     numbers = [x for x in xs if isinstance(x, int | float)]
     return Chart(
@@ -75,6 +83,7 @@ def accuracy_by_round(case: Case) -> list[Chart]:
 
 
 def _by_round(label: str, runs: Sequence[ReportRun]) -> Series | None:
+    """The accuracy of one method by round, over seeds; None before the first test."""
     by_round: dict[int, list[float]] = {}
     for run in runs:
         for line in run.history:
@@ -86,7 +95,10 @@ def _by_round(label: str, runs: Sequence[ReportRun]) -> Series | None:
 
 
 def accuracy_by_epsilon(shown: ReportInput) -> list[Chart]:
-    """Accuracy against the epsilon of the median client, one figure per promise."""
+    """Accuracy against the epsilon of the median client, one figure per promise.
+
+    A method has a point per case. Those whose epsilons bound nothing are left out.
+    """
     found: dict[Promise, dict[str, list[tuple[float, list[float]]]]] = {}
     for case in shown.cases:
         for label, runs in case.methods.items():
@@ -131,7 +143,10 @@ def accuracy_over_field(shown: ReportInput) -> list[Chart]:
 
 
 def budget_chart(label: str, run: ReportRun) -> Chart | None:
-    """What each site may spend and has spent; None where no site has a budget."""
+    """What each site may spend and has spent, in order of budget.
+
+    None where no site has a budget, or the method is shown for reference only.
+    """
     lines = sorted(
         (line.budget, line.account, line.epsilon)
         for line in run.result.statements
@@ -162,6 +177,8 @@ def cost_charts(runs: Mapping[str, ReportRun]) -> list[Chart]:
 
 
 def _bytes(runs: Mapping[str, ReportRun]) -> Chart:
+    """What all clients sent and received, by method."""
+
     def mebibytes(way: str) -> list[float]:
         return [sum(getattr(one, way) for one in run.history) / 2**20 for run in runs.values()]
 
@@ -179,6 +196,8 @@ def _bytes(runs: Mapping[str, ReportRun]) -> Chart:
 
 
 def _seconds(runs: Mapping[str, ReportRun]) -> Chart:
+    """How long the stages of a round took, by method."""
+
     def mean(run: ReportRun, stage: str) -> float:
         return statistics.mean([line[stage] for line in run.timings if stage in line] or [0.0])
 

@@ -1,4 +1,8 @@
-"""The page of a run or a comparison, and the page of a run that is still running."""
+"""The page of a run or a comparison, and the page of a run that is still running.
+
+Python chooses what a page shows: objects of the library for words and tables, and charts. How it
+looks is a matter of the templates ``run.html.j2`` and ``running.html.j2``.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +45,19 @@ def write_report(
 
 
 def all_charts(shown: ReportInput) -> list[Chart]:
-    """Every figure of the full page, for files."""
+    """Every figure of the full page, for files.
+
+    Their names are unique, and are the names of files that :func:`dpfl.report.write_figures` makes.
+    """
     return list(full_page(shown).charts)
 
 
 def full_page(shown: ReportInput) -> Page:
-    """The operator's page: everything that is known of the runs."""
+    """The operator's page: everything that is known of the runs.
+
+    It holds names, participation and measured accuracy, and is not meant for others; see
+    :func:`dpfl.report.public.public_page`. Methods are looked into by the run of their first seed.
+    """
     run, runs = shown.single, shown.cases[0].first
     budgets = {label: budget_chart(label, one) for label, one in runs.items()}
     meaning = None
@@ -76,7 +87,7 @@ def full_page(shown: ReportInput) -> Page:
 
 
 def running_page(run: ReportRun) -> Page:
-    """The page of a run that has not ended."""
+    """The page of a run that has not ended: how far it has come, and what is known so far."""
     runs, scores = {run.method: run}, [line.scores for line in run.history if line.scores]
     pace = [line["seconds"] for line in run.timings[-10:]]
     outcome = accuracy_by_round(Case(methods={run.method: [run]}))
@@ -104,6 +115,7 @@ def _inside(runs: Mapping[str, ReportRun]) -> dict[str, list[Chart]]:
 
 
 def _flat(inside: Mapping[str, list[Chart]]) -> list[Chart]:
+    """The diagnostics of all methods."""
     return [chart for charts in inside.values() for chart in charts]
 
 

@@ -1,4 +1,7 @@
-"""Print a page as a PDF, with a Chromium that is on the machine."""
+"""Print a page as a PDF, with a Chromium that is on the machine.
+
+The browser runs headless, with a profile of its own that is thrown away, and without network.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,11 @@ def browser() -> str | None:
 
 
 def print_page(page: Path, pdf: Path) -> Path:
-    """Print a page that was written to the file ``pdf``; nothing leaves the machine."""
+    """Print a page that was written, to the file ``pdf``; nothing leaves the machine.
+
+    A PDF that is already there is replaced. Without a Chromium on the machine, or with one that
+    fails, an error says what to do.
+    """
     found = browser()
     if found is None:
         remedy = "install one (Debian: apt-get install chromium), or print the page"

@@ -25,7 +25,10 @@ _RUN = {"rounds", "sampling", "noise", "engine", "device", "evaluate_every", "dr
 
 
 def public_page(shown: ReportInput) -> Page:
-    """Promises, bounds and settings, and nothing else: not even a figure."""
+    """Promises, bounds and settings, and nothing else: not even a figure.
+
+    Everything on it follows from the methods, the experiments and the largest epsilon of all.
+    """
     runs = shown.cases[0].first
     values = {
         "methods": [(label, _flags(run), _sentences(run)) for label, run in runs.items()],
@@ -45,6 +48,7 @@ def _flags(run: ReportRun) -> list[tuple[RaisedFlag, str]]:
 
 
 def _sentences(run: ReportRun) -> list[str]:
+    """The promise, and the bound with its meaning where there is one."""
     told = run.result
     largest = told.epsilon.spent.largest if told.epsilon else math.inf
     if math.isinf(largest) or not run.protects or run.float_noise:
@@ -60,7 +64,9 @@ def _sentences(run: ReportRun) -> list[str]:
 def public_experiment(experiment: Experiment) -> dict[str, Any]:
     """The experiment as TOML values, without names, paths, budgets and counts of clients, and seed.
 
-    Only what is known to be public is kept.
+    Only what is known to be public is kept: a field that is added to experiments later stays out
+    until it is listed here. A number of clients drawn is left out too, because with the sampling
+    rate, which epsilon and noise reveal, it would tell how many clients there are.
     """
     method = {
         name: value
@@ -70,7 +76,7 @@ def public_experiment(experiment: Experiment) -> dict[str, Any]:
     if isinstance(experiment.method.settings().get("public"), list):
         method["public"] = "withheld"
     run = experiment.run.model_dump(include=_RUN, exclude_none=True)
-    if isinstance(experiment.run.cohort, float):  # a number would reveal how many clients there are
+    if isinstance(experiment.run.cohort, float):
         run["cohort"] = experiment.run.cohort
     budgets: dict[str, Any] = {"epsilon": "withheld"}
     if isinstance(experiment.budgets.delta, float):

@@ -1,6 +1,7 @@
 """Read what a report shows: one run, several runs, or the results of a comparison.
 
-Runs that cannot be compared, and folders that cannot be read, are refused.
+Runs that cannot be compared are refused with a ``ConfigurationError``, folders that cannot be read
+with a ``FolderError``. This is the only module of the report that reads files of runs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _FLOAT_LEDGER = "dpfl-ledger-1"
 def read_run(path: Path, *, finished: bool = True) -> ReportRun:
     """Read the folder of a run; ``finished=False`` also takes a run that is still running.
 
-    A last line that was cut off by a kill is left out.
+    A last line that was cut off by a kill is left out. Folders of version 0.1 are read as well.
     """
     folder = RunFolder(path)
     remedy = "name the folder of a run, or of a comparison"
@@ -70,7 +71,11 @@ def _ledger_format(path: Path) -> str:
 
 
 def of_folders(paths: Sequence[Path]) -> ReportInput:
-    """Read the folders of runs on one federation, or the folder of one comparison."""
+    """Read the folders of runs on one federation, or the folder of one comparison.
+
+    Several runs are grouped by method. They must share the federation and the number of rounds, the
+    runs of a method may differ in their seeds only, and all methods must have the same seeds.
+    """
     if len(paths) == 1 and (paths[0] / "results.json").exists():
         results = read_results(paths[0])
         kept = Path(results["kept"])
@@ -101,6 +106,7 @@ def _settings(run: ReportRun) -> str:
 
 
 def _check_comparable(one: ReportRun, other: ReportRun) -> None:
+    """Refuse runs that say nothing about each other's methods."""
     pair = f"{one.folder} and {other.folder}"
     for section in _FEDERATION:
         same = getattr(one.experiment, section) == getattr(other.experiment, section)
@@ -109,7 +115,10 @@ def _check_comparable(one: ReportRun, other: ReportRun) -> None:
 
 
 def read_results(path: Path, remedy: str = "name the folder of a comparison") -> dict[str, Any]:
-    """Read the results of a study: a results.json, or a folder that holds one."""
+    """Read the results of a study: a results.json, or a folder that holds one.
+
+    ``remedy`` is what an error tells the user to do.
+    """
     file = path / "results.json" if path.is_dir() else path
     try:
         results = json.loads(file.read_text())
@@ -123,7 +132,11 @@ def read_results(path: Path, remedy: str = "name the folder of a comparison") ->
 
 
 def of_results(results: Mapping[str, Any], kept: Path) -> ReportInput:
-    """Read the runs behind the results of a comparison or a sweep, from the folder ``kept``."""
+    """Read the runs behind the results of a comparison or a sweep.
+
+    ``results`` is what :func:`read_results` returns, and ``kept`` the folder that holds the folders
+    of its runs.
+    """
     final = any(cell["runs"] for cell in results["cells"])
     remedy = "compare with --tuned, and report that"
     check(final, "results", "hold a search and no final runs", remedy, FolderError)

@@ -1,7 +1,10 @@
 """From values to HTML: one renderer for every page.
 
-HTML lives in the templates beside this file, which escape everything that comes from data. Each
-block of a page's template is one part of the page; a part without content is left out.
+HTML lives in the folder ``templates``, which escapes everything that comes from data:
+``layout.html.j2`` is around every page, ``macros.html.j2`` holds tables, tiles, flags and figures,
+``texts.html.j2`` sentences. There is one template per kind of page. Each of its blocks is one part
+of the page; a part without content is left out. A value that a template needs and does not get is
+an error.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ _NOTHING_TO_DRAW = "window.Plotly = { react() {} };"
 class Page:
     """A page before it is rendered: its template, the values for it, and its figures.
 
-    ``finished`` is False while the page of a running run expects news.
+    ``template`` is the name of a file in ``templates``, without its ending. ``charts`` are all
+    figures that its parts have places for. ``finished`` is False while the page of a running run
+    expects news.
     """
 
     title: str
@@ -117,5 +122,6 @@ def _environment() -> Environment:
 
 
 def _asset(name: str) -> Markup:
+    """A style sheet or script of ours, as it is."""
     file = resources.files("dpfl.report").joinpath("assets", name)
     return Markup(file.read_text(encoding="utf-8"))

@@ -17,7 +17,8 @@ def write_figures(
 ) -> list[Path]:
     """Write every chart in every format, named after the chart; return the paths.
 
-    The same chart gives the same bytes: files carry no date.
+    ``folder`` is made if it does not exist. ``formats`` are file endings that matplotlib knows:
+    "svg", "png", "pdf". The same chart gives the same bytes: files carry no date.
     """
     written = []
     try:
@@ -45,7 +46,10 @@ def _style() -> Any:
 
 
 def drawn(chart: Chart) -> Any:
-    """Return a matplotlib figure, outside of pyplot's global state."""
+    """Return a matplotlib figure, outside of pyplot's global state.
+
+    It shows what the interactive version shows, with the legend beside the lines.
+    """
     from matplotlib.figure import Figure
 
     with _style():
@@ -93,6 +97,7 @@ def _draw_bars(axes: Any, chart: Chart) -> None:
 
 
 def _draw_line(axes: Any, series: Series, colour: str) -> None:
+    """A line, points, rings or dashes, with the band if there is one."""
     x: list[Any] = [_literal(place) if isinstance(place, str) else place for place in series.x]
     marks: dict[str, dict[str, Any]] = {
         "points": {"marker": "o", "linestyle": "", "markersize": 4},
@@ -110,6 +115,7 @@ def _draw_line(axes: Any, series: Series, colour: str) -> None:
 
 
 def _heights(series: Series) -> list[float]:
+    """The heights of a series, with gaps as matplotlib knows them."""
     return [float("nan") if value is None else value for value in series.y]
 
 

@@ -44,7 +44,14 @@ def promise(promised: Promise, spent: float | None = None, by_server: float = ma
     """Say who is protected from whom.
 
     ``spent`` is the largest epsilon under the promise, ``by_server`` the largest one against the
-    server, infinite where the server is trusted.
+    server, infinite where the server is trusted. Where the promise is to the world, what the server
+    itself learns is said as well.
+
+    >>> server = Promise(
+    ...     unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, observer=Observer.SERVER
+    ... )
+    >>> promise(server)
+    'Each record is protected, from the server, and so everyone who learns anything from it.'
     """
     if promised.observer is Observer.NOBODY:
         return "This method protects nobody: it is shown to tell what privacy costs."
@@ -76,7 +83,10 @@ def promises(summaries: Mapping[str, Summary]) -> list[tuple[str, str, tuple[str
 
 
 def meaning(promised: Promise, epsilon: float, delta: float | None) -> str:
-    """Say what an epsilon means, in odds."""
+    """Say what an epsilon means, in odds.
+
+    The odds are rounded up to three digits, or to a power of ten where they are large.
+    """
     worlds = ADJACENCY[promised.adjacency].format(unit=promised.unit)
     factor = math.exp(min(epsilon, 700))
     odds = _rounded_up(factor)
@@ -90,7 +100,11 @@ def meaning(promised: Promise, epsilon: float, delta: float | None) -> str:
 
 
 def _rounded_up(factor: float) -> str:
-    """Three digits, rounded up: an odds ratio must not look smaller than it is."""
+    """Three digits, rounded up: an odds ratio must not look smaller than it is.
+
+    >>> _rounded_up(1.6487), _rounded_up(2980.9)
+    ('1.65', '2990')
+    """
     if factor >= 1000:
         return str(10 * math.ceil(factor / 10))
     digits = 2 - math.floor(math.log10(factor))
