@@ -1,6 +1,7 @@
 """Print a page as a PDF, with a Chromium that is on the machine.
 
-The browser runs headless, with a profile of its own that is thrown away, and without network.
+The browser runs headless, with a profile of its own that is thrown away afterwards. It opens one
+file and is told to do nothing in the background.
 """
 
 from __future__ import annotations
