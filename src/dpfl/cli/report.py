@@ -9,10 +9,7 @@ import typer
 
 from dpfl.cli import options as o
 from dpfl.cli.console import err, print_json
-from dpfl.report.page import all_charts, write_report
-from dpfl.report.printing import print_page
-from dpfl.report.reading import of_folders
-from dpfl.report.static import write_figures
+from dpfl.report import all_charts, of_folders, print_page, write_figures, write_report
 
 
 def report(
@@ -41,17 +38,16 @@ def report(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Write one self-contained HTML page: what was promised, granted, spent and learned."""
-    material = of_folders(runs)
-    page = write_report(
-        material, path or runs[0] / ("public.html" if public else "report.html"), public=public
-    )
+    """Write one self-contained HTML page: what was promised, spent and learned."""
+    shown = of_folders(runs)
+    target = path or runs[0] / ("public.html" if public else "report.html")
+    page = write_report(shown, target, public=public)
     written = {"report": str(page)}
     if pdf:
         written["pdf"] = str(print_page(page, page.with_suffix(".pdf")))
     if figures is not None:
         written["figures"] = str(figures)
-        write_figures([] if public else all_charts(material), figures)
+        write_figures([] if public else all_charts(shown), figures)
     if json:
         print_json(written)
         return

@@ -130,8 +130,8 @@ def run(
 
 
 def show(folder: Path, summary: dict[str, Any]) -> None:
-    """Print what came out, the stamps first."""
-    for stamp in summary["stamps"]:
+    """Print what came out, the flags first."""
+    for stamp in (flag["text"] for flag in summary["flags"]):
         err.print(stamp, style="yellow")
     facts = table("", "", left=2)
     rounds = summary["rounds"]

@@ -212,7 +212,7 @@ def spend(
             from dpfl.report.ledger_page import write_ledger_page
 
             write_ledger_page(
-                ledger, page, f"What '{site.id}' has granted and spent", stamps=site.warnings()
+                ledger, page, f"What '{site.id}' has granted and spent", warnings=site.warnings()
             )
     finally:
         ledger.close()

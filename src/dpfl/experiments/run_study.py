@@ -101,7 +101,7 @@ def _run_of(study: Study, place: RunFolder, seed: int) -> dict[str, Any]:
         "clients_left": len(summary["clients_left"]),
         "bytes_up": summary["bytes_up"],
         "bytes_down": summary["bytes_down"],
-        "stamps": summary["stamps"],
+        "stamps": [flag["text"] for flag in summary["flags"]],
         "tested": summary["tested"],
         "epsilon_by_observer": summary["epsilon_by_observer"],
         "epsilon": summary["epsilon"]

@@ -67,7 +67,7 @@ class _TensorBoard:
     def end(self, summary: Mapping[str, Any]) -> None:
         for name, value in _final(summary).items():
             self.writer.add_scalar(name, value, summary["rounds"]["done"])
-        self.writer.add_text("stamps", "\n\n".join(summary["stamps"]))
+        self.writer.add_text("stamps", "\n\n".join(flag["text"] for flag in summary["flags"]))
 
     def close(self) -> None:
         self.writer.close()
@@ -91,7 +91,7 @@ class _MlFlow:
     def end(self, summary: Mapping[str, Any]) -> None:
         self.mlflow.log_metrics(_final(summary), step=summary["rounds"]["done"])
         self.mlflow.set_tags(
-            {f"stamp {number + 1}": stamp for number, stamp in enumerate(summary["stamps"])}
+            {f"flag {n}": flag["text"] for n, flag in enumerate(summary["flags"], start=1)}
         )
 
     def close(self) -> None:
