@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Observer, Unit
 from dpfl.deploy.coordinator import Coordinator
-from dpfl.deploy.grid import FlowerPost
+from dpfl.deploy.transport import FlowerTransport
 from dpfl.deploy.outcome import outcomes
-from dpfl.deploy.protocol import TRAIN
+from dpfl.deploy.messages import TRAIN
 from dpfl.deploy.site import Site
 from dpfl.methods.registry import METHODS, settings_of
 from dpfl.rounds.codec import FRAME_BYTES
@@ -102,7 +102,7 @@ def deploy(base: Path, experiment: Experiment) -> tuple[Path, WatchedGrid, dict[
     }
     server = make_server(base / "server", values)
     grid = WatchedGrid({number + 1: base / name for number, name in enumerate(federation.ids)})
-    Coordinator(server, FlowerPost(grid)).begin()
+    Coordinator(server, FlowerTransport(grid)).begin()
     return server, grid, sites
 
 
@@ -165,8 +165,8 @@ def test_three_sites_and_the_simulator_give_the_same_model_spends_and_bytes(
     downloads = sum(
         len(asked.payload) for _, asked, _ in grid.heard if asked.header["kind"] == TRAIN
     )
-    assert summary["bytes_up"] == simulated.summary["bytes_up"] == on_the_wire
-    assert summary["bytes_down"] == simulated.summary["bytes_down"] == downloads
+    assert summary["bytes_up"] == simulated.summary.bytes_up == on_the_wire
+    assert summary["bytes_down"] == simulated.summary.bytes_down == downloads
     # What sites find with the delivered model, and with parts that never left them, is what the
     # simulator finds.
     tried = [
@@ -174,7 +174,7 @@ def test_three_sites_and_the_simulator_give_the_same_model_spends_and_bytes(
     ]
     right = sum(found["accuracy"] * found["test_records"] for found in tried)
     records = sum(found["test_records"] for found in tried)
-    assert right / records == pytest.approx(simulated.summary["accuracy"], abs=1e-6)
+    assert right / records == pytest.approx(simulated.summary.accuracy, abs=1e-6)
     strategy = experiment.strategy(3)
     if strategy.observer is Observer.NOBODY:
         return
@@ -191,9 +191,9 @@ def test_three_sites_and_the_simulator_give_the_same_model_spends_and_bytes(
         )
         assert 0 < line.epsilon <= (line.budget or 0)
         told = {
-            s["observer"]: s["epsilon"]
-            for s in simulated.summary["statements"]
-            if s["account"] == name
+            line.observer: line.epsilon
+            for line in simulated.summary.statements
+            if line.account == name
         }
         if "server" in told and strategy.unit is Unit.CLIENT:
             assert own["server"].to_dict()["epsilon"] == pytest.approx(told["server"], rel=1e-9)

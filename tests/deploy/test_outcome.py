@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Message as FlowerMessage
 from safetensors.torch import load_file, save
 
 from dpfl.cli.main import run_command
 from dpfl.core.layout import Layout
 from dpfl.deploy.outcome import MODELS, outcomes
-from dpfl.deploy.protocol import END, Letter
+from dpfl.deploy.messages import END, Message
 from tests.deploy.federation import Desk, Federation, charged, kind_of, make_site, study_values
 
 
-def _ended(desk: Desk, payload: bytes) -> Letter:
-    return Letter(header=desk.header(END, terms=desk.told()), payload=payload)
+def _ended(desk: Desk, payload: bytes) -> Message:
+    return Message(header=desk.header(END, terms=desk.told()), payload=payload)
 
 
 def _weights(desk: Desk, value: float = 0.5) -> dict[str, torch.Tensor]:
@@ -51,7 +51,7 @@ def test_every_site_is_given_the_model_and_nothing_is_charged_for_it(tmp_path: P
 def test_a_site_that_does_not_take_the_model_is_named_and_the_study_ends(tmp_path: Path) -> None:
     federation = Federation.of(tmp_path, study_values("fedavg_dp", run={"round_timeout": 0.5}))
 
-    def silent(message: Message, answer: object) -> Message | None:
+    def silent(message: FlowerMessage, answer: object) -> FlowerMessage | None:
         return None if kind_of(message) == END else answer()  # type: ignore[operator, no-any-return]
 
     federation.grid.faults[2] = silent

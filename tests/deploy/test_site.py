@@ -15,7 +15,7 @@ import torch
 
 from dpfl.core.errors import DpflError, LedgerError
 from dpfl.core.types import Observer, Unit
-from dpfl.deploy.protocol import Letter, terms_from_dict
+from dpfl.deploy.messages import Message, terms_from_dict
 from dpfl.deploy.site import Site
 from dpfl.privacy.accountant import spend
 from dpfl.rounds.codec import FRAME_BYTES
@@ -49,7 +49,7 @@ def enrolled(site: Site, desk: Desk, **lies: Any) -> None:
     assert answer.accepted, answer.reason
 
 
-def one_sentence(answer: Letter, words: str) -> None:
+def one_sentence(answer: Message, words: str) -> None:
     assert not answer.accepted
     assert words in answer.reason, answer.reason
     assert "\n" not in answer.reason
@@ -256,7 +256,7 @@ def test_a_round_that_is_not_in_the_plan_is_refused(rounds: Any, tmp_path: Path)
     site, desk = make_site(tmp_path / "a", "a"), Desk(study_values())
     enrolled(site, desk)
     letter = desk.train(0)
-    answer = site.answer(Letter(header={**letter.header, "round": rounds}, payload=letter.payload))
+    answer = site.answer(Message(header={**letter.header, "round": rounds}, payload=letter.payload))
     if rounds != "0":
         assert not answer.accepted
         assert charged(site) == set()
@@ -268,7 +268,7 @@ def test_a_message_that_lacks_something_is_refused(missing: str, tmp_path: Path)
     enrolled(site, desk)
     letter = desk.train(0)
     header = {name: value for name, value in letter.header.items() if name != missing}
-    assert not site.answer(Letter(header=header, payload=letter.payload)).accepted
+    assert not site.answer(Message(header=header, payload=letter.payload)).accepted
     assert charged(site) == set()
 
 
@@ -651,7 +651,7 @@ def test_a_model_that_cannot_take_the_records_is_refused_before_anything_is_paid
     site, values = make_site(tmp_path / "a", "a"), study_values()
     values["model"] = {"name": "lstm"}
     desk = Desk(values)
-    answer = site.answer(Letter(header={**desk.header("hello")}))
+    answer = site.answer(Message(header={**desk.header("hello")}))
     assert not answer.accepted
     assert "\n" not in answer.reason
     assert charged(site) == set()

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-START = "import os, signal, sys, threading, time; from dpfl.deploy.supernode import ends_surely\n"
+START = "import os, signal, sys, threading, time; from dpfl.deploy.supernode import exit_with_server\n"
 HOLD = (
     "    threading.Thread(target=time.sleep, args=(60,)).start()\n"  # would keep any process alive
 )
@@ -45,7 +45,7 @@ def main():
 {HOLD}
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(30)
-ends_surely(main)
+exit_with_server(main)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False

@@ -178,7 +178,7 @@ def _serve(folder: Path, insecure: bool, quiet: bool) -> None:
                     f"key of '{site}' was not registered: {reason}", style="yellow", soft_wrap=True
                 )
         # Not before the keys are known: a site that comes back early would be turned away for good.
-        link.open_gate(folder, study.network.host, study.network.port, insecure=insecure)
+        link.start_proxy(folder, study.network.host, study.network.port, insecure=insecure)
         run_id = processes.start_run(folder)
         err.print(
             f"Listening on {study.network.host}:{study.network.port}; waiting for {', '.join(study.study.sites)}"
@@ -213,7 +213,7 @@ def _follow(
                 raise _named(int(code), sentence)
             dead = link.dead()
             if dead is not None:
-                said = f"ended ({dead.last_words()[-200:]})"
+                said = f"ended ({dead.log_tail()[-200:]})"
                 raise PeerError(dead.log.stem, said, f"go on with: {_go_on(folder)}")
             if time.monotonic() - asked > 60:  # a process of its own each time
                 asked = time.monotonic()

@@ -169,7 +169,7 @@ def _take_part(folder: Path, site: Any, processes: Any, *, insecure: bool) -> No
             )
             while started.process.poll() is None:
                 time.sleep(0.5)
-            if processes.not_let_in(started) or started.process.returncode not in (0, 1):
+            if processes.was_rejected(started) or started.process.returncode not in (0, 1):
                 raise processes.ended_why(started)
         finally:
             started.end()

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message as FlowerMessage
 from flwr.clientapp import ClientApp
 
 from dpfl.core.errors import DpflError
-from dpfl.deploy.grid import from_record, to_record
-from dpfl.deploy.protocol import Letter, refusal
+from dpfl.deploy.transport import from_record, to_record
+from dpfl.deploy.messages import Message, refusal
 from dpfl.deploy.site import Site
 
 FOLDER_KEY = "dpfl-site"
@@ -20,14 +20,14 @@ app = ClientApp()
 
 
 @app.train()
-def answer(message: Message, context: Context) -> Message:
+def answer(message: FlowerMessage, context: Context) -> FlowerMessage:
     """Answer whatever the server asks."""
-    return Message(
+    return FlowerMessage(
         to_record(answered(message, str(context.node_config.get(FOLDER_KEY, "")))), reply_to=message
     )
 
 
-def answered(message: Message, folder: str) -> Letter:
+def answered(message: FlowerMessage, folder: str) -> Message:
     """What the site in this folder says to a message."""
     try:
         letter = from_record(message.content)

@@ -31,7 +31,7 @@ from dpfl.core.random import PublicSeed
 from dpfl.core.types import Claims, State
 from dpfl.core.version import __version__
 from dpfl.deploy.accounts import effective_noise, missed_rounds
-from dpfl.deploy.protocol import END, HELLO, TERMS, TRAIN, Introduction, Letter, terms_to_dict
+from dpfl.deploy.messages import END, HELLO, TERMS, TRAIN, Introduction, Message, terms_to_dict
 from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import statements
@@ -55,7 +55,7 @@ SEEDED = "NOT PRIVATE: SEEDED (a rehearsal: anyone who knows the seed can subtra
 Progress = Callable[[int, int, RoundRecord], None]
 
 
-class Post(Protocol):
+class Transport(Protocol):
     """How messages travel. ``ask`` returns an answer, or the reason why there is none, for every
     node it was given.
     """
@@ -63,7 +63,7 @@ class Post(Protocol):
     def nodes(self) -> list[int]:
         """Who is connected."""
 
-    def ask(self, letters: Mapping[int, Letter], timeout: float) -> dict[int, Letter | str]:
+    def ask(self, letters: Mapping[int, Message], timeout: float) -> dict[int, Message | str]:
         """Send, and wait for answers."""
 
     def wait(self, seconds: float) -> None:
@@ -75,9 +75,9 @@ class Coordinator:
     plays its rounds.
     """
 
-    def __init__(self, folder: Path, post: Post, progress: Progress | None = None) -> None:
+    def __init__(self, folder: Path, post: Transport, progress: Progress | None = None) -> None:
         self.place = RunFolder(folder)
-        self.post = post
+        self.transport = post
         self.progress = progress
         if not (folder / STUDY_FILE).exists():
             raise FolderError(str(folder), "holds no study", "make one with dpfl server init")
@@ -117,7 +117,7 @@ class Coordinator:
             except FolderError:
                 if left == 0:
                     raise
-                self.post.wait(1.0)
+                self.transport.wait(1.0)
 
     def _start(self) -> None:
         self.name = f"{self.study.study.name}-{uuid.uuid4().hex[:12]}"
@@ -187,7 +187,7 @@ class Coordinator:
             self._greet()
             if wanted <= set(self.nodes) or max(waited, time.monotonic() - began) >= timeout:
                 break
-            self.post.wait(1.0)
+            self.transport.wait(1.0)
             waited += 1.0
         here = wanted & set(self.nodes)
         if len(here) < self.study.run.least_sites:
@@ -204,9 +204,9 @@ class Coordinator:
 
     def _greet(self) -> None:
         """Ask nodes that have not introduced themselves who they are."""
-        new = [node for node in self.post.nodes() if node not in self.greeted]
-        letter = Letter(header=self._header(HELLO))
-        for node, answer in self.post.ask(
+        new = [node for node in self.transport.nodes() if node not in self.greeted]
+        letter = Message(header=self._header(HELLO))
+        for node, answer in self.transport.ask(
             dict.fromkeys(new, letter), self.study.run.round_timeout
         ).items():
             self.greeted.add(node)
@@ -221,7 +221,7 @@ class Coordinator:
                 continue
             self._welcome(node, answer)
 
-    def _welcome(self, node: int, answer: Letter) -> None:
+    def _welcome(self, node: int, answer: Message) -> None:
         try:
             said = Introduction.from_header(answer.header)
         except PeerError as error:
@@ -273,12 +273,12 @@ class Coordinator:
                     "change the study or those sites' policies, or lower least_sites",
                 )
 
-    def _ask_terms(self, agreement: Agreement, *, binding: bool) -> dict[str, Letter | str]:
-        letter = Letter(
+    def _ask_terms(self, agreement: Agreement, *, binding: bool) -> dict[str, Message | str]:
+        letter = Message(
             header=self._header(TERMS, terms=terms_to_dict(agreement.terms), binding=binding)
         )
         asked = {self.nodes[site]: letter for site in agreement.claims if site in self.nodes}
-        answers = self.post.ask(asked, self.study.run.round_timeout)
+        answers = self.transport.ask(asked, self.study.run.round_timeout)
         return {
             site: answers.get(self.nodes.get(site, -1), "is not connected")
             for site in agreement.claims
@@ -361,7 +361,7 @@ class Coordinator:
             if not why and not self.willing[site]:
                 self.refusals[site] = "its budget does not cover a round"
 
-    def _note(self, site: str, answer: Letter | str) -> str:
+    def _note(self, site: str, answer: Message | str) -> str:
         """Remember whether a site will take another round; return why it gave none of this one."""
         if isinstance(answer, str):  # silent: asked again next time, it may come back
             self.willing.setdefault(site, True)
@@ -394,11 +394,11 @@ class Coordinator:
             return state, plan.over.replace("client", "site")
         header = self._header(TRAIN, terms=terms_to_dict(agreement.terms), round=state.round)
         asked = {
-            self.nodes[site]: Letter(header=header, payload=plan.downloads[site])
+            self.nodes[site]: Message(header=header, payload=plan.downloads[site])
             for site in plan.cohort.ids
             if site in self.nodes
         }
-        answers = self.post.ask(asked, self.study.run.round_timeout)
+        answers = self.transport.ask(asked, self.study.run.round_timeout)
         uplinks = [self._uplink(agreement, site, answers) for site in plan.cohort.ids]
         state, record = close_round(agreement, state, plan, uplinks, run)
         record = replace(record, effective_noise=effective_noise(agreement, plan, record))
@@ -412,7 +412,7 @@ class Coordinator:
         )
 
     def _uplink(
-        self, agreement: Agreement, site: str, answers: Mapping[int, Letter | str]
+        self, agreement: Agreement, site: str, answers: Mapping[int, Message | str]
     ) -> Uplink:
         answer = answers.get(self.nodes.get(site, -1), "is not connected")
         before = self.willing.get(site, False)
@@ -481,9 +481,9 @@ class Coordinator:
     def _deliver(self, agreement: Agreement) -> dict[str, str]:
         """Give every member the model; returns why some did not get it."""
         header = self._header(END, terms=terms_to_dict(agreement.terms))
-        letter = Letter(header=header, payload=self.place.model.read_bytes())
+        letter = Message(header=header, payload=self.place.model.read_bytes())
         asked = {self.nodes[site]: letter for site in agreement.claims if site in self.nodes}
-        answers = self.post.ask(asked, min(self.study.run.round_timeout, DELIVERY_SECONDS))
+        answers = self.transport.ask(asked, min(self.study.run.round_timeout, DELIVERY_SECONDS))
         absent = {}
         for site in agreement.claims:
             answer = answers.get(self.nodes.get(site, -1), "is not connected")
@@ -499,6 +499,6 @@ def _bound(folder: Path) -> dict[str, int]:
         return {}
 
 
-def _refused(answer: Letter | str) -> str:
+def _refused(answer: Message | str) -> str:
     """Why a site does not accept the terms; empty if it does."""
     return answer if isinstance(answer, str) else "" if answer.accepted else answer.reason

@@ -52,7 +52,7 @@ class Started:
                 self.process.kill()
                 self.process.wait(timeout=15)
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The end of its log."""
         return " ".join(self.words().split())[-400:]
 
@@ -131,10 +131,10 @@ class Link:
     port: int  # of the SuperLink itself, on 127.0.0.1
     gate: Started | None = None
 
-    def open_gate(self, folder: Path, host: str, port: int, *, insecure: bool) -> None:
+    def start_proxy(self, folder: Path, host: str, port: int, *, insecure: bool) -> None:
         """Let sites in."""
         scheme, own = "http" if insecure else "https", folder / CERTIFICATES
-        door = [sys.executable, "-m", "dpfl.deploy.gate", "--host", host, "--port", str(port)]
+        door = [sys.executable, "-m", "dpfl.deploy.proxy", "--host", host, "--port", str(port)]
         door += ["--inner", f"{scheme}://127.0.0.1:{self.port}"]
         if not insecure:
             door += [
@@ -207,7 +207,7 @@ def _wait_until_ready(started: Started, address: str, certificate: Path | None) 
     while time.monotonic() < until:
         if started.process.poll() is not None:
             raise PeerError(
-                started.log.stem, f"ended at once ({started.last_words()})", f"see {started.log}"
+                started.log.stem, f"ended at once ({started.log_tail()})", f"see {started.log}"
             )
         try:
             _knock(address, context, 2)
@@ -390,7 +390,7 @@ def check_server(address: str, certificate: Path, *, insecure: bool) -> None:
         ) from error
 
 
-def not_let_in(started: Started) -> bool:
+def was_rejected(started: Started) -> bool:
     """Whether a SuperNode ended because the server does not know its key."""
     return (
         f"Exit Code: {_UNREGISTERED}" in started.words()
@@ -400,7 +400,7 @@ def not_let_in(started: Started) -> bool:
 
 def ended_why(started: Started) -> PeerError:
     """Why a SuperNode ended: in words, by its log."""
-    if not_let_in(started):
+    if was_rejected(started):
         return PeerError(
             "server",
             "does not know this site's key, and did not let it in",

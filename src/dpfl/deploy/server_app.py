@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from dpfl.core.errors import DpflError
 from dpfl.core.files import write_safely
 from dpfl.deploy.coordinator import Coordinator
-from dpfl.deploy.grid import FlowerPost
+from dpfl.deploy.transport import FlowerTransport
 from dpfl.runs.deployment import LINK_PROCESS
 from dpfl.runs.processes import end_with, noted_process
 
@@ -30,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
             link
         )  # Flower's own end waits minutes for a SuperLink that was killed, and would hold the folder
     try:
-        Coordinator(folder, FlowerPost(grid)).begin()
+        Coordinator(folder, FlowerTransport(grid)).begin()
     except DpflError as error:
         # Whoever started the study reads it there: a server app's own output goes to Flower's log.
         write_safely(folder / FAILED, f"{error.exit_code}\n{error}\n".encode())

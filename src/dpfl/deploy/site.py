@@ -38,13 +38,13 @@ from dpfl.data.tables import read_file
 from dpfl.deploy.commitment import Commitment
 from dpfl.deploy.outcome import keep_model
 from dpfl.deploy.policy import check_offer, check_plan
-from dpfl.deploy.protocol import (
+from dpfl.deploy.messages import (
     END,
     HELLO,
     TERMS,
     TRAIN,
     Introduction,
-    Letter,
+    Message,
     refusal,
     terms_from_dict,
     terms_to_dict,
@@ -181,7 +181,7 @@ class Site:
 
     # -- answers -----------------------------------------------------------------------------------
 
-    def answer(self, letter: Letter) -> Letter:
+    def answer(self, letter: Message) -> Message:
         """Answer a server's message. What is refused is refused in one sentence, and costs nothing."""
         try:
             study = self._study(letter)
@@ -211,7 +211,7 @@ class Site:
         with (self.folder / LOG).open("a") as stream:
             stream.write(f"{stamp} {sentence}\n")
 
-    def _study(self, letter: Letter) -> StudyFile:
+    def _study(self, letter: Message) -> StudyFile:
         version = str(letter.header.get("dpfl", ""))
         if version.split(".")[:2] != __version__.split(".")[:2]:
             raise PeerError(
@@ -221,13 +221,13 @@ class Site:
             )
         return StudyFile.from_dict(dict(letter.header["study"]), "the server's study")
 
-    def _hello(self, study: StudyFile, run: str) -> Letter:
+    def _hello(self, study: StudyFile, run: str) -> Message:
         self._accepts(study)
         member = self.member()
         said = Introduction(
             site=self.id, claims=member.claims, token=self.token(run), version=__version__
         )
-        return Letter(header=said.to_header())
+        return Message(header=said.to_header())
 
     def _accepts(self, study: StudyFile) -> None:
         """Check the study against this site's own policy and data."""
@@ -249,7 +249,7 @@ class Site:
             study.build_model(), federation.feature_shape, study.study.classes, federation.inputs
         )
 
-    def _agreement(self, study: StudyFile, letter: Letter) -> Agreement:
+    def _agreement(self, study: StudyFile, letter: Message) -> Agreement:
         """What the server's terms make of the study: planned here, with this site's own budget and
         habits.
         """
@@ -277,7 +277,7 @@ class Site:
             site=self.id, agreement=agreement, member=self.member(), per_study=per_study
         )
 
-    def _agree(self, study: StudyFile, letter: Letter) -> Letter:
+    def _agree(self, study: StudyFile, letter: Message) -> Message:
         """Accept the terms. Once they are binding the site commits to its plan, before it releases
         anything.
 
@@ -291,7 +291,7 @@ class Site:
         try:
             if letter.header.get("binding") is not True:
                 self._commitment(agreement).check(ledger)
-                return Letter(header={"ok": True, "site": self.id, "more": True})
+                return Message(header={"ok": True, "site": self.id, "more": True})
             if ledger.agreed(run) is None:
                 self._commitment(agreement).check(ledger)
             ledger.register(
@@ -307,11 +307,11 @@ class Site:
             more = self._commitment(agreement).covers(ledger, run, 0)
             if not more:
                 self._log(f"{study.study.name}: its budget does not cover a round")
-            return Letter(header={"ok": True, "site": self.id, "more": more})
+            return Message(header={"ok": True, "site": self.id, "more": more})
         finally:
             ledger.close()
 
-    def _train(self, study: StudyFile, letter: Letter) -> Letter:
+    def _train(self, study: StudyFile, letter: Message) -> Message:
         """One round: check, work, pay and keep the answer, answer."""
         run, round_ = str(letter.header["run"]), int(letter.header["round"])
         self._accepts(study)
@@ -347,7 +347,7 @@ class Site:
                 # That work failed may tell of the records: it is charged like an answer.
                 ledger.charge(run, round_, self._commitment(agreement).charges())
                 raise
-            paid = ledger.pay_and_answer(
+            paid = ledger.charge_and_store(
                 run, round_, self._commitment(agreement).charges(), payload, _packed(private)
             )
             if not paid:
@@ -356,7 +356,7 @@ class Site:
         finally:
             ledger.close()
 
-    def _spent_up(self, study: StudyFile) -> Letter:
+    def _spent_up(self, study: StudyFile) -> Message:
         self._log(f"{study.study.name}: its budget does not cover another round")
         return refusal("its budget does not cover another round", site=self.id, more=False)
 
@@ -405,7 +405,7 @@ class Site:
 
     def _answer(
         self, ledger: SiteLedger, agreement: Agreement, run: str, round_: int, payload: bytes
-    ) -> Letter:
+    ) -> Message:
         more = self._commitment(agreement).covers(ledger, run, round_ + 1)
         header = {
             "ok": True,
@@ -414,9 +414,9 @@ class Site:
             "token": self.token(run),
             "more": more,
         }
-        return Letter(header=header, payload=payload)
+        return Message(header=header, payload=payload)
 
-    def _keep(self, study: StudyFile, letter: Letter) -> Letter:
+    def _keep(self, study: StudyFile, letter: Message) -> Message:
         """Keep the model of a study that has ended, if this site took part. Nothing of the site's
         goes back.
         """
@@ -432,7 +432,7 @@ class Site:
         finally:
             ledger.close()
         keep_model(self.folder, run, study, letter.payload, b"" if last is None else last.private)
-        return Letter(header={"ok": True, "site": self.id})
+        return Message(header={"ok": True, "site": self.id})
 
     # -- for the people at the site ----------------------------------------------------------------
 
@@ -459,7 +459,7 @@ class Site:
             ledger.close()
 
 
-def _digest(study: StudyFile, letter: Letter) -> str:
+def _digest(study: StudyFile, letter: Message) -> str:
     """Name the study and the terms together."""
     terms = terms_to_dict(terms_from_dict(letter.header["terms"]))
     return hashlib.sha256(

@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 NAME = "flower-supernode"
 
 
-def ends_surely(main: Callable[[], object]) -> None:
+def exit_with_server(main: Callable[[], object]) -> None:
     """Call a program's main function, and end the process with it, whatever its threads do. Never
     returns.
     """
@@ -42,4 +42,4 @@ def ends_surely(main: Callable[[], object]) -> None:
 if __name__ == "__main__":
     (found,) = entry_points(group="console_scripts", name=NAME)
     sys.argv[0] = NAME
-    ends_surely(found.load())
+    exit_with_server(found.load())

@@ -71,7 +71,7 @@ class SiteLedger(Ledger):
             ).fetchone()
         return None if row is None else Answered(round=row[0], payload=row[1], private=row[2])
 
-    def pay_and_answer(
+    def charge_and_store(
         self, run: str, round_: int, charges: Sequence[Charge], payload: bytes, private: bytes
     ) -> bool:
         """Charge and keep the answer, all or nothing; False if plan or budget do not cover it."""

@@ -13,28 +13,28 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message as FlowerMessage, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from dpfl.deploy.client_app import FOLDER_KEY, app
 
-Fault = Callable[[Message, Callable[[], Message]], Message | None]
+Fault = Callable[[FlowerMessage, Callable[[], FlowerMessage]], FlowerMessage | None]
 """May answer in a node's place: with something else, late (None for now), or not at all."""
 
 FAILED = 5  # any code: what counts is that the reply is an error
 
 
-class LocalGrid(Grid):
+class InProcessGrid(Grid):
     """Nodes are folders of sites; ``faults`` make some of them misbehave."""
 
     def __init__(self, sites: Mapping[int, Path], client_app: ClientApp = app) -> None:
         self.sites = dict(sites)
         self.client_app = client_app
         self.faults: dict[int, Fault] = {}
-        self.replies: dict[str, list[Message]] = {}
-        self.asked: list[Message] = []
+        self.replies: dict[str, list[FlowerMessage]] = {}
+        self.asked: list[FlowerMessage] = []
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
     def set_run(self, run: Any) -> None:
@@ -45,7 +45,7 @@ class LocalGrid(Grid):
         """There is nothing to know about it."""
         raise NotImplementedError
 
-    def create_message(self, *args: Any, **more: Any) -> Message:
+    def create_message(self, *args: Any, **more: Any) -> FlowerMessage:
         """Messages are made by their own constructor."""
         raise NotImplementedError
 
@@ -53,7 +53,7 @@ class LocalGrid(Grid):
         """Who is connected."""
         return list(self.sites)
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+    def push_messages(self, messages: Iterable[FlowerMessage]) -> list[str]:
         """Deliver, and work at once."""
         ids = []
         for message in messages:
@@ -68,7 +68,7 @@ class LocalGrid(Grid):
             ids.append(name)
         return ids
 
-    def _reply(self, message: Message, node: int) -> Message:
+    def _reply(self, message: FlowerMessage, node: int) -> FlowerMessage:
         """What the node's app says; an exception is an error reply, as on a real node."""
         context = Context(
             run_id=1,
@@ -80,9 +80,9 @@ class LocalGrid(Grid):
         try:
             return self.client_app(message, context)
         except Exception as error:
-            return Message(Error(code=FAILED, reason=str(error)), reply_to=message)
+            return FlowerMessage(Error(code=FAILED, reason=str(error)), reply_to=message)
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+    def pull_messages(self, message_ids: Iterable[str]) -> list[FlowerMessage]:
         """Hand over what has come, once."""
         found = []
         for name in message_ids:
@@ -90,7 +90,7 @@ class LocalGrid(Grid):
         return found
 
     def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[Message]:
+        self, messages: Iterable[FlowerMessage], *, timeout: float | None = None
+    ) -> list[FlowerMessage]:
         """Both at once."""
         return self.pull_messages(self.push_messages(messages))

@@ -17,7 +17,7 @@ LARGEST_HEADER = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Letter:
+class Message:
     """One message, either way."""
 
     header: Mapping[str, Any]
@@ -35,9 +35,9 @@ class Letter:
         return " ".join("".join(c if c.isprintable() else " " for c in said).split())[:300]
 
 
-def refusal(reason: str, **more: Any) -> Letter:
+def refusal(reason: str, **more: Any) -> Message:
     """An answer that says no."""
-    return Letter(header={"ok": False, "reason": reason, **more})
+    return Message(header={"ok": False, "reason": reason, **more})
 
 
 def write_header(header: Mapping[str, Any]) -> str:

@@ -7,24 +7,24 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message as FlowerMessage, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from dpfl.core.errors import PeerError
-from dpfl.deploy.protocol import Letter, read_header, write_header
+from dpfl.deploy.messages import Message, read_header, write_header
 
 RECORD = "dpfl"
 _POLL = 0.2
 
 
-def to_record(letter: Letter) -> RecordDict:
+def to_record(letter: Message) -> RecordDict:
     """A letter as Flower carries it."""
     return RecordDict(
         {RECORD: ConfigRecord({"header": write_header(letter.header), "payload": letter.payload})}
     )
 
 
-def from_record(content: RecordDict) -> Letter:
+def from_record(content: RecordDict) -> Message:
     """Read it back."""
     try:
         record = content.config_records[RECORD]
@@ -35,10 +35,10 @@ def from_record(content: RecordDict) -> Letter:
         raise PeerError(
             "message", "holds something else than a header and bytes", "run dpfl on both sides"
         )
-    return Letter(header=read_header(header), payload=payload)
+    return Message(header=read_header(header), payload=payload)
 
 
-class FlowerPost:
+class FlowerTransport:
     """The post over a Flower grid."""
 
     def __init__(self, grid: Grid) -> None:
@@ -48,14 +48,14 @@ class FlowerPost:
         """Who is connected."""
         return sorted(self.grid.get_node_ids())
 
-    def ask(self, letters: Mapping[int, Letter], timeout: float) -> dict[int, Letter | str]:
+    def ask(self, letters: Mapping[int, Message], timeout: float) -> dict[int, Message | str]:
         """Send to every node, and wait for answers until time is up. A late answer is never looked
         at.
         """
         if not letters:
             return {}
         messages = [
-            Message(
+            FlowerMessage(
                 content=to_record(letter),
                 message_type=MessageType.TRAIN,
                 dst_node_id=node,
@@ -64,7 +64,7 @@ class FlowerPost:
             for node, letter in letters.items()
         ]
         sent = dict(zip(self.grid.push_messages(messages), letters, strict=True))
-        answers: dict[int, Letter | str] = dict.fromkeys(
+        answers: dict[int, Message | str] = dict.fromkeys(
             letters, f"did not answer within {timeout:g} s"
         )
         open_ids = set(sent)
@@ -86,7 +86,7 @@ class FlowerPost:
         time.sleep(seconds)
 
 
-def _read(reply: Message) -> Letter | str:
+def _read(reply: FlowerMessage) -> Message | str:
     if reply.has_error():
         return f"failed ({(reply.error.reason or 'no reason')[:200]})"
     try:

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dpfl.deploy import gate as gates
+from dpfl.deploy import proxy as gates
 from tests.deploy.federation import Federation, study_values
 
 
