@@ -1,5 +1,5 @@
-"""Small federations for the tests of a deployment: sites in folders, a study, and the letters an
-honest server writes.
+"""Small federations for the tests of a deployment: sites in folders, a study, and the messages of
+an honest server.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Message as FlowerMessage, RecordDict
+from flwr.app import Message as FlowerMessage
+from flwr.app import RecordDict
 
 from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Downlink, Observer
 from dpfl.core.version import __version__
 from dpfl.deploy.coordinator import Coordinator
-from dpfl.deploy.transport import FlowerTransport, from_record, to_record
 from dpfl.deploy.in_process_grid import InProcessGrid
-from dpfl.deploy.messages import HELLO, TERMS, TRAIN, Message, terms_to_dict
+from dpfl.deploy.messages import Message, terms_to_dict
+from dpfl.deploy.requests import HELLO, TERMS, TRAIN
 from dpfl.deploy.site import Site
+from dpfl.deploy.transport import FlowerTransport, from_record, to_record
 from dpfl.privacy.events import History
 from dpfl.rounds import Agreement, enrol
 from dpfl.rounds.codec import FRAME_BYTES, encode_download
@@ -113,7 +115,7 @@ def make_server(folder: Path, values: Mapping[str, Any]) -> Path:
 
 @dataclass
 class Desk:
-    """An honest server's letters to a lone site; every number can be changed into a lie."""
+    """An honest server's messages to a lone site; every number can be changed into a lie."""
 
     values: dict[str, Any]
     run: str = "run-1"
@@ -190,7 +192,7 @@ def charged(site: Site, observer: Observer = Observer.SERVER) -> set[int]:
 
 
 class WatchedGrid(InProcessGrid):
-    """Keeps everything that went over it, as (site's folder name, letter)."""
+    """Keeps everything that went over it, as (site's folder name, message)."""
 
     def __init__(self, sites: Mapping[int, Path]) -> None:
         super().__init__(sites)
@@ -217,11 +219,11 @@ class WatchedGrid(InProcessGrid):
 
     def asked_to_train(self) -> list[tuple[int, int]]:
         """(node, round) of every round that was asked for."""
-        letters = [(m.metadata.dst_node_id, from_record(m.content)) for m in self.asked]
+        messages = [(m.metadata.dst_node_id, from_record(m.content)) for m in self.asked]
         return [
-            (node, letter.header["round"])
-            for node, letter in letters
-            if letter.header["kind"] == TRAIN
+            (node, message.header["round"])
+            for node, message in messages
+            if message.header["kind"] == TRAIN
         ]
 
 
@@ -253,7 +255,7 @@ class Federation:
 
     def coordinator(self, grid: InProcessGrid | None = None) -> Coordinator:
         made = Coordinator(self.server, FlowerTransport(grid or self.grid))
-        made.transport.wait = lambda seconds: None  # type: ignore[method-assign]
+        made.sites.transport.wait = lambda seconds: None  # type: ignore[method-assign]
         return made
 
     def play(self) -> dict[str, Any]:
@@ -278,11 +280,15 @@ def round_of(message: FlowerMessage) -> int:
     return int(from_record(message.content).header["round"])
 
 
-def reply_with(message: FlowerMessage, header: Mapping[str, Any], payload: bytes = b"") -> FlowerMessage:
+def reply_with(
+    message: FlowerMessage, header: Mapping[str, Any], payload: bytes = b""
+) -> FlowerMessage:
     return FlowerMessage(to_record(Message(header=header, payload=payload)), reply_to=message)
 
 
-def changed(reply: FlowerMessage, message: FlowerMessage, change: Callable[[Message], Message]) -> FlowerMessage:
+def changed(
+    reply: FlowerMessage, message: FlowerMessage, change: Callable[[Message], Message]
+) -> FlowerMessage:
     """The site's own answer, changed on the way."""
     return FlowerMessage(to_record(change(from_record(reply.content))), reply_to=message)
 

@@ -13,17 +13,21 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Error, Message as FlowerMessage, RecordDict
+from flwr.app import ConfigRecord, Error, RecordDict
+from flwr.app import Message as FlowerMessage
 from safetensors.torch import load_file
 
 from dpfl.core.errors import FolderError, PeerError
 from dpfl.core.types import Observer
 from dpfl.deploy import coordinator as module
 from dpfl.deploy.coordinator import Coordinator
-from dpfl.deploy.transport import RECORD, FlowerTransport, from_record
+from dpfl.deploy.enrolment import EnrolmentFile
 from dpfl.deploy.in_process_grid import InProcessGrid
-from dpfl.deploy.messages import HELLO, TERMS, TRAIN, Message
+from dpfl.deploy.messages import Message
+from dpfl.deploy.requests import HELLO, TERMS, TRAIN
 from dpfl.deploy.site import Site
+from dpfl.deploy.summary import DeploymentSummary
+from dpfl.deploy.transport import RECORD, FlowerTransport, from_record
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds.codec import FRAME_BYTES, encode_upload
 from dpfl.runs.folder import RunFolder
@@ -74,7 +78,9 @@ def finished(federation: Federation, rounds: int = 3) -> dict[str, Any]:
     return summary
 
 
-def uploaded(message: FlowerMessage, values: torch.Tensor, site: str, run: str | None = None) -> FlowerMessage:
+def uploaded(
+    message: FlowerMessage, values: torch.Tensor, site: str, run: str | None = None
+) -> FlowerMessage:
     header = from_record(message.content).header
     payload = encode_upload(values, run or header["run"], header["round"], site)
     return reply_with(
@@ -111,7 +117,7 @@ FAULTS: dict[str, tuple[Callable[[FlowerMessage, Answer], FlowerMessage | None],
         ),
         "message",
     ),
-    "nothing of ours": (lambda m, a: empty(m), "is not dpfl's"),
+    "nothing of ours": (lambda m, a: empty(m), "was not written by dpfl"),
     "no frame": (lambda m, a: reply_with(m, {"ok": True, "more": True}, b"abc"), "are no frame"),
     "nothing": (lambda m, a: reply_with(m, {"ok": True, "more": True}), "are no frame"),
     "too long": (lambda m, a: uploaded(m, torch.zeros(SIZE + 1), "b"), "bytes, at most"),
@@ -435,21 +441,21 @@ def _once(real: Callable[..., Any], when: Callable[..., bool], after: bool) -> C
     return wrapped
 
 
-def _is_train(_: Any, letters: Any, timeout: float) -> bool:
+def _is_train(_: Any, messages: Any, timeout: float) -> bool:
     return any(
-        letter.header["kind"] == TRAIN and letter.header["round"] == 1
-        for letter in letters.values()
+        message.header["kind"] == TRAIN and message.header["round"] == 1
+        for message in messages.values()
     )
 
 
-def _is_terms(_: Any, letters: Any, timeout: float) -> bool:
-    return any(letter.header["kind"] == TERMS for letter in letters.values())
+def _is_terms(_: Any, messages: Any, timeout: float) -> bool:
+    return any(message.header["kind"] == TERMS for message in messages.values())
 
 
 PHASES: dict[str, tuple[Any, str, Callable[..., bool], bool]] = {
-    "gathering": (Coordinator, "_gather", lambda *a: True, True),
-    "before the ledger": (Coordinator, "_write_enrolment", lambda *a: True, False),
-    "after enrolment": (Coordinator, "_write_enrolment", lambda *a: True, True),
+    "gathering": (module, "gather", lambda *a: True, True),
+    "before the ledger": (EnrolmentFile, "write", lambda *a: True, False),
+    "after enrolment": (EnrolmentFile, "write", lambda *a: True, True),
     "after the first checkpoint": (RunFolder, "save_state", lambda *a: True, True),
     "telling the terms": (FlowerTransport, "ask", _is_terms, False),
     "after terms were told": (FlowerTransport, "ask", _is_terms, True),
@@ -470,7 +476,7 @@ PHASES: dict[str, tuple[Any, str, Callable[..., bool], bool]] = {
         lambda self, checkpoint: checkpoint.state.round == 2,
         True,
     ),
-    "before the summary": (RunFolder, "save_summary", lambda *a: True, False),
+    "before the summary": (DeploymentSummary, "save", lambda *a: True, False),
 }
 LOST = {"opened", "waiting", "closing", "written down", "before the checkpoint"}
 
@@ -685,7 +691,7 @@ def test_a_study_does_not_go_on_with_fewer_sites_than_it_asks_for(tmp_path: Path
     generous = make_site(tmp_path / "new" / "a", "a")
     grid = WatchedGrid({1: generous.folder, 2: first.sites["b"].folder, 3: first.sites["c"].folder})
     coordinator = Coordinator(second, FlowerTransport(grid))
-    coordinator.transport.wait = lambda seconds: None  # type: ignore[method-assign]
+    coordinator.sites.transport.wait = lambda seconds: None  # type: ignore[method-assign]
     with pytest.raises(PeerError, match="only 1 sites accept its terms") as refused:
         coordinator.begin()
     assert "b: site 'b': its budget does not cover a round of this study" in str(refused.value)

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Observer, Unit
 from dpfl.deploy.coordinator import Coordinator
-from dpfl.deploy.transport import FlowerTransport
 from dpfl.deploy.outcome import outcomes
-from dpfl.deploy.messages import TRAIN
+from dpfl.deploy.requests import TRAIN
 from dpfl.deploy.site import Site
+from dpfl.deploy.transport import FlowerTransport
 from dpfl.methods.registry import METHODS, settings_of
 from dpfl.rounds.codec import FRAME_BYTES
 from dpfl.runs.deployment import StudyFile
@@ -172,8 +172,8 @@ def test_three_sites_and_the_simulator_give_the_same_model_spends_and_bytes(
     tried = [
         outcomes(site.folder)[0].tried(name, site.federation()) for name, site in sites.items()
     ]
-    right = sum(found["accuracy"] * found["test_records"] for found in tried)
-    records = sum(found["test_records"] for found in tried)
+    right = sum(found.scores.accuracy * found.test_records for found in tried)
+    records = sum(found.test_records for found in tried)
     assert right / records == pytest.approx(simulated.summary.accuracy, abs=1e-6)
     strategy = experiment.strategy(3)
     if strategy.observer is Observer.NOBODY:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Message as FlowerMessage, RecordDict
+from flwr.app import ConfigRecord, RecordDict
+from flwr.app import Message as FlowerMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfl.core.errors import PeerError
 from dpfl.core.types import Claims, Terms
-from dpfl.deploy.transport import RECORD, from_record, to_record
 from dpfl.deploy.messages import (
     LARGEST_HEADER,
     Introduction,
@@ -27,6 +27,7 @@ from dpfl.deploy.messages import (
     terms_to_dict,
     write_header,
 )
+from dpfl.deploy.transport import RECORD, from_record, to_record
 
 TERMS = Terms(
     rounds=3,
@@ -153,7 +154,7 @@ def test_a_claim_of_any_size_is_read_or_is_a_peer_s_mistake(epsilon: Any) -> Non
     said = Introduction(
         site="a", claims=Claims(epsilon=1.0, delta=1e-3, examples=5), token="t", version="0.1.0"
     )
-    header = read_header(write_header(said.to_header()))
+    header = read_header(write_header(said.to_message().header))
     assert Introduction.from_header(header) == said
     header["claims"]["epsilon"] = epsilon
     with suppress(PeerError):
@@ -173,9 +174,9 @@ def test_a_number_of_records_is_a_whole_number(examples: Any) -> None:
 
 
 def test_letters_travel_and_say_yes_only_with_true() -> None:
-    letter = Message(header={"ok": True, "x": [1, "é", math.inf]}, payload=bytes(range(256)))
-    back = from_record(to_record(letter))
-    assert (back.header, back.payload) == (letter.header, letter.payload)
+    message = Message(header={"ok": True, "x": [1, "é", math.inf]}, payload=bytes(range(256)))
+    back = from_record(to_record(message))
+    assert (back.header, back.payload) == (message.header, message.payload)
     assert back.accepted
     for said in ("true", 1, None, "yes", [True]):
         assert not Message(header={"ok": said}).accepted

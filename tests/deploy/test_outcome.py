@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save
 
 from dpfl.cli.main import run_command
 from dpfl.core.layout import Layout
+from dpfl.deploy.messages import Message
 from dpfl.deploy.outcome import MODELS, outcomes
-from dpfl.deploy.messages import END, Message
+from dpfl.deploy.requests import END
 from tests.deploy.federation import Desk, Federation, charged, kind_of, make_site, study_values
 
 
@@ -101,8 +102,7 @@ def test_what_is_no_model_of_the_study_is_not_kept(
 def test_a_model_that_is_not_finite_or_of_another_study_is_not_kept(tmp_path: Path) -> None:
     site, desk = make_site(tmp_path / "a", "a"), Desk(study_values())
     assert (
-        "none that this site has agreed to"
-        in site.answer(_ended(desk, save(_weights(desk)))).reason
+        "was not agreed to by this site" in site.answer(_ended(desk, save(_weights(desk)))).reason
     )
     assert site.answer(desk.terms()).accepted
     assert "not finite" in site.answer(_ended(desk, save(_weights(desk, float("nan"))))).reason
@@ -183,7 +183,7 @@ def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path:
         assert (got, words in err) == (code, True), err
         assert "Traceback" not in err
     Path(study).write_text(desk.study().to_toml())
-    foreign = "is no model of this study (cannot be read"
+    foreign = "is not a model of this study (cannot be read"
     for model, code, words in ((tmp_path / "absent", 5, "cannot be read"), (broken, 3, foreign)):
         got, _, err = _evaluate(capsys, home, "--model", str(model), "--study", study)
         assert (got, words in err) == (code, True), err

@@ -50,9 +50,9 @@ def test_a_site_that_refuses_the_terms_is_not_in_the_population(tmp_path: Path) 
     assert "does not cover 3 rounds" in summary["refusals"]["c"]
     assert summary["rounds"]["done"] == 3
     asked = [
-        letter.header["terms"]["population"]
-        for _, letter, _ in federation.grid.heard
-        if "round" in letter.header
+        message.header["terms"]["population"]
+        for _, message, _ in federation.grid.heard
+        if "round" in message.header
     ]
     assert set(asked) == {2}
     assert charged(federation.sites["c"]) == set()

@@ -1,95 +1,105 @@
-"""Our letters over Flower's messages. Answers are matched by the message they answer, not by who
-seems to have sent them.
+"""How messages travel: over a Flower grid, matched by the message that an answer belongs to.
+
+Who seems to have sent an answer does not count: Flower answers for a dead node under another id.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Protocol
 
-from flwr.app import ConfigRecord, Message as FlowerMessage, MessageType, RecordDict
+from flwr.app import ConfigRecord, MessageType, RecordDict
+from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
 from dpfl.core.errors import PeerError
-from dpfl.deploy.messages import Message, read_header, write_header
+from dpfl.deploy.messages import Message, Reply, read_header, write_header
 
 RECORD = "dpfl"
-_POLL = 0.2
+_POLL_SECONDS = 0.2
+_BOTH_SIDES = "run dpfl on both sides"
 
 
-def to_record(letter: Message) -> RecordDict:
-    """A letter as Flower carries it."""
-    return RecordDict(
-        {RECORD: ConfigRecord({"header": write_header(letter.header), "payload": letter.payload})}
-    )
+class Transport(Protocol):
+    """What a coordinator needs of a network."""
+
+    def nodes(self) -> list[int]:
+        """Return the nodes that are connected."""
+
+    def ask(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Reply]:
+        """Send one message to each node; return a reply, or its absence, for every one of them."""
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+
+
+def to_record(message: Message) -> RecordDict:
+    """Put a message into the form that Flower carries."""
+    header = write_header(message.header)
+    return RecordDict({RECORD: ConfigRecord({"header": header, "payload": message.payload})})
 
 
 def from_record(content: RecordDict) -> Message:
-    """Read it back."""
+    """Read a message back; anything else is refused."""
     try:
         record = content.config_records[RECORD]
         header, payload = record["header"], record["payload"]
     except KeyError as error:
-        raise PeerError("message", "is not dpfl's", "run dpfl on both sides") from error
+        raise PeerError("message", "was not written by dpfl", _BOTH_SIDES) from error
     if not isinstance(header, str) or not isinstance(payload, bytes):
-        raise PeerError(
-            "message", "holds something else than a header and bytes", "run dpfl on both sides"
-        )
+        raise PeerError("message", "does not hold a header and bytes", _BOTH_SIDES)
     return Message(header=read_header(header), payload=payload)
 
 
 class FlowerTransport:
-    """The post over a Flower grid."""
+    """A transport over a Flower grid."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
     def nodes(self) -> list[int]:
-        """Who is connected."""
+        """Return the nodes that are connected."""
         return sorted(self.grid.get_node_ids())
 
-    def ask(self, letters: Mapping[int, Message], timeout: float) -> dict[int, Message | str]:
-        """Send to every node, and wait for answers until time is up. A late answer is never looked
-        at.
+    def ask(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Reply]:
+        """Send to every node, and wait for answers until ``timeout`` seconds have passed.
+
+        The first answer to a message counts. A second or a late one is never read.
         """
-        if not letters:
-            return {}
-        messages = [
-            FlowerMessage(
-                content=to_record(letter),
-                message_type=MessageType.TRAIN,
-                dst_node_id=node,
-                ttl=timeout + 60,
-            )
-            for node, letter in letters.items()
-        ]
-        sent = dict(zip(self.grid.push_messages(messages), letters, strict=True))
-        answers: dict[int, Message | str] = dict.fromkeys(
-            letters, f"did not answer within {timeout:g} s"
-        )
-        open_ids = set(sent)
+        silence = Reply.none(f"did not answer within {timeout:g} s")
+        replies = dict.fromkeys(messages, silence)
+        waiting = self._send(messages, timeout)
         until = time.monotonic() + timeout
-        while open_ids and time.monotonic() < until:
-            for reply in self.grid.pull_messages(list(open_ids)):
-                asked = reply.metadata.reply_to_message_id
-                if (
-                    asked in open_ids
-                ):  # the first answer counts; a second one to the same message is not ours to take
-                    open_ids.discard(asked)
-                    answers[sent[asked]] = _read(reply)
-            if open_ids:
-                time.sleep(_POLL)
-        return answers
+        while waiting and time.monotonic() < until:
+            for answer in self.grid.pull_messages(list(waiting)):
+                node = waiting.pop(answer.metadata.reply_to_message_id, None)
+                if node is not None:
+                    replies[node] = _read(answer)
+            if waiting:
+                time.sleep(_POLL_SECONDS)
+        return replies
+
+    def _send(self, messages: Mapping[int, Message], timeout: float) -> dict[str, int]:
+        """Send, and return which node each message went to, by the message's id."""
+        if not messages:
+            return {}
+        kind, ttl = MessageType.TRAIN, timeout + 60
+        sent = [
+            FlowerMessage(content=to_record(one), message_type=kind, dst_node_id=node, ttl=ttl)
+            for node, one in messages.items()
+        ]
+        return dict(zip(self.grid.push_messages(sent), messages, strict=True))
 
     def wait(self, seconds: float) -> None:
         """Let time pass."""
         time.sleep(seconds)
 
 
-def _read(reply: FlowerMessage) -> Message | str:
-    if reply.has_error():
-        return f"failed ({(reply.error.reason or 'no reason')[:200]})"
+def _read(answer: FlowerMessage) -> Reply:
+    if answer.has_error():
+        return Reply.none(f"failed ({(answer.error.reason or 'no reason')[:200]})")
     try:
-        return from_record(reply.content)
+        return Reply.of(from_record(answer.content))
     except PeerError as error:
-        return str(error)
+        return Reply.none(str(error))
