@@ -69,7 +69,7 @@ def test_a_plan_ends_when_fewer_sites_are_there_than_it_counts_on(tmp_path: Path
         original(agreement)  # type: ignore[arg-type]
         rounds.append(1)
         if len(rounds) == 3:
-            coordinator.willing["c"] = False
+            coordinator.sites.willing["c"] = False
 
     coordinator._settle = settle  # type: ignore[method-assign, assignment]
     coordinator.begin()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.privacy.ledgers import SERVER, cost, charge, grant, plan
+from tests.privacy.ledgers import SERVER, cost, charge, set_budgets, plan
 
 from dpfl.core.errors import LedgerError
 from dpfl.privacy.site_ledger import Answered, SiteLedger
@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def ledger(path: Path) -> Iterator[SiteLedger]:
     opened = SiteLedger.open_for(path, "north")
-    grant(opened, 5, "north")
+    set_budgets(opened, 5, "north")
     opened.register("run", seeded=False, title="t")
     yield opened
     opened.close()
