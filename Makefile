@@ -1,56 +1,72 @@
-# dpfl: `make demo` runs the main job, `make test` runs all tests. Both set up .venv first, once.
+# dpfl: `make demo` runs the main job, `make test` runs all tests. Each sets up .venv first, once, with what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Where torch comes from: `make TORCH_INDEX=<address of PyTorch's CPU-only index> demo` avoids several GB of CUDA.
 TORCH_INDEX ?=
-STAMP := $(VENV)/.set-up
+USE := $(VENV)/.set-up
+DEVELOP := $(VENV)/.set-up-for-development
 
-.PHONY: demo deploy-demo test lint bench bench-kernels setup clean help
+.PHONY: demo deploy-demo test lint nightly bench bench-kernels setup setup-dev clean help
 
 help:
 	@echo "make demo   set up, compare nine methods on a federation of 20 clients and write a report (about a minute)"
 	@echo "make deploy-demo  three real sites and a server on this machine, over TLS, with keys (about two minutes)"
-	@echo "make test   set up and run all tests, style and type checks"
+	@echo "make test   set up for development and run all tests, style and type checks"
 	@echo "make lint   style, types and import contracts only"
+	@echo "make nightly  what takes long: more examples for every law, coverage, a wheel in an empty environment"
 	@echo "make bench  measure against Opacus, pfl and Flower (about half an hour; BENCH=--quick to see that it runs)"
 	@echo "make clean  remove .venv and caches"
 
-demo: $(STAMP)
+demo: $(USE)
 	$(BIN)/dpfl compare examples/demo.toml --family heterogeneous --seeds 3
 
-deploy-demo: $(STAMP)
+deploy-demo: $(USE)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[flower]'
 	rm -rf runs/deploy-demo
 	$(BIN)/dpfl deploy example runs/deploy-demo
 	$(BIN)/dpfl deploy run runs/deploy-demo
 
-test: $(STAMP) lint
+test: $(DEVELOP) lint
 	$(BIN)/python -m pytest -n 3 --dist loadgroup -q
 
-lint: $(STAMP)
+lint: $(DEVELOP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)
+nightly: $(DEVELOP)
+	DPFL_HYPOTHESIS=nightly $(BIN)/python -m pytest -n 2 --dist loadgroup -q --cov=dpfl --cov-report=term:skip-covered
+	rm -rf build/wheel && $(BIN)/python -m build --wheel --no-isolation --outdir build/wheel
+	$(PYTHON) -m venv build/wheel/.venv
+	build/wheel/.venv/bin/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	build/wheel/.venv/bin/python -m pip install --quiet -c constraints.txt build/wheel/*.whl
+	cd build/wheel && .venv/bin/dpfl run --dataset heart_disease --method fedavg_dp --budgets 0.5,1,2,8 --delta 1e-3 --clip 1 --rounds 2 --out run
+
+bench: $(DEVELOP)
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m bench.run $(BENCH)
 	$(BIN)/python -m bench.kernels $(filter --quick,$(BENCH))
 
-bench-kernels: $(STAMP)
+bench-kernels: $(DEVELOP)
 	$(BIN)/python -m bench.kernels
 
-setup: $(STAMP)
+setup: $(USE)
 
-$(STAMP): pyproject.toml constraints.txt
+setup-dev: $(DEVELOP)
+
+$(USE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "dpfl needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Use: make PYTHON=python3.12"; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "Python's venv module is missing. On Debian or Ubuntu: sudo apt-get install -y python3-venv"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	@touch $(USE)
+
+$(DEVELOP): $(USE)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	@touch $(STAMP)
+	@touch $(DEVELOP)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info src/*.egg-info

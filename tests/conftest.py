@@ -11,14 +11,10 @@ from hypothesis import HealthCheck, settings
 # Proposals of calibrated noise, apart from the user's own; every one is evaluated afresh.
 os.environ["DPFL_CACHE"] = str(Path(__file__).parent.parent / ".pytest_cache" / "dpfl")
 
-settings.register_profile(
-    "dpfl",
-    deadline=None,
-    max_examples=30,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("dpfl")
+_COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("dpfl", max_examples=30, derandomize=True, **_COMMON)
+settings.register_profile("nightly", max_examples=1000, **_COMMON)
+settings.load_profile(os.environ.get("DPFL_HYPOTHESIS", "dpfl"))
 
 
 def require(what: str, reason: str) -> None:

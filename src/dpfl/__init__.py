@@ -1,64 +1,66 @@
 """Differentially private federated learning for federations whose members do not agree on how much
 privacy they need.
+
+Nothing heavy is imported until it is used. Methods are attributes too, whoever wrote them:
+``dpfl.weiavg(lr=0.1, clip=1.0, batch_size=32, local_epochs=1)``.
 """
 
-from dpfl.core.errors import DpflError
-from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Adjacency, Budget, Claims, ClientSettings, Observer, Unit
-from dpfl.core.version import __version__
-from dpfl.data.federation import Federation
-from dpfl.methods.centaur import centaur
-from dpfl.methods.dp_fed_ls import dp_fed, dp_fed_ls
-from dpfl.methods.dprp import airsgd, dprp
-from dpfl.methods.fedavg import dpfedavg, fedavg, fedavg_dp
-from dpfl.methods.fedceo import fedceo
-from dpfl.methods.minimum import maximum, minimum
-from dpfl.methods.pfa import pfa, pfa_plus
-from dpfl.methods.ppsgd import ppsgd
-from dpfl.methods.robust_hdp import robust_hdp
-from dpfl.methods.udp_fedavg import udp_fedavg
-from dpfl.methods.weiavg import weiavg
-from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort
-from dpfl.privacy.budgets import make_budgets
-from dpfl.privacy.statement import Statement
-from dpfl.sim.train import Result, train
-from dpfl.strategy import Strategy
+from __future__ import annotations
 
-__all__ = [
-    "Adjacency",
-    "Budget",
-    "Claims",
-    "DpflError",
-    "Everyone",
-    "Federation",
-    "FixedCohort",
-    "Observer",
-    "PoissonCohort",
-    "ClientSettings",
-    "PublicSeed",
-    "Result",
-    "SecretRng",
-    "Statement",
-    "Strategy",
-    "Unit",
-    "__version__",
-    "airsgd",
-    "centaur",
-    "dp_fed",
-    "dp_fed_ls",
-    "dpfedavg",
-    "dprp",
-    "fedavg",
-    "fedavg_dp",
-    "fedceo",
-    "make_budgets",
-    "maximum",
-    "minimum",
-    "pfa",
-    "pfa_plus",
-    "ppsgd",
-    "robust_hdp",
-    "train",
-    "udp_fedavg",
-    "weiavg",
-]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from dpfl.core.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from dpfl.core.errors import DpflError as DpflError
+    from dpfl.core.random import PublicSeed as PublicSeed
+    from dpfl.core.random import SecretRng as SecretRng
+    from dpfl.core.types import Adjacency as Adjacency
+    from dpfl.core.types import Budget as Budget
+    from dpfl.core.types import Claims as Claims
+    from dpfl.core.types import ClientSettings as ClientSettings
+    from dpfl.core.types import Observer as Observer
+    from dpfl.core.types import Unit as Unit
+    from dpfl.data.federation import Federation as Federation
+    from dpfl.plugs.selection import Everyone as Everyone
+    from dpfl.plugs.selection import FixedCohort as FixedCohort
+    from dpfl.plugs.selection import PoissonCohort as PoissonCohort
+    from dpfl.privacy.budgets import make_budgets as make_budgets
+    from dpfl.privacy.statement import Statement as Statement
+    from dpfl.sim.train import Result as Result
+    from dpfl.sim.train import train as train
+    from dpfl.strategy import Strategy as Strategy
+    from dpfl.strategy.method import method as method
+
+_HOMES = {
+    "core.errors": ("DpflError",),
+    "core.random": ("PublicSeed", "SecretRng"),
+    "core.types": ("Adjacency", "Budget", "Claims", "ClientSettings", "Observer", "Unit"),
+    "data.federation": ("Federation",),
+    "plugs.selection": ("Everyone", "FixedCohort", "PoissonCohort"),
+    "privacy.budgets": ("make_budgets",),
+    "privacy.statement": ("Statement",),
+    "sim.train": ("Result", "train"),
+    "strategy": ("Strategy",),
+    "strategy.method": ("method",),
+}
+_NAMES = {name: f"dpfl.{module}" for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return getattr(importlib.import_module(_NAMES[name]), name)
+    if name == "__all__":
+        return sorted([*_NAMES, *_methods(), "__version__"])
+    if not name.startswith("_") and name in _methods():
+        return _methods()[name]
+    raise AttributeError(f"module 'dpfl' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__getattr__("__all__")]
+
+
+def _methods() -> Any:
+    return importlib.import_module("dpfl.methods").METHODS

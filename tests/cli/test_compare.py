@@ -19,7 +19,7 @@ from dpfl.cli import results as r
 from dpfl.cli.main import run_command
 from dpfl.experiments import pool as compare
 from dpfl.experiments.ranking import standings
-from dpfl.methods.registry import FAMILIES, METHODS
+from dpfl.methods import METHODS, families
 from dpfl.runs.experiment import Experiment
 
 FEDERATION = ["--dataset", "digits", "--clients", "4", "--rounds", "2", "--local-steps", "2"]

@@ -15,7 +15,7 @@ from dpfl.cli import sweep as command
 from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError
 from dpfl.experiments.study import Study
-from dpfl.methods.registry import FAMILIES
+from dpfl.methods import families
 from dpfl.runs.experiment import Experiment
 
 FEDERATION = ["--dataset", "digits", "--clients", "4", "--rounds", "1", "--local-steps", "2"]

@@ -14,7 +14,7 @@ from dpfl.cli import tune as command
 from dpfl.cli.main import run_command
 from dpfl.experiments import pool as compare
 from dpfl.experiments.study import Study
-from dpfl.methods.registry import METHODS
+from dpfl.methods import METHODS
 from dpfl.runs.experiment import Experiment
 
 FEDERATION = ["--dataset", "digits", "--clients", "4", "--rounds", "2", "--local-steps", "2"]

@@ -17,7 +17,7 @@ from dpfl.deploy.outcome import outcomes
 from dpfl.deploy.requests import TRAIN
 from dpfl.deploy.site import Site
 from dpfl.deploy.transport import FlowerTransport
-from dpfl.methods.registry import METHODS, settings_of
+from dpfl.methods import METHODS, find
 from dpfl.rounds.codec import FRAME_BYTES
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.experiment import Experiment
@@ -52,7 +52,7 @@ def experiment_of(
     method: str, settings: dict[str, Any], run: dict[str, Any], rounds: int
 ) -> Experiment:
     own = {"lr": 0.3, "clip": 1.0, "batch_size": 16, "local_steps": 3, **settings}
-    own = {name: value for name, value in own.items() if name in settings_of(method)}
+    own = {name: value for name, value in own.items() if name in find(method).settings}
     return Experiment.from_dict(
         {
             "data": {"name": "digits"},
@@ -237,9 +237,9 @@ def test_pfa_plus_sends_fewer_bytes_and_they_are_counted_on_the_wire(tmp_path: P
 def test_every_method_is_compared_or_refused_with_the_reason() -> None:
     compared = {method for method, _, _ in CASES.values()}
     for method in set(METHODS) - compared:
-        dimension = {"dimension": 20} if "dimension" in settings_of(method) else {}
+        dimension = {"dimension": 20} if "dimension" in find(method).settings else {}
         values = study_values(method, **dimension)
-        known = settings_of(method)
+        known = find(method).settings
         values["method"] = {k: v for k, v in values["method"].items() if k == "name" or k in known}
         with pytest.raises(PrivacyRefusal, match="simulation") as caught:
             StudyFile.from_dict(values).strategy()

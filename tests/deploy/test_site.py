@@ -425,7 +425,7 @@ def test_the_grant_in_the_ledger_wins_over_an_edited_file(tmp_path: Path) -> Non
     assert line.epsilon <= 1.0
     assert line.budget == 1.0
     write_site_file(site.folder, "a", {**RECORD, "epsilon": 100.0})
-    with pytest.raises(LedgerError, match="was granted epsilon 1"):
+    with pytest.raises(LedgerError, match="is epsilon 1"):
         Site(site.folder).prepare()
 
 

@@ -27,7 +27,7 @@ from torch import nn
 
 import dpfl
 from dpfl.core.errors import DpflError, PrivacyRefusal
-from dpfl.methods.registry import METHODS, settings_of
+from dpfl.methods import METHODS
 
 FILE = Path(__file__).with_name("bits.json")
 VALUES: dict[str, Any] = {
@@ -79,7 +79,7 @@ def cases() -> dict[str, tuple[str, dict[str, Any], str]]:
     """
     found = {}
     for name in sorted(METHODS):
-        known = settings_of(name)
+        known = METHODS[name].settings
         needed = {p for p in known if known[p].default is inspect.Parameter.empty} | (
             {"local_steps"} & set(known)
         )

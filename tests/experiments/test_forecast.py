@@ -17,7 +17,7 @@ from dpfl.core.types import Aggregate, Cohort, Observer, Rows, Unit
 from dpfl.experiments.forecast import SIMPLEST_FIRST, NoiseForecast, outlook, recommend
 from dpfl.methods.dp_fed_ls import LaplacianSmoothing
 from dpfl.methods.dprp import RandomProjection
-from dpfl.methods.registry import METHODS, make_strategy, settings_of
+from dpfl.methods import METHODS, make_strategy, settings_of
 from dpfl.numerics.projections import lift, project
 from dpfl.plugs.local_work import noise_variance
 from dpfl.plugs.selection import FixedCohort

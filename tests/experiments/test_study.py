@@ -237,11 +237,11 @@ def test_practices_are_drawn_from_lists_and_a_client_s_own_wins() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:training ended")
-@pytest.mark.parametrize("method", sorted(dpfl.methods.registry.METHODS))
+@pytest.mark.parametrize("method", sorted(dpfl.methods.METHODS))
 def test_every_method_goes_on_with_lost_uploads_partial_cohorts_and_clients_that_leave(
     method: str,
 ) -> None:
-    settings = dpfl.methods.registry.settings_of(method)
+    settings = dpfl.methods.settings_of(method)
     own = {"spending": "uniform"} if "spending" in settings else {}
     usual = {"clip": 1.0, "batch_size": 16, "local_steps": 3, "dimension": 20}
     usual = {name: value for name, value in usual.items() if name in settings}

@@ -22,7 +22,7 @@ from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Claims, Observer, Phase, Who
 from dpfl.engine import make_engine
 from dpfl.engine.base import Job
-from dpfl.methods.registry import METHODS, settings_of
+from dpfl.methods import METHODS
 from dpfl.plugs.stages import Clip, GaussianNoise
 from dpfl.strategy import Strategy
 
@@ -52,7 +52,7 @@ def mechanisms() -> list[tuple[str, Strategy]]:
     """
     found = []
     for name in sorted(METHODS):
-        known = settings_of(name)
+        known = METHODS[name].settings
         needed = {p for p in known if known[p].default is inspect.Parameter.empty} | (
             {"local_steps"} & set(known)
         )

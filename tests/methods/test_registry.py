@@ -8,7 +8,7 @@ import pytest
 
 import dpfl
 from dpfl.core.errors import ConfigurationError
-from dpfl.methods.registry import METHODS, about, make_strategy, settings_of
+from dpfl.methods import METHODS, about, make_strategy, settings_of
 
 SETTINGS = {"lr": 0.1, "clip": 1.0, "batch_size": 4, "local_steps": 2}
 WHOLE_GRADIENTS = {"dprp", "airsgd"}  # of all records, unless a batch is asked for

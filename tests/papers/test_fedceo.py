@@ -798,11 +798,11 @@ def test_only_who_was_drawn_pays_for_personal_starts_and_everyone_for_a_secret_d
         assert len(plan.cohort) == 5
         for client in setting.members:
             drawn = client in plan.cohort.ids
-            tab = setting.run.ledger.tab(client, Observer.WORLD)
+            tab = setting.run.ledger.history(client, Observer.WORLD)
             assert (tab is not None) == (drawn or not personal)
-            assert (setting.run.ledger.tab(client, Observer.SERVER) is not None) == drawn
+            assert (setting.run.ledger.history(client, Observer.SERVER) is not None) == drawn
             if personal and drawn:
-                assert tab == setting.run.ledger.tab(client, Observer.SERVER)
+                assert tab == setting.run.ledger.history(client, Observer.SERVER)
 
 
 def test_left_to_the_budgets_the_noise_pays_for_the_bill_that_applies() -> None:

@@ -436,7 +436,7 @@ def test_a_model_of_one_layer_is_refused_in_one_sentence_before_anything_is_char
         run_experiment(experiment("centaur", model={"name": "logistic"}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     book = Ledger.open(tmp_path / "book")
-    assert not any(book.tab(client, observer) for client in digits().ids for observer in Observer)
+    assert not any(book.history(client, observer) for client in digits().ids for observer in Observer)
     book.close()
 
 
@@ -664,7 +664,7 @@ def test_what_is_sent_is_billed_as_udp_fedavg_and_what_stays_is_not(
     plan, _ = play(setting)
     for client in setting.members:  # who was not drawn has nothing to pay for
         tabs = [
-            setting.run.ledger.tab(client, observer)
+            setting.run.ledger.history(client, observer)
             for observer in (Observer.SERVER, Observer.WORLD)
         ]
         assert all((tab is not None) == (client in plan.cohort.ids) for tab in tabs)

@@ -88,7 +88,7 @@ def set_budgets(
 
 
 def history(ledger: Ledger, account: str = "a", observer: Observer = SERVER) -> tuple[Event, ...]:
-    tab = ledger.tab(account, observer)
+    tab = ledger.history(account, observer)
     return () if tab is None else tab.history
 
 

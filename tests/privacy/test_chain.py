@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.privacy.ledgers import SERVER, WORLD, cost, charge, grant, plan
+from tests.privacy.ledgers import SERVER, WORLD, cost, charge, set_budgets, plan
 
 from dpfl.core.errors import LedgerError
 from dpfl.privacy.chain import TABLES, Entry, Head, digest_of, first_head, head_path, read_head
@@ -21,7 +21,7 @@ ACCOUNTS = ("a", "b")
 
 def make(path: Path, rounds: int = 4) -> Path:
     with closing(Ledger.create(path, "test", filter="gaussian")) as ledger:
-        grant(ledger, 50, *ACCOUNTS)
+        set_budgets(ledger, 50, *ACCOUNTS)
         ledger.register("run", seeded=False, title="a test")
         crowd = ledger.population(["c", "d"])
         ledger.commit("run", [plan("a"), plan("b", cost(20.0)), plan(crowd, observer=WORLD)])

@@ -7,13 +7,22 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.privacy.ledgers import SERVER, cost, charge, charged_rounds, grant, history, pay, plan
+from tests.privacy.ledgers import (
+    SERVER,
+    cost,
+    charge,
+    charged_rounds,
+    set_budgets,
+    history,
+    pay,
+    plan,
+)
 
 from dpfl.core.errors import LedgerError
 from dpfl.privacy.chain import Head
 from dpfl.privacy.events import Event
 from dpfl.privacy.filters import Filter
-from dpfl.privacy.ledger import FORMAT, Ledger, backup
+from dpfl.privacy.ledger import Ledger, backup
 
 
 @pytest.fixture
@@ -99,8 +108,7 @@ def test_a_ledger_of_another_format_is_refused_with_the_version_that_reads_it(
         connection.execute("UPDATE meta SET value = ? WHERE key = 'format'", (found,))
     with pytest.raises(LedgerError, match=found) as caught:
         Ledger.open(path, "test")
-    assert FORMAT in caught.value.remedy
-    assert reader in caught.value.remedy
+    assert reader in str(caught.value)
 
 
 def test_the_filter_is_fixed_when_the_ledger_is_made(tmp_path: Path) -> None:
@@ -168,7 +176,7 @@ def test_a_backup_of_a_ledger_in_use_holds_everything_charged_so_far(tmp_path: P
     source, target = tmp_path / "ledger.sqlite", tmp_path / "copy.sqlite"
     live = Ledger.create(source, "test")
     live.register("run", seeded=False, title="a test")
-    grant(live, 9, "a")
+    set_budgets(live, 9, "a")
     live.commit("run", [plan(releases=9)])
     for round_ in range(4):
         live.charge("run", round_, [charge("a")])

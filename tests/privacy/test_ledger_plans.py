@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.privacy.ledgers import DELTA, SERVER, WORLD, cost, cap_for, charge, grant, history, plan
+from tests.privacy.ledgers import (
+    DELTA,
+    SERVER,
+    WORLD,
+    cost,
+    cap_for,
+    charge,
+    set_budgets,
+    history,
+    plan,
+)
 
 from dpfl.core.errors import ConfigurationError, LedgerError
 from dpfl.core.types import Adjacency, Budget, Unit
@@ -50,7 +60,7 @@ def test_a_release_without_a_plan_is_an_error_and_changes_nothing(ledger: Ledger
             ledger.charge("run", 0, [charge("a"), unplanned])
     with pytest.raises(LedgerError, match="was not planned"):
         ledger.charge("other", 0, [charge("a")])
-    assert ledger.tab("a", SERVER) is None
+    assert ledger.history("a", SERVER) is None
     assert ledger.last_round("run") is None
     assert not ledger.can_release("run", 0, "b", SERVER, cost())
 
@@ -77,11 +87,11 @@ def test_another_release_than_the_planned_one_is_refused(
     ledger.commit("run", [plan(releases=3)])
     assert ledger.charge("run", 0, [charge(what=other)]) == {"a"}
     assert not ledger.can_release("run", 0, "a", SERVER, other)
-    assert ledger.tab("a", SERVER) is None
+    assert ledger.history("a", SERVER) is None
 
 
 def test_the_same_plan_again_is_free_and_another_one_is_an_error(ledger: Ledger) -> None:
-    grant(ledger, 10)
+    set_budgets(ledger, 10)
     first = plan(releases=6, delta=DELTA)
     assert ledger.commit("run", [first]) == frozenset()
     for round_ in range(6):
@@ -143,13 +153,13 @@ def test_a_plan_that_makes_no_sense_is_refused(releases: int, delta: float | Non
 def test_a_late_budget_stops_what_was_planned_beyond_it(ledger: Ledger) -> None:
     ledger.commit("run", [plan(releases=50)])
     assert not ledger.charge("run", 0, [charge()])
-    grant(ledger, 1)
+    set_budgets(ledger, 1)
     assert ledger.charge("run", 1, [charge()]) == {"a"}
     assert not ledger.can_release("run", 1, "a", SERVER, cost())
 
 
 def test_the_number_that_is_affordable_can_be_committed_and_one_more_cannot(ledger: Ledger) -> None:
-    grant(ledger, 12)
+    set_budgets(ledger, 12)
     most = ledger.affordable_releases("a", cost(), [SERVER], 1000)
     assert (4 <= most <= 12) if ledger.filter == "renyi" else (most == 12)
     assert (
@@ -248,8 +258,8 @@ def test_a_stronger_adjacency_reprices_every_study_of_the_account() -> None:
 
 def test_a_population_is_committed_only_if_every_member_can_pay() -> None:
     with closing(made("allotments")) as ledger:
-        grant(ledger, 5, "a")
-        grant(ledger, 20, "b")
+        set_budgets(ledger, 5, "a")
+        set_budgets(ledger, 20, "b")
         crowd = ledger.population(["a", "b", "c"])
         assert ledger.commit("run", [plan(crowd, releases=6)]) == {crowd}
         assert ledger.commit("run", [plan(crowd, releases=5)]) == frozenset()
@@ -263,7 +273,7 @@ def test_a_population_is_committed_only_if_every_member_can_pay() -> None:
 def test_a_world_plan_of_the_same_commit_stands_in_whatever_the_order(
     ledger: Ledger, order: tuple[int, ...]
 ) -> None:
-    grant(ledger, 6, "a", "b", observer=WORLD)
+    set_budgets(ledger, 6, "a", "b", observer=WORLD)
     crowd = ledger.population(["a", "b"])
     plans = [plan(crowd, observer=WORLD, releases=3), plan("a", cost(0.5)), plan("b", cost(0.5))]
     assert ledger.commit("run", [plans[i] for i in order]) == frozenset()
@@ -271,7 +281,7 @@ def test_a_world_plan_of_the_same_commit_stands_in_whatever_the_order(
 
 def test_without_the_refused_world_plan_the_server_plans_count_against_the_world() -> None:
     with closing(made("allotments")) as ledger:
-        grant(ledger, 6, "a", "b", observer=WORLD)
+        set_budgets(ledger, 6, "a", "b", observer=WORLD)
         crowd = ledger.population(["a", "b"])
         plans = [
             plan("a", cost(0.5)),
@@ -284,7 +294,7 @@ def test_without_the_refused_world_plan_the_server_plans_count_against_the_world
 
 def test_an_account_refused_against_one_adversary_is_planned_against_none() -> None:
     with closing(made("allotments")) as ledger:
-        grant(ledger, 6, observer=SERVER)
+        set_budgets(ledger, 6, observer=SERVER)
         assert ledger.commit("run", [plan(releases=7), plan(releases=7, observer=WORLD)]) == {"a"}
         assert ledger.plans("a") == []
 
@@ -353,6 +363,6 @@ def test_a_budget_that_another_process_sets_is_seen_at_once(tmp_path: Path) -> N
         ledger.register("run", seeded=False, title="t")
         ledger.commit("run", [plan(releases=50)])
         assert not ledger.charge("run", 0, [charge()])
-        grant(other, 1)
+        set_budgets(other, 1)
         assert not ledger.can_release("run", 1, "a", SERVER, cost())
         assert ledger.charge("run", 1, [charge()]) == {"a"}

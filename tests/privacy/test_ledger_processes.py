@@ -59,7 +59,7 @@ def charged_rounds(path: Path) -> list[int]:
 
 def steps_on_tab(path: Path) -> int:
     with closing(Ledger.open(path, "test", read_only=True)) as ledger:
-        tab = ledger.tab("a", Observer.SERVER)
+        tab = ledger.history("a", Observer.SERVER)
     return 0 if tab is None else sum(event.steps for event in tab.history)
 
 
@@ -198,7 +198,7 @@ def test_a_process_killed_in_the_middle_of_a_transaction_leaves_nothing_of_it(
     child.kill()
     child.join(timeout=30)
     with closing(Ledger.open(path, "test")) as ledger:
-        assert ledger.tab("a", Observer.SERVER) is None
+        assert ledger.history("a", Observer.SERVER) is None
         assert (
             ledger.charge("run", 0, [Charge(account="a", observer=Observer.SERVER, cost=BILL)])
             == frozenset()

@@ -310,12 +310,12 @@ def test_an_amplified_bill_is_charged_to_everyone_drawn_or_not() -> None:
     setting.work(plan)
     assert 0 < len(plan.cohort) < 8
     for client in setting.members:
-        tab = setting.ledger.tab(client, Observer.WORLD)
+        tab = setting.ledger.history(client, Observer.WORLD)
         assert tab is not None
         assert [(e.sampling, e.sampling_rate, e.steps) for e in tab.history] == [
             ("poisson", 0.4, 1)
         ]
-        assert (setting.ledger.tab(client, Observer.SERVER) is not None) == (
+        assert (setting.ledger.history(client, Observer.SERVER) is not None) == (
             client in plan.cohort.ids
         )
 
@@ -327,7 +327,7 @@ def test_an_empty_poisson_cohort_is_a_noise_only_round() -> None:
     assert not plan.over
     state, _ = setting.close(plan, setting.work(plan))
     assert not torch.equal(state.model, setting.state.model)
-    assert setting.ledger.tab("c0", Observer.WORLD) is not None
+    assert setting.ledger.history("c0", Observer.WORLD) is not None
 
 
 def test_with_noise_shares_missing_nothing_is_published() -> None:
@@ -465,7 +465,7 @@ def test_an_amplified_world_bill_is_everyone_s_even_where_the_promise_is_against
     plan = setting.open()
     setting.work(plan)
     assert 0 < len(plan.cohort) < 10
-    assert all(setting.ledger.tab(client, Observer.WORLD) is not None for client in setting.members)
+    assert all(setting.ledger.history(client, Observer.WORLD) is not None for client in setting.members)
 
 
 def test_uploads_that_are_not_finite_are_no_noise_shares() -> None:

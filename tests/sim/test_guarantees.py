@@ -20,7 +20,7 @@ from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Adjacency, Cohort, PlugState, Shared
 from dpfl.methods.dprp import RandomProjection
-from dpfl.methods.registry import METHODS, settings_of
+from dpfl.methods import METHODS, settings_of
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.events import Event
 from dpfl.rounds import Uplink

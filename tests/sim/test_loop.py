@@ -254,7 +254,7 @@ def test_what_is_billed_is_what_was_planned_and_done(tmp_path: Path) -> None:
     ledger = Ledger.open(folder.ledger)
     for client in federation.ids:
         done = sum(client in line["arrived"] for line in lines)
-        tab = ledger.tab(client, dpfl.Observer.SERVER)
+        tab = ledger.history(client, dpfl.Observer.SERVER)
         if done == 0:
             assert tab is None
             continue

@@ -6,7 +6,7 @@ from dpfl.cli import options as o
 from dpfl.cli.console import out, print_json, table
 from dpfl.data.partition import PARTITIONS
 from dpfl.datasets.named import DATASETS
-from dpfl.methods.registry import METHODS, about
+from dpfl.methods import METHODS
 from dpfl.models import MODELS, TEXT_MODELS
 from dpfl.models import about as about_model
 from dpfl.privacy.budgets import DISTRIBUTIONS, SPENDINGS
@@ -24,7 +24,7 @@ def _print(kind: str, rows: dict[str, str], json: bool) -> None:
 
 def methods(json: o.Json = False) -> None:
     """List the methods."""
-    _print("method", {name: about(name) for name in sorted(METHODS)}, json)
+    _print("method", {name: one.about for name, one in METHODS.items()}, json)
 
 
 def datasets(json: o.Json = False) -> None:

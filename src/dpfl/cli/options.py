@@ -12,7 +12,7 @@ import typer
 
 from dpfl.core.errors import ConfigurationError, did_you_mean
 from dpfl.datasets.named import DATASETS
-from dpfl.methods.registry import METHODS, settings_of
+from dpfl.methods import METHODS, find
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.toml_file import read_toml
 
@@ -162,7 +162,7 @@ def _wanted(method: str | None, setting: str) -> bool:
     """
     if method is None or method not in METHODS:
         return True
-    known = settings_of(method).get(setting)
+    known = find(method).settings.get(setting)
     return known is not None and (
         known.default is inspect.Parameter.empty or setting == "local_steps"
     )
@@ -223,7 +223,7 @@ def build(file: Path | None, values: dict[str, Any]) -> Experiment:
             "no method was named",
             "give --method, or an experiment file; dpfl methods lists them",
         )
-    known = settings_of(values["method"]["name"])
+    known = find(values["method"]["name"]).settings
     if "clip" in known and "clip" not in values["method"]:
         raise ConfigurationError(
             "options",
@@ -241,7 +241,7 @@ def build(file: Path | None, values: dict[str, Any]) -> Experiment:
 
 def check_settings(values: dict[str, Any], methods: list[str]) -> None:
     """Refuse a setting that none of the methods has."""
-    known = {name for method in methods for name in settings_of(method)}
+    known = {name for method in methods for name in find(method).settings}
     for setting in values.get("method", {}):
         if setting != "name" and setting not in known:
             raise ConfigurationError(

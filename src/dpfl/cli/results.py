@@ -19,7 +19,7 @@ from dpfl.core.files import write_safely
 from dpfl.experiments.ranking import Standing, grouped, remarks
 from dpfl.experiments.study import Study
 from dpfl.experiments.tuning import Told
-from dpfl.methods.registry import FAMILIES, METHODS
+from dpfl.methods import METHODS, families
 from dpfl.report.page import write_report
 from dpfl.report.reading import of_results
 from dpfl.runs.experiment import for_method
@@ -104,8 +104,8 @@ def chosen_methods(
     named and left out.
     """
     names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
-    if family is not None and family not in FAMILIES:
-        raise unknown_name("--family", "family", family, FAMILIES)
+    if family is not None and family not in families():
+        raise unknown_name("--family", "family", family, families())
     if family is None and names != ["all"]:
         if not names:
             raise ConfigurationError(
@@ -117,7 +117,7 @@ def chosen_methods(
     if family is not None and names:
         raise ConfigurationError("--family", "--methods was given as well", "give one of the two")
     fitting = []
-    for name in FAMILIES[family] if family else METHODS:
+    for name in families()[family] if family else METHODS:
         try:
             rehearse(
                 o.build(file, for_method(with_settings(values, (tuned or {}).get(name, {})), name)),

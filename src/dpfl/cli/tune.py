@@ -15,7 +15,7 @@ from dpfl.core.files import write_safely
 from dpfl.core.layout import Layout
 from dpfl.experiments.run_study import tune_study
 from dpfl.experiments.study import Study, set_fields
-from dpfl.methods.registry import KNOBS
+from dpfl.methods import find
 from dpfl.runs.experiment import for_method
 
 RATES = [0.03, 0.1, 0.3, 1.0]
@@ -126,9 +126,10 @@ def _knob(
     name: str, values: dict[str, Any], file: Path | None, data: Path | None
 ) -> dict[str, list[Any]]:
     """What a method alone has, unless the user has fixed it."""
-    if name not in KNOBS or KNOBS[name][0] in values.get("method", {}):
+    search = {k: v for k, v in find(name).search.items() if k not in values.get("method", {})}
+    if not search:
         return {}
-    setting, choices = KNOBS[name]
+    setting, choices = next(iter(search.items()))
     if setting != "dimension":
         return {f"method.{setting}": list(choices)}
     experiment = o.build(file, for_method(set_fields(values, {"method.dimension": 1}), name))

@@ -3,8 +3,8 @@
 A mechanism with a bounded sum s, a noise std and d coordinates works in steps of g = std / SCALE::
 
     q = round(s / g)       integers
-    n = q + X              X = round(N(0, SCALE^2)): one correctly rounded addition of two exact
-    integers released = n g         whatever follows is post-processing
+    n = q + X              X = round(N(0, SCALE^2)), added exactly: both are integers
+    released = n g         whatever follows is post-processing
 
 *Sensitivity.* Rounding moves each of two neighbours by at most g / 2 in every coordinate: the bound
 C of one unit's contribution becomes C + g sqrt(d) for each separately rounded part, and grows by
@@ -15,68 +15,27 @@ bound (:func:`effective_multiplier`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-from torch import Tensor
-
+from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid_noise import LARGEST, SCALE
 
+if TYPE_CHECKING:  # accounting reads the constants without torch
+    from torch import Tensor
+
 
 class NoiseSource(Protocol):
-    """Whatever fills a tensor with integers of the law round(N(0, SCALE^2)): a :class:`SecretRng`,
-    or what draws ahead.
-    """
+    """Whatever fills a tensor with integers of the law round(N(0, SCALE^2)), as SecretRng does."""
 
     def grid_noise_(self, out: Tensor) -> Tensor:
         """Fill a contiguous float32 tensor in place."""
         ...
 
 
-_MOST_AHEAD = 1 << 19  # noise values drawn at once
-
-
-class NoiseAhead:
-    """Noise for the steps of one phase, drawn some steps at a time: the same numbers, from tables
-    that stay in the cache.
-
-    It is made where the phase runs and ends with it, so that no fork ever shares what was drawn
-    ahead.
-
-    >>> from dpfl.core.random import PublicSeed, SecretRng
-    >>> ahead = NoiseAhead(SecretRng.simulated(PublicSeed(1)), numbers=3, steps=2)
-    >>> own = SecretRng.simulated(PublicSeed(1))
-    >>> steps = [(ahead.grid_noise_(torch.empty(3)), own.grid_noise_(torch.empty(3))) for _ in "four"]
-    >>> all(torch.equal(*pair) for pair in steps)
-    True
-    """
-
-    def __init__(self, source: NoiseSource, numbers: int, steps: int) -> None:
-        self._source, self._left = source, steps
-        self._ahead = max(1, _MOST_AHEAD // max(numbers, 1))
-        self._drawn: Iterator[Tensor] = iter(())
-
-    def grid_noise_(self, out: Tensor) -> Tensor:
-        """Fill one step's tensor."""
-        found = next(self._drawn, None)
-        if found is None:
-            count = min(self._ahead, self._left)
-            if count <= 1:
-                return self._source.grid_noise_(out)
-            self._left -= count
-            self._drawn = iter(self._source.grid_noise_(torch.empty(count, out.numel())))
-            found = next(self._drawn)
-        return out.copy_(found.view(out.shape))
-
-
 SUMMANDS = 32
-"""Most records whose clipped gradients are added up in single precision before they are rounded
-onto the grid.
-"""
-
+"""Most records whose clipped gradients are added up in single precision before rounding."""
 
 WIDTHS = (8, 16, SUMMANDS)
 """How many records a part may hold. Powers of two: 24 records are a vector of 16 numbers and a
@@ -125,32 +84,30 @@ class Grid:
     @classmethod
     def of(cls, std: float) -> Grid:
         """The grid on which noise of this standard deviation is drawn."""
-        if not (math.isfinite(std) and std / SCALE >= _LEAST_STEP):
-            raise PrivacyRefusal(
-                "noise",
-                f"a standard deviation of {std:g} has no grid: its steps are too small for single precision",
-                "use a larger clip or more noise",
-            )
+        good = math.isfinite(std) and std / SCALE >= _LEAST_STEP
+        problem = f"a standard deviation of {std:g} has no grid in single precision"
+        check(good, "noise", problem, "use a larger clip or more noise", PrivacyRefusal)
         return cls(std / SCALE)
 
     def integers(self, vector: Tensor) -> Tensor:
-        """Round onto the grid, in double precision; what it cannot hold is brought to its end,
-        which moves nobody apart.
+        """Round onto the grid, in double precision.
+
+        What the grid cannot hold is brought to its end, which moves no two neighbours apart.
         """
-        return (
-            (vector.to(torch.float64) / self.step)
-            .clamp_(-_LARGEST_INTEGER, _LARGEST_INTEGER)
-            .round_()
-        )
+        steps = vector.double() / self.step
+        return steps.clamp_(-_LARGEST_INTEGER, _LARGEST_INTEGER).round_()
 
     def noised(self, vector: Tensor, rng: NoiseSource) -> Tensor:
         """Round, add noise of SCALE steps, and return multiples of the step in double precision.
 
+        >>> import torch
         >>> from dpfl.core.random import PublicSeed, SecretRng
         >>> noisy = Grid.of(1.0).noised(torch.zeros(3), SecretRng.simulated(PublicSeed(1)))
         >>> bool((noisy * SCALE == (noisy * SCALE).round()).all())
         True
         """
+        import torch
+
         noise = rng.grid_noise_(torch.empty(vector.numel())).view(vector.shape)
         return self.integers(vector).add_(noise.to(vector.device)).mul_(self.step)
 
@@ -159,9 +116,7 @@ class Grid:
         return self.step * math.sqrt(numbers)
 
     def holds(self, bound: float) -> bool:
-        """Whether every noisy coordinate of a vector within ``bound`` fits into 32 bits, as uploads
-        are sent.
-        """
+        """Whether every noisy coordinate of a vector within ``bound`` fits into 32 bits."""
         return bound / self.step + LARGEST <= _ON_WIRE
 
 
@@ -172,11 +127,8 @@ def effective_multiplier(noise_multiplier: float, numbers: int, parts: int) -> f
     >>> round(effective_multiplier(1.0, 7850, 2), 5)
     0.99956
     """
-    if noise_multiplier == 0:
-        return 0.0
-    return noise_multiplier / (
-        1 + parts * (FLOAT_SUM + noise_multiplier * math.sqrt(numbers) / SCALE)
-    )
+    widening = noise_multiplier * math.sqrt(numbers) / SCALE
+    return noise_multiplier / (1 + parts * (FLOAT_SUM + widening))
 
 
 def multiplier_for(effective: float, numbers: int, parts: int) -> float:
@@ -186,10 +138,10 @@ def multiplier_for(effective: float, numbers: int, parts: int) -> float:
     True
     """
     lost = effective * parts * math.sqrt(numbers) / SCALE
-    if not lost < 1:
-        raise PrivacyRefusal(
-            "noise",
-            f"a noise multiplier of {effective:.4g} over {numbers} coordinates makes the grid coarser than the clip",
-            "plan fewer steps, use smaller batches or a smaller model, or raise the budget",
-        )
+    problem = (
+        f"a noise multiplier of {effective:.4g} over {numbers} coordinates makes the grid coarser "
+        "than the clip"
+    )
+    remedy = "plan fewer steps, use smaller batches or a smaller model, or raise the budget"
+    check(lost < 1, "noise", problem, remedy, PrivacyRefusal)
     return effective * (1 + parts * FLOAT_SUM) / (1 - lost) * (1 + 1e-12)

@@ -38,17 +38,18 @@ SCALE = 1 << 20
 CELL = 1 << 16
 RARE = 1 / 512
 CELLS = 160  # cells of SCALE / 16 up to 10 standard deviations
-NEAR = 112  # the envelope's cells below 7 standard deviations are drawn from one table, those beyond from another
+NEAR = 112  # cells below 7 standard deviations; those beyond are drawn from a second table
 LARGEST = CELLS * CELL
 """No number has a larger magnitude."""
 
 # How many entries of the fast table are c = 0, +-1, +-2, ...: at most P(CELL c) 2^32 / (1 - w),
 # less where P is convex.
-COUNTS = (
-    1636, 1632, 1622, 1606, 1584, 1557, 1524, 1486, 1443, 1396, 1345, 1291, 1234, 1175, 1115, 1054, 992, 930, 868, 807,
-    748, 691, 636, 582, 531, 482, 437, 393, 354, 315, 282, 250, 221, 195, 170, 149, 130, 112, 97, 83, 71, 61, 52, 44,
-    37, 31, 26, 21, 18, 15, 12, 10, 8, 6, 5, 4, 3, 2, 2, 1, 1, 1,
-)  # fmt: skip
+_COUNTS = """
+    1636 1632 1622 1606 1584 1557 1524 1486 1443 1396 1345 1291 1234 1175 1115 1054 992 930 868
+    807 748 691 636 582 531 482 437 393 354 315 282 250 221 195 170 149 130 112 97 83 71 61 52
+    44 37 31 26 21 18 15 12 10 8 6 5 4 3 2 2 1 1 1
+"""
+COUNTS = tuple(map(int, _COUNTS.split()))
 _CENTRES = np.arange(1 - len(COUNTS), len(COUNTS))
 _TABLE = np.repeat(_CENTRES * CELL, [COUNTS[abs(c)] for c in _CENTRES]).astype(np.float32)
 _HEIGHTS = np.zeros(CELLS + 2)
@@ -77,10 +78,8 @@ def ideal(x: np.ndarray) -> np.ndarray:
 def fast(x: np.ndarray) -> np.ndarray:
     """Q at integers: exact in double precision."""
     cell, inside = np.abs(x) >> 16, np.abs(x) & (CELL - 1)
-    density: np.ndarray = (
-        _HEIGHTS[cell] * (CELL - inside) + _HEIGHTS[cell + 1] * inside
-    ) * 2.0**-48
-    return density
+    weighted: np.ndarray = _HEIGHTS[cell] * (CELL - inside) + _HEIGHTS[cell + 1] * inside
+    return weighted * 2.0**-48
 
 
 def rest(x: np.ndarray) -> np.ndarray:
@@ -145,9 +144,8 @@ class GridNoise:
     """One secret stream of noise. The same numbers come out however a request is split."""
 
     def __init__(self, key: bytes) -> None:
-        self._streams = [
-            keystream(key, purpose) for purpose in range(5)
-        ]  # c, a, b, gaps, rare numbers
+        # c, a, b, gaps, rare numbers
+        self._streams = [keystream(key, purpose) for purpose in range(5)]
         self._given = 0  # numbers handed out
         self._known = 0  # numbers up to which all rare places are known
         self._ahead = 8
@@ -189,11 +187,9 @@ class GridNoise:
             self._ahead = min(2 * self._ahead, 512)
             count = self._ahead + int(1.1 * RARE * (until - self._known))
             gaps = _find_gap(self._words(3, count))
-            # The longest gap stands for "none among so many numbers": the search goes on from
-            # there.
-            places = (
-                self._known - 1 + np.cumsum(np.where(gaps < _LONGEST_GAP, gaps + 1, _LONGEST_GAP))
-            )
+            # The longest gap means "none among so many numbers": the search continues there.
+            moves = np.where(gaps < _LONGEST_GAP, gaps + 1, _LONGEST_GAP)
+            places = self._known - 1 + np.cumsum(moves)
             found.append(places[gaps < _LONGEST_GAP])
             self._known = int(places[-1]) + 1
         self._places = np.concatenate(found)
@@ -227,13 +223,8 @@ def fill_rows(sources: Sequence[GridNoise], out: np.ndarray) -> np.ndarray:
     zeros, bits, fine = bytes(2 * part), bytearray(2 * size + 16), np.empty(size, np.float32)
     for first in range(0, rows, together):
         for start in range(0, length, part):
-            _fill_fast(
-                sources[first : first + together],
-                out[first : first + together, start : start + part],
-                zeros,
-                bits,
-                fine,
-            )
+            some, stretch = slice(first, first + together), slice(start, start + part)
+            _fill_fast(sources[some], out[some, stretch], zeros, bits, fine)
     for source, row in zip(sources, out, strict=True):
         source._replace_rare(row)
     return out
@@ -255,7 +246,6 @@ def _fill_fast(
         if stream == 0:
             np.take(_TABLE, numbers, out=target, mode="wrap")
         else:
-            np.copyto(
-                fine, numbers.view("<i2")
-            )  # a - b of signed numbers has the same law, and converts faster
+            # a - b of signed numbers has the same law, and converts faster.
+            np.copyto(fine, numbers.view("<i2"))
             (np.add if stream == 1 else np.subtract)(target, fine, out=target)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dpfl.core.checks import check
 from dpfl.core.errors import PeerError
 
 
@@ -82,30 +83,23 @@ class Layout:
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Put named tensors into one float32 vector; missing or misshapen ones are refused."""
-        if set(tensors) != {block.name for block in self.blocks}:
-            raise PeerError(
-                "layout",
-                f"tensors {sorted(tensors)} are not those agreed",
-                "send exactly the model's tensors",
-            )
+        agreed = set(tensors) == {block.name for block in self.blocks}
+        problem = f"tensors {sorted(tensors)} are not those agreed"
+        check(agreed, "layout", problem, "send exactly the model's tensors", PeerError)
         pieces = []
         for block in self.blocks:
             tensor = tensors[block.name]
-            if tuple(tensor.shape) != block.shape:
-                raise PeerError(
-                    "layout",
-                    f"'{block.name}' has shape {tuple(tensor.shape)}, not {block.shape}",
-                    "send the agreed shape",
-                )
+            shape = tuple(tensor.shape)
+            problem = f"'{block.name}' has shape {shape}, not {block.shape}"
+            check(shape == block.shape, "layout", problem, "send the agreed shape", PeerError)
             pieces.append(tensor.detach().to(torch.float32).reshape(-1))
         return torch.cat(pieces) if pieces else torch.zeros(0)
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Cut the vector into named tensors of their own dtype; integers are rounded."""
-        if vector.shape[-1] != self.size:
-            raise PeerError(
-                "layout", f"a vector of {vector.shape[-1]} numbers", f"send {self.size} numbers"
-            )
+        length = vector.shape[-1]
+        problem, remedy = f"a vector of {length} numbers", f"send {self.size} numbers"
+        check(length == self.size, "layout", problem, remedy, PeerError)
         result = {}
         for block in self.blocks:
             piece = vector[..., block.slice].reshape((*vector.shape[:-1], *block.shape))

@@ -219,6 +219,8 @@ class Terms:
     """What enrolment settles once, from claims and the model's size alone, and tells everyone.
 
     ``parameters``: how many numbers the model has, and so how many coordinates carry noise.
+    ``releases``: of each release before round one, its share of a budget and how many numbers it
+    has.
     """
 
     rounds: int
@@ -230,6 +232,7 @@ class Terms:
     parameters: int
     noise_multiplier: float | None = None
     public: tuple[str, ...] = ()
+    releases: tuple[tuple[float, int], ...] = ()
 
     def with_noise(self, noise_multiplier: float) -> Terms:
         """Agree on one noise level for all."""
@@ -319,9 +322,14 @@ class Downlink:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """All a server must remember between rounds; all of it goes into the checkpoint."""
+    """All a server must remember between rounds; all of it goes into the checkpoint.
+
+    Releases before round one have negative numbers, the last of them -1. ``buffers`` are their
+    results: public buffers of the model, by name.
+    """
 
     round: int
     model: Tensor
     starts: Mapping[str, Tensor] = field(default_factory=dict)
     plugs: Mapping[str, PlugState] = field(default_factory=dict)
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)

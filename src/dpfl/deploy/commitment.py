@@ -15,16 +15,6 @@ from dpfl.rounds import Agreement
 from dpfl.rounds.members import Member
 
 
-def first_round(agreement: Agreement) -> int:
-    """Return the number of the first round; releases before round 0 have negative numbers."""
-    return -int(getattr(agreement, "releases_count", 0))
-
-
-def in_plan(agreement: Agreement, round_: int) -> bool:
-    """Whether a round, or a release before round 0, belongs to the study."""
-    return first_round(agreement) <= round_ < agreement.terms.rounds
-
-
 @dataclass(frozen=True, kw_only=True)
 class Commitment:
     """A site's privacy costs under an agreement.
@@ -44,11 +34,11 @@ class Commitment:
     def _delta(self) -> float | None:
         return None if self.member.budget is None else self.member.budget.delta
 
-    def costs(self) -> list[tuple[Observer, PrivacyCost, frozenset[Observer]]]:
-        """Return a round's costs, the world's first: against whom, and who else sees the result."""
+    def plans(self) -> list[tuple[Observer, PrivacyCost, frozenset[Observer]]]:
+        """Return what is planned, the world's part first: against whom, and who else sees it."""
         found = [
             (Observer.SERVER if Observer.SERVER in seen else Observer.WORLD, cost, seen)
-            for cost, seen in self.agreement.costs(self.member.participant)
+            for cost, seen in self.agreement.plans(self.member.participant)
         ]
         return sorted(found, key=lambda cost: cost[0] is Observer.SERVER)
 
@@ -68,7 +58,7 @@ class Commitment:
         Otherwise the study is refused.
         """
         found = {}
-        for observer, cost, seen in self.costs():
+        for observer, cost, seen in self.plans():
             planned = self._rounds(observer)
             rounds = min(planned, self._within_study(cost, planned)) if self.per_study else planned
             found[observer] = ledger.affordable_releases(
@@ -110,34 +100,33 @@ class Commitment:
                     releases=releases[observer],
                     delta=self._delta,
                 )
-                for observer, cost, _ in self.costs()
+                for observer, cost, _ in self.plans()
             ]
             refused, problem = ledger.commit(run, plans), "its budget does not cover this study"
             check(not refused, self._where, problem, "raise the budget", PrivacyRefusal)
         if self.agreement.amplified:
             self._charge_world(ledger, run)
 
+    def _charge(self, observer: Observer, round_: int) -> Charge:
+        cost = self.agreement.cost(observer, self.member.participant, round_)
+        return Charge(account=self.member.id, observer=observer, cost=cost)
+
     def _charge_world(self, ledger: SiteLedger, run: str) -> None:
-        site = self.member.id
-        cost = self.agreement.cost(Observer.WORLD, self.member.participant)
-        charge = Charge(account=site, observer=Observer.WORLD, cost=cost)
-        paid = {round_ for round_, who in ledger.charged(run, Observer.WORLD) if who == site}
-        for round_ in range(self.agreement.terms.rounds):
-            good = round_ in paid or not ledger.charge(run, round_, [charge])
+        paid = ledger.charged(run, Observer.WORLD)
+        for round_ in range(self.agreement.first_round, self.agreement.terms.rounds):
+            charge = self._charge(Observer.WORLD, round_)
+            good = (round_, charge.account) in paid or not ledger.charge(run, round_, [charge])
             remedy = "raise it, or plan fewer rounds"
             check(good, self._where, "its budget ran out", remedy, PrivacyRefusal)
 
-    def charges(self) -> list[Charge]:
+    def charges(self, round_: int) -> list[Charge]:
         """Return what a round is charged, without what was charged when terms were accepted."""
-        return [
-            Charge(account=self.member.id, observer=observer, cost=cost)
-            for observer, cost, _ in self.costs()
-            if not self._amplified(observer)
-        ]
+        observers = [observer for observer, _, _ in self.plans() if not self._amplified(observer)]
+        return [self._charge(observer, round_) for observer in observers]
 
     def covers(self, ledger: SiteLedger, run: str, round_: int) -> bool:
         """Whether the plan covers this round."""
         return all(
             ledger.can_release(run, round_, charge.account, charge.observer, charge.cost)
-            for charge in self.charges()
+            for charge in self.charges(round_)
         )

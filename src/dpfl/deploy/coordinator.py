@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,7 @@ from dpfl.core.errors import CheckpointError, FolderError
 from dpfl.core.files import write_safely
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import State
-from dpfl.deploy.commitment import first_round
+from dpfl.core.types import Claims, State
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile, accepting_sites, ask_terms, gather
 from dpfl.deploy.messages import Reply
@@ -32,7 +32,16 @@ from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.privacy.flags import public_note
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import statements
-from dpfl.rounds import Agreement, Run, Uplink, close_round, enrol, first_state, open_round
+from dpfl.rounds import (
+    Agreement,
+    Run,
+    Uplink,
+    buffer_shapes,
+    close_round,
+    enrol,
+    first_state,
+    open_round,
+)
 from dpfl.rounds.codec import FRAME_BYTES
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.deployment import StudyFile
@@ -78,7 +87,7 @@ class Coordinator:
     def _start(self) -> None:
         self.sites.run = f"{self.study.study.name}-{uuid.uuid4().hex[:12]}"
         gather(self.sites)
-        self.sites.members = accepting_sites(self.sites, self.strategy, self.layout)
+        self.sites.members = accepting_sites(self.sites, self._enrol)
         EnrolmentFile(
             run=self.sites.run,
             study=self.study.digest(),
@@ -101,7 +110,7 @@ class Coordinator:
         found, where = self.folder.load_state(self.study.digest()), str(self.folder.checkpoint)
         problem, remedy = "belongs to another run", "restore the right one"
         check(found.run == sites.run, where, problem, remedy, CheckpointError)
-        history = self.folder.cut_back(found.state.round)
+        history = self.folder.cut_back(agreement.first_round, found.state.round)
         state = self._lose_cut_off_round(found.state, history)
         gather(sites)
         self._play(agreement, state, history)
@@ -116,8 +125,13 @@ class Coordinator:
         self.folder.append_round(history[-1])
         return self._checkpoint(replace(state, round=state.round + 1))
 
+    def _enrol(self, claims: Mapping[str, Claims]) -> Agreement:
+        """Settle the terms for these sites."""
+        shapes = buffer_shapes(self.model, self.strategy.releases)
+        return enrol(self.strategy, claims, self.study.run.rounds, self.layout, shapes)
+
     def _agreement(self) -> Agreement:
-        return enrol(self.strategy, self.sites.members, self.study.run.rounds, self.layout)
+        return self._enrol(self.sites.members)
 
     def _first_checkpoint(self, agreement: Agreement) -> State:
         return self._checkpoint(first_state(agreement, self.layout.read(self.model)))
@@ -177,7 +191,7 @@ class Coordinator:
         """Play one round; return the new state, or why there is no further round."""
         sites = self.sites
         sites.hello()  # sites may have come back under a new connection
-        if agreement.amplified and state.round > first_round(agreement):
+        if agreement.amplified and state.round > agreement.first_round:
             self._settle(agreement)  # everyone is asked before the draw
         # From here on the round is lost if the server dies: it is not repeated with other
         # randomness.
@@ -194,21 +208,24 @@ class Coordinator:
             for site in plan.cohort.ids
         }
         replies = sites.ask(messages, self.study.run.round_timeout)
-        uplinks = [self._uplink(agreement, site, reply) for site, reply in replies.items()]
+        uplinks = [self._uplink(agreement, plan.round, *one) for one in replies.items()]
         state, record = close_round(agreement, state, plan, uplinks, run)
         record = replace(record, effective_noise=effective_noise(agreement, plan, record))
         self.folder.append_round(record)
         history.append(record)
         return self._checkpoint(state), ""
 
-    def _uplink(self, agreement: Agreement, site: str, reply: Reply) -> Uplink:
+    def _uplink(self, agreement: Agreement, round_: int, site: str, reply: Reply) -> Uplink:
         """Read what came back from a site that was drawn."""
         before = self.sites.willing.get(site, False)
         problem = self.sites.note(site, reply)
         if agreement.amplified:
             # Who may be drawn follows from what everyone was asked, never from the draw.
             self.sites.willing[site] = before
-        size, largest = len(reply.message.payload), FRAME_BYTES + 4 * agreement.layout.size
+        numbers = agreement.layout.size
+        if round_ < 0:
+            numbers = agreement.terms.releases[round_ - agreement.first_round][1]
+        size, largest = len(reply.message.payload), FRAME_BYTES + 4 * numbers
         if not problem and size > largest:
             problem = f"sent {size} bytes, at most {largest} were agreed"
         return Uplink(
@@ -228,7 +245,7 @@ class Coordinator:
         study, strategy, planned = self.study, self.strategy, agreement.terms.rounds
         private, done = strategy.local.private, max(state.round, 0)
         arithmetic = arithmetic_assumptions(self.model, self.layout) if private else ()
-        self.folder.save_model(state.model, self.layout, public_note(study.flags))
+        self.folder.save_model(state.model, self.layout, public_note(study.flags), state.buffers)
         absent = self._deliver(agreement)
         early = f"after {done} of {planned} rounds: {ended}" if ended else None
         DeploymentSummary(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,12 @@ from typing import Any
 from dpfl.core.checks import check
 from dpfl.core.errors import CheckpointError, PeerError
 from dpfl.core.files import write_safely
-from dpfl.core.layout import Layout
 from dpfl.core.types import Claims
 from dpfl.core.version import __version__
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.messages import Reply
 from dpfl.deploy.requests import TermsRequest
-from dpfl.rounds import Agreement, enrol
-from dpfl.strategy import Strategy
+from dpfl.rounds import Agreement
 
 ENROLMENT = "enrolment.json"
 ASK_AGAIN = 30.0  # seconds after which a node that was refused is asked once more
@@ -88,16 +87,17 @@ def gather(sites: Connections) -> None:
     )
 
 
-def accepting_sites(sites: Connections, strategy: Strategy, layout: Layout) -> dict[str, Claims]:
+def accepting_sites(
+    sites: Connections, settle: Callable[[Mapping[str, Claims]], Agreement]
+) -> dict[str, Claims]:
     """Propose terms until everyone who is left accepts them.
 
     A site that refuses is not in the population. Terms follow from who takes part, so those who
-    are left are asked again. Nothing is binding yet.
+    are left are asked again. Nothing is binding yet. ``settle`` makes the terms from claims.
     """
     accepting, study = dict(sorted(sites.introduced.items())), sites.study
     while True:
-        agreement = enrol(strategy, accepting, study.run.rounds, layout)
-        replies = ask_terms(sites, agreement, binding=False)
+        replies = ask_terms(sites, settle(accepting), binding=False)
         refusing = {site: reply.problem for site, reply in replies.items() if reply.problem}
         if not refusing:
             return accepting

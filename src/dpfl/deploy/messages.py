@@ -103,6 +103,7 @@ def terms_from_dict(values: Any) -> Terms:
             **found,
             noise_multiplier=None if noise is None else float(noise),
             public=tuple(str(client) for client in values["public"]),
+            releases=tuple((float(part), integer(size)) for part, size in values["releases"]),
         )
 
 

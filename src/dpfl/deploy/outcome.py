@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors import torch as safetensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DataError, FolderError, PeerError
@@ -27,6 +28,7 @@ from dpfl.core.layout import Layout
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Evaluation, Scores
 from dpfl.privacy.flags import public_note
+from dpfl.rounds import buffer_shapes, write_buffers
 from dpfl.runs.deployment import STUDY_FILE, StudyFile
 from dpfl.runs.folder import RunFolder
 
@@ -39,13 +41,14 @@ def keep_model(folder: Path, run: str, study: StudyFile, payload: bytes, private
 
     ``private`` is the part of the model that stayed at the site, empty where there is none.
     """
-    layout = Layout.of_module(study.build_model())
-    vector = _read(payload, layout, "the server's model")
+    model = study.build_model()
+    layout = Layout.of_module(model)
+    vector, buffers = _read(payload, study, model, "the server's model")
     own = folder / MODELS / _file_name(run)
     write_safely(own / STUDY_FILE, study.to_toml().encode())
     if private:
         write_safely(own / PRIVATE, private, secret=True)
-    RunFolder(own).save_model(vector, layout, public_note(study.flags))
+    RunFolder(own).save_model(vector, layout, public_note(study.flags), buffers)
     return own
 
 
@@ -55,16 +58,26 @@ def _file_name(run: str) -> str:
     return plain if plain == run else f"{plain}-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
 
 
-def _read(payload: bytes, layout: Layout, where: str) -> Tensor:
-    largest, given = 8 * layout.size + _NAMES_BYTES, f"has {len(payload)} bytes"
+def _read(
+    payload: bytes, study: StudyFile, model: nn.Module, where: str
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Read the parameters of a study's model, as one vector, and the buffers that it released."""
+    layout, shapes = Layout.of_module(model), buffer_shapes(model, study.strategy().releases)
+    numbers = layout.size + sum(math.prod(shape) for shape in shapes.values())
+    largest, given = 8 * numbers + _NAMES_BYTES, f"has {len(payload)} bytes"
     check(len(payload) <= largest, where, given, f"send at most {largest}", PeerError)
     try:
-        vector = layout.flatten(safetensors.load(payload))
-    except (SafetensorError, ValueError) as error:
+        tensors = safetensors.load(payload)
+        buffers = {
+            name: tensors.pop(name).reshape(shapes[name]) for name in shapes if name in tensors
+        }
+        vector = layout.flatten(tensors)
+    except (SafetensorError, ValueError, RuntimeError) as error:
         raise PeerError(where, f"cannot be read ({error})", "send it as safetensors") from error
-    finite, problem = bool(torch.isfinite(vector).all()), "holds numbers that are not finite"
-    check(finite, where, problem, "look at the last rounds of the study", PeerError)
-    return vector
+    finite = all(bool(torch.isfinite(tensor).all()) for tensor in (vector, *buffers.values()))
+    remedy = "look at the last rounds of the study"
+    check(finite, where, "holds numbers that are not finite", remedy, PeerError)
+    return vector, buffers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,14 +123,15 @@ class Outcome:
             "name the study that the model belongs to",
         )
         model = self.study.build_model()
-        layout = Layout.of_module(model)
         try:
-            vector = _read(_bytes(self.model), layout, str(self.model))
+            vector, buffers = _read(_bytes(self.model), self.study, model, str(self.model))
         except PeerError as error:
             problem = f"is not a model of this study ({error.problem})"
             remedy = "name a model and the study it belongs to"
             raise DataError(str(self.model), problem, remedy) from error
         private = {} if self.private is None else dict(safetensors.load(_bytes(self.private)))
+        write_buffers(model, buffers)
+        layout = Layout.of_module(model)
         evaluate = Evaluation(model=model, layout=layout, federation=federation, device="cpu")
         return TriedModel(
             run=self.name,

@@ -17,9 +17,9 @@ from torch import Tensor
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DpflError, PeerError, PrivacyRefusal
 from dpfl.core.layout import Layout
-from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.core.random import PublicSeed
 from dpfl.core.version import __version__
-from dpfl.deploy.commitment import Commitment, first_round, in_plan
+from dpfl.deploy.commitment import Commitment
 from dpfl.deploy.messages import Introduction, Message, acceptance, refusal
 from dpfl.deploy.outcome import keep_model
 from dpfl.deploy.policy import check_offer, check_plan
@@ -28,8 +28,9 @@ from dpfl.deploy.site_folder import SiteFolder
 from dpfl.engine import make_engine
 from dpfl.models import check_model
 from dpfl.privacy.site_ledger import SiteLedger
-from dpfl.rounds import Agreement, blocks_of, work
+from dpfl.rounds import Agreement, Workshop, buffer_shapes, client_round
 from dpfl.rounds.codec import decode_download
+from dpfl.rounds.enrol import secret_for
 from dpfl.runs.deployment import StudyFile
 
 _OUT_OF_BUDGET = "its budget does not cover another round"
@@ -87,17 +88,25 @@ class Site(SiteFolder):
     def _agreement(self, request: UnderTerms) -> Agreement:
         """Plan the study under the server's terms, with this site's own budget and settings."""
         study, terms, member = request.study, request.terms, self.member()
-        layout = Layout.of_module(study.build_model())
+        strategy, model = study.strategy(), study.build_model()
+        layout, shapes = Layout.of_module(model), buffer_shapes(model, strategy.releases)
+        releases = tuple((one.share, one.numbers(shapes[one.into])) for one in strategy.releases)
         fitting = (
             terms.rounds == study.run.rounds
             and 1 <= terms.population <= len(study.study.sites)
             and 0 < terms.expected_cohort <= terms.population
             and 1 <= terms.participations <= terms.rounds
             and terms.parameters == layout.size
+            and terms.releases == releases
         )
         check(fitting, "terms", "do not belong to this study", "enrol again", PeerError)
-        strategy, claims = study.strategy().resolve(terms), {self.id: member.claims}
-        agreement = Agreement(strategy=strategy, terms=terms, layout=layout, claims=claims)
+        agreement = Agreement(
+            strategy=strategy.resolve(terms),
+            terms=terms,
+            layout=layout,
+            claims={self.id: member.claims},
+            buffer_shapes=shapes,
+        )
         check_plan(self.file, agreement, member)
         return agreement
 
@@ -126,7 +135,7 @@ class Site(SiteFolder):
             same, problem = ledger.agree(run, request.digest()), "are not those agreed on before"
             check(same, "terms", problem, "begin another run", PeerError)
             commitment.make(ledger, run)
-            more = commitment.covers(ledger, run, first_round(commitment.agreement))
+            more = commitment.covers(ledger, run, commitment.agreement.first_round)
             if not more:
                 self.log(f"{study.study.name}: its budget does not cover a round")
             return acceptance(self.id, more=more)
@@ -143,7 +152,7 @@ class Site(SiteFolder):
                 return self._upload(ledger, commitment, request, last.payload)
             if last is not None and last.round > round_:
                 return refusal(f"round {round_} is over", site=self.id)
-            if not in_plan(commitment.agreement, round_):
+            if not commitment.agreement.first_round <= round_ < request.terms.rounds:
                 return refusal(f"round {round_} is not in the plan", site=self.id)
             if not commitment.covers(ledger, run, round_):
                 return self._out_of_budget(request)
@@ -154,9 +163,9 @@ class Site(SiteFolder):
             except Exception:
                 # That work failed may reveal something of the records: it is charged like an
                 # answer.
-                ledger.charge(run, round_, commitment.charges())
+                ledger.charge(run, round_, commitment.charges(round_))
                 raise
-            charges, kept = commitment.charges(), _packed(private)
+            charges, kept = commitment.charges(round_), _packed(private)
             if not ledger.charge_and_store(run, round_, charges, payload, kept):
                 return self._out_of_budget(request)
             return self._upload(ledger, commitment, request, payload)
@@ -184,15 +193,17 @@ class Site(SiteFolder):
         ``private`` is the part of the model that stays at the site. Returns the upload, and that
         part as it is after the round.
         """
-        study, members = request.study, {self.id: self.member()}
-        seed = PublicSeed(study.run.seed).child("secret").child("client", request.round, self.id)
-        rng = SecretRng.simulated(seed) if study.seeded else SecretRng.from_system()
-        engine, model = make_engine("stacked"), study.build_model()
-        blocks = blocks_of(agreement, members, engine)
-        downloads, rngs = {self.id: request.payload}, {self.id: rng}
-        (uplink,) = work(
-            agreement, request.run, downloads, members, rngs, engine, model, blocks, private
+        study = request.study
+        seed = PublicSeed(study.run.seed).child("secret") if study.seeded else None
+        workshop = Workshop(
+            agreement=agreement,
+            run=request.run,
+            engine=make_engine("stacked"),
+            model=study.build_model(),
+            secret=lambda round_, site: secret_for(seed, "client", round_, site),
         )
+        downloads, members = {self.id: request.payload}, {self.id: self.member()}
+        (uplink,) = client_round(workshop, downloads, members, private)
         assert uplink.payload is not None
         return uplink.payload, private
 

@@ -13,9 +13,9 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from dpfl.core.errors import DpflError
-from dpfl.core.grid import Grid, NoiseAhead
+from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
-from dpfl.core.random import SecretRng
+from dpfl.core.random import NoiseAhead, SecretRng
 from dpfl.core.types import Phase
 from dpfl.engine.base import Job
 from dpfl.engine.process import check_arithmetic, one_thread

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from dpfl.core.errors import ConfigurationError, did_you_mean
-from dpfl.methods.registry import settings_of
+from dpfl.methods import find
 from dpfl.runs.experiment import Experiment, for_method
 from dpfl.runs.toml_file import Section, TomlFile
 
@@ -104,7 +104,7 @@ class Study(TomlFile):
         """One run; a tuned field that the method does not have is left out."""
         own = {name: value for name, value in self.methods[label].items() if name != "name"}
         name = self.method(label)
-        known = settings_of(name)
+        known = find(name).settings
         values = for_method(set_fields(self.base, case), name)
         values = set_fields(values, {k: v for k, v in tuned.items() if not _foreign(k, known)})
         values = set_fields(values, {f"method.{key}": value for key, value in own.items()})
@@ -119,7 +119,7 @@ class Study(TomlFile):
         """
         if self.tune is None:
             return [{}]
-        known = settings_of(self.method(label)).keys() - self.methods[label].keys()
+        known = find(self.method(label)).settings.keys() - self.methods[label].keys()
         candidates = self.tune.candidates(self.method(label))
         kept = [
             {k: v for k, v in candidate.items() if not _foreign(k, known)}

@@ -28,7 +28,7 @@ Departures
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -38,32 +38,28 @@ from torch import Tensor
 from dpfl.core.checks import whole_number
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
-from dpfl.core.types import Aggregate, Claims, ClientSettings, Metrics, Phase, Terms, Unit
+from dpfl.core.types import Aggregate, Metrics, Phase, PlugState, Terms, Unit
 from dpfl.plugs.base import Participant
 from dpfl.plugs.denoise import Denoiser
-from dpfl.plugs.local_work import Sgd
+from dpfl.plugs.local_work import LocalWork, Sgd
+from dpfl.plugs.personal import Personal
 from dpfl.plugs.sampling import steps_per_epoch
-from dpfl.plugs.selection import Selection
 from dpfl.privacy.exposure import Exposure
 from dpfl.strategy import Strategy
-from dpfl.strategy.noisy_updates import Noise, noisy_updates
+from dpfl.strategy.client_level import NoisyWork, noisy_updates
+from dpfl.strategy.method import method
 
-STAYS = "the last layer of the model stays at its client and is not billed"
+STAYS = "the last layer of the model stays at its client and is not charged"
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadThenBody:
+class HeadThenBody(LocalWork):
     """Local work in two phases: the head for ``head_epochs``, then the body as the practice says."""
 
     body: Sgd
     head_epochs: int
-    unit: ClassVar[Unit] = Unit.CLIENT
+    unit: ClassVar[Unit] = Unit.CLIENT  # type: ignore[misc]
     private: ClassVar[bool] = False
-    hypothetical: ClassVar[bool] = False
-
-    def agree(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
-        """Nothing to settle."""
-        return terms
 
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
         """Plan two phases."""
@@ -77,7 +73,7 @@ class HeadThenBody:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PersonalHead:
+class PersonalHead(Personal):
     """The last layer is the client's own."""
 
     def merge(self, shared: Tensor, private: Tensor | None, layout: Layout) -> Tensor:
@@ -113,7 +109,7 @@ class SharedBody(Denoiser):
 
     orthonormal: bool = False
 
-    def __call__(self, aggregate: Aggregate) -> tuple[Tensor, Metrics]:
+    def __call__(self, state: PlugState, aggregate: Aggregate) -> tuple[Tensor, PlugState, Metrics]:
         """Return the update that leads there."""
         model, head = aggregate.model + aggregate.vector, aggregate.layout.head
         model[head] = aggregate.model[head]
@@ -127,39 +123,19 @@ class SharedBody(Denoiser):
                 r.diagonal() < 0, -1.0, 1.0
             )  # the nearest frame, not its mirror image
             model[block.slice] = (q if tall is matrix else q.T).to(model.dtype).reshape(-1)
-        return model - aggregate.model, {}
+        return model - aggregate.model, state, {}
 
 
+@method(family="client", simplicity=50, needs="a model of two layers or more")
 def centaur(
-    *,
-    lr: float,
-    clip: float,
-    batch_size: int,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    head_epochs: int = 1,
-    linear_representation: bool = False,
-    noise: Noise = "distributed",
-    noise_multiplier: float | None = None,
-    tolerated_dropouts: int = 0,
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    selection: Selection | None = None,
+    work: NoisyWork, *, head_epochs: int = 1, linear_representation: bool = False
 ) -> Strategy:
     """A shared representation, clipped and noised, under a last layer that never leaves its client."""
     head_epochs = whole_number("centaur", "head_epochs", head_epochs)
-    client_settings = ClientSettings(
-        lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
-    )
-    body = Sgd(client_settings=client_settings, weight_decay=weight_decay, lr_decay=lr_decay)
     return noisy_updates(
         "centaur",
-        HeadThenBody(body=body, head_epochs=head_epochs),
-        clip,
-        noise,
-        noise_multiplier,
-        tolerated_dropouts,
-        selection,
+        work,
+        local=HeadThenBody(body=work.local(), head_epochs=head_epochs),
         denoise=(SharedBody(orthonormal=linear_representation),),
         personal=PersonalHead(),
         assumptions=(STAYS,),

@@ -39,24 +39,24 @@ Departures
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import one_of
 from dpfl.core.layout import Layout
-from dpfl.core.types import Adjacency, Aggregate, ClientSettings, Metrics, Observer, Unit
+from dpfl.core.types import Aggregate, Metrics, Observer, PlugState, Terms, Unit
 from dpfl.numerics.recursive_filter import check_smoothing, laplacian_smoothing, noise_gain
+from dpfl.plugs.base import Gain
 from dpfl.plugs.central_noise import CentralNoise
 from dpfl.plugs.denoise import Denoiser
-from dpfl.plugs.local_work import Sgd
-from dpfl.plugs.selection import Everyone, Selection
 from dpfl.plugs.stages import Clip
 from dpfl.plugs.weights import ExpectedCohortWeights
 from dpfl.strategy import Strategy
+from dpfl.strategy.client_level import ClientWork
+from dpfl.strategy.method import method
 
 ASSUMPTIONS = (
     "the server is trusted: it sees every client's update, and adds the noise",
@@ -78,182 +78,74 @@ class LaplacianSmoothing(Denoiser):
 
     def __post_init__(self) -> None:
         check_smoothing(self.smoothing)
-        if self.scope not in ("tensor", "model"):
-            raise ConfigurationError(
-                "smoothing", f"scope = '{self.scope}'", "choose tensor or model"
-            )
+        one_of("smoothing", ("tensor", "model"), scope=self.scope)
 
-    def __call__(self, aggregate: Aggregate) -> tuple[Tensor, Metrics]:
+    def __call__(self, state: PlugState, aggregate: Aggregate) -> tuple[Tensor, PlugState, Metrics]:
         """Return the smoothed vector, and by how much white noise in it shrinks (root of the
         variance's gain).
         """
-        vector = aggregate.vector
-        smoothed = torch.cat(
-            [laplacian_smoothing(vector[s], self.smoothing) for s in self._slices(aggregate.layout)]
-        )
-        return smoothed, {"noise_norm_factor": math.sqrt(self.gain(aggregate.layout))}
+        parts = [aggregate.vector[piece] for piece in self._slices(aggregate.layout)]
+        smoothed = torch.cat([laplacian_smoothing(part, self.smoothing) for part in parts])
+        return smoothed, state, {"noise_norm_factor": math.sqrt(self.gain(aggregate.layout))}
 
     def gain(self, layout: Layout) -> float:
         """Variance of white noise after smoothing, relative to before."""
         sizes = [piece.stop - piece.start for piece in self._slices(layout)]
         return math.fsum(size * noise_gain(size, self.smoothing) for size in sizes) / layout.size
 
+    def noise_gain(self, terms: Terms, layout: Layout, client: str | None = None) -> Gain:
+        """Smoothing shrinks white noise; how much signal it takes depends on the model."""
+        return Gain(noise=self.gain(layout))
+
     def _slices(self, layout: Layout) -> list[slice]:
-        return (
-            [block.slice for block in layout] if self.scope == "tensor" else [slice(0, layout.size)]
-        )
-
-
-# -- Theorems 1 and 2 ------------------------------------------------------------------------------
-
-_THEOREMS = {"uniform": (14.0, 0.67), "poisson": (8.0, 0.53)}
-
-
-def closed_form_noise(
-    epsilon: float,
-    delta: float,
-    clip: float,
-    sampling_rate: float,
-    rounds: int,
-    sampling: Literal["uniform", "poisson"] = "poisson",
-) -> float:
-    """Noise std on the sum by Theorem 1 (uniform) or 2 (poisson): the smallest over lambda that
-    meets all side conditions.
-
-    nu = rate clip / epsilon sqrt(c rounds / lambda (log(1/delta) / (1 - lambda) + epsilon)), c = 14
-    or 8, provided that nu^2 / 4 clip^2 >= 0.67 or 0.53 and alpha - 1 <= nu^2 / 6 clip^2 log(1 /
-    (rate alpha (1 + nu^2 / 4 clip^2))).
-
-    Far more than the numerical accountant asks for; kept because the paper plans with it.
-
-    >>> round(closed_form_noise(8.0, 1000**-1.1, 0.3, 0.05, 30), 4)
-    0.5662
-    """
-    if sampling not in _THEOREMS:
-        raise ConfigurationError(
-            "closed form", f"sampling = '{sampling}'", "choose uniform or poisson"
-        )
-    for name, value, good in (
-        ("epsilon", epsilon, epsilon > 0),
-        ("delta", delta, 0 < delta < 1),
-        ("clip", clip, clip > 0),
-        ("sampling_rate", sampling_rate, 0 < sampling_rate <= 1),
-        ("rounds", rounds, rounds >= 1),
-    ):
-        if not (good and math.isfinite(value)):
-            raise ConfigurationError(
-                "closed form", f"{name} = {value}", "give a number in its range"
-            )
-    found = _closed_form(epsilon, delta, sampling_rate, rounds, sampling)
-    if found is None:
-        smallest = _smallest_epsilon(delta, sampling_rate, rounds, sampling)
-        reach = "no epsilon at all" if smallest is None else f"epsilon >= {smallest:.2f}"
-        raise ConfigurationError(
-            "closed form",
-            f"no lambda meets the theorem's conditions for epsilon = {epsilon:g}",
-            f"for these rounds and this rate it covers {reach}; plan the noise with dpfl.privacy.calibrate instead",
-        )
-    return found * clip
-
-
-def _closed_form(
-    epsilon: float, delta: float, rate: float, rounds: int, sampling: str, points: int = 200_001
-) -> float | None:
-    """The noise multiplier, or None; on a grid of lambda that is dense at both ends."""
-    constant, least = _THEOREMS[sampling]
-    half = np.geomspace(1e-13, 0.5, points)
-    shares = np.concatenate([half, 1 - half[::-1]])
-    odds = math.log(1 / delta) / (1 - shares)
-    alphas = odds / epsilon + 1
-    multipliers = rate / epsilon * np.sqrt(constant * rounds / shares * (odds + epsilon))
-    squares = multipliers**2
-    room = squares / 6 * np.log(1 / (rate * alphas * (1 + squares / 4)))
-    good = (squares / 4 >= least) & (alphas - 1 <= room)
-    return float(multipliers[good].min()) if bool(good.any()) else None
-
-
-def _smallest_epsilon(delta: float, rate: float, rounds: int, sampling: str) -> float | None:
-    """The smallest epsilon the theorem covers, on a grid of a hundredth's steps, rounded up."""
-    grid = np.geomspace(1e-3, 1e4, 1621)
-    covered = [
-        e for e in grid if _closed_form(float(e), delta, rate, rounds, sampling, points=2_001)
-    ]
-    return math.ceil(float(covered[0]) * 100) / 100 if covered else None
+        whole = [slice(0, layout.size)]
+        return [block.slice for block in layout] if self.scope == "tensor" else whole
 
 
 # -- the methods -----------------------------------------------------------------------------------
 
 
-def dp_fed(
-    *,
-    lr: float,
-    clip: float,
-    batch_size: int,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    noise_multiplier: float | None = None,
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    project: Literal["every_step", "once"] = "every_step",
-    selection: Selection | None = None,
-) -> Strategy:
-    """Client-level privacy against the world: clipped updates, noise by a trusted server, a fixed
-    denominator.
-    """
-    if project not in ("every_step", "once"):
-        raise ConfigurationError("dp_fed", f"project = '{project}'", "choose every_step or once")
-    client_settings = ClientSettings(
-        lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
-    )
-    selection = selection or Everyone()
-    stage = Clip(clip=clip)
-    ball = clip if project == "every_step" else None
+def _dp_fed(name: str, work: ClientWork, project: str, denoise: tuple[Denoiser, ...]) -> Strategy:
+    one_of(name, ("every_step", "once"), project=project)
     return Strategy(
-        name="dp_fed",
+        name=name,
         unit=Unit.CLIENT,
         observer=Observer.WORLD,
-        adjacency=Adjacency.REPLACE_ONE if selection.sampling == "uniform" else Adjacency.ZERO_OUT,
-        local=Sgd(
-            client_settings=client_settings, ball=ball, weight_decay=weight_decay, lr_decay=lr_decay
-        ),
-        selection=selection,
-        stages=(stage,),
+        adjacency=work.adjacency,
+        local=work.local(ball=work.clip if project == "every_step" else None),
+        selection=work.cohorts,
+        stages=(Clip(clip=work.clip),),
         weights=ExpectedCohortWeights(),
-        central_noise=CentralNoise(noise_multiplier=noise_multiplier),
+        central_noise=CentralNoise(noise_multiplier=work.noise_multiplier),
+        denoise=denoise,
         assumptions=ASSUMPTIONS,
     )
 
 
+@method(family="client", simplicity=10, sampling="poisson")
+def dp_fed(work: ClientWork, *, project: Literal["every_step", "once"] = "every_step") -> Strategy:
+    """Client-level privacy against the world: clipped updates, noise by a trusted server, a fixed
+    denominator.
+    """
+    return _dp_fed("dp_fed", work, project, ())
+
+
+@method(
+    family="client",
+    simplicity=30,
+    sampling="poisson",
+    search={"smoothing": (0.1, 1.0, 10.0)},
+    remark="smoothing takes some of the signal as well, so compare it with dp_fed",
+)
 def dp_fed_ls(
+    work: ClientWork,
     *,
-    lr: float,
-    clip: float,
-    batch_size: int,
     smoothing: float = 1.0,
     scope: Literal["tensor", "model"] = "tensor",
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    noise_multiplier: float | None = None,
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
     project: Literal["every_step", "once"] = "every_step",
-    selection: Selection | None = None,
 ) -> Strategy:
     """DP-Fed with Laplacian smoothing of the noisy average: less noise, a little bias, the same
-    bill.
+    privacy cost.
     """
-    base = dp_fed(
-        lr=lr,
-        clip=clip,
-        batch_size=batch_size,
-        local_steps=local_steps,
-        local_epochs=local_epochs,
-        noise_multiplier=noise_multiplier,
-        lr_decay=lr_decay,
-        weight_decay=weight_decay,
-        project=project,
-        selection=selection,
-    )
-    return replace(
-        base, name="dp_fed_ls", denoise=(LaplacianSmoothing(smoothing=smoothing, scope=scope),)
-    )
+    denoise = LaplacianSmoothing(smoothing=smoothing, scope=scope)
+    return _dp_fed("dp_fed_ls", work, project, (denoise,))

@@ -37,26 +37,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.checks import check
+from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import (
-    Adjacency,
-    ClientSettings,
     Cohort,
-    Observer,
     PlugState,
     Shared,
     Terms,
-    Unit,
     Who,
 )
-from dpfl.numerics import clipping as linalg
+from dpfl.numerics import clipping
 from dpfl.numerics.projections import (
     Projection,
     check_projection,
@@ -64,23 +61,12 @@ from dpfl.numerics.projections import (
     project,
     smallest_jl_dimension,
 )
-from dpfl.plugs.local_work import Sgd
-from dpfl.plugs.over_the_air import Honest, OverTheAir
-from dpfl.plugs.selection import Everyone, Selection
-from dpfl.plugs.stages import Clip, Stage
-from dpfl.plugs.step import Step
-from dpfl.plugs.weights import ExpectedCohortWeights
-from dpfl.privacy.accountant import adjacency_named
+from dpfl.plugs.base import Gain
+from dpfl.plugs.stages import Stage
 from dpfl.privacy.exposure import Exposure
 from dpfl.strategy import Strategy
-
-_WHOLE = 1 << 40  # a batch no data set exceeds
-
-ASSUMPTIONS = (
-    "the signals really add up in the air: whoever hears one client alone hears its message without the others' noise",
-    "no more clients fall silent than are tolerated: the receiver would have heard the others with less noise",
-    "phases and strengths are corrected as planned; gains and the projection's seed are public",
-)
+from dpfl.strategy.method import method
+from dpfl.strategy.wireless import AirWork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,28 +84,24 @@ class RandomProjection(Stage):
 
     def __post_init__(self) -> None:
         check_projection(self.kind, self.dimension, max(1, self.dimension), self.sparsity)
-        if not 0 < self.distortion < 1 or not 0 < self.failure < 1:
-            raise ConfigurationError(
-                "projection",
-                f"distortion = {self.distortion}, failure = {self.failure}",
-                "give numbers between 0 and 1",
-            )
-        if self.kind == "fourier" and not self.clip_after:
-            raise PrivacyRefusal(
-                "projection", "nothing bounds a Fourier projection's norm", "use clip_after"
-            )
+        given = f"distortion = {self.distortion}, failure = {self.failure}"
+        good = 0 < self.distortion < 1 and 0 < self.failure < 1
+        check(good, "projection", given, "give numbers between 0 and 1")
+        bounded = self.kind != "fourier" or self.clip_after
+        problem = "nothing bounds a Fourier projection's norm"
+        check(bounded, "projection", problem, "use clip_after", PrivacyRefusal)
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Refuse a dimension that the model does not have, or for which the JL bound does not hold."""
         check_projection(self.kind, self.dimension, layout.size, self.sparsity)
         if not self.clip_after:
             least = smallest_jl_dimension(terms.population, self.failure, self.distortion)
-            if self.dimension < least:
-                raise PrivacyRefusal(
-                    "projection",
-                    f"dimension = {self.dimension} is below {least}, where the Johnson-Lindenstrauss bound begins",
-                    "use clip_after, or more dimensions",
-                )
+            problem = (
+                f"dimension = {self.dimension} is below {least}, where the Johnson-Lindenstrauss "
+                "bound begins"
+            )
+            remedy = "use clip_after, or more dimensions"
+            check(self.dimension >= least, "projection", problem, remedy, PrivacyRefusal)
         return {"length": torch.tensor([layout.size])}
 
     def open(self, state: PlugState, round_: int, cohort: Cohort, seed: PublicSeed) -> Shared:
@@ -131,7 +113,7 @@ class RandomProjection(Stage):
         projected = project(
             rows, PublicSeed.from_tensor(shared["seed"]), self.dimension, self.kind, self.sparsity
         )
-        return linalg.clip(projected, self.clip) if self.clip_after else projected
+        return clipping.clip(projected, self.clip) if self.clip_after else projected
 
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
         """Project."""
@@ -155,125 +137,49 @@ class RandomProjection(Stage):
             return exposure.projected(math.inf, self.dimension).clipped(self.clip)
         return exposure.projected(math.sqrt(1 + self.distortion), self.dimension, self.failure)
 
+    def upload_size(self, numbers: float, terms: Terms, layout: Layout) -> float:
+        """Return the number of directions."""
+        return self.dimension
+
+    def noise_gain(self, terms: Terms, layout: Layout, client: str | None = None) -> Gain:
+        """Projecting there and back adds an error of its own."""
+        lost = max(0, layout.size - 1) / self.dimension if self.dimension < layout.size else 0.0
+        return Gain(error=math.sqrt(lost))
+
 
 # -- the methods -----------------------------------------------------------------------------------
 
 
+@method(family="wireless", simplicity=10, needs="a simulated channel")
+def airsgd(work: AirWork) -> Strategy:
+    """Gradients noised and added up over the air, all of them: DPRP without the projection."""
+    return work.strategy("airsgd")
+
+
+@method(
+    family="wireless",
+    simplicity=20,
+    search={"dimension": (1 / 64, 1 / 8)},
+    needs="a simulated channel",
+)
 def dprp(
+    work: AirWork,
     *,
-    lr: float,
-    clip: float,
     dimension: int,
-    batch_size: int | None = None,
-    noise_multiplier: float | None = None,
     projection: Projection = "rademacher",
     sparsity: float = 1.0,
     clip_after: bool = True,
     distortion: float = 0.5,
     failure: float = 1e-9,
-    honest: Honest = 1.0,
-    power: float = 1.0,
-    receiver_noise: float = 1.0,
-    fading: Literal["block", "static"] = "block",
-    min_gain: float = 0.0,
-    gain_seed: int = 0,
-    tolerated_dropouts: int = 0,
-    adjacency: str = "replace_one",
-    selection: Selection | None = None,
 ) -> Strategy:
     """Gradients projected onto a few shared random directions, noised, and added up over the air."""
     stage = RandomProjection(
         dimension=dimension,
-        clip=clip,
+        clip=work.clip,
         kind=projection,
         sparsity=sparsity,
         clip_after=clip_after,
         distortion=distortion,
         failure=failure,
     )
-    channel = OverTheAir(
-        clip=clip,
-        noise_multiplier=noise_multiplier,
-        power=power,
-        receiver_noise=receiver_noise,
-        fading=fading,
-        min_gain=min_gain,
-        gain_seed=gain_seed,
-        honest=honest,
-        tolerated_dropouts=tolerated_dropouts,
-        numbers=dimension,
-    )
-    return _on_air("dprp", lr, batch_size, (Clip(clip=clip), stage), channel, adjacency, selection)
-
-
-def airsgd(
-    *,
-    lr: float,
-    clip: float,
-    batch_size: int | None = None,
-    noise_multiplier: float | None = None,
-    honest: Honest = 1.0,
-    power: float = 1.0,
-    receiver_noise: float = 1.0,
-    fading: Literal["block", "static"] = "block",
-    min_gain: float = 0.0,
-    gain_seed: int = 0,
-    tolerated_dropouts: int = 0,
-    adjacency: str = "replace_one",
-    selection: Selection | None = None,
-) -> Strategy:
-    """Gradients noised and added up over the air, all of them: DPRP without the projection."""
-    channel = OverTheAir(
-        clip=clip,
-        noise_multiplier=noise_multiplier,
-        power=power,
-        receiver_noise=receiver_noise,
-        fading=fading,
-        min_gain=min_gain,
-        gain_seed=gain_seed,
-        honest=honest,
-        tolerated_dropouts=tolerated_dropouts,
-    )
-    return _on_air("airsgd", lr, batch_size, (Clip(clip=clip),), channel, adjacency, selection)
-
-
-def _on_air(
-    name: str,
-    lr: float,
-    batch_size: int | None,
-    stages: tuple[Stage, ...],
-    channel: OverTheAir,
-    adjacency: str,
-    selection: Selection | None,
-) -> Strategy:
-    if adjacency_named(adjacency) is Adjacency.ADD_REMOVE:
-        raise ConfigurationError(
-            f"method '{name}'",
-            "adjacency = 'add_remove': a client that is removed takes its own noise with it, and no bill would hold",
-            "use replace_one or zero_out",
-        )
-    client_settings = ClientSettings(
-        lr=1.0, batch_size=_WHOLE if batch_size is None else batch_size, local_steps=1
-    )
-    return Strategy(
-        name=name,
-        unit=Unit.CLIENT,
-        observer=Observer.SERVER,
-        adjacency=adjacency_named(adjacency),
-        local=Sgd(client_settings=client_settings),
-        selection=selection or Everyone(),
-        stages=stages,
-        channel=channel,
-        weights=ExpectedCohortWeights(),
-        step=Step(lr=lr),
-        tolerated_dropouts=channel.tolerated_dropouts,
-        assumptions=(_counted_on(channel), *ASSUMPTIONS),
-    )
-
-
-def _counted_on(channel: OverTheAir) -> str:
-    if channel.honest == "own":
-        return "nobody's noise but the client's own is counted on"
-    if channel.honest == "own_and_receiver":
-        return "the client's own noise and the receiver's are counted on: the receiver's hardware is not the adversary's"
-    return f"the receiver's noise and that of {100 * float(channel.honest):g} % of the other clients are counted on"
+    return work.strategy("dprp", (stage,), dimension)

@@ -31,11 +31,12 @@ from dpfl.core.types import Adjacency, ClientSettings, Observer, Unit
 from dpfl.plugs.local_work import Sgd
 from dpfl.plugs.selection import Everyone, Selection
 from dpfl.plugs.weights import ExampleWeights, UniformWeights
-from dpfl.privacy.budgets import Spending
 from dpfl.strategy import Strategy
-from dpfl.strategy.record_level import record_level
+from dpfl.strategy.method import method
+from dpfl.strategy.record_level import RecordWork, record_level
 
 
+@method(family="heterogeneous", simplicity=0, reference=True)
 def fedavg(
     *,
     lr: float,
@@ -44,7 +45,7 @@ def fedavg(
     local_epochs: int | None = None,
     selection: Selection | None = None,
 ) -> Strategy:
-    """Plain FedAvg without privacy: every bill is infinite."""
+    """Plain FedAvg without privacy: every epsilon is infinite."""
     client_settings = ClientSettings(
         lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
     )
@@ -60,35 +61,13 @@ def fedavg(
     )
 
 
-def fedavg_dp(
-    *,
-    lr: float,
-    clip: float,
-    batch_size: int,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    selection: Selection | None = None,
-    spending: Spending = "heterogeneous",
-) -> Strategy:
+@method(family="heterogeneous", simplicity=10)
+def fedavg_dp(work: RecordWork) -> Strategy:
     """FedAvg over clients that run DP-SGD within their own budgets; every update counts alike."""
-    client_settings = ClientSettings(
-        lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
-    )
-    return record_level("fedavg_dp", client_settings, clip, UniformWeights(), selection, spending)
+    return record_level("fedavg_dp", work, UniformWeights())
 
 
-def dpfedavg(
-    *,
-    lr: float,
-    clip: float,
-    batch_size: int,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    selection: Selection | None = None,
-    spending: Spending = "heterogeneous",
-) -> Strategy:
+@method(family="heterogeneous", simplicity=20)
+def dpfedavg(work: RecordWork) -> Strategy:
     """FedAvg over clients that run DP-SGD within their own budgets, weighted by number of records."""
-    client_settings = ClientSettings(
-        lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
-    )
-    return record_level("dpfedavg", client_settings, clip, ExampleWeights(), selection, spending)
+    return record_level("dpfedavg", work, ExampleWeights())

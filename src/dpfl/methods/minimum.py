@@ -26,44 +26,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dpfl.core.types import ClientSettings
-from dpfl.plugs.selection import Selection
 from dpfl.plugs.weights import UniformWeights
 from dpfl.strategy import Strategy
-from dpfl.strategy.record_level import ASSUMPTIONS, record_level
+from dpfl.strategy.method import method
+from dpfl.strategy.record_level import RecordWork, record_level
+
+RAISED = "HYPOTHETICAL: every client is given the largest budget, whatever it asked for"
 
 
-def minimum(
-    *,
-    lr: float,
-    clip: float,
-    batch_size: int,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    selection: Selection | None = None,
-) -> Strategy:
+@method(family="heterogeneous", simplicity=70, fixed=("spending",))
+def minimum(work: RecordWork) -> Strategy:
     """Everyone on the smallest claimed budget."""
-    client_settings = ClientSettings(
-        lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
-    )
-    return record_level("minimum", client_settings, clip, UniformWeights(), selection, "smallest")
+    return record_level("minimum", replace(work, spending="smallest"), UniformWeights())
 
 
-def maximum(
-    *,
-    lr: float,
-    clip: float,
-    batch_size: int,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    selection: Selection | None = None,
-) -> Strategy:
+@method(family="heterogeneous", simplicity=80, fixed=("spending",), needs="a simulation")
+def maximum(work: RecordWork) -> Strategy:
     """Everyone on the largest claimed budget: a hypothetical federation, for comparison."""
-    client_settings = ClientSettings(
-        lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
-    )
-    strategy = record_level(
-        "maximum", client_settings, clip, UniformWeights(), selection, "largest"
-    )
-    raised = "HYPOTHETICAL: every client is granted the largest budget, whatever it asked for"
-    return replace(strategy, assumptions=(raised, *ASSUMPTIONS))
+    raised = replace(work, spending="largest")
+    return record_level("maximum", raised, UniformWeights(), assumptions=(RAISED,))

@@ -34,177 +34,36 @@ Departures
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import check, whole_number
 from dpfl.core.layout import Layout
-from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import (
-    Claims,
-    ClientSettings,
-    Cohort,
-    Metrics,
-    PlugState,
-    Rows,
-    Shared,
-    Terms,
-    Total,
-    Who,
-)
-from dpfl.numerics.subspace import public_subspace, spectrum
+from dpfl.core.types import Claims, Metrics, PlugState, Rows, Terms, Total
+from dpfl.numerics.budget_split import BudgetSplit, PublicRows
+from dpfl.numerics.subspace import bases, energy, project, spectra
+from dpfl.plugs.base import Gain
+from dpfl.plugs.figures import FigureSpec, by_round, spectrum_figure
 from dpfl.plugs.row_denoise import RowDenoiser
-from dpfl.plugs.selection import Selection
-from dpfl.plugs.stages import Stage
+from dpfl.plugs.stages import SharedSubspace
 from dpfl.plugs.weights import EpsilonWeights
-from dpfl.privacy.budgets import Spending
-from dpfl.privacy.exposure import Exposure
 from dpfl.strategy import Strategy
-from dpfl.strategy.record_level import record_level
+from dpfl.strategy.method import method
+from dpfl.strategy.record_level import RecordWork, record_level
 
-SPLITS = ("gmm", "kmeans", "top_fraction", "threshold")
-_TOLD = 10  # singular values that are written down
-
-
-def _project(row: Tensor, basis: Tensor) -> Tensor:
-    return (row @ basis) @ basis.T
-
-
-# -- who is public ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublicSplit:
-    """Who counts as public: decided once over all clients, from claimed epsilons."""
-
-    rule: str | tuple[str, ...] = "gmm"
-    fraction: float = 0.1
-    threshold: float | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.rule, str) and self.rule not in SPLITS:
-            raise ConfigurationError(
-                "public split",
-                f"'{self.rule}'",
-                f"choose one of {', '.join(SPLITS)}, or give a list of ids",
-            )
-        if self.rule == "threshold" and not (self.threshold is not None and self.threshold > 0):
-            raise ConfigurationError(
-                "public split", "threshold without a threshold", "give public_threshold"
-            )
-        if not 0 < self.fraction < 1:
-            raise ConfigurationError(
-                "public split", f"public_fraction = {self.fraction}", "give a share between 0 and 1"
-            )
-
-    def __call__(self, claims: Mapping[str, Claims]) -> frozenset[str]:
-        """Return the public clients; at least one, and not everyone."""
-        usable = {client: claim.epsilon for client, claim in claims.items() if claim.usable}
-        if not isinstance(self.rule, str):
-            unknown = [client for client in self.rule if client not in claims]
-            if unknown:
-                raise ConfigurationError(
-                    "public split", f"'{unknown[0]}' is no client", "list ids of the federation"
-                )
-            found = frozenset(self.rule)
-        elif self.rule == "top_fraction":
-            count = max(1, round(self.fraction * len(claims)))
-            found = frozenset(sorted(usable, key=lambda client: (-usable[client], client))[:count])
-        elif self.rule == "threshold":
-            assert self.threshold is not None
-            found = frozenset(
-                client for client, epsilon in usable.items() if epsilon >= self.threshold
-            )
-        else:
-            found = self._clustered(usable)
-        if not found or len(found) == len(claims):
-            who = "nobody" if not found else "everybody"
-            raise ConfigurationError(
-                "public split",
-                f"makes {who} public out of {len(claims)} clients",
-                "use top_fraction, a threshold between the budgets, or weiavg",
-            )
-        return found
-
-    def _clustered(self, usable: Mapping[str, float]) -> frozenset[str]:
-        """Two groups on the logarithm of epsilon; one spread for both, so that more epsilon never
-        makes private.
-        """
-        ids = sorted(usable)
-        logs = np.log([[usable[client]] for client in ids])
-        if len(ids) < 2 or np.ptp(logs) < 1e-9:
-            raise ConfigurationError(
-                "public split",
-                "all claimed epsilons are equal, nothing tells public from private",
-                "use weiavg, or top_fraction",
-            )
-        # Start from the extremes: a start drawn at random can split one group in two.
-        means = np.array([[logs.min()], [logs.max()]])
-        if self.rule == "kmeans":
-            from sklearn.cluster import KMeans
-
-            model = KMeans(2, init=means, n_init=1).fit(logs)
-            groups, upper = model.labels_, int(model.cluster_centers_[:, 0].argmax())
-        else:
-            from sklearn.mixture import GaussianMixture
-
-            model = GaussianMixture(
-                2, covariance_type="tied", means_init=means, reg_covar=1e-4
-            ).fit(logs)
-            groups, upper = model.predict(logs), int(model.means_[:, 0].argmax())
-        return frozenset(
-            client for client, group in zip(ids, groups, strict=True) if group == upper
-        )
+_PREFIX = "public/"
 
 
 def _public_state(terms: Terms) -> PlugState:
-    return {f"public/{client}": torch.ones(1) for client in terms.public}
+    return {f"{_PREFIX}{client}": torch.ones(1) for client in terms.public}
 
 
-def _public_rows(state: PlugState, rows: Rows) -> Tensor:
-    """Which of the rows are public and hold anything."""
-    named = torch.tensor(
-        [f"public/{client}" in state for client in rows.cohort.ids], dtype=torch.bool
-    )
-    return named & (rows.matrix.abs().amax(dim=1) > 0) if rows.matrix.numel() else named
-
-
-def _within_group(rows: Rows, members: Tensor) -> Tensor:
-    epsilons = [rows.cohort.claims[client].epsilon for client in rows.cohort.ids]
-    usable = torch.tensor(
-        [e if math.isfinite(e) and e > 0 else 0.0 for e in epsilons], dtype=torch.float64
-    )[members]
-    return (
-        usable / usable.sum()
-        if float(usable.sum()) > 0
-        else torch.full_like(usable, 1 / max(len(usable), 1))
-    )
-
-
-def _bases(state: PlugState, rows: Rows, k: int) -> list[Tensor]:
-    """One basis a tensor, from this round's public updates; none if there are no public updates."""
-    public = _public_rows(state, rows)
-    if not bool(public.any()):
-        return []
-    weights = _within_group(rows, public)
-    found = [public_subspace(rows.matrix[public, block.slice], weights, k) for block in rows.layout]
-    if any(
-        0 < basis.shape[1] < min(k, block.size)
-        for basis, block in zip(found, rows.layout, strict=True)
-    ):
-        warnings.warn(
-            f"k = {k} is above the rank of the public updates of a round, and was clamped",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    return found
+def _public(state: PlugState) -> set[str]:
+    return {name.removeprefix(_PREFIX) for name in state if name.startswith(_PREFIX)}
 
 
 # -- PFA -------------------------------------------------------------------------------------------
@@ -215,25 +74,22 @@ class PublicProjection(RowDenoiser):
     """Project private rows onto the subspace of the round's public ones, tensor by tensor."""
 
     k: int = 1
-    split: PublicSplit = PublicSplit()
+    split: BudgetSplit = BudgetSplit()
     warm_up_only: bool = False
     ordered: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.k != int(self.k) or self.k < 1:
-            raise ConfigurationError("pfa", f"k = {self.k}", "project onto at least one dimension")
+        whole_number("pfa", "k", self.k)
 
-    def agree(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
+    def resolve_terms(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
         """Decide who is public."""
         return replace(terms, public=tuple(sorted(self.split(claims))))
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Remember who is public."""
         largest = max(block.size for block in layout)
-        if self.k > largest:
-            raise ConfigurationError(
-                "pfa", f"k = {self.k} is more than any tensor has ({largest})", "give a smaller k"
-            )
+        problem = f"k = {self.k} is more than any tensor has ({largest})"
+        check(self.k <= largest, "pfa", problem, "give a smaller k")
         return _public_state(terms)
 
     def __call__(
@@ -242,161 +98,100 @@ class PublicProjection(RowDenoiser):
         """Return the rows with the private ones projected; all as they are if nobody public
         arrived.
         """
-        public = _public_rows(state, rows)
-        names = [
-            client for client, there in zip(rows.cohort.ids, public.tolist(), strict=True) if there
-        ]
-        told: Metrics = {"public": ", ".join(names)}
-        if "done" in state:
-            return rows.matrix, state, told
-        bases = _bases(state, rows, self.k)
-        if not bases:
-            return rows.matrix, state, told
-        matrix = rows.matrix.clone()
-        for block, basis in zip(rows.layout, bases, strict=True):
-            matrix[~public, block.slice] = _project(rows.matrix[~public, block.slice], basis)
-        told["private_energy_kept"] = _share(matrix[~public], rows.matrix[~public])
-        mean = (_within_group(rows, public).to(matrix.dtype) @ rows.matrix[public])[None]
-        inside = torch.cat(
-            [_project(mean[:, b.slice], v) for b, v in zip(rows.layout, bases, strict=True)], dim=1
+        public = PublicRows.of(_public(state), rows)
+        arrived = zip(rows.cohort.ids, public.named.tolist(), strict=True)
+        metrics: Metrics = {"public": ", ".join(client for client, there in arrived if there)}
+        done = "done" in state
+        found = [] if done else bases(public.rows, public.weights, rows.layout, self.k)
+        if not found:
+            return rows.matrix, state, metrics
+        matrix, private = rows.matrix.clone(), ~public.named
+        for block, basis in zip(rows.layout, found, strict=True):
+            matrix[private, block.slice] = project(rows.matrix[private, block.slice], basis)
+        mean = (public.weights.to(matrix.dtype) @ public.rows)[None]
+        pairs = zip(rows.layout, found, strict=True)
+        inside = torch.cat([project(mean[:, block.slice], v) for block, v in pairs], dim=1)
+        metrics |= {
+            "private_energy_kept": energy(matrix[private], rows.matrix[private]),
+            "public_energy_kept": energy(inside, mean),
+            "dimensions": [float(basis.shape[1]) for basis in found],
+            **spectra(public.rows, public.weights, rows.layout),
+        }
+        return matrix, ({**state, "done": torch.ones(1)} if self.warm_up_only else state), metrics
+
+    def noise_gain(self, terms: Terms, layout: Layout, client: str | None = None) -> Gain:
+        """Of a private client's noise k of each tensor's directions stay. Its signal counts as lost:
+        our studies found about 1e-4 of it kept.
+        """
+        if client is None or client in terms.public:
+            return Gain()
+        kept = sum(min(self.k, block.size) for block in layout) / layout.size
+        return Gain(noise=kept, signal=0.0)
+
+    def figures(self) -> tuple[FigureSpec, ...]:
+        """Show what the projection keeps, and the spectrum that k is chosen from."""
+        kept = {"private_energy_kept": "private updates", "public_energy_kept": "public updates"}
+        share, about = "share of the squared norm", "energy inside the public subspace"
+        caption = "What a projection keeps. Noise spreads over all directions: hardly any is kept."
+        last = "Of the last round, tensor by tensor; the first k directions are kept."
+        title, value = "spectrum of the public updates", "singular value, share of the largest"
+        return (
+            by_round("subspace", about, share, kept, caption),
+            spectrum_figure("public-spectrum", title, "/spectrum", value, last),
         )
-        told["public_energy_kept"] = _share(inside, mean)
-        told["dimensions"] = [float(basis.shape[1]) for basis in bases]
-        told |= _spectra_told(rows, public)
-        return matrix, ({**state, "done": torch.ones(1)} if self.warm_up_only else state), told
-
-
-def _spectra_told(rows: Rows, public: Tensor) -> Metrics:
-    """Singular values of the weighted public updates, tensor by tensor, as shares of the largest:
-    what k is chosen from.
-    """
-    roots = _within_group(rows, public).sqrt()[:, None]
-    told: Metrics = {}
-    for block in rows.layout:
-        values, _ = spectrum(rows.matrix[public, block.slice], roots, torch.float32)
-        if float(values[0]) > 0:
-            told[f"{block.name}/spectrum"] = [
-                float(f"{v:.5g}") for v in (values[:_TOLD] / values[0]).tolist()
-            ]
-    return told
-
-
-def _share(part: Tensor, whole: Tensor) -> float:
-    total = float(whole.to(torch.float64).square().sum())
-    return float(part.to(torch.float64).square().sum()) / total if total > 0 else 0.0
 
 
 # -- PFA+ ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicSubspace(Stage):
-    """Private clients send coordinates in the last round's public subspace; public ones, and the
-    first round, all of it.
-    """
-
-    k: int = 1
-    linear: ClassVar[bool] = False
-
-    def coordinates(self, layout: Layout) -> int:
-        """Numbers that a private client sends once there is a subspace."""
-        return sum(min(self.k, block.size) for block in layout)
-
-    def basis_size(self, layout: Layout) -> int:
-        """Numbers of the subspace, which every client is sent."""
-        return sum(min(self.k, block.size) * block.size for block in layout)
+class PublicSubspace(SharedSubspace):
+    """Private clients send coordinates in the last round's public subspace."""
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Remember who is public; there is no subspace yet."""
         return _public_state(terms)
 
-    def open(self, state: PlugState, round_: int, cohort: Cohort, seed: PublicSeed) -> Shared:
-        """Send the subspace of the round before, one basis a tensor, in the order of the model."""
-        return {name: basis for name, basis in state.items() if name.startswith("basis/")}
-
-    def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        """Take coordinates."""
-        if who.public or not shared:
-            return x
-        bases = _in_order(shared)
-        parts = torch.split(x, [basis.shape[0] for basis in bases])
-        return torch.cat([part @ basis for part, basis in zip(parts, bases, strict=True)])
-
-    def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:
-        """Rebuild the update from its coordinates."""
-        if who is None or who.public or not shared:
-            return y
-        bases = _in_order(shared)
-        parts = torch.split(y, [basis.shape[1] for basis in bases])
-        return torch.cat([basis @ part for part, basis in zip(parts, bases, strict=True)])
-
     def learn(self, state: PlugState, rows: Rows | Total) -> PlugState:
         """Take this round's public updates for the next round's subspace."""
         assert isinstance(rows, Rows)
-        bases = _bases(state, rows, self.k)
-        return {**state, **{f"basis/{number:05d}": basis for number, basis in enumerate(bases)}}
-
-    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
-        """What left DP-SGD is noisy already: a function of it."""
-        return exposure.processed()
-
-
-def _in_order(shared: Shared) -> Sequence[Tensor]:
-    return [shared[name] for name in sorted(shared)]
+        public = PublicRows.of(_public(state), rows)
+        found = bases(public.rows, public.weights, rows.layout, self.k)
+        return {**state, **{f"basis/{number:05d}": basis for number, basis in enumerate(found)}}
 
 
 # -- the two methods -------------------------------------------------------------------------------
 
 
-def _split(public: str | Sequence[str], fraction: float, threshold: float | None) -> PublicSplit:
-    rule = public if isinstance(public, str) else tuple(public)
-    return PublicSplit(rule=rule, fraction=fraction, threshold=threshold)
+@dataclass(frozen=True, kw_only=True)
+class PfaWork(RecordWork):
+    """Settings of both: ``k`` dimensions a tensor, and who is public (see :class:`BudgetSplit`)."""
+
+    k: int = 1
+    public: str | Sequence[str] = "gmm"
+    public_fraction: float = 0.1
+    public_threshold: float | None = None
+
+    def projection(self, *, warm_up_only: bool = False) -> PublicProjection:
+        """Return the piece that projects private rows."""
+        rule = self.public if isinstance(self.public, str) else tuple(self.public)
+        fraction, threshold = self.public_fraction, self.public_threshold
+        split = BudgetSplit(rule=rule, fraction=fraction, threshold=threshold)
+        return PublicProjection(k=self.k, split=split, warm_up_only=warm_up_only)
 
 
-def pfa(
-    *,
-    lr: float,
-    clip: float,
-    batch_size: int,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    selection: Selection | None = None,
-    spending: Spending = "heterogeneous",
-    k: int = 1,
-    public: str | Sequence[str] = "gmm",
-    public_fraction: float = 0.1,
-    public_threshold: float | None = None,
-) -> Strategy:
+_K = {"k": (1, 2)}
+_NEEDS = "claimed epsilons that differ"
+
+
+@method(family="heterogeneous", simplicity=50, search=_K, needs=_NEEDS)
+def pfa(work: PfaWork) -> Strategy:
     """WeiAvg with the private updates projected onto the subspace of the public ones."""
-    client_settings = ClientSettings(
-        lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
-    )
-    clean = PublicProjection(k=k, split=_split(public, public_fraction, public_threshold))
-    return record_level("pfa", client_settings, clip, EpsilonWeights(), selection, spending, clean)
+    return record_level("pfa", work, EpsilonWeights(), clean=work.projection())
 
 
-def pfa_plus(
-    *,
-    lr: float,
-    clip: float,
-    batch_size: int,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    selection: Selection | None = None,
-    spending: Spending = "heterogeneous",
-    k: int = 1,
-    public: str | Sequence[str] = "gmm",
-    public_fraction: float = 0.1,
-    public_threshold: float | None = None,
-) -> Strategy:
+@method(family="heterogeneous", simplicity=60, search=_K, needs=_NEEDS)
+def pfa_plus(work: PfaWork) -> Strategy:
     """PFA in which private clients send k numbers per tensor."""
-    client_settings = ClientSettings(
-        lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
-    )
-    clean = PublicProjection(
-        k=k, split=_split(public, public_fraction, public_threshold), warm_up_only=True
-    )
-    base = record_level(
-        "pfa_plus", client_settings, clip, EpsilonWeights(), selection, spending, clean
-    )
-    return replace(base, stages=(PublicSubspace(k=k),))
+    clean, stages = work.projection(warm_up_only=True), (PublicSubspace(k=work.k),)
+    return record_level("pfa_plus", work, EpsilonWeights(), clean=clean, stages=stages)

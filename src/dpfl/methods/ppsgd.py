@@ -27,25 +27,23 @@ Departures
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import not_negative, positive
 from dpfl.core.layout import Layout
-from dpfl.core.types import ClientSettings
-from dpfl.plugs.local_work import Sgd
-from dpfl.plugs.selection import Selection
+from dpfl.plugs.personal import Personal
 from dpfl.strategy import Strategy
-from dpfl.strategy.noisy_updates import Noise, noisy_updates
+from dpfl.strategy.client_level import NoisyWork, noisy_updates
+from dpfl.strategy.method import method
 
-STAYS = "the personal part of the model stays at its client and is not billed"
+STAYS = "the personal part of the model stays at its client and is not charged"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PersonalSum:
+class PersonalSum(Personal):
     """The client works with shared + personal; ``shared_part`` of every step is the shared model's."""
 
     shared_part: float
@@ -65,37 +63,18 @@ class PersonalSum:
         return shared + self.shared_part * moved, personal
 
 
-def ppsgd(
-    *,
-    lr: float,
-    clip: float,
-    batch_size: int,
-    personal_lr: float | None = None,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    noise: Noise = "distributed",
-    noise_multiplier: float | None = None,
-    tolerated_dropouts: int = 0,
-    lr_decay: float = 1.0,
-    selection: Selection | None = None,
-) -> Strategy:
+@method(
+    family="client", simplicity=60, search={"personal_lr": (0.03, 0.3)}, fixed=("weight_decay",)
+)
+def ppsgd(work: NoisyWork, *, personal_lr: float | None = None) -> Strategy:
     """A shared model, clipped and noised, plus a personal one that never leaves its client."""
-    own = lr if personal_lr is None else personal_lr
-    if not (math.isfinite(lr) and lr > 0 and math.isfinite(own) and own >= 0):
-        raise ConfigurationError(
-            "ppsgd", f"lr = {lr}, personal_lr = {own}", "give an lr above 0, personal_lr 0 or above"
-        )
-    client_settings = ClientSettings(
-        lr=lr + own, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
-    )
+    own = work.lr if personal_lr is None else personal_lr
+    positive("ppsgd", lr=work.lr)
+    not_negative("ppsgd", personal_lr=own)
     return noisy_updates(
         "ppsgd",
-        Sgd(client_settings=client_settings, lr_decay=lr_decay),
-        clip,
-        noise,
-        noise_multiplier,
-        tolerated_dropouts,
-        selection,
-        personal=PersonalSum(shared_part=lr / (lr + own)),
+        work,
+        local=work.local(lr=work.lr + own),
+        personal=PersonalSum(shared_part=work.lr / (work.lr + own)),
         assumptions=(STAYS,),
     )

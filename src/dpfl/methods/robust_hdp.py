@@ -35,64 +35,27 @@ Departures
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import check, one_of, share, whole_number
+from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import ClientSettings, Metrics, PlugState, Rows, Total
-from dpfl.numerics.pursuit import principal_component_pursuit
-from dpfl.plugs.selection import Selection
+from dpfl.core.types import Claims, Metrics, PlugState, Rows, Total
+from dpfl.numerics.noise_estimates import BLOCK_ROWS, capped, moment_estimates, noise_estimates
+from dpfl.plugs.figures import FigureSpec, against_true_noise
 from dpfl.plugs.weights import TRUE_NOISE, Weights
-from dpfl.privacy.budgets import Spending
 from dpfl.strategy import Strategy
-from dpfl.strategy.record_level import record_level
+from dpfl.strategy.method import method
+from dpfl.strategy.record_level import RecordWork, record_level
 
 Estimator = Literal["pcp", "moment", "oracle"]
-BLOCK_ROWS = 200_000
 _FLOOR = 1e-12
-
-
-def noise_estimates(
-    rows: Tensor, *, block_rows: int = BLOCK_ROWS, blocks: int | None = None
-) -> tuple[Tensor, Metrics]:
-    """Noise of each client's update (n, p), as its squared norm in the sparse part, averaged over
-    blocks of coordinates.
-
-    Blocks are consecutive; the last one is the last ``block_rows`` coordinates. ``blocks`` takes
-    only the first so many.
-    """
-    length = rows.shape[1]
-    starts = list(range(0, max(length - block_rows, 0) + 1, block_rows))
-    if length > block_rows and starts[-1] + block_rows < length:
-        starts.append(length - block_rows)
-    chosen = starts[: blocks or len(starts)]
-    total = torch.zeros(len(rows), dtype=torch.float64)
-    infos = []
-    for start in chosen:
-        _, sparse, info = principal_component_pursuit(rows[:, start : start + block_rows].T)
-        total += torch.linalg.vector_norm(sparse, dim=0, dtype=torch.float64).square()
-        infos.append(info)
-    worst = max(infos, key=lambda info: (not info.converged, info.residual))
-    told: Metrics = {
-        "rank": max(info.rank for info in infos),
-        "residual": worst.residual,
-        "iterations": max(info.iterations for info in infos),
-        "converged": "yes" if all(info.converged for info in infos) else "no",
-    }
-    return total / len(chosen), told
-
-
-def moment_estimates(rows: Tensor) -> Tensor:
-    """|u_i|^2 - median_j <u_i, u_j>: the common signal taken off by inner products; one Gram
-    matrix.
-    """
-    gram = rows.to(torch.float64) @ rows.to(torch.float64).T
-    others = gram[~torch.eye(len(rows), dtype=torch.bool)].reshape(len(rows), -1)
-    return (gram.diagonal() - others.median(dim=1).values).clamp_min(0.0)
 
 
 def inverse_weights(estimates: Tensor, max_weight: float | None = None) -> Tensor:
@@ -107,21 +70,7 @@ def inverse_weights(estimates: Tensor, max_weight: float | None = None) -> Tenso
         return torch.full((len(estimates),), 1 / max(len(estimates), 1), dtype=torch.float64)
     inverse = 1 / estimates.to(torch.float64).clamp_min(_FLOOR * mean)
     weights = inverse / inverse.sum()
-    return weights if max_weight is None else _capped(weights, max_weight)
-
-
-def _capped(weights: Tensor, largest: float) -> Tensor:
-    """Hand what is above the cap to the others, in proportion, until nobody is above it."""
-    largest = max(largest, 1 / len(weights))
-    full = torch.zeros_like(weights, dtype=torch.bool)
-    shares = weights
-    while bool((~full & (shares > largest)).any()):
-        full = full | (shares > largest)
-        left, rest = 1 - largest * int(full.sum()), weights[~full]
-        even = torch.full_like(rest, 1 / max(len(rest), 1))
-        shares = torch.full_like(weights, largest)
-        shares[~full] = max(left, 0.0) * (rest / rest.sum() if float(rest.sum()) > 0 else even)
-    return shares / shares.sum()
+    return weights if max_weight is None else capped(weights, max_weight)
 
 
 def noise_aware_weights(rows: Tensor, **options: int) -> Tensor:
@@ -147,24 +96,16 @@ class NoiseAwareWeights(Weights):
     constant: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.estimator not in ("pcp", "moment", "oracle"):
-            raise ConfigurationError(
-                "robust_hdp", f"estimator = '{self.estimator}'", "choose one of pcp, moment, oracle"
-            )
+        one_of("robust_hdp", ("pcp", "moment", "oracle"), estimator=self.estimator)
         for name in ("block_rows", "blocks", "sampled_rows", "refresh"):
-            value = getattr(self, name)
-            if value is not None and (value != int(value) or value < 1):
-                raise ConfigurationError(
-                    "robust_hdp", f"{name} = {value}", "give a whole number above 0"
-                )
-        if self.max_weight is not None and not 0 < self.max_weight <= 1:
-            raise ConfigurationError(
-                "robust_hdp", f"max_weight = {self.max_weight}", "give a share above 0 up to 1"
-            )
+            if (value := getattr(self, name)) is not None:
+                whole_number("robust_hdp", name, value)
+        if self.max_weight is not None:
+            share("robust_hdp", max_weight=self.max_weight)
 
     @property
     def needs_true_noise(self) -> bool:
-        """The oracle does."""
+        """Whether weights come from the noise that was really added, for comparison."""
         return self.estimator == "oracle"
 
     def __call__(
@@ -173,12 +114,10 @@ class NoiseAwareWeights(Weights):
         """Return the weights, what is remembered of the estimates, and how the pursuit went."""
         assert isinstance(received, Rows)
         ids, rows = received.cohort.ids, received.matrix
-        there = (
-            rows.abs().amax(dim=1) > 0 if rows.numel() else torch.zeros(len(rows), dtype=torch.bool)
-        )
+        there = rows.ne(0).any(dim=1)
         known = all(client in state for client in ids)
         fresh = not known or (self.refresh is not None and round_ % self.refresh == 0)
-        told: Metrics = {}
+        metrics: Metrics = {}
         if self.estimator == "oracle":
             estimates = self._true(state, ids)
         elif not fresh:
@@ -186,7 +125,7 @@ class NoiseAwareWeights(Weights):
         else:
             estimates = torch.zeros(len(rows), dtype=torch.float64)
             if int(there.sum()) >= 3:
-                estimates[there], told = self._estimated(self._sampled(rows, round_)[there])
+                estimates[there], metrics = self._estimated(self._sampled(rows, round_)[there])
             state = {
                 **state,
                 **{client: estimates[i : i + 1].clone() for i, client in enumerate(ids)},
@@ -194,8 +133,20 @@ class NoiseAwareWeights(Weights):
         weights = torch.zeros(len(rows), dtype=torch.float64)
         some = there if bool(there.any()) else torch.ones_like(there)
         weights[some] = inverse_weights(estimates[some], self.max_weight)
-        told["estimated_noise"] = estimates.tolist()
-        return weights.to(torch.float32), state, told
+        metrics["estimated_noise"] = estimates.tolist()
+        return weights.to(torch.float32), state, metrics
+
+    def expected_weights(
+        self, claims: Mapping[str, Claims], noise: Mapping[str, float], layout: Layout
+    ) -> dict[str, float]:
+        """Inverse to the noise, as if every estimate were exact."""
+        inverse = {c: 1 / noise[c] if noise[c] > 0 else math.inf for c in sorted(claims)}
+        total = sum(inverse.values())
+        return {client: value / total for client, value in inverse.items()}
+
+    def figures(self) -> tuple[FigureSpec, ...]:
+        """Show estimates beside the noise that was really added."""
+        return (against_true_noise("noise-estimates", "estimated_noise"),)
 
     def _sampled(self, rows: Tensor, round_: int) -> Tensor:
         """Some coordinates, drawn anew each round; the noise of an update is the same in all of
@@ -204,45 +155,31 @@ class NoiseAwareWeights(Weights):
         if self.sampled_rows is None or self.sampled_rows >= rows.shape[1]:
             return rows
         generator = PublicSeed(round_).child("sampled rows").generator()
-        return rows[
-            :, torch.randperm(rows.shape[1], generator=generator)[: self.sampled_rows].sort().values
-        ]
+        order = torch.randperm(rows.shape[1], generator=generator)
+        return rows[:, order[: self.sampled_rows].sort().values]
 
     def _estimated(self, rows: Tensor) -> tuple[Tensor, Metrics]:
         if self.estimator == "moment":
             return moment_estimates(rows), {}
-        estimates, told = noise_estimates(rows, block_rows=self.block_rows, blocks=self.blocks)
+        estimates, metrics = noise_estimates(rows, block_rows=self.block_rows, blocks=self.blocks)
         signal = float(rows.to(torch.float64).square().sum())
-        if (
-            float(estimates.sum()) <= 1e-14 * signal
-        ):  # identical updates: rounding is no noise to weigh by
+        if float(estimates.sum()) <= 1e-14 * signal:  # identical updates: rounding is not noise
             estimates = torch.zeros_like(estimates)
-        return estimates, told
+        return estimates, metrics
 
     @staticmethod
     def _true(state: PlugState, ids: tuple[str, ...]) -> Tensor:
-        if not all(f"{TRUE_NOISE}{client}" in state for client in ids):
-            raise ConfigurationError(
-                "robust_hdp",
-                "estimator = 'oracle' knows the clients' true noise",
-                "use it in a simulation only",
-            )
-        return (
-            torch.stack([state[f"{TRUE_NOISE}{client}"] for client in ids])
-            .flatten()
-            .to(torch.float64)
-        )
+        known = all(f"{TRUE_NOISE}{client}" in state for client in ids)
+        problem = "estimator = 'oracle' knows the clients' true noise"
+        check(known, "robust_hdp", problem, "use it in a simulation only")
+        found = [state[f"{TRUE_NOISE}{client}"] for client in ids]
+        return torch.stack(found).flatten().to(torch.float64)
 
 
+@method(family="heterogeneous", simplicity=40)
 def robust_hdp(
+    work: RecordWork,
     *,
-    lr: float,
-    clip: float,
-    batch_size: int,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    selection: Selection | None = None,
-    spending: Spending = "heterogeneous",
     estimator: Estimator = "pcp",
     block_rows: int = BLOCK_ROWS,
     blocks: int | None = None,
@@ -253,9 +190,6 @@ def robust_hdp(
     """FedAvg over DP-SGD clients, weighted by the inverse of the noise found in their updates;
     claims are not used.
     """
-    client_settings = ClientSettings(
-        lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
-    )
     weights = NoiseAwareWeights(
         estimator=estimator,
         block_rows=block_rows,
@@ -264,4 +198,4 @@ def robust_hdp(
         refresh=refresh,
         max_weight=max_weight,
     )
-    return record_level("robust_hdp", client_settings, clip, weights, selection, spending)
+    return record_level("robust_hdp", work, weights)

@@ -32,32 +32,12 @@ Departures
 
 from __future__ import annotations
 
-from dpfl.core.types import ClientSettings
-from dpfl.plugs.local_work import Sgd
-from dpfl.plugs.selection import Selection
 from dpfl.strategy import Strategy
-from dpfl.strategy.noisy_updates import Noise, noisy_updates
+from dpfl.strategy.client_level import NoisyWork, noisy_updates
+from dpfl.strategy.method import method
 
 
-def udp_fedavg(
-    *,
-    lr: float,
-    clip: float,
-    batch_size: int,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    noise: Noise = "distributed",
-    noise_multiplier: float | None = None,
-    tolerated_dropouts: int = 0,
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    selection: Selection | None = None,
-) -> Strategy:
+@method(family="client", simplicity=20)
+def udp_fedavg(work: NoisyWork) -> Strategy:
     """Client-level privacy by the clients' own noise on their clipped updates."""
-    client_settings = ClientSettings(
-        lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
-    )
-    local = Sgd(client_settings=client_settings, weight_decay=weight_decay, lr_decay=lr_decay)
-    return noisy_updates(
-        "udp_fedavg", local, clip, noise, noise_multiplier, tolerated_dropouts, selection
-    )
+    return noisy_updates("udp_fedavg", work)

@@ -22,26 +22,17 @@ Departures
 
 from __future__ import annotations
 
-from dpfl.core.types import ClientSettings
-from dpfl.plugs.selection import Selection
 from dpfl.plugs.weights import EpsilonWeights
-from dpfl.privacy.budgets import Spending
 from dpfl.strategy import Strategy
-from dpfl.strategy.record_level import record_level
+from dpfl.strategy.method import method
+from dpfl.strategy.record_level import RecordWork, record_level
 
 
-def weiavg(
-    *,
-    lr: float,
-    clip: float,
-    batch_size: int,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    selection: Selection | None = None,
-    spending: Spending = "heterogeneous",
-) -> Strategy:
+@method(
+    family="heterogeneous",
+    simplicity=30,
+    remark="it believes what clients claim",
+)
+def weiavg(work: RecordWork) -> Strategy:
     """FedAvg over DP-SGD clients, weighted by claimed epsilon."""
-    client_settings = ClientSettings(
-        lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
-    )
-    return record_level("weiavg", client_settings, clip, EpsilonWeights(), selection, spending)
+    return record_level("weiavg", work, EpsilonWeights())

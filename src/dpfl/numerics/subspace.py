@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 
 from dpfl.core.errors import ConfigurationError
+from dpfl.core.layout import Layout
+from dpfl.core.types import Metrics
 
 _CLEAR = 3e-2  # singular values above this fraction of the largest are right to 1e-4 from float32 products
 _RANK = 1e-6  # singular values below this fraction of the largest are rounding
+_REPORTED = 10  # singular values
 _AT_ONCE = 1 << 17  # numbers turned into doubles at once, small enough for the cache
 
 
@@ -51,3 +56,37 @@ def spectrum(rows: Tensor, roots: Tensor, kind: torch.dtype) -> tuple[Tensor, Te
         gram += exact @ exact.T
     squares, vectors = torch.linalg.eigh(roots * gram * roots.T)
     return squares.clamp_min(0).sqrt().flip(0), vectors.flip(1)
+
+
+def project(rows: Tensor, basis: Tensor) -> Tensor:
+    """V V^T row, for every row."""
+    return (rows @ basis) @ basis.T
+
+
+def bases(rows: Tensor, weights: Tensor, layout: Layout, k: int) -> list[Tensor]:
+    """One basis a tensor of what weighted rows (m, d) have in common; none if there are no rows."""
+    if not len(rows):
+        return []
+    found = [public_subspace(rows[:, block.slice], weights, k) for block in layout]
+    sizes = zip(found, layout, strict=True)
+    if any(0 < basis.shape[1] < min(k, block.size) for basis, block in sizes):
+        said = f"k = {k} is above the rank of the public updates of a round, and was clamped"
+        warnings.warn(said, RuntimeWarning, stacklevel=2)
+    return found
+
+
+def spectra(rows: Tensor, weights: Tensor, layout: Layout) -> Metrics:
+    """Singular values of weighted rows, tensor by tensor, as shares of the largest."""
+    found: Metrics = {}
+    for block in layout:
+        values, _ = spectrum(rows[:, block.slice], weights.sqrt()[:, None], torch.float32)
+        if float(values[0]) > 0:
+            first = (values[:_REPORTED] / values[0]).tolist()
+            found[f"{block.name}/spectrum"] = [float(f"{v:.5g}") for v in first]
+    return found
+
+
+def energy(part: Tensor, whole: Tensor) -> float:
+    """The share of the squared norm that a part holds."""
+    total = float(whole.to(torch.float64).square().sum())
+    return float(part.to(torch.float64).square().sum()) / total if total > 0 else 0.0

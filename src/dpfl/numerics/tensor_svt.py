@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dpfl.core.errors import ConfigurationError
+from dpfl.core.types import Metrics
 
 
 def tensor_svt(stack: Tensor, threshold: float) -> Tensor:
@@ -72,3 +73,47 @@ def _gram(tall: Tensor) -> Tensor:
     both = torch.cat([real, imaginary])
     crossed = real.T @ imaginary
     return torch.complex(both.T @ both, crossed - crossed.T)
+
+
+def smoothness(stack: Tensor) -> Tensor:
+    """How far a client's (rest, out, clients) weights of each class are from the others': (out,
+    clients), small is smooth.
+
+    Figure 1's Laplacian regularisation along the clients, on the complete graph: mean_j |w_ci -
+    w_cj|^2.
+    """
+    centred = stack.to(torch.float64) - stack.to(torch.float64).mean(dim=2, keepdim=True)
+    own = centred.square().sum(dim=0)
+    return own + own.mean(dim=1, keepdim=True)
+
+
+_REPORTED = 10  # singular values of a slice
+
+
+def spectrum_metrics(name: str, values: Tensor, level: float) -> Metrics:
+    """Largest singular values of each slice, one slice after the other, how many survived, and what
+    they had to exceed.
+    """
+    return {
+        f"{name}/threshold": level,
+        f"{name}/singular_values": [
+            round(v, 6) for row in values[:, :_REPORTED].tolist() for v in row
+        ],
+        f"{name}/survived": [float(count) for count in (values > level).sum(dim=-1).tolist()],
+        f"{name}/slices": len(values),
+    }
+
+
+def smoothness_metrics(before: Tensor, after: Tensor) -> Metrics:
+    """How far clients' models are from each other before and after smoothing; class by class where
+    that makes a picture.
+    """
+    old, new = smoothness(before), smoothness(after)
+    found: Metrics = {"smoothness_before": float(old.mean()), "smoothness_after": float(new.mean())}
+    if old.numel() <= 1000:  # a picture, class by class
+        found |= {"smoothness_map_before": _rounded(old), "smoothness_map_after": _rounded(new)}
+    return found
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [float(f"{value:.5g}") for value in values.flatten().tolist()]

@@ -1,9 +1,9 @@
 """What every plug has in common. :mod:`dpfl.testing` checks the laws in the docstrings of this
 package.
 
-A plug is a frozen dataclass: fields are public settings, secrets are arguments. It keeps no state
-of its own; what it must remember between rounds is a dict of tensors that the round hands in and
-takes back, and that is checkpointed.
+A plug is a frozen dataclass: fields are public settings, secrets are arguments. It keeps no state of
+its own; what it must remember between rounds is a dict of tensors that the round hands in and takes
+back, and that is checkpointed.
 """
 
 from __future__ import annotations
@@ -12,37 +12,40 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self, runtime_checkable
 
+from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import (
-    Budget,
-    Claims,
-    ClientSettings,
-    Cohort,
-    PlugState,
-    Shared,
-    Terms,
-)
+from dpfl.core.types import Budget, Claims, ClientSettings, Cohort, PlugState, Shared, Terms
 from dpfl.plugs.figures import FigureSpec
 
 
-class Plug:
-    """What every slot may do; the defaults suit a piece that remembers, shares and agrees on
-    nothing.
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """What a plug does to an update, as far as can be told beforehand.
 
-    Laws: ``agree`` depends on claims and terms only. ``start`` and ``open`` are pure: equal
+    ``noise`` multiplies the variance of the noise, ``signal`` the length of the rest, and ``error``
+    is an error of the plug's own, relative to the signal.
+    """
+
+    noise: float = 1.0
+    signal: float = 1.0
+    error: float = 0.0
+
+
+class Plug:
+    """What every slot may do; the defaults suit a piece that remembers, shares and needs nothing.
+
+    Laws: ``resolve_terms`` depends on claims and terms only. ``start`` and ``open`` are pure: equal
     arguments give equal tensors. What ``open`` returns travels to every client and holds nothing
     secret.
     """
 
-    def agree(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
-        """Settle once, at enrolment, what this piece needs everyone to know."""
+    def resolve_terms(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
+        """Return the terms with what this piece needs everyone to know; once, at enrolment."""
         return terms
 
     def resolve(self, terms: Terms) -> Self:
-        """Fill what was left open (a noise level, a cohort's size) from the terms; itself where
-        nothing was.
-        """
+        """Return this piece with nothing left open (a noise level, the size of a cohort)."""
         return self
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
@@ -52,6 +55,20 @@ class Plug:
     def open(self, state: PlugState, round_: int, cohort: Cohort, seed: PublicSeed) -> Shared:
         """Return what this piece shares with every client of the round."""
         return {}
+
+    # -- what planners and reports ask -------------------------------------------------------------
+
+    def upload_size(self, numbers: float, terms: Terms, layout: Layout) -> float:
+        """How many of ``numbers`` numbers a client sends behind this piece, on average."""
+        return numbers
+
+    def download_size(self, layout: Layout) -> int:
+        """How many numbers this piece shares with every client, once the method is under way."""
+        return 0
+
+    def noise_gain(self, terms: Terms, layout: Layout, client: str | None = None) -> Gain:
+        """What this piece does to noise and signal, of one client's row or of the aggregate."""
+        return Gain()
 
     def figures(self) -> tuple[FigureSpec, ...]:
         """Return the pictures that explain what this piece reports."""
@@ -69,7 +86,7 @@ class Participant:
 
 @runtime_checkable
 class NoiseMaker(Protocol):
-    """A piece whose Gaussian noise protects whole clients; a multiplier of None is settled at
+    """A piece whose Gaussian noise protects whole clients; a multiplier of None is planned at
     enrolment.
     """
 
@@ -82,3 +99,16 @@ class NoiseMaker(Protocol):
     def makes_noise(self) -> bool:
         """Whether this component adds noise of its own."""
         ...
+
+    def noise_in_sum(self, ids: tuple[str, ...], terms: Terms, seed: PublicSeed) -> float | None:
+        """Noise in the sum of a round's uploads of these clients, over the bound of one client's
+        contribution.
+        """
+        ...
+
+
+def chosen_noise(multiplier: float | None, where: str) -> float:
+    """Return a noise multiplier that must have been planned by now."""
+    if multiplier is None:
+        raise ConfigurationError(where, "its multiplier is open", "enrol first, or give a number")
+    return multiplier

@@ -1,57 +1,66 @@
-"""Noise on the sum, by a trusted server, and the step of the global model."""
+"""Noise on the sum of all contributions, added by a trusted server."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
+import torch
 from torch import Tensor
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import positive
 from dpfl.core.grid import Grid
-from dpfl.core.random import SecretRng
-from dpfl.core.types import Terms
+from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.core.types import Metrics, PlugState, Terms
+from dpfl.plugs.base import Plug, chosen_noise
+from dpfl.plugs.figures import FigureSpec, by_round
 
 
 @dataclass(frozen=True, kw_only=True)
-class CentralNoise:
+class CentralNoise(Plug):
     """Gaussian noise of std ``noise_multiplier`` x (the bound of one client's contribution), on a
     grid, on the sum.
 
     The bound is asked of the exposure, that is of the object that clips: noise and sensitivity
-    cannot drift apart. A multiplier left out is settled at enrolment, from the smallest budget
+    cannot drift apart. A multiplier left out is planned at enrolment, from the smallest budget
     anyone claims.
+
+    Laws: at a sum of zero, what is added has the std that ``std`` states; it comes from ``rng`` and
+    from nowhere else; the length stays.
     """
 
     noise_multiplier: float | None
     makes_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        multiplier = self.noise_multiplier
-        if multiplier is not None and not (multiplier > 0 and math.isfinite(multiplier)):
-            raise ConfigurationError(
-                "central noise",
-                f"noise_multiplier = {self.noise_multiplier}",
-                "give a positive number",
-            )
+        if self.noise_multiplier is not None:
+            positive("central noise", noise_multiplier=self.noise_multiplier)
 
-    def resolve(self, terms: Terms) -> CentralNoise:
-        """Take the noise level that was agreed on."""
-        return (
-            self
-            if self.noise_multiplier is not None
-            else CentralNoise(noise_multiplier=terms.noise_multiplier)
-        )
+    def resolve(self, terms: Terms) -> Self:
+        """Take the noise level of the terms."""
+        open_ = self.noise_multiplier is None
+        return replace(self, noise_multiplier=terms.noise_multiplier) if open_ else self
 
     def std(self, bound: float) -> float:
         """Standard deviation for contributions of at most ``bound``."""
-        if self.noise_multiplier is None:
-            raise ConfigurationError(
-                "central noise", "its multiplier was left open", "enrol first, or give a number"
-            )
-        return self.noise_multiplier * bound
+        return chosen_noise(self.noise_multiplier, "central noise") * bound
 
-    def add(self, total: Tensor, bound: float, rng: SecretRng) -> Tensor:
+    def noise_in_sum(self, ids: tuple[str, ...], terms: Terms, seed: PublicSeed) -> float | None:
+        """Return the multiplier: it is about the sum already."""
+        return self.noise_multiplier
+
+    def add(
+        self, state: PlugState, total: Tensor, bound: float, rng: SecretRng
+    ) -> tuple[Tensor, PlugState, Metrics]:
         """Round the sum of all contributions onto the grid and add the noise."""
-        return Grid.of(self.std(bound)).noised(total, rng)
+        std = self.std(bound)
+        noisy = Grid.of(std).noised(total, rng)
+        norm = float(torch.linalg.vector_norm(noisy - total))
+        return noisy, state, {"expected_norm": std * math.sqrt(len(total)), "norm": norm}
+
+    def figures(self) -> tuple[FigureSpec, ...]:
+        """Show the noise beside the update it hides."""
+        metrics = {"norm": "noise", "norm_after": "noise after smoothing", "update_norm": "update"}
+        caption = "Where the update is no longer than the noise in it, little is learned."
+        return (by_round("central-noise", "noise and update", "norm", metrics, caption),)

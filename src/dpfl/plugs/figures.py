@@ -45,3 +45,48 @@ class FigureSpec:
     caption: str = ""
     log_y: bool = False
     threshold: str = ""
+
+
+def by_round(
+    name: str, title: str, y_label: str, metrics: Mapping[str, str], caption: str
+) -> FigureSpec:
+    """Numbers over rounds, on a logarithmic axis."""
+    return FigureSpec(
+        name=name,
+        title=title,
+        kind=FigureKind.BY_ROUND,
+        metrics=metrics,
+        y_label=y_label,
+        caption=caption,
+        log_y=True,
+    )
+
+
+def spectrum_figure(
+    name: str, title: str, metric: str, y_label: str, caption: str, *, threshold: str = ""
+) -> FigureSpec:
+    """Singular values of the last round that reports any; logarithmic without a threshold."""
+    return FigureSpec(
+        name=name,
+        title=title,
+        kind=FigureKind.SPECTRUM,
+        metrics={metric: "first slice" if threshold else ""},
+        x_label="direction",
+        y_label=y_label,
+        caption=caption,
+        log_y=not threshold,
+        threshold=threshold,
+    )
+
+
+def against_true_noise(name: str, metric: str) -> FigureSpec:
+    """Estimates of each client's noise beside what was really added."""
+    return FigureSpec(
+        name=name,
+        title="estimated and true noise",
+        kind=FigureKind.AGAINST_TRUE_NOISE,
+        metrics={metric: "clients"},
+        x_label="true noise variance",
+        y_label="estimated",
+        caption="A point a client, means over rounds. Only ratios between clients matter.",
+    )

@@ -25,18 +25,25 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import check, not_negative, one_of, positive
 from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Cohort, Metrics, PlugState, Shared, Terms, Who
+from dpfl.plugs.base import chosen_noise
 from dpfl.plugs.channels import Channel, Summed
+from dpfl.plugs.figures import FigureSpec, by_round
 from dpfl.privacy.exposure import Exposure
 
 Honest = float | Literal["own_and_receiver", "own"]
-_SLACK = (
-    1 - 1e-9
-)  # the signal is this much weaker than needed, so that rounding never takes noise below the bill
+_SLACK = 1 - 1e-9  # a signal so much weaker: rounding never takes noise below what is charged
+_FORECAST_ROUNDS = 200  # over which a fading channel is averaged
+_ASSUMED: dict[str, Honest] = {
+    "all clients are honest": 1.0,
+    "half of the others are": 0.5,
+    "own and receiver's noise": "own_and_receiver",
+    "own noise only": "own",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +90,7 @@ def split_power(
 
 
 def counted_clients(clients: int, honest: Honest, missing: int) -> int:
-    """On how many clients' artificial noise a bill counts, the client's own included."""
+    """On how many clients' artificial noise a cost counts, the client's own included."""
     others = math.floor(honest * (clients - 1)) if isinstance(honest, int | float) else 0
     return max(1, 1 + others - missing)  # those missing may be among the honest
 
@@ -92,7 +99,7 @@ def counted_clients(clients: int, honest: Honest, missing: int) -> int:
 class OverTheAir(Channel):
     """A Gaussian multiple-access channel with Rayleigh fading. Simulated: there is no antenna here.
 
-    ``honest``: whose noise the bill counts on, a fraction of the other clients' beside one's own
+    ``honest``: whose noise the privacy cost counts on, a fraction of the other clients' beside one's own
     and the receiver's, ``"own_and_receiver"`` or ``"own"`` alone. ``min_gain``: who is heard less
     well is not drawn in that round.
     """
@@ -112,39 +119,22 @@ class OverTheAir(Channel):
     makes_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        multiplier = self.noise_multiplier
-        checks: list[tuple[str, float, bool]] = [
-            ("clip", self.clip, self.clip > 0),
-            ("power", self.power, self.power > 0),
-            ("receiver_noise", self.receiver_noise, self.receiver_noise >= 0),
-            ("min_gain", self.min_gain, self.min_gain >= 0),
-            ("tolerated_dropouts", self.tolerated_dropouts, self.tolerated_dropouts >= 0),
-            (
-                "noise_multiplier",
-                1.0 if multiplier is None else multiplier,
-                multiplier is None or multiplier > 0,
-            ),
-        ]
-        for name, value, good in checks:
-            if not (good and math.isfinite(value)):
-                raise ConfigurationError(
-                    "over the air", f"{name} = {value}", "give a positive number"
-                )
-        if self.fading not in ("block", "static"):
-            raise ConfigurationError(
-                "over the air", f"fading = '{self.fading}'", "choose block or static"
-            )
+        where = "over the air"
+        positive(where, clip=self.clip, power=self.power)
+        not_negative(
+            where,
+            receiver_noise=self.receiver_noise,
+            min_gain=self.min_gain,
+            tolerated_dropouts=self.tolerated_dropouts,
+        )
+        if self.noise_multiplier is not None:
+            positive(where, noise_multiplier=self.noise_multiplier)
+        one_of(where, ("block", "static"), fading=self.fading)
         if isinstance(self.honest, str):
-            if self.honest not in ("own_and_receiver", "own"):
-                raise ConfigurationError(
-                    "over the air",
-                    f"honest = '{self.honest}'",
-                    "give a fraction, own_and_receiver or own",
-                )
-        elif not 0 <= self.honest <= 1:
-            raise ConfigurationError(
-                "over the air", f"honest = {self.honest}", "give a fraction between 0 and 1"
-            )
+            one_of(where, ("own_and_receiver", "own"), honest=self.honest)
+        else:
+            good = 0 <= self.honest <= 1
+            check(good, where, f"honest = {self.honest}", "give a fraction between 0 and 1")
 
     @property
     def shares_noise(self) -> bool:
@@ -152,21 +142,18 @@ class OverTheAir(Channel):
         return not isinstance(self.honest, str) and self.honest > 0
 
     def resolve(self, terms: Terms) -> Self:
-        """Take the noise level that was agreed on."""
-        return (
-            self
-            if self.noise_multiplier is not None
-            else replace(self, noise_multiplier=terms.noise_multiplier)
-        )
+        """Take the noise level of the terms."""
+        open_ = self.noise_multiplier is None
+        return replace(self, noise_multiplier=terms.noise_multiplier) if open_ else self
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Remember how long a message is."""
-        if terms.population < 2 and self.shares_noise:
-            raise ConfigurationError(
-                "over the air",
-                "one client has nobody to hide among",
-                'say honest = "own_and_receiver" or "own"',
-            )
+        check(
+            terms.population >= 2 or not self.shares_noise,
+            "over the air",
+            "one client has nobody to hide among",
+            'say honest = "own_and_receiver" or "own"',
+        )
         return {"numbers": torch.tensor([self.numbers or layout.size])}
 
     # -- the channel's state of a round ------------------------------------------------------------
@@ -189,14 +176,9 @@ class OverTheAir(Channel):
 
     def split(self, ids: Sequence[str], numbers: int, seed: PublicSeed) -> Split:
         """How this round's power is used."""
-        if self.noise_multiplier is None:
-            raise ConfigurationError(
-                "over the air", "its multiplier was left open", "enrol first, or give a number"
-            )
-        strengths = self.strengths(ids, seed)
         return split_power(
-            strengths,
-            self.noise_multiplier,
+            self.strengths(ids, seed),
+            chosen_noise(self.noise_multiplier, "over the air"),
             numbers,
             self.receiver_noise,
             self.honest,
@@ -223,12 +205,9 @@ class OverTheAir(Channel):
         """Scale the message to the common strength at the receiver; spare power goes into noise,
         drawn in the air.
         """
-        if message.numel() != int(shared["power"][4]):
-            raise ConfigurationError(
-                "over the air",
-                f"a message of {message.numel()} numbers, noise was planned for {int(shared['power'][4])}",
-                "make numbers and the length of a message agree",
-            )
+        planned, length = int(shared["power"][4]), message.numel()
+        problem = f"a message of {length} numbers, noise was planned for {planned}"
+        check(length == planned, "over the air", problem, "make numbers and the length agree")
         gain = self.gain(who.id, PublicSeed.from_tensor(shared["seed"]))
         return message * (math.sqrt(float(shared["power"][0])) / (gain * self.clip))
 
@@ -260,11 +239,8 @@ class OverTheAir(Channel):
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
         """The noise that is counted on, relative to the clip that the signal was scaled by."""
-        if self.noise_multiplier is None:
-            raise ConfigurationError(
-                "over the air", "its multiplier was left open", "enrol first, or give a number"
-            )
-        return exposure.noised(self.noise_multiplier * self.clip, summands=drawn)
+        multiplier = chosen_noise(self.noise_multiplier, "over the air")
+        return exposure.noised(multiplier * self.clip, summands=drawn)
 
     def metrics(self, shared: Shared) -> Metrics:
         """Signal, artificial noise, what noise arrived per client's contribution, the weakest gain,
@@ -296,3 +272,49 @@ class OverTheAir(Channel):
             rest.remove(value)
             found.append(math.sqrt((receiver + value + math.fsum(rest[:others])) / split.signal))
         return found
+
+    # -- what planners and reports ask -------------------------------------------------------------
+
+    def upload_size(self, numbers: float, terms: Terms, layout: Layout) -> float:
+        """Return the length of a message."""
+        return self.numbers or numbers
+
+    def noise_in_sum(self, ids: tuple[str, ...], terms: Terms, seed: PublicSeed) -> float | None:
+        """Return the noise that arrives over one client's signal, averaged over the first rounds."""
+        found = []
+        for round_ in range(min(terms.rounds, _FORECAST_ROUNDS)):
+            if heard := self._heard(ids, round_, seed):
+                split = self.split(heard, self.numbers or terms.parameters, _of_round(seed, round_))
+                found.append(split.noise / split.signal)
+        return math.sqrt(sum(found) / len(found)) if found else None
+
+    def _heard(self, ids: Sequence[str], round_: int, seed: PublicSeed) -> list[str]:
+        return [c for c in ids if self.reachable(c, round_, _of_round(seed, round_))]
+
+    def losses_by_assumption(
+        self, ids: tuple[str, ...], terms: Terms, layout: Layout, seed: PublicSeed
+    ) -> dict[str, list[float]]:
+        """Sum 1 / z^2 over this run's own channel, which Gaussians compose to exactly."""
+        assumed = dict(_ASSUMED)
+        if self.honest not in assumed.values():
+            assumed[f"{100 * float(self.honest):g} % of the others are"] = self.honest
+        losses = {name: dict.fromkeys(ids, 0.0) for name in assumed}
+        numbers = self.numbers or layout.size
+        for round_ in range(terms.rounds):
+            heard = self._heard(ids, round_, seed)
+            for name, honest in assumed.items() if heard else ():
+                found = self.multipliers(heard, numbers, _of_round(seed, round_), honest)
+                for client, multiplier in zip(heard, found, strict=True):
+                    losses[name][client] += math.inf if multiplier < 1e-6 else multiplier**-2
+        return {name: list(found.values()) for name, found in losses.items()}
+
+    def figures(self) -> tuple[FigureSpec, ...]:
+        """Show the noise that arrived and the weakest gain."""
+        metrics = {"noise_multiplier_of_all": "noise over signal", "weakest_gain": "weakest gain"}
+        caption = "Noise of all clients and the receiver over one client's signal; weakest gain."
+        return (by_round("channel", "the channel", "ratio", metrics, caption),)
+
+
+def _of_round(seed: PublicSeed, round_: int) -> PublicSeed:
+    """The public seed of a round's channel, from that of the run."""
+    return seed.child("round", round_).child("channel")

@@ -1,17 +1,15 @@
-"""Parts of the model that stay at their clients."""
+"""Parts of the model that stay at their clients (PPSGD, CENTAUR)."""
 
 from __future__ import annotations
-
-from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from dpfl.core.layout import Layout
+from dpfl.plugs.base import Plug
 
 
-@runtime_checkable
-class Personal(Protocol):
-    """A part of the model that stays at the client, from round to round (PPSGD, CENTAUR).
+class Personal(Plug):
+    """A part of the model that stays at the client, from round to round.
 
     Laws: what counts as the client's shared model depends on the private part only through local
     work, and the private part is never in a message. ``private`` is None before a client's first
@@ -19,11 +17,11 @@ class Personal(Protocol):
     """
 
     def merge(self, shared: Tensor, private: Tensor | None, layout: Layout) -> Tensor:
-        """The model the client works with."""
-        ...
+        """Return the model the client works with."""
+        raise NotImplementedError
 
     def split(
         self, shared: Tensor, before: Tensor, after: Tensor, layout: Layout
     ) -> tuple[Tensor, Tensor]:
         """Part what came of the work into the shared model and the private part."""
-        ...
+        raise NotImplementedError

@@ -9,9 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import (
-    Shared,
-)
+from dpfl.core.types import Shared
 from dpfl.plugs.channels import Channel, Summed, summed
 from dpfl.privacy.exposure import Exposure
 
@@ -32,7 +30,7 @@ class SecureSum(Channel):
         return summed(messages)
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
-        """The server sees one's own contribution under one's own noise; other shares are not
-        counted on here.
+        """The server sees one's own contribution under one's own noise; other shares are not counted
+        on here.
         """
         return exposure

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import check, share
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.plugs.base import Plug
 from dpfl.privacy.events import Sampling
@@ -15,10 +15,10 @@ from dpfl.privacy.events import Sampling
 class Selection(Plug):
     """Who takes part.
 
-    Laws: ``order`` depends on the seed only, which the server keeps to itself. Inclusion has the
-    law that ``sampling`` names: ``poisson`` draws each on its own with ``rate``, ``uniform`` a
-    fixed number without replacement, ``none`` everyone. ``rate`` is the fraction of the population
-    an average round has.
+    Laws: ``order`` depends on the seed only, which the server keeps to itself. Inclusion has the law
+    that ``sampling`` names: ``poisson`` draws each on its own with ``rate``, ``uniform`` a fixed
+    number without replacement, ``none`` everyone. ``rate`` is the fraction of the population an
+    average round has.
     """
 
     sampling: ClassVar[Sampling]
@@ -44,8 +44,9 @@ class Selection(Plug):
         raise NotImplementedError
 
     def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
-        """Return the candidates that are drawn, in drawing order; a fixed-size draw lists everyone,
-        the first ones count.
+        """Return the candidates that are drawn, in drawing order.
+
+        A fixed-size draw lists everyone; the first ones count.
         """
         raise NotImplementedError
 
@@ -65,7 +66,7 @@ class Everyone(Selection):
         return population
 
     def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
-        """Return everyone."""
+        """Return all candidates."""
         return list(candidates)
 
 
@@ -84,32 +85,22 @@ class FixedCohort(Selection):
     sampling: ClassVar[Sampling] = "uniform"
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigurationError("cohort", f"size = {self.size}", "draw at least one client")
-        if self.least is not None and self.least < self.size:
-            raise ConfigurationError(
-                "cohort",
-                f"{self.size} clients cannot be drawn when only {self.least} are willing",
-                "give a least number of willing clients that is at least the cohort's size",
-            )
+        check(self.size >= 1, "cohort", f"size = {self.size}", "draw at least one client")
+        check(
+            self.least is None or self.least >= self.size,
+            "cohort",
+            f"{self.size} clients cannot be drawn when only {self.least} are willing",
+            "give a least number of willing clients that is at least the cohort's size",
+        )
 
-    def _check(self, population: int) -> None:
-        if self.size > population:
-            raise ConfigurationError(
-                "cohort",
-                f"{self.size} clients cannot be drawn from {population}",
-                f"give a cohort of at most {population}",
-            )
-        if self.least is not None and self.least > population:
-            raise ConfigurationError(
-                "cohort",
-                f"{self.least} willing clients are more than the {population} there are",
-                "give fewer",
-            )
+    def _within(self, population: int) -> None:
+        for count, what in ((self.size, "clients"), (self.least or 0, "willing clients")):
+            problem = f"{count} {what} are more than the {population} there are"
+            check(count <= population, "cohort", problem, f"give at most {population}")
 
     def rate(self, population: int) -> float:
         """Return size / population."""
-        self._check(population)
+        self._within(population)
         return self.size / population
 
     def charged_rate(self, population: int) -> float:
@@ -118,19 +109,18 @@ class FixedCohort(Selection):
 
     def least_willing(self, population: int) -> int:
         """Return the least number of willing clients that the plan allows."""
-        self._check(population)
+        self._within(population)
         return population if self.least is None else self.least
 
     def cohort_size(self, population: int) -> int | None:
         """Return the fixed size."""
-        self._check(population)
+        self._within(population)
         return self.size
 
     def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
-        """Return everyone in random order: the first ``size`` that are willing make the cohort."""
-        return [
-            candidates[i] for i in SecretRng.simulated(seed).permutation(len(candidates)).tolist()
-        ]
+        """Return all candidates in random order."""
+        drawn = SecretRng.simulated(seed).permutation(len(candidates)).tolist()
+        return [candidates[i] for i in drawn]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,22 +131,17 @@ class PoissonCohort(Selection):
     sampling: ClassVar[Sampling] = "poisson"
 
     def __post_init__(self) -> None:
-        if not 0 < self.sampling_rate <= 1:
-            raise ConfigurationError(
-                "cohort",
-                f"sampling_rate = {self.sampling_rate}",
-                "give a rate above 0 and at most 1",
-            )
+        share("cohort", sampling_rate=self.sampling_rate)
 
     def rate(self, population: int) -> float:
-        """Return the rate."""
+        """Return the sampling rate."""
         return self.sampling_rate
 
     def cohort_size(self, population: int) -> int | None:
-        """Return nothing: the size is random."""
+        """Return None: the size is random."""
         return None
 
     def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
-        """Return those whose coin fell."""
+        """Return the candidates whose coin came up."""
         (coins,) = SecretRng.simulated(seed).chosen(1, len(candidates), self.sampling_rate)
         return [candidates[i] for i in coins.nonzero().flatten().tolist()]

@@ -1,6 +1,4 @@
-"""Client stages that more than one paper uses: clip a whole update, add Gaussian noise to it on a
-grid.
-"""
+"""What a client does to its update before it sends it, and how the server undoes it."""
 
 from __future__ import annotations
 
@@ -8,21 +6,17 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
+import torch
 from torch import Tensor
 
-from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.checks import check, not_negative, positive
+from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import Grid
-from dpfl.core.random import SecretRng
-from dpfl.core.types import (
-    PlugState,
-    Rows,
-    Shared,
-    Terms,
-    Total,
-    Who,
-)
-from dpfl.numerics import clipping as linalg
-from dpfl.plugs.base import Plug
+from dpfl.core.layout import Layout
+from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.core.types import Cohort, PlugState, Rows, Shared, Terms, Total, Who
+from dpfl.numerics import clipping
+from dpfl.plugs.base import Plug, chosen_noise
 from dpfl.privacy.exposure import Exposure
 
 
@@ -45,7 +39,7 @@ class Stage(Plug):
         return False
 
     def grid(self, drawn: int) -> Grid | None:
-        """On which grid what it sends lies, where it adds noise: uploads then travel as whole
+        """The grid on which what it sends lies, where it adds noise: uploads then travel as whole
         multiples of its step.
         """
         return None
@@ -84,24 +78,24 @@ class Stage(Plug):
 
 @dataclass(frozen=True, kw_only=True)
 class Clip(Stage):
-    """Scale the whole update, all tensors jointly, into a ball; a non-finite update becomes zero."""
+    """Scale the whole update, all tensors jointly, into a ball of radius ``clip``.
+
+    An update that is not finite becomes zero.
+    """
 
     clip: float
     linear: ClassVar[bool] = True  # the server half does nothing
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.clip) and self.clip > 0):
-            raise ConfigurationError(
-                "clip", f"{self.clip} is not a positive number", "give a clip above 0"
-            )
+        positive("clip", clip=self.clip)
 
     def client_rows(self, rows: Tensor, shared: Shared) -> Tensor:
         """Clip every row on its own."""
-        return linalg.clip(rows, self.clip)
+        return clipping.clip(rows, self.clip)
 
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        """Clip."""
-        return linalg.clip(x, self.clip)
+        """Clip the update."""
+        return clipping.clip(x, self.clip)
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
         """The bound shrinks, unless there is noise already."""
@@ -118,7 +112,7 @@ class GaussianNoise(Stage):
     grid.
 
     ``distributed``: only a share of it, so that the shares of all drawn clients, less the
-    ``tolerated_dropouts``, add up to that std. A multiplier left out is settled at enrolment, from
+    ``tolerated_dropouts``, add up to that std. A multiplier left out is planned at enrolment, from
     the smallest budget anyone claims.
     """
 
@@ -130,41 +124,33 @@ class GaussianNoise(Stage):
     makes_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        multiplier = 0.0 if self.noise_multiplier is None else self.noise_multiplier
-        if not (math.isfinite(multiplier * self.clip) and multiplier >= 0 and self.clip > 0):
-            raise ConfigurationError(
-                "gaussian noise",
-                f"noise_multiplier = {self.noise_multiplier}, clip = {self.clip}",
-                "give positive numbers",
-            )
-        if self.tolerated_dropouts < 0:
-            raise ConfigurationError(
-                "gaussian noise",
-                f"tolerated_dropouts = {self.tolerated_dropouts}",
-                "give 0 or a number of clients",
-            )
+        positive("gaussian noise", clip=self.clip)
+        not_negative(
+            "gaussian noise",
+            noise_multiplier=self.noise_multiplier or 0.0,
+            tolerated_dropouts=self.tolerated_dropouts,
+        )
 
     @property
     def shares_noise(self) -> bool:
-        """A share is not enough for anyone alone."""
+        """Whether a client adds a share, which is not enough for anyone alone."""
         return self.distributed
 
     def resolve(self, terms: Terms) -> Self:
-        """Take the noise level that was agreed on."""
-        return (
-            self
-            if self.noise_multiplier is not None
-            else replace(self, noise_multiplier=terms.noise_multiplier)
-        )
+        """Take the noise level of the terms."""
+        open_ = self.noise_multiplier is None
+        return replace(self, noise_multiplier=terms.noise_multiplier) if open_ else self
 
     def std(self, drawn: int) -> float:
         """Standard deviation of what one of ``drawn`` clients adds."""
-        if self.noise_multiplier is None:
-            raise ConfigurationError(
-                "gaussian noise", "its multiplier was left open", "enrol first, or give a number"
-            )
         shares = max(1, drawn - self.tolerated_dropouts) if self.distributed else 1
-        return self.noise_multiplier * self.clip / math.sqrt(shares)
+        multiplier = chosen_noise(self.noise_multiplier, "gaussian noise")
+        return multiplier * self.clip / math.sqrt(shares)
+
+    def noise_in_sum(self, ids: tuple[str, ...], terms: Terms, seed: PublicSeed) -> float | None:
+        """Return the noise of all shares over the clip."""
+        cohort = max(1, round(terms.expected_cohort))
+        return self.std(cohort) * math.sqrt(cohort) / self.clip
 
     def grid(self, drawn: int) -> Grid | None:
         """The grid on which one of ``drawn`` clients adds its noise; None where it adds none."""
@@ -172,19 +158,62 @@ class GaussianNoise(Stage):
         if std == 0:
             return None
         grid = Grid.of(std)
-        if not grid.holds(self.clip):
-            raise PrivacyRefusal(
-                "gaussian noise",
-                f"noise of {std:g} is so small beside a clip of {self.clip:g} that the grid cannot hold the update",
-                "use more noise, a smaller clip or fewer clients",
-            )
+        small = f"noise of {std:g} is too small beside a clip of {self.clip:g} for the grid"
+        remedy = "use more noise, a smaller clip or fewer clients"
+        check(grid.holds(self.clip), "gaussian noise", small, remedy, PrivacyRefusal)
         return grid
 
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        """Add noise; multiples of the grid's step, in double precision."""
+        """Add noise; the result is made of multiples of the grid's step, in double precision."""
         grid = self.grid(who.drawn)
         return x if grid is None else grid.noised(x, rng)
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
         """The bound grows by the grid's rounding."""
         return exposure.noised(self.std(drawn))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedSubspace(Stage):
+    """Send coordinates in a subspace that everyone was sent, one basis a tensor; public clients, and
+    rounds without a subspace, send all of the update.
+
+    Bases are state tensors named ``basis/00000`` and so on, in the order of the model.
+    """
+
+    k: int = 1
+    linear: ClassVar[bool] = False
+
+    def open(self, state: PlugState, round_: int, cohort: Cohort, seed: PublicSeed) -> Shared:
+        """Send the subspace."""
+        return {name: basis for name, basis in state.items() if name.startswith("basis/")}
+
+    def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
+        """Take coordinates."""
+        if who.public or not shared:
+            return x
+        bases = [shared[name] for name in sorted(shared)]
+        parts = torch.split(x, [basis.shape[0] for basis in bases])
+        return torch.cat([part @ basis for part, basis in zip(parts, bases, strict=True)])
+
+    def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:
+        """Rebuild the update from its coordinates."""
+        if who is None or who.public or not shared:
+            return y
+        bases = [shared[name] for name in sorted(shared)]
+        parts = torch.split(y, [basis.shape[1] for basis in bases])
+        return torch.cat([basis @ part for part, basis in zip(parts, bases, strict=True)])
+
+    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
+        """What arrives here must be noisy already: coordinates are a function of it."""
+        return exposure.processed()
+
+    def upload_size(self, numbers: float, terms: Terms, layout: Layout) -> float:
+        """Private clients send k numbers a tensor once there is a subspace."""
+        public = len(terms.public) / terms.population
+        coordinates = sum(min(self.k, block.size) for block in layout)
+        return public * numbers + (1 - public) * coordinates
+
+    def download_size(self, layout: Layout) -> int:
+        """Return the numbers of the subspace."""
+        return sum(min(self.k, block.size) * block.size for block in layout)

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from dpfl.core.errors import ConfigurationError
-from dpfl.core.types import (
-    Metrics,
-    PlugState,
-    Rows,
-    Terms,
-    Total,
-)
+from dpfl.core.checks import positive
+from dpfl.core.layout import Layout
+from dpfl.core.types import Claims, Cohort, Metrics, PlugState, Rows, Terms, Total
 from dpfl.plugs.base import Plug
 
 TRUE_NOISE = "true_noise/"
@@ -30,8 +25,8 @@ class Weights(Plug):
     """One weight per client.
 
     Laws: finite, non-negative; unless ``constant``, they sum to one; permuting clients permutes
-    weights. ``constant`` weights depend on nothing but the terms, so that a bill may rest on them.
-    ``needs_rows`` refuses a summing channel.
+    weights. ``constant`` weights depend on nothing but the terms, so that a privacy cost may rest on
+    them. ``needs_rows`` refuses a summing channel.
     """
 
     needs_rows: ClassVar[bool]
@@ -40,7 +35,7 @@ class Weights(Plug):
     def __call__(
         self, state: PlugState, received: Rows | Total, round_: int
     ) -> tuple[Tensor, PlugState, Metrics]:
-        """Return the weights, the next state, and what a person would ask about."""
+        """Return the weights, the next state, and metrics for the operator."""
         raise NotImplementedError
 
     def value(self, terms: Terms) -> float:
@@ -52,28 +47,18 @@ class Weights(Plug):
         """Whether the weights know the clients' true noise: in a simulation only, for comparison."""
         return False
 
+    def expected_weights(
+        self, claims: Mapping[str, Claims], noise: Mapping[str, float], layout: Layout
+    ) -> dict[str, float]:
+        """The weights these clients would get, by claims and by the variance of their noise.
 
-def _number(value: float) -> float:
-    """Return a claimed value if it is a positive number that a double can hold, else 0."""
-    try:
-        return float(value) if math.isfinite(value) and value > 0 else 0.0
-    except OverflowError:  # an integer of hundreds of digits
-        return 0.0
-
-
-def _shares(values: Sequence[float]) -> Tensor:
-    """Normalise claimed values; a claim that is no positive number weighs nothing, and if none is,
-    all weigh alike.
-
-    >>> _shares([1.0, 3.0, float("nan"), -2.0])
-    tensor([0.2500, 0.7500, 0.0000, 0.0000])
-    """
-    usable = [_number(value) for value in values]
-    if not any(usable):
-        usable = [1.0] * len(values)
-    weights = torch.tensor(usable, dtype=torch.float64)
-    weights = weights / weights.max()  # before the sum, which could overflow
-    return (weights / weights.sum()).to(torch.float32)
+        The default asks the rule itself about rows of zeros, which suits rules that look at claims
+        only.
+        """
+        cohort = Cohort.of(claims)
+        nothing = torch.zeros(1).expand(len(cohort), layout.size)
+        rows = Rows(matrix=nothing, origin=nothing[0], cohort=cohort, layout=layout)
+        return dict(zip(cohort.ids, self({}, rows, 0)[0].tolist(), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +72,7 @@ class UniformWeights(Weights):
         self, state: PlugState, received: Rows | Total, round_: int
     ) -> tuple[Tensor, PlugState, Metrics]:
         """Return equal weights."""
-        return _shares([1.0] * len(received.cohort)), state, {}
+        return shares([1.0] * len(received.cohort)), state, {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +87,14 @@ class ExampleWeights(Weights):
     ) -> tuple[Tensor, PlugState, Metrics]:
         """Return examples_i / sum over the cohort."""
         cohort = received.cohort
-        return _shares([cohort.claims[client].examples for client in cohort.ids]), state, {}
+        return shares([cohort.claims[client].examples for client in cohort.ids]), state, {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonWeights(Weights):
-    """Proportional to the claimed epsilon (WeiAvg, PFA). A lie moves the model, never anyone's
-    bill.
+    """Proportional to the claimed epsilon (WeiAvg, PFA).
+
+    A false claim moves the model, never what anyone is charged.
     """
 
     needs_rows: ClassVar[bool] = True
@@ -119,15 +105,15 @@ class EpsilonWeights(Weights):
     ) -> tuple[Tensor, PlugState, Metrics]:
         """Return epsilon_i / sum over the cohort."""
         cohort = received.cohort
-        return _shares([cohort.claims[client].epsilon for client in cohort.ids]), state, {}
+        return shares([cohort.claims[client].epsilon for client in cohort.ids]), state, {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedCohortWeights(Weights):
-    """1 / (expected cohort size), whoever arrives: the fixed, public denominator that noise on a
-    sum needs.
+    """1 / (expected cohort size), whoever arrives: the fixed, public denominator that noise on a sum
+    needs.
 
-    Left out, the size is settled at enrolment: sampling rate x population.
+    Left out, the size is that of the terms: sampling rate x population.
     """
 
     expected_cohort: float | None = None
@@ -135,31 +121,47 @@ class ExpectedCohortWeights(Weights):
     constant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.expected_cohort is not None and not (
-            math.isfinite(self.expected_cohort) and self.expected_cohort > 0
-        ):
-            raise ConfigurationError(
-                "weights", f"expected_cohort = {self.expected_cohort}", "give a positive number"
-            )
+        positive("weights", expected_cohort=1.0 if self._open else self.expected_cohort)
+
+    @property
+    def _open(self) -> bool:
+        return self.expected_cohort is None
 
     def resolve(self, terms: Terms) -> Self:
-        """Take the size that was agreed on."""
-        return (
-            self
-            if self.expected_cohort is not None
-            else replace(self, expected_cohort=terms.expected_cohort)
-        )
+        """Take the size of the terms."""
+        return replace(self, expected_cohort=terms.expected_cohort) if self._open else self
 
     def __call__(
         self, state: PlugState, received: Rows | Total, round_: int
     ) -> tuple[Tensor, PlugState, Metrics]:
-        """Return the constant."""
-        if self.expected_cohort is None:
-            raise ConfigurationError(
-                "weights", "the expected cohort was left open", "enrol first, or give a number"
-            )
-        return torch.full((len(received.cohort),), 1 / self.expected_cohort), state, {}
+        """Return the constant for everyone."""
+        positive("weights", expected_cohort=self.expected_cohort)
+        return torch.full((len(received.cohort),), 1 / (self.expected_cohort or 1)), state, {}
 
     def value(self, terms: Terms) -> float:
         """Return the constant."""
         return 1 / (self.expected_cohort or terms.expected_cohort)
+
+
+def shares(values: Sequence[float]) -> Tensor:
+    """Normalise claimed values to sum to one.
+
+    A claim that is not a positive number weighs nothing, and if none is, all weigh alike.
+
+    >>> shares([1.0, 3.0, float("nan"), -2.0])
+    tensor([0.2500, 0.7500, 0.0000, 0.0000])
+    """
+    usable = [_number(value) for value in values]
+    if not any(usable):
+        usable = [1.0] * len(values)
+    weights = torch.tensor(usable, dtype=torch.float64)
+    weights = weights / weights.max()  # before the sum, which could overflow
+    return (weights / weights.sum()).to(torch.float32)
+
+
+def _number(value: float) -> float:
+    """Return a claimed value if it is a positive number that a double can hold, else 0."""
+    try:
+        return float(value) if math.isfinite(value) and value > 0 else 0.0
+    except OverflowError:  # an integer of hundreds of digits
+        return 0.0

@@ -1,24 +1,33 @@
-"""Admission: whose budget a release touches, which plan it uses up, and whether the filter lets it
-pass.
-"""
+"""Admission: whose budget a release concerns, and whether plan and filter admit it."""
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from typing import Any
 
-from dpfl.core.types import Budget, Observer, Unit
-from dpfl.privacy.costs import PrivacyCost, account_history
+from dpfl.core.types import Budget, Observer
+from dpfl.privacy.costs import PrivacyCost, account_history, written
 from dpfl.privacy.filters import Limit, Portion
 from dpfl.privacy.ledger_reader import OWN, LedgerReader
 
-POPULATION = "population:"
-"""How the names of populations begin."""
+POPULATION = "population:"  # how the names of populations begin
 
 PlanKey = tuple[str, str, str]  # run, account, observer
+Question = tuple[tuple[Portion, ...], Portion, Limit]
+
+# Whether a member has plans, or charges, of its own that its budget is held against.
+_HAS_OWN = """EXISTS (SELECT 1 FROM {} AS c WHERE c.account = m.account AND (
+    c.observer = g.observer OR (g.observer = 'world' AND NOT EXISTS (
+        SELECT 1 FROM plans AS w WHERE w.observer = 'world' AND w.run = c.run
+        AND w.account IN (SELECT population FROM members WHERE account = m.account)))))"""
+_PAYERS = f"""SELECT MIN(m.account) FROM members AS m JOIN grants AS g ON g.account = m.account
+    WHERE m.population = :population AND (g.observer = 'world' OR :server)
+    GROUP BY g.observer, g.unit, g.epsilon, g.delta,
+        (SELECT GROUP_CONCAT(population) FROM (
+            SELECT population FROM members WHERE account = m.account ORDER BY population)),
+        CASE WHEN {_HAS_OWN.format("plans")} OR {_HAS_OWN.format("charges")} THEN m.account END"""
 
 
 class Admission(LedgerReader):
@@ -26,7 +35,7 @@ class Admission(LedgerReader):
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         super().__init__(connection, name)
-        self._answers: dict[tuple[tuple[Portion, ...], Portion, Limit], int] = {}
+        self._answers: dict[Question, int] = {}
         self._covered: dict[tuple[str, frozenset[PlanKey]], bool] = {}
         self._version = -1
 
@@ -39,19 +48,20 @@ class Admission(LedgerReader):
         *,
         delta: float | None = None,
     ) -> int:
-        """How many releases of this bill, up to ``most``, a new plan of the account could contain.
+        """How many rounds of this cost, up to ``most``, a new plan of the account could contain.
 
-        Within the account's own budget; ``most`` if it has none that this release concerns.
-        ``delta`` is the plan's share under "allotments". Accounts with equal budgets and histories
-        share one answer.
+        Releases before round one count in full: 0 means that they do not fit together with one
+        round. The limit is the account's own budget; the answer is ``most`` if it has none that
+        those who see the release (``seen_by``) concern. ``delta`` is the plan's share under
+        "allotments". Accounts with equal budgets and histories share one answer.
         """
-        grant = self.budget_of(account)
-        if grant is None or grant.unit is None or grant.observer not in set(seen_by):
+        budget = self.budget_of(account)
+        if budget is None or budget.observer is None or budget.observer not in set(seen_by):
             return most
         self._filter.check(account, cost)
-        portions = tuple(self.portions(self.committed(account, grant.observer)))
+        portions = tuple(self.portions(self.committed(account, budget.observer)))
         new = Portion(cost=cost, count=most, delta=delta)
-        limit = _limit([*portions, new], grant, grant.unit)
+        limit = _limit([*portions, new], budget)
         if limit is None or most < 1:
             return 0  # a record-level release says nothing of a client
         question = (portions, new, limit)
@@ -62,90 +72,91 @@ class Admission(LedgerReader):
     def can_release(
         self, run: str, round_: int, account: str, observer: Observer, cost: PrivacyCost
     ) -> bool:
-        """Whether a charge of this bill for this round would be accepted.
+        """Whether a charge of this cost for this round would be accepted.
 
         What the run charged from this round on is left out: a replayed round does not count against
         itself.
         """
-        with self._guard():
-            plan = self._entry_left(run, account, str(observer), written(cost)[0], before=round_)
-            if not plan:
-                return False
-            keys = frozenset({(run, plan, str(observer))})
-            payers = self._payers(self._connection, account, {str(observer)})
-            return all(self._pays(payer, keys, before=(run, round_)) for payer in payers)
+        owner = self._plan_left(run, round_, account, observer, cost, replayed=True)
+        if not owner:
+            return False
+        return self._paid(run, round_, account, observer, owner, replayed=True)
 
-    def _entry_left(
-        self, run: str, account: str, observer: str, digest: str, *, before: int | None = None
+    def _plan_left(
+        self,
+        run: str,
+        round_: int,
+        account: str,
+        observer: Observer,
+        cost: PrivacyCost,
+        replayed: bool = False,
     ) -> str | None:
-        """Return whose plan has such a release left, "" if none has, None if there is no plan at
-        all.
+        """Return whose plan has such a release left, "" if none has, None if there is no plan.
 
-        A population's plan is used by what is charged to the population, and by each member for
-        itself.
+        Rounds are 0 or above, releases before round one below 0. A population's plan is used by
+        what is charged to the population, and by each member for itself.
         """
-        place = {"run": run, "account": account, "observer": observer, "before": before}
-        plans = self._connection.execute(
-            f"""SELECT account, bill, releases FROM plans WHERE account IN {OWN} AND observer = :observer
-                AND run = :run ORDER BY account <> :account, account""",
-            place,
-        ).fetchall()
-        for owner, cost, releases in plans:
-            if cost == digest and self._used(owner, place) < releases:
-                return str(owner)
+        place: dict[str, Any] = {"run": run, "account": account, "observer": str(observer)}
+        query = f"""SELECT account, bill, releases FROM plans
+            WHERE account IN {OWN} AND observer = :observer AND run = :run
+            ORDER BY account <> :account, account"""
+        kind = "round < 0 AND bill = :bill" if round_ < 0 else "round >= 0"
+        used = f"""SELECT account, COUNT(*) FROM charges
+            WHERE plan = :owner AND observer = :observer AND run = :run
+            AND (:account = :owner OR account IN (:owner, :account))
+            AND {kind} AND (NOT :replayed OR round < :round) GROUP BY account"""
+        plans = self._rows(query, **place)
+        place |= {"bill": written(cost)[0], "replayed": replayed, "round": round_}
+        for owner, digest, releases in plans:
+            planned = self._cost(digest)
+            allowed = releases if cost == planned.of_round else 0
+            if round_ < 0:
+                allowed = planned.of_releases.count(cost)
+            if allowed:
+                counts = dict(self._rows(used, owner=owner, **place))
+                if counts.pop(owner, 0) + max(counts.values(), default=0) < allowed:
+                    return str(owner)
         return "" if plans else None
-
-    def _used(self, owner: str, place: Mapping[str, str | int | None]) -> int:
-        """Count the releases used of a plan, for the account to be charged and for its members."""
-        of_whom = "" if owner == place["account"] else "AND account IN (:owner, :account)"
-        rows = self._connection.execute(
-            f"""SELECT account, COUNT(*) FROM charges
-                WHERE plan = :owner AND observer = :observer AND run = :run {of_whom}
-                AND (:before IS NULL OR round < :before) GROUP BY account""",
-            {**place, "owner": owner},
-        )
-        counts = dict(rows.fetchall())
-        return int(counts.pop(owner, 0)) + max(counts.values(), default=0)
 
     # -- budgets -----------------------------------------------------------------------------------
 
-    def _payers(
-        self, connection: sqlite3.Connection, account: str, observers: set[str]
-    ) -> list[str]:
-        """Whose budgets a release concerns: the account's own, or one member of each kind in a
-        population.
+    def _paid(
+        self,
+        run: str,
+        round_: int,
+        account: str,
+        observer: Observer,
+        owner: str,
+        replayed: bool = False,
+    ) -> bool:
+        """Whether every budget that a release of ``owner``'s plan concerns admits one more."""
+        keys = frozenset({(run, owner, str(observer))})
+        before = (run, round_) if replayed else None
+        payers = self._payers(account, {str(observer)})
+        return all(self._pays(payer, keys, before, early=round_ < 0) for payer in payers)
+
+    def _payers(self, account: str, observers: set[str]) -> list[str]:
+        """Whose budgets a release concerns: the account's own, or one of each kind of members.
 
         Members with equal budgets in the same populations, and with no plan or charge of their own
         that their budget is held against, have the same history.
         """
         if not account.startswith(POPULATION):
             return [account]
-        own = """EXISTS (SELECT 1 FROM {} AS c WHERE c.account = m.account AND (c.observer = g.observer
-            OR (g.observer = 'world' AND NOT EXISTS (SELECT 1 FROM plans AS w WHERE w.observer = 'world'
-                AND w.run = c.run AND w.account IN (
-                    SELECT population FROM members WHERE account = m.account)))))"""
-        members = connection.execute(
-            f"""
-            SELECT MIN(m.account) FROM members AS m JOIN grants AS g ON g.account = m.account
-            WHERE m.population = :p AND (g.observer = 'world' OR :server)
-            GROUP BY g.observer, g.unit, g.epsilon, g.delta,
-                (SELECT GROUP_CONCAT(population) FROM (
-                    SELECT population FROM members WHERE account = m.account ORDER BY population)),
-                CASE WHEN {own.format("plans")} OR {own.format("charges")} THEN m.account END
-            """,
-            {"p": account, "server": observers != {"world"}},
-        ).fetchall()
-        return [row[0] for row in members] or [account]
+        rows = self._rows(_PAYERS, population=account, server=observers != {"world"})
+        return [payer for (payer,) in rows] or [account]
 
     def _pays(
-        self, payer: str, keys: frozenset[PlanKey], before: tuple[str, int] | None = None
+        self,
+        payer: str,
+        keys: frozenset[PlanKey],
+        before: tuple[str, int] | None = None,
+        early: bool = False,
     ) -> bool:
-        """As :meth:`_admits`; where whole plans count, the answer stands until plans or budgets
-        change.
-        """
+        """As :meth:`_admits`; where whole plans count, an answer stands until something changes."""
         if not self._filter.reserves:
-            return self._admits(payer, keys, before)
-        version = self._connection.execute("PRAGMA data_version").fetchone()[0]
+            return self._admits(payer, keys, before, early)
+        (version,) = self._one("PRAGMA data_version")
         if version != self._version:
             self._covered.clear()
             self._version = version
@@ -154,39 +165,38 @@ class Admission(LedgerReader):
         return self._covered[payer, keys]
 
     def _admits(
-        self, payer: str, keys: frozenset[PlanKey], before: tuple[str, int] | None = None
+        self,
+        payer: str,
+        keys: frozenset[PlanKey],
+        before: tuple[str, int] | None = None,
+        early: bool = False,
     ) -> bool:
-        """Whether one account's own budget admits one more release of these plans, or the whole of
-        them.
+        """Whether one account's budget admits one more release of these plans, or all of them.
+
+        ``early`` says that the release is one of those before round one.
         """
-        grant = self.budget_of(payer)
-        if grant is None or grant.observer is None or grant.unit is None:
+        budget = self.budget_of(payer)
+        if budget is None or budget.observer is None:
             return True
-        seen = self.committed(payer, grant.observer, before=before)
-        concerned = [(plan.run, plan.account, str(plan.observer)) in keys for plan in seen]
-        if not any(concerned):
+        counted, concerned = [], False
+        for plan in self.committed(payer, budget.observer, before=before):
+            own = (plan.run, plan.account, str(plan.observer)) in keys
+            concerned |= own
+            used, released = plan.used + (own and not early), plan.early + (own and early)
+            counted.append(replace(plan, used=used, early=released))
+        if not concerned:
             return True  # the adversary of this budget does not see the release
-        counted = [
-            replace(plan, used=plan.used + own) for plan, own in zip(seen, concerned, strict=True)
-        ]
         portions = self.portions(counted)
-        limit = _limit(portions, grant, grant.unit)
+        limit = _limit(portions, budget)
         return limit is not None and self._filter.admits(portions, limit)
 
 
-def _limit(portions: Sequence[Portion], grant: Budget, unit: Unit) -> Limit | None:
+def _limit(portions: Sequence[Portion], budget: Budget) -> Limit | None:
     """Read a budget for these portions; None if they say nothing of its unit."""
-    tab = account_history((portion.cost, portion.count) for portion in portions)
-    adjacency = None if tab is None else tab.adjacency_as(unit)
-    return (
-        None
-        if adjacency is None
-        else Limit(epsilon=grant.epsilon, delta=grant.delta, adjacency=adjacency)
-    )
-
-
-@lru_cache(maxsize=4096)
-def written(cost: PrivacyCost) -> tuple[str, str]:
-    """Return the digest under which a privacy cost is stored, and its text."""
-    body = cost.to_json()
-    return hashlib.sha256(body.encode()).hexdigest(), body
+    counted = account_history((portion.cost, portion.count) for portion in portions)
+    if counted is None or budget.unit is None:
+        return None
+    adjacency = counted.adjacency_as(budget.unit)
+    if adjacency is None:
+        return None
+    return Limit(epsilon=budget.epsilon, delta=budget.delta, adjacency=adjacency)

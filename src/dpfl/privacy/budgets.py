@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from dpfl.core.errors import ConfigurationError, unknown_name
-from dpfl.core.random import PublicSeed
+from dpfl.core.seeds import PublicSeed
 from dpfl.core.types import Budget, Terms
 
 Spending = Literal["heterogeneous", "uniform", "smallest", "largest"]

@@ -28,35 +28,27 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfl.core.checks import check
 from dpfl.core.errors import LedgerError, disk_error
 
 Value = str | int | float | None
 Row = tuple[Value, ...]
 
-TABLES: Mapping[str, Mapping[str, type]] = {
-    "runs": {"run": str, "seeded": int, "title": str},
-    "grants": {"account": str, "observer": str, "unit": str, "epsilon": float, "delta": float},
-    "members": {"account": str, "population": str},
-    "plans": {
-        "run": str,
-        "account": str,
-        "observer": str,
-        "bill": str,
-        "releases": int,
-        "delta": float,
-    },
-    "charges": {
-        "run": str,
-        "round": int,
-        "account": str,
-        "observer": str,
-        "plan": str,
-        "bill": str,
-        "draw": str,
-    },
-    "journal": {"run": str, "round": int, "at": float},
+_COLUMNS = {
+    "runs": "run seeded title",
+    "grants": "account observer unit epsilon delta",
+    "members": "account population",
+    "plans": "run account observer bill releases delta",
+    "charges": "run round account observer plan bill draw",
+    "journal": "run round at",
 }
-"""The tables that the chain covers and their columns; each also has a column ``entry``."""
+_NUMBERS = dict.fromkeys(("epsilon", "delta", "at"), float)
+_COUNTS = dict.fromkeys(("seeded", "releases", "round"), int)
+# The tables that the chain covers and the types of their columns; each also has a column ``entry``.
+TABLES: Mapping[str, Mapping[str, type]] = {
+    table: {column: {**_NUMBERS, **_COUNTS}.get(column, str) for column in columns.split()}
+    for table, columns in _COLUMNS.items()
+}
 
 HEAD_FORMAT = "dpfl-ledger-head-1"
 _FORGED = "restore the ledger from a backup; nothing is released on a ledger that was changed"
@@ -74,26 +66,23 @@ class Head:
 
 
 def canonical(table: str, row: Sequence[Value]) -> Row:
-    """Give every value the type its column has in the database, so that it is hashed as it will be
-    read.
-    """
-    kinds = TABLES[table].values()
-    return tuple(
-        None if value is None else kind(value) for kind, value in zip(kinds, row, strict=True)
-    )
+    """Give every value the type of its column, so that it is hashed as it will be read."""
+    pairs = zip(TABLES[table].values(), row, strict=True)
+    return tuple(None if value is None else kind(value) for kind, value in pairs)
 
 
 def digest_of(number: int, previous: str, rows: Mapping[str, Sequence[Row]]) -> str:
-    """Hash one entry: its number, the digest before it, and its rows by table in a canonical order."""
+    """Hash one entry: its number, the digest before it, and its rows in a canonical order."""
     body = [number, previous, [[table, sorted(rows[table])] for table in sorted(rows)]]
     return hashlib.sha256(json.dumps(body).encode()).hexdigest()
 
 
 class Entry:
-    """The entry that a running transaction writes: inserts rows and remembers them for the digest."""
+    """The entry that a running transaction writes; it remembers its rows for the digest."""
 
     def __init__(self, connection: sqlite3.Connection, before: Head) -> None:
         self.connection = connection
+        self.number = before.number + 1
         self._before = before
         self._rows: defaultdict[str, list[Row]] = defaultdict(list)
 
@@ -101,37 +90,28 @@ class Entry:
         """Insert rows of a chained table."""
         plain = [canonical(table, row) for row in rows]
         if plain:
-            places = ", ".join("?" * (len(plain[0]) + 1))
-            number = self._before.number + 1
-            written = self.connection.executemany(
-                f"INSERT INTO {table} VALUES ({places})",
-                [(*row, number) for row in plain],
-            )
-            if written.rowcount != len(plain):
-                problem = f"took {written.rowcount} of {len(plain)} rows into {table}"
-                raise LedgerError("ledger", problem, _FORGED)
+            query = f"INSERT INTO {table} VALUES ({', '.join('?' * (len(plain[0]) + 1))})"
+            taken = self.connection.executemany(query, [(*row, self.number) for row in plain])
+            problem = f"took {taken.rowcount} of {len(plain)} rows into {table}"
+            check(taken.rowcount == len(plain), "ledger", problem, _FORGED, LedgerError)
             self._rows[table] += plain
 
     def retract(self, table: str, rows: Iterable[Sequence[Value]]) -> None:
         """Take back rows that this very entry inserted."""
-        same = " AND ".join(f"{column} IS ?" for column in TABLES[table])
+        same = " AND ".join(f"{column} IS ?" for column in [*TABLES[table], "entry"])
         for row in rows:
             plain = canonical(table, row)
             self._rows[table].remove(plain)
-            self.connection.execute(
-                f"DELETE FROM {table} WHERE {same} AND entry = ?",
-                (*plain, self._before.number + 1),
-            )
+            self.connection.execute(f"DELETE FROM {table} WHERE {same}", (*plain, self.number))
 
     def seal(self) -> Head | None:
         """Append the entry to the chain; None if the transaction wrote no chained row."""
         rows = {table: own for table, own in self._rows.items() if own}
         if not rows:
             return None
-        number = self._before.number + 1
-        head = Head(number=number, digest=digest_of(number, self._before.digest, rows))
-        self.connection.execute("INSERT INTO chain VALUES (?, ?)", (head.number, head.digest))
-        return head
+        digest = digest_of(self.number, self._before.digest, rows)
+        self.connection.execute("INSERT INTO chain VALUES (?, ?)", (self.number, digest))
+        return Head(number=self.number, digest=digest)
 
 
 def first_head(meta: Mapping[str, str]) -> Head:
@@ -141,32 +121,35 @@ def first_head(meta: Mapping[str, str]) -> Head:
 
 def last_head(connection: sqlite3.Connection) -> Head:
     """Return the newest entry in the database."""
-    row = connection.execute(
-        "SELECT number, digest FROM chain ORDER BY number DESC LIMIT 1"
-    ).fetchone()
-    return Head(number=row[0], digest=row[1])
+    query = "SELECT number, digest FROM chain ORDER BY number DESC LIMIT 1"
+    number, digest = connection.execute(query).fetchone()
+    return Head(number=number, digest=digest)
 
 
 def verify_chain(connection: sqlite3.Connection, name: str) -> Head:
     """Recompute every digest from the rows; refuse a ledger whose rows and chain do not agree."""
+
+    def holds(good: bool, problem: str) -> None:
+        check(good, name, problem, _FORGED, LedgerError)
+
     rows = _rows_by_entry(connection)
     entries = connection.execute("SELECT number, digest FROM chain ORDER BY number").fetchall()
     meta = connection.execute("SELECT key, value FROM meta").fetchall()
-    if not entries or entries[0][0] != 0 or not _matches(0, "", {"meta": meta}, entries[0][1]):
-        raise LedgerError(name, "its first entry (format, identity, filter) was changed", _FORGED)
+    first = bool(entries) and entries[0][0] == 0 and _matches(0, "", {"meta": meta}, entries[0][1])
+    holds(first, "its first entry (format, identity, filter) was changed")
     previous: str = entries[0][1]
     for number, (stored, digest) in enumerate(entries[1:], 1):
         own = rows.pop(number, {})
-        if stored != number:
-            raise LedgerError(name, f"entry {number} of its hash chain is missing", _FORGED)
-        if not own or not _matches(number, previous, own, digest):
-            raise LedgerError(
-                name, f"entry {number} of {len(entries) - 1} was changed, deleted or moved", _FORGED
-            )
+        holds(stored == number, f"entry {number} of its hash chain is missing")
+        intact = bool(own) and _matches(number, previous, own, digest)
+        holds(intact, f"entry {number} of {len(entries) - 1} was changed, deleted or moved")
         previous = digest
-    if rows:
-        raise LedgerError(name, "holds rows that belong to no entry of its hash chain", _FORGED)
-    _verify_bills(connection, name)
+    holds(not rows, "holds rows that belong to no entry of its hash chain")
+    costs = dict(connection.execute("SELECT digest, body FROM bills"))
+    for (digest,) in connection.execute("SELECT bill FROM plans UNION SELECT bill FROM charges"):
+        body = str(costs.get(digest, ""))
+        intact = hashlib.sha256(body.encode()).hexdigest() == digest
+        holds(intact, f"privacy cost {digest[:12]} is missing or was changed")
     return Head(number=len(entries) - 1, digest=previous)
 
 
@@ -188,25 +171,6 @@ def _matches(number: int, previous: str, rows: Mapping[str, Sequence[Row]], dige
         return False
 
 
-def _verify_bills(connection: sqlite3.Connection, name: str) -> None:
-    """Check that every privacy cost that a plan or a charge names is stored, and is the one it
-    names.
-    """
-    named = {
-        row[0]
-        for row in connection.execute("SELECT bill FROM plans UNION SELECT bill FROM charges")
-    }
-    stored = dict(connection.execute("SELECT digest, body FROM bills"))
-    for digest in sorted(named):
-        if (
-            digest not in stored
-            or hashlib.sha256(str(stored[digest]).encode()).hexdigest() != digest
-        ):
-            raise LedgerError(
-                name, f"privacy cost {digest[:12]} is missing or was changed", _FORGED
-            )
-
-
 # -- the file beside the ledger --------------------------------------------------------------------
 
 
@@ -226,19 +190,18 @@ def read_head(name: str) -> Head | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LedgerError(
-            str(path),
-            f"cannot be read ({error})",
-            "restore it; or check that this is the newest copy of the ledger, remove the file, and run "
-            f"dpfl ledger verify {name} --accept-head",
-        ) from error
+        remedy = (
+            "restore it; or check that this is the newest copy of the ledger, remove the file, and "
+            f"run dpfl ledger verify {name} --accept-head"
+        )
+        raise LedgerError(str(path), f"cannot be read ({error})", remedy) from error
 
 
 def write_head(name: str, head: Head) -> None:
     """Replace the head file, unless another process has written a later one meanwhile.
 
-    Without a sync of the folder: after a power cut the older head may be back, and the ledger is
-    then ahead of it.
+    The folder is not synced: after a power cut the older head may be back, and the ledger is then
+    ahead of it.
     """
     path = head_path(name)
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.new")
@@ -247,10 +210,8 @@ def write_head(name: str, head: Head) -> None:
         if known is not None and known.number >= head.number:
             return
         with draft.open("x", encoding="utf-8") as stream:
-            stream.write(
-                json.dumps({"format": HEAD_FORMAT, "number": head.number, "hash": head.digest})
-                + "\n"
-            )
+            body = {"format": HEAD_FORMAT, "number": head.number, "hash": head.digest}
+            stream.write(json.dumps(body) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
         draft.replace(path)
@@ -264,26 +225,28 @@ def check_ancestor(
     connection: sqlite3.Connection, name: str, noted: Head | None, newest: Head
 ) -> None:
     """Refuse a ledger that does not contain the head noted beside it."""
-    if noted is None:
-        if newest.number == 0:
-            return  # nothing was written yet
-        raise LedgerError(
-            name,
-            f"its head file {head_path(name).name} is missing: an old copy cannot be told from the newest",
-            f"put it back; or, if this is the newest copy, run dpfl ledger verify {name} --accept-head",
-        )
-    if noted.number > newest.number:
-        raise LedgerError(
-            name,
-            f"is an old copy: it ends at entry {newest.number}, and entry {noted.number} was written",
-            "restore the newest copy (with its -wal file): an old one has forgotten what was charged since",
-        )
-    if not contains(connection, noted):
-        raise LedgerError(
-            name,
-            f"is another copy: its entry {noted.number} is not the one that was written beside it",
-            "put back the ledger that belongs to the head file: two copies do not know each other's charges",
-        )
+    number = 0 if noted is None else noted.number
+    check(
+        noted is not None or newest.number == 0,  # nothing was written yet
+        name,
+        f"its head file {head_path(name).name} is missing: this may be an old copy",
+        f"put it back; or, if this is the newest copy, run dpfl ledger verify {name} --accept-head",
+        LedgerError,
+    )
+    check(
+        number <= newest.number,
+        name,
+        f"is an old copy: it ends at entry {newest.number}, and entry {number} was written",
+        "restore the newest copy (with its -wal file): this one lacks the charges made since",
+        LedgerError,
+    )
+    check(
+        noted is None or contains(connection, noted),
+        name,
+        f"is another copy: its entry {number} is not the one that was written beside it",
+        "put back the ledger that belongs to the head file: copies do not share charges",
+        LedgerError,
+    )
 
 
 def contains(connection: sqlite3.Connection, head: Head) -> bool:

@@ -2,58 +2,98 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from dpfl.core.errors import ConfigurationError, LedgerError
+from dpfl.core.checks import check, whole_number
+from dpfl.core.errors import LedgerError
 from dpfl.core.types import Adjacency, Observer, Unit
 from dpfl.privacy.events import Event, History, merged
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyCost:
-    """What one round releases of one unit under one adjacency."""
+    """What one round releases of one unit under one adjacency.
+
+    ``before`` holds what a plan releases once each, before its first round. Only the cost of a plan
+    has it: a round is charged :attr:`of_round`, and release k is charged ``of_releases[k]``.
+
+    >>> statistics = (Event(noise_multiplier=5.0),)
+    >>> cost = PrivacyCost(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE,
+    ...                    events=(Event(noise_multiplier=2.0),), before=(statistics,))
+    >>> [(event.noise_multiplier, event.steps) for event in cost.times(10)]
+    [(2.0, 10), (5.0, 1)]
+    """
 
     unit: Unit
     adjacency: Adjacency
     events: History
+    before: tuple[History, ...] = ()
+
+    @property
+    def of_round(self) -> PrivacyCost:
+        """What one round is charged."""
+        return replace(self, before=())
+
+    @property
+    def of_releases(self) -> tuple[PrivacyCost, ...]:
+        """What each release before round one is charged."""
+        return tuple(replace(self, events=events, before=()) for events in self.before)
 
     def times(self, count: int) -> History:
-        """Return the history of ``count`` such rounds."""
-        return merged(event.times(event.steps * count) for event in self.events)
+        """Return the history of all releases before round one and ``count`` rounds (0 or more)."""
+        once = [event for events in self.before for event in events]
+        return merged([*once, *(event.times(event.steps * count) for event in self.events)])
 
     def to_json(self) -> str:
-        """Write canonically."""
-        events = [json.loads(event.to_json()) for event in self.events]
-        return json.dumps(
-            {"unit": self.unit, "adjacency": self.adjacency, "events": events}, sort_keys=True
-        )
+        """Write canonically; "before" is left out where there is nothing before round one."""
+        body = {"unit": self.unit, "adjacency": self.adjacency, "events": _plain(self.events)}
+        if self.before:
+            body["before"] = [_plain(events) for events in self.before]
+        return json.dumps(body, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyCost:
         """Read back what :meth:`to_json` wrote."""
         try:
             body = json.loads(text)
-            events = tuple(Event.from_json(json.dumps(event)) for event in body["events"])
             return cls(
-                unit=Unit(body["unit"]), adjacency=Adjacency(body["adjacency"]), events=events
+                unit=Unit(body["unit"]),
+                adjacency=Adjacency(body["adjacency"]),
+                events=_history(body["events"]),
+                before=tuple(_history(events) for events in body.get("before", [])),
             )
-        except (ValueError, KeyError, TypeError) as error:
-            raise LedgerError(
-                "ledger",
-                f"holds a privacy cost that cannot be read ({error})",
-                "use the version of dpfl that wrote it",
-            ) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            problem = f"holds a privacy cost that cannot be read ({error})"
+            raise LedgerError("ledger", problem, "use the version of dpfl that wrote it") from error
+
+
+def _plain(events: History) -> list[object]:
+    return [json.loads(event.to_json()) for event in events]
+
+
+def _history(events: Iterable[object]) -> History:
+    return tuple(Event.from_json(json.dumps(event)) for event in events)
+
+
+@lru_cache(maxsize=4096)
+def written(cost: PrivacyCost) -> tuple[str, str]:
+    """Return the digest under which a ledger stores a privacy cost, and its text."""
+    body = cost.to_json()
+    return hashlib.sha256(body.encode()).hexdigest(), body
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyPlan:
     """What a run may release of an account at most, fixed before its first release.
 
-    ``account`` is a client or a population, ``cost`` what one round releases, ``releases`` how many
-    rounds at most. ``delta`` is the share of the budget's delta that the plan is priced at under
-    the filter "allotments"; None means all of it, so that no other plan fits beside this one.
+    ``account`` is a client or a population, ``cost`` what one round releases and what is released
+    once before round one, ``releases`` how many rounds at most. ``delta`` is the share of the
+    budget's delta that the plan is priced at under the filter "allotments"; None means all of it,
+    so that no other plan fits beside this one.
 
     *Formal guarantees.* Which of the planned rounds take place, in which order, what they compute
     and when the run stops may depend on earlier outputs. Sampling rates, noise and their number may
@@ -68,20 +108,16 @@ class PrivacyPlan:
 
     def __post_init__(self) -> None:
         where = f"plan of '{self.account}'"
-        if self.releases < 1 or self.releases != int(self.releases):
-            raise ConfigurationError(
-                where, f"releases = {self.releases}", "give a whole number, 1 or above"
-            )
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise ConfigurationError(
-                where, f"delta = {self.delta} is not between 0 and 1", "give a share of the budget"
-            )
+        whole_number(where, "releases", self.releases)
+        problem = f"delta = {self.delta} is not between 0 and 1"
+        check(self.delta is None or 0 < self.delta < 1, where, problem, "give a share of delta")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Charge:
-    """One account's bill for one round against one observer; ``draw`` names its randomness, if
-    repeatable.
+    """One account's cost of one round against one adversary.
+
+    ``draw`` names the randomness of the release if it can be repeated, else it is empty.
     """
 
     account: str
@@ -92,7 +128,10 @@ class Charge:
 
 @dataclass(frozen=True, kw_only=True)
 class AccountHistory:
-    """Everything an account was charged against an observer, ready for an accountant."""
+    """Everything an account was charged against an adversary, ready for an accountant.
+
+    ``mixed`` is true where some costs are per record and others per client.
+    """
 
     unit: Unit
     adjacency: Adjacency
@@ -100,7 +139,7 @@ class AccountHistory:
     mixed: bool = False
 
     def adjacency_as(self, unit: Unit) -> Adjacency | None:
-        """Under which adjacency the history speaks of this unit, if it does.
+        """Under which adjacency the history speaks of this unit; None if it does not.
 
         A client-level history also protects records; a record-level one says nothing of clients.
         One changed record may change a client's whole contribution into another: for records,
@@ -112,14 +151,16 @@ class AccountHistory:
 
 
 def account_history(costs: Iterable[tuple[PrivacyCost, int]]) -> AccountHistory | None:
-    """Combine bills into one history under the strongest adjacency any of them states."""
+    """Combine costs, each with its number of rounds, under the strongest adjacency of any."""
     counted = list(costs)
     if not counted:
         return None
     units = {cost.unit for cost, _ in counted}
     adjacencies = {cost.adjacency for cost, _ in counted}
     strict = Adjacency.REPLACE_ONE in adjacencies or len(units) > 1
-    adjacency = Adjacency.REPLACE_ONE if strict else max(adjacencies)
-    history = merged(event.times(event.steps * n) for cost, n in counted for event in cost.events)
-    unit = Unit.RECORD if Unit.RECORD in units else Unit.CLIENT
-    return AccountHistory(unit=unit, adjacency=adjacency, history=history, mixed=len(units) > 1)
+    return AccountHistory(
+        unit=Unit.RECORD if Unit.RECORD in units else Unit.CLIENT,
+        adjacency=Adjacency.REPLACE_ONE if strict else max(adjacencies),
+        history=merged(event for cost, count in counted for event in cost.times(count)),
+        mixed=len(units) > 1,
+    )

@@ -33,53 +33,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, Protocol
 
+from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal, unknown_name
 from dpfl.core.types import Adjacency
 from dpfl.privacy.accountant import SAMPLER_EPSILON, Spend, quick_epsilon, sampler_delta, spend
 from dpfl.privacy.budget_check import largest_that_fits, most_releases
 from dpfl.privacy.costs import PrivacyCost
-from dpfl.privacy.gaussian import gaussian_epsilon
-from dpfl.privacy.renyi import (
-    ORDERS,
-    RESERVED,
-    gaussian_mu,
-    renyi_admits,
-    renyi_costs,
-    renyi_epsilon,
-)
+from dpfl.privacy.events import Event, merged
+from dpfl.privacy.gaussian import gaussian_epsilon, gaussian_mu
+from dpfl.privacy.renyi import ORDERS, RESERVED, renyi_admits, renyi_costs, renyi_epsilon
 
 FilterName = Literal["allotments", "renyi", "gaussian"]
 
+# Most noise values that a ledger with a filter covers: some ten thousand rounds of a model of a
+# million parameters.
 MOST_FILTERED = 10**10
-"""Most noise values that a ledger with a filter covers: some ten thousand rounds of a model of a
-million parameters.
-"""
-
-_RESERVED: dict[str, float] = {"renyi": RESERVED, "gaussian": 1e-3}
 # Relative: sums of floats are compared on the safe side; shares of one delta may add up to it.
 _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Portion:
-    """What one plan contributes: the cost of a round, how many rounds count, the plan's share of
-    delta.
+    """What one plan contributes: its cost, how many rounds count, its share of delta.
+
+    Releases before round one always count in full.
     """
 
     cost: PrivacyCost
     count: int
     delta: float | None = None
 
+    def events(self) -> list[tuple[Event, int]]:
+        """Return every event of the portion with its number of steps."""
+        once = [(event, event.steps) for events in self.cost.before for event in events]
+        return once + [(event, event.steps * self.count) for event in self.cost.events]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """What portions are held against: a budget's epsilon and delta, and the adjacency in which it
-    is read.
-    """
+    """A budget's epsilon and delta, and the adjacency in which it is read."""
 
     epsilon: float
     delta: float
@@ -87,8 +83,9 @@ class Limit:
 
 
 class Filter(Protocol):
-    """A rule across plans. ``reserves``: a plan counts as a whole once committed, else release by
-    release.
+    """A rule across plans.
+
+    ``reserves`` says that a plan counts as a whole once committed, else release by release.
     """
 
     name: FilterName
@@ -128,131 +125,155 @@ class Allotments:
 
     def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
         """Whether the plans' epsilons and deltas add up to no more than the limit's."""
-        shares = _shares(portions, limit.delta)
-        if math.fsum(shares) > limit.delta * (1 + _ROUNDING):
+        if math.fsum(_shares(portions, limit.delta)) > limit.delta * (1 + _ROUNDING):
             return False
-        pairs = zip(portions, shares, strict=True)
-        return (
-            math.fsum(plan_price(p.cost, p.count, d, limit.adjacency).epsilon for p, d in pairs)
-            <= limit.epsilon
-        )
+        prices = _prices(portions, limit.delta, limit.adjacency)
+        return math.fsum(price.epsilon for price in prices) <= limit.epsilon
 
     def most(self, portions: Sequence[Portion], new: Portion, limit: Limit) -> int:
         """Search on a coarse upper bound and confirm by the price itself."""
-        taken, own = _shares(portions, limit.delta), limit.delta if new.delta is None else new.delta
-        if math.fsum([*taken, own]) > limit.delta * (1 + _ROUNDING):
+        shares = _shares([*portions, new], limit.delta)
+        if math.fsum(shares) > limit.delta * (1 + _ROUNDING):
             return 0
-        pairs = zip(portions, taken, strict=True)
-        left = limit.epsilon - math.fsum(
-            plan_price(p.cost, p.count, d, limit.adjacency).epsilon for p, d in pairs
-        )
-        found = most_releases(
-            lambda n: _near(new.cost, n, own, limit.adjacency, left), left, new.count
-        )
-        while found and not self.admits([*portions, _counted(new, found)], limit):
+        prices = _prices(portions, limit.delta, limit.adjacency)
+        left = limit.epsilon - math.fsum(price.epsilon for price in prices)
+
+        def bound(count: int) -> float:
+            """Bound epsilon: coarsely where that decides, else by the price."""
+            history = new.cost.times(count)
+            quick = quick_epsilon(history, shares[-1], adjacency=limit.adjacency)
+            if not left < quick <= 1.02 * left:
+                return quick
+            return plan_price(new.cost, count, shares[-1], limit.adjacency).epsilon
+
+        found = most_releases(bound, left, new.count)
+        while found and not self.admits([*portions, replace(new, count=found)], limit):
             found -= 1
         return found
 
     def spent(self, portions: Sequence[Portion], delta: float, adjacency: Adjacency) -> Spend:
-        """Add up the plans' prices, each at its own share of delta or, if it has none, at
-        ``delta``.
-        """
-        shares = _shares(portions, delta)
-        prices = [
-            plan_price(p.cost, p.count, d, adjacency) for p, d in zip(portions, shares, strict=True)
-        ]
+        """Add up the plans' prices, each at its own share of delta, else at ``delta``."""
+        prices = _prices(portions, delta, adjacency)
         if len(prices) == 1:
             return prices[0]
         label = " or ".join(dict.fromkeys(price.accountant for price in prices)) or "PLD"
-        if any(math.isinf(price.epsilon) for price in prices):
-            label = next(price.accountant for price in prices if math.isinf(price.epsilon))
-        elif prices:
-            label += " per study, added up"
+        infinite = [price.accountant for price in prices if math.isinf(price.epsilon)]
+        if prices:
+            label = infinite[0] if infinite else f"{label} per study, added up"
         total = math.fsum(price.epsilon for price in prices)
-        return Spend(
-            epsilon=total, delta=math.fsum(shares) or delta, adjacency=adjacency, accountant=label
+        whole = math.fsum(_shares(portions, delta)) or delta
+        return Spend(epsilon=total, delta=whole, adjacency=adjacency, accountant=label)
+
+
+class PayAsYouGo:
+    """What the filters share under which a plan pays release by release.
+
+    A part of delta (``reserved``) is kept for bounds that may fail and for the noise sampler.
+    """
+
+    name: FilterName
+    label: str
+    reserved: float
+    reserves = False
+
+    def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
+        """Whether everything together stays within the limit."""
+        epsilon = min(limit.epsilon, self._ceiling(limit.delta)) - SAMPLER_EPSILON
+        return self._within_reserve(portions, limit.delta) and self._holds(
+            portions, epsilon, self._kept(limit.delta), limit.adjacency
         )
 
+    def most(self, portions: Sequence[Portion], new: Portion, limit: Limit) -> int:
+        """Count by bisection: every question is a sum."""
 
-class Gaussian:
+        def fits(count: int) -> bool:
+            return self.admits([*portions, replace(new, count=count)], limit)
+
+        return largest_that_fits(fits, new.count)
+
+    def spent(self, portions: Sequence[Portion], delta: float, adjacency: Adjacency) -> Spend:
+        """Return the epsilon of the summed costs, with the noise sampler's part."""
+        value = 0.0
+        if any(portion.count or portion.cost.before for portion in portions):
+            value = self._epsilon(portions, self._kept(delta), adjacency) + SAMPLER_EPSILON
+            if value > self._ceiling(delta) or not self._within_reserve(portions, delta):
+                value = math.inf
+        return Spend(epsilon=value, delta=delta, adjacency=adjacency, accountant=self.label)
+
+    def _holds(
+        self, portions: Sequence[Portion], epsilon: float, delta: float, adjacency: Adjacency
+    ) -> bool:
+        raise NotImplementedError
+
+    def _epsilon(self, portions: Sequence[Portion], delta: float, adjacency: Adjacency) -> float:
+        raise NotImplementedError
+
+    def _kept(self, delta: float) -> float:
+        """The part of delta that the filter works with; the sampler stretches it by exp(5e-8)."""
+        return delta * (1 - self.reserved) * (1 - 1e-7)
+
+    def _ceiling(self, delta: float) -> float:
+        """The largest epsilon: beyond it, the sampler would use up its part of delta.
+
+        A budget with a larger epsilon is held to this one. It depends on public numbers alone, as
+        everything fixed beforehand.
+        """
+        return math.log(self.reserved * delta / 2 / sampler_delta(MOST_FILTERED, 0.0))
+
+    def _within_reserve(self, portions: Sequence[Portion], delta: float) -> bool:
+        """Whether failure probabilities and the number of noise values stay within the reserve."""
+        events = [pair for portion in portions for pair in portion.events()]
+        failure = math.fsum(event.failure * steps for event, steps in events)
+        numbers = sum(event.numbers * steps for event, steps in events)
+        return numbers <= MOST_FILTERED and failure <= self.reserved * delta / 2
+
+
+class Gaussian(PayAsYouGo):
     """The exact filter of unsampled Gaussians, up to the reserve for the noise sampler."""
 
     name: FilterName = "gaussian"
-    reserves = False
+    label = "Gaussian filter"
+    reserved = 1e-3
 
     def check(self, account: str, cost: PrivacyCost) -> None:
         """Refuse everything that is not an unsampled Gaussian with a bound that always holds."""
-        for event in cost.events:
-            if event.sampling_rate < 1 or event.failure > 0:
-                what = "sampled" if event.sampling_rate < 1 else "with a failure probability"
-                raise PrivacyRefusal(
-                    f"account '{account}'",
-                    f"a release {what} is planned, and this ledger's filter is for unsampled Gaussians only",
-                    "make a ledger with the filter renyi or allotments",
-                )
+        for event in cost.times(1):
+            what = "sampled" if event.sampling_rate < 1 else "with a failure probability"
+            problem = f"a release {what} is planned; the filter is for unsampled Gaussians only"
+            remedy = "make a ledger with the filter renyi or allotments"
+            good = event.sampling_rate == 1 and event.failure == 0
+            check(good, f"account '{account}'", problem, remedy, PrivacyRefusal)
 
-    def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
+    def _holds(
+        self, portions: Sequence[Portion], epsilon: float, delta: float, adjacency: Adjacency
+    ) -> bool:
         """Whether the summed squared mu stays within that of the limit."""
-        epsilon, delta = (
-            min(limit.epsilon, _ceiling(self.name, limit.delta)) - SAMPLER_EPSILON,
-            _kept(self.name, limit.delta),
-        )
-        if epsilon <= 0 or not _within_reserve(self.name, portions, limit.delta):
-            return False
-        return _mu_squared(portions, limit.adjacency) <= _gaussian_mu(epsilon, delta) ** 2
-
-    def most(self, portions: Sequence[Portion], new: Portion, limit: Limit) -> int:
-        """Count by bisection: every question is a sum."""
-        return largest_that_fits(
-            lambda n: self.admits([*portions, _counted(new, n)], limit), new.count
+        return epsilon > 0 and (
+            _mu_squared(portions, adjacency) <= _gaussian_mu(epsilon, delta) ** 2
         )
 
-    def spent(self, portions: Sequence[Portion], delta: float, adjacency: Adjacency) -> Spend:
-        """Return the closed-form epsilon of the summed mu."""
-        value = gaussian_epsilon(
-            math.sqrt(_mu_squared(portions, adjacency)), _kept(self.name, delta)
-        )
-        value = _with_reserve(self.name, portions, value, delta)
-        return Spend(epsilon=value, delta=delta, adjacency=adjacency, accountant="Gaussian filter")
+    def _epsilon(self, portions: Sequence[Portion], delta: float, adjacency: Adjacency) -> float:
+        return gaussian_epsilon(math.sqrt(_mu_squared(portions, adjacency)), delta)
 
 
-class Renyi:
+class Renyi(PayAsYouGo):
     """Renyi costs, added up at orders that are fixed beforehand."""
 
     name: FilterName = "renyi"
-    reserves = False
+    label = "RDP filter"
+    reserved = RESERVED
 
     def check(self, account: str, cost: PrivacyCost) -> None:
-        """Whether a Renyi bound exists depends on the adjacency: it is asked where a budget is
-        concerned.
-        """
+        """Whether a bound exists depends on the adjacency: a budget's admission asks for it."""
 
-    def admits(self, portions: Sequence[Portion], limit: Limit) -> bool:
-        """Whether for one order the summed costs stay within what that order's share of delta
-        leaves.
-        """
-        if not _within_reserve(self.name, portions, limit.delta):
-            return False
-        costs = _renyi_costs(portions, limit.adjacency)
-        return renyi_admits(
-            costs,
-            min(limit.epsilon, _ceiling(self.name, limit.delta)) - SAMPLER_EPSILON,
-            _kept(self.name, limit.delta),
-        )
+    def _holds(
+        self, portions: Sequence[Portion], epsilon: float, delta: float, adjacency: Adjacency
+    ) -> bool:
+        """Whether for one order the summed costs stay within what its share of delta leaves."""
+        return renyi_admits(_renyi_costs(portions, adjacency), epsilon, delta)
 
-    def most(self, portions: Sequence[Portion], new: Portion, limit: Limit) -> int:
-        """Count by bisection: every question is a sum."""
-        return largest_that_fits(
-            lambda n: self.admits([*portions, _counted(new, n)], limit), new.count
-        )
-
-    def spent(self, portions: Sequence[Portion], delta: float, adjacency: Adjacency) -> Spend:
-        """Return the epsilon of the summed costs, each order at its share of delta."""
-        value = 0.0
-        if any(portion.count for portion in portions):
-            value = renyi_epsilon(_renyi_costs(portions, adjacency), _kept(self.name, delta))
-        value = _with_reserve(self.name, portions, value, delta)
-        return Spend(epsilon=value, delta=delta, adjacency=adjacency, accountant="RDP filter")
+    def _epsilon(self, portions: Sequence[Portion], delta: float, adjacency: Adjacency) -> float:
+        return renyi_epsilon(_renyi_costs(portions, adjacency), delta)
 
 
 FILTERS: dict[str, Filter] = {"allotments": Allotments(), "renyi": Renyi(), "gaussian": Gaussian()}
@@ -269,18 +290,9 @@ def _shares(portions: Sequence[Portion], delta: float) -> list[float]:
     return [delta if portion.delta is None else portion.delta for portion in portions]
 
 
-def _counted(portion: Portion, count: int) -> Portion:
-    return Portion(cost=portion.cost, count=count, delta=portion.delta)
-
-
-def _near(cost: PrivacyCost, count: int, delta: float, adjacency: Adjacency, limit: float) -> float:
-    """Bound epsilon: coarsely where that decides, else by the price."""
-    quick = quick_epsilon(cost.times(count), delta, adjacency=adjacency)
-    return (
-        quick
-        if not limit < quick <= 1.02 * limit
-        else plan_price(cost, count, delta, adjacency).epsilon
-    )
+def _prices(portions: Sequence[Portion], delta: float, adjacency: Adjacency) -> list[Spend]:
+    pairs = zip(portions, _shares(portions, delta), strict=True)
+    return [plan_price(one.cost, one.count, share, adjacency) for one, share in pairs]
 
 
 _gaussian_mu = lru_cache(maxsize=1024)(gaussian_mu)
@@ -289,75 +301,21 @@ _gaussian_mu = lru_cache(maxsize=1024)(gaussian_mu)
 def _mu_squared(portions: Sequence[Portion], adjacency: Adjacency) -> float:
     """Sum steps / z^2, times four under replace-one, rounded on the safe side."""
     factor = 4.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
-    events = [
-        (event, portion.count)
-        for portion in portions
-        for event in portion.cost.events
-        if portion.count
-    ]
-    if any(event.noise_multiplier**2 == 0 for event, _ in events if event.steps):
+    events = [pair for portion in portions for pair in portion.events() if pair[1]]
+    if any(event.noise_multiplier**2 == 0 for event, _ in events):
         return math.inf
-    terms = (
-        event.steps * count / event.noise_multiplier**2 for event, count in events if event.steps
-    )
+    terms = (steps / event.noise_multiplier**2 for event, steps in events)
     return factor * math.fsum(terms) * (1 + _ROUNDING)
 
 
 @lru_cache(maxsize=4096)
-def _bill_costs(cost: PrivacyCost, adjacency: Adjacency) -> tuple[float, ...]:
-    return renyi_costs(cost.times(1), adjacency)
+def _costs_of(events: tuple[Event, ...], adjacency: Adjacency) -> tuple[float, ...]:
+    return renyi_costs(merged(events), adjacency)
 
 
 def _renyi_costs(portions: Sequence[Portion], adjacency: Adjacency) -> tuple[float, ...]:
-    rows = [
-        (portion.count, _bill_costs(portion.cost, adjacency))
-        for portion in portions
-        if portion.count
-    ]
-    sums = (math.fsum(count * costs[i] for count, costs in rows) for i in range(len(ORDERS)))
+    rows = [(one.count, one.cost.events) for one in portions if one.count]
+    rows += [(1, events) for one in portions for events in one.cost.before]
+    priced = [(count, _costs_of(events, adjacency)) for count, events in rows]
+    sums = (math.fsum(count * costs[i] for count, costs in priced) for i in range(len(ORDERS)))
     return tuple(total * (1 + _ROUNDING) for total in sums)
-
-
-def _kept(name: FilterName, delta: float) -> float:
-    """Return the part of delta that the filter itself works with; the sampler stretches it by
-    exp(5e-8).
-    """
-    return delta * (1 - _RESERVED[name]) * (1 - 1e-7)
-
-
-def _ceiling(name: FilterName, delta: float) -> float:
-    """Return the largest epsilon that the filter works with: beyond it, the sampler would use up
-    its part of delta.
-
-    A budget with a larger epsilon is held to this one. It depends on public numbers alone, as
-    everything fixed beforehand.
-    """
-    return math.log(_RESERVED[name] * delta / 2 / sampler_delta(MOST_FILTERED, 0.0))
-
-
-def _within_reserve(name: FilterName, portions: Sequence[Portion], delta: float) -> bool:
-    """Whether failure probabilities and the number of noise values stay within what is reserved for
-    them.
-    """
-    events = [
-        (event, event.steps * portion.count)
-        for portion in portions
-        for event in portion.cost.events
-    ]
-    failure = math.fsum(event.failure * steps for event, steps in events)
-    numbers = sum(event.numbers * steps for event, steps in events)
-    return numbers <= MOST_FILTERED and failure <= _RESERVED[name] * delta / 2
-
-
-def _with_reserve(
-    name: FilterName, portions: Sequence[Portion], epsilon: float, delta: float
-) -> float:
-    """Add the sampler's part to a filter's epsilon; infinite where the reserve does not cover it."""
-    if not any(portion.count for portion in portions):
-        return 0.0
-    total = epsilon + SAMPLER_EPSILON
-    return (
-        total
-        if total <= _ceiling(name, delta) and _within_reserve(name, portions, delta)
-        else math.inf
-    )

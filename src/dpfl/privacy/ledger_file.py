@@ -1,4 +1,4 @@
-"""The file of a ledger: made once, opened whole or not at all, written as entries of a hash chain."""
+"""The file of a ledger: made once, opened whole or not at all, written as entries of a chain."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from dpfl.core.checks import check
 from dpfl.core.errors import DiskError, LedgerError, disk_error
 from dpfl.core.files import sync_folder
-from dpfl.privacy import chain
+from dpfl.privacy import chain, old_ledger
 from dpfl.privacy.chain import Entry, Head
+from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.filters import Filter, FilterName, filter_named
+from dpfl.privacy.flags import RaisedFlag
 
 FORMAT = "dpfl-ledger-2"
-_OLDER = {"dpfl-ledger-1": "dpfl 0.1"}
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE chain (number INTEGER PRIMARY KEY, digest TEXT NOT NULL);
@@ -28,49 +30,52 @@ CREATE TABLE runs (
 ) WITHOUT ROWID;
 CREATE TABLE bills (digest TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE grants (
-    account TEXT PRIMARY KEY, observer TEXT NOT NULL, unit TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL
-    NOT NULL, entry INTEGER NOT NULL
+    account TEXT PRIMARY KEY, observer TEXT NOT NULL, unit TEXT NOT NULL, epsilon REAL NOT NULL,
+    delta REAL NOT NULL, entry INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE members (
-    account TEXT NOT NULL, population TEXT NOT NULL, entry INTEGER NOT NULL, PRIMARY KEY (account, population)
+    account TEXT NOT NULL, population TEXT NOT NULL, entry INTEGER NOT NULL,
+    PRIMARY KEY (account, population)
 ) WITHOUT ROWID;
 CREATE INDEX members_by_population ON members (population);
 CREATE TABLE plans (
     run TEXT NOT NULL REFERENCES runs, account TEXT NOT NULL, observer TEXT NOT NULL,
-    bill TEXT NOT NULL REFERENCES bills, releases INTEGER NOT NULL, delta REAL, entry INTEGER NOT NULL,
-    PRIMARY KEY (account, observer, run)
+    bill TEXT NOT NULL REFERENCES bills, releases INTEGER NOT NULL, delta REAL,
+    entry INTEGER NOT NULL, PRIMARY KEY (account, observer, run)
 ) WITHOUT ROWID;
 CREATE TABLE charges (
-    run TEXT NOT NULL REFERENCES runs, round INTEGER NOT NULL, account TEXT NOT NULL, observer TEXT NOT NULL,
-    plan TEXT NOT NULL, bill TEXT NOT NULL REFERENCES bills, draw TEXT NOT NULL, entry INTEGER NOT NULL,
-    PRIMARY KEY (account, observer, run, round)
+    run TEXT NOT NULL REFERENCES runs, round INTEGER NOT NULL, account TEXT NOT NULL,
+    observer TEXT NOT NULL, plan TEXT NOT NULL, bill TEXT NOT NULL REFERENCES bills,
+    draw TEXT NOT NULL, entry INTEGER NOT NULL, PRIMARY KEY (account, observer, run, round)
 ) WITHOUT ROWID;
 CREATE INDEX charges_by_plan ON charges (plan, observer, run, account, round);
-CREATE TABLE journal (run TEXT NOT NULL, round INTEGER NOT NULL, at REAL NOT NULL, entry INTEGER NOT NULL);
+CREATE TABLE journal (
+    run TEXT NOT NULL, round INTEGER NOT NULL, at REAL NOT NULL, entry INTEGER NOT NULL
+);
 CREATE INDEX journal_by_run ON journal (run, round);
 """
-
+# What the ledger of a site has beside: what it agreed on, and its last answers. The hash chain does
+# not cover them.
 SITE_SCHEMA = """
 CREATE TABLE IF NOT EXISTS agreed (run TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS outbox (
-    run TEXT NOT NULL, round INTEGER NOT NULL, payload BLOB NOT NULL, private BLOB NOT NULL, PRIMARY KEY (run)
+    run TEXT NOT NULL, round INTEGER NOT NULL, payload BLOB NOT NULL, private BLOB NOT NULL,
+    PRIMARY KEY (run)
 ) WITHOUT ROWID;
-"""
-"""What the ledger of a site has beside: what it agreed on, and its last answers. The hash chain
-does not cover them.
 """
 
 
 class LedgerFile:
-    """An open ledger file. Use :meth:`create` once, :meth:`open` ever after: a missing file is
-    refused.
-    """
+    """An open ledger file: its connection, its hash chain, and what was read from it before."""
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         self._connection = connection
         self._name = name
         self._known: Head | None = None
-        self._rule: Filter | None = None
+        self._costs: dict[str, PrivacyCost] = {}
+        self.flags: tuple[RaisedFlag, ...] = ()
+
+    # -- making and opening ------------------------------------------------------------------------
 
     @classmethod
     def create(
@@ -80,27 +85,24 @@ class LedgerFile:
         *,
         filter: FilterName = "allotments",  # noqa: A002
     ) -> Self:
-        """Start a new ledger; an existing file is never overwritten. ``:memory:`` is for
-        simulations only.
+        """Start a new ledger; an existing file is never overwritten.
 
-        ``filter`` is the rule across studies (see :mod:`dpfl.privacy.filters`). It is fixed for the
-        ledger's life.
+        ``identity`` is the run or the site that the ledger is for. ``filter`` is the rule across
+        studies (see :mod:`dpfl.privacy.filters`), fixed for the ledger's life. The path
+        ``:memory:`` is for simulations only.
         """
         name, rule = str(path), filter_named(filter)
         if name == ":memory:":
             ledger = cls(_connect(name, "rwc"), name)
             ledger._set_up(identity, rule)
             return ledger
-        if Path(path).exists() or Path(name + "-wal").exists():
-            raise LedgerError(
-                name, "already exists, or part of it does", "open it, or name another file"
-            )
-        if chain.head_path(name).exists():
-            raise LedgerError(
-                name,
-                f"a ledger was kept here: its head file {chain.head_path(name).name} is still there",
-                "restore the ledger, or name another file",
-            )
+        there = any(Path(name + end).exists() for end in ("", "-wal"))
+        remedy = "open it, or name another file"
+        check(not there, name, "already exists, or part of it does", remedy, LedgerError)
+        head = chain.head_path(name)
+        problem = f"a ledger was kept here: its head file {head.name} is still there"
+        remedy = "restore the ledger, or name another file"
+        check(not head.exists(), name, problem, remedy, LedgerError)
         # Written under a name of its own and linked into place: a ledger that exists is complete.
         draft = Path(f"{name}.{uuid.uuid4().hex}.new")
         try:
@@ -121,25 +123,22 @@ class LedgerFile:
 
     def _set_up(self, identity: str, rule: Filter) -> Head:
         meta = {"format": FORMAT, "identity": identity, "filter": rule.name}
-        first = chain.first_head(meta)
+        first = self._known = chain.first_head(meta)
         with self._guard():
             self._connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}")
             self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-            self._connection.execute(
-                "INSERT INTO chain VALUES (?, ?)", (first.number, first.digest)
-            )
+            self._connection.execute("INSERT INTO chain VALUES (?, ?)", (0, first.digest))
             self._connection.execute("COMMIT")
-        self._known = first
         return first
 
     @classmethod
     def open(
         cls, path: Path | str, identity: str | None = None, *, read_only: bool = False
     ) -> Self:
-        """Open a ledger and check all of it: the file, its hash chain, and the head noted beside
-        it.
+        """Open a ledger and check all of it: the file, its hash chain, and its head file.
 
-        ``identity``, if given, must be the one the ledger was made for.
+        ``identity``, if given, must be the one the ledger was made for. A ledger of dpfl 0.1 opens
+        with ``read_only`` only, and raises a flag (``flags``).
         """
         name, mode = str(path), "ro" if read_only else "rw"
         noted = chain.read_head(name)
@@ -148,9 +147,7 @@ class LedgerFile:
         except LedgerError:
             if noted is not None or not Path(name).is_file():
                 raise
-            time.sleep(
-                0.2
-            )  # another process may just have made the ledger, and not yet noted its head
+            time.sleep(0.2)  # another process may just have made it, and not yet noted its head
             if (noted := chain.read_head(name)) is None:
                 raise
         return cls._opened(name, identity, mode, noted)
@@ -166,98 +163,97 @@ class LedgerFile:
         noted = chain.read_head(name)
         with closing(cls._opened(name, None, "ro", noted, headless=True)) as ledger:
             head = ledger.head()
-        if noted is None:
-            chain.write_head(name, head)
+            if noted is None and not ledger.flags:
+                chain.write_head(name, head)
         return head
 
     @classmethod
     def _opened(
         cls, name: str, identity: str | None, mode: str, noted: Head | None, headless: bool = False
     ) -> Self:
-        # The head file was read before the database: what others write meanwhile puts the latter
-        # ahead.
-        if not Path(name).is_file():
-            raise LedgerError(
-                name,
-                "there is no ledger",
-                "check the path, or restore the file: a run does not go on without its ledger",
-            )
+        """Open and check. The head was read before: what others write since puts the file ahead."""
+        remedy = "check the path, or restore the file: a run does not go on without its ledger"
+        check(Path(name).is_file(), name, "there is no ledger", remedy, LedgerError)
         ledger = cls(_connect(name, mode), name)
         try:
             with ledger.snapshot():
-                ledger._check(identity)
-                ledger._known = chain.verify_chain(ledger._connection, name)
-                if noted is not None or not headless:
-                    chain.check_ancestor(ledger._connection, name, noted, ledger._known)
+                found = ledger._check(identity)
+                if old := found == old_ledger.FORMAT and mode == "ro":
+                    converted = ledger._converted()
+                else:
+                    check(found == FORMAT, name, *old_ledger.refusal(found), LedgerError)
+                    ledger._check_objects()
+                    ledger._known = chain.verify_chain(ledger._connection, name)
+                    if noted is not None or not headless:
+                        chain.check_ancestor(ledger._connection, name, noted, ledger._known)
         except BaseException:
             ledger.close()
             raise
+        if old:
+            ledger.close()
+        return converted if old else ledger
+
+    def _check(self, identity: str | None) -> str:
+        """Check that the file is whole and the one that is meant; return its format."""
+        (found,) = self._connection.execute("PRAGMA integrity_check").fetchone()
+        remedy = "restore it from a backup"
+        check(found == "ok", self._name, f"is damaged ({found})", remedy, LedgerError)
+        meta = dict(self._connection.execute("SELECT key, value FROM meta").fetchall())
+        remedy = "put back the ledger that this run was started with"
+        same = identity in (None, meta.get("identity"))
+        check(same, self._name, "belongs to another run", remedy, LedgerError)
+        return str(meta.get("format"))
+
+    def _check_objects(self) -> None:
+        """Refuse tables, indices and triggers that dpfl does not make."""
+        stored, own = _objects(self._connection), _objects_of(_SCHEMA)
+        foreign = (own - stored) | (stored - _objects_of(_SCHEMA + SITE_SCHEMA))
+        odd = min((name for _, name, _ in foreign), default=None)
+        problem = f"'{odd}' is not as dpfl makes it, and could change what is written"
+        check(odd is None, self._name, problem, "restore it from a backup", LedgerError)
+
+    def _converted(self) -> Self:
+        """Read a ledger of dpfl 0.1 into memory, in today's form."""
+        old = old_ledger.read(self._connection, self._name)
+        ledger = type(self).create(":memory:", old.identity)
+        with ledger._transaction() as entry:
+            old.write(entry)
+        ledger._name, ledger.flags = self._name, old.flags
         return ledger
 
-    def _check(self, identity: str | None) -> None:
-        rows = self._connection.execute("PRAGMA integrity_check").fetchall()
-        if rows != [("ok",)]:
-            raise LedgerError(self._name, f"is damaged ({rows[0][0]})", "restore it from a backup")
-        meta = dict(self._connection.execute("SELECT key, value FROM meta").fetchall())
-        if (found := meta.get("format")) != FORMAT:
-            reader = _OLDER.get(str(found), "the version of dpfl that wrote it")
-            raise LedgerError(
-                self._name,
-                f"has format {found}",
-                f"read it with {reader}; this one reads {FORMAT}, in which studies are planned beforehand",
-            )
-        stored = set(self._connection.execute(_OBJECTS))
-        if odd := sorted(
-            name
-            for _, name, _ in (_objects(_SCHEMA) - stored)
-            | (stored - _objects(_SCHEMA + SITE_SCHEMA))
-        ):
-            problem = f"'{odd[0]}' is not as dpfl makes it, and could change what is written"
-            raise LedgerError(self._name, problem, "restore it from a backup")
-        if identity is not None and meta.get("identity") != identity:
-            problem, remedy = (
-                "belongs to another run",
-                "put back the ledger that this run was started with",
-            )
-            raise LedgerError(self._name, problem, remedy)
+    # -- reading -----------------------------------------------------------------------------------
 
-    def _meta(self, key: str) -> str:
+    def _rows(self, query: str, **place: Any) -> list[Any]:
+        """Return all rows of a query with named places."""
         with self._guard():
-            return str(
-                self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[
-                    0
-                ]
-            )
+            return self._connection.execute(query, place).fetchall()
+
+    def _one(self, query: str, **place: Any) -> Any:
+        """Return the first row of a query with named places, None if there is none."""
+        with self._guard():
+            return self._connection.execute(query, place).fetchone()
 
     def identity(self) -> str:
         """Which run, or which site, this ledger was made for."""
-        return self._meta("identity")
+        return str(self._one("SELECT value FROM meta WHERE key = 'identity'")[0])
 
     @property
     def filter(self) -> FilterName:
         """The rule across studies that the ledger was made with."""
         return self._filter.name
 
-    @property
+    @functools.cached_property
     def _filter(self) -> Filter:
-        if self._rule is None:
-            self._rule = filter_named(self._meta("filter"))
-        return self._rule
+        return filter_named(self._one("SELECT value FROM meta WHERE key = 'filter'")[0])
 
     def head(self) -> Head:
-        """Return the newest entry of the hash chain. Noted elsewhere, it reveals a rewritten
-        ledger.
-        """
+        """Return the newest entry of the hash chain; noted elsewhere, it reveals a rewriting."""
         with self._guard():
             return chain.last_head(self._connection)
 
     def contains(self, digest: str) -> bool:
         """Whether an entry of the chain has this digest."""
-        with self._guard():
-            found = self._connection.execute(
-                "SELECT 1 FROM chain WHERE digest = ?", (digest,)
-            ).fetchone()
-        return found is not None
+        return self._one("SELECT 1 FROM chain WHERE digest = :digest", digest=digest) is not None
 
     def close(self) -> None:
         """Close the file."""
@@ -272,36 +268,33 @@ class LedgerFile:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Read everything inside this context as it is now, whatever other processes charge
-        meanwhile.
-        """
+        """Read everything inside this context as it is now, whatever others charge meanwhile."""
         with self._guard():
             if self._connection.in_transaction:
                 yield
                 return
             self._connection.execute("BEGIN")
             try:
-                self._connection.execute(
-                    "SELECT 1 FROM sqlite_master"
-                ).fetchone()  # the first read fixes the snapshot
+                # The first read fixes the snapshot.
+                self._connection.execute("SELECT 1 FROM sqlite_master").fetchone()
                 yield
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
 
+    # -- writing -----------------------------------------------------------------------------------
+
     @contextmanager
     def _transaction(self) -> Iterator[Entry]:
-        """Write one entry of the chain, or nothing; after the commit, note its head beside the
-        ledger.
-        """
+        """Write one entry of the chain, or nothing; after the commit, note its head."""
+        check(not self.flags, self._name, *old_ledger.refusal(old_ledger.FORMAT), LedgerError)
         with self._guard():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                if self._known is not None and not chain.contains(self._connection, self._known):
-                    problem = "was replaced by another copy while it was open"
-                    raise LedgerError(
-                        self._name, problem, "put back the newest copy, and begin again from there"
-                    )
+                same = self._known is None or chain.contains(self._connection, self._known)
+                problem = "was replaced by another copy while it was open"
+                remedy = "put back the newest copy, and begin again from there"
+                check(same, self._name, problem, remedy, LedgerError)
                 entry = Entry(self._connection, chain.last_head(self._connection))
                 yield entry
                 head = entry.seal()
@@ -316,52 +309,48 @@ class LedgerFile:
                 chain.write_head(self._name, head)
 
 
-_OBJECTS = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"
+def _objects(connection: sqlite3.Connection) -> frozenset[tuple[str, str, str]]:
+    """The tables, indices and triggers of a database; how their text is wrapped does not matter."""
+    query = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"
+    rows = connection.execute(query).fetchall()
+    return frozenset((kind, name, " ".join(sql.split())) for kind, name, sql in rows)
 
 
 @functools.cache
-def _objects(schema: str) -> frozenset[tuple[str, str, str]]:
-    """The tables and indices that a schema makes, as SQLite writes them down."""
+def _objects_of(schema: str) -> frozenset[tuple[str, str, str]]:
+    """The tables and indices that a schema makes."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(schema)
-        return frozenset(connection.execute(_OBJECTS).fetchall())
+        return _objects(connection)
 
 
 def _connect(name: str, mode: str) -> sqlite3.Connection:
     try:
         target = name if name == ":memory:" else f"{Path(name).absolute().as_uri()}?mode={mode}"
-        if (
-            mode == "ro"
-            and not os.access(Path(name).parent, os.W_OK)
-            and not Path(name + "-wal").exists()
-        ):
-            target += "&immutable=1"  # a finished ledger on a read-only medium: WAL could not make its index file
+        finished = mode == "ro" and not Path(name + "-wal").exists()
+        if finished and not os.access(Path(name).parent, os.W_OK):
+            target += "&immutable=1"  # on a read-only medium, WAL could not make its index file
         connection = sqlite3.connect(target, uri=True, timeout=120, isolation_level=None)
         if mode != "ro":
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=FULL")
-            connection.execute("PRAGMA foreign_keys=ON")
+            for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                connection.execute(f"PRAGMA {setting}")
         return connection
     except sqlite3.Error as error:
         raise translated(name, error) from error
 
 
 def backup(source: Path, target: Path) -> None:
-    """Copy a ledger that may be in use, through SQLite's own backup, and write the copy's head
-    beside it.
-    """
+    """Copy a ledger that may be in use, through SQLite's own backup, and note the copy's head."""
     noted = chain.read_head(str(source))
     try:
         with closing(_connect(str(source), "ro")) as old, closing(sqlite3.connect(target)) as new:
             old.backup(new)
             head = chain.verify_chain(new, str(source))
             chain.check_ancestor(new, str(source), noted, head)
-    except (sqlite3.Error, OSError) as error:
-        raise (
-            disk_error(str(target), error)
-            if isinstance(error, OSError)
-            else translated(str(target), error)
-        ) from error
+    except sqlite3.Error as error:
+        raise translated(str(target), error) from error
+    except OSError as error:
+        raise disk_error(str(target), error) from error
     chain.head_path(str(target)).unlink(missing_ok=True)  # of an earlier backup
     chain.write_head(str(target), head)
 
@@ -370,13 +359,7 @@ def translated(name: str, error: sqlite3.Error) -> LedgerError | DiskError:
     """Say what an error of the database means to the person who runs this."""
     text = str(error)
     if "full" in text or "disk I/O" in text:
-        return DiskError(
-            name,
-            f"cannot be written ({text})",
-            "free some space and resume; what was charged is kept",
-        )
-    return LedgerError(
-        name,
-        f"cannot be used ({text})",
-        "restore it from a backup; a run does not go on without its ledger",
-    )
+        remedy = "free some space and resume; what was charged is kept"
+        return DiskError(name, f"cannot be written ({text})", remedy)
+    remedy = "restore it from a backup; a run does not go on without its ledger"
+    return LedgerError(name, f"cannot be used ({text})", remedy)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfl.core.checks import check
 from dpfl.core.errors import LedgerError
 from dpfl.privacy.costs import Charge
 from dpfl.privacy.ledger import Ledger
@@ -21,9 +22,7 @@ from dpfl.privacy.ledger_file import SITE_SCHEMA
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """The last answer to a run: its round, its bytes, and the part of the model that stays at the
-    site.
-    """
+    """The last answer to a run: its round, its bytes, and what stays at the site."""
 
     round: int
     payload: bytes
@@ -37,16 +36,16 @@ class SiteLedger(Ledger):
     def open_for(cls, path: Path, site: str) -> SiteLedger:
         """Open the ledger of a site; another site's is refused."""
         ledger = cls.open(path)
-        owner = ledger.identity()
-        if owner != site:
+        try:
+            owner = ledger.identity()
+            problem = f"is the ledger of '{owner}', not of '{site}'"
+            remedy = "put [site] id back in site.toml"
+            check(owner == site, str(path), problem, remedy, LedgerError)
+            with ledger._guard():
+                ledger._connection.executescript(SITE_SCHEMA)
+        except BaseException:
             ledger.close()
-            raise LedgerError(
-                str(path),
-                f"is the ledger of '{owner}', not of '{site}'",
-                "put [site] id back in site.toml",
-            )
-        with ledger._guard():
-            ledger._connection.executescript(SITE_SCHEMA)
+            raise
         return ledger
 
     def agree(self, run: str, digest: str) -> bool:
@@ -57,28 +56,21 @@ class SiteLedger(Ledger):
 
     def agreed(self, run: str) -> str | None:
         """What was agreed on for a run."""
-        with self._guard():
-            row = self._connection.execute(
-                "SELECT digest FROM agreed WHERE run = ?", (run,)
-            ).fetchone()
+        row = self._one("SELECT digest FROM agreed WHERE run = :run", run=run)
         return None if row is None else str(row[0])
 
     def answered(self, run: str) -> Answered | None:
         """The last answer to a run."""
-        with self._guard():
-            row = self._connection.execute(
-                "SELECT round, payload, private FROM outbox WHERE run = ?", (run,)
-            ).fetchone()
+        row = self._one("SELECT round, payload, private FROM outbox WHERE run = :run", run=run)
         return None if row is None else Answered(round=row[0], payload=row[1], private=row[2])
 
     def charge_and_store(
         self, run: str, round_: int, charges: Sequence[Charge], payload: bytes, private: bytes
     ) -> bool:
         """Charge and keep the answer, all or nothing; False if plan or budget do not cover it."""
+        row = (run, round_, payload, private)
 
         def keep(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)", (run, round_, payload, private)
-            )
+            connection.execute("INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)", row)
 
         return not self.charge(run, round_, charges, also=keep)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from dpfl.core.types import Adjacency, Budget, Observer, Unit
+from dpfl.core.types import Adjacency, Budget, Observer
 from dpfl.privacy.accountant import Spend
 from dpfl.privacy.costs import AccountHistory, account_history
 from dpfl.privacy.filters import Portion, filter_named
@@ -46,11 +46,8 @@ class Statement:
     @property
     def guarantee(self) -> float:
         """The epsilon that holds whatever depended on outputs."""
-        return (
-            self.epsilon
-            if self.filter == "allotments" or self.budget is None
-            else max(self.epsilon, self.budget)
-        )
+        priced = self.filter == "allotments" or self.budget is None
+        return self.epsilon if priced else max(self.epsilon, self.budget or 0.0)
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values; infinity as text, which JSON can carry."""
@@ -60,8 +57,8 @@ class Statement:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Statement:
         """Read back; what version 0.1 did not write is filled with what it meant."""
-        told = {"budget": values.get("granted"), "filter": "allotments", "studies": 1, **values}
-        known: dict[str, Any] = {f.name: told[f.name] for f in fields(cls)}
+        given = {"budget": values.get("granted"), "filter": "allotments", "studies": 1, **values}
+        known: dict[str, Any] = {f.name: given[f.name] for f in fields(cls)}
         return cls(**known | {k: math.inf for k, v in known.items() if v == "infinite"})
 
 
@@ -75,73 +72,60 @@ def statement(
     equally among the plans.
     """
     with ledger.snapshot():
-        grant = ledger.budget_of(account)
+        budget = ledger.budget_of(account)
         portions = ledger.portions(ledger.committed(account, observer))
-        tab = account_history((portion.cost, portion.count) for portion in portions)
-        if tab is None and grant is not None and grant.unit and grant.observer is observer:
-            tab = AccountHistory(
-                unit=grant.unit, adjacency=Adjacency.ZERO_OUT, history=()
-            )  # a budget that was never used
-        return (
-            None if tab is None else _stated(ledger, account, observer, tab, portions, grant, delta)
+        counted = account_history((portion.cost, portion.count) for portion in portions)
+        if counted is None and budget and budget.unit and budget.observer is observer:
+            # A budget that was never used
+            zero_out = Adjacency.ZERO_OUT
+            counted = AccountHistory(unit=budget.unit, adjacency=zero_out, history=())
+        if counted is None:
+            return None
+        unit = budget.unit if budget and budget.unit else counted.unit
+        readable = counted.adjacency_as(unit)
+        adjacency = readable or counted.adjacency
+        spent = _spent(ledger, portions, adjacency, budget, delta)
+        rounds = ledger.participations(account, observer)
+        return Statement(
+            account=account,
+            unit=str(unit),
+            observer=str(observer),
+            adjacency=str(adjacency),
+            accountant=spent.accountant,
+            epsilon=spent.epsilon if readable else math.inf,
+            delta=None if spent is UNKNOWN else spent.delta,
+            budget=budget.epsilon if budget and _limits(budget, observer, spent, delta) else None,
+            rounds=rounds or ledger.participations(account, Observer.SERVER),
+            filter=ledger.filter,
+            studies=len(portions),
         )
 
 
-def _stated(
-    ledger: Ledger,
-    account: str,
-    observer: Observer,
-    tab: AccountHistory,
-    portions: Sequence[Portion],
-    grant: Budget | None,
-    delta: float | None,
-) -> Statement:
-    unit = grant.unit if grant and grant.unit else tab.unit
-    readable = tab.adjacency_as(Unit(unit))
-    spent = _spent(ledger, portions, readable or tab.adjacency, grant, delta)
-    # A budget at a smaller delta is no limit of this epsilon, and must not stand beside it.
-    covered = (
-        grant is not None
-        and (delta is None or delta == grant.delta)
-        and spent.delta <= grant.delta * (1 + 1e-12)
-        and (
-            grant.observer is observer
-            or (grant.observer is Observer.SERVER and observer is Observer.WORLD)
-        )
-    )
-    return Statement(
-        account=account,
-        unit=str(unit),
-        observer=str(observer),
-        adjacency=str(readable or tab.adjacency),
-        accountant=spent.accountant,
-        epsilon=spent.epsilon if readable else math.inf,
-        delta=None if spent is UNKNOWN else spent.delta,
-        budget=grant.epsilon if grant and covered else None,
-        rounds=ledger.participations(account, observer)
-        or ledger.participations(account, Observer.SERVER),
-        filter=ledger.filter,
-        studies=len(portions),
-    )
+def _limits(budget: Budget, observer: Observer, spent: Spend, delta: float | None) -> bool:
+    """Whether a budget is a limit of this epsilon, and may stand beside it.
+
+    A budget at a smaller delta is not. One against the server also limits what the world learns.
+    """
+    same_delta = delta in (None, budget.delta) and spent.delta <= budget.delta * (1 + 1e-12)
+    covers = budget.observer is Observer.SERVER and observer is Observer.WORLD
+    return same_delta and (budget.observer is observer or covers)
 
 
 def _spent(
     ledger: Ledger,
     portions: Sequence[Portion],
     adjacency: Adjacency,
-    grant: Budget | None,
+    budget: Budget | None,
     delta: float | None,
 ) -> Spend:
-    """Price the portions under the ledger's filter, at the deltas that :func:`statement` describes."""
+    """Price the portions under the ledger's filter, at the deltas :func:`statement` describes."""
     rule = filter_named(ledger.filter)
-    if delta is not None and (grant is None or delta != grant.delta):
+    if delta is not None and (budget is None or delta != budget.delta):
         share = delta / max(len(portions), 1) if rule.reserves else delta
-        spent = rule.spent(
-            [replace(portion, delta=share) for portion in portions], delta, adjacency
-        )
-        return replace(spent, delta=delta)
-    if grant is not None:
-        return rule.spent(portions, grant.delta, adjacency)
+        shared = [replace(portion, delta=share) for portion in portions]
+        return replace(rule.spent(shared, delta, adjacency), delta=delta)
+    if budget is not None:
+        return rule.spent(portions, budget.delta, adjacency)
     if rule.reserves and all(portion.delta is not None for portion in portions):
         return rule.spent(portions, 1.0, adjacency)  # every plan has a delta of its own
     return UNKNOWN
@@ -156,10 +140,8 @@ def statements(ledger: Ledger, delta: float | None = None) -> list[Statement]:
     found = []
     with ledger.snapshot():
         for account in ledger.accounts():
-            grant = ledger.budget_of(account)
-            unused = [grant.observer] if grant and grant.observer else []
+            budget = ledger.budget_of(account)
+            unused = [budget.observer] if budget and budget.observer else []
             for observer in ledger.observers(account) or unused:
-                line = statement(ledger, account, observer, delta)
-                if line is not None:
-                    found.append(line)
-    return found
+                found.append(statement(ledger, account, observer, delta))
+    return [line for line in found if line is not None]

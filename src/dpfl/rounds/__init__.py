@@ -6,25 +6,27 @@ deliver; undo the stages; clean, weigh, noise, denoise, step. A client that abst
 lost is an ordinary outcome.
 """
 
-from dpfl.rounds.client import admit, blocks_of, client_rounds, work
+from dpfl.rounds.client import Workshop, blocks_of, charging, client_round
 from dpfl.rounds.close import close_round
 from dpfl.rounds.enrol import Agreement, Plan, Run, Uplink, enrol, first_state
 from dpfl.rounds.open import open_round
-from dpfl.rounds.plans import affords, covered
+from dpfl.rounds.plans import can_go_on
+from dpfl.rounds.release import buffer_shapes, write_buffers
 
 __all__ = [
     "Agreement",
     "Plan",
     "Run",
     "Uplink",
-    "admit",
-    "affords",
+    "Workshop",
     "blocks_of",
-    "client_rounds",
+    "buffer_shapes",
+    "can_go_on",
+    "charging",
+    "client_round",
     "close_round",
-    "covered",
     "enrol",
     "first_state",
     "open_round",
-    "work",
+    "write_buffers",
 ]

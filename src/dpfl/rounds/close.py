@@ -4,7 +4,6 @@ happened.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,13 +11,14 @@ import torch
 from torch import Tensor
 
 from dpfl.core.errors import PeerError
-from dpfl.core.types import Aggregate, Cohort, Metrics, Rows, State, Total, Who
+from dpfl.core.types import Aggregate, Cohort, Metrics, PlugState, Rows, State, Total, Who
 from dpfl.engine.process import one_thread
 from dpfl.plugs.channels import Summed, summed
 from dpfl.rounds.client import staged
 from dpfl.rounds.codec import FRAME_BYTES, decode_upload
 from dpfl.rounds.enrol import Agreement, Plan, Run, Uplink
 from dpfl.rounds.record import RoundRecord
+from dpfl.rounds.release import combined
 
 
 @one_thread()  # the same bits on every machine, and no fight over cores
@@ -28,6 +28,24 @@ def close_round(
     """Take what arrived, make the next model, and write down what happened."""
     strategy = agreement.strategy
     messages, missing, broken = _unpack(agreement, plan, uplinks, run)
+    record = RoundRecord(
+        round=state.round,
+        cohort=plan.cohort.ids,
+        arrived=tuple(sorted(messages)),
+        missing=missing,
+        left=plan.unwilling,
+        not_finite=tuple(sorted(broken)),
+        bytes_up=sum(len(u.payload) for u in uplinks if u.payload is not None),
+        payload_bytes_up=sum(
+            len(u.payload) - FRAME_BYTES for u in uplinks if u.payload is not None
+        ),
+        bytes_down=sum(map(len, plan.downloads.values())),
+    )
+    if state.round < 0:
+        kept = {client: m for client, m in messages.items() if client not in broken}
+        state, metrics = combined(agreement, state, plan.cohort, kept)
+        slot = f"release{record.round - agreement.first_round}"
+        return state, replace(record, metrics={slot: metrics}, published=bool(kept))
     seed = run.public.child("round", state.round, "channel")
     on_air = dict(plan.shared.get("channel", {}))
     noise = run.secret("channel", state.round)
@@ -54,25 +72,19 @@ def close_round(
     if isinstance(received, Rows):
         received, unusable = _without_non_finite(received)
         broken.extend(unusable)
-    record = RoundRecord(
-        round=state.round,
-        cohort=plan.cohort.ids,
+    on_air_metrics = {"channel": strategy.channel.metrics(on_air)} if on_air else {}
+    record = replace(
+        record,
         arrived=ids,
         missing=missing,
-        left=plan.unwilling,
         not_finite=tuple(sorted(broken)),
-        bytes_up=sum(len(u.payload) for u in uplinks if u.payload is not None),
-        payload_bytes_up=sum(
-            len(u.payload) - FRAME_BYTES for u in uplinks if u.payload is not None
-        ),
-        bytes_down=sum(map(len, plan.downloads.values())),
-        metrics={"channel": strategy.channel.metrics(on_air)} if on_air else {},
+        metrics=on_air_metrics,
     )
     shares = len(plan.cohort) - len(without_noise)
     enough = shares >= strategy.shares_needed(agreement.terms, len(plan.cohort))
     if agreement.amplified or (enough and (ids or strategy.central_noise is not None)):
         return _aggregate(agreement, state, received, run, record)
-    unchanged = State(round=state.round + 1, model=state.model, plugs=dict(state.plugs))
+    unchanged = replace(state, round=state.round + 1, starts={})
     return unchanged, replace(record, published=False)
 
 
@@ -85,6 +97,9 @@ def _unpack(
     broken: list[str] = []
     length = None if agreement.strategy.stages else agreement.layout.size
     grid = agreement.strategy.upload_grid(max(1, len(plan.cohort)))
+    if plan.round < 0:
+        release = agreement.release(plan.round)
+        length, grid = release.numbers(agreement.buffer_shapes[release.into]), None
     for uplink in uplinks:
         if uplink.client not in missing or uplink.client in messages:
             raise PeerError(
@@ -99,14 +114,15 @@ def _unpack(
             messages[uplink.client] = decode_upload(
                 uplink.payload, length, run.name, plan.round, uplink.client, grid
             )
-            if agreement.strategy.stages and agreement.strategy.channel.sees_rows:
+            if length is None and agreement.strategy.channel.sees_rows:
                 _check_undone(agreement, plan, uplink.client, messages[uplink.client])
         except PeerError as error:
             messages.pop(uplink.client, None)
             missing[uplink.client] = str(error)
             continue
         missing[uplink.client] = ""
-    if not agreement.strategy.channel.sees_rows or agreement.strategy.sums_only:
+    rows = agreement.strategy.channel.sees_rows and not agreement.strategy.sums_only
+    if plan.round < 0 or not rows:
         for client, message in messages.items():
             if not bool(torch.isfinite(message).all()):  # nobody could take it out of a sum again
                 messages[client] = torch.zeros_like(message)
@@ -207,75 +223,78 @@ def _aggregate(
 ) -> tuple[State, RoundRecord]:
     """Clean, weigh, add central noise, denoise, step."""
     strategy = agreement.strategy
-    plugs = {slot: dict(tensors) for slot, tensors in state.plugs.items()}
+    plugs = {slot: dict(state.plugs.get(slot, {})) for slot, _ in strategy.slots()}
     metrics: dict[str, Metrics] = {}
     for number, stage in enumerate(strategy.stages):
-        plugs[f"stage{number}"] = stage.learn(plugs.get(f"stage{number}", {}), received)
+        plugs[f"stage{number}"] = stage.learn(plugs[f"stage{number}"], received)
     # clean
     if strategy.clean is not None and isinstance(received, Rows):
         matrix, plugs["clean"], metrics["clean"] = strategy.clean(
-            plugs.get("clean", {}), received, state.round
+            plugs["clean"], received, state.round
         )
         received = Rows(
             matrix=matrix, origin=received.origin, cohort=received.cohort, layout=received.layout
         )
     starts = _personal_starts(agreement, state, received)
     # weigh, central noise
-    noise: Tensor | None = None
     weights, plugs["weights"], metrics["weights"] = strategy.weights(
-        plugs.get("weights", {}), received, state.round
+        plugs["weights"], received, state.round
     )
     if isinstance(received, Rows):
-        aggregate = weights @ received.matrix
+        vector, noise = weights @ received.matrix, None
     else:
-        aggregate, noise = _noisy_total(agreement, state, received, weights, run, metrics)
+        weight = _weight_of_sum(agreement, weights)
+        vector, noise = _noisy_total(agreement, received, weight, plugs, metrics, run, state.round)
     # denoise, step
-    for number, denoiser in enumerate(strategy.denoise):
-        place = Aggregate(
-            vector=aggregate, model=state.model, layout=agreement.layout, round=state.round
-        )
-        aggregate, metrics[f"denoise{number}"] = denoiser(place)
-        if (
-            noise is not None and denoiser.linear
-        ):  # what is left of the noise, beside what the formula says
-            noise, _ = denoiser(replace(place, vector=noise))
+    aggregate = Aggregate(
+        vector=vector, model=state.model, layout=agreement.layout, round=state.round
+    )
+    for slot, denoiser in ((f"denoise{n}", d) for n, d in enumerate(strategy.denoise)):
+        if noise is not None and denoiser.linear:  # what is left of the noise
+            noise = denoiser(plugs[slot], replace(aggregate, vector=noise))[0]
             metrics["noise"]["norm_after"] = float(torch.linalg.vector_norm(noise))
+        vector, plugs[slot], metrics[slot] = denoiser(plugs[slot], aggregate)
+        aggregate = replace(aggregate, vector=vector)
+    model, plugs["step"], metrics["step"] = strategy.step(plugs["step"], aggregate)
     weighed = zip(received.cohort.ids, weights.tolist(), strict=True)
     record = replace(
         record,
         weights={client: float(weight) for client, weight in weighed},
-        update_norm=float(torch.linalg.vector_norm(aggregate)),
+        update_norm=float(torch.linalg.vector_norm(aggregate.vector)),
         metrics={**record.metrics, **{slot: own for slot, own in metrics.items() if own}},
     )
-    model = strategy.step(state.model, aggregate)
-    return State(round=state.round + 1, model=model, starts=starts, plugs=plugs), record
+    moved = replace(state, round=state.round + 1, model=model, starts=starts, plugs=plugs)
+    return moved, record
+
+
+def _weight_of_sum(agreement: Agreement, weights: Tensor) -> float:
+    """The one weight of a sum: a constant that the cost rests on, or the mean's."""
+    if agreement.strategy.weights.constant:
+        return agreement.strategy.weights.value(agreement.terms)
+    return float(weights[0]) if len(weights) else 0.0
 
 
 def _noisy_total(
     agreement: Agreement,
-    state: State,
     received: Total,
-    weights: Tensor,
-    run: Run,
+    weight: float,
+    plugs: dict[str, PlugState],
     metrics: dict[str, Metrics],
+    run: Run,
+    round_: int,
 ) -> tuple[Tensor, Tensor | None]:
     """The weighted sum, with central noise where the strategy has it; and that noise, for the
     operator's record.
     """
-    strategy, total = agreement.strategy, received.vector.to(torch.float64)
-    if strategy.weights.constant:
-        weight = strategy.weights.value(agreement.terms)
-    else:
-        weight = float(weights[0]) if len(weights) else 0.0
-    if strategy.central_noise is None:
+    central, total = agreement.strategy.central_noise, received.vector.to(torch.float64)
+    if central is None:
         return (weight * total).to(torch.float32), None
-    bound = strategy.contribution_bound(agreement.terms)
-    noisy = strategy.central_noise.add(total, bound, run.secret("central", state.round))
+    bound = agreement.strategy.contribution_bound(agreement.terms)
+    secret = run.secret("central", round_)
+    noisy, plugs["noise"], found = central.add(plugs["noise"], total, bound, secret)
+    numbers = ((k, v) for k, v in found.items() if isinstance(v, int | float))
+    metrics["noise"] = {**found, **{name: weight * value for name, value in numbers}}
     noise = (weight * (noisy - total)).to(torch.float32)
-    metrics["noise"] = {
-        "expected_norm": weight * strategy.central_noise.std(bound) * math.sqrt(len(noise)),
-        "norm": float(torch.linalg.vector_norm(noise)),
-    }
     return (weight * noisy).to(torch.float32), noise
 
 

@@ -24,7 +24,7 @@ from dpfl.core.errors import PeerError
 from dpfl.core.grid import Grid
 from dpfl.core.types import Downlink, Shared
 
-_FRAME = struct.Struct("<4sBBHIQ16sI")
+_FRAME = struct.Struct("<4sBBHiQ16sI")
 _MAGIC, _VERSION, _FLOAT32, _INTEGERS = b"DPFL", 1, 0, 1
 FRAME_BYTES = _FRAME.size
 LARGEST_DOWNLINK = 1 << 32
@@ -133,7 +133,7 @@ def decode_download(payload: bytes, size: int) -> Downlink:
         told = json.loads(_metadata(payload)["dpfl"])
         round_, drawn = int(told["round"]), int(told["drawn"])
         start = tensors.pop("start")
-        if min(round_, drawn) < 0:
+        if drawn < 0:
             raise ValueError("a negative number")
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise PeerError(

@@ -1,10 +1,10 @@
-"""What enrolment settles, and the nouns that pass between the three functions of a round."""
+"""What enrolment settles, and the nouns that pass between the functions of a round."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -14,9 +14,13 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Claims, Cohort, Observer, Phase, Shared, State, Terms, Unit
 from dpfl.plugs.base import Participant
+from dpfl.plugs.releases import Release, release_history
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.ledger import Ledger
 from dpfl.strategy import Strategy
+
+Seen = tuple[PrivacyCost, frozenset[Observer]]
+"""A cost, and the adversaries who see what it pays for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +33,11 @@ class Agreement:
     terms: Terms
     layout: Layout
     claims: Mapping[str, Claims]
+    buffer_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     _plans: dict[Participant, tuple[Phase, ...]] = field(
         default_factory=dict, compare=False, repr=False
     )
-    _bills: dict[tuple[Observer, Participant], PrivacyCost] = field(
+    _costs: dict[tuple[Observer, Participant], PrivacyCost] = field(
         default_factory=dict, compare=False, repr=False
     )
 
@@ -44,49 +49,76 @@ class Agreement:
             self._plans[participant] = self.strategy.local.phases(self.terms, participant)
         return self._plans[participant]
 
-    def cost(self, observer: Observer, participant: Participant) -> PrivacyCost:
-        """What a round costs this participant against this observer."""
+    @property
+    def first_round(self) -> int:
+        """The number of the first thing that is released: 0, or less where there are releases."""
+        return -len(self.strategy.releases)
+
+    def release(self, round_: int) -> Release:
+        """The release that has this (negative) round number."""
+        return self.strategy.releases[round_ - self.first_round]
+
+    def release_noise(self, round_: int, participant: Participant) -> float:
+        """The noise multiplier of a release, planned within the participant's own budget."""
+        noise = self.strategy.local.release_noise(self.terms, participant)
+        return noise[round_ - self.first_round]
+
+    def cost(self, observer: Observer, participant: Participant, round_: int = 0) -> PrivacyCost:
+        """What a round, or a release before round one, costs this participant against this
+        adversary.
+        """
+        whole = self.plan(observer, participant)
+        if round_ < 0:
+            return whole.of_releases[round_ - self.first_round]
+        return whole.of_round if whole.before else whole
+
+    def plan(self, observer: Observer, participant: Participant) -> PrivacyCost:
+        """What a round costs, and before it all releases: what a participant commits to."""
         key = (observer, participant)
-        if key not in self._bills:
-            phases = self.phases(participant)
-            self._bills[key] = self.strategy.cost(
-                observer, phases, participant.examples, self.terms
-            )
-        return self._bills[key]
+        if key not in self._costs:
+            phases, examples = self.phases(participant), participant.examples
+            cost = self.strategy.cost(observer, phases, examples, self.terms)
+            if self.terms.releases:
+                noise = self.strategy.local.release_noise(self.terms, participant)
+                history = release_history(self.terms.releases, noise, examples)
+                cost = replace(cost, before=tuple((event,) for event in history))
+            self._costs[key] = cost
+        return self._costs[key]
 
     @cached_property
     def charges_world(self) -> bool:
-        """Whether the world is billed apart: not where the guarantee is made before anything leaves
+        """Whether the world is charged apart: not where the guarantee is made before anything leaves
         a client.
         """
         return self.strategy.unit is Unit.CLIENT and self.strategy.observer is not Observer.NOBODY
 
     @cached_property
     def amplified(self) -> bool:
-        """Whether the world's bill counts on the secrecy of who was drawn: then everyone eligible
+        """Whether the world's cost counts on the secrecy of who was drawn: then everyone eligible
         pays it.
         """
         return self.charges_world and self.strategy.amplifies(Observer.WORLD)
 
-    def costs(self, participant: Participant) -> list[tuple[PrivacyCost, frozenset[Observer]]]:
-        """All bills of a round, each with those who see what it pays for."""
-        server = self.cost(Observer.SERVER, participant)
+    def plans(self, participant: Participant) -> list[Seen]:
+        """All that a participant commits to, each part with those who see what it pays for."""
+        server = self.plan(Observer.SERVER, participant)
         if not self.charges_world:
             return [(server, frozenset({Observer.SERVER, Observer.WORLD}))]
-        world = self.cost(Observer.WORLD, participant)
+        world = self.plan(Observer.WORLD, participant)
         return [(server, frozenset({Observer.SERVER})), (world, frozenset({Observer.WORLD}))]
 
-    def cost_against_server(
-        self, participant: Participant
-    ) -> tuple[PrivacyCost, frozenset[Observer]]:
-        """What the server sees of a round, and who else sees it."""
-        return next(cost for cost in self.costs(participant) if Observer.SERVER in cost[1])
+    def plan_against_server(self, participant: Participant) -> Seen:
+        """What the server sees, and who else sees it."""
+        return next(plan for plan in self.plans(participant) if Observer.SERVER in plan[1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Which run this is, where it is charged, and where its randomness comes from (None: the
     operating system).
+
+    ``populations`` names the account under which each client is charged against the world,
+    ``covered`` whose plans cover all rounds; the rest are answers of the ledger, asked for once.
     """
 
     name: str
@@ -94,6 +126,7 @@ class Run:
     seed: PublicSeed | None
     public: PublicSeed
     populations: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    covered: set[str] = field(default_factory=set, compare=False, repr=False)
     _planned: dict[Observer, dict[str, int]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -117,7 +150,8 @@ class Run:
         """
         key = (client, seen_by)
         if key not in self._answers:
-            self._answers[key] = self.ledger.affordable_releases(client, cost, seen_by, 1) > 0
+            releases = self.ledger.affordable_releases(client, cost, seen_by, 1)
+            self._answers[key] = releases > 0
         return self._answers[key]
 
     def still_planned(
@@ -126,22 +160,19 @@ class Run:
         """Whether an account's plan covers this round: asked once a round."""
         key = (round_, account, observer)
         if key not in self._answers:
-            self._answers[key] = self.ledger.can_release(self.name, round_, account, observer, cost)
+            covered = self.ledger.can_release(self.name, round_, account, observer, cost)
+            self._answers[key] = covered
         return self._answers[key]
 
     def secret(self, *labels: str | int) -> SecretRng:
         """Make the secret generator for a named purpose: seeded in a simulation, fresh from the
         system otherwise.
         """
-        return (
-            SecretRng.from_system()
-            if self.seed is None
-            else SecretRng.simulated(self.seed.child(*labels))
-        )
+        return secret_for(self.seed, *labels)
 
     def round_seed(self, round_: int) -> PublicSeed:
-        """The public randomness of a round (projections, channel gains): shared, but known to
-        nobody before the round.
+        """The public randomness of a round (projections, channel gains): shared, but known to nobody
+        before the round.
 
         Without a seed it comes from the operating system, so that no data can have been chosen with
         it in mind.
@@ -155,6 +186,11 @@ class Run:
         return "" if self.seed is None else f"{self.seed.child(*labels).value:x}"
 
 
+def secret_for(seed: PublicSeed | None, *labels: str | int) -> SecretRng:
+    """A secret generator: from a simulation's seed, or from the operating system if there is none."""
+    return SecretRng.from_system() if seed is None else SecretRng.simulated(seed.child(*labels))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What the server decided when it opened the round; ``over`` says why there is none, and no
@@ -162,10 +198,10 @@ class Plan:
     """
 
     round: int
-    cohort: Cohort
-    downloads: Mapping[str, bytes]
-    shared: Mapping[str, Shared]
-    starts: Mapping[str, Tensor]
+    cohort: Cohort = field(default_factory=lambda: Cohort(ids=(), claims={}))
+    downloads: Mapping[str, bytes] = field(default_factory=dict)
+    shared: Mapping[str, Shared] = field(default_factory=dict)
+    starts: Mapping[str, Tensor] = field(default_factory=dict)
     unwilling: tuple[str, ...] = ()
     over: str = ""
 
@@ -180,9 +216,17 @@ class Uplink:
 
 
 def enrol(
-    strategy: Strategy, claims: Mapping[str, Claims], rounds: int, layout: Layout
+    strategy: Strategy,
+    claims: Mapping[str, Claims],
+    rounds: int,
+    layout: Layout,
+    buffer_shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Agreement:
-    """Settle the terms once, from claims alone."""
+    """Settle the terms once, from claims alone.
+
+    ``buffer_shapes`` are those of the model's buffers that releases before round one write.
+    """
+    shapes = dict(buffer_shapes or {})
     population = len(claims)
     rate = strategy.selection.rate(population)
     epsilons = [claim.epsilon for claim in claims.values() if claim.usable] or [math.inf]
@@ -194,23 +238,22 @@ def enrol(
         smallest_epsilon=min(epsilons),
         largest_epsilon=max(epsilons),
         parameters=layout.size,
+        releases=tuple((r.share, r.numbers(shapes[r.into])) for r in strategy.releases),
     )
-    terms = strategy.local.agree(terms, claims)
     for _, plug in strategy.slots():
-        terms = plug.agree(terms, claims)
+        terms = plug.resolve_terms(terms, claims)
     strategy, terms = strategy.settle(terms, claims)
-    # What could not be sent, or a model that cannot be parted, is refused before anyone pays for
-    # it.
+    # What could not be sent, or a model that cannot be parted, is refused before anyone pays for it.
     strategy.upload_grid(strategy.selection.cohort_size(population) or 1)
     if strategy.personal is not None:
         strategy.personal.merge(torch.zeros(layout.size), None, layout)
-    return Agreement(strategy=strategy, terms=terms, layout=layout, claims=dict(claims))
+    return Agreement(
+        strategy=strategy, terms=terms, layout=layout, claims=dict(claims), buffer_shapes=shapes
+    )
 
 
 def first_state(agreement: Agreement, model: Tensor) -> State:
     """Return the state before the first round."""
-    plugs = {
-        slot: plug.start(agreement.terms, agreement.layout)
-        for slot, plug in agreement.strategy.slots()
-    }
-    return State(round=0, model=model, plugs=plugs)
+    slots = agreement.strategy.slots()
+    plugs = {slot: plug.start(agreement.terms, agreement.layout) for slot, plug in slots}
+    return State(round=agreement.first_round, model=model, plugs=plugs)

@@ -5,14 +5,18 @@ downloads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Cohort, Downlink, Observer, State
+from dpfl.core.types import Cohort, Downlink, Observer, Shared, State
+from dpfl.plugs.selection import Everyone
 from dpfl.privacy.costs import Charge
 from dpfl.rounds.codec import encode_download
 from dpfl.rounds.enrol import Agreement, Plan, Run
 from dpfl.rounds.plans import plan_members, plan_world
+
+_NOBODY = "no client can afford another one"
 
 
 def open_round(
@@ -37,66 +41,42 @@ def open_round(
         client for client in everyone if strategy.channel.reachable(client, state.round, on_air)
     ]
     if not candidates:  # nobody can be heard: the round passes, and releases nothing
-        return _no_round(state)
+        return Plan(round=state.round)
     plan_world(agreement, run)
     secret = run.secret("cohort", state.round).secret_seed()
+    eligible: list[str] = []
     if agreement.amplified:
         answers = {client: client in run.populations and willing(client) for client in candidates}
         eligible = [client for client, yes in answers.items() if yes]
         unwilling = [client for client, yes in answers.items() if not yes]
         least = strategy.selection.least_willing(terms.population)
         if len(eligible) < least:
-            few = f"{len(eligible)} of {len(everyone)} clients can afford another round, and the plan needs {least}"
-            why = few if eligible else "no client can afford another one"
-            return _no_round(state, over=why, unwilling=unwilling)
-        drawn = strategy.selection.order(eligible, secret)[
-            : strategy.selection.cohort_size(terms.population)
-        ]
+            few = f"{len(eligible)} of {len(everyone)} clients can afford another round"
+            why = f"{few}, and the plan needs {least}" if eligible else _NOBODY
+            return Plan(round=state.round, over=why, unwilling=tuple(unwilling))
+        size = strategy.selection.cohort_size(terms.population)
+        drawn = strategy.selection.order(eligible, secret)[:size]
     else:
-        eligible = []
-        drawn, unwilling = _first_willing(agreement, candidates, secret, willing)
+        drawn, unwilling = _first_willing(agreement, candidates, secret, willing, state.round)
         if not drawn and not any(willing(client) for client in everyone):
-            return _no_round(state, over="no client can afford another one", unwilling=everyone)
+            return Plan(round=state.round, over=_NOBODY, unwilling=tuple(everyone))
     cohort = Cohort.of({client: agreement.claims[client] for client in drawn})
     _charge_world(agreement, run, state.round, cohort, eligible)
-    shared = {}
+    shared: dict[str, Shared] = {"buffers": dict(state.buffers)} if state.buffers else {}
     for slot, plug in strategy.slots():
         tensors = plug.open(dict(state.plugs.get(slot, {})), state.round, cohort, seed.child(slot))
         if tensors:
             shared[slot] = tensors
-    common = encode_download(
-        Downlink(round=state.round, start=state.model, shared=shared, drawn=len(cohort))
-    )
-    downloads = {}
-    for client in cohort.ids:
-        start = state.starts.get(client)
-        if start is None:
-            downloads[client] = common
-        else:
-            downloads[client] = encode_download(
-                Downlink(round=state.round, start=start, shared=shared, drawn=len(cohort))
-            )
+    common = Downlink(round=state.round, start=state.model, shared=shared, drawn=len(cohort))
     starts = {client: state.starts[client] for client in cohort.ids if client in state.starts}
+    own = {c: encode_download(replace(common, start=start)) for c, start in starts.items()}
     return Plan(
         round=state.round,
         cohort=cohort,
-        downloads=downloads,
+        downloads={**dict.fromkeys(cohort.ids, encode_download(common)), **own},
         shared=shared,
         starts=starts,
         unwilling=tuple(sorted(unwilling)),
-    )
-
-
-def _no_round(state: State, over: str = "", unwilling: Sequence[str] = ()) -> Plan:
-    nobody = Cohort(ids=(), claims={})
-    return Plan(
-        round=state.round,
-        cohort=nobody,
-        downloads={},
-        shared={},
-        starts={},
-        unwilling=tuple(unwilling),
-        over=over,
     )
 
 
@@ -105,11 +85,12 @@ def _first_willing(
     candidates: Sequence[str],
     secret: PublicSeed,
     willing: Callable[[str], bool],
+    round_: int,
 ) -> tuple[list[str], list[str]]:
     """Draw, and replace those who are not willing by the next in the order; only those who come up
-    are asked.
+    are asked. Everyone is asked for a release before round one.
     """
-    selection = agreement.strategy.selection
+    selection = Everyone() if round_ < 0 else agreement.strategy.selection
     size = selection.cohort_size(agreement.terms.population)
     drawn: list[str] = []
     unwilling: list[str] = []

@@ -8,18 +8,19 @@ are planned and charged together, as populations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from dpfl.core.types import Budget, Observer
-from dpfl.privacy.costs import PrivacyCost, PrivacyPlan
-from dpfl.rounds.enrol import Agreement, Run
+from dpfl.plugs.base import Participant
+from dpfl.privacy.costs import PrivacyPlan
+from dpfl.rounds.enrol import Agreement, Run, Seen
 
 
 def plan_members(
     agreement: Agreement,
     run: Run,
     observer: Observer,
-    costs: Mapping[str, tuple[PrivacyCost, frozenset[Observer]]],
+    costs: Mapping[str, Seen],
     budgets: Mapping[str, Budget | None],
 ) -> None:
     """Commit the plans of those that have none yet; whose budget covers no round gets none."""
@@ -81,39 +82,28 @@ def plan_world(agreement: Agreement, run: Run) -> dict[str, str]:
     return accounts
 
 
-def covered(
-    agreement: Agreement,
-    run: Run,
-    client: str,
-    costs: Sequence[tuple[PrivacyCost, frozenset[Observer]]],
+def can_go_on(
+    agreement: Agreement, run: Run, round_: int, client: str, participant: Participant
 ) -> bool:
-    """Whether a client's plans cover every round: then nobody need be asked again."""
-    if run.ledger.filter != "allotments":
-        return False
-    for _, seen_by in costs:
+    """Whether a client's plans, or its budget where it has no plan yet, cover this round."""
+    if client in run.covered:
+        return True
+    every_round = run.ledger.filter == "allotments"
+    for plan, seen_by in agreement.plans(participant):
         observer = Observer.SERVER if Observer.SERVER in seen_by else Observer.WORLD
         amplified = observer is Observer.WORLD and agreement.amplified
-        account = run.populations.get(client, "") if amplified else client
-        if run.planned(observer).get(account, 0) < agreement.terms.rounds:
+        account = plan_world(agreement, run).get(client, "") if amplified else client
+        releases = run.planned(observer).get(account)
+        if every_round and (releases or 0) >= agreement.terms.rounds:
+            continue  # a round is charged at most once
+        every_round = False
+        if releases is None:
+            good = not amplified and run.affordable_at_first(client, plan, seen_by)
+        else:
+            cost = agreement.cost(observer, participant, round_)
+            good = run.still_planned(round_, account, observer, cost)
+        if not good:
             return False
+    if every_round:
+        run.covered.add(client)
     return True
-
-
-def affords(
-    agreement: Agreement,
-    run: Run,
-    round_: int,
-    client: str,
-    cost: PrivacyCost,
-    seen_by: frozenset[Observer],
-) -> bool:
-    """Whether a client's plan, or its budget if it has no plan yet, covers this round's cost."""
-    observer = Observer.SERVER if Observer.SERVER in seen_by else Observer.WORLD
-    amplified = observer is Observer.WORLD and agreement.amplified
-    account = plan_world(agreement, run).get(client, "") if amplified else client
-    releases = run.planned(observer).get(account)
-    if releases is None:
-        return not amplified and run.affordable_at_first(client, cost, seen_by)
-    if releases >= agreement.terms.rounds and run.ledger.filter == "allotments":
-        return True  # a round is charged at most once
-    return run.still_planned(round_, account, observer, cost)

@@ -19,7 +19,7 @@ from dpfl.core.checks import check
 from dpfl.core.errors import FolderError, PrivacyRefusal, did_you_mean
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, ClientSettings, Observer, Unit
-from dpfl.methods.registry import METHODS, make_strategy, usual_sampling
+from dpfl.methods import METHODS, find, make_strategy
 from dpfl.models import make_model
 from dpfl.plugs.selection import Selection
 from dpfl.privacy.accountant import SMALLEST_DELTA
@@ -126,7 +126,7 @@ class StudyFile(TomlFile):
     def selection(self) -> Selection:
         """Return how the sites of a round are drawn."""
         run, sites = self.run, len(self.study.sites)
-        sampling = run.sampling or usual_sampling(self.method.name)
+        sampling = run.sampling or find(self.method.name).sampling
         return selection_of(run.cohort, sampling, sites, run.least_willing)
 
     def strategy(self) -> Strategy:

@@ -23,9 +23,8 @@ from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
 from dpfl.engine import ENGINES
 from dpfl.engine.process import check_device
-from dpfl.methods.registry import make_strategy, settings_of, usual_sampling
+from dpfl.methods import find, make_strategy
 from dpfl.models import make_model
-from dpfl.plugs.channels import Dropout
 from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort, Selection
 from dpfl.privacy.budgets import is_budget_file, make_budgets, read_budget_file
 from dpfl.runs.toml_file import Section, TomlFile
@@ -97,7 +96,7 @@ class RunSection(Section):
     workers: int = Field(default=1, ge=1)
     evaluate_every: int = Field(default=1, ge=1)
     misreports: dict[str, float] = Field(default_factory=dict)
-    dropout: float = 0.0
+    dropout: float = Field(default=0.0, ge=0, le=1)
 
 
 class ClientSection(Section):
@@ -167,19 +166,15 @@ class Experiment(TomlFile):
         """Return who takes part: everyone, a number, or a fraction of the population."""
         return selection_of(
             self.run.cohort,
-            self.run.sampling or usual_sampling(self.method.name),
+            self.run.sampling or find(self.method.name).sampling,
             population,
             self.run.least_willing,
         )
 
     def strategy(self, population: int) -> Strategy:
         """Build the method with its settings and this experiment's selection."""
-        strategy = make_strategy(
-            self.method.name, {**self.method.settings(), "selection": self.selection(population)}
-        )
-        if self.run.dropout == 0:
-            return strategy
-        return replace(strategy, channel=Dropout(rate=self.run.dropout, through=strategy.channel))
+        settings = {**self.method.settings(), "selection": self.selection(population)}
+        return make_strategy(self.method.name, settings)
 
     def public_seed(self) -> PublicSeed:
         """Return the root of all public randomness."""
@@ -318,7 +313,7 @@ def for_method(values: dict[str, Any], method: str) -> dict[str, Any]:
     left out.
     """
     settings = values.get("method", {})
-    known = settings_of(method)
+    known = find(method).settings
     kept = {name: value for name, value in settings.items() if name in known}
     return {**values, "method": {**kept, "name": method}}
 

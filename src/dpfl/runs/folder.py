@@ -145,15 +145,15 @@ class RunFolder:
             remedy = "restore it from a backup"
             raise FolderError(str(self.rounds), f"cannot be read ({error!r})", remedy) from error
 
-    def cut_back(self, round_: int) -> list[RoundRecord]:
+    def cut_back(self, first: int, round_: int) -> list[RoundRecord]:
         """Forget what was written of rounds that the checkpoint does not contain: they will be
         repeated.
         """
         kept = [record for record in self.read_rounds() if record.round < round_]
-        if [record.round for record in kept] != list(range(round_)):
+        if [record.round for record in kept] != list(range(first, round_)):
             raise FolderError(
                 str(self.rounds),
-                f"does not hold the {round_} rounds of the checkpoint",
+                f"does not hold the rounds up to {round_ - 1} of the checkpoint",
                 "restore it from a backup",
             )
         if self.rounds.exists():
@@ -183,9 +183,9 @@ class RunFolder:
         tensors: dict[str, Tensor] = {"model": state.model}
         tensors |= {f"starts/{client}": tensor for client, tensor in state.starts.items()}
         tensors |= {f"private/{client}": tensor for client, tensor in checkpoint.private.items()}
-        tensors |= {
-            f"plugs/{slot}/{k}": t for slot, own in state.plugs.items() for k, t in own.items()
-        }
+        tensors |= {f"buffers/{name}": tensor for name, tensor in state.buffers.items()}
+        for slot, own in state.plugs.items():
+            tensors |= {f"plugs/{slot}/{name}": tensor for name, tensor in own.items()}
         tensors = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
         metadata = {
             "format": CHECKPOINT_FORMAT,
@@ -229,24 +229,37 @@ class RunFolder:
                 "put back the files of this run",
             )
         plugs: dict[str, dict[str, Tensor]] = {slot: {} for slot in json.loads(metadata["slots"])}
-        starts, private = {}, {}
+        starts, private, buffers = {}, {}, {}
         for name, tensor in tensors.items():
             kind, _, rest = name.partition("/")
             if kind == "starts":
                 starts[rest] = tensor
             elif kind == "private":
                 private[rest] = tensor
+            elif kind == "buffers":
+                buffers[rest] = tensor
             elif kind == "plugs":
                 slot, _, field = rest.partition("/")
                 plugs[slot][field] = tensor
         state = State(
-            round=int(metadata["round"]), model=tensors["model"], starts=starts, plugs=plugs
+            round=int(metadata["round"]),
+            model=tensors["model"],
+            starts=starts,
+            plugs=plugs,
+            buffers=buffers,
         )
         return Checkpoint(state=state, run=metadata["run"], experiment=digest, private=private)
 
-    def save_model(self, vector: Tensor, layout: Layout, note: str) -> None:
-        """Write the final model under its parameters' names."""
-        tensors = {name: tensor.contiguous() for name, tensor in layout.unflatten(vector).items()}
+    def save_model(
+        self,
+        vector: Tensor,
+        layout: Layout,
+        note: str,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Write the final model under the names of its parameters and public buffers."""
+        named = {**layout.unflatten(vector), **(buffers or {})}
+        tensors = {name: tensor.contiguous() for name, tensor in named.items()}
         write_safely(self.model, safetensors.save(tensors, metadata={"dpfl": note}))
 
     def save_summary(self, summary: Summary) -> None:

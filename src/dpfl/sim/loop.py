@@ -18,21 +18,21 @@ from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Evaluation, Scores
 from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.models import check_model
-from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.flags import Flag, RaisedFlag, public_note
 from dpfl.privacy.statement import Statement, statement
 from dpfl.rounds import (
     Agreement,
     Run,
     Uplink,
-    admit,
-    affords,
     blocks_of,
+    buffer_shapes,
+    can_go_on,
+    charging,
     close_round,
-    covered,
     enrol,
     first_state,
     open_round,
+    write_buffers,
 )
 from dpfl.rounds.members import check_budget, false_claims, honest_members
 from dpfl.rounds.record import RoundRecord
@@ -40,7 +40,13 @@ from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import EpsilonSpread, RoundCount, Summary, Tested, total_bytes
 from dpfl.sim.clock import Clock
 from dpfl.sim.ray_workers import RayWorkers
-from dpfl.sim.truth import compared, true_noise, with_largest_budget, with_true_noise
+from dpfl.sim.truth import (
+    compared,
+    lost_on_the_way,
+    true_noise,
+    with_largest_budget,
+    with_true_noise,
+)
 from dpfl.sim.workers import WorkerContext, Workers
 from dpfl.strategy import Strategy
 
@@ -73,6 +79,7 @@ class Simulation:
         workers: int = 1,
         evaluate_every: int = 1,
         misreports: Mapping[str, float] | None = None,
+        dropout: float = 0.0,
         folder: RunFolder | None = None,
         digest: str = "",
     ) -> None:
@@ -94,17 +101,17 @@ class Simulation:
         self.model, self.layout = model, Layout.of_module(model)
         self.run_, self.folder, self.digest = run, folder, digest
         self.engine, self.device, self.workers = engine, device, workers
-        self.evaluate_every = evaluate_every
+        self.evaluate_every, self.dropout = evaluate_every, dropout
         claims = {client: member.claims for client, member in self.members.items()}
-        self.agreement: Agreement = enrol(strategy, claims, rounds, self.layout)
+        shapes = buffer_shapes(model, strategy.releases)
+        self.agreement: Agreement = enrol(strategy, claims, rounds, self.layout, shapes)
+        self._admit = charging(self.agreement, run)
         self.strategy = self.agreement.strategy  # with nothing left open
         self.evaluation = Evaluation(
             model=model, layout=self.layout, federation=federation, device=device
         )
         self.private: dict[str, Tensor] = {}  # what stays at clients, by client
         self.timings: list[dict[str, float]] = []
-        self._covered: set[str] = set()  # whose plans cover all rounds
-        self._costs: dict[str, list[tuple[PrivacyCost, frozenset[Observer]]]] = {}
         if self._protects:
             budgets = {c: m.budget for c, m in self.members.items() if m.budget is not None}
             run.ledger.set_budgets(budgets, unit=strategy.unit, observer=strategy.observer)
@@ -145,10 +152,11 @@ class Simulation:
                 clock.lap("open")
                 # ---- clients: each charges its own account, then works ---------------------------
                 members = {client: self.members[client] for client in plan.cohort.ids}
-                abstaining = admit(self.agreement, self.run_, state.round, members)
+                abstaining = self._admit(state.round, members)
                 active = {c: m for c, m in members.items() if c not in abstaining}
                 blocks = blocks_of(self.agreement, active, workers.engine)
-                uplinks = workers.run(state.round, plan.downloads, blocks, self.private)
+                uplinks = workers.run(plan.downloads, blocks, self.private)
+                uplinks = lost_on_the_way(uplinks, self.dropout, self.run_, state.round)
                 uplinks += [
                     Uplink(client=c, payload=None, reason=why)
                     for c, why in sorted(abstaining.items())
@@ -161,8 +169,9 @@ class Simulation:
                 state, record = close_round(self.agreement, state, plan, uplinks, self.run_)
                 clock.lap("close")
                 record = compared(self.agreement, record, noise)
-                if state.round % self.evaluate_every == 0 or state.round == rounds:
-                    record = replace(record, scores=self.evaluate(state.model))
+                trained = state.round > 0
+                if trained and (state.round % self.evaluate_every == 0 or state.round == rounds):
+                    record = replace(record, scores=self.evaluate(state))
                 clock.lap("evaluate")
                 history.append(record)
                 self._keep(state, record, clock)
@@ -188,7 +197,7 @@ class Simulation:
         return kind(context, self.workers)
 
     def _halted(self, state: State, history: list[RoundRecord]) -> Outcome:
-        scores = self.evaluate(state.model)
+        scores = self.evaluate(state)
         if self.folder is not None:
             self.folder.append_halt(state.round, scores)
         return Outcome(state=state, history=history, scores=scores, summary=None)
@@ -213,24 +222,19 @@ class Simulation:
         """Ask a member whether its own ledger covers this round."""
 
         def willing(client: str) -> bool:
-            if client in self._covered:
-                return True
-            if client not in self._costs:
-                self._costs[client] = self.agreement.costs(self.members[client].participant)
-            costs = self._costs[client]
-            if covered(self.agreement, self.run_, client, costs):
-                self._covered.add(client)
-                return True
-            return all(
-                affords(self.agreement, self.run_, round_, client, cost, seen_by)
-                for cost, seen_by in costs
-            )
+            participant = self.members[client].participant
+            return can_go_on(self.agreement, self.run_, round_, client, participant)
 
         return willing
 
-    def evaluate(self, vector: Tensor) -> Scores:
+    def published(self, state: State) -> Tensor:
+        """The model that is evaluated and handed out."""
+        return self.strategy.step.published(dict(state.plugs["step"]), state.model)
+
+    def evaluate(self, state: State) -> Scores:
         """Accuracy and loss on test records: for simulations only, and not accounted."""
-        return self.evaluation(vector, self.strategy.personal, self.private)
+        write_buffers(self.model, state.buffers)
+        return self.evaluation(self.published(state), self.strategy.personal, self.private)
 
     # -- going on after an interruption ------------------------------------------------------------
 
@@ -244,13 +248,14 @@ class Simulation:
         assert self.folder is not None
         state, self.private = found.state, dict(found.private)
         charged = self.run_.ledger.last_round(self.run_.name)
-        if (-1 if charged is None else charged) < state.round - 1:
+        before = self.agreement.first_round - 1
+        if (before if charged is None else charged) < state.round - 1:
             raise LedgerError(
                 str(self.folder.ledger),
                 f"ends at round {charged}, the checkpoint at {state.round - 1}",
                 "restore the newest ledger",
             )
-        history = self.folder.cut_back(state.round)
+        history = self.folder.cut_back(self.agreement.first_round, state.round)
         charged_to = self.run_.ledger.charged(self.run_.name)
         for line in history:
             unpaid = [client for client in line.arrived if (line.round, client) not in charged_to]
@@ -291,7 +296,7 @@ class Simulation:
             clients=len(self.members),
             parameters=self.layout.size,
             rounds=rounds,
-            scores=last or self.evaluate(state.model),
+            scores=last or self.evaluate(state),
             tested=Tested.COMMON if self.strategy.personal is None else Tested.PERSONAL,
             epsilon=EpsilonSpread.of(lines.values()),
             epsilon_against=self._epsilon_against(lines),
@@ -302,7 +307,8 @@ class Simulation:
         )
         if self.folder is not None:
             # The model file is for the world: no count of rounds, no name, nothing measured.
-            self.folder.save_model(state.model, self.layout, public_note(summary.flags))
+            note = public_note(summary.flags)
+            self.folder.save_model(self.published(state), self.layout, note, state.buffers)
             self.folder.save_summary(summary)
         return summary
 

@@ -40,18 +40,16 @@ class _Worker:
 
     def block(
         self,
-        bench: WorkerContext,
-        round_: int,
+        context: WorkerContext,
         common: Sequence[bytes],
         which: Mapping[str, int],
         ids: Sequence[str],
         private: dict[str, Tensor],
     ) -> tuple[list[Uplink], dict[str, Tensor]]:
         """Work for one block."""
-        self.engine = self.engine or make_engine(bench.engine, bench.device)
-        return bench.block(
-            self.engine, round_, {client: common[which[client]] for client in ids}, ids, private
-        )
+        self.engine = self.engine or make_engine(context.engine, context.device)
+        downloads = {client: common[which[client]] for client in ids}
+        return context.block(self.engine, downloads, ids, private)
 
     def process(self) -> int:
         """Which process this is."""
@@ -61,7 +59,7 @@ class _Worker:
 class RayWorkers:
     """Looks like :class:`dpfl.sim.workers.Workers` to the simulation."""
 
-    def __init__(self, bench: WorkerContext, count: int) -> None:
+    def __init__(self, context: WorkerContext, count: int) -> None:
         try:
             ray: Any = importlib.import_module("ray")
         except ImportError as error:
@@ -70,11 +68,11 @@ class RayWorkers:
             ) from error
         self.ray = ray
         own = replace(
-            bench,
+            context,
             engine="stacked",
-            seed=bench.seed or SecretRng.from_system().secret_seed().child("secret"),
+            seed=context.seed or SecretRng.from_system().secret_seed().child("secret"),
         )
-        self.engine = make_engine("stacked", bench.device)
+        self.engine = make_engine("stacked", context.device)
         self._started = not ray.is_initialized()
         if self._started:
             for name, value in _QUIET.items():
@@ -92,12 +90,11 @@ class RayWorkers:
         number = count if count > 1 else max(1, int(ray.cluster_resources().get("CPU", 1)))
         # A worker that is lost is started again, and its blocks with it.
         kind = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=RETRIES)(_Worker)
-        self._bench = ray.put(own)
+        self._context = ray.put(own)
         self.workers = [kind.remote() for _ in range(number)]
 
     def run(
         self,
-        round_: int,
         downloads: Mapping[str, bytes],
         blocks: Sequence[Sequence[str]],
         private: dict[str, Tensor],
@@ -113,7 +110,7 @@ class RayWorkers:
             own = {client: private[client] for client in ids if client in private}
             which = {client: place[id(downloads[client])] for client in ids}
             worker = self.workers[number % len(self.workers)]
-            asked.append(worker.block.remote(self._bench, round_, common, which, ids, own))
+            asked.append(worker.block.remote(self._context, common, which, ids, own))
         try:
             found = self.ray.get(asked)
         except self.ray.exceptions.RayActorError as error:

@@ -23,7 +23,7 @@ from dpfl.privacy.filters import FilterName
 from dpfl.privacy.flags import Flag
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import Statement
-from dpfl.rounds import Run, first_state
+from dpfl.rounds import Run, first_state, write_buffers
 from dpfl.rounds.members import Member
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
@@ -185,6 +185,7 @@ def _run_in(
                 workers=workers or experiment.run.workers,
                 evaluate_every=experiment.run.evaluate_every,
                 misreports=experiment.run.misreports,
+                dropout=experiment.run.dropout,
                 folder=place,
                 digest=digest,
             )
@@ -280,7 +281,8 @@ def _title(strategy: Strategy) -> str:
 
 def _result(simulation: Simulation, outcome: Outcome) -> Result:
     assert outcome.summary is not None
-    simulation.layout.write(outcome.state.model, simulation.model)
+    simulation.layout.write(simulation.published(outcome.state), simulation.model)
+    write_buffers(simulation.model, outcome.state.buffers)
     return Result(
         model=simulation.model,
         history=outcome.history,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from dpfl.core.types import State
 from dpfl.plugs.local_work import noise_variance
 from dpfl.plugs.weights import TRUE_NOISE
-from dpfl.rounds import Agreement
+from dpfl.rounds import Agreement, Run, Uplink
 from dpfl.rounds.members import Member
 from dpfl.rounds.record import RoundRecord, TrueNoise
 
@@ -55,6 +55,20 @@ def compared(agreement: Agreement, record: RoundRecord, noise: Mapping[str, floa
             aggregate=left,
         ),
     )
+
+
+def lost_on_the_way(uplinks: Sequence[Uplink], rate: float, run: Run, round_: int) -> list[Uplink]:
+    """Lose each upload with probability ``rate``: for studying what a method does without some of
+    its cohort.
+    """
+    seed = run.public.child("round", round_, "channel").child("dropout")
+    coins = torch.rand(len(uplinks), generator=seed.generator()) < rate
+    return [
+        replace(uplink, payload=None, reason="lost on the way") if gone else uplink
+        for uplink, gone in zip(
+            sorted(uplinks, key=lambda u: u.client), coins.tolist(), strict=True
+        )
+    ]
 
 
 def with_largest_budget(members: Mapping[str, Member]) -> dict[str, Member]:

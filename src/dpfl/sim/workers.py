@@ -19,10 +19,11 @@ import torch.multiprocessing
 from torch import Tensor, nn
 
 from dpfl.core.errors import DpflError
-from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.core.random import PublicSeed
 from dpfl.engine import make_engine
 from dpfl.engine.base import Engine
-from dpfl.rounds import Agreement, Uplink, work
+from dpfl.rounds import Agreement, Uplink, Workshop, client_round
+from dpfl.rounds.enrol import secret_for
 from dpfl.rounds.members import Member
 from dpfl.runs.processes import ctrl_c_held, ignore_ctrl_c
 
@@ -42,24 +43,23 @@ class WorkerContext:
     def block(
         self,
         engine: Engine,
-        round_: int,
         downloads: Mapping[str, bytes],
         ids: Sequence[str],
         private: dict[str, Tensor],
     ) -> tuple[list[Uplink], dict[str, Tensor]]:
-        """Work for one block; secret generators are made here, where they are used. Returns private
-        parts as well.
-        """
-        members = {client: self.members[client] for client in ids}
-        rngs = {client: self._secret(round_, client) for client in ids}
-        return work(
-            self.agreement, self.run, downloads, members, rngs, engine, self.model, [ids], private
-        ), private
+        """Work for one block of clients that were charged; returns their private parts as well.
 
-    def _secret(self, round_: int, client: str) -> SecretRng:
-        if self.seed is None:
-            return SecretRng.from_system()
-        return SecretRng.simulated(self.seed.child("client", round_, client))
+        Secret generators are made here, where they are used.
+        """
+        workshop = Workshop(
+            agreement=self.agreement,
+            run=self.run,
+            engine=engine,
+            model=self.model,
+            secret=lambda round_, client: secret_for(self.seed, "client", round_, client),
+        )
+        members = {client: self.members[client] for client in ids}
+        return client_round(workshop, downloads, members, private), private
 
 
 def become_worker() -> None:
@@ -87,24 +87,22 @@ def end_workers() -> None:
 _held: tuple[WorkerContext, Engine] | None = None
 
 
-def _hold(bench: WorkerContext) -> None:
+def _hold(context: WorkerContext) -> None:
     global _held
     become_worker()
-    _held = (bench, make_engine(bench.engine, bench.device))
+    _held = (context, make_engine(context.engine, context.device))
 
 
 def _work(
-    round_: int,
     common: Sequence[bytes],
     which: Mapping[str, int],
     ids: Sequence[str],
     private: dict[str, Tensor],
 ) -> tuple[list[Uplink], dict[str, Tensor]]:
     assert _held is not None
-    bench, engine = _held
-    return bench.block(
-        engine, round_, {client: common[which[client]] for client in ids}, ids, private
-    )
+    context, engine = _held
+    downloads = {client: common[which[client]] for client in ids}
+    return context.block(engine, downloads, ids, private)
 
 
 def collected(
@@ -123,19 +121,18 @@ def collected(
 class Workers:
     """One process (this one) or several; the same results either way."""
 
-    def __init__(self, bench: WorkerContext, count: int) -> None:
-        self._bench = bench
-        self.engine = make_engine(bench.engine, bench.device)
+    def __init__(self, context: WorkerContext, count: int) -> None:
+        self._context = context
+        self.engine = make_engine(context.engine, context.device)
         self._pool: ProcessPoolExecutor | None = None
         if count > 1:
-            context = torch.multiprocessing.get_context("spawn")
+            spawn = torch.multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(
-                count, mp_context=context, initializer=_hold, initargs=(bench,)
+                count, mp_context=spawn, initializer=_hold, initargs=(context,)
             )
 
     def run(
         self,
-        round_: int,
         downloads: Mapping[str, bytes],
         blocks: Sequence[Sequence[str]],
         private: dict[str, Tensor],
@@ -149,9 +146,7 @@ class Workers:
 
         if self._pool is None:
             found = [
-                self._bench.block(
-                    self.engine, round_, {c: downloads[c] for c in ids}, ids, own(ids)
-                )
+                self._context.block(self.engine, {c: downloads[c] for c in ids}, ids, own(ids))
                 for ids in blocks
             ]
         else:
@@ -162,7 +157,7 @@ class Workers:
                     c: next(i for i, d in enumerate(distinct) if d is downloads[c]) for c in ids
                 }
                 with ctrl_c_held():  # the pool starts its processes as it is given work
-                    futures.append(self._pool.submit(_work, round_, distinct, which, ids, own(ids)))
+                    futures.append(self._pool.submit(_work, distinct, which, ids, own(ids)))
             try:
                 found = [future.result() for future in futures]
             except BrokenProcessPool as error:

@@ -28,7 +28,16 @@ from dpfl.core.types import Budget, Observer
 from dpfl.data.federation import Federation
 from dpfl.engine import make_engine
 from dpfl.privacy.ledger import Ledger
-from dpfl.rounds import Run, client_rounds, close_round, enrol, first_state, open_round
+from dpfl.rounds import (
+    Run,
+    Workshop,
+    charging,
+    client_round,
+    close_round,
+    enrol,
+    first_state,
+    open_round,
+)
 from dpfl.rounds.members import honest_members
 from dpfl.strategy import Strategy
 
@@ -171,7 +180,15 @@ def _transcript(strategy: Strategy, engine: str, *, zeroed: bool) -> tuple[list[
         state = first_state(agreement, layout.read(model))
         plan = open_round(agreement, state, run, lambda client: True)
         cohort = {client: members[client] for client in plan.cohort.ids}
-        uplinks = client_rounds(agreement, run, plan, cohort, make_engine(engine), model)
+        workshop = Workshop(
+            agreement=agreement,
+            run=run.name,
+            engine=make_engine(engine),
+            model=model,
+            secret=lambda round_, client: run.secret("client", round_, client),
+        )
+        admit = charging(agreement, run)
+        uplinks = client_round(workshop, plan.downloads, cohort, admit=admit)
         sent = [uplink.payload or b"" for uplink in uplinks if uplink.client == VICTIM]
         state, _ = close_round(agreement, state, plan, uplinks, run)
     finally:

@@ -1,0 +1,270 @@
+"""Statistics that are released once, before round one, and become public buffers of the model.
+
+A release is a bounded statistic per record: a mean, a Gram matrix, a histogram, quantiles. Every
+client clips each record's contribution, adds the contributions up, adds noise on the grid and sends
+the result; the server combines the answers, more precise ones counting more, and writes the result
+into a buffer of the model, for everyone. What the statistic is computed from is the input of the
+module that owns the buffer, so a later release sees the effect of an earlier one.
+
+Releases are accounted like rounds: their noise, sensitivity and number are fixed before anything is
+released, and the rounds get what they leave of each client's budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dpfl.core.checks import check, one_of, positive, share, whole_number
+from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.grid_noise import SCALE
+from dpfl.core.types import Adjacency, Budget, Unit
+from dpfl.plugs.base import Plug
+from dpfl.privacy.accountant import spend
+from dpfl.privacy.calibrate import calibrate, rung
+from dpfl.privacy.events import Event, History
+from dpfl.privacy.exposure import Exposure
+
+Shape = tuple[int, ...]
+_RUNGS = (-923, 2309)  # of the ladder of multipliers: 0.01 to 100,000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release(Plug):
+    """A bounded statistic per record.
+
+    ``into`` names the buffer of the model that the result becomes, ``share`` the part of a client's
+    budget that it takes: of the squared reciprocal of the noise that the whole budget allows to one
+    release. ``bound`` is the largest norm of one record's contribution; longer ones are scaled down.
+
+    Laws: row i of ``statistic`` depends on record i alone; ``result`` is finite, of the buffer's
+    shape, for any finite mean.
+    """
+
+    into: str
+    share: float
+    bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        share("release", share=self.share)
+        positive("release", bound=self.bound)
+        check(bool(self.into), "release", "it has no buffer", "name a buffer of the model")
+
+    def numbers(self, shape: Shape) -> int:
+        """How many numbers the statistic has, for a buffer of this shape."""
+        return math.prod(shape)
+
+    def statistic(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:
+        """Return one row of numbers per record, before clipping; ``inputs`` has one row a record."""
+        raise NotImplementedError
+
+    def result(self, mean: Tensor, shape: Shape) -> Tensor:
+        """Return the buffer from the noisy mean of the statistic over all records."""
+        return mean.reshape(shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean(Release):
+    """The mean of the inputs."""
+
+    def statistic(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:
+        """Return the inputs themselves."""
+        return inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class GramMatrix(Release):
+    """The second moments x x^T of the inputs, a d x d buffer.
+
+    Sent is the upper triangle with off-diagonals times sqrt(2), so that one record's norm is |x|^2.
+    """
+
+    def numbers(self, shape: Shape) -> int:
+        """Return d (d + 1) / 2."""
+        square = len(shape) == 2 and shape[0] == shape[1]
+        check(square, "release", f"a Gram matrix does not fit {shape}", "use a d x d buffer")
+        return shape[0] * (shape[0] + 1) // 2
+
+    def statistic(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:
+        """Return the scaled upper triangle of x x^T."""
+        rows, columns = torch.triu_indices(shape[0], shape[0]).unbind()
+        scale = torch.where(rows == columns, 1.0, math.sqrt(2))
+        return inputs[:, rows] * inputs[:, columns] * scale
+
+    def result(self, mean: Tensor, shape: Shape) -> Tensor:
+        """Return the symmetric matrix."""
+        rows, columns = torch.triu_indices(shape[0], shape[0]).unbind()
+        values = mean / torch.where(rows == columns, 1.0, math.sqrt(2))
+        matrix = torch.zeros(shape, dtype=mean.dtype)
+        matrix[rows, columns] = values
+        matrix[columns, rows] = values
+        return matrix
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histogram(Release):
+    """Shares of records by bin, between the public numbers ``low`` and ``high``.
+
+    Of every input (a buffer of inputs x bins), or of the labels (a buffer of as many bins as there
+    are classes). A record's contribution is one 1 an input; ``bound`` is scaled to that, so leave it
+    at 1.
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+    of: Literal["inputs", "labels"] = "inputs"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("release", ("inputs", "labels"), of=self.of)
+        given = f"low = {self.low}, high = {self.high}"
+        check(self.low < self.high, "release", given, "give a range")
+
+    def bins(self, shape: Shape) -> int:
+        """How many bins an input has."""
+        return shape[-1]
+
+    def statistic(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:
+        """Return a 1 in each input's bin, divided by the root of the number of inputs."""
+        bins = self.bins(shape)
+        if self.of == "labels":
+            return torch.nn.functional.one_hot(labels.clamp(0, bins - 1), bins).to(torch.float32)
+        scaled = (inputs - self.low) / (self.high - self.low) * bins
+        places = scaled.nan_to_num(0.0).floor().clamp(0, bins - 1).to(torch.int64)
+        ones = torch.nn.functional.one_hot(places, bins).flatten(1).to(torch.float32)
+        return ones / math.sqrt(inputs.shape[1])
+
+    def result(self, mean: Tensor, shape: Shape) -> Tensor:
+        """Return shares: none below 0, every input's summing to 1."""
+        counts = mean.reshape(-1, self.bins(shape)).clamp_min(0)
+        total = counts.sum(dim=1, keepdim=True)
+        even = torch.full_like(counts, 1 / counts.shape[1])
+        return torch.where(total > 0, counts / total.clamp_min(1e-30), even).reshape(shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantile(Histogram):
+    """Quantiles of every input, from a noisy histogram with ``resolution`` bins.
+
+    The buffer holds a row of as many numbers as there are ``levels`` for each input.
+    """
+
+    levels: tuple[float, ...] = (0.5,)
+    resolution: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number("release", "resolution", self.resolution, least=2)
+        good = bool(self.levels) and all(0 <= level <= 1 for level in self.levels)
+        check(good, "release", f"levels = {self.levels}", "give numbers from 0 to 1")
+
+    def bins(self, shape: Shape) -> int:
+        """Return the resolution."""
+        return self.resolution
+
+    def numbers(self, shape: Shape) -> int:
+        """Return inputs x resolution."""
+        fits = math.prod(shape) % len(self.levels) == 0
+        problem = f"{len(self.levels)} levels do not fit a buffer of shape {shape}"
+        check(fits, "release", problem, "use a buffer of inputs x levels")
+        return math.prod(shape) // len(self.levels) * self.resolution
+
+    def result(self, mean: Tensor, shape: Shape) -> Tensor:
+        """Return where the noisy distribution function reaches each level."""
+        inputs = math.prod(shape) // len(self.levels)
+        shares = super().result(mean, (inputs, self.resolution))
+        reached = shares.cumsum(dim=1).clamp_max(1.0)
+        levels = torch.tensor(self.levels, dtype=reached.dtype).expand(inputs, -1).contiguous()
+        places = torch.searchsorted(reached, levels - 1e-9).clamp_max(self.resolution - 1)
+        width = (self.high - self.low) / self.resolution
+        return (self.low + (places + 0.5) * width).to(mean.dtype).reshape(shape)
+
+
+# -- what releases cost, and what they leave ---------------------------------------------------------
+
+
+def release_noise(
+    shares: Sequence[tuple[float, int]], budget: Budget, epsilon: float, examples: int
+) -> tuple[float, ...]:
+    """The noise multiplier of each release, from its share of the budget and its numbers.
+
+    One unsampled release with the whole budget would need the multiplier z; a share s gets z /
+    sqrt(s), so that the shares of several releases add up to what the budget allows.
+    """
+    found = []
+    for part, numbers in shares:
+        whole = calibrate(
+            epsilon,
+            budget.delta,
+            1.0,
+            1,
+            sampling="none",
+            adjacency=Adjacency.ZERO_OUT,
+            accountant=budget.accountant,
+            numbers=numbers,
+        )
+        effective = whole / math.sqrt(part)
+        # Adding up in double precision, and rounding onto the grid, widen the bound a little.
+        summation = release_exposure(1.0, 0, examples).bound - 1
+        coarse = effective * math.sqrt(numbers) / SCALE
+        problem = f"noise of {effective:.4g} on {numbers} numbers makes the grid too coarse"
+        remedy = "give the release a larger share, or use a smaller buffer"
+        check(coarse < 0.5, "release", problem, remedy, PrivacyRefusal)
+        found.append(effective * (1 + summation) / (1 - coarse) * (1 + 1e-12))
+    return tuple(found)
+
+
+def release_exposure(noise_multiplier: float, numbers: int, examples: int) -> Exposure:
+    """What a release of so many numbers shows of one record, of bound 1."""
+    clipped = Exposure(unit=Unit.RECORD, numbers=numbers).clipped(1.0)
+    return clipped.noised(noise_multiplier, summands=examples)
+
+
+def release_history(
+    shares: Sequence[tuple[float, int]], noise: Sequence[float], examples: int
+) -> History:
+    """What all releases show of one record, one event each."""
+    pairs = zip(shares, noise, strict=True)
+    found = [release_exposure(z, numbers, examples).events() for (_, numbers), z in pairs]
+    return tuple(event for events in found for event in events)
+
+
+def calibrate_beside(
+    releases: History,
+    epsilon: float,
+    budget: Budget,
+    rate: float,
+    steps: int,
+    numbers: int,
+) -> float:
+    """The smallest multiplier of the ladder with which sampled steps fit beside the releases."""
+
+    def fits(index: int) -> bool:
+        event = Event(
+            noise_multiplier=rung(index),
+            sampling="poisson",
+            sampling_rate=rate,
+            steps=steps,
+            numbers=numbers,
+        )
+        spent = spend(
+            (*releases, event),
+            budget.delta,
+            adjacency=Adjacency.ZERO_OUT,
+            accountant=budget.accountant,
+        )
+        return spent.epsilon <= epsilon
+
+    low, high = _RUNGS
+    left = "the releases leave nothing of the budget for the rounds"
+    remedy = "give them smaller shares, or raise the budget"
+    check(fits(high), "releases", left, remedy, PrivacyRefusal)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return rung(high)

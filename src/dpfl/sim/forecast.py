@@ -1,0 +1,124 @@
+"""Before any training: how much noise a method would leave in its aggregate, by closed forms.
+
+The ratio compares the norm of the noise in one round's aggregate with the longest that the
+aggregate's signal can be (every step of every client at its clip, all in one direction). Real
+signals are shorter, by about the same factor for all methods of a federation, so the ratio ranks
+methods; it does not predict accuracy. ``describe``, ``plan`` and ``run`` all use it.
+
+Record level    noise^2 = sum_i w_i^2 v_i, v_i = steps x lr^2 x d x (clip z_i / b)^2 (Robust-HDP,
+                Eq. 3 and 7), with the weights and gains that the plugs expect
+Client level    noise = z clip sqrt(d) / cohort with z the noise in the sum over one client's clip,
+                times the gains of the plugs behind it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+from dpfl.core.random import PublicSeed
+from dpfl.core.types import Observer, Promise, Unit
+from dpfl.plugs.base import Gain
+from dpfl.plugs.local_work import noise_variance
+from dpfl.rounds import Agreement
+from dpfl.rounds.members import Member
+
+DROWNED = 3.0
+"""Noise so many times as long as the longest signal leaves little to learn."""
+
+REMEDY = "raise the budgets, ask more clients, or train a smaller model for fewer rounds"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseForecast:
+    """One method on one federation, before anything is run.
+
+    ``noise_to_signal`` is None where no closed form is known.
+    """
+
+    method: str
+    promise: Promise
+    noise_to_signal: float | None
+    hypothetical: bool = False
+
+    @property
+    def drowned(self) -> bool:
+        """Whether the noise of a round exceeds by far what could be learned in it."""
+        return self.noise_to_signal is not None and self.noise_to_signal > DROWNED
+
+    @property
+    def warning(self) -> str:
+        """What to say where the noise drowns the signal, and what would help; empty elsewhere."""
+        if not self.drowned:
+            return ""
+        times = f"{self.noise_to_signal:.3g} times the longest possible signal"
+        return f"the noise of a round is {times}, so expect to learn little: {REMEDY}"
+
+
+def forecast(
+    agreement: Agreement, members: Mapping[str, Member], public: PublicSeed | None = None
+) -> NoiseForecast:
+    """Work out a method's ratio of noise to signal.
+
+    ``public`` is the run's seed, from which a simulated channel has its gains.
+    """
+    strategy = agreement.strategy
+    ratio: float | None = 0.0
+    if strategy.observer is not Observer.NOBODY:
+        by_record = strategy.unit is Unit.RECORD
+        seed = (public or PublicSeed(0)).child("run")
+        ratio = _records(agreement, members) if by_record else _clients(agreement, members, seed)
+    return NoiseForecast(
+        method=strategy.name,
+        promise=strategy.promise,
+        noise_to_signal=ratio,
+        hypothetical=strategy.local.hypothetical,
+    )
+
+
+def _records(agreement: Agreement, members: Mapping[str, Member]) -> float:
+    strategy, layout, terms = agreement.strategy, agreement.layout, agreement.terms
+    ids, noise, signal = sorted(members), {}, {}
+    for client in ids:
+        participant = members[client].participant
+        phases = agreement.phases(participant)
+        noise[client] = noise_variance(phases, participant.examples, layout.size)
+        signal[client] = sum(phase.steps * phase.lr * (phase.clip or 0.0) for phase in phases)
+    claims = {client: members[client].claims for client in ids}
+    weights = strategy.weights.expected_weights(claims, noise, layout)
+    heard = left = 0.0
+    for client in ids:
+        gain = _gain(agreement, client)
+        heard += weights[client] * signal[client] * gain.signal
+        left += weights[client] ** 2 * noise[client] * gain.noise
+    # A cohort that is part of the population averages fewer updates.
+    fewer = math.sqrt(len(ids) / terms.expected_cohort)
+    return math.sqrt(left) / heard * fewer if heard > 0 else math.inf
+
+
+def _clients(agreement: Agreement, members: Mapping[str, Member], seed: PublicSeed) -> float | None:
+    ids, terms = tuple(sorted(members)), agreement.terms
+    found = [maker.noise_in_sum(ids, terms, seed) for maker in agreement.strategy.noise_makers()]
+    if not found or found[0] is None:
+        return None
+    gain = _gain(agreement, None)
+    cohort = max(1.0, terms.expected_cohort)
+    ratio = found[0] * math.sqrt(agreement.layout.size) / cohort * math.sqrt(gain.noise)
+    return math.hypot(ratio, gain.error) / gain.signal
+
+
+def _gain(agreement: Agreement, client: str | None) -> Gain:
+    """What all plugs do to noise and signal together."""
+    plugs = [plug for _, plug in agreement.strategy.slots()]
+    gains = [plug.noise_gain(agreement.terms, agreement.layout, client) for plug in plugs]
+    return reduce(
+        lambda one, other: Gain(
+            noise=one.noise * other.noise,
+            signal=one.signal * other.signal,
+            error=math.hypot(one.error, other.error),
+        ),
+        gains,
+        Gain(),
+    )

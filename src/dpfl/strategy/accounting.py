@@ -1,0 +1,166 @@
+"""A strategy folded over an exposure: what a round releases of one unit, and to whom.
+
+Noise, sensitivity and sampling are asked of the plugs that enforce them, so what is charged is what
+is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+from dpfl.core.checks import check
+from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.types import Claims, Observer, Phase, Terms, Unit
+from dpfl.plugs.base import NoiseMaker
+from dpfl.privacy.accountant import SMALLEST_DELTA
+from dpfl.privacy.calibrate import calibrate
+from dpfl.privacy.costs import PrivacyCost
+from dpfl.privacy.exposure import Exposure
+from dpfl.strategy.slots import Slots
+
+
+class Accounting(Slots):
+    """What the slots cost."""
+
+    # -- one round ---------------------------------------------------------------------------------
+
+    def cost(
+        self, observer: Observer, phases: Sequence[Phase], examples: int, terms: Terms
+    ) -> PrivacyCost:
+        """What one round of this work releases of one unit of a client to this adversary."""
+        work = self.local.exposure(phases, examples, terms.parameters)
+        exposure = self.exposure(observer, work, terms)
+        if self.amplifies(observer):
+            rate = self.selection.charged_rate(terms.population)
+            events = exposure.events(self.selection.sampling, rate)
+        else:
+            events = exposure.events()
+        return PrivacyCost(unit=self.unit, adjacency=self.adjacency, events=events)
+
+    def exposure(self, observer: Observer, work: Exposure, terms: Terms) -> Exposure:
+        """Fold the pieces over what local work shows, as far as the adversary can see."""
+        exposure = self._sent(work, terms)
+        seen = self.channel.exposure(exposure, max(1, round(terms.expected_cohort)))
+        if observer is not Observer.WORLD or work.paid:
+            return seen
+        if not self.sums_only:
+            return seen.processed()
+        # Noise made on the way is made for the sum: the world sees no less of it than the server.
+        more = seen.noise > exposure.noise
+        total = seen if more else exposure.summed(1.0, self.shares(terms))
+        if self.central_noise is not None:
+            total = total.noised(self.central_noise.std(total.bound), summands=terms.population)
+        return total.scaled(self.weights.value(terms))
+
+    def _sent(self, work: Exposure, terms: Terms) -> Exposure:
+        """Fold the client stages: what leaves a client."""
+        size = self.selection.cohort_size(terms.population)
+        for stage in self.stages:
+            work = stage.exposure(work, size or max(1, round(terms.expected_cohort)))
+        return work
+
+    def contribution_bound(self, terms: Terms) -> float:
+        """Return the largest norm of what one client adds to the sum: what central noise is scaled
+        by.
+        """
+        return self._sent(self.local.exposure((), 1, terms.parameters), terms).bound
+
+    # -- whose noise, and whose draw, is counted on ------------------------------------------------
+
+    def shares(self, terms: Terms) -> int:
+        """How many clients' noise the cost against the world counts on: a fixed cohort's, else one's
+        own alone.
+        """
+        size = self.selection.cohort_size(terms.population)
+        return 1 if size is None else max(1, size - self.tolerated_dropouts)
+
+    def shares_needed(self, terms: Terms, drawn: int) -> int:
+        """Uploads without which a published sum carries less noise than was charged."""
+        if self.unit is Unit.RECORD or self.observer is Observer.NOBODY or not self.sums_only:
+            return 0
+        if self.channel.shares_noise or any(stage.shares_noise for stage in self.stages):
+            return max(1, drawn - self.tolerated_dropouts)  # shares were made for those drawn
+        work = self.local.exposure((), 1, terms.parameters)
+        return self.shares(terms) if self._sent(work, terms).noise > 0 else 0
+
+    def amplifies(self, observer: Observer) -> bool:
+        """Whether the sampling of clients hides who took part: from the world, never from the server
+        that drew them.
+
+        Not where clients remember something between rounds: what one of them does later may tell
+        that it was drawn, and so who was not; each round would have to be a fresh function of the
+        models published before. Nor where the channel makes the noise out of those who take part:
+        how much of it there is would tell who they are.
+        """
+        world = observer is Observer.WORLD and self.selection.sampling != "none"
+        return world and self.hides_the_draw
+
+    @property
+    def hides_the_draw(self) -> bool:
+        """Whether nothing that is published tells who was drawn."""
+        on_air = isinstance(self.channel, NoiseMaker) and self.channel.makes_noise
+        # Clients' own noise over a cohort of random size: how much noise is published would tell how
+        # many were drawn.
+        counts = self.selection.sampling == "poisson" and any(
+            isinstance(stage, NoiseMaker) and stage.makes_noise for stage in self.stages
+        )
+        fresh = self.personal is None and not self.releases
+        return self.unit is Unit.CLIENT and self.sums_only and fresh and not on_air and not counts
+
+    # -- noise from budgets ------------------------------------------------------------------------
+
+    def settle(self, terms: Terms, claims: Mapping[str, Claims]) -> tuple[Self, Terms]:
+        """Plan what was left open: noise from the smallest budget anyone claims, denominators from
+        the population.
+        """
+        if self.noise_makers():
+            multiplier = self.noise_multiplier
+            known = self._planned_noise(terms, claims) if multiplier is None else multiplier
+            terms = terms.with_noise(known)
+        return self.resolve(terms), terms
+
+    def _planned_noise(self, terms: Terms, claims: Mapping[str, Claims]) -> float:
+        """The least noise with which all planned rounds cost no more than the smallest claim."""
+        usable = [claim for claim in claims.values() if claim.usable]
+        missing = "neither a noise_multiplier nor a usable budget was given"
+        check(bool(usable), self.name, missing, "give one of the two", PrivacyRefusal)
+        exposure = self._seen_with(1.0, terms)
+        amplified = self.amplifies(self.observer)
+        steps = terms.rounds if amplified else terms.participations
+        delta = min(claim.delta for claim in usable) - exposure.failure * steps
+        check(
+            delta >= SMALLEST_DELTA,
+            self.name,
+            f"bounds that fail with probability {exposure.failure:g} a round use up all of delta in "
+            f"{steps} rounds",
+            "plan fewer rounds, raise delta, or use bounds that do not fail",
+            PrivacyRefusal,
+        )
+        wanted = max(
+            calibrate(
+                min(claim.epsilon for claim in usable if claim.accountant == accountant),
+                delta,
+                self.selection.charged_rate(terms.population) if amplified else 1.0,
+                steps,
+                sampling=self.selection.sampling if amplified else "none",
+                adjacency=self.adjacency,
+                accountant=accountant,
+                numbers=exposure.draws,
+            )
+            for accountant in {claim.accountant for claim in usable}
+        )
+        multiplier = wanted * exposure.bound / exposure.noise
+        for _ in range(50):  # more noise has a coarser grid, which needs a little more noise again
+            exposure = self._seen_with(multiplier, terms)
+            if exposure.noise / exposure.bound >= wanted:
+                return multiplier
+            multiplier *= wanted * exposure.bound / exposure.noise * (1 + 1e-9)
+        problem = f"a noise multiplier of {wanted:.4g} is too much for the grid"
+        raise PrivacyRefusal(self.name, problem, "plan fewer rounds")
+
+    def _seen_with(self, noise_multiplier: float, terms: Terms) -> Exposure:
+        """What the strategy's adversary sees of a client at this noise level."""
+        resolved = self.resolve(terms.with_noise(noise_multiplier))
+        work = resolved.local.exposure((), 1, terms.parameters)
+        return resolved.exposure(self.observer, work, terms)
