@@ -23,7 +23,7 @@ from dpfl.deploy.in_process_grid import InProcessGrid
 from dpfl.deploy.messages import Message, terms_to_dict
 from dpfl.deploy.requests import HELLO, TERMS, TRAIN
 from dpfl.deploy.site import Site
-from dpfl.deploy.transport import FlowerTransport, from_record, to_record
+from dpfl.deploy.transport import Transport, from_record, to_record
 from dpfl.privacy.events import History
 from dpfl.rounds import Agreement, enrol
 from dpfl.rounds.codec import FRAME_BYTES, encode_download
@@ -254,7 +254,7 @@ class Federation:
         return cls(base=base, server=make_server(base / "server", values), grid=grid, sites=sites)
 
     def coordinator(self, grid: InProcessGrid | None = None) -> Coordinator:
-        made = Coordinator(self.server, FlowerTransport(grid or self.grid))
+        made = Coordinator(self.server, Transport(grid or self.grid))
         made.sites.transport.wait = lambda seconds: None  # type: ignore[method-assign]
         return made
 

@@ -27,7 +27,7 @@ from dpfl.deploy.messages import Message
 from dpfl.deploy.requests import HELLO, TERMS, TRAIN
 from dpfl.deploy.site import Site
 from dpfl.deploy.summary import DeploymentSummary
-from dpfl.deploy.transport import RECORD, FlowerTransport, from_record
+from dpfl.deploy.transport import RECORD, Transport, from_record
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds.codec import FRAME_BYTES, encode_upload
 from dpfl.runs.folder import RunFolder
@@ -457,11 +457,11 @@ PHASES: dict[str, tuple[Any, str, Callable[..., bool], bool]] = {
     "before the ledger": (EnrolmentFile, "write", lambda *a: True, False),
     "after enrolment": (EnrolmentFile, "write", lambda *a: True, True),
     "after the first checkpoint": (RunFolder, "save_state", lambda *a: True, True),
-    "telling the terms": (FlowerTransport, "ask", _is_terms, False),
-    "after terms were told": (FlowerTransport, "ask", _is_terms, True),
+    "telling the terms": (Transport, "ask", _is_terms, False),
+    "after terms were told": (Transport, "ask", _is_terms, True),
     "opening": (module, "open_round", lambda agreement, state, *a: state.round == 1, True),
-    "opened": (FlowerTransport, "ask", _is_train, False),
-    "waiting": (FlowerTransport, "ask", _is_train, True),
+    "opened": (Transport, "ask", _is_train, False),
+    "waiting": (Transport, "ask", _is_train, True),
     "closing": (module, "close_round", lambda agreement, state, *a: state.round == 1, True),
     "written down": (RunFolder, "append", lambda self, path, line: line["round"] == 1, True),
     "before the checkpoint": (
@@ -567,7 +567,7 @@ def test_an_impostor_after_a_restart_is_turned_away(
 ) -> None:
     federation = Federation.of(tmp_path, study_values("fedavg_dp"))
     with monkeypatch.context() as patch:
-        patch.setattr(FlowerTransport, "ask", _once(FlowerTransport.ask, _is_train, True))
+        patch.setattr(Transport, "ask", _once(Transport.ask, _is_train, True))
         with pytest.raises(Killed):
             federation.play()
     impostor = make_site(tmp_path / "impostor", "b")
@@ -690,7 +690,7 @@ def test_a_study_does_not_go_on_with_fewer_sites_than_it_asks_for(tmp_path: Path
     second = make_server(tmp_path / "second", values)
     generous = make_site(tmp_path / "new" / "a", "a")
     grid = WatchedGrid({1: generous.folder, 2: first.sites["b"].folder, 3: first.sites["c"].folder})
-    coordinator = Coordinator(second, FlowerTransport(grid))
+    coordinator = Coordinator(second, Transport(grid))
     coordinator.sites.transport.wait = lambda seconds: None  # type: ignore[method-assign]
     with pytest.raises(PeerError, match="only 1 sites accept its terms") as refused:
         coordinator.begin()

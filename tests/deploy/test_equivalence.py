@@ -16,7 +16,7 @@ from dpfl.deploy.coordinator import Coordinator
 from dpfl.deploy.outcome import outcomes
 from dpfl.deploy.requests import TRAIN
 from dpfl.deploy.site import Site
-from dpfl.deploy.transport import FlowerTransport
+from dpfl.deploy.transport import Transport
 from dpfl.methods import METHODS, find
 from dpfl.rounds.codec import FRAME_BYTES
 from dpfl.runs.deployment import StudyFile
@@ -102,7 +102,7 @@ def deploy(base: Path, experiment: Experiment) -> tuple[Path, WatchedGrid, dict[
     }
     server = make_server(base / "server", values)
     grid = WatchedGrid({number + 1: base / name for number, name in enumerate(federation.ids)})
-    Coordinator(server, FlowerTransport(grid)).begin()
+    Coordinator(server, Transport(grid)).begin()
     return server, grid, sites
 
 

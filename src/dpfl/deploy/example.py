@@ -22,35 +22,10 @@ from dpfl.deploy.processes import CERTIFICATES, SITES
 from dpfl.deploy.serving import make_study
 from dpfl.deploy.site_folder import SiteFolder
 from dpfl.runs.deployment import STUDY_FILE, StudyFile
+from dpfl.runs.toml_file import read_toml
 
+DATA = Path(__file__).with_name("data")
 BUDGETS = {"cleveland": 1.0, "hungarian": 4.0, "va": 8.0}  # epsilons
-README = """# Three hospitals train one model
-
-Everything one needs to see a federation of real sites, on one machine or four. The records are
-those of the UCI heart-disease data (CC BY 4.0), one CSV file per hospital.
-
-    server/             the study, its certificates, the public keys of the sites
-    sites/NAME/         a hospital: site.toml (budget and policy), its records, its key, its ledger
-
-On one machine, everything at once:
-
-    dpfl deploy run {folder}
-
-As four machines would, each in its own terminal:
-
-    dpfl server run {folder}/server
-    dpfl site run {folder}/sites/cleveland        # and the other two
-
-Afterwards, at each hospital, the privacy report for its ethics board:
-
-    dpfl site spend {folder}/sites/cleveland --page board.html
-
-To move it onto real machines: copy each folder in sites/ to its hospital, put the server's address
-into [server] of its site.toml and the server's names into [network] of server/study.toml, make new
-certificates (`dpfl server renew`) and give every site the new ca.crt. A site's folder holds its
-private key and its ledger: it never leaves the hospital. The server's folder holds the authority's
-key: whoever has it can pretend to be the server.
-"""
 
 
 def write_example(folder: Path, *, port: int, rounds: int, method: str) -> None:
@@ -62,25 +37,19 @@ def write_example(folder: Path, *, port: int, rounds: int, method: str) -> None:
     check(empty, str(folder), "is not empty", "name a new folder", FolderError)
     dataset, server = load_dataset("heart_disease", None), folder / "server"
     assert dataset.silos is not None
-    values = {
-        "study": {
-            "name": "heart-disease",
-            "sites": sorted(BUDGETS),
-            "feature_shape": list(dataset.features.shape[1:]),
-            "classes": dataset.classes,
-        },
-        "model": {"name": "logistic"},
-        "method": {"name": method, "lr": 1.0, "clip": 1.0, "batch_size": 32, "local_steps": 10},
-        "run": {"rounds": rounds, "round_timeout": 180.0, "enrol_timeout": 180.0},
-        "network": {"host": "127.0.0.1", "port": port},
-    }
+    values = read_toml(DATA / "example_study.toml")
+    values["study"] |= {"sites": sorted(BUDGETS), "classes": dataset.classes}
+    values["study"]["feature_shape"] = list(dataset.features.shape[1:])
+    values["method"]["name"], values["run"]["rounds"] = method, rounds
+    values["network"]["port"] = port
     study = StudyFile.from_dict(values, "example")
     make_study(server, study)
     for name, epsilon in BUDGETS.items():
         rows = slice(*dataset.silos[name])
         records = _csv(dataset.features[rows].tolist(), dataset.labels[rows].tolist())
         _write_site(folder / SITES / name, study, epsilon, records, server)
-    write_safely(folder / "README.md", README.format(folder=folder).encode())
+    readme = (DATA / "example_readme.md").read_text()
+    write_safely(folder / "README.md", readme.replace("{folder}", str(folder)).encode())
 
 
 def _write_site(home: Path, study: StudyFile, epsilon: float, records: bytes, server: Path) -> None:

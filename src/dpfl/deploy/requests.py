@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from dpfl.core.checks import check
@@ -38,13 +38,13 @@ class Request:
     run: str
     payload: bytes = b""
 
-    def _header(self) -> dict[str, Any]:
-        return {}
-
     def to_message(self) -> Message:
         """Write the request."""
         common = {"kind": self.kind, "dpfl": __version__, "run": self.run}
-        header = common | {"study": self.study.offer()} | self._header()
+        own = {name: getattr(self, name) for name in _own_fields(type(self))}
+        if "terms" in own:
+            own["terms"] = terms_to_dict(own["terms"])
+        header = common | {"study": self.study.offer()} | own
         return Message(header=header, payload=self.payload)
 
     @staticmethod
@@ -62,13 +62,8 @@ class Request:
             raise PeerError("message", f"there is no request '{kind}'", SAME_VERSION)
         with readable("message"):
             study = StudyFile.from_dict(dict(header["study"]), "the server's study")
-            own = found._own(header)
+            own = {name: _READERS[name](header.get(name)) for name in _own_fields(found)}
             return found(study=study, run=str(header["run"]), payload=message.payload, **own)
-
-    @classmethod
-    def _own(cls, header: Mapping[str, Any]) -> dict[str, Any]:
-        """Read the fields that this kind of request adds."""
-        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +79,6 @@ class UnderTerms(Request):
 
     terms: Terms
 
-    def _header(self) -> dict[str, Any]:
-        return {"terms": terms_to_dict(self.terms)}
-
-    @classmethod
-    def _own(cls, header: Mapping[str, Any]) -> dict[str, Any]:
-        return {"terms": terms_from_dict(header["terms"])}
-
     def digest(self) -> str:
         """Name the study and the terms together: what a site agrees to."""
         both = {"study": self.study.digest(), "terms": terms_to_dict(self.terms)}
@@ -104,13 +92,6 @@ class TermsRequest(UnderTerms):
     kind = TERMS
     binding: bool
 
-    def _header(self) -> dict[str, Any]:
-        return {**super()._header(), "binding": self.binding}
-
-    @classmethod
-    def _own(cls, header: Mapping[str, Any]) -> dict[str, Any]:
-        return {**super()._own(header), "binding": header.get("binding") is True}
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRequest(UnderTerms):
@@ -119,16 +100,21 @@ class TrainingRequest(UnderTerms):
     kind = TRAIN
     round: int
 
-    def _header(self) -> dict[str, Any]:
-        return {**super()._header(), "round": self.round}
-
-    @classmethod
-    def _own(cls, header: Mapping[str, Any]) -> dict[str, Any]:
-        return {**super()._own(header), "round": integer(header["round"], least=None)}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery(UnderTerms):
     """Brings the final model, as safetensors in the payload."""
 
     kind = END
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "terms": terms_from_dict,
+    "binding": lambda value: value is True,
+    "round": lambda value: integer(value, least=None),
+}
+
+
+def _own_fields(kind: type[Request]) -> list[str]:
+    """Return the fields that a kind of request adds to those of every request."""
+    return [field.name for field in fields(kind) if field.name in _READERS]

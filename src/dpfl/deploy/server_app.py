@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from dpfl.core.errors import DpflError
 from dpfl.core.files import write_safely
 from dpfl.deploy.coordinator import Coordinator
-from dpfl.deploy.transport import FlowerTransport
+from dpfl.deploy.transport import Transport
 from dpfl.runs.deployment import LINK_PROCESS
 from dpfl.runs.processes import end_with, noted_process
 
@@ -29,7 +29,7 @@ def main(grid: Grid, context: Context) -> None:
         # Flower itself waits minutes for a SuperLink that was killed, and would hold the folder.
         end_with(link)
     try:
-        Coordinator(folder, FlowerTransport(grid)).begin()
+        Coordinator(folder, Transport(grid)).begin()
     except DpflError as error:
         write_safely(folder / FAILED, f"{error.exit_code}\n{error}\n".encode())
         raise

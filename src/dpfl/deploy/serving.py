@@ -11,19 +11,12 @@ from pathlib import Path
 from dpfl.core.checks import check
 from dpfl.core.errors import DpflError, FolderError, PeerError
 from dpfl.core.files import write_safely
+from dpfl.deploy import superlink
 from dpfl.deploy.connections import NODES
 from dpfl.deploy.credentials import make_certificates
 from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile
 from dpfl.deploy.processes import CERTIFICATES, SITES
 from dpfl.deploy.server_app import FAILED
-from dpfl.deploy.superlink import (
-    SuperLink,
-    register_sites,
-    run_status,
-    start_run,
-    write_app,
-    write_connection,
-)
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.deployment import LINK_PROCESS, STUDY_FILE, StudyFile
 from dpfl.runs.folder import RunFolder
@@ -41,7 +34,7 @@ def make_study(folder: Path, study: StudyFile) -> None:
     write_safely(path, study.to_toml().encode())
     make_certificates(folder / CERTIFICATES, _names(study))
     (folder / SITES).mkdir(exist_ok=True)
-    write_app(folder)
+    superlink.write_app(folder)
 
 
 def renew_certificates(folder: Path) -> None:
@@ -96,20 +89,20 @@ def serve(
     study = StudyFile.in_folder(folder)
     network = study.network
     (folder / FAILED).unlink(missing_ok=True)
-    write_app(folder)
-    link = SuperLink.start(folder, network, insecure=insecure)
+    superlink.write_app(folder)
+    link = superlink.SuperLink.start(folder, network, insecure=insecure)
     write_safely(folder / LINK_PROCESS, str(link.process.process.pid).encode())
     try:
-        write_connection(folder, link.port, insecure=insecure)
+        superlink.write_connection(folder, link.port, insecure=insecure)
         (folder / NODES).unlink(missing_ok=True)
         if not insecure:
-            nodes, refused = register_sites(folder)
+            nodes, refused = superlink.register_sites(folder)
             write_safely(folder / NODES, json.dumps(nodes).encode())
             for site, reason in refused.items():
                 tell(f"The key of '{site}' was not registered: {reason}")
         # Not before the keys are known: a site that comes early would be rejected for good.
         link.start_proxy(network)
-        run_id, sites = start_run(folder), ", ".join(study.study.sites)
+        run_id, sites = superlink.start_run(folder), ", ".join(study.study.sites)
         tell(f"Listening on {network.host}:{network.port}; waiting for {sites}")
         _follow(folder, link, run_id, show)
     finally:
@@ -118,7 +111,10 @@ def serve(
 
 
 def _follow(
-    folder: Path, link: SuperLink, run_id: str, show: Callable[[Sequence[RoundRecord]], None]
+    folder: Path,
+    link: superlink.SuperLink,
+    run_id: str,
+    show: Callable[[Sequence[RoundRecord]], None],
 ) -> None:
     """Wait for the end of the run, showing its rounds."""
     run, asked = RunFolder(folder), time.monotonic()
@@ -133,7 +129,7 @@ def _follow(
             raise PeerError(ended.log.stem, f"ended ({ended.log_tail(200)})", remedy)
         if time.monotonic() - asked > _ASK_FLOWER_SECONDS:
             asked = time.monotonic()
-            failed = run_status(folder, run_id).startswith("finished:fail")
+            failed = superlink.run_status(folder, run_id).startswith("finished:fail")
             where = f"see {link.process.log}, then {remedy}"
             check(not failed, "Flower", "reports that the run has failed", where, PeerError)
 

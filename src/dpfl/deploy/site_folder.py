@@ -6,7 +6,7 @@ import datetime
 import hashlib
 import secrets
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -14,14 +14,14 @@ from typing import Any, Self
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DataError, DpflError, FolderError, LedgerError
 from dpfl.core.files import write_safely
-from dpfl.core.types import Claims, Observer, Unit
+from dpfl.core.types import Observer, Unit
 from dpfl.data.federation import Federation
 from dpfl.data.tables import read_file
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.privacy.statement import Statement, statement
-from dpfl.rounds.members import Member
+from dpfl.rounds.members import Member, honest_members
 from dpfl.runs.deployment import SITE_FILE, SiteFile
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.processes import noted_process
@@ -118,21 +118,10 @@ class SiteFolder:
 
     def member(self) -> Member:
         """Return the site as a member that claims what it enforces."""
-        federation, budget = self.federation(), self.file.study_budget()
-        shard = federation.shards[self.id]
-        return Member(
-            id=self.id,
-            shard=shard,
-            budget=budget,
-            claims=Claims(
-                epsilon=budget.epsilon if budget else float("inf"),
-                delta=budget.delta if budget else 0.0,
-                examples=shard.examples,
-                accountant=budget.accountant if budget else None,
-            ),
-            client_settings=self.file.own_settings(),
-            inputs=federation.inputs,
-        )
+        budget, settings = self.file.study_budget(), {self.id: self.file.own_settings()}
+        budgets = {} if budget is None else {self.id: budget}
+        own = replace(self.federation(), budgets=budgets, client_settings=settings)
+        return honest_members(own)[self.id]
 
     def token(self, run: str) -> str:
         """Derive what proves to the server of one run that messages come from the same site."""

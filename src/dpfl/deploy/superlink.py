@@ -12,52 +12,14 @@ from pathlib import Path
 from dpfl.core.checks import check
 from dpfl.core.errors import DpflError, PeerError
 from dpfl.core.files import write_safely
+from dpfl.deploy import processes
 from dpfl.deploy.credentials import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
-from dpfl.deploy.processes import (
-    APP,
-    CERTIFICATES,
-    HOME,
-    SITES,
-    Started,
-    check_port,
-    environment,
-    find_program,
-    free_port,
-    one_line,
-    start,
-    wait_until_ready,
-)
+from dpfl.deploy.processes import APP, CERTIFICATES, HOME, SITES, Started, one_line
 from dpfl.deploy.server_app import FOLDER_KEY
 from dpfl.runs.deployment import NetworkSection
 
 LOG = "superlink.log"
-_BUNDLE = {
-    "pyproject.toml": f"""[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "dpfl-study"
-version = "1.0.0"
-dependencies = []
-
-[tool.hatch.build.targets.wheel]
-packages = ["dpfl_study"]
-
-[tool.flwr.app]
-publisher = "dpfl"
-
-[tool.flwr.app.components]
-serverapp = "dpfl_study.server:app"
-clientapp = "dpfl_study.site:app"
-
-[tool.flwr.app.config]
-{FOLDER_KEY} = ""
-""",
-    "dpfl_study/__init__.py": "",
-    "dpfl_study/server.py": "from dpfl.deploy import server_app\n\napp = server_app.app\n",
-    "dpfl_study/site.py": "from dpfl.deploy import client_app\n\napp = client_app.app\n",
-}
+_APP = "from dpfl.deploy import {name}\n\napp = {name}.app\n"
 
 
 @dataclass(kw_only=True)
@@ -80,9 +42,15 @@ class SuperLink:
     @classmethod
     def start(cls, folder: Path, network: NetworkSection, *, insecure: bool) -> SuperLink:
         """Start the SuperLink of a study; sites cannot reach it yet."""
-        check_port(network.host, network.port)
-        own, port = None if insecure else folder / CERTIFICATES, free_port()
-        command = [find_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(port)]
+        processes.check_port(network.host, network.port)
+        own, port = None if insecure else folder / CERTIFICATES, processes.free_port()
+        command = [
+            processes.find_program("flower-superlink"),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
         command.append("--disable-runtime-dependency-installation")
         if own is None:
             command.append("--insecure")
@@ -97,9 +65,14 @@ class SuperLink:
                 check((own / name).exists(), str(own / name), "is missing", remedy)
                 command += [option, str(own / name)]
             command.append("--enable-supernode-auth")
-        link = cls(folder=folder, process=start(command, folder, LOG), port=port, certificates=own)
+        link = cls(
+            folder=folder,
+            process=processes.start(command, folder, LOG),
+            port=port,
+            certificates=own,
+        )
         try:
-            wait_until_ready(link.process, f"127.0.0.1:{port}", link._authority)
+            processes.wait_until_ready(link.process, f"127.0.0.1:{port}", link._authority)
         except BaseException:
             link.end()
             raise
@@ -114,10 +87,10 @@ class SuperLink:
         if own is not None:
             command += ["--ca", str(own / CA_CERTIFICATE), "--key", str(own / SERVER_KEY)]
             command += ["--certificate", str(own / SERVER_CERTIFICATE)]
-        self.proxy = start(command, self.folder, "proxy.log")
+        self.proxy = processes.start(command, self.folder, "proxy.log")
         anywhere = network.host in ("0.0.0.0", "::")  # noqa: S104 - compared, not listened on
         host = "127.0.0.1" if anywhere else network.host
-        wait_until_ready(self.proxy, f"{host}:{network.port}", self._authority)
+        processes.wait_until_ready(self.proxy, f"{host}:{network.port}", self._authority)
 
     def end(self) -> None:
         """End the proxy and the SuperLink."""
@@ -133,9 +106,14 @@ class SuperLink:
 
 def write_app(folder: Path) -> Path:
     """Write the bundle that Flower hands to the sites; it names what dpfl has installed there."""
-    for name, text in _BUNDLE.items():
-        write_safely(folder / APP / name, text.encode())
-    return folder / APP
+    app = folder / APP
+    write_safely(
+        app / "pyproject.toml", Path(__file__).with_name("data").joinpath("app.toml").read_bytes()
+    )
+    write_safely(app / "dpfl_study" / "__init__.py", b"")
+    for module, name in (("server", "server_app"), ("site", "client_app")):
+        write_safely(app / "dpfl_study" / f"{module}.py", _APP.format(name=name).encode())
+    return app
 
 
 def write_connection(folder: Path, port: int, *, insecure: bool) -> None:
@@ -150,8 +128,8 @@ def write_connection(folder: Path, port: int, *, insecure: bool) -> None:
 def _flwr(folder: Path, *arguments: str) -> dict[str, object]:
     """Run Flower's command line, and return its JSON answer."""
     command, own = (
-        [find_program("flwr"), *arguments, "--format", "json"],
-        environment(folder / HOME),
+        [processes.find_program("flwr"), *arguments, "--format", "json"],
+        processes.environment(folder / HOME),
     )
     done = subprocess.run(
         command, capture_output=True, text=True, env=own, timeout=180, check=False

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Protocol
 
 from flwr.app import ConfigRecord, MessageType, RecordDict
 from flwr.app import Message as FlowerMessage
@@ -19,19 +18,6 @@ from dpfl.deploy.messages import Message, Reply, read_header, write_header
 RECORD = "dpfl"
 _POLL_SECONDS = 0.2
 _BOTH_SIDES = "run dpfl on both sides"
-
-
-class Transport(Protocol):
-    """What a coordinator needs of a network."""
-
-    def nodes(self) -> list[int]:
-        """Return the nodes that are connected."""
-
-    def ask(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Reply]:
-        """Send one message to each node; return a reply, or its absence, for every one of them."""
-
-    def wait(self, seconds: float) -> None:
-        """Let time pass."""
 
 
 def to_record(message: Message) -> RecordDict:
@@ -52,8 +38,8 @@ def from_record(content: RecordDict) -> Message:
     return Message(header=read_header(header), payload=payload)
 
 
-class FlowerTransport:
-    """A transport over a Flower grid."""
+class Transport:
+    """What a coordinator needs of a network, over a Flower grid."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
