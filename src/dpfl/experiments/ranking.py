@@ -124,7 +124,9 @@ def remarks(lines: Sequence[Standing]) -> list[str]:
         elif server != world:
             meaning = f"per {one.unit}, {one.promise.adjacency} adjacency"
             most = shown(max(server))
-            found.append(f"{one.label}: against the server itself epsilon is up to {most}, {meaning}")
+            found.append(
+                f"{one.label}: against the server itself epsilon is up to {most}, {meaning}"
+            )
     if len({one.tested for one in lines if one.tested}) > 1:
         personal = [one for one in lines if one.tested.startswith("each client")]
         found += [f"{one.label}: {one.tested}; ranked apart" for one in personal]

@@ -99,7 +99,9 @@ class RunScore:
             for observer, told in values.get("epsilon_by_observer", {}).items()
             if (spread := EpsilonSpread.from_dict({"accountant": (), **told}))
         }
-        numbers = {k: own for k, own in values.items() if isinstance(own, Mapping) and "mean" in own}
+        numbers = {
+            k: own for k, own in values.items() if isinstance(own, Mapping) and "mean" in own
+        }
         return cls(
             seed=values["seed"],
             accuracy=values["accuracy"],
@@ -137,7 +139,11 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult:
-    """One method in one case: the settings that were chosen for it, what was tried, and its runs."""
+    """One method in one case.
+
+    ``chosen`` are the settings that a search chose for it among those it ``tried``; ``runs`` are in
+    the order of seeds, and empty after a search.
+    """
 
     case: Values = field(default_factory=dict)
     label: str

@@ -49,9 +49,9 @@ class Tuning(Section):
 class Sweep(TomlFile):
     """A study file: one base experiment and everything that is tried on it.
 
-    ``vary`` lists values of dotted fields, which are crossed; ``methods`` holds the settings of each
-    method by its label, ``name`` among them where the label is another one; ``metrics`` are dotted
-    names of a round's record that the results shall condense.
+    ``vary`` lists values of dotted fields, which are crossed. ``methods`` holds the settings of
+    each method by its label; ``name`` names the method where the label does not. ``metrics`` are
+    dotted names of a round's record that the results condense.
     """
 
     called: ClassVar[str] = "study"
@@ -112,8 +112,8 @@ class Sweep(TomlFile):
         return Experiment.from_dict(set_fields(values, fields), f"study, method '{label}'")
 
     def tunable(self, label: str) -> list[Values]:
-        """Return the candidates of one method: those that differ in a setting that it has and that is
-        not fixed.
+        """Return the candidates of one method, as far as they differ in settings that it has and
+        that its label does not fix.
         """
         if self.tune is None:
             return [{}]

@@ -26,8 +26,8 @@ Progress = Callable[[str, int, int], None]
 HALTS = (0.25, 0.5)
 
 UNACCOUNTED_TUNING = (
-    "Tuned on the clients' own records: what was chosen depends on them, and no privacy cost covers "
-    "that. Tune on public or proxy data (--tune-on) to avoid it."
+    "Tuned on the clients' own records: what was chosen depends on them, and no privacy cost "
+    "covers that. Tune on public or proxy data (--tune-on) to avoid it."
 )
 PROXY_TUNING = "Tuned on {data}: what was chosen says nothing of the clients' records."
 
@@ -49,8 +49,8 @@ def _silent(stage: str, done: int, total: int) -> None:
 class RunStore:
     """A folder in which runs are kept by content: what is there is not run again.
 
-    ``kept`` is the folder, ``data_folder`` where data sets lie, ``workers`` how many runs go on at a
-    time, ``progress`` is told the stage, the rounds done and the rounds in all.
+    ``kept`` is the folder, ``data_folder`` where data sets lie, ``workers`` how many runs go on at
+    a time. ``progress`` is called with the stage, the rounds done and the rounds in all.
     """
 
     kept: Path = Path("runs/kept")
@@ -143,7 +143,8 @@ def choose(study: Sweep, store: RunStore) -> dict[str, Choice]:
 def _candidates(study: Sweep, key: str, cell: Cell, store: RunStore) -> list[_Candidate]:
     """The candidates of one method in one case; none where there is nothing to choose from."""
     assert study.tune is not None
-    options, ids = study.tunable(cell.label), ()
+    options = study.tunable(cell.label)
+    ids: tuple[str, ...] = ()
     if len(options) < 2:
         return []
     if study.tune.on is not None:  # lay the budgets of the federation over other records

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dpfl.experiments.ranking import is_reference, promise_of
+from dpfl.experiments.results import RunScore
 from dpfl.report.reading import Case, Material, ReadRun
 
 Values = list[Any]
@@ -106,7 +106,12 @@ def _units(case: Case) -> list[str]:
 
 
 def _reference(run: ReadRun) -> bool:
-    return is_reference(run.told())
+    return RunScore.from_dict(run.told()).reference
+
+
+def _promise(run: ReadRun) -> tuple[str, str, str]:
+    unit, adjacency, observer = (run.summary[name] for name in ("unit", "adjacency", "observer"))
+    return unit, adjacency, observer
 
 
 def _in_unit(case: Case, unit: str) -> dict[str, Sequence[ReadRun]]:
@@ -165,7 +170,7 @@ def accuracy_by_epsilon(material: Material) -> list[Chart]:
             numbers = [value for value in spent if isinstance(value, int | float)]
             if numbers and len(numbers) == len(runs) and not _reference(runs[0]):
                 point = (statistics.mean(numbers), [100 * run.summary["accuracy"] for run in runs])
-                found.setdefault(promise_of(runs[0].told()), {}).setdefault(label, []).append(point)
+                found.setdefault(_promise(runs[0]), {}).setdefault(label, []).append(point)
     charts = []
     for number, ((unit, adjacency, observer), methods) in enumerate(sorted(found.items())):
         series = []

@@ -215,10 +215,10 @@ def _standings(case: Case) -> str:
         found += f"<h3>Protecting a {text(unit)}</h3>" + table(
             headings, rows, name=f"standings-{unit}", kinds=kinds
         )
-        meanings = sorted({one.promise for one in mine if one.promise[2] != "nobody"})
+        meanings = sorted({str(one.promise) for one in mine if one.runs[0].protects})
         found += "".join(
-            f'<p class="note">Epsilon: per {text(u)}, {text(a)} adjacency, against the {text(who)}; means over seeds.</p>'
-            for u, a, who in meanings
+            f'<p class="note">Epsilon: {text(meaning)}; means over seeds.</p>'
+            for meaning in meanings
         )
         found += "".join(f'<p class="note">{text(remark)}.</p>' for remark in remarks(mine))
     return found + (
@@ -230,7 +230,7 @@ def _standings(case: Case) -> str:
 
 def _standing_row(one: Standing) -> list[object]:
     spread = f" ± {100 * statistics.stdev(one.accuracies):.1f}" if len(one.accuracies) > 1 else ""
-    spent = [run["epsilon"].get("spent") for run in one.runs]
+    spent = [run.epsilon.spent.to_dict() if run.epsilon else None for run in one.runs]
     epsilons = [_mean_epsilon([s[key] for s in spent if s]) for key in ("median", "largest")]
     return [
         one.label,
@@ -240,8 +240,8 @@ def _standing_row(one: Standing) -> list[object]:
         "-" if one.p_value is None else (f"{one.p_value:.2g}", one.p_value),
         one.against,
         *epsilons,
-        f"{statistics.mean(run['clients_left'] for run in one.runs):g}/{one.runs[0]['clients']}",
-        (_bytes(statistics.mean(r["bytes_up"] for r in one.runs)), statistics.mean(r["bytes_up"] for r in one.runs)),
+        f"{statistics.mean(run.clients_left for run in one.runs):g}/{one.runs[0].clients}",
+        (_bytes(statistics.mean(r.bytes_up for r in one.runs)), statistics.mean(r.bytes_up for r in one.runs)),
     ]  # fmt: skip
 
 

@@ -204,7 +204,9 @@ def _with_budgets_read(values: dict[str, Any]) -> dict[str, Any]:
     if isinstance(common, float) and set(deltas) == set(epsilons):
         for client, own in deltas.items():
             problem = f"gives '{client}' delta {own:g}, and delta = {common:g} was given for all"
-            remedy = "leave one of the two out; a delta for all fills only empty cells of the column"
+            remedy = (
+                "leave one of the two out; a delta for all fills only empty cells of the column"
+            )
             check(own == common, where, problem, remedy)
     if deltas and isinstance(common, float | None):
         delta = {client: deltas.get(client, common) for client in epsilons}

@@ -30,7 +30,10 @@ class DataSection(Section):
 
 
 class PartitionSection(Section):
-    """How records are shared out: a law and its settings. Data from a folder is shared out already."""
+    """How records are shared out: a law and its settings.
+
+    Data from a folder is shared out already.
+    """
 
     kind: str | None = None
     clients: int | None = None
@@ -162,7 +165,10 @@ class ServerSection(Section):
         decay = self.schedule or own.decay
         exponential, factor = decay == "exponential", self.factor
         self._need(
-            exponential or factor is None, "factor", f"a schedule '{decay}' has none", "leave it out"
+            exponential or factor is None,
+            "factor",
+            f"a schedule '{decay}' has none",
+            "leave it out",
         )
         self._need(
             not exponential or factor is not None or own.decay == decay,
