@@ -196,7 +196,7 @@ def test_describe_says_whom_it_protects_from_whom_without_running(
         capsys, "describe", "--dataset", "digits", "--clients", "4", *PRIVATE, "--method", "weiavg"
     )
     assert code == 0
-    assert "hides a record from the server (zero_out adjacency)" in out
+    assert "protects a record against the server (zero_out adjacency)" in out
     assert "against the world" in out
     assert not Path("runs").exists()
     _, out, _ = _run(
@@ -302,7 +302,7 @@ BAD = [
     ),
     (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--lr", "-1"], 2, "lr = -1"),
     (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--cohort", "9"], 2, "9 of 4 clients"),
-    (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--cohort", "many"], 2, "no number"),
+    (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--cohort", "many"], 2, "not a number"),
     (["run", *QUICK, *PRIVATE, "--method", "weiavg", "--cohort", "nan"], 2, "nan of 4 clients"),
     (
         ["run", "--dataset", "heart_disease", "--clients", "5", *PRIVATE, "--method", "weiavg"],
@@ -341,7 +341,7 @@ BAD = [
     (["run", "--resume", "nowhere"], 5, "holds no run"),
     (["account", "--ledger", "nowhere.sqlite"], 5, "there is no ledger"),
     (["account", "--noise-multiplier", "1"], 2, "delta"),
-    (["account"], 2, "one question"),
+    (["account"], 2, "--ledger"),
     (
         ["account", "--noise-multiplier", "1", "--delta", "1e-5", "--sampling", "uniform"],
         4,

@@ -96,24 +96,20 @@ def tune(
     problem = "names the federation's own records"
     remedy = "name other data: public ones, or a proxy; or leave it out"
     check(not _same_data(on or {}, base.get("data", {})), "tuning data", problem, remedy)
-    grid = dict(over or GRID)
-    own = {} if over else own_searches(base, methods, store.data_folder)
     tuning = {
-        "over": grid,
-        "own": own,
+        "over": dict(over or GRID),
+        "own": {} if over else own_searches(base, methods, store.data_folder),
         "search": search,
         "seeds": [TUNING_SEED + number for number in range(seeds)],
         **({"on": on} if on else {}),
     }
-    study = _study(
-        base,
-        {
-            "title": f"{len(methods)} methods tuned by {search}",
-            "methods": {name: {} for name in methods},
-            "seeds": [0],
-            "tune": tuning,
-        },
-    )
+    title, own = f"{len(methods)} methods tuned by {search}", {name: {} for name in methods}
+    study = _study(base, {"title": title, "methods": own, "seeds": [0], "tune": tuning})
+    return tune_study(study, store)
+
+
+def tune_study(study: Sweep, store: RunStore) -> StudyResult:
+    """Tune every method by the study's rule, and run nothing else."""
     chosen = choose(study, store)
     return _result(
         study, [_cell(study, cell, chosen[key_of(study, cell)]) for cell in cells(study)]

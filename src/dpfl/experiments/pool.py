@@ -72,7 +72,7 @@ def run_task(task: Task, report: Callable[[int], None]) -> Ended:
     }
     if task.rounds < task.experiment.run.rounds:
         scores = run_until(task.experiment, task.folder, task.rounds, **common)
-        return _halted(task, scores)
+        return _known(folder, task) or _halted(task, scores)  # it may have ended before
     summary = run_experiment(task.experiment, task.folder, **common).summary
     return Ended(scores=summary.scores, rounds=summary.rounds)
 
