@@ -7,8 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from dpfl.cli import options as o
 from dpfl.cli.console import note, out, print_facts, print_json, warn
 from dpfl.core.checks import check, one_of
@@ -18,13 +16,11 @@ def account(
     ledger: Annotated[Path | None, o.opt("A ledger file: print every account's spend.")] = None,
     noise_multiplier: Annotated[float | None, o.opt("Noise std / clip: print epsilon.")] = None,
     epsilon: Annotated[float | None, o.opt("Target: print the least noise that meets it.")] = None,
-    sampling_rate: Annotated[float, typer.Option(help="Rate at which units are drawn.")] = 1.0,
-    steps: Annotated[int, typer.Option(help="Number of releases.")] = 1,
+    sampling_rate: Annotated[float, o.opt("Rate at which units are drawn.")] = 1.0,
+    steps: Annotated[int, o.opt("Number of releases.")] = 1,
     delta: Annotated[float | None, o.opt("Delta (a ledger knows its own).")] = None,
-    sampling: Annotated[str, typer.Option(help="poisson, uniform or none.")] = "poisson",
-    adjacency: Annotated[
-        str, typer.Option(help="add_remove, zero_out or replace_one.")
-    ] = "add_remove",
+    sampling: Annotated[str, o.opt("poisson, uniform or none.")] = "poisson",
+    adjacency: Annotated[str, o.opt("add_remove, zero_out or replace_one.")] = "add_remove",
     accountant: Annotated[str | None, o.opt("pld, rdp or renyi (default: the tightest).")] = None,
     page: Annotated[
         Path | None, o.opt("With --ledger: write a privacy report for an ethics board (HTML).")

@@ -31,9 +31,9 @@ def verify(
     ] = None,
     accept_head: Annotated[
         bool,
-        typer.Option(
+        o.opt(
+            "Write the missing head file, if this is the newest copy of the ledger.",
             "--accept-head",
-            help="Write the missing head file, if this is the newest copy of the ledger.",
         ),
     ] = False,
     json: o.Json = False,

@@ -13,12 +13,18 @@ from dpfl.core.errors import unknown_name
 if TYPE_CHECKING:
     from dpfl.strategy.method import Method
 
+PAGE = """\
+# Methods
+
+This table is written by `dpfl methods --markdown`. Methods of one family are worth comparing;
+[choosing a method](choosing-a-method.md) says which to try first.
+
+"""
+
 
 def methods(
     family: Annotated[str | None, o.opt("Only one family.")] = None,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the table of the documentation.")
-    ] = False,
+    markdown: Annotated[bool, o.opt("Print the table of the documentation.", "--markdown")] = False,
     json: o.Json = False,
 ) -> None:
     """List the methods, with the family they are compared in and what they need."""
@@ -44,11 +50,7 @@ def methods_page(methods: list[Method]) -> str:
     """Return the page of the documentation that lists the methods."""
     rows = [f"| `{m.name}` | {m.about} | {m.family} | {m.needs or '-'} |" for m in methods]
     head = ["| method | what it is | family | needs |", "|---|---|---|---|"]
-    text = (
-        "# Methods\n\nThis table is written by `dpfl methods --markdown`. Methods of one family are\n"
-        "worth comparing; [choosing a method](choosing-a-method.md) says which to try first.\n\n"
-    )
-    return text + "\n".join([*head, *rows]) + "\n"
+    return PAGE + "\n".join([*head, *rows]) + "\n"
 
 
 def _print(kind: str, rows: dict[str, str]) -> None:

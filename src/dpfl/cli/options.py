@@ -64,8 +64,8 @@ def _completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]
 
 
 def opt(text: str, *names: str, **more: Any) -> Any:
-    """Return an option with this help, without a default to show."""
-    return typer.Option(*names, help=text, show_default=False, **more)
+    """Return an option with this help, under these names or that of the argument."""
+    return typer.Option(*names, help=text, **more)
 
 
 def option(kind: Any, text: str, *names: str, **more: Any) -> Any:
@@ -75,35 +75,41 @@ def option(kind: Any, text: str, *names: str, **more: Any) -> Any:
 
 File = Annotated[Path | None, typer.Argument(help="Experiment file (TOML).", show_default=False)]
 Data = Annotated[Path | None, opt("Where data sets that do not ship with dpfl lie.")]
-Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
-Workers = Annotated[int, typer.Option(help="Runs at a time, one process each.", min=1)]
-Seeds = Annotated[str, typer.Option(help="How many seeds, or a list such as 0,1,2.")]
+Json = Annotated[bool, opt("Write one JSON document to stdout.", "--json")]
+Quiet = Annotated[bool, opt("No progress bar.", "--quiet")]
+Workers = Annotated[int, opt("Runs at a time, one process each.", min=1)]
+Seeds = Annotated[str, opt("How many seeds, or a list such as 0,1,2.")]
 Over = Annotated[list[str] | None, opt("A field and its values.", metavar="FIELD=VALUE,...")]
-Port = Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535)]
+Port = Annotated[int, opt("Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535)]
+Kept = Annotated[Path, opt("Where runs are kept by content, not to be repeated.")]
+Out = Annotated[Path | None, opt("Folder of the results (default: a new one in runs/).", "--out")]
+_Methods = Annotated[
+    str, opt("Methods, separated by commas; or all.", autocompletion=_completing(method_names))
+]
+_Family = Annotated[str | None, opt("Instead: heterogeneous, client or wireless.")]
 
-_COMPLETED = {"budgets": _budget_names, "model": _model_names, "method": method_names}
-_SPECIAL = {
-    "dataset": option(
-        str,
-        "Data set, or a folder with one CSV or Parquet file per client.",
-        autocompletion=_completing(_dataset_names),
-    ),
-    "misreport": option(
-        list[str],
-        "A client that claims a multiple of its epsilon.",
-        "--misreport",
-        metavar="ID:FACTOR",
-    ),
-    "liar": option(list[str], "The name of --misreport in 0.1.", "--liar", hidden=True),
-    "set": option(
-        list[str],
-        "Any other setting of the method, or any field: --set k=1 --set server.lr=0.1.",
-        "--set",
-        metavar="KEY=VALUE",
-    ),
+MANY: dict[str, tuple[Any, Any]] = {"methods": (_Methods, ""), "family": (_Family, None)}
+"""Options of commands that take several methods, with their defaults."""
+
+STORE: dict[str, tuple[Any, Any]] = {
+    "workers": (Workers, 2),
+    "folder": (Out, None),
+    "kept": (Kept, Path("runs/kept")),
+    "quiet": (Quiet, False),
 }
-_ONE = ("method", "seed")
+"""Options of commands that run several experiments, with their defaults."""
+
+_DATASET = "Data set, or a folder with one CSV or Parquet file per client."
+_SET = "Any other setting, or any field: --set k=1 --set server.lr=0.1."
+_LIES = "A client that claims a multiple of its epsilon."
+_SPECIAL = {
+    "dataset": option(str, _DATASET, autocompletion=_completing(_dataset_names)),
+    "misreport": option(list[str], _LIES, "--misreport", metavar="ID:FACTOR"),
+    "liar": option(list[str], "The name of --misreport in 0.1.", "--liar", hidden=True),
+    "set": option(list[str], _SET, "--set", metavar="KEY=VALUE"),
+}
+_COMPLETED = {"budgets": _budget_names, "model": _model_names, "method": method_names}
+_ONE = ("method", "seed", "workers")
 
 
 def _experiment_options(one_method: bool) -> dict[str, Any]:
@@ -114,33 +120,6 @@ def _experiment_options(one_method: bool) -> dict[str, Any]:
             more = {"autocompletion": _completing(names)} if names else {}
             found[name] = option(kind, text, **more)
     return found
-
-
-MANY: dict[str, tuple[Any, Any]] = {
-    "methods": (
-        Annotated[
-            str,
-            typer.Option(
-                help="Methods, separated by commas; or all.",
-                autocompletion=_completing(method_names),
-            ),
-        ],
-        "",
-    ),
-    "family": (option(str, "Instead: heterogeneous, client or wireless."), None),
-}
-"""Options of commands that take several methods, with their defaults."""
-
-STORE: dict[str, tuple[Any, Any]] = {
-    "workers": (Workers, 2),
-    "folder": (option(Path, "Folder of the results (default: a new one in runs/).", "--out"), None),
-    "kept": (
-        Annotated[Path, typer.Option(help="Where runs are kept by content, not to be repeated.")],
-        Path("runs/kept"),
-    ),
-    "quiet": (Quiet, False),
-}
-"""Options of commands that run several experiments, with their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,20 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from dpfl.cli import console as c
 from dpfl.cli import options as o
-from dpfl.cli.console import (
-    MOST_LINES,
-    bytes_text,
-    epsilon_text,
-    note,
-    out,
-    print_json,
-    table,
-    time_text,
-    warn,
-)
 
 if TYPE_CHECKING:
     from dpfl.experiments.describe import Description
@@ -38,9 +26,7 @@ forms; it ranks methods of one promise and does not predict accuracy"""
 @o.takes_experiment(o.MANY)
 def plan(
     asked: o.Asked,
-    timing: Annotated[
-        bool, typer.Option(help="Estimate the time by a few rounds on made-up records.")
-    ] = True,
+    timing: Annotated[bool, o.opt("Estimate the time by a few rounds on made-up records.")] = True,
 ) -> None:
     """Before training: noise per client, epsilons, bytes, noise to signal, time, and what to try
     first.
@@ -56,34 +42,34 @@ def plan(
     planned = library.plan(experiments, data_folder=asked.data, timing=timing)
     for one in planned.methods:
         if one.untimed:
-            note(f"no time for {one.method}: {one.untimed}")
+            c.note(f"no time for {one.method}: {one.untimed}")
     if asked.json:
-        print_json(planned.to_dict())
+        c.print_json(planned.to_dict())
     else:
         show(planned)
 
 
 def show(planned: Plan) -> None:
-    """Print one table per promise, the noise of single clients, warnings and the advice."""
+    """Print one c.table per promise, the noise of single clients, warnings and the advice."""
     first = planned.methods[0].description
     size = f"{len(first.clients)} clients, {first.rounds} rounds, {first.parameters} parameters"
-    out.print(f"{size}; nothing was trained")
+    c.out.print(f"{size}; nothing was trained")
     promises = {str(one.description.promise): one.description for one in planned.methods}
     for promise in sorted(promises, key=lambda name: (not promises[name].protects, name)):
         own = [one for one in planned.methods if str(one.description.promise) == promise]
-        out.print()
-        out.print(_methods_table(own, promises[promise]))
-    out.print(LEGEND)
+        c.out.print()
+        c.out.print(_methods_table(own, promises[promise]))
+    c.out.print(LEGEND)
     _show_noise([one.description for one in planned.methods if one.description.protects])
-    out.print()
+    c.out.print()
     warned = [one for one in planned.methods if one.description.forecast.warning]
-    warn(f"WARNING: {one.method}: {one.description.forecast.warning}" for one in warned)
+    c.warn(f"WARNING: {one.method}: {one.description.forecast.warning}" for one in warned)
     for tip in planned.recommendations:
         protected = f"To protect a {tip.promise.unit} against the {tip.promise.observer}"
         advice = f"({tip.promise.adjacency}), try {tip.method} first: {tip.reason}."
-        out.print(f"{protected} {advice}")
+        c.out.print(f"{protected} {advice}")
     if planned.recommendations:
-        out.print(
+        c.out.print(
             "Then compare: dpfl compare with the same options. "
             "Tune on public data: dpfl tune --tune-on."
         )
@@ -93,17 +79,17 @@ def _methods_table(own: Sequence[MethodPlan], first: Description) -> object:
     promise = first.promise
     title = f"Protecting a {promise.unit} against the {promise.observer} ({promise.adjacency})"
     headings = ("noise / signal", "server eps", "world eps", "up", "down", "time")
-    lines = table("method", *headings, title=title if first.protects else "Protecting nobody")
+    lines = c.table("method", *headings, title=title if first.protects else "Protecting nobody")
     for one in own:
         described = one.description
         ratio = described.forecast.noise_to_signal
         lines.add_row(
             one.method,
             "-" if ratio is None else f"{ratio:.3g}",
-            *(epsilon_text(planned.spread.largest) for planned in described.epsilon.values()),
-            bytes_text(described.bytes_up * described.cohort),
-            bytes_text(described.bytes_down * described.cohort),
-            time_text(one.seconds),
+            *(c.epsilon_text(planned.spread.largest) for planned in described.epsilon.values()),
+            c.bytes_text(described.bytes_up * described.cohort),
+            c.bytes_text(described.bytes_down * described.cohort),
+            c.time_text(one.seconds),
         )
     return lines
 
@@ -119,15 +105,15 @@ def _show_noise(described: Sequence[Description]) -> None:
         part = list(columns.items())[start : start + MOST_COLUMNS]
         title = "Noise multiplier (std / clip) by client" if start == 0 else None
         names = [own[0] + (f" (+{len(own) - 1})" if len(own) > 1 else "") for _, own in part]
-        lines = table("client", "records", "budget", *names, title=title)
-        for number, client in enumerate(real[0].clients[:MOST_LINES]):
+        lines = c.table("client", "records", "budget", *names, title=title)
+        for number, client in enumerate(real[0].clients[: c.MOST_LINES]):
             budget = "-" if client.budget is None else f"{client.budget:.4g}"
             shown = [f"{key[number]:.3g}" for key, _ in part]
             lines.add_row(client.client, str(client.records), budget, *shown)
-        out.print()
-        out.print(lines)
-    if columns and len(real[0].clients) > MOST_LINES:
-        out.print(f"... and {len(real[0].clients) - MOST_LINES} more: use --json")
+        c.out.print()
+        c.out.print(lines)
+    if columns and len(real[0].clients) > c.MOST_LINES:
+        c.out.print(f"... and {len(real[0].clients) - c.MOST_LINES} more: use --json")
     for own in columns.values():
         if len(own) > 1:
-            out.print(f"(+{len(own) - 1}): {', '.join(own)}")
+            c.out.print(f"(+{len(own) - 1}): {', '.join(own)}")

@@ -9,8 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from dpfl.cli import options as o
 from dpfl.cli.console import epsilon_text, out, print_facts, print_json, table
 from dpfl.core.checks import check, one_of
@@ -19,25 +17,23 @@ MOST_LINES = 12
 
 
 def plan_power(
-    parameters: Annotated[int, typer.Option(help="Parameters of the model (d).")],
-    rounds: Annotated[int, typer.Option(help="Rounds.")],
-    delta: Annotated[float, typer.Option(help="Delta; with --accounting paper, of one round.")],
+    parameters: Annotated[int, o.opt("Parameters of the model (d).")],
+    rounds: Annotated[int, o.opt("Rounds.")],
+    delta: Annotated[float, o.opt("Delta; with --accounting paper, of one round.")],
     epsilon: Annotated[float | None, o.opt("What all rounds may cost a client.")] = None,
     gains: Annotated[Path | None, o.opt("CSV with the columns id,gain; or --clients.")] = None,
     clients: Annotated[int | None, o.opt("Draw this many Rayleigh gains instead.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of drawn gains.")] = 0,
-    accounting: Annotated[
-        str, typer.Option(help="tight, or paper (linear composition).")
-    ] = "tight",
-    adjacency: Annotated[str, typer.Option(help="replace_one or zero_out.")] = "replace_one",
+    seed: Annotated[int, o.opt("Seed of drawn gains.")] = 0,
+    accounting: Annotated[str, o.opt("tight, or paper (linear composition).")] = "tight",
+    adjacency: Annotated[str, o.opt("replace_one or zero_out.")] = "replace_one",
     projection: Annotated[
-        str, typer.Option(help="rademacher, gaussian, achlioptas or fourier.")
+        str, o.opt("rademacher, gaussian, achlioptas or fourier.")
     ] = "rademacher",
-    power: Annotated[float, typer.Option(help="Average power of a client.")] = 1.0,
-    clip: Annotated[float, typer.Option(help="Largest norm of a gradient.")] = 1.0,
-    strong_convexity: Annotated[float, typer.Option(help="Of the loss, for the bound.")] = 1e-3,
+    power: Annotated[float, o.opt("Average power of a client.")] = 1.0,
+    clip: Annotated[float, o.opt("Largest norm of a gradient.")] = 1.0,
+    strong_convexity: Annotated[float, o.opt("Of the loss, for the bound.")] = 1e-3,
     figures: Annotated[
-        bool, typer.Option("--curves", help="Write the paper's curves as JSON instead of one plan.")
+        bool, o.opt("Write the paper's curves as JSON instead of one plan.", "--curves")
     ] = False,
     json: o.Json = False,
 ) -> None:

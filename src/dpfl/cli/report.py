@@ -21,13 +21,9 @@ def report(
     ] = None,
     public: Annotated[
         bool,
-        typer.Option(
-            "--public", help="Leave out whatever an outsider may not see; writes public.html."
-        ),
+        o.opt("Leave out whatever an outsider may not see; writes public.html.", "--public"),
     ] = False,
-    pdf: Annotated[
-        bool, typer.Option("--pdf", help="Print it to a PDF as well (needs Chromium).")
-    ] = False,
+    pdf: Annotated[bool, o.opt("Print it to a PDF as well (needs Chromium).", "--pdf")] = False,
     figures: Annotated[Path | None, o.opt("Folder for every figure as SVG and PNG.")] = None,
     json: o.Json = False,
 ) -> None:

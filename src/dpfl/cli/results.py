@@ -10,17 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfl.cli.console import (
-    bytes_text,
-    format_spread,
-    mean_and_spread,
-    note,
-    out,
-    print_json,
-    progress_bar,
-    table,
-    warn,
-)
+from dpfl.cli import console as c
 from dpfl.cli.options import Asked
 from dpfl.core.errors import Interrupted
 
@@ -42,7 +32,7 @@ def open_store(asked: Asked, title: str) -> Iterator[RunStore]:
     """Yield the store that the options ask for, behind a progress bar."""
     from dpfl.experiments.tuning import RunStore
 
-    with progress_bar(asked.quiet) as bar:
+    with c.progress_bar(asked.quiet) as bar:
         task = bar.add_task(title, total=None, note="")
 
         def progress(stage: str, done: int, total: int) -> None:
@@ -72,11 +62,11 @@ def finish(
     if ran:
         write_report(of_results(result.to_dict(), asked.kept), folder / "report.html")
     if asked.json:
-        print_json({"folder": str(folder), **result.to_dict()})
+        c.print_json({"folder": str(folder), **result.to_dict()})
     else:
         show(result)
-        note(f"Results: {folder}")
-        note(f"Report: {folder / 'report.html'}" if ran else "")
+        c.note(f"Results: {folder}")
+        c.note(f"Report: {folder / 'report.html'}" if ran else "")
     return folder
 
 
@@ -88,24 +78,24 @@ def show_standings(lines: Sequence[Standing]) -> None:
 
     for unit, mine in grouped(lines).items():
         title = f"Protecting a {unit}: outcome over {len(mine[0].runs)} seed(s)"
-        outcome = table("method", "accuracy %", "gap", "p", "left", "up", "down", title=title)
+        outcome = c.table("method", "accuracy %", "gap", "p", "left", "up", "down", title=title)
         headings = ("spent: min", "median", "max", "budget: min", "median", "max")
-        privacy = table("method", *headings, title="Epsilon over clients (averaged over seeds)")
+        privacy = c.table("method", *headings, title="Epsilon over clients (averaged over seeds)")
         for one in mine:
             outcome.add_row(one.label, *_outcome(one))
             spent = [run.epsilon.spent for run in one.runs if run.epsilon]
             budgets = [run.epsilon.budget for run in one.runs if run.epsilon]
             privacy.add_row(one.label, *_averaged(spent), *_averaged(budgets))
-        out.print(outcome)
-        out.print()
-        out.print(privacy)
+        c.out.print(outcome)
+        c.out.print()
+        c.out.print(privacy)
         for meaning in sorted({_meaning(one) for one in mine if one.runs[0].epsilon}):
-            out.print(meaning)
-        out.print(LEGEND)
+            c.out.print(meaning)
+        c.out.print(LEGEND)
         for remark in remarks(mine):
-            out.print(remark)
-        out.print(COMPOSE)
-        out.print()
+            c.out.print(remark)
+        c.out.print(COMPOSE)
+        c.out.print()
     _show_flags(lines)
 
 
@@ -114,12 +104,12 @@ def _outcome(one: Standing) -> list[str]:
         return statistics.mean(float(getattr(run, name)) for run in one.runs)
 
     return [
-        mean_and_spread(one.accuracies),
+        c.mean_and_spread(one.accuracies),
         _gap(one),
         "-" if one.p_value is None else f"{one.p_value:.2g}",
         f"{mean('clients_left'):g}/{one.runs[0].clients}",
-        bytes_text(mean("bytes_up")),
-        bytes_text(mean("bytes_down")),
+        c.bytes_text(mean("bytes_up")),
+        c.bytes_text(mean("bytes_down")),
     ]
 
 
@@ -138,7 +128,7 @@ def _show_flags(lines: Sequence[Standing]) -> None:
         for flag in one.runs[0].flags:
             if flag.flag.voids_privacy:
                 raised.setdefault(str(flag), []).append(one.label)
-    warn(f"{flag} [{', '.join(dict.fromkeys(who))}]" for flag, who in sorted(raised.items()))
+    c.warn(f"{flag} [{', '.join(dict.fromkeys(who))}]" for flag, who in sorted(raised.items()))
 
 
 def _averaged(spreads: Sequence[Spread | None]) -> list[str]:
@@ -146,8 +136,8 @@ def _averaged(spreads: Sequence[Spread | None]) -> list[str]:
 
     known = [vars(spread) for spread in spreads if spread]
     if not known:
-        return format_spread(None)
-    return format_spread(
+        return c.format_spread(None)
+    return c.format_spread(
         Spread(**{name: statistics.mean(one[name] for one in known) for name in known[0]})
     )
 
@@ -159,7 +149,7 @@ def _meaning(one: Standing) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Show a value of a swept field; a table as NAME x FACTOR."""
+    """Show a value of a swept field; a c.table as NAME x FACTOR."""
     if isinstance(value, dict):
         return ", ".join(f"{name} x {factor:g}" for name, factor in value.items()) or "-"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -8,22 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from dpfl.cli import console as c
 from dpfl.cli import options as o
-from dpfl.cli.console import (
-    MOST_LINES,
-    bytes_text,
-    epsilon_text,
-    format_spread,
-    note,
-    out,
-    print_facts,
-    print_json,
-    progress_bar,
-    table,
-    warn,
-)
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError, Interrupted
 
@@ -41,16 +27,13 @@ LAST_LOOK = 2.5
 def run(
     asked: o.Asked,
     system_noise: Annotated[
-        bool, typer.Option("--system-noise", help="Draw noise from the system: not repeatable.")
+        bool, o.opt("Draw noise from the system: not repeatable.", "--system-noise")
     ] = False,
-    workers: Annotated[int | None, o.opt("Worker processes; they never change a result.")] = None,
     folder: Annotated[Path | None, o.opt("Folder (default: a new one in runs/).", "--out")] = None,
     resume: Annotated[
         Path | None, o.opt("Go on with an interrupted run.", metavar="FOLDER")
     ] = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="Serve the report on 127.0.0.1 during the run.")
-    ] = False,
+    live: Annotated[bool, o.opt("Serve the report on 127.0.0.1 during the run.", "--live")] = False,
     port: o.Port = 0,
     log: Annotated[str | None, o.opt("Log to tensorboard or mlflow, if installed.")] = None,
     quiet: o.Quiet = False,
@@ -62,14 +45,14 @@ def run(
     from dpfl.runs.loggers import logging_to
     from dpfl.sim.train import run_experiment
 
-    asked.given.update(system_noise=system_noise or None, workers=workers)
+    asked.given["system_noise"] = system_noise or None
     folder, experiment = _interrupted(asked, resume) if resume else _new(asked, folder)
     with ExitStack() as stack:
         if live:
             server = stack.enter_context(LiveServer(folder, port))
-            note(f"Live view: {server.address}")
-        logger = stack.enter_context(logging_to(log, folder, experiment, note))
-        bar = stack.enter_context(progress_bar(quiet))
+            c.note(f"Live view: {server.address}")
+        logger = stack.enter_context(logging_to(log, folder, experiment, c.note))
+        bar = stack.enter_context(c.progress_bar(quiet))
         task = bar.add_task(experiment.method.name, total=experiment.run.rounds, note="planning")
 
         def progress(done: int, total: int, record: RoundRecord) -> None:
@@ -85,7 +68,7 @@ def run(
                 folder,
                 resume=resume is not None,
                 data_folder=asked.data,
-                workers=workers,
+                workers=asked.given["workers"],
                 progress=progress,
             )
         except KeyboardInterrupt:
@@ -98,7 +81,7 @@ def run(
         if live:
             time.sleep(LAST_LOOK)
     if asked.json:
-        print_json({"folder": str(folder), **result.summary.to_dict()})
+        c.print_json({"folder": str(folder), **result.summary.to_dict()})
     else:
         show(folder, result.summary)
 
@@ -110,7 +93,7 @@ def _new(asked: o.Asked, folder: Path | None) -> tuple[Path, Experiment]:
 
     experiment = asked.experiment()
     warning = noise_forecast(experiment, asked.data).warning
-    warn([f"WARNING: {warning}"] if warning else [])
+    c.warn([f"WARNING: {warning}"] if warning else [])
     source = experiment.data.name or Path(experiment.data.folder or "own").name
     return folder or free_name(Path("runs"), f"{experiment.method.name}-{source}"), experiment
 
@@ -130,7 +113,7 @@ def _interrupted(asked: o.Asked, folder: Path) -> tuple[Path, Experiment]:
 
 def show(folder: Path, summary: Summary) -> None:
     """Print the result of a run, its flags first."""
-    warn(summary.flags)
+    c.warn(summary.flags)
     rounds, left, epsilon = summary.rounds, summary.clients_left, summary.epsilon
     early = f" ({rounds.ended_early})" if rounds.ended_early else ""
     named = f" ({', '.join(left[:5])}{', ...' if len(left) > 5 else ''})" if left else ""
@@ -139,38 +122,40 @@ def show(folder: Path, summary: Summary) -> None:
         "test accuracy": f"{100 * summary.accuracy:.1f} % ({summary.tested})",
         "rounds": f"{rounds.done} of {rounds.planned}{early}",
         "budget ran out": f"{len(left)} of {summary.clients} clients{named}",
-        "bytes up / down": f"{bytes_text(summary.bytes_up)} / {bytes_text(summary.bytes_down)}",
+        "bytes up / down": f"{c.bytes_text(summary.bytes_up)} / {c.bytes_text(summary.bytes_down)}",
     }
     for name in ("spent", "budget"):
-        spread = format_spread(getattr(epsilon, name, None))
+        spread = c.format_spread(getattr(epsilon, name, None))
         facts[f"epsilon {name}"] = f"{' / '.join(spread)}  (smallest / median / largest)"
     for observer, one in summary.epsilon_against.items():
-        facts[f"... against the {observer}"] = " / ".join(format_spread(one.spent))
-    print_facts(facts)
+        facts[f"... against the {observer}"] = " / ".join(c.format_spread(one.spent))
+    c.print_facts(facts)
     show_statements(summary.statements)
-    note(f"Results: {folder}")
-    note(f"Report: {folder / 'report.html'}")
+    c.note(f"Results: {folder}")
+    c.note(f"Report: {folder / 'report.html'}")
 
 
 def show_statements(lines: Sequence[Statement]) -> None:
-    """Print one line per account, in one table for each thing that an epsilon means."""
+    """Print one line per account, in one c.table for each thing that an epsilon means."""
     meanings: dict[str, list[Statement]] = {}
     for line in lines:
         meaning = f"per {line.unit}, {line.adjacency} adjacency, against the {line.observer}, by "
         meanings.setdefault(meaning + line.accountant, []).append(line)
     for meaning, own in meanings.items():
-        spent = table("account", "rounds", "epsilon spent", "budget", "delta")
-        for line in own[:MOST_LINES]:
-            budget = "-" if line.budget is None else epsilon_text(line.budget)
+        spent = c.table("account", "rounds", "epsilon spent", "budget", "delta")
+        for line in own[: c.MOST_LINES]:
+            budget = "-" if line.budget is None else c.epsilon_text(line.budget)
             delta = "-" if line.delta is None else f"{line.delta:g}"
-            spent.add_row(line.account, str(line.rounds), epsilon_text(line.epsilon), budget, delta)
-        out.print()
-        out.print(spent)
-        if len(own) > MOST_LINES:
-            out.print(f"... and {len(own) - MOST_LINES} more: see summary.json, or use --json")
-        out.print(f"Every epsilon: {meaning}; rounded up.")
+            spent.add_row(
+                line.account, str(line.rounds), c.epsilon_text(line.epsilon), budget, delta
+            )
+        c.out.print()
+        c.out.print(spent)
+        if len(own) > c.MOST_LINES:
+            c.out.print(f"... and {len(own) - c.MOST_LINES} more: see summary.json, or use --json")
+        c.out.print(f"Every epsilon: {meaning}; rounded up.")
         if any(line.filter != "allotments" and line.budget is not None for line in own):
-            out.print(
+            c.out.print(
                 "Studies pay as they go: spent is what is used so far, and the budget is what is "
                 "guaranteed."
             )

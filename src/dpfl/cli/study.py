@@ -26,11 +26,9 @@ def study(
     folder: Annotated[
         Path | None, o.opt("Folder of the runs; what is there is not run again.", "--out")
     ] = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Write the results beside the study file.")
-    ] = False,
+    record: Annotated[bool, o.opt("Write the results beside the study file.", "--record")] = False,
     show_recorded: Annotated[
-        bool, typer.Option("--show", help="Run nothing; show the recorded results.")
+        bool, o.opt("Run nothing; show the recorded results.", "--show")
     ] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from dpfl.cli import options as o
 from dpfl.cli import results as r
 from dpfl.cli.console import note, out, table
@@ -19,13 +17,11 @@ if TYPE_CHECKING:
 def tune(
     asked: o.Asked,
     over: o.Over = None,
-    search: Annotated[
-        str, typer.Option(help="grid, or halving: half of them stop early, twice.")
-    ] = "grid",
+    search: Annotated[str, o.opt("grid, or halving: half of them stop early, twice.")] = "grid",
     tune_on: Annotated[
         str | None, o.opt("A public or proxy data set (or folder) to tune on.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Seeds per candidate.", min=1)] = 1,
+    seeds: Annotated[int, o.opt("Seeds per candidate.", min=1)] = 1,
 ) -> None:
     """Choose every method's settings by the same search, on records that are neither trained nor
     tested on. By default lr, clip and the method's own settings are searched.

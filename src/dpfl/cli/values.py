@@ -20,16 +20,8 @@ FIELDS: dict[str, tuple[str, Any, str]] = {
     "label": ("data.label", str, "Label column of files in a folder (default: the last)."),
     "budgets": ("budgets.epsilon", str, "Distribution, number, list or file of epsilons."),
     "delta": ("budgets.delta", float, "Delta of every client."),
-    "clip": (
-        "method.clip",
-        float,
-        "Largest norm of one record's gradient (client-level methods: of one client's update).",
-    ),
-    "noise_multiplier": (
-        "method.noise_multiplier",
-        float,
-        "Noise of a client-level method, over its clip (default: from the budgets).",
-    ),
+    "clip": ("method.clip", float, "Largest norm of one record's gradient, or client's update."),
+    "noise_multiplier": ("method.noise_multiplier", float, "Noise of client-level methods / clip."),
     "partition": ("partition.kind", str, "natural, iid, shards, classes, dirichlet or unequal."),
     "clients": ("partition.clients", int, "Number of clients."),
     "records": ("partition.records", int, "Training records per client."),
@@ -43,15 +35,12 @@ FIELDS: dict[str, tuple[str, Any, str]] = {
     "rounds": ("run.rounds", int, "Rounds."),
     "cohort": ("run.cohort", str, "Clients per round: a number, or a fraction such as 0.8."),
     "sampling": ("run.sampling", str, "How the cohort is drawn: uniform or poisson."),
-    "least_willing": (
-        "run.least_willing",
-        int,
-        "Willing clients below which a plan with fixed-size cohorts ends (default: all).",
-    ),
+    "least_willing": ("run.least_willing", int, "Willing clients below which a plan ends."),
     "dropout": ("run.dropout", float, "Share of uploads that get lost, to see the effect."),
     "engine": ("run.engine", str, "stacked, one_by_one, or ray (a cluster; RAY_ADDRESS names it)."),
     "device": ("run.device", str, "Where local work is computed: cpu, or cuda where torch has it."),
     "method": ("method.name", str, "Method."),
+    "workers": ("run.workers", int, "Worker processes; they never change a result."),
     "seed": ("run.seed", int, "Seed; the run is repeatable, and NOT PRIVATE."),
 }
 """Options that set one field each: the field, the kind of value, and the help."""

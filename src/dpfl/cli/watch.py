@@ -20,8 +20,8 @@ def watch(
         Path, typer.Argument(help="Folder of a run, running or finished.", show_default=False)
     ],
     port: o.Port = 0,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
-    until_done: Annotated[bool, typer.Option("--until-done", help="End when the run has.")] = False,
+    open_browser: Annotated[bool, o.opt("Open it in a browser.", "--open")] = False,
+    until_done: Annotated[bool, o.opt("End when the run has.", "--until-done")] = False,
 ) -> None:
     """Serve a run's report on this machine while it is running; the page updates by itself. Ctrl-C
     ends it.

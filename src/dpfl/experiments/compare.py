@@ -103,7 +103,8 @@ def tune(
         "seeds": [TUNING_SEED + number for number in range(seeds)],
         **({"on": on} if on else {}),
     }
-    title, own = f"{len(methods)} methods tuned by {search}", {name: {} for name in methods}
+    title = f"{len(methods)} methods tuned by {search}"
+    own: dict[str, Values] = {name: {} for name in methods}
     study = _study(base, {"title": title, "methods": own, "seeds": [0], "tune": tuning})
     return tune_study(study, store)
 

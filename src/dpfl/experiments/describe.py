@@ -76,9 +76,9 @@ class Description:
     ``pipeline`` lists the components in the order they act. ``epsilon`` is what the plan costs, by
     adversary. ``published`` is what the method's paper would print. ``by_assumption`` holds
     epsilons over this run's own channel, by whose noise is counted on; it is empty where the
-    channel makes no noise. ``bytes_up`` and ``bytes_down`` are those of one client in one round, ``cohort`` is the
-    expected number of clients in a round. ``forecast`` says how much noise a round would leave
-    beside its signal.
+    channel makes no noise. ``bytes_up`` and ``bytes_down`` are those of one client in one round,
+    ``cohort`` is the expected number of clients in a round. ``forecast`` says how much noise a
+    round would leave beside its signal.
     """
 
     method: str

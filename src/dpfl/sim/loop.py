@@ -120,6 +120,10 @@ class Simulation:
     def _protects(self) -> bool:
         return self.strategy.observer is not Observer.NOBODY
 
+    def published(self, state: State) -> Tensor:
+        """Return the model that is evaluated and handed out, which a step may average."""
+        return self.strategy.step.published(state.plugs["step"], state.model)
+
     # -- the loop ----------------------------------------------------------------------------------
 
     def start(self) -> State:
@@ -170,7 +174,7 @@ class Simulation:
                 clock.lap("close")
                 record = compared(self.agreement, record, noise)
                 if state.round % self.evaluate_every == 0 or state.round == rounds:
-                    record = replace(record, scores=self.evaluate(state.model))
+                    record = replace(record, scores=self.evaluate(self.published(state)))
                 clock.lap("evaluate")
                 history.append(record)
                 self._keep(state, record, clock)
@@ -196,7 +200,7 @@ class Simulation:
         return kind(context, self.workers)
 
     def _halted(self, state: State, history: list[RoundRecord]) -> Outcome:
-        scores = self.evaluate(state.model)
+        scores = self.evaluate(self.published(state))
         if self.folder is not None:
             self.folder.append_halt(state.round, scores)
         return Outcome(state=state, history=history, scores=scores, summary=None)
@@ -299,7 +303,7 @@ class Simulation:
             clients=len(self.members),
             parameters=self.layout.size,
             rounds=rounds,
-            scores=last or self.evaluate(state.model),
+            scores=last or self.evaluate(self.published(state)),
             tested=Tested.COMMON if self.strategy.personal is None else Tested.PERSONAL,
             epsilon=EpsilonSpread.of(lines.values()),
             epsilon_against=self._epsilon_against(lines),
@@ -310,7 +314,7 @@ class Simulation:
         )
         if self.folder is not None:
             # The model file is for the world: no count of rounds, no name, nothing measured.
-            self.folder.save_model(state.model, self.layout, public_note(summary.flags))
+            self.folder.save_model(self.published(state), self.layout, public_note(summary.flags))
             self.folder.save_summary(summary)
         return summary
 

@@ -281,7 +281,7 @@ def _title(strategy: Strategy) -> str:
 
 def _result(simulation: Simulation, outcome: Outcome) -> Result:
     assert outcome.summary is not None
-    simulation.layout.write(outcome.state.model, simulation.model)
+    simulation.layout.write(simulation.published(outcome.state), simulation.model)
     return Result(
         model=simulation.model,
         history=outcome.history,

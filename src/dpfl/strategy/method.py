@@ -75,8 +75,8 @@ class Method:
 
     @property
     def about(self) -> str:
-        """The first line of the factory's docstring."""
-        return self.__doc__.partition("\n")[0]
+        """The first paragraph of the factory's docstring."""
+        return " ".join(self.__doc__.partition("\n\n")[0].split())
 
     @property
     def _where(self) -> str:
