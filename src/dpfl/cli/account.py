@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from dpfl.cli import options as o
-from dpfl.cli.console import note, out, print_facts, print_json, warn
+from dpfl.cli.console import answer, epsilon_text, note, out, print_facts, print_json, warn
 from dpfl.core.checks import check, one_of
 
 
@@ -22,12 +22,13 @@ def account(
     sampling: Annotated[str, o.opt("poisson, uniform or none.")] = "poisson",
     adjacency: Annotated[str, o.opt("add_remove, zero_out or replace_one.")] = "add_remove",
     accountant: Annotated[str | None, o.opt("pld, rdp or renyi (default: the tightest).")] = None,
-    page: Annotated[
-        Path | None, o.opt("With --ledger: write a privacy report for an ethics board (HTML).")
-    ] = None,
+    page: Annotated[Path | None, o.opt("With --ledger: a privacy report for a board.")] = None,
     json: o.Json = False,
 ) -> None:
-    """Turn noise into epsilon, epsilon into noise, or a ledger into statements."""
+    """Turn noise into epsilon, epsilon into noise, or a ledger into statements.
+
+    For instance: dpfl account --epsilon 2 --delta 1e-5 --sampling-rate 0.01 --steps 1000
+    """
     asked = [value for value in (ledger, noise_multiplier, epsilon) if value is not None]
     remedy = "give --ledger, --noise-multiplier or --epsilon"
     check(len(asked) == 1, "dpfl account", "answers one question at a time", remedy)
@@ -39,66 +40,51 @@ def account(
     check(page is None, "--page", "a page is about a ledger", "give --ledger as well")
     remedy = "give a delta well below 1 / units"
     check(delta is not None, "--delta", "is missing and has no default", remedy)
-    common = {"sampling": sampling, "adjacency": adjacency, "accountant": accountant}
-    found = _from_numbers(noise_multiplier, epsilon, sampling_rate, steps, delta or 0.0, common)
-    if json:
-        print_json(found)
-    else:
-        _show(found)
+    told: dict[str, Any] = {"noise_multiplier": noise_multiplier, "epsilon": epsilon}
+    told |= {"delta": delta, "steps": steps, "sampling": sampling, "sampling_rate": sampling_rate}
+    found = _from_numbers({**told, "adjacency": adjacency, "accountant": accountant})
+    answer(json, lambda: found, lambda: _show(found))
 
 
-def _from_numbers(
-    noise: float | None,
-    target: float | None,
-    rate: float,
-    steps: int,
-    delta: float,
-    common: dict[str, Any],
-) -> dict[str, Any]:
-    """Find the noise that is missing, and what it costs; torch is not needed for that."""
+def _from_numbers(asked: dict[str, Any]) -> dict[str, Any]:
+    """Find the noise if it is missing, and what it costs; torch is not needed for that."""
     from dpfl.core.types import Adjacency
     from dpfl.privacy.accountant import spend
     from dpfl.privacy.calibrate import calibrate
     from dpfl.privacy.events import SAMPLINGS, Event
 
-    one_of("--sampling", SAMPLINGS, sampling=common["sampling"])
-    one_of("--adjacency", [str(one) for one in Adjacency], adjacency=common["adjacency"])
-    one_of("--accountant", ("pld", "rdp", "renyi"), accountant=common["accountant"] or "pld")
-    adjacency, sampling = Adjacency(common["adjacency"]), common["sampling"]
+    sampling, accountant = asked["sampling"], asked["accountant"]
+    one_of("--sampling", SAMPLINGS, sampling=sampling)
+    one_of("--adjacency", [str(one) for one in Adjacency], adjacency=asked["adjacency"])
+    one_of("--accountant", ("pld", "rdp", "renyi"), accountant=accountant or "pld")
+    by: dict[str, Any] = {"adjacency": Adjacency(asked["adjacency"]), "accountant": accountant}
+    noise, delta, steps = asked["noise_multiplier"], asked["delta"], asked["steps"]
+    rate = asked["sampling_rate"]
     if noise is None:
-        noise = calibrate(target or 0.0, delta, rate, steps, **{**common, "adjacency": adjacency})
-    effective = 1.0 if sampling == "none" else rate
-    event = Event(noise_multiplier=noise, steps=steps, sampling=sampling, sampling_rate=effective)
-    spent = spend((event,), delta, adjacency=adjacency, accountant=common["accountant"])
-    return {
-        "noise_multiplier": noise,
-        "epsilon": spent.epsilon if math.isfinite(spent.epsilon) else "infinite",
-        "delta": delta,
-        "steps": steps,
-        "sampling": sampling,
-        "sampling_rate": rate,
-        "adjacency": str(adjacency),
-        "accountant": spent.accountant,
-    }
+        noise = calibrate(asked["epsilon"], delta, rate, steps, sampling=sampling, **by)
+    rate = 1.0 if sampling == "none" else rate
+    event = Event(noise_multiplier=noise, steps=steps, sampling=sampling, sampling_rate=rate)
+    spent = spend((event,), delta, **by)
+    epsilon = spent.epsilon if math.isfinite(spent.epsilon) else "infinite"
+    found = {"noise_multiplier": noise, "epsilon": epsilon, "accountant": spent.accountant}
+    return asked | found
 
 
 def _show(found: dict[str, Any]) -> None:
-    from dpfl.privacy.accountant import shown
-
-    epsilon = math.inf if found["epsilon"] == "infinite" else found["epsilon"]
+    """Print noise and epsilon for people."""
     print_facts(
         {
             "noise multiplier (std / clip)": f"{found['noise_multiplier']:.6g}",
-            "epsilon": f"{shown(epsilon, 4)} at delta {found['delta']:g}",
-            "adjacency, accountant": f"{found['adjacency']}, {found['accountant']}",
-            "releases": f"{found['steps']}, {found['sampling']} sampling at rate "
-            f"{found['sampling_rate']:g}",
+            "epsilon": f"{epsilon_text(found['epsilon'], 4)} at delta {found['delta']:g}",
+            "adjacency, accountant": "{adjacency}, {accountant}".format(**found),
+            "releases": "{steps}, {sampling} sampling at rate {sampling_rate:g}".format(**found),
         }
     )
     out.print("Unit and adversary are those of whatever is clipped and sampled. Rounded up.")
 
 
 def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool) -> None:
+    """Print what every account of a ledger has spent."""
     from dpfl.cli.run import show_statements
     from dpfl.privacy.flags import Flag, RaisedFlag
     from dpfl.privacy.ledger import Ledger
@@ -110,8 +96,8 @@ def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool)
 
             write_ledger_page(book, page, f"Privacy report of {book.identity()}", delta)
         lines, head, rule = statements(book, delta), book.head(), book.filter
-        seeded = book.seeded_runs()
-        raised = [run for run, title in book.titles().items() if "HYPOTHETICAL" in title]
+        seeded, titles = book.seeded_runs(), book.titles()
+    raised = [run for run, title in titles.items() if Flag.HYPOTHETICAL in title.lower()]
     if json:
         told: dict[str, Any] = {"filter": rule, "entries": head.number, "head": head.digest}
         told |= {"seeded_runs": seeded, "hypothetical_runs": raised}
@@ -120,8 +106,6 @@ def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool)
         return
     flagged = {Flag.SEEDED: seeded, Flag.HYPOTHETICAL: raised}
     warn(RaisedFlag(flag, f"run {run}") for flag, runs in flagged.items() for run in runs)
-    if not lines:
-        out.print("Nothing was charged.")
     if any(line.delta is None for line in lines):
         note("Some accounts have no budget, so no delta is known for them: give --delta.")
     show_statements(lines)

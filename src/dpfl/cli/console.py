@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -48,6 +48,14 @@ def warn(flags: Iterable[RaisedFlag | str]) -> None:
 def print_json(value: Any) -> None:
     """Write one JSON document to stdout."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def answer(as_json: bool, document: Callable[[], Any], show: Callable[[], None]) -> None:
+    """Write the JSON document, or show the result for people."""
+    if as_json:
+        print_json(document())
+    else:
+        show()
 
 
 def progress_bar(quiet: bool = False) -> Progress:
@@ -95,11 +103,11 @@ def print_facts(facts: dict[str, str]) -> None:
     out.print(lines)
 
 
-def epsilon_text(value: Any) -> str:
-    """Show an epsilon, rounded up."""
+def epsilon_text(value: Any, digits: int = 3) -> str:
+    """Show an epsilon, rounded up; infinity may be a word, as in JSON."""
     from dpfl.privacy.accountant import shown
 
-    return "infinite" if value == "infinite" else shown(float(value))
+    return "infinite" if value == "infinite" else shown(float(value), digits)
 
 
 def format_spread(spread: Spread | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dpfl.cli import options as o
-from dpfl.cli.console import bytes_text, format_spread, out, print_json, table, warn
+from dpfl.cli.console import answer, bytes_text, format_spread, out, table, warn
 
 if TYPE_CHECKING:
     from dpfl.experiments.describe import Description
@@ -17,10 +17,7 @@ def describe(asked: o.Asked) -> None:
     from dpfl.experiments import describe as library
 
     described = library.describe(asked.experiment(), asked.data)
-    if asked.json:
-        print_json(described.to_dict())
-    else:
-        show(described)
+    answer(asked.json, described.to_dict, lambda: show(described))
 
 
 def show(described: Description) -> None:

@@ -26,15 +26,9 @@ def _top() -> None:
 @app.command()
 def verify(
     file: Annotated[Path, typer.Argument(help="The ledger file.", show_default=False)],
-    head: Annotated[
-        str | None, o.opt("A hash noted earlier, which the ledger must contain.")
-    ] = None,
+    head: Annotated[str | None, o.opt("A hash noted earlier, which must be in the ledger.")] = None,
     accept_head: Annotated[
-        bool,
-        o.opt(
-            "Write the missing head file, if this is the newest copy of the ledger.",
-            "--accept-head",
-        ),
+        bool, o.opt("Write the missing head file: this is the newest copy.", "--accept-head")
     ] = False,
     json: o.Json = False,
 ) -> None:
@@ -57,17 +51,11 @@ def verify(
         remedy = "find the ledger that does: this one was rolled back, rewritten, or is another one"
         held = wanted is None or ledger.contains(wanted)
         check(held, str(file), problem, remedy, LedgerError)
-        facts: dict[str, Any] = {
-            "ledger": str(file),
-            "identity": ledger.identity(),
-            "filter": ledger.filter,
-            "entries": newest.number,
-            "head": newest.digest,
-            "head_file": None if noted is None else noted.number,
-            "accounts": len(ledger.accounts()),
-            "runs": len(ledger.titles()),
-            "checked": ["file", "hash chain", "head file", *(["given head"] if wanted else [])],
-        }
+        facts: dict[str, Any] = {"ledger": str(file), "identity": ledger.identity()}
+        facts |= {"filter": ledger.filter, "entries": newest.number, "head": newest.digest}
+        facts |= {"accounts": len(ledger.accounts()), "runs": len(ledger.titles())}
+    facts["head_file"] = None if noted is None else noted.number
+    facts["checked"] = ["file", "hash chain", "head file", *(["given head"] if wanted else [])]
     if json:
         print_json(facts)
         return
@@ -84,6 +72,4 @@ def verify(
         }
     )
     out.print(f"Head: {newest.digest}", soft_wrap=True)
-    out.print(
-        "Nothing in the ledger was changed since its entries were written. Note the head elsewhere."
-    )
+    out.print("Nothing was changed since the entries were written. Note the head elsewhere.")

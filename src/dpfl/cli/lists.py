@@ -53,11 +53,17 @@ def methods_page(methods: list[Method]) -> str:
     return PAGE + "\n".join([*head, *rows]) + "\n"
 
 
-def _print(kind: str, rows: dict[str, str]) -> None:
-    listing = table(kind, "what it is", left=2)
-    for name, text in rows.items():
-        listing.add_row(name, text)
-    out.print(listing)
+def _answer(json: bool, tables: dict[str, dict[str, str]]) -> None:
+    """Write the first table as JSON, or print all of them."""
+    if json:
+        print_json(next(iter(tables.values())))
+        return
+    for kind, rows in tables.items():
+        listing = table(kind, "what it is", left=2)
+        for name, text in rows.items():
+            listing.add_row(name, text)
+        out.print(listing)
+        out.print()
 
 
 def datasets(json: o.Json = False) -> None:
@@ -70,14 +76,9 @@ def datasets(json: o.Json = False) -> None:
         for name, source in DATASETS.items()
     }
     own = "your own: one CSV or Parquet file per client, numbers, the label last (or --label)"
-    rows["FOLDER"] = own
-    if json:
-        print_json(rows)
-        return
-    _print("data set", rows)
-    out.print()
-    laws = {name: text for name, (_, text) in PARTITIONS.items()}
-    _print("partition", {"natural": "the silos a data set comes with", **laws})
+    laws = {"natural": "the silos a data set comes with"}
+    laws |= {name: text for name, (_, text) in PARTITIONS.items()}
+    _answer(json, {"data set": {**rows, "FOLDER": own}, "partition": laws})
 
 
 def budgets(json: o.Json = False) -> None:
@@ -85,25 +86,13 @@ def budgets(json: o.Json = False) -> None:
     from dpfl.privacy.budgets import DISTRIBUTIONS, SPENDINGS
 
     rows = {name: f"{law}  [{law.source}]" for name, law in DISTRIBUTIONS.items()}
-    rows |= {
-        "NUMBER": "the same for all",
-        "LIST": "one for each client: 0.5,1,3",
-        "FILE": "id,epsilon[,delta] as .csv, or .json",
-    }
-    if json:
-        print_json(rows)
-        return
-    _print("budgets", rows)
-    out.print()
-    _print("spending", SPENDINGS)
+    rows |= {"NUMBER": "the same for all", "LIST": "one for each client: 0.5,1,3"}
+    rows["FILE"] = "id,epsilon[,delta] as .csv, or .json"
+    _answer(json, {"budgets": rows, "spending": dict(SPENDINGS)})
 
 
 def models(json: o.Json = False) -> None:
     """List the models."""
     from dpfl.models import MODELS, TEXT_MODELS, about
 
-    rows = {name: about(name) for name in sorted(MODELS | TEXT_MODELS)}
-    if json:
-        print_json(rows)
-    else:
-        _print("model", rows)
+    _answer(json, {"model": {name: about(name) for name in sorted(MODELS | TEXT_MODELS)}})

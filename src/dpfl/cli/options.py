@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,32 +33,27 @@ def method_names() -> list[str]:
     return [name for text in texts for name in re.findall(r"(?ms)^@method\(.*?^def (\w+)", text)]
 
 
-def _dataset_names() -> Iterable[str]:
-    from dpfl.datasets.named import DATASETS
-
-    return DATASETS
-
-
-def _budget_names() -> Iterable[str]:
-    from dpfl.privacy.budgets import DISTRIBUTIONS
-
-    return DISTRIBUTIONS
+_NAMES = {
+    "dataset": ("dpfl.datasets.named:DATASETS",),
+    "budgets": ("dpfl.privacy.budgets:DISTRIBUTIONS",),
+    "model": ("dpfl.models:MODELS", "dpfl.models:TEXT_MODELS"),
+}
+"""Where the names lie that an option completes."""
 
 
-def _model_names() -> Iterable[str]:
-    from dpfl.models import MODELS, TEXT_MODELS
-
-    return sorted(MODELS | TEXT_MODELS)
-
-
-def _completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Complete the last word of a list separated by commas."""
+def completing(option: str) -> dict[str, Any]:
+    """Return the settings with which an option completes the last name of its list."""
 
     def complete(incomplete: str) -> list[str]:
+        names: list[str] = []
+        for place in _NAMES.get(option, ()):
+            module, _, table = place.partition(":")
+            names += getattr(importlib.import_module(module), table)
         before, comma, last = incomplete.rpartition(",")
-        return [f"{before}{comma}{name}" for name in names() if name.startswith(last)]
+        found = names or method_names()
+        return [f"{before}{comma}{name}" for name in found if name.startswith(last)]
 
-    return complete
+    return {"autocompletion": complete} if option in (*_NAMES, "method", "methods") else {}
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -83,9 +79,7 @@ Over = Annotated[list[str] | None, opt("A field and its values.", metavar="FIELD
 Port = Annotated[int, opt("Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535)]
 Kept = Annotated[Path, opt("Where runs are kept by content, not to be repeated.")]
 Out = Annotated[Path | None, opt("Folder of the results (default: a new one in runs/).", "--out")]
-_Methods = Annotated[
-    str, opt("Methods, separated by commas; or all.", autocompletion=_completing(method_names))
-]
+_Methods = Annotated[str, opt("Methods, separated by commas; or all.", **completing("methods"))]
 _Family = Annotated[str | None, opt("Instead: heterogeneous, client or wireless.")]
 
 MANY: dict[str, tuple[Any, Any]] = {"methods": (_Methods, ""), "family": (_Family, None)}
@@ -103,23 +97,21 @@ _DATASET = "Data set, or a folder with one CSV or Parquet file per client."
 _SET = "Any other setting, or any field: --set k=1 --set server.lr=0.1."
 _LIES = "A client that claims a multiple of its epsilon."
 _SPECIAL = {
-    "dataset": option(str, _DATASET, autocompletion=_completing(_dataset_names)),
+    "dataset": option(str, _DATASET, **completing("dataset")),
     "misreport": option(list[str], _LIES, "--misreport", metavar="ID:FACTOR"),
     "liar": option(list[str], "The name of --misreport in 0.1.", "--liar", hidden=True),
     "set": option(list[str], _SET, "--set", metavar="KEY=VALUE"),
 }
-_COMPLETED = {"budgets": _budget_names, "model": _model_names, "method": method_names}
 _ONE = ("method", "seed", "workers")
 
 
 def _experiment_options(one_method: bool) -> dict[str, Any]:
-    found = dict(_SPECIAL)
-    for name, (_, kind, text) in FIELDS.items():
-        if one_method or name not in _ONE:
-            names = _COMPLETED.get(name)
-            more = {"autocompletion": _completing(names)} if names else {}
-            found[name] = option(kind, text, **more)
-    return found
+    """The options that describe an experiment, of one method or of methods named elsewhere."""
+    return _SPECIAL | {
+        name: option(kind, text, **completing(name))
+        for name, (_, kind, text) in FIELDS.items()
+        if one_method or name not in _ONE
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,10 +43,7 @@ def plan(
     for one in planned.methods:
         if one.untimed:
             c.note(f"no time for {one.method}: {one.untimed}")
-    if asked.json:
-        c.print_json(planned.to_dict())
-    else:
-        show(planned)
+    c.answer(asked.json, planned.to_dict, lambda: show(planned))
 
 
 def show(planned: Plan) -> None:

@@ -26,15 +26,11 @@ def plan_power(
     seed: Annotated[int, o.opt("Seed of drawn gains.")] = 0,
     accounting: Annotated[str, o.opt("tight, or paper (linear composition).")] = "tight",
     adjacency: Annotated[str, o.opt("replace_one or zero_out.")] = "replace_one",
-    projection: Annotated[
-        str, o.opt("rademacher, gaussian, achlioptas or fourier.")
-    ] = "rademacher",
+    projection: Annotated[str, o.opt("gaussian, achlioptas, fourier, ...")] = "rademacher",
     power: Annotated[float, o.opt("Average power of a client.")] = 1.0,
     clip: Annotated[float, o.opt("Largest norm of a gradient.")] = 1.0,
     strong_convexity: Annotated[float, o.opt("Of the loss, for the bound.")] = 1e-3,
-    figures: Annotated[
-        bool, o.opt("Write the paper's curves as JSON instead of one plan.", "--curves")
-    ] = False,
+    figures: Annotated[bool, o.opt("Write the paper's curves as JSON.", "--curves")] = False,
     json: o.Json = False,
 ) -> None:
     """Plan a static over-the-air channel: the dimension to project onto, the power split, and the
@@ -50,22 +46,13 @@ def plan_power(
     if figures:
         print_json(power_curves.paper_curves(known, parameters, rounds, delta, strong_convexity))
         return
-    remedy = "say what all rounds may cost a client"
-    check(epsilon is not None, "--epsilon", "is missing", remedy)
+    check(epsilon is not None, "--epsilon", "is missing", "say what all rounds may cost a client")
     one_of("--accounting", ("tight", "paper"), accounting=accounting)
-    choices: dict[str, Any] = {"accounting": accounting, "kind": projection}
-    found = library.plan_power(
-        known,
-        parameters,
-        rounds,
-        epsilon or 0.0,
-        delta,
-        adjacency=adjacency,
-        power=power,
-        clip=clip,
-        strong_convexity=strong_convexity,
-        **choices,
-    )
+    settings: dict[str, Any] = {"accounting": accounting, "adjacency": adjacency}
+    settings |= {"kind": projection, "power": power, "clip": clip}
+    settings["strong_convexity"] = strong_convexity
+    target = epsilon or 0.0
+    found = library.plan_power(known, parameters, rounds, target, delta, **settings)
     if json:
         meaning = {"unit": "client", "observer": "server", "adjacency": adjacency, "delta": delta}
         shares = dict(zip(named, found.artificial, strict=True))
@@ -73,13 +60,13 @@ def plan_power(
         print_json(told)
         return
     mean, most = 100 * statistics.mean(found.artificial), 100 * max(found.artificial)
-    meaning_of = f"per client, {adjacency} adjacency, against the server, {accounting} composition"
+    uses = f"({found.dimension} channel uses a round)"
     print_facts(
         {
-            "project onto": f"{found.dimension} of {parameters} numbers ({found.dimension} channel "
-            "uses a round)",
+            "project onto": f"{found.dimension} of {parameters} numbers {uses}",
             "epsilon": f"{epsilon_text(found.epsilon)} (target {epsilon:g})",
-            "meaning": meaning_of,
+            "meaning": f"per client, {adjacency} adjacency, against the server",
+            "composition": accounting,
             "noise / signal": f"{found.noise_multiplier:.4g}",
             "bound (Theorem 3)": f"{found.bound:.6g}",
             "power for noise": f"{mean:.1f} % on average, most {most:.1f} %",

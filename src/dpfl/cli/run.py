@@ -80,10 +80,9 @@ def run(
         write_report(of_folders([folder]), folder / "report.html")
         if live:
             time.sleep(LAST_LOOK)
-    if asked.json:
-        c.print_json({"folder": str(folder), **result.summary.to_dict()})
-    else:
-        show(folder, result.summary)
+    summary = result.summary
+    told = {"folder": str(folder), **summary.to_dict()}
+    c.answer(asked.json, lambda: told, lambda: show(folder, summary))
 
 
 def _new(asked: o.Asked, folder: Path | None) -> tuple[Path, Experiment]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ import typer
 
 from dpfl.cli import options as o
 from dpfl.cli import results as r
-from dpfl.cli.console import mean_and_spread, note, out, print_json, table
+from dpfl.cli.console import answer, mean_and_spread, note, out, table
 
 if TYPE_CHECKING:
     from dpfl.experiments.results import CellResult, StudyResult
@@ -44,17 +43,14 @@ def study(
     if show_recorded:
         result = StudyResult.read(recorded, "run the study with --record first")
     else:
-        asked = o.Asked(data=data, workers=workers, quiet=quiet)
-        asked = replace(asked, kept=folder or Path("runs") / f"study-{file.stem}")
+        kept = folder or Path("runs") / f"study-{file.stem}"
+        asked = o.Asked(data=data, workers=workers, quiet=quiet, kept=kept)
         with r.open_store(asked, asked_for.title) as store:
             result = run_study(asked_for, store)
         if record:
             result.write(recorded)
             note(f"Recorded: {recorded}")
-    if json:
-        print_json(result.to_dict())
-    else:
-        show(result)
+    answer(json, result.to_dict, lambda: show(result))
 
 
 def show(result: StudyResult) -> None:
