@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dpfl.cli.options import Asked
 from dpfl.cli.main import run_command
+from dpfl.cli.options import Asked
 from dpfl.experiments import plan as library
 from dpfl.privacy.ledger import Ledger
 

@@ -17,7 +17,6 @@ from dpfl.experiments import pace
 from dpfl.plugs.selection import Everyone
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.train import run_experiment
-
 from tests.sim.conftest import small
 
 LAPS = [

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from dpfl.core.errors import ConfigurationError, DataError
-from dpfl.experiments import pool as compare
 from dpfl.engine.evaluation import Scores
+from dpfl.experiments import pool as compare
 from dpfl.experiments.compare import tune_study
 from dpfl.experiments.pool import Ended, Task, run_all, run_task
 from dpfl.experiments.study import Sweep, on_proxy
@@ -25,7 +25,6 @@ from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder
 from dpfl.runs.result import RoundCount
 from dpfl.sim.train import run_experiment, run_until
-
 from tests.sim.conftest import small
 from tests.sim.test_loop import _traces
 

@@ -1,4 +1,6 @@
-"""The nouns of a round. Frozen, keyword-only, and free of behaviour beyond their own consistency."""
+"""The nouns of a round. Frozen, keyword-only, and free of behaviour beyond their own
+consistency.
+"""
 
 from __future__ import annotations
 

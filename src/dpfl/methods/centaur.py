@@ -54,7 +54,9 @@ STAYS = "the last layer of the model stays at its client and is not charged"
 
 @dataclass(frozen=True, kw_only=True)
 class HeadThenBody(LocalWork):
-    """Local work in two phases: the head for ``head_epochs``, then the body as the practice says."""
+    """Local work in two phases: the head for ``head_epochs``, then the body as the practice
+    says.
+    """
 
     body: Sgd
     head_epochs: int
@@ -130,7 +132,9 @@ class SharedBody(Denoiser):
 def centaur(
     work: NoisyWork, *, head_epochs: int = 1, linear_representation: bool = False
 ) -> Strategy:
-    """A shared representation, clipped and noised, under a last layer that never leaves its client."""
+    """A shared representation, clipped and noised, under a last layer that never leaves its
+    client.
+    """
     head_epochs = whole_number("centaur", "head_epochs", head_epochs)
     return noisy_updates(
         "centaur",

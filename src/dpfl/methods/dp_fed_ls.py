@@ -69,7 +69,9 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class LaplacianSmoothing(Denoiser):
-    """Smooth every tensor of the aggregate, or with ``scope = "model"`` the whole vector at once."""
+    """Smooth every tensor of the aggregate, or with ``scope = "model"`` the whole vector at
+    once.
+    """
 
     smoothing: float
     scope: Literal["tensor", "model"] = "tensor"

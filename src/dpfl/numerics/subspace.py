@@ -11,7 +11,7 @@ from dpfl.core.checks import whole_number
 from dpfl.core.layout import Layout
 from dpfl.core.types import Metrics
 
-_CLEAR = 3e-2  # singular values above this fraction of the largest are right to 1e-4 from float32 products
+_CLEAR = 3e-2  # of the largest singular value: above, float32 products are right to 1e-4
 _RANK = 1e-6  # singular values below this fraction of the largest are rounding
 _REPORTED = 10  # singular values
 _AT_ONCE = 1 << 17  # numbers turned into doubles at once, small enough for the cache

@@ -18,8 +18,8 @@ class RowDenoiser(Plug):
     """Cleans the rows against each other.
 
     Laws: the matrix keeps its shape; unless ``ordered``, permuting clients permutes rows. After a
-    round of which ``personal_starts`` is True each client of the cohort starts the next one from its
-    own cleaned row.
+    round of which ``personal_starts`` is True each client of the cohort starts the next one from
+    its own cleaned row.
     """
 
     ordered: ClassVar[bool]
@@ -111,7 +111,7 @@ class LowRankStack(RowDenoiser):
             metrics={key: f"{when} smoothing" for key, when in maps.items()},
             x_label="client",
             y_label="class",
-            caption="Mean squared distance of a client's weights of a class from the others'; small "
-            "is smooth.",
+            caption="Mean squared distance of a client's weights of a class from the others'; "
+            "small is smooth.",
         )
         return (SPECTRUM, roughness)

@@ -25,9 +25,9 @@ DECAYS: tuple[Decay, ...] = ("constant", "exponential", "inverse_sqrt", "inverse
 class LearningRate:
     """A server learning rate and how it changes from round to round, t = 1, 2, ...
 
-    ``constant``: ``rate``. ``exponential``: rate x factor^(t - 1). ``inverse_sqrt``: rate / sqrt(t).
-    ``inverse_time``: 1 / (strength t), the schedule of strongly convex problems, where ``rate`` is 1
-    / strength. ``cosine``: from ``rate`` down to 0 over ``rounds`` rounds.
+    ``constant``: ``rate``. ``exponential``: rate x factor^(t - 1). ``inverse_sqrt``: rate /
+    sqrt(t). ``inverse_time``: 1 / (strength t), the schedule of strongly convex problems, where
+    ``rate`` is 1 / strength. ``cosine``: from ``rate`` down to 0 over ``rounds`` rounds.
 
     >>> LearningRate(rate=0.5, decay="inverse_time").at(3)
     0.125

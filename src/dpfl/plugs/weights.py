@@ -25,8 +25,8 @@ class Weights(Plug):
     """One weight per client.
 
     Laws: finite, non-negative; unless ``constant``, they sum to one; permuting clients permutes
-    weights. ``constant`` weights depend on nothing but the terms, so that a privacy cost may rest on
-    them. ``needs_rows`` refuses a summing channel.
+    weights. ``constant`` weights depend on nothing but the terms, so that a privacy cost may
+    rest on them. ``needs_rows`` refuses a summing channel.
     """
 
     needs_rows: ClassVar[bool]
@@ -42,7 +42,9 @@ class Weights(Plug):
 
     @property
     def needs_true_noise(self) -> bool:
-        """Whether the weights know the clients' true noise: in a simulation only, for comparison."""
+        """Whether the weights know the clients' true noise: in a simulation only, for
+        comparison.
+        """
         return False
 
     def expected_weights(
@@ -102,8 +104,8 @@ class EpsilonWeights(Weights):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedCohortWeights(Weights):
-    """1 / (expected cohort size), whoever arrives: the fixed, public denominator that noise on a sum
-    needs.
+    """1 / (expected cohort size), whoever arrives: the fixed, public denominator that noise on a
+    sum needs.
 
     Left out, the size is that of the terms: sampling rate x population.
     """

@@ -22,7 +22,7 @@ def aggregate(
     metrics: defaultdict[str, Metrics] = defaultdict(dict)
     for number, stage in enumerate(strategy.stages):
         plugs[f"stage{number}"] = stage.learn(plugs[f"stage{number}"], received)
-    # ---- clean ------------------------------------------------------------------------------------
+    # ---- clean
     starts: dict[str, Tensor] = {}
     if strategy.clean is not None and isinstance(received, Rows):
         cleaned = strategy.clean(plugs["clean"], received, t)
@@ -31,7 +31,7 @@ def aggregate(
         if strategy.clean.personal_starts(t):  # everyone else starts from the common model
             own = received.origin + received.matrix
             starts = {client: own[i].clone() for i, client in enumerate(received.cohort.ids)}
-    # ---- weigh, central noise -----------------------------------------------------------------------
+    # ---- weigh, central noise
     weighed = strategy.weights(plugs["weights"], received, t)
     weights, plugs["weights"], metrics["weights"] = weighed
     noise: Tensor | None = None
@@ -47,7 +47,7 @@ def aggregate(
             metrics["noise"] = {name: weight * float(v) for name, v in found.items()}  # type: ignore[arg-type]
             noise = (weight * (noisy - total)).to(torch.float32)
         vector = (weight * noisy).to(torch.float32)
-    # ---- denoise, step --------------------------------------------------------------------------------
+    # ---- denoise, step
     place = Aggregate(vector=vector, model=state.model, layout=agreement.layout, round=t)
     for slot, denoise in ((f"denoise{n}", d) for n, d in enumerate(strategy.denoise)):
         if noise is not None and denoise.linear:  # what smoothing leaves of the noise

@@ -63,7 +63,9 @@ def close_round(
 
 @dataclass(frozen=True, kw_only=True)
 class _Arrival:
-    """What came of a round: messages by client, why others are missing, and whose were not finite."""
+    """What came of a round: messages by client, why others are missing, and whose were not
+    finite.
+    """
 
     agreement: Agreement
     plan: Plan
@@ -128,12 +130,12 @@ class _Arrival:
         return {c: message for c, message in self.messages.items() if c not in self.not_finite}
 
     def without_noise(self, ids: Sequence[str]) -> list[str]:
-        """Drawn clients whose noise is not in what was delivered: an upload that was replaced by zero
-        carries none either.
+        """Drawn clients whose noise is not in what was delivered: an upload that was replaced by
+        zero carries none either.
         """
         return sorted((set(self.plan.cohort.ids) - set(ids)) | set(self.not_finite))
 
-    # -- the channel, and the stages undone ---------------------------------------------------------
+    # -- the channel, and the stages undone --------------------------------------------------------
 
     def received(self, state: State) -> tuple[tuple[str, ...], Rows | Total]:
         """Deliver, undo the stages; returns who arrived, and rows or their sum."""
@@ -178,8 +180,8 @@ class _Arrival:
         check(length == self.agreement.layout.size, where, problem, "send those", PeerError)
 
     def _rows(self, arrived: Mapping[str, Tensor], state: State) -> Rows:
-        """Every row re-based on the global model, wherever its client started; one that is not finite
-        contributes zero.
+        """Every row re-based on the global model, wherever its client started; one that is not
+        finite contributes zero.
         """
         cohort, layout = self._cohort(sorted(arrived)), self.agreement.layout
         matrix = torch.zeros(len(cohort), layout.size)

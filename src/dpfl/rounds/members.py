@@ -1,5 +1,5 @@
-"""A member of the federation, as its own site sees it: what it holds, what it enforces, what it says
-of itself.
+"""A member of the federation, as its own site sees it: what it holds, what it enforces, what it
+says of itself.
 """
 
 from __future__ import annotations

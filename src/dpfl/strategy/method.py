@@ -7,8 +7,8 @@
         '''FedAvg over DP-SGD clients, weighted by a power of the claimed epsilon.'''
         return record_level("my_method", work, weights=PowerWeights(power=power))
 
-The first argument, if it is annotated with a dataclass of shared settings, is assembled from keyword
-arguments, so that every method of a kind takes the same ones and none repeats them. What
+The first argument, if it is annotated with a dataclass of shared settings, is assembled from
+keyword arguments, so that every method of a kind takes the same ones and none repeats them. What
 :func:`method` returns is called with keywords only: ``my_method(lr=0.1, clip=1.0, batch_size=32,
 local_steps=4, power=2.0)``.
 
@@ -40,11 +40,11 @@ class Method:
 
     ``family``: the methods it is worth comparing with. ``simplicity``: among methods that would do
     equally well, the one with the smallest number is preferred. ``search``: the settings that are
-    its own, and what a search tries; a fraction for a whole-number setting is a share of the model's
-    parameters. ``sampling``: how its paper draws cohorts. ``needs``: what a federation must have.
-    ``remark``: what to bear in mind when it is recommended. ``reference``: shown beside the others
-    of every family, and never ranked. ``fixed``: shared settings that it decides itself, and does
-    not take.
+    its own, and what a search tries; a fraction for a whole-number setting is a share of the
+    model's parameters. ``sampling``: how its paper draws cohorts. ``needs``: what a federation
+    must have. ``remark``: what to bear in mind when it is recommended. ``reference``: shown
+    beside the others of every family, and never ranked. ``fixed``: shared settings that it
+    decides itself, and does not take.
     """
 
     name: str
@@ -89,7 +89,9 @@ class Method:
 
     @property
     def settings(self) -> dict[str, inspect.Parameter]:
-        """The keyword arguments it takes, shared ones first; those without a default must be given."""
+        """The keyword arguments it takes, shared ones first; those without a default must be
+        given.
+        """
         own = list(inspect.signature(self.factory).parameters.values())
         hints, found = typing.get_type_hints(self.factory), []
         if self._shared is not None:

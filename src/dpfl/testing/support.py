@@ -82,8 +82,8 @@ def check_releases(
     """Nothing that the method's adversary sees depends on a client's data but through noisy
     integers.
 
-    ``model`` takes 16 inputs and gives 8 outputs; strategies with releases before round one need one
-    that has their buffers.
+    ``model`` takes 16 inputs and gives 8 outputs; strategies with releases before round one need
+    one that has their buffers.
     """
     recorded: list[Tensor] = []
     with _noisy_integers(recorded.append, None):
@@ -164,8 +164,8 @@ def float_noise() -> Iterator[None]:
 def _transcript(
     strategy: Strategy, engine: str, given: nn.Module | None, *, zeroed: bool
 ) -> tuple[list[bytes], bytes]:
-    """Play all releases and one round, seeded; return the uploads (where the server is an adversary)
-    and the next model with its public buffers.
+    """Play all releases and one round, seeded; return the uploads (where the server is an
+    adversary) and the next model with its public buffers.
     """
     torch.manual_seed(0)
     classes, features = _SHAPE
