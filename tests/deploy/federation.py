@@ -1,5 +1,5 @@
-"""Small federations for the tests of a deployment: sites in folders, a study, and the letters an
-honest server writes.
+"""Small federations for the tests of a deployment: sites in folders, a study, and the messages of
+an honest server.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import Message as FlowerMessage
+from flwr.app import RecordDict
 
 from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Downlink, Observer
 from dpfl.core.version import __version__
 from dpfl.deploy.coordinator import Coordinator
-from dpfl.deploy.grid import FlowerPost, from_record, to_record
-from dpfl.deploy.local_grid import LocalGrid
-from dpfl.deploy.protocol import HELLO, TERMS, TRAIN, Letter, terms_to_dict
+from dpfl.deploy.in_process_grid import InProcessGrid
+from dpfl.deploy.messages import Message, terms_to_dict
+from dpfl.deploy.requests import HELLO, TERMS, TRAIN
 from dpfl.deploy.site import Site
+from dpfl.deploy.transport import Transport, from_record, to_record
 from dpfl.privacy.events import History
 from dpfl.rounds import Agreement, enrol
 from dpfl.rounds.codec import FRAME_BYTES, encode_download
@@ -113,7 +115,7 @@ def make_server(folder: Path, values: Mapping[str, Any]) -> Path:
 
 @dataclass
 class Desk:
-    """An honest server's letters to a lone site; every number can be changed into a lie."""
+    """An honest server's messages to a lone site; every number can be changed into a lie."""
 
     values: dict[str, Any]
     run: str = "run-1"
@@ -141,14 +143,14 @@ class Desk:
             **more,
         }
 
-    def hello(self, **more: Any) -> Letter:
-        return Letter(header=self.header(HELLO, **more))
+    def hello(self, **more: Any) -> Message:
+        return Message(header=self.header(HELLO, **more))
 
     def told(self, **lies: Any) -> dict[str, Any]:
         return {**terms_to_dict(self.agreement().terms), **lies}
 
-    def terms(self, *, binding: bool = True, **lies: Any) -> Letter:
-        return Letter(header=self.header(TERMS, terms=self.told(**lies), binding=binding))
+    def terms(self, *, binding: bool = True, **lies: Any) -> Message:
+        return Message(header=self.header(TERMS, terms=self.told(**lies), binding=binding))
 
     def download(self, round_: int, drawn: int | None = None) -> bytes:
         study = self.study()
@@ -156,14 +158,14 @@ class Desk:
         drawn = len(study.study.sites) if drawn is None else drawn
         return encode_download(Downlink(round=round_, start=start, shared={}, drawn=drawn))
 
-    def train(self, round_: int = 0, *, payload: bytes | None = None, **lies: Any) -> Letter:
+    def train(self, round_: int = 0, *, payload: bytes | None = None, **lies: Any) -> Message:
         payload = self.download(round_) if payload is None else payload
-        return Letter(
+        return Message(
             header=self.header(TRAIN, terms=self.told(**lies), round=round_), payload=payload
         )
 
 
-def upload_of(answer: Letter, step: float = 1.0) -> torch.Tensor:
+def upload_of(answer: Message, step: float = 1.0) -> torch.Tensor:
     """The numbers of an upload; where noise was added on a grid, multiples of its step."""
     on_grid = answer.payload[5] == 1
     kind = torch.int32 if on_grid else torch.float32
@@ -189,22 +191,22 @@ def charged(site: Site, observer: Observer = Observer.SERVER) -> set[int]:
         ledger.close()
 
 
-class WatchedGrid(LocalGrid):
-    """Keeps everything that went over it, as (site's folder name, letter)."""
+class WatchedGrid(InProcessGrid):
+    """Keeps everything that went over it, as (site's folder name, message)."""
 
     def __init__(self, sites: Mapping[int, Path]) -> None:
         super().__init__(sites)
-        self.heard: list[tuple[int, Letter, Letter]] = []  # node, question, answer
-        self.names: dict[str, tuple[int, Letter]] = {}
+        self.heard: list[tuple[int, Message, Message]] = []  # node, question, answer
+        self.names: dict[str, tuple[int, Message]] = {}
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+    def push_messages(self, messages: Iterable[FlowerMessage]) -> list[str]:
         kept = list(messages)
         ids = super().push_messages(kept)
         for name, message in zip(ids, kept, strict=True):
             self.names[name] = (message.metadata.dst_node_id, from_record(message.content))
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+    def pull_messages(self, message_ids: Iterable[str]) -> list[FlowerMessage]:
         found = super().pull_messages(message_ids)
         for reply in found:
             if not reply.has_error() and reply.metadata.reply_to_message_id in self.names:
@@ -217,11 +219,11 @@ class WatchedGrid(LocalGrid):
 
     def asked_to_train(self) -> list[tuple[int, int]]:
         """(node, round) of every round that was asked for."""
-        letters = [(m.metadata.dst_node_id, from_record(m.content)) for m in self.asked]
+        messages = [(m.metadata.dst_node_id, from_record(m.content)) for m in self.asked]
         return [
-            (node, letter.header["round"])
-            for node, letter in letters
-            if letter.header["kind"] == TRAIN
+            (node, message.header["round"])
+            for node, message in messages
+            if message.header["kind"] == TRAIN
         ]
 
 
@@ -251,9 +253,9 @@ class Federation:
         grid = WatchedGrid({number + 1: base / name for number, name in enumerate(names)})
         return cls(base=base, server=make_server(base / "server", values), grid=grid, sites=sites)
 
-    def coordinator(self, grid: LocalGrid | None = None) -> Coordinator:
-        made = Coordinator(self.server, FlowerPost(grid or self.grid))
-        made.post.wait = lambda seconds: None  # type: ignore[method-assign]
+    def coordinator(self, grid: InProcessGrid | None = None) -> Coordinator:
+        made = Coordinator(self.server, Transport(grid or self.grid))
+        made.sites.transport.wait = lambda seconds: None  # type: ignore[method-assign]
         return made
 
     def play(self) -> dict[str, Any]:
@@ -270,22 +272,26 @@ class Federation:
         ]
 
 
-def kind_of(message: Message) -> str:
+def kind_of(message: FlowerMessage) -> str:
     return str(from_record(message.content).header["kind"])
 
 
-def round_of(message: Message) -> int:
+def round_of(message: FlowerMessage) -> int:
     return int(from_record(message.content).header["round"])
 
 
-def reply_with(message: Message, header: Mapping[str, Any], payload: bytes = b"") -> Message:
-    return Message(to_record(Letter(header=header, payload=payload)), reply_to=message)
+def reply_with(
+    message: FlowerMessage, header: Mapping[str, Any], payload: bytes = b""
+) -> FlowerMessage:
+    return FlowerMessage(to_record(Message(header=header, payload=payload)), reply_to=message)
 
 
-def changed(reply: Message, message: Message, change: Callable[[Letter], Letter]) -> Message:
+def changed(
+    reply: FlowerMessage, message: FlowerMessage, change: Callable[[Message], Message]
+) -> FlowerMessage:
     """The site's own answer, changed on the way."""
-    return Message(to_record(change(from_record(reply.content))), reply_to=message)
+    return FlowerMessage(to_record(change(from_record(reply.content))), reply_to=message)
 
 
-def empty(message: Message) -> Message:
-    return Message(RecordDict({}), reply_to=message)
+def empty(message: FlowerMessage) -> FlowerMessage:
+    return FlowerMessage(RecordDict({}), reply_to=message)

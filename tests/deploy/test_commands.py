@@ -24,8 +24,10 @@ from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, DataError
 from dpfl.data.tables import read_file
 from dpfl.deploy.credentials import make_certificates
-from dpfl.deploy.processes import check_port, check_server, free_port, write_app, write_connection
+from dpfl.deploy.participation import check_server
+from dpfl.deploy.processes import check_port, free_port
 from dpfl.deploy.site import Site
+from dpfl.deploy.superlink import write_app, write_connection
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.folder import RunFolder
 from tests.deploy.federation import Desk, Federation, make_server, study_values, write_csv
@@ -266,7 +268,7 @@ def test_a_study_that_was_begun_is_gone_on_with_unchanged(
     federation = Federation.of(tmp_path, study_values("fedavg_dp"))
     federation.play()
     (federation.server / "summary.json").unlink()  # as if it had been cut off
-    refused(capsys, 5, "has begun; go on with: dpfl server resume", "server", "run", "server")
+    refused(capsys, 5, "has begun; continue with: dpfl server resume", "server", "run", "server")
     study = federation.server / "study.toml"
     study.write_text(study.read_text().replace("rounds = 3", "rounds = 5"))
     refused(capsys, 5, "study.toml: is not the study that was begun", "server", "resume", "server")
@@ -290,7 +292,7 @@ def test_an_address_is_a_name_and_a_port(capsys: pytest.CaptureFixture[str], add
     refused(
         capsys,
         2,
-        "is no name and port",
+        "is not a name and port",
         "site",
         "init",
         "x",
@@ -308,7 +310,7 @@ def test_a_site_runs_once(
 ) -> None:
     write_csv(Path("records.csv"))
     assert _run(capsys, "site", "init", "home", "--data", "records.csv", *INIT)[0] == 0
-    monkeypatch.setattr("dpfl.deploy.processes.check_server", lambda *_, **__: None)
+    monkeypatch.setattr("dpfl.deploy.participation.check_server", lambda *_, **__: None)
     with RunFolder(Path("home")).locked():
         refused(capsys, 5, "is in use by another process", "site", "run", "home")
 
@@ -319,10 +321,10 @@ def test_a_large_delta_is_called_weak_wherever_the_grant_is_shown(
     write_csv(Path("records.csv"))
     grant = ["--id", "a", "--epsilon", "4", "--delta", "0.5"]
     _, _, err = _run(capsys, "site", "init", "home", "--data", "records.csv", *grant)
-    assert "WEAK: delta 0.5 is not below 1 / 32 records" in err
+    assert "delta 0.5 is not below 1 / 32 records" in err
     _, _, err = _run(capsys, "site", "spend", "home", "--page", "board.html")
     assert "WEAK" in err
-    assert "WEAK: delta 0.5" in Path("board.html").read_text()
+    assert "delta 0.5 is not below" in Path("board.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -330,7 +332,7 @@ def test_a_large_delta_is_called_weak_wherever_the_grant_is_shown(
     [
         ("study", {"feature_shape": [-4]}, "feature_shape"),
         ("study", {"sites": ["a", "../b"]}, "sites"),
-        ("run", {"least_sites": 7}, "7 sites are asked for, and .study. sites names 3"),
+        ("run", {"least_sites": 7}, "7 sites are needed, and .study. sites names 3"),
         ("run", {"rounds": True}, "rounds"),
         ("run", {"seed": -1}, "seed"),
         ("network", {"host": ""}, "host"),
@@ -455,9 +457,9 @@ def test_a_site_with_the_wrong_certificate_says_so_and_does_not_go_on(
         _home(capsys, port)
         refused(capsys, 2, "ca.crt", "site", "run", "home")  # none was put there
         (tmp_path / "home" / "ca.crt").write_text("no certificate")
-        refused(capsys, 2, "is no certificate", "site", "run", "home")
+        refused(capsys, 2, "is not a certificate", "site", "run", "home")
         (tmp_path / "home" / "ca.crt").write_bytes((tmp_path / "wrong" / "ca.crt").read_bytes())
-        refused(capsys, 7, "does not vouch for", "site", "run", "home")
+        refused(capsys, 7, "is not signed by", "site", "run", "home")
         assert not (tmp_path / "home" / "supernode.log").exists()  # nothing was started
         check_server(f"127.0.0.1:{port}", tmp_path / "real" / "ca.crt", insecure=False)
 

@@ -13,17 +13,21 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, RecordDict
+from flwr.app import Message as FlowerMessage
 from safetensors.torch import load_file
 
 from dpfl.core.errors import FolderError, PeerError
 from dpfl.core.types import Observer
 from dpfl.deploy import coordinator as module
 from dpfl.deploy.coordinator import Coordinator
-from dpfl.deploy.grid import RECORD, FlowerPost, from_record
-from dpfl.deploy.local_grid import LocalGrid
-from dpfl.deploy.protocol import HELLO, TERMS, TRAIN, Letter
+from dpfl.deploy.enrolment import EnrolmentFile
+from dpfl.deploy.in_process_grid import InProcessGrid
+from dpfl.deploy.messages import Message
+from dpfl.deploy.requests import HELLO, TERMS, TRAIN
 from dpfl.deploy.site import Site
+from dpfl.deploy.summary import DeploymentSummary
+from dpfl.deploy.transport import RECORD, Transport, from_record
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds.codec import FRAME_BYTES, encode_upload
 from dpfl.runs.folder import RunFolder
@@ -47,15 +51,15 @@ from tests.deploy.federation import (
 )
 
 SIZE = 2 * (FEATURES + 1)
-Answer = Callable[[], Message]
+Answer = Callable[[], FlowerMessage]
 
 
 def in_round(
-    number: int, misbehave: Callable[[Message, Answer], Message | None]
-) -> Callable[..., Message | None]:
+    number: int, misbehave: Callable[[FlowerMessage, Answer], FlowerMessage | None]
+) -> Callable[..., FlowerMessage | None]:
     """Misbehave in one round only."""
 
-    def fault(message: Message, answer: Answer) -> Message | None:
+    def fault(message: FlowerMessage, answer: Answer) -> FlowerMessage | None:
         return (
             misbehave(message, answer)
             if kind_of(message) == TRAIN and round_of(message) == number
@@ -74,7 +78,9 @@ def finished(federation: Federation, rounds: int = 3) -> dict[str, Any]:
     return summary
 
 
-def uploaded(message: Message, values: torch.Tensor, site: str, run: str | None = None) -> Message:
+def uploaded(
+    message: FlowerMessage, values: torch.Tensor, site: str, run: str | None = None
+) -> FlowerMessage:
     header = from_record(message.content).header
     payload = encode_upload(values, run or header["run"], header["round"], site)
     return reply_with(
@@ -82,13 +88,13 @@ def uploaded(message: Message, values: torch.Tensor, site: str, run: str | None 
     )
 
 
-def _error(message: Message, answer: Answer) -> Message:
-    return Message(Error(code=7, reason="out of memory"), reply_to=message)
+def _error(message: FlowerMessage, answer: Answer) -> FlowerMessage:
+    return FlowerMessage(Error(code=7, reason="out of memory"), reply_to=message)
 
 
-def _error_after_work(message: Message, answer: Answer) -> Message:
+def _error_after_work(message: FlowerMessage, answer: Answer) -> FlowerMessage:
     answer()
-    return Message(Error(code=7, reason="node died"), reply_to=message)
+    return FlowerMessage(Error(code=7, reason="node died"), reply_to=message)
 
 
 class _Touch:
@@ -96,22 +102,22 @@ class _Touch:
         return Path.touch, (Path("/tmp/dpfl-was-unpickled"),)
 
 
-FAULTS: dict[str, tuple[Callable[[Message, Answer], Message | None], str]] = {
+FAULTS: dict[str, tuple[Callable[[FlowerMessage, Answer], FlowerMessage | None], str]] = {
     "an error": (_error, "out of memory"),
     "an error after it paid": (_error_after_work, "node died"),
     "garbage header": (
-        lambda m, a: Message(
+        lambda m, a: FlowerMessage(
             RecordDict({RECORD: ConfigRecord({"header": "{[", "payload": b""})}), reply_to=m
         ),
         "cannot be read",
     ),
     "a header of lists": (
-        lambda m, a: Message(
+        lambda m, a: FlowerMessage(
             RecordDict({RECORD: ConfigRecord({"header": "[" * 90_000, "payload": b""})}), reply_to=m
         ),
         "message",
     ),
-    "nothing of ours": (lambda m, a: empty(m), "is not dpfl's"),
+    "nothing of ours": (lambda m, a: empty(m), "was not written by dpfl"),
     "no frame": (lambda m, a: reply_with(m, {"ok": True, "more": True}, b"abc"), "are no frame"),
     "nothing": (lambda m, a: reply_with(m, {"ok": True, "more": True}), "are no frame"),
     "too long": (lambda m, a: uploaded(m, torch.zeros(SIZE + 1), "b"), "bytes, at most"),
@@ -130,13 +136,13 @@ FAULTS: dict[str, tuple[Callable[[Message, Answer], Message | None], str]] = {
     ),
     "another token": (
         lambda m, a: changed(
-            a(), m, lambda x: Letter(header={**x.header, "token": "0" * 64}, payload=x.payload)
+            a(), m, lambda x: Message(header={**x.header, "token": "0" * 64}, payload=x.payload)
         ),
         "somebody else answered",
     ),
     "a changed byte": (
         lambda m, a: changed(
-            a(), m, lambda x: Letter(header=x.header, payload=x.payload[:-1] + b"\x55")
+            a(), m, lambda x: Message(header=x.header, payload=x.payload[:-1] + b"\x55")
         ),
         "damaged",
     ),
@@ -208,9 +214,9 @@ class StaleGrid(WatchedGrid):
 
     def __init__(self, *rest: Any) -> None:
         super().__init__(*rest)
-        self.kept: list[Message] = []
+        self.kept: list[FlowerMessage] = []
 
-    def pull_messages(self, message_ids: Any) -> list[Message]:
+    def pull_messages(self, message_ids: Any) -> list[FlowerMessage]:
         found = super().pull_messages(message_ids)
         stale = list(self.kept)
         self.kept += found
@@ -220,9 +226,9 @@ class StaleGrid(WatchedGrid):
 def test_duplicates_and_late_answers_are_never_counted(tmp_path: Path) -> None:
     federation = Federation.of(tmp_path, study_values("fedavg_dp", run={"round_timeout": 0.5}))
     grid = StaleGrid(federation.grid.sites)
-    late: list[Message] = []
+    late: list[FlowerMessage] = []
 
-    def slow(message: Message, answer: Answer) -> None:
+    def slow(message: FlowerMessage, answer: Answer) -> None:
         late.append(answer())  # it worked, and paid; its answer comes when the next round is on
 
     grid.faults[2] = in_round(0, slow)
@@ -261,7 +267,7 @@ def test_a_stranger_and_a_late_site_are_told_why(tmp_path: Path) -> None:
     stranger = make_site(tmp_path / "x", "x")
     federation.grid.sites[8] = stranger.folder
 
-    def comes(message: Message, answer: Answer) -> Message:
+    def comes(message: FlowerMessage, answer: Answer) -> FlowerMessage:
         federation.grid.sites[3] = late
         return answer()
 
@@ -277,7 +283,7 @@ def test_a_stranger_and_a_late_site_are_told_why(tmp_path: Path) -> None:
 def test_a_site_that_comes_back_under_another_connection_goes_on(tmp_path: Path) -> None:
     federation = Federation.of(tmp_path, study_values("fedavg_dp", run={"round_timeout": 0.5}))
 
-    def moves(message: Message, answer: Answer) -> None:
+    def moves(message: FlowerMessage, answer: Answer) -> None:
         federation.grid.sites[22] = federation.grid.sites[2]
 
     federation.grid.faults[2] = lambda m, a: a() if kind_of(m) != TRAIN else moves(m, a)
@@ -291,9 +297,9 @@ def test_a_site_whose_first_greeting_was_lost_is_greeted_again(tmp_path: Path) -
     federation = Federation.of(
         tmp_path, study_values("fedavg_dp", run={"round_timeout": 0.3, "enrol_timeout": 60})
     )
-    lost: list[Message] = []
+    lost: list[FlowerMessage] = []
 
-    def loses(message: Message, answer: Answer) -> Message | None:
+    def loses(message: FlowerMessage, answer: Answer) -> FlowerMessage | None:
         if kind_of(message) == HELLO and not lost:
             lost.append(message)
             return None
@@ -435,42 +441,42 @@ def _once(real: Callable[..., Any], when: Callable[..., bool], after: bool) -> C
     return wrapped
 
 
-def _is_train(_: Any, letters: Any, timeout: float) -> bool:
+def _is_train(_: Any, messages: Any, timeout: float) -> bool:
     return any(
-        letter.header["kind"] == TRAIN and letter.header["round"] == 1
-        for letter in letters.values()
+        message.header["kind"] == TRAIN and message.header["round"] == 1
+        for message in messages.values()
     )
 
 
-def _is_terms(_: Any, letters: Any, timeout: float) -> bool:
-    return any(letter.header["kind"] == TERMS for letter in letters.values())
+def _is_terms(_: Any, messages: Any, timeout: float) -> bool:
+    return any(message.header["kind"] == TERMS for message in messages.values())
 
 
 PHASES: dict[str, tuple[Any, str, Callable[..., bool], bool]] = {
-    "gathering": (Coordinator, "_gather", lambda *a: True, True),
-    "before the ledger": (Coordinator, "_write_enrolment", lambda *a: True, False),
-    "after enrolment": (Coordinator, "_write_enrolment", lambda *a: True, True),
+    "gathering": (module, "gather", lambda *a: True, True),
+    "before the ledger": (EnrolmentFile, "write", lambda *a: True, False),
+    "after enrolment": (EnrolmentFile, "write", lambda *a: True, True),
     "after the first checkpoint": (RunFolder, "save_state", lambda *a: True, True),
-    "telling the terms": (FlowerPost, "ask", _is_terms, False),
-    "after terms were told": (FlowerPost, "ask", _is_terms, True),
+    "telling the terms": (Transport, "ask", _is_terms, False),
+    "after terms were told": (Transport, "ask", _is_terms, True),
     "opening": (module, "open_round", lambda agreement, state, *a: state.round == 1, True),
-    "opened": (FlowerPost, "ask", _is_train, False),
-    "waiting": (FlowerPost, "ask", _is_train, True),
+    "opened": (Transport, "ask", _is_train, False),
+    "waiting": (Transport, "ask", _is_train, True),
     "closing": (module, "close_round", lambda agreement, state, *a: state.round == 1, True),
     "written down": (RunFolder, "append", lambda self, path, line: line["round"] == 1, True),
     "before the checkpoint": (
         RunFolder,
         "save_state",
-        lambda self, state, *a: state.round == 2,
+        lambda self, checkpoint: checkpoint.state.round == 2,
         False,
     ),
     "after the checkpoint": (
         RunFolder,
         "save_state",
-        lambda self, state, *a: state.round == 2,
+        lambda self, checkpoint: checkpoint.state.round == 2,
         True,
     ),
-    "before the summary": (RunFolder, "save_summary", lambda *a: True, False),
+    "before the summary": (DeploymentSummary, "save", lambda *a: True, False),
 }
 LOST = {"opened", "waiting", "closing", "written down", "before the checkpoint"}
 
@@ -561,7 +567,7 @@ def test_an_impostor_after_a_restart_is_turned_away(
 ) -> None:
     federation = Federation.of(tmp_path, study_values("fedavg_dp"))
     with monkeypatch.context() as patch:
-        patch.setattr(FlowerPost, "ask", _once(FlowerPost.ask, _is_train, True))
+        patch.setattr(Transport, "ask", _once(Transport.ask, _is_train, True))
         with pytest.raises(Killed):
             federation.play()
     impostor = make_site(tmp_path / "impostor", "b")
@@ -628,11 +634,11 @@ def test_claims_are_declarations_and_change_nobody_s_bill(tmp_path: Path) -> Non
     honest.play()
     lying = Federation.of(tmp_path / "lying", study_values())
 
-    def claims(message: Message, answer: Answer) -> Message:
+    def claims(message: FlowerMessage, answer: Answer) -> FlowerMessage:
         if kind_of(message) != HELLO:
             return answer()
         lie = {"epsilon": 4000.0, "delta": 1e-2, "examples": 10**9}
-        return changed(answer(), message, lambda x: Letter(header={**x.header, "claims": lie}))
+        return changed(answer(), message, lambda x: Message(header={**x.header, "claims": lie}))
 
     lying.grid.faults[2] = claims
     lying.play()
@@ -652,13 +658,13 @@ def test_claims_are_declarations_and_change_nobody_s_bill(tmp_path: Path) -> Non
 def test_a_wild_claim_does_not_stop_the_server(wild: dict[str, Any], tmp_path: Path) -> None:
     federation = Federation.of(tmp_path, study_values())
 
-    def claims(message: Message, answer: Answer) -> Message:
+    def claims(message: FlowerMessage, answer: Answer) -> FlowerMessage:
         if kind_of(message) != HELLO:
             return answer()
         return changed(
             answer(),
             message,
-            lambda x: Letter(header={**x.header, "claims": {**x.header["claims"], **wild}}),
+            lambda x: Message(header={**x.header, "claims": {**x.header["claims"], **wild}}),
         )
 
     federation.grid.faults[2] = claims
@@ -672,7 +678,7 @@ def test_the_server_s_ledger_is_its_own_and_holds_what_the_world_sees(tmp_path: 
     ledger = Ledger.open(federation.server / "ledger.sqlite", summary["run"])
     assert {round_ for round_, _ in ledger.charged(summary["run"], Observer.WORLD)} == {0, 1, 2}
     ledger.close()
-    assert isinstance(federation.grid, LocalGrid)
+    assert isinstance(federation.grid, InProcessGrid)
     assert isinstance(federation.sites["a"], Site)
 
 
@@ -684,8 +690,8 @@ def test_a_study_does_not_go_on_with_fewer_sites_than_it_asks_for(tmp_path: Path
     second = make_server(tmp_path / "second", values)
     generous = make_site(tmp_path / "new" / "a", "a")
     grid = WatchedGrid({1: generous.folder, 2: first.sites["b"].folder, 3: first.sites["c"].folder})
-    coordinator = Coordinator(second, FlowerPost(grid))
-    coordinator.post.wait = lambda seconds: None  # type: ignore[method-assign]
+    coordinator = Coordinator(second, Transport(grid))
+    coordinator.sites.transport.wait = lambda seconds: None  # type: ignore[method-assign]
     with pytest.raises(PeerError, match="only 1 sites accept its terms") as refused:
         coordinator.begin()
     assert "b: site 'b': its budget does not cover a round of this study" in str(refused.value)

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Observer, Unit
 from dpfl.deploy.coordinator import Coordinator
-from dpfl.deploy.grid import FlowerPost
 from dpfl.deploy.outcome import outcomes
-from dpfl.deploy.protocol import TRAIN
+from dpfl.deploy.requests import TRAIN
 from dpfl.deploy.site import Site
-from dpfl.methods import METHODS, settings_of
+from dpfl.deploy.transport import Transport
+from dpfl.methods import METHODS, find
 from dpfl.rounds.codec import FRAME_BYTES
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.experiment import Experiment
@@ -52,7 +52,7 @@ def experiment_of(
     method: str, settings: dict[str, Any], run: dict[str, Any], rounds: int
 ) -> Experiment:
     own = {"lr": 0.3, "clip": 1.0, "batch_size": 16, "local_steps": 3, **settings}
-    own = {name: value for name, value in own.items() if name in settings_of(method)}
+    own = {name: value for name, value in own.items() if name in find(method).settings}
     return Experiment.from_dict(
         {
             "data": {"name": "digits"},
@@ -102,7 +102,7 @@ def deploy(base: Path, experiment: Experiment) -> tuple[Path, WatchedGrid, dict[
     }
     server = make_server(base / "server", values)
     grid = WatchedGrid({number + 1: base / name for number, name in enumerate(federation.ids)})
-    Coordinator(server, FlowerPost(grid)).begin()
+    Coordinator(server, Transport(grid)).begin()
     return server, grid, sites
 
 
@@ -165,16 +165,16 @@ def test_three_sites_and_the_simulator_give_the_same_model_spends_and_bytes(
     downloads = sum(
         len(asked.payload) for _, asked, _ in grid.heard if asked.header["kind"] == TRAIN
     )
-    assert summary["bytes_up"] == simulated.summary["bytes_up"] == on_the_wire
-    assert summary["bytes_down"] == simulated.summary["bytes_down"] == downloads
+    assert summary["bytes_up"] == simulated.summary.bytes_up == on_the_wire
+    assert summary["bytes_down"] == simulated.summary.bytes_down == downloads
     # What sites find with the delivered model, and with parts that never left them, is what the
     # simulator finds.
     tried = [
         outcomes(site.folder)[0].tried(name, site.federation()) for name, site in sites.items()
     ]
-    right = sum(found["accuracy"] * found["test_records"] for found in tried)
-    records = sum(found["test_records"] for found in tried)
-    assert right / records == pytest.approx(simulated.summary["accuracy"], abs=1e-6)
+    right = sum(found.scores.accuracy * found.test_records for found in tried)
+    records = sum(found.test_records for found in tried)
+    assert right / records == pytest.approx(simulated.summary.accuracy, abs=1e-6)
     strategy = experiment.strategy(3)
     if strategy.observer is Observer.NOBODY:
         return
@@ -191,9 +191,9 @@ def test_three_sites_and_the_simulator_give_the_same_model_spends_and_bytes(
         )
         assert 0 < line.epsilon <= (line.budget or 0)
         told = {
-            s["observer"]: s["epsilon"]
-            for s in simulated.summary["statements"]
-            if s["account"] == name
+            line.observer: line.epsilon
+            for line in simulated.summary.statements
+            if line.account == name
         }
         if "server" in told and strategy.unit is Unit.CLIENT:
             assert own["server"].to_dict()["epsilon"] == pytest.approx(told["server"], rel=1e-9)
@@ -237,9 +237,9 @@ def test_pfa_plus_sends_fewer_bytes_and_they_are_counted_on_the_wire(tmp_path: P
 def test_every_method_is_compared_or_refused_with_the_reason() -> None:
     compared = {method for method, _, _ in CASES.values()}
     for method in set(METHODS) - compared:
-        dimension = {"dimension": 20} if "dimension" in settings_of(method) else {}
+        dimension = {"dimension": 20} if "dimension" in find(method).settings else {}
         values = study_values(method, **dimension)
-        known = settings_of(method)
+        known = find(method).settings
         values["method"] = {k: v for k, v in values["method"].items() if k == "name" or k in known}
         with pytest.raises(PrivacyRefusal, match="simulation") as caught:
             StudyFile.from_dict(values).strategy()

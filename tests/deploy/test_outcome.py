@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Message as FlowerMessage
 from safetensors.torch import load_file, save
 
 from dpfl.cli.main import run_command
 from dpfl.core.layout import Layout
+from dpfl.deploy.messages import Message
 from dpfl.deploy.outcome import MODELS, outcomes
-from dpfl.deploy.protocol import END, Letter
+from dpfl.deploy.requests import END
 from tests.deploy.federation import Desk, Federation, charged, kind_of, make_site, study_values
 
 
-def _ended(desk: Desk, payload: bytes) -> Letter:
-    return Letter(header=desk.header(END, terms=desk.told()), payload=payload)
+def _ended(desk: Desk, payload: bytes) -> Message:
+    return Message(header=desk.header(END, terms=desk.told()), payload=payload)
 
 
 def _weights(desk: Desk, value: float = 0.5) -> dict[str, torch.Tensor]:
@@ -51,7 +52,7 @@ def test_every_site_is_given_the_model_and_nothing_is_charged_for_it(tmp_path: P
 def test_a_site_that_does_not_take_the_model_is_named_and_the_study_ends(tmp_path: Path) -> None:
     federation = Federation.of(tmp_path, study_values("fedavg_dp", run={"round_timeout": 0.5}))
 
-    def silent(message: Message, answer: object) -> Message | None:
+    def silent(message: FlowerMessage, answer: object) -> FlowerMessage | None:
         return None if kind_of(message) == END else answer()  # type: ignore[operator, no-any-return]
 
     federation.grid.faults[2] = silent
@@ -101,8 +102,7 @@ def test_what_is_no_model_of_the_study_is_not_kept(
 def test_a_model_that_is_not_finite_or_of_another_study_is_not_kept(tmp_path: Path) -> None:
     site, desk = make_site(tmp_path / "a", "a"), Desk(study_values())
     assert (
-        "none that this site has agreed to"
-        in site.answer(_ended(desk, save(_weights(desk)))).reason
+        "was not agreed to by this site" in site.answer(_ended(desk, save(_weights(desk)))).reason
     )
     assert site.answer(desk.terms()).accepted
     assert "not finite" in site.answer(_ended(desk, save(_weights(desk, float("nan"))))).reason
@@ -183,7 +183,7 @@ def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path:
         assert (got, words in err) == (code, True), err
         assert "Traceback" not in err
     Path(study).write_text(desk.study().to_toml())
-    foreign = "is no model of this study (cannot be read"
+    foreign = "is not a model of this study (cannot be read"
     for model, code, words in ((tmp_path / "absent", 5, "cannot be read"), (broken, 3, foreign)):
         got, _, err = _evaluate(capsys, home, "--model", str(model), "--study", study)
         assert (got, words in err) == (code, True), err

@@ -50,9 +50,9 @@ def test_a_site_that_refuses_the_terms_is_not_in_the_population(tmp_path: Path) 
     assert "does not cover 3 rounds" in summary["refusals"]["c"]
     assert summary["rounds"]["done"] == 3
     asked = [
-        letter.header["terms"]["population"]
-        for _, letter, _ in federation.grid.heard
-        if "round" in letter.header
+        message.header["terms"]["population"]
+        for _, message, _ in federation.grid.heard
+        if "round" in message.header
     ]
     assert set(asked) == {2}
     assert charged(federation.sites["c"]) == set()
@@ -69,7 +69,7 @@ def test_a_plan_ends_when_fewer_sites_are_there_than_it_counts_on(tmp_path: Path
         original(agreement)  # type: ignore[arg-type]
         rounds.append(1)
         if len(rounds) == 3:
-            coordinator.willing["c"] = False
+            coordinator.sites.willing["c"] = False
 
     coordinator._settle = settle  # type: ignore[method-assign, assignment]
     coordinator.begin()

@@ -15,7 +15,7 @@ import torch
 
 from dpfl.core.errors import DpflError, LedgerError
 from dpfl.core.types import Observer, Unit
-from dpfl.deploy.protocol import Letter, terms_from_dict
+from dpfl.deploy.messages import Message, terms_from_dict
 from dpfl.deploy.site import Site
 from dpfl.privacy.accountant import spend
 from dpfl.rounds.codec import FRAME_BYTES
@@ -49,7 +49,7 @@ def enrolled(site: Site, desk: Desk, **lies: Any) -> None:
     assert answer.accepted, answer.reason
 
 
-def one_sentence(answer: Letter, words: str) -> None:
+def one_sentence(answer: Message, words: str) -> None:
     assert not answer.accepted
     assert words in answer.reason, answer.reason
     assert "\n" not in answer.reason
@@ -176,7 +176,7 @@ def test_another_version_is_refused_and_a_patch_is_not(version: str | None, tmp_
 def test_a_site_without_a_budget_takes_part_only_where_it_said_so(tmp_path: Path) -> None:
     open_ = make_site(tmp_path / "open", "a", None, {"allow_unprotected": True})
     assert open_.answer(Desk(study_values("fedavg")).hello()).accepted
-    one_sentence(open_.answer(Desk(study_values()).hello()), "has granted nothing")
+    one_sentence(open_.answer(Desk(study_values()).hello()), "has no budget")
     granted = make_site(tmp_path / "budget", "a", RECORD, {"allow_unprotected": True})
     one_sentence(granted.answer(Desk(study_values("fedavg")).hello()), "protects nobody")
 
@@ -225,8 +225,8 @@ def test_terms_that_do_not_belong_to_the_study_are_refused_and_cost_nothing(
 ) -> None:
     site = make_site(tmp_path / "a", "a", RECORD if method == "weiavg" else CLIENT)
     desk = Desk(study_values(method))
-    for letter in (desk.terms(**lie), desk.train(0, **lie)):
-        answer = site.answer(letter)
+    for message in (desk.terms(**lie), desk.train(0, **lie)):
+        answer = site.answer(message)
         assert not answer.accepted
         assert "\n" not in answer.reason
         assert answer.payload == b""
@@ -244,8 +244,8 @@ def test_wild_numbers_are_answered_in_a_sentence_or_change_no_bill(
     record = method in ("weiavg", "minimum")
     site = make_site(tmp_path / "a", "a", RECORD if record else CLIENT)
     desk = Desk(study_values(method))
-    for letter in (desk.terms(**lie), desk.train(0, **lie), desk.train(1, **lie)):
-        answer = site.answer(letter)  # no exception
+    for message in (desk.terms(**lie), desk.train(0, **lie), desk.train(1, **lie)):
+        answer = site.answer(message)  # no exception
         assert answer.accepted or "\n" not in answer.reason
     spent = {line.observer: line for line in site.spent()}
     assert spent["server" if record else "world"].epsilon <= 4.0
@@ -255,8 +255,10 @@ def test_wild_numbers_are_answered_in_a_sentence_or_change_no_bill(
 def test_a_round_that_is_not_in_the_plan_is_refused(rounds: Any, tmp_path: Path) -> None:
     site, desk = make_site(tmp_path / "a", "a"), Desk(study_values())
     enrolled(site, desk)
-    letter = desk.train(0)
-    answer = site.answer(Letter(header={**letter.header, "round": rounds}, payload=letter.payload))
+    message = desk.train(0)
+    answer = site.answer(
+        Message(header={**message.header, "round": rounds}, payload=message.payload)
+    )
     if rounds != "0":
         assert not answer.accepted
         assert charged(site) == set()
@@ -266,9 +268,9 @@ def test_a_round_that_is_not_in_the_plan_is_refused(rounds: Any, tmp_path: Path)
 def test_a_message_that_lacks_something_is_refused(missing: str, tmp_path: Path) -> None:
     site, desk = make_site(tmp_path / "a", "a"), Desk(study_values())
     enrolled(site, desk)
-    letter = desk.train(0)
-    header = {name: value for name, value in letter.header.items() if name != missing}
-    assert not site.answer(Letter(header=header, payload=letter.payload)).accepted
+    message = desk.train(0)
+    header = {name: value for name, value in message.header.items() if name != missing}
+    assert not site.answer(Message(header=header, payload=message.payload)).accepted
     assert charged(site) == set()
 
 
@@ -416,14 +418,14 @@ def test_the_grant_in_the_ledger_wins_over_an_edited_file(tmp_path: Path) -> Non
     site = make_site(tmp_path / "a", "a", {**RECORD, "epsilon": 1.0})
     write_site_file(site.folder, "a", {**RECORD, "epsilon": 100.0})
     desk = Desk(study_values())
-    for letter in (desk.terms(), desk.train(0), desk.train(1)):
-        Site(site.folder).answer(letter)
+    for message in (desk.terms(), desk.train(0), desk.train(1)):
+        Site(site.folder).answer(message)
     write_site_file(site.folder, "a", {**RECORD, "epsilon": 1.0})
     (line,) = Site(site.folder).spent()
     assert line.epsilon <= 1.0
     assert line.budget == 1.0
     write_site_file(site.folder, "a", {**RECORD, "epsilon": 100.0})
-    with pytest.raises(LedgerError, match="was granted epsilon 1"):
+    with pytest.raises(LedgerError, match="is epsilon 1"):
         Site(site.folder).prepare()
 
 
@@ -651,7 +653,7 @@ def test_a_model_that_cannot_take_the_records_is_refused_before_anything_is_paid
     site, values = make_site(tmp_path / "a", "a"), study_values()
     values["model"] = {"name": "lstm"}
     desk = Desk(values)
-    answer = site.answer(Letter(header={**desk.header("hello")}))
+    answer = site.answer(Message(header={**desk.header("hello")}))
     assert not answer.accepted
     assert "\n" not in answer.reason
     assert charged(site) == set()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpfl.core.types import Observer
-from dpfl.deploy.protocol import Letter
+from dpfl.deploy.messages import Message
 from dpfl.deploy.site import Site
 from dpfl.privacy.costs import Charge, PrivacyPlan
 from dpfl.privacy.site_ledger import SiteLedger
@@ -45,14 +45,14 @@ def arm(point):
     if point == "after work":
         module.Site._work = lambda *a: (real_work(*a), die())
     if point == "after checking":
-        SiteLedger.pay_and_answer = die
+        SiteLedger.charge_and_store = die
     if point == "in the transaction":
         SiteLedger.charge = lambda self, *a, also, **m: real_charge(self, *a, also=die, **m)
     if point == "before commit":
         SiteLedger.charge = lambda self, *a, also, **m: real_charge(self, *a, also=lambda c: (also(c), die()), **m)
     if point == "after commit":
-        real_pay = SiteLedger.pay_and_answer
-        SiteLedger.pay_and_answer = lambda *a, **m: (real_pay(*a, **m), die())
+        real_pay = SiteLedger.charge_and_store
+        SiteLedger.charge_and_store = lambda *a, **m: (real_pay(*a, **m), die())
 
 desk = Desk(study_values("udp_fedavg"))
 for point, folder in zip(sys.argv[1::2], sys.argv[2::2]):
@@ -136,7 +136,7 @@ def test_a_fault_between_work_and_commit_charges_nothing(
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SiteLedger, "pay_and_answer", full)
+        patch.setattr(SiteLedger, "charge_and_store", full)
         answer = site.answer(desk.train(0))
     assert not answer.accepted
     assert answer.payload == b""
@@ -179,8 +179,8 @@ def test_nothing_is_kept_of_an_answer_that_the_budget_does_not_cover(tmp_path: P
     ledger.commit(RUN, [PrivacyPlan(account="a", observer=Observer.WORLD, cost=cost, releases=100)])
     charge = [Charge(account="a", observer=Observer.WORLD, cost=cost)]
     for round_ in range(affordable):
-        assert ledger.pay_and_answer(RUN, round_, charge, b"payload", b"")
-    assert ledger.pay_and_answer(RUN, affordable, charge, b"another", b"") is False
+        assert ledger.charge_and_store(RUN, round_, charge, b"payload", b"")
+    assert ledger.charge_and_store(RUN, affordable, charge, b"another", b"") is False
     answered = ledger.answered(RUN)
     assert answered is not None
     assert (answered.round, answered.payload) == (affordable - 1, b"payload")
@@ -209,7 +209,7 @@ def test_the_private_part_of_a_model_survives_a_new_process_and_is_never_sent(
 
 def test_two_runs_have_outboxes_of_their_own(tmp_path: Path) -> None:
     site = make_site(tmp_path / "a", "a", {"epsilon": 12.0, "delta": 1e-2})
-    answers: list[Letter] = []
+    answers: list[Message] = []
     for run in ("one", "two"):
         desk = Desk(
             study_values(noise_multiplier=None) | {"method": study_values()["method"]}, run=run

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-START = "import os, signal, sys, threading, time; from dpfl.deploy.supernode import ends_surely\n"
+START = (
+    "import os, signal, sys, threading, time; from dpfl.deploy.supernode import exit_with_server\n"
+)
 HOLD = (
     "    threading.Thread(target=time.sleep, args=(60,)).start()\n"  # would keep any process alive
 )
@@ -25,7 +27,7 @@ HOLD = (
     ],
 )
 def test_the_end_of_the_main_thread_is_the_end(ending: str, code: int) -> None:
-    program = f"{START}def main():\n{HOLD}    {ending}\nends_surely(main)\n"
+    program = f"{START}def main():\n{HOLD}    {ending}\nexit_with_server(main)\n"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
     )
@@ -45,7 +47,7 @@ def main():
 {HOLD}
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(30)
-ends_surely(main)
+exit_with_server(main)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False

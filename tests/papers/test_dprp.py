@@ -36,13 +36,8 @@ from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
 from dpfl.engine.process import one_thread
 from dpfl.engine.stacked import Stacked
-from dpfl.experiments.power import (
-    PowerPlan,
-    convergence_bound,
-    curves,
-    paper_epsilon,
-    plan_power,
-)
+from dpfl.experiments.power import PowerPlan, convergence_bound, paper_epsilon, plan_power
+from dpfl.experiments.power_curves import curves
 from dpfl.methods.dprp import RandomProjection
 from dpfl.models import make_model
 from dpfl.numerics import projections as module

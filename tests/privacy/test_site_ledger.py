@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.privacy.ledgers import SERVER, cost, charge, set_budgets, plan
+from tests.privacy.ledgers import SERVER, charge, cost, plan, set_budgets
 
 from dpfl.core.errors import LedgerError
 from dpfl.privacy.site_ledger import Answered, SiteLedger
@@ -33,21 +33,21 @@ def ledger(path: Path) -> Iterator[SiteLedger]:
 def test_an_answer_is_kept_exactly_where_it_was_charged(ledger: SiteLedger) -> None:
     assert not ledger.commit("run", [plan("north", releases=2)])
     for round_ in range(2):
-        assert ledger.pay_and_answer(
+        assert ledger.charge_and_store(
             "run", round_, [charge("north")], b"sent %d" % round_, b"private"
         )
         assert ledger.answered("run") == Answered(
             round=round_, payload=b"sent %d" % round_, private=b"private"
         )
-    assert not ledger.pay_and_answer("run", 2, [charge("north")], b"sent 2", b"")
-    assert not ledger.pay_and_answer("run", 2, [charge("north", cost(11.0))], b"sent 2", b"")
+    assert not ledger.charge_and_store("run", 2, [charge("north")], b"sent 2", b"")
+    assert not ledger.charge_and_store("run", 2, [charge("north", cost(11.0))], b"sent 2", b"")
     assert ledger.answered("run") == Answered(round=1, payload=b"sent 1", private=b"private")
     assert ledger.charged("run") == {(0, "north"), (1, "north")}
 
 
 def test_an_answer_without_a_plan_is_an_error_and_not_kept(ledger: SiteLedger) -> None:
     with pytest.raises(LedgerError, match="was not planned"):
-        ledger.pay_and_answer("run", 0, [charge("north")], b"sent", b"")
+        ledger.charge_and_store("run", 0, [charge("north")], b"sent", b"")
     assert ledger.answered("run") is None
     assert ledger.commit("run", [plan("north", releases=6)]) == {
         "north"

@@ -1,18 +1,21 @@
-"""The site as a Flower ClientApp. A new process may answer every message: all state is in the
-site's folder.
+"""The site as a Flower ClientApp.
+
+A new process may answer every message, so all state is in the site's folder, which the node's
+configuration names.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import Context
+from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 
 from dpfl.core.errors import DpflError
-from dpfl.deploy.grid import from_record, to_record
-from dpfl.deploy.protocol import Letter, refusal
+from dpfl.deploy.messages import Message, refusal
 from dpfl.deploy.site import Site
+from dpfl.deploy.transport import from_record, to_record
 
 FOLDER_KEY = "dpfl-site"
 
@@ -20,23 +23,20 @@ app = ClientApp()
 
 
 @app.train()
-def answer(message: Message, context: Context) -> Message:
+def answer(message: FlowerMessage, context: Context) -> FlowerMessage:
     """Answer whatever the server asks."""
-    return Message(
-        to_record(answered(message, str(context.node_config.get(FOLDER_KEY, "")))), reply_to=message
-    )
+    folder = Path(str(context.node_config.get(FOLDER_KEY, "")))
+    return FlowerMessage(to_record(_answer(message, folder)), reply_to=message)
 
 
-def answered(message: Message, folder: str) -> Letter:
-    """What the site in this folder says to a message."""
+def _answer(message: FlowerMessage, folder: Path) -> Message:
     try:
-        letter = from_record(message.content)
+        asked = from_record(message.content)
     except DpflError as error:
         return refusal(str(error), code=error.exit_code)
     try:
-        site = Site(Path(folder))
+        site = Site(folder)
     except DpflError as error:
-        return refusal(
-            "the site's folder cannot be used; its operator must see to it", code=error.exit_code
-        )
-    return site.answer(letter)
+        reason = "the site's folder cannot be used; its operator must look at it"
+        return refusal(reason, code=error.exit_code)
+    return site.answer(asked)

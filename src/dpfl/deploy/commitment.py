@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Observer
 from dpfl.privacy.accountant import spend
@@ -16,75 +17,69 @@ from dpfl.rounds.members import Member
 
 @dataclass(frozen=True, kw_only=True)
 class Commitment:
-    """A site's privacy costs under an agreement. ``per_study``: its budget sets a part of epsilon
-    aside for each study.
+    """A site's privacy costs under an agreement.
+
+    ``per_study``: the site's budget sets a part of epsilon aside for each study.
     """
 
-    site: str
     agreement: Agreement
     member: Member
     per_study: bool
 
-    def costs(self) -> list[tuple[Observer, PrivacyCost, frozenset[Observer]]]:
-        """A round's costs, the world's first: against whom, and who else sees what they pay for."""
-        found = []
-        for cost, seen in self.agreement.costs(self.member.participant):
-            found.append(
-                (Observer.SERVER if Observer.SERVER in seen else Observer.WORLD, cost, seen)
-            )
+    @property
+    def _where(self) -> str:
+        return f"site '{self.member.id}'"
+
+    @property
+    def _delta(self) -> float | None:
+        return None if self.member.budget is None else self.member.budget.delta
+
+    def plans(self) -> list[tuple[Observer, PrivacyCost, frozenset[Observer]]]:
+        """Return what is planned, the world's part first: against whom, and who else sees it."""
+        found = [
+            (Observer.SERVER if Observer.SERVER in seen else Observer.WORLD, cost, seen)
+            for cost, seen in self.agreement.plans(self.member.participant)
+        ]
         return sorted(found, key=lambda cost: cost[0] is Observer.SERVER)
 
     def _amplified(self, observer: Observer) -> bool:
         return observer is Observer.WORLD and self.agreement.amplified
 
     def _rounds(self, observer: Observer) -> int:
-        """For how many rounds a cost is planned: a study's part of epsilon covers the
-        participations planned.
-        """
+        """For how many rounds a cost is planned; a part for each study covers participations."""
         terms = self.agreement.terms
-        return (
-            terms.participations
-            if self.per_study and not self._amplified(observer)
-            else terms.rounds
-        )
-
-    @property
-    def _share(self) -> float | None:
-        return None if self.member.budget is None else self.member.budget.delta
+        apart = self.per_study and not self._amplified(observer)
+        return terms.participations if apart else terms.rounds
 
     def check(self, ledger: SiteLedger) -> dict[Observer, int]:
-        """How many rounds a plan could contain, against each adversary; refuse a study it cannot
-        take part in.
+        """Find how many rounds a plan could contain against each adversary.
+
+        Where sampling amplifies, the budget must cover all rounds; elsewhere it must cover one.
+        Otherwise the study is refused.
         """
         found = {}
-        for observer, cost, seen in self.costs():
-            rounds = self._rounds(observer)
-            rounds = min(rounds, self._within_study(cost, rounds)) if self.per_study else rounds
+        for observer, cost, seen in self.plans():
+            planned = self._rounds(observer)
+            rounds = min(planned, self._within_study(cost, planned)) if self.per_study else planned
             found[observer] = ledger.affordable_releases(
-                self.site, cost, seen, rounds, delta=self._share
+                self.member.id, cost, seen, rounds, delta=self._delta
             )
-            needed = self._rounds(observer) if self._amplified(observer) else 1
-            if found[observer] < needed:
-                raise PrivacyRefusal(
-                    f"site '{self.site}'",
-                    f"its budget does not cover {'a round' if needed == 1 else f'{needed} rounds'} of this study",
-                    "raise the budget, or plan fewer rounds",
-                )
+            needed = planned if self._amplified(observer) else 1
+            what = "a round" if needed == 1 else f"{needed} rounds"
+            problem = f"its budget does not cover {what} of this study"
+            remedy = "raise the budget, or plan fewer rounds"
+            check(found[observer] >= needed, self._where, problem, remedy, PrivacyRefusal)
         return found
 
     def _within_study(self, cost: PrivacyCost, rounds: int) -> int:
-        """How many rounds the part of epsilon for one study covers, whatever noise the terms name."""
+        """Find how many rounds the part of epsilon for one study covers."""
         budget = self.member.budget
         if budget is None:
             return rounds
 
         def fits(count: int) -> bool:
-            spent = spend(
-                cost.times(count),
-                budget.delta,
-                adjacency=cost.adjacency,
-                accountant=budget.accountant,
-            )
+            costs, accountant = cost.times(count), budget.accountant
+            spent = spend(costs, budget.delta, adjacency=cost.adjacency, accountant=accountant)
             return spent.epsilon <= budget.epsilon
 
         return rounds if fits(rounds) else largest_that_fits(fits, rounds)
@@ -99,49 +94,39 @@ class Commitment:
             releases = self.check(ledger)
             plans = [
                 PrivacyPlan(
-                    account=self.site,
+                    account=self.member.id,
                     observer=observer,
                     cost=cost,
                     releases=releases[observer],
-                    delta=self._share,
+                    delta=self._delta,
                 )
-                for observer, cost, _ in self.costs()
+                for observer, cost, _ in self.plans()
             ]
-            if ledger.commit(run, plans):
-                raise PrivacyRefusal(
-                    f"site '{self.site}'",
-                    "its budget does not cover this study",
-                    "raise the budget",
-                )
+            refused, problem = ledger.commit(run, plans), "its budget does not cover this study"
+            check(not refused, self._where, problem, "raise the budget", PrivacyRefusal)
         if self.agreement.amplified:
             self._charge_world(ledger, run)
 
-    def _charge_world(self, ledger: SiteLedger, run: str) -> None:
-        cost = self.agreement.cost(Observer.WORLD, self.member.participant)
-        paid = {
-            round_
-            for round_, account in ledger.charged(run, Observer.WORLD)
-            if account == self.site
-        }
-        for round_ in range(self.agreement.terms.rounds):
-            charge = Charge(account=self.site, observer=Observer.WORLD, cost=cost)
-            if round_ not in paid and ledger.charge(run, round_, [charge]):
-                raise PrivacyRefusal(
-                    f"site '{self.site}'", "its budget ran out", "raise it, or plan fewer rounds"
-                )
+    def _charge(self, observer: Observer, round_: int) -> Charge:
+        cost = self.agreement.cost(observer, self.member.participant, round_)
+        return Charge(account=self.member.id, observer=observer, cost=cost)
 
-    def charges(self) -> list[Charge]:
-        """What a round is charged, but for what was charged when the terms were accepted."""
-        return [
-            Charge(account=self.site, observer=observer, cost=cost)
-            for observer, cost, _ in self.costs()
-            if not self._amplified(observer)
-        ]
+    def _charge_world(self, ledger: SiteLedger, run: str) -> None:
+        paid = ledger.charged(run, Observer.WORLD)
+        for round_ in range(self.agreement.first_round, self.agreement.terms.rounds):
+            charge = self._charge(Observer.WORLD, round_)
+            good = (round_, charge.account) in paid or not ledger.charge(run, round_, [charge])
+            remedy = "raise it, or plan fewer rounds"
+            check(good, self._where, "its budget ran out", remedy, PrivacyRefusal)
+
+    def charges(self, round_: int) -> list[Charge]:
+        """Return what a round is charged, without what was charged when terms were accepted."""
+        observers = [observer for observer, _, _ in self.plans() if not self._amplified(observer)]
+        return [self._charge(observer, round_) for observer in observers]
 
     def covers(self, ledger: SiteLedger, run: str, round_: int) -> bool:
         """Whether the plan covers this round."""
         return all(
-            ledger.can_release(run, round_, self.site, observer, cost)
-            for observer, cost, _ in self.costs()
-            if not self._amplified(observer)
+            ledger.can_release(run, round_, charge.account, charge.observer, charge.cost)
+            for charge in self.charges(round_)
         )

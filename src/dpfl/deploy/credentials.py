@@ -1,6 +1,4 @@
-"""Certificates and keys: a small authority of the study's own, a certificate for its server, a key
-for each site.
-"""
+"""Certificates and keys: an authority for each study, its server's certificate, a key a site."""
 
 from __future__ import annotations
 
@@ -14,56 +12,54 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from dpfl.core.checks import check
 from dpfl.core.errors import FolderError
 from dpfl.core.files import write_safely
 
-CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY = (
-    "ca.crt",
-    "ca.key",
-    "server.crt",
-    "server.key",
-)
+CA_CERTIFICATE, CA_KEY = "ca.crt", "ca.key"
+SERVER_CERTIFICATE, SERVER_KEY = "server.crt", "server.key"
 VALID_DAYS = 365
+_USAGES = ["digital_signature", "content_commitment", "key_encipherment", "data_encipherment"]
+_USAGES += ["key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"]
 
 
 def make_certificates(folder: Path, names: Sequence[str], days: int = VALID_DAYS) -> None:
-    """Make an authority and a server certificate under these names and addresses; existing ones are
-    left alone.
+    """Make an authority, and a server certificate under these names and addresses.
+
+    ``days``: how long both are valid. Existing certificates are left alone.
     """
-    if (folder / CA_CERTIFICATE).exists():
-        raise FolderError(
-            str(folder), "already has certificates", "remove them first, if they are to be replaced"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    authority = ec.generate_private_key(ec.SECP384R1())
-    title = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dpfl study authority")])
+    remedy = "remove them first, if they are to be replaced"
+    new = not (folder / CA_CERTIFICATE).exists()
+    check(new, str(folder), "already has certificates", remedy, FolderError)
+    authority, own = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    title, subject = _title("dpfl study authority"), _title(names[0][:64])
+    signing = _usage("key_cert_sign", "crl_sign")
     ca = (
         _certificate(title, title, authority, days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(signing, critical=True)
         .sign(authority, hashes.SHA384())
     )
-    own = ec.generate_private_key(ec.SECP384R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
+    reached_by = x509.SubjectAlternativeName([_name(name) for name in names])
+    serving = x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH])
     server = (
         _certificate(subject, title, own, days)
-        .add_extension(x509.SubjectAlternativeName([_name(name) for name in names]), critical=False)
+        .add_extension(reached_by, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs=False), critical=True)
-        .add_extension(
-            x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
-        )
+        .add_extension(_usage("digital_signature", "key_agreement"), critical=True)
+        .add_extension(serving, critical=False)
         .sign(authority, hashes.SHA384())
     )
-    write_safely(folder / CA_CERTIFICATE, ca.public_bytes(serialization.Encoding.PEM))
-    write_safely(folder / SERVER_CERTIFICATE, server.public_bytes(serialization.Encoding.PEM))
-    for path, key in ((folder / CA_KEY, authority), (folder / SERVER_KEY, own)):
-        _write_secret(path, key, serialization.PrivateFormat.PKCS8)
+    for path, made in ((CA_CERTIFICATE, ca), (SERVER_CERTIFICATE, server)):
+        write_safely(folder / path, made.public_bytes(serialization.Encoding.PEM))
+    for path, key in ((CA_KEY, authority), (SERVER_KEY, own)):
+        _write_secret(folder / path, key, serialization.PrivateFormat.PKCS8)
 
 
 def make_site_key(path: Path) -> Path:
-    """Make a site's key pair: the private one stays, the public one (.pub) goes to the server.
-    Returns the public one.
+    """Make a site's key pair, unless there is one; return the path of the public key.
+
+    The private key stays at the site, the public one (.pub) goes to the server.
     """
     public = path.with_name(path.name + ".pub")
     if not path.exists():
@@ -105,8 +101,9 @@ def _name(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _usage(*, signs: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs, content_commitment=False, key_encipherment=False, data_encipherment=False,
-        key_agreement=not signs, key_cert_sign=signs, crl_sign=signs, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+def _title(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _usage(*allowed: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{usage: usage in allowed for usage in _USAGES})

@@ -1,5 +1,4 @@
-"""What a site has of a study that has ended: the model, tried on its own test records for its own
-eyes.
+"""What a site has of a study that has ended: the model, and how good it is on the site's records.
 
 ::
 
@@ -11,6 +10,7 @@ eyes.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,110 +19,134 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors import torch as safetensors
-from torch import Tensor
+from torch import Tensor, nn
 
+from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DataError, FolderError, PeerError
 from dpfl.core.files import write_safely
 from dpfl.core.layout import Layout
 from dpfl.data.federation import Federation
-from dpfl.engine.evaluation import Evaluation
+from dpfl.engine.evaluation import Evaluation, Scores
+from dpfl.privacy.flags import public_note
+from dpfl.rounds import buffer_shapes, write_buffers
 from dpfl.runs.deployment import STUDY_FILE, StudyFile
 from dpfl.runs.folder import RunFolder
 
 MODELS, PRIVATE = "models", "private.safetensors"
-_ROOM = 1 << 20  # for names and shapes, above the numbers themselves
+_NAMES_BYTES = 1 << 20  # for names and shapes, beside the numbers themselves
 
 
 def keep_model(folder: Path, run: str, study: StudyFile, payload: bytes, private: bytes) -> Path:
-    """Write a model that a server has sent, once it is seen to be one of the study's; the private
-    part is as it was kept.
+    """Write a model that a server has sent, once it is found to fit the study.
+
+    ``private`` is the part of the model that stayed at the site, empty where there is none.
     """
-    layout = Layout.of_module(study.build_model())
-    vector = _read(payload, layout, "the server's model")
-    place = folder / MODELS / _file_name(run)
-    write_safely(place / STUDY_FILE, study.to_toml().encode())
+    model = study.build_model()
+    layout = Layout.of_module(model)
+    vector, buffers = _read(payload, study, model, "the server's model")
+    own = folder / MODELS / _file_name(run)
+    write_safely(own / STUDY_FILE, study.to_toml().encode())
     if private:
-        write_safely(place / PRIVATE, private, secret=True)
-    RunFolder(place).save_model(
-        vector, layout, "NOT PRIVATE: SEEDED" if study.run.noise == "seeded" else ""
-    )
-    return place
+        write_safely(own / PRIVATE, private, secret=True)
+    RunFolder(own).save_model(vector, layout, public_note(study.flags), buffers)
+    return own
 
 
 def _file_name(run: str) -> str:
-    """A server chooses the run's name: as a folder it must stay inside ``models``, and be no other
-    run's.
-    """
+    """Make a folder's name of a run's, which a server chooses: it must not lead elsewhere."""
     plain = re.sub(r"[^A-Za-z0-9-]+", "_", run)[:60]
     return plain if plain == run else f"{plain}-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
 
 
-def _read(payload: bytes, layout: Layout, where: str) -> Tensor:
-    largest = 8 * layout.size + _ROOM
-    if len(payload) > largest:
-        raise PeerError(where, f"has {len(payload)} bytes", f"send at most {largest}")
+def _read(
+    payload: bytes, study: StudyFile, model: nn.Module, where: str
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Read the parameters of a study's model, as one vector, and the buffers that it released."""
+    layout, shapes = Layout.of_module(model), buffer_shapes(model, study.strategy().releases)
+    numbers = layout.size + sum(math.prod(shape) for shape in shapes.values())
+    largest, given = 8 * numbers + _NAMES_BYTES, f"has {len(payload)} bytes"
+    check(len(payload) <= largest, where, given, f"send at most {largest}", PeerError)
     try:
-        vector = layout.flatten(safetensors.load(payload))
-    except (SafetensorError, ValueError) as error:
+        tensors = safetensors.load(payload)
+        buffers = {
+            name: tensors.pop(name).reshape(shapes[name]) for name in shapes if name in tensors
+        }
+        vector = layout.flatten(tensors)
+    except (SafetensorError, ValueError, RuntimeError) as error:
         raise PeerError(where, f"cannot be read ({error})", "send it as safetensors") from error
-    if not torch.isfinite(vector).all():
-        raise PeerError(
-            where, "holds numbers that are not finite", "look at the last rounds of the study"
-        )
-    return vector
+    finite = all(bool(torch.isfinite(tensor).all()) for tensor in (vector, *buffers.values()))
+    remedy = "look at the last rounds of the study"
+    check(finite, where, "holds numbers that are not finite", remedy, PeerError)
+    return vector, buffers
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedModel:
+    """How good a model is on a site's test records.
+
+    ``commonest_class``: the accuracy of always naming the most common class.
+    """
+
+    run: str
+    study: str
+    method: str
+    test_records: int
+    commonest_class: float
+    scores: Scores
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        told = {name: value for name, value in vars(self).items() if name != "scores"}
+        return {**told, **vars(self.scores)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A model to be tried: one that was delivered, or one that was brought by hand."""
+    """A model that can be tried: one that was delivered, or one brought by other means."""
 
     name: str
     study: StudyFile
     model: Path
     private: Path | None = None
 
-    def tried(self, site: str, federation: Federation) -> dict[str, Any]:
-        """How good it is on the site's test records, beside always naming the most common class."""
-        shard = federation.shards[site]
-        if len(shard.test_labels) == 0:
-            raise DataError(f"site '{site}'", "has no test records", "give it more records")
-        about, own = self.study.study, list(federation.feature_shape)
-        if own != about.feature_shape or federation.classes > about.classes:
-            raise ConfigurationError(
-                f"study '{about.name}'",
-                f"is about records of shape {about.feature_shape} and {about.classes} classes, not {own} and "
-                f"{federation.classes}",
-                "name the study that the model belongs to",
-            )
+    def tried(self, site: str, federation: Federation) -> TriedModel:
+        """Try the model on the test records of ``site``, the one client of ``federation``."""
+        labels, about = federation.shards[site].test_labels, self.study.study
+        where = f"site '{site}'"
+        check(len(labels) > 0, where, "has no test records", "give it more records", DataError)
+        own = list(federation.feature_shape)
+        check(
+            own == about.feature_shape and federation.classes <= about.classes,
+            f"study '{about.name}'",
+            f"is about records of shape {about.feature_shape} and {about.classes} classes, not "
+            f"{own} and {federation.classes}",
+            "name the study that the model belongs to",
+        )
         model = self.study.build_model()
-        layout = Layout.of_module(model)
         try:
-            vector = _read(_bytes(self.model), layout, str(self.model))
+            vector, buffers = _read(_bytes(self.model), self.study, model, str(self.model))
         except PeerError as error:
-            raise DataError(
-                str(self.model),
-                f"is no model of this study ({error.problem})",
-                "name a model and the study it belongs to",
-            ) from error
+            problem = f"is not a model of this study ({error.problem})"
+            remedy = "name a model and the study it belongs to"
+            raise DataError(str(self.model), problem, remedy) from error
         private = {} if self.private is None else dict(safetensors.load(_bytes(self.private)))
-        tested = Evaluation(model=model, layout=layout, federation=federation, device="cpu")
-        commonest = torch.bincount(shard.test_labels).max().item() / len(shard.test_labels)
-        return {
-            "run": self.name,
-            "study": self.study.study.name,
-            "method": self.study.method.name,
-            "test_records": len(shard.test_labels),
-            "commonest_class": commonest,
-            **vars(tested(vector, self.study.strategy().personal, private)),
-        }
+        write_buffers(model, buffers)
+        layout = Layout.of_module(model)
+        evaluate = Evaluation(model=model, layout=layout, federation=federation, device="cpu")
+        return TriedModel(
+            run=self.name,
+            study=about.name,
+            method=self.study.method.name,
+            test_records=len(labels),
+            commonest_class=torch.bincount(labels).max().item() / len(labels),
+            scores=evaluate(vector, self.study.strategy().personal, private),
+        )
 
 
 def outcomes(folder: Path) -> list[Outcome]:
-    """What has been delivered to a site, the newest last."""
-    found = sorted(
-        (folder / MODELS).glob("*/model.safetensors"),
-        key=lambda path: (path.stat().st_mtime_ns, str(path)),
-    )
+    """Return what has been delivered to a site, the newest last."""
+    models = list((folder / MODELS).glob("*/model.safetensors"))
+    models.sort(key=lambda path: (path.stat().st_mtime_ns, str(path)))
     return [
         Outcome(
             name=path.parent.name,
@@ -130,14 +154,30 @@ def outcomes(folder: Path) -> list[Outcome]:
             model=path,
             private=path.with_name(PRIVATE) if path.with_name(PRIVATE).exists() else None,
         )
-        for path in found
+        for path in models
     ]
+
+
+def find_outcome(folder: Path, run: str | None, model: Path | None, study: Path | None) -> Outcome:
+    """Return the latest outcome, that of a ``run``, or a ``model`` with its ``study`` file."""
+    both = (model is None) == (study is None)
+    check(both, "options", "--model and --study belong together", "give both, or neither")
+    if model is not None and study is not None:
+        remedy = "give --run, or --model and --study"
+        check(run is None, "--run", "a model was named as well", remedy)
+        return Outcome(name=str(model), study=StudyFile.from_file(study), model=model)
+    known = {outcome.name: outcome for outcome in outcomes(folder)}
+    remedy = "wait for a study's end, or give --model and --study"
+    check(bool(known), str(folder), "has no model yet", remedy, FolderError)
+    name = list(known)[-1] if run is None else run
+    remedy = f"name one of: {', '.join(known)}"
+    check(name in known, "--run", f"there is no model of '{name}'", remedy, ConfigurationError)
+    return known[name]
 
 
 def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise FolderError(
-            str(path), f"cannot be read ({error.strerror})", "check the path"
-        ) from error
+        problem = f"cannot be read ({error.strerror})"
+        raise FolderError(str(path), problem, "check the path") from error

@@ -1,11 +1,10 @@
-"""What a site accepts, by its own file, whatever a server offers: the study as a whole, and the
-plan it comes down to.
-"""
+"""What a site accepts, by its own file, whatever a server offers."""
 
 from __future__ import annotations
 
+from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
-from dpfl.core.types import Observer, Phase
+from dpfl.core.types import Observer
 from dpfl.plugs.sampling import PoissonBatches
 from dpfl.rounds import Agreement
 from dpfl.rounds.members import Member, check_budget
@@ -13,89 +12,76 @@ from dpfl.runs.deployment import SiteFile, StudyFile
 
 
 def check_offer(file: SiteFile, study: StudyFile, member: Member) -> None:
-    """Check names, method, length, company and promise of a study."""
-    policy, here = file.policy, f"site '{file.site.id}'"
+    """Check a study as a whole: its sites, method, number of rounds and promise.
+
+    Raises :class:`~dpfl.core.errors.PrivacyRefusal` with the first thing that the policy forbids.
+    """
+    policy, method, sites = file.policy, study.method.name, study.study.sites
+
+    def accept(good: bool, problem: str, remedy: str) -> None:
+        check(good, f"site '{file.site.id}'", problem, remedy, PrivacyRefusal)
+
+    named = f"is not named in the study '{study.study.name}'"
+    accept(file.site.id in sites, named, "ask the server to name it")
+    allowed = policy.methods is None or method in policy.methods
+    accept(allowed, f"its policy does not allow {method}", "change one of the two")
+    short = policy.most_rounds is None or study.run.rounds <= policy.most_rounds
+    accept(
+        short, f"{study.run.rounds} rounds exceed its policy's {policy.most_rounds}", "plan fewer"
+    )
+    few = f"{len(sites)} sites are fewer than its policy's {policy.least_sites}"
+    accept(len(sites) >= policy.least_sites, few, "ask more sites")
+    unseeded, seeded = not study.seeded, "the study's noise is seeded, which protects nobody"
+    accept(unseeded or policy.allow_seeded, seeded, 'use noise = "system"')
     strategy = study.strategy()
-    if file.site.id not in study.study.sites:
-        raise PrivacyRefusal(
-            here, f"is not named in the study '{study.study.name}'", "ask the server to name it"
-        )
-    if policy.methods is not None and study.method.name not in policy.methods:
-        raise PrivacyRefusal(
-            here, f"its policy does not allow {study.method.name}", "change one of the two"
-        )
-    if policy.most_rounds is not None and study.run.rounds > policy.most_rounds:
-        raise PrivacyRefusal(
-            here,
-            f"{study.run.rounds} rounds exceed its policy's {policy.most_rounds}",
-            "plan fewer",
-        )
-    if len(study.study.sites) < policy.least_sites:
-        raise PrivacyRefusal(
-            here,
-            f"{len(study.study.sites)} sites are fewer than its policy's {policy.least_sites}",
-            "ask more sites",
-        )
-    if study.run.noise == "seeded" and not policy.allow_seeded:
-        raise PrivacyRefusal(
-            here, "the study's noise is seeded, which protects nobody", 'use noise = "system"'
-        )
     if strategy.observer is Observer.NOBODY:
-        if not policy.allow_unprotected or file.budget is not None:
-            raise PrivacyRefusal(
-                here,
-                f"{study.method.name} protects nobody",
-                "choose a method that protects against the server",
-            )
-    elif file.budget is None:
-        raise PrivacyRefusal(here, "has granted nothing", "give it a [budget]")
-    elif strategy.observer is not Observer.SERVER and not policy.trust_server:
-        raise PrivacyRefusal(
-            here,
-            f"{study.method.name} protects against the {strategy.observer} only, and its policy trusts no server",
-            "use a method that protects against the server, or say trust_server = true at the site",
+        accept(
+            policy.allow_unprotected and file.budget is None,
+            f"{method} protects nobody",
+            "choose a method that protects against the server",
+        )
+    else:
+        accept(file.budget is not None, "has no budget", "give it a [budget]")
+        accept(
+            strategy.observer is Observer.SERVER or policy.trust_server,
+            f"{method} protects against the {strategy.observer} only, and its policy trusts no "
+            "server",
+            "use a method that protects against the server, or set trust_server = true at the site",
         )
     check_budget(member, unit=strategy.unit, observer=strategy.observer)
 
 
 def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
-    """Check clip, noise and sampling of the very plan that the terms make."""
-    policy, here, strategy = file.policy, f"site '{file.site.id}'", agreement.strategy
-    noise: list[float] = []
-    clips: list[float | None] = []
+    """Check clip, noise and sampling of the plan that the terms lead to at this site."""
+    policy, strategy = file.policy, agreement.strategy
+
+    def accept(good: bool, problem: str, remedy: str) -> None:
+        check(good, f"site '{file.site.id}'", problem, remedy, PrivacyRefusal)
+
     if strategy.local.private:
-        for phase in agreement.phases(member.participant):
-            noise.append(phase.noise_multiplier)
-            clips.append(phase.clip)
-            _check_sampling(file, phase, member)
+        phases = agreement.phases(member.participant)
+        noise = [phase.noise_multiplier for phase in phases]
+        clips = [phase.clip for phase in phases]
+        examples, limit = member.shard.examples, policy.largest_sampling_rate
+        rate = max((PoissonBatches(examples, one.batch_size).rate for one in phases), default=0.0)
+        problem = f"sampling {rate:.3g} of its records a step exceeds its policy's {limit:g}"
+        accept(rate <= limit, problem, "use smaller batches")
     else:
-        noise.append(strategy.noise_multiplier or 0.0)
-        clips += [
-            clip
-            for piece in (*strategy.stages, strategy.central_noise)
-            if (clip := getattr(piece, "clip", None))
-        ]
-    least, unprotected = min(noise, default=0.0), strategy.observer is Observer.NOBODY
-    if least < policy.least_noise_multiplier and not unprotected:
-        raise PrivacyRefusal(
-            here,
-            f"noise of {least:.3g} x clip is below its policy's {policy.least_noise_multiplier:g}",
-            "grant less, or plan more rounds; or lower least_noise_multiplier at the site",
-        )
-    largest = max((clip for clip in clips if clip is not None), default=None)
-    if policy.largest_clip is not None and (largest is None or largest > policy.largest_clip):
-        raise PrivacyRefusal(
-            here,
-            f"a clip of {largest} exceeds its policy's {policy.largest_clip:g}",
-            "clip lower, or allow more",
-        )
-
-
-def _check_sampling(file: SiteFile, phase: Phase, member: Member) -> None:
-    rate = PoissonBatches(member.shard.examples, phase.batch_size).rate
-    if rate > file.policy.largest_sampling_rate:
-        raise PrivacyRefusal(
-            f"site '{file.site.id}'",
-            f"sampling {rate:.3g} of its records a step exceeds its policy's {file.policy.largest_sampling_rate:g}",
-            "use smaller batches",
-        )
+        noise = [strategy.noise_multiplier or 0.0]
+        pieces = (*strategy.stages, strategy.central_noise)
+        clips = [getattr(piece, "clip", None) for piece in pieces]
+    least, limit = min(noise, default=0.0), policy.least_noise_multiplier
+    accept(
+        least >= limit or strategy.observer is Observer.NOBODY,
+        f"noise of {least:.3g} x clip is below its policy's {limit:g}",
+        "lower the budget or plan more rounds, or lower least_noise_multiplier at the site",
+    )
+    largest, allowed = (
+        max((clip for clip in clips if clip is not None), default=None),
+        policy.largest_clip,
+    )
+    accept(
+        allowed is None or (largest is not None and largest <= allowed),
+        f"a clip of {largest} exceeds its policy's {allowed}",
+        "clip lower, or allow more",
+    )

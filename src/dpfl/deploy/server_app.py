@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from dpfl.core.errors import DpflError
 from dpfl.core.files import write_safely
 from dpfl.deploy.coordinator import Coordinator
-from dpfl.deploy.grid import FlowerPost
+from dpfl.deploy.transport import Transport
 from dpfl.runs.deployment import LINK_PROCESS
 from dpfl.runs.processes import end_with, noted_process
 
@@ -21,17 +21,15 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Play the study, or go on with it."""
+    """Run the study, or resume it; an error is written down for whoever started the study."""
     folder = Path(str(context.run_config[FOLDER_KEY]))
     (folder / FAILED).unlink(missing_ok=True)
     link = noted_process(folder / LINK_PROCESS)
     if link is not None:
-        end_with(
-            link
-        )  # Flower's own end waits minutes for a SuperLink that was killed, and would hold the folder
+        # Flower itself waits minutes for a SuperLink that was killed, and would hold the folder.
+        end_with(link)
     try:
-        Coordinator(folder, FlowerPost(grid)).begin()
+        Coordinator(folder, Transport(grid)).begin()
     except DpflError as error:
-        # Whoever started the study reads it there: a server app's own output goes to Flower's log.
         write_safely(folder / FAILED, f"{error.exit_code}\n{error}\n".encode())
         raise

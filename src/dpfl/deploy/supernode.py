@@ -1,9 +1,9 @@
-"""Flower's SuperNode as a process that surely ends.
+"""A site's process: Flower's SuperNode, started, watched, and sure to end.
 
-When a server was restarted, two threads of a SuperNode may find out at once, and each asks the
-process to end by the signal of Ctrl-C. The second one strikes Flower 1.41 in the middle of its own
-ending, and what is left is a process that lives and does nothing: its site would be missing for
-good. Here the second one is not heard, and the end of the main thread is the end.
+When a server restarts, two threads of a SuperNode may notice at once, and each asks the process to
+end by the signal of Ctrl-C. In Flower 1.41 the second signal interrupts the ending, and leaves a
+process that lives and does nothing: its site would be missing for good. Run as a program, this
+module ignores the second signal, and the process ends with its main thread.
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ from importlib.metadata import entry_points
 NAME = "flower-supernode"
 
 
-def ends_surely(main: Callable[[], object]) -> None:
-    """Call a program's main function, and end the process with it, whatever its threads do. Never
-    returns.
-    """
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # what Flower falls back to once it has begun to end
+def exit_with_server(main: Callable[[], object]) -> None:
+    """Call a program's main function, and end the process with it, whatever its threads do."""
+    # Flower falls back to this once it has begun to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = 1
     try:
         main()
@@ -42,4 +39,4 @@ def ends_surely(main: Callable[[], object]) -> None:
 if __name__ == "__main__":
     (found,) = entry_points(group="console_scripts", name=NAME)
     sys.argv[0] = NAME
-    ends_surely(found.load())
+    exit_with_server(found.load())

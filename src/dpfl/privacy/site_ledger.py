@@ -17,7 +17,7 @@ from dpfl.core.checks import check
 from dpfl.core.errors import LedgerError
 from dpfl.privacy.costs import Charge
 from dpfl.privacy.ledger import Ledger
-from dpfl.privacy.ledger_file import SITE_SCHEMA
+from dpfl.privacy.ledger_schema import SITE_SCHEMA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class SiteLedger(Ledger):
         row = self._one("SELECT round, payload, private FROM outbox WHERE run = :run", run=run)
         return None if row is None else Answered(round=row[0], payload=row[1], private=row[2])
 
-    def pay_and_answer(
+    def charge_and_store(
         self, run: str, round_: int, charges: Sequence[Charge], payload: bytes, private: bytes
     ) -> bool:
         """Charge and keep the answer, all or nothing; False if plan or budget do not cover it."""

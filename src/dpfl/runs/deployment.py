@@ -1,5 +1,6 @@
-"""A real federation as data: the study that a server offers, and a site's own file, which decides
-what it accepts.
+"""The files of a real federation: the study that a server offers, and a site's own file.
+
+The site's file decides what the site accepts, whatever a server says.
 """
 
 from __future__ import annotations
@@ -8,26 +9,29 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, StrictInt
 from torch import nn
 
-from dpfl.core.errors import ConfigurationError, PrivacyRefusal, did_you_mean
+from dpfl.core.checks import check
+from dpfl.core.errors import FolderError, PrivacyRefusal, did_you_mean
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, ClientSettings, Observer, Unit
 from dpfl.methods import METHODS, find, make_strategy
 from dpfl.models import make_model
 from dpfl.plugs.selection import Selection
 from dpfl.privacy.accountant import SMALLEST_DELTA
+from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs.experiment import ClientSection, MethodSection, ModelSection, selection_of
 from dpfl.runs.toml_file import Section, TomlFile
 from dpfl.strategy import Strategy
 
 STUDY_FILE, SITE_FILE = "study.toml", "site.toml"
-LINK_PROCESS = "superlink.pid"  # where the server notes its SuperLink
+LINK_PROCESS = "superlink.pid"  # holds the process id of the server's SuperLink
 Name = Annotated[str, Field(pattern=r"^[^./\\\s\x00-\x1f][^/\\\x00-\x1f]{0,99}$")]
-"""Of a site: it is also a file's name."""
+"""A site's name; it is also a file's name."""
 _PATIENCE = ("round_timeout", "enrol_timeout", "least_sites")
 
 
@@ -41,8 +45,9 @@ class StudySection(Section):
 
 
 class RoundsSection(Section):
-    """How long, with whom, and how long the server waits. Noise is the operating system's but in a
-    rehearsal.
+    """How many rounds, with how many sites, and how long the server waits for them.
+
+    ``noise``: drawn by the operating system, except in a rehearsal.
     """
 
     rounds: StrictInt = Field(ge=1)
@@ -75,67 +80,81 @@ class StudyFile(TomlFile):
     run: RoundsSection
     network: NetworkSection = NetworkSection()
 
+    @classmethod
+    def in_folder(cls, folder: Path) -> StudyFile:
+        """Read the study of a server's folder."""
+        path, remedy = folder / STUDY_FILE, "make one with dpfl server init"
+        check(path.exists(), str(folder), "holds no study", remedy, FolderError)
+        return cls.from_file(path)
+
     def agrees(self, where: str) -> None:
         """Every site is named once, and there are enough of them."""
-        if len(set(self.study.sites)) < len(self.study.sites):
-            raise ConfigurationError(where, "names a site twice", "name each site once")
-        if self.run.least_sites > len(self.study.sites):
-            raise ConfigurationError(
-                f"{where}, [run] least_sites",
-                f"{self.run.least_sites} sites are asked for, and [study] sites names {len(self.study.sites)}",
-                "name more sites, or ask for fewer",
-            )
+        sites, least = self.study.sites, self.run.least_sites
+        check(len(set(sites)) == len(sites), where, "names a site twice", "name each site once")
+        check(
+            least <= len(sites),
+            f"{where}, [run] least_sites",
+            f"{least} sites are needed, and [study] sites names {len(sites)}",
+            "name more sites, or lower least_sites",
+        )
+
+    @property
+    def title(self) -> str:
+        """The study in a ledger's list."""
+        return f"{self.study.name}: {self.method.name}"
+
+    @property
+    def seeded(self) -> bool:
+        """Whether this is a rehearsal, whose noise can be repeated."""
+        return self.run.noise == "seeded"
+
+    @property
+    def flags(self) -> tuple[RaisedFlag, ...]:
+        """What every result of this study must carry."""
+        return (RaisedFlag(Flag.SEEDED, "a rehearsal"),) if self.seeded else ()
 
     def offer(self) -> dict[str, Any]:
-        """What sites are told: all but the network."""
+        """Return what sites are told: everything but the network."""
         return self.model_dump(exclude_none=True, exclude={"network"})
 
     def digest(self) -> str:
-        """Name what was agreed on; how long the server waits, and for how many, may change on the
-        way.
-        """
+        """Name what was agreed on. How long the server waits, and for how many, may change."""
         offer = self.offer()
-        offer["run"] = {
-            name: value for name, value in offer["run"].items() if name not in _PATIENCE
-        }
+        offer["run"] = {k: v for k, v in offer["run"].items() if k not in _PATIENCE}
         return hashlib.sha256(json.dumps(offer, sort_keys=True).encode()).hexdigest()
 
     def selection(self) -> Selection:
-        """Who is drawn in a round."""
-        sampling = self.run.sampling or find(self.method.name).sampling
-        return selection_of(
-            self.run.cohort, sampling, len(self.study.sites), self.run.least_willing
-        )
+        """Return how the sites of a round are drawn."""
+        run, sites = self.run, len(self.study.sites)
+        sampling = run.sampling or find(self.method.name).sampling
+        return selection_of(run.cohort, sampling, sites, run.least_willing)
 
     def strategy(self) -> Strategy:
-        """The method; what can exist in a simulation only is refused."""
-        strategy = make_strategy(
-            self.method.name, {**self.method.settings(), "selection": self.selection()}
+        """Make the method's strategy; one that exists in a simulation only is refused."""
+        settings = {**self.method.settings(), "selection": self.selection()}
+        strategy, where = make_strategy(self.method.name, settings), f"method '{self.method.name}'"
+        check(
+            not strategy.channel.simulated,
+            where,
+            f"its channel ({type(strategy.channel).__name__}) exists in a simulation only: real "
+            "sites send messages one by one, and the guarantee rests on their sum",
+            "use another method, or simulate it",
+            PrivacyRefusal,
         )
-        if strategy.channel.simulated:
-            raise PrivacyRefusal(
-                f"method '{self.method.name}'",
-                f"its channel ({type(strategy.channel).__name__}) exists in a simulation only: between real sites every "
-                "message arrives on its own, and the guarantee that rests on their sum would be gone",
-                "use another method, or simulate it",
-            )
-        if strategy.local.hypothetical:
-            raise PrivacyRefusal(
-                f"method '{self.method.name}'",
-                "grants more than sites grant",
-                "use it in a simulation only",
-            )
+        problem = "plans with larger budgets than the sites have"
+        remedy = "use it in a simulation only"
+        check(not strategy.local.hypothetical, where, problem, remedy, PrivacyRefusal)
         return strategy
 
     def build_model(self) -> nn.Module:
-        """The same first model everywhere."""
+        """Build the first model, which is the same everywhere."""
         seed = PublicSeed(self.run.seed).child("model")
         shape = tuple(self.study.feature_shape)
         return make_model(self.model.name, shape, self.study.classes, seed, self.model.hidden)
 
 
 class SiteSection(Section):
-    """Who this is."""
+    """The site's name in studies."""
 
     id: Name
 
@@ -158,8 +177,7 @@ class SiteDataSection(Section):
 
 
 class BudgetSection(Section):
-    """This site's budget over all studies, and against whom it holds. No defaults for what decides
-    privacy.
+    """This site's budget over all studies. What decides privacy has no default.
 
     ``per_study``: the part of epsilon that noise is planned for in one study; without it, a study
     may use all of it. ``filter``: how studies that are chosen one after the other add up. ``renyi``
@@ -211,65 +229,51 @@ class SiteFile(TomlFile):
     client_settings: ClientSection = ClientSection()
     server: ServerSection = ServerSection()
 
+    @classmethod
+    def in_folder(cls, folder: Path) -> SiteFile:
+        """Read the file of a site's folder."""
+        path, remedy = folder / SITE_FILE, "make one with dpfl site init"
+        check(path.exists(), str(folder), "holds no site", remedy, FolderError)
+        return cls.from_file(path)
+
     def agrees(self, where: str) -> None:
-        """There is a budget, it is used against somebody whom the policy does not trust, and there
-        are records.
-        """
-        if self.own_budget() is None and not self.policy.allow_unprotected:
-            raise ConfigurationError(
-                f"{where}, [budget]",
-                "is missing",
-                "grant an epsilon and a delta: neither has a default",
-            )
-        if self.budget is not None and (self.budget.per_study or 0.0) > self.budget.epsilon:
-            raise ConfigurationError(
-                f"{where}, [budget] per_study",
-                f"{self.budget.per_study:g} is more than was granted",
-                "give a part of epsilon",
-            )
-        if self.budget is not None and 0 < self.budget.delta < SMALLEST_DELTA:
-            raise ConfigurationError(
-                f"{where}, [budget] delta",
-                f"{self.budget.delta:g} is below {SMALLEST_DELTA:g}, where the accountant's own rounding would matter",
-                "grant a larger one",
-            )
-        unknown = [name for name in self.policy.methods or () if name not in METHODS]
-        if unknown:
-            raise ConfigurationError(
-                f"{where}, [policy] methods",
-                f"there is no method '{unknown[0]}'",
-                did_you_mean(unknown[0], METHODS),
-            )
+        """Refuse a file without a budget, records or an address, or whose policy contradicts it."""
+        has_budget = self.own_budget() is not None or self.policy.allow_unprotected
+        remedy = "give an epsilon and a delta: neither has a default"
+        check(has_budget, f"{where}, [budget]", "is missing", remedy)
+        if self.budget is not None:
+            self._check_budget(self.budget, f"{where}, [budget]")
+        for name in self.policy.methods or ():
+            at, problem = f"{where}, [policy] methods", f"there is no method '{name}'"
+            check(name in METHODS, at, problem, did_you_mean(name, METHODS))
         host, _, port = self.server.address.rpartition(":")
-        if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-            raise ConfigurationError(
-                f"{where}, [server] address",
-                f"'{self.server.address}' is no name and port",
-                "give it as in study.example.org:9092",
-            )
-        if (self.data.file is None) == (self.data.dataset is None):
-            raise ConfigurationError(
-                f"{where}, [data]", "needs either a file or a dataset", "name one of the two"
-            )
-        if self.data.file is not None and self.data.classes is None:
-            raise ConfigurationError(
-                f"{where}, [data] classes",
-                "is missing",
-                "declare how many classes there are: servers are told",
-            )
-        if (
-            self.budget is not None
-            and self.budget.observer == "world"
-            and not self.policy.trust_server
-        ):
-            raise ConfigurationError(
-                f"{where}, [budget] observer",
-                "a budget against the world alone trusts the server with everything it sees",
-                "say trust_server = true in [policy], or grant against the server",
-            )
+        good = host and "/" not in host and port.isdecimal() and 1 <= int(port) <= 65535
+        at, problem = (
+            f"{where}, [server] address",
+            f"'{self.server.address}' is not a name and port",
+        )
+        check(bool(good), at, problem, "give it as in study.example.org:9092")
+        one, at = (self.data.file is None) != (self.data.dataset is None), f"{where}, [data]"
+        check(one, at, "needs either a file or a dataset", "name one of the two")
+        declared = self.data.file is None or self.data.classes is not None
+        remedy = "declare how many classes there are: servers are told"
+        check(declared, f"{at} classes", "is missing", remedy)
+
+    def _check_budget(self, budget: BudgetSection, at: str) -> None:
+        part, delta = budget.per_study or 0.0, budget.delta
+        problem = f"{part:g} is more than the whole budget"
+        check(part <= budget.epsilon, f"{at} per_study", problem, "give a part of epsilon")
+        low = f"{delta:g} is below {SMALLEST_DELTA:g}, where the accountant's rounding matters"
+        check(not 0 < delta < SMALLEST_DELTA, f"{at} delta", low, "give a larger one")
+        check(
+            budget.observer != "world" or self.policy.trust_server,
+            f"{at} observer",
+            "a budget against the world alone trusts the server with everything it sees",
+            'set trust_server = true in [policy], or observer = "server"',
+        )
 
     def own_budget(self) -> Budget | None:
-        """What the ledger enforces; nothing only where the site allows methods that protect nobody."""
+        """Return what the ledger enforces; None where the site allows unprotected methods."""
         own = self.budget
         if own is None:
             return None
@@ -282,7 +286,7 @@ class SiteFile(TomlFile):
         )
 
     def study_budget(self) -> Budget | None:
-        """What noise is planned for in one study; the ledger stops at the whole budget."""
+        """Return what noise is planned for in one study; the ledger enforces the whole budget."""
         whole = self.own_budget()
         if whole is None or self.budget is None or self.budget.per_study is None:
             return whole
@@ -291,6 +295,6 @@ class SiteFile(TomlFile):
         delta = whole.delta * part if self.budget.filter == "allotments" else whole.delta
         return replace(whole, epsilon=self.budget.per_study, delta=delta)
 
-    def own_practice(self) -> ClientSettings:
-        """The site's habits."""
+    def own_settings(self) -> ClientSettings:
+        """Return the site's own settings of local work."""
         return ClientSettings(**self.client_settings.model_dump(exclude_none=True))

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dpfl.deploy import gate as gates
+from dpfl.deploy import proxy as module
 from tests.deploy.federation import Federation, study_values
 
 
@@ -39,12 +39,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         settings.pop("verify", None)
         return real(transport=httpx.ASGITransport(server), **settings)
 
-    monkeypatch.setattr(gates.httpx, "AsyncClient", client)
+    monkeypatch.setattr(module.httpx, "AsyncClient", client)
     return reached
 
 
 def ask(method: str, path: str, **more: Any) -> httpx.Response:
-    app = gates.gate("http://inner", None)
+    app = module.proxy("http://inner", None)
 
     async def go() -> httpx.Response:
         # Built before the seam is replaced would be the real client; here only the transport

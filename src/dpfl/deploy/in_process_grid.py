@@ -1,8 +1,8 @@
-"""A Flower grid inside one process: the same apps, messages and records, without a network. For
-tests and rehearsals.
+"""A Flower grid inside one process, for tests and rehearsals.
 
-Flower wants an identity for the task that creates messages; setting it is the one private call, and
-it is here alone (a test tells when a new version of Flower moves it).
+Apps, messages and records are the real ones; there is no network. Flower wants an identity for the
+task that creates messages. Setting it is the one private call, and it is made here alone: a test
+notices when a new version of Flower moves it.
 """
 
 from __future__ import annotations
@@ -13,48 +13,49 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, RecordDict
+from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from dpfl.deploy.client_app import FOLDER_KEY, app
 
-Fault = Callable[[Message, Callable[[], Message]], Message | None]
-"""May answer in a node's place: with something else, late (None for now), or not at all."""
+Fault = Callable[[FlowerMessage, Callable[[], FlowerMessage]], FlowerMessage | None]
+"""May answer in a node's place: with something else, or, by None, not at all."""
 
 FAILED = 5  # any code: what counts is that the reply is an error
 
 
-class LocalGrid(Grid):
+class InProcessGrid(Grid):
     """Nodes are folders of sites; ``faults`` make some of them misbehave."""
 
     def __init__(self, sites: Mapping[int, Path], client_app: ClientApp = app) -> None:
         self.sites = dict(sites)
         self.client_app = client_app
         self.faults: dict[int, Fault] = {}
-        self.replies: dict[str, list[Message]] = {}
-        self.asked: list[Message] = []
+        self.replies: dict[str, list[FlowerMessage]] = {}
+        self.asked: list[FlowerMessage] = []
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
     def set_run(self, run: Any) -> None:
-        """There is one."""
+        """Do nothing: there is one run."""
 
     @property
     def run(self) -> Any:
-        """There is nothing to know about it."""
+        """Not available: nothing here asks for it."""
         raise NotImplementedError
 
-    def create_message(self, *args: Any, **more: Any) -> Message:
-        """Messages are made by their own constructor."""
+    def create_message(self, *args: Any, **more: Any) -> FlowerMessage:
+        """Not available: messages are made by their own constructor."""
         raise NotImplementedError
 
     def get_node_ids(self) -> list[int]:
-        """Who is connected."""
+        """Return the nodes that are connected."""
         return list(self.sites)
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Deliver, and work at once."""
+    def push_messages(self, messages: Iterable[FlowerMessage]) -> list[str]:
+        """Deliver the messages; each node answers at once."""
         ids = []
         for message in messages:
             name = uuid.uuid4().hex
@@ -68,8 +69,8 @@ class LocalGrid(Grid):
             ids.append(name)
         return ids
 
-    def _reply(self, message: Message, node: int) -> Message:
-        """What the node's app says; an exception is an error reply, as on a real node."""
+    def _reply(self, message: FlowerMessage, node: int) -> FlowerMessage:
+        """Ask the node's app; an exception is an error reply, as on a real node."""
         context = Context(
             run_id=1,
             node_id=node,
@@ -80,17 +81,14 @@ class LocalGrid(Grid):
         try:
             return self.client_app(message, context)
         except Exception as error:
-            return Message(Error(code=FAILED, reason=str(error)), reply_to=message)
+            return FlowerMessage(Error(code=FAILED, reason=str(error)), reply_to=message)
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Hand over what has come, once."""
-        found = []
-        for name in message_ids:
-            found += self.replies.pop(name, [])
-        return found
+    def pull_messages(self, message_ids: Iterable[str]) -> list[FlowerMessage]:
+        """Hand over the answers that have come, each once."""
+        return [reply for name in message_ids for reply in self.replies.pop(name, [])]
 
     def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[Message]:
-        """Both at once."""
+        self, messages: Iterable[FlowerMessage], *, timeout: float | None = None
+    ) -> list[FlowerMessage]:
+        """Send messages and return the answers."""
         return self.pull_messages(self.push_messages(messages))

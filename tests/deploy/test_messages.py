@@ -10,23 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, RecordDict
+from flwr.app import Message as FlowerMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfl.core.errors import PeerError
 from dpfl.core.types import Claims, Terms
-from dpfl.deploy.grid import RECORD, from_record, to_record
-from dpfl.deploy.protocol import (
+from dpfl.deploy.messages import (
     LARGEST_HEADER,
     Introduction,
-    Letter,
+    Message,
     read_header,
     refusal,
     terms_from_dict,
     terms_to_dict,
     write_header,
 )
+from dpfl.deploy.transport import RECORD, from_record, to_record
 
 TERMS = Terms(
     rounds=3,
@@ -153,7 +154,7 @@ def test_a_claim_of_any_size_is_read_or_is_a_peer_s_mistake(epsilon: Any) -> Non
     said = Introduction(
         site="a", claims=Claims(epsilon=1.0, delta=1e-3, examples=5), token="t", version="0.1.0"
     )
-    header = read_header(write_header(said.to_header()))
+    header = read_header(write_header(said.to_message().header))
     assert Introduction.from_header(header) == said
     header["claims"]["epsilon"] = epsilon
     with suppress(PeerError):
@@ -173,12 +174,12 @@ def test_a_number_of_records_is_a_whole_number(examples: Any) -> None:
 
 
 def test_letters_travel_and_say_yes_only_with_true() -> None:
-    letter = Letter(header={"ok": True, "x": [1, "é", math.inf]}, payload=bytes(range(256)))
-    back = from_record(to_record(letter))
-    assert (back.header, back.payload) == (letter.header, letter.payload)
+    message = Message(header={"ok": True, "x": [1, "é", math.inf]}, payload=bytes(range(256)))
+    back = from_record(to_record(message))
+    assert (back.header, back.payload) == (message.header, message.payload)
     assert back.accepted
     for said in ("true", 1, None, "yes", [True]):
-        assert not Letter(header={"ok": said}).accepted
+        assert not Message(header={"ok": said}).accepted
     assert not refusal("no", code=4).accepted
     assert len(refusal("x" * 10_000).reason) == 300
 
@@ -230,13 +231,13 @@ def test_a_record_that_is_not_ours_is_a_peer_s_mistake(content: RecordDict) -> N
 
 
 def test_flower_still_has_the_one_private_thing_that_the_local_grid_needs() -> None:
-    """A canary: when a new version of Flower moves it, local_grid.py has to follow."""
+    """A canary: when a new version of Flower moves it, in_process_grid.py has to follow."""
     from flwr.supercore.task_identity import TaskIdentity
 
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     assert (TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id) == (1, 1, 1)
-    message = Message(content=RecordDict({}), message_type="train", dst_node_id=3, ttl=10.0)
+    message = FlowerMessage(content=RecordDict({}), message_type="train", dst_node_id=3, ttl=10.0)
     message.metadata.__dict__["_message_id"] = "name"
     assert message.metadata.message_id == "name"
-    reply = Message(RecordDict({}), reply_to=message)
+    reply = FlowerMessage(RecordDict({}), reply_to=message)
     assert reply.metadata.reply_to_message_id == "name"

@@ -1,0 +1,113 @@
+"""The sites of a study as its server knows them: where they are, and what they said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from dpfl.core.errors import PeerError
+from dpfl.core.types import Claims
+from dpfl.deploy.messages import Introduction, Message, Reply
+from dpfl.deploy.requests import Hello
+from dpfl.deploy.transport import Transport
+from dpfl.runs.deployment import StudyFile
+
+NODES = "nodes.json"
+
+
+class Connections:
+    """Who is connected, who takes part, and who said no.
+
+    ``members``: the claims of those who take part, fixed once enrolment is closed.
+    ``introduced``: the claims of everyone who came before that.
+    ``tokens``: what tells each site from an impostor.
+    ``nodes``: where each site was last heard.
+    ``willing``: whether a site will take another round, as far as it has said.
+    ``refusals``: why a site takes no part, in one sentence.
+    """
+
+    def __init__(self, study: StudyFile, transport: Transport, folder: Path) -> None:
+        self.study, self.transport, self.run = study, transport, ""
+        self.members: dict[str, Claims] = {}
+        self.introduced: dict[str, Claims] = {}
+        self.tokens: dict[str, str] = {}
+        self.nodes: dict[str, int] = {}
+        self.willing: dict[str, bool] = {}
+        self.refusals: dict[str, str] = {}
+        self.asked: set[int] = set()  # nodes that need not be asked again who they are
+        self._registered = registered_keys(folder)
+
+    @property
+    def why(self) -> str:
+        """All refusals in one line."""
+        return "; ".join(f"{site}: {reason}" for site, reason in sorted(self.refusals.items()))
+
+    def hello(self) -> None:
+        """Ask nodes that have not introduced themselves who they are."""
+        new = [node for node in self.transport.nodes() if node not in self.asked]
+        message = Hello(study=self.study, run=self.run).to_message()
+        replies = self.transport.ask(dict.fromkeys(new, message), self.study.run.round_timeout)
+        for node, reply in replies.items():
+            self.asked.add(node)
+            if reply.problem:
+                site = str(reply.message.header.get("site", f"node {node}"))[:100]
+                self.refusals[site] = reply.problem
+            else:
+                self._admit(node, reply.message)
+
+    def _admit(self, node: int, answer: Message) -> None:
+        try:
+            said = Introduction.from_header(answer.header)
+        except PeerError as error:
+            self.refusals[f"node {node}"] = str(error)
+            return
+        problem = self._impostor(node, said)
+        if problem:
+            self.refusals[said.site] = problem
+            return
+        self.tokens[said.site] = said.token
+        self.nodes[said.site] = node
+        self.refusals.pop(said.site, None)
+        if not self.members:
+            self.introduced[said.site] = said.claims
+
+    def _impostor(self, node: int, said: Introduction) -> str:
+        """Say why somebody may not take part under this name; empty if they may."""
+        if said.site not in self.study.study.sites:
+            return "is not named in the study"
+        if self._registered.get(said.site, node) != node:
+            return "somebody with another key came under this name"
+        if self.tokens.get(said.site, said.token) != said.token:
+            return "somebody else came under this name"
+        if self.members and said.site not in self.members:
+            return "came after enrolment: it can join the next study"
+        return ""
+
+    def ask(self, messages: Mapping[str, Message], timeout: float) -> dict[str, Reply]:
+        """Ask sites by name; one that is not connected has given no answer."""
+        here = {self.nodes[site]: one for site, one in messages.items() if site in self.nodes}
+        replies = self.transport.ask(here, timeout)
+        absent = Reply.none("is not connected")
+        return {site: replies.get(self.nodes.get(site, -1), absent) for site in messages}
+
+    def note(self, site: str, reply: Reply) -> str:
+        """Remember whether a site will take another round; return why it gave nothing now."""
+        if not reply.answered:  # it may come back, and is asked again
+            self.willing.setdefault(site, True)
+        elif reply.token is not None and reply.token != self.tokens.get(site):
+            return "somebody else answered for it"
+        else:
+            self.willing[site] = reply.more
+            if reply.problem:
+                self.refusals[site] = reply.problem
+        return reply.problem
+
+
+def registered_keys(folder: Path) -> dict[str, int]:
+    """Read which node has the key that was registered for each site; none without TLS."""
+    try:
+        found = json.loads((folder / NODES).read_text())
+    except FileNotFoundError:
+        return {}
+    return {site: int(node) for site, node in found.items()}

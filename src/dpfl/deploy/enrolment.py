@@ -1,0 +1,119 @@
+"""Enrolment: wait for sites, settle terms that all of them accept, write down who takes part."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfl.core.checks import check
+from dpfl.core.errors import CheckpointError, PeerError
+from dpfl.core.files import write_safely
+from dpfl.core.types import Claims
+from dpfl.core.version import __version__
+from dpfl.deploy.connections import Connections
+from dpfl.deploy.messages import Reply
+from dpfl.deploy.requests import TermsRequest
+from dpfl.rounds import Agreement
+
+ENROLMENT = "enrolment.json"
+ASK_AGAIN = 30.0  # seconds after which a node that was refused is asked once more
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnrolmentFile:
+    """Who takes part in a run. It is secret: a token lets its holder answer for a site.
+
+    ``study`` is the digest of what the sites agreed to.
+    """
+
+    run: str
+    study: str | None
+    claims: dict[str, Claims]
+    tokens: dict[str, str]
+
+    def write(self, folder: Path) -> None:
+        """Write it into the server's folder."""
+        text = json.dumps(self.to_dict(), indent=1) + "\n"
+        write_safely(folder / ENROLMENT, text.encode(), secret=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {**asdict(self), "dpfl": __version__}
+
+    @classmethod
+    def read(cls, folder: Path) -> EnrolmentFile:
+        """Read it back."""
+        try:
+            told = json.loads((folder / ENROLMENT).read_text())
+            return cls(
+                run=told["run"],
+                study=told.get("study"),
+                claims={site: Claims(**said) for site, said in told["claims"].items()},
+                tokens=dict(told["tokens"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            problem = f"cannot be read ({error})"
+            raise CheckpointError(str(folder / ENROLMENT), problem, "restore it") from error
+
+
+def gather(sites: Connections) -> None:
+    """Wait until every site has introduced itself, or until time is up and there are enough.
+
+    Before enrolment these are the sites that the study names, afterwards those who take part.
+    """
+    study, began, waited, asked = sites.study, time.monotonic(), 0.0, 0.0
+    timeout, wanted = study.run.enrol_timeout, set(sites.members) or set(study.study.sites)
+    while not wanted <= set(sites.nodes):
+        if waited - asked >= ASK_AGAIN:  # what was refused may have been fixed
+            sites.asked &= set(sites.nodes.values())
+            asked = waited
+        sites.hello()
+        if wanted <= set(sites.nodes) or max(waited, time.monotonic() - began) >= timeout:
+            break
+        sites.transport.wait(1.0)
+        waited += 1.0
+    here = wanted & set(sites.nodes)
+    absent = f"without {', '.join(sorted(wanted - here))} ({sites.why or 'no message arrived'})"
+    check(
+        len(here) >= study.run.least_sites,
+        f"study '{study.study.name}'",
+        f"only {len(here)} of {len(wanted)} sites enrolled within {timeout:g} s, {absent}",
+        "start those sites, or lower least_sites",
+        PeerError,
+    )
+
+
+def accepting_sites(
+    sites: Connections, settle: Callable[[Mapping[str, Claims]], Agreement]
+) -> dict[str, Claims]:
+    """Propose terms until everyone who is left accepts them.
+
+    A site that refuses is not in the population. Terms follow from who takes part, so those who
+    are left are asked again. Nothing is binding yet. ``settle`` makes the terms from claims.
+    """
+    accepting, study = dict(sorted(sites.introduced.items())), sites.study
+    while True:
+        replies = ask_terms(sites, settle(accepting), binding=False)
+        refusing = {site: reply.problem for site, reply in replies.items() if reply.problem}
+        if not refusing:
+            return accepting
+        sites.refusals |= refusing
+        accepting = {site: claims for site, claims in accepting.items() if site not in refusing}
+        check(
+            len(accepting) >= study.run.least_sites,
+            f"study '{study.study.name}'",
+            f"only {len(accepting)} sites accept its terms ({sites.why})",
+            "change the study or those sites' policies, or lower least_sites",
+            PeerError,
+        )
+
+
+def ask_terms(sites: Connections, agreement: Agreement, *, binding: bool) -> dict[str, Reply]:
+    """Ask every member whether it accepts the terms, or, ``binding``, to commit to its plan."""
+    study, terms = sites.study, agreement.terms
+    request = TermsRequest(study=study, run=sites.run, terms=terms, binding=binding).to_message()
+    return sites.ask(dict.fromkeys(agreement.claims, request), study.run.round_timeout)

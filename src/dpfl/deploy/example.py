@@ -1,0 +1,134 @@
+"""A complete example of a real federation, and a rehearsal of it on one machine."""
+
+from __future__ import annotations
+
+import csv
+import io
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpfl.core.checks import check
+from dpfl.core.errors import FolderError, PeerError
+from dpfl.core.files import write_safely
+from dpfl.core.types import Observer
+from dpfl.datasets.named import load_dataset
+from dpfl.deploy.credentials import CA_CERTIFICATE, make_site_key
+from dpfl.deploy.enrolment import ENROLMENT
+from dpfl.deploy.participation import check_server
+from dpfl.deploy.processes import CERTIFICATES, SITES
+from dpfl.deploy.serving import make_study
+from dpfl.deploy.site_folder import SiteFolder
+from dpfl.runs.deployment import STUDY_FILE, StudyFile
+from dpfl.runs.toml_file import read_toml
+
+DATA = Path(__file__).with_name("data")
+BUDGETS = {"cleveland": 1.0, "hungarian": 4.0, "va": 8.0}  # epsilons
+
+
+def write_example(folder: Path, *, port: int, rounds: int, method: str) -> None:
+    """Write a three-site example: study, sites, records, certificates, keys, README.
+
+    ``port``: the server's, on 127.0.0.1.
+    """
+    empty = not folder.exists() or not any(folder.iterdir())
+    check(empty, str(folder), "is not empty", "name a new folder", FolderError)
+    dataset, server = load_dataset("heart_disease", None), folder / "server"
+    assert dataset.silos is not None
+    values = read_toml(DATA / "example_study.toml")
+    values["study"] |= {"sites": sorted(BUDGETS), "classes": dataset.classes}
+    values["study"]["feature_shape"] = list(dataset.features.shape[1:])
+    values["method"]["name"], values["run"]["rounds"] = method, rounds
+    values["network"]["port"] = port
+    study = StudyFile.from_dict(values, "example")
+    make_study(server, study)
+    for name, epsilon in BUDGETS.items():
+        rows = slice(*dataset.silos[name])
+        records = _csv(dataset.features[rows].tolist(), dataset.labels[rows].tolist())
+        _write_site(folder / SITES / name, study, epsilon, records, server)
+    readme = (DATA / "example_readme.md").read_text()
+    write_safely(folder / "README.md", readme.replace("{folder}", str(folder)).encode())
+
+
+def _write_site(home: Path, study: StudyFile, epsilon: float, records: bytes, server: Path) -> None:
+    write_safely(home / "records.csv", records)
+    strategy, name = study.strategy(), home.name
+    trusting = strategy.observer is not Observer.SERVER
+    against = "world" if trusting else "server"
+    unit = str(strategy.unit)
+    values = {
+        "site": {"id": name},
+        "data": {"file": "records.csv", "label": "ill", "classes": 2},
+        "budget": {"epsilon": epsilon, "delta": 1e-4, "unit": unit, "observer": against},
+        "policy": {"trust_server": trusting},
+        "server": {"address": f"127.0.0.1:{study.network.port}"},
+    }
+    site = SiteFolder.create(home, values)
+    authority = server / CERTIFICATES / CA_CERTIFICATE
+    write_safely(home / CA_CERTIFICATE, authority.read_bytes())
+    public = make_site_key(home / site.file.server.key)
+    write_safely(server / SITES / f"{name}.pub", public.read_bytes())
+
+
+def _csv(features: list[list[float]], labels: list[int]) -> bytes:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([*(f"x{number}" for number in range(len(features[0]))), "ill"])
+    for row, label in zip(features, labels, strict=True):
+        writer.writerow([*row, label])
+    return stream.getvalue().encode()
+
+
+def run_example(folder: Path) -> list[Path]:
+    """Run the server and all sites on this machine; return the folders of the sites."""
+    server = folder / "server"
+    homes = [path.parent for path in sorted((folder / SITES).glob("*/site.toml"))]
+    found, remedy = (
+        bool(homes) and (server / STUDY_FILE).exists(),
+        "write one with dpfl deploy example",
+    )
+    check(found, str(folder), "holds no example", remedy, FolderError)
+    verb = "resume" if (server / ENROLMENT).exists() else "run"
+    started = [subprocess.Popen(_command("server", verb, str(server)))]
+    try:
+        _wait_for(started[0], server)
+        for home in homes:
+            with (home / "run.log").open("ab") as log:
+                command = _command("site", "run", str(home))
+                started.append(subprocess.Popen(command, stdout=log, stderr=log))
+        code = started[0].wait()
+    finally:
+        _end(started)
+    problem = f"the server ended with exit code {code}"
+    check(code == 0, str(server), problem, "see its message above", PeerError)
+    return homes
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "dpfl.cli.main", *arguments]
+
+
+def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in reversed(started):
+        if process.poll() is None:
+            process.terminate()
+    for process in reversed(started):
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _wait_for(process: subprocess.Popen[bytes], server: Path) -> None:
+    """Wait until the server lets sites in."""
+    address = f"127.0.0.1:{StudyFile.in_folder(server).network.port}"
+    while True:
+        problem = f"ended with exit code {process.poll()}"
+        check(process.poll() is None, "server", problem, "see its message above", PeerError)
+        try:
+            check_server(address, server / CERTIFICATES / CA_CERTIFICATE, insecure=False)
+            return
+        except PeerError:
+            time.sleep(0.5)

@@ -1,0 +1,174 @@
+"""What a server and its sites send each other: a header of plain JSON values, and bytes.
+
+Nothing executable travels. Each header is read once, where it arrives: a site reads a
+:class:`~dpfl.deploy.requests.Request`, a server a :class:`Reply` and, from a new site, an
+:class:`Introduction`. What cannot be read is a :class:`~dpfl.core.errors.PeerError`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dpfl.core.checks import check
+from dpfl.core.errors import ConfigurationError, PeerError, PrivacyRefusal
+from dpfl.core.types import Claims, Terms
+
+LARGEST_HEADER = 1 << 20
+SAME_VERSION = "use the same version on both sides"
+_FINAL = (ConfigurationError.exit_code, PrivacyRefusal.exit_code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One message, in either direction."""
+
+    header: Mapping[str, Any]
+    payload: bytes = b""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether an answer says yes."""
+        return self.header.get("ok") is True
+
+    @property
+    def reason(self) -> str:
+        """Why an answer says no, as one short printable line: the words are the peer's own."""
+        said = str(self.header.get("reason", "refused without a reason"))
+        return " ".join("".join(c if c.isprintable() else " " for c in said).split())[:300]
+
+
+def refusal(reason: str, **more: Any) -> Message:
+    """Build an answer that says no; ``more`` goes into its header."""
+    return Message(header={"ok": False, "reason": reason, **more})
+
+
+def acceptance(site: str, payload: bytes = b"", **more: Any) -> Message:
+    """Build an answer of a site that says yes; ``more`` goes into its header."""
+    return Message(header={"ok": True, "site": site, **more}, payload=payload)
+
+
+def write_header(header: Mapping[str, Any]) -> str:
+    """Write a header as JSON, in one canonical order."""
+    return json.dumps(header, sort_keys=True, allow_nan=True)
+
+
+def read_header(text: str) -> dict[str, Any]:
+    """Read a header; what is not a JSON table of at most a million characters is refused."""
+    problem = f"has a header of {len(text)} characters"
+    check(len(text) <= LARGEST_HEADER, "message", problem, "send at most a million", PeerError)
+    with readable("message"):
+        header = json.loads(text)
+    check(isinstance(header, dict), "message", "is not a table", SAME_VERSION, PeerError)
+    return dict(header)
+
+
+@contextmanager
+def readable(where: str) -> Iterator[None]:
+    """Turn whatever goes wrong while a header is read into the peer's mistake."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise PeerError(where, f"cannot be read ({error})", SAME_VERSION) from error
+
+
+def integer(value: Any, least: int | None = 0) -> int:
+    """Return a whole number; a bool, a float or a text is not one."""
+    good = isinstance(value, int) and not isinstance(value, bool)
+    if not good or (least is not None and value < least):
+        raise ValueError(f"{value!r} is not a whole number")
+    return int(value)
+
+
+# -- terms -----------------------------------------------------------------------------------------
+
+
+def terms_to_dict(terms: Terms) -> dict[str, Any]:
+    """Return plain values."""
+    return asdict(terms)
+
+
+def terms_from_dict(values: Any) -> Terms:
+    """Read terms, checking every type: the noise of a site is planned from these numbers."""
+    with readable("terms"):
+        noise = values["noise_multiplier"]
+        wholes = ("rounds", "population", "participations", "parameters")
+        numbers = ("expected_cohort", "smallest_epsilon", "largest_epsilon")
+        found: dict[str, Any] = {name: integer(values[name]) for name in wholes}
+        found |= {name: float(values[name]) for name in numbers}
+        return Terms(
+            **found,
+            noise_multiplier=None if noise is None else float(noise),
+            public=tuple(str(client) for client in values["public"]),
+            releases=tuple((float(part), integer(size)) for part, size in values["releases"]),
+        )
+
+
+# -- what a site answers ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What came of a request, as the server reads it.
+
+    ``problem`` says why there is no result, and is empty if there is one. ``answered`` is False
+    where nothing arrived. ``more`` says whether the site will take another round.
+    """
+
+    problem: str
+    answered: bool = True
+    more: bool = True
+    token: str | None = None
+    message: Message = Message(header={})
+
+    @classmethod
+    def of(cls, message: Message) -> Reply:
+        """Read an answer. A refusal by policy or budget is final; other failures may pass."""
+        said = message.header
+        more = said.get("more", message.accepted or said.get("code") not in _FINAL)
+        return cls(
+            problem="" if message.accepted else message.reason or "refused without a reason",
+            more=bool(more),
+            token=str(said["token"]) if "token" in said else None,
+            message=message,
+        )
+
+    @classmethod
+    def none(cls, problem: str) -> Reply:
+        """No answer, and why."""
+        return cls(problem=problem, answered=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduction:
+    """What a site says of itself when it enrols. All of it is a declaration, nothing a fact.
+
+    ``token`` proves to this run's server that later answers come from the same site.
+    """
+
+    site: str
+    claims: Claims
+    token: str
+    version: str = ""
+
+    def to_message(self) -> Message:
+        """Write the introduction."""
+        claims = asdict(self.claims)
+        return acceptance(self.site, claims=claims, token=self.token, dpfl=self.version)
+
+    @classmethod
+    def from_header(cls, header: Mapping[str, Any]) -> Introduction:
+        """Read an introduction."""
+        with readable("introduction"):
+            said = header["claims"]
+            claims = Claims(
+                epsilon=float(said["epsilon"]),
+                delta=float(said["delta"]),
+                examples=integer(said["examples"]),
+                accountant="renyi" if said.get("accountant") == "renyi" else None,
+            )
+            names = {"site": header["site"], "token": header["token"], "version": header["dpfl"]}
+            return cls(claims=claims, **{name: str(value) for name, value in names.items()})

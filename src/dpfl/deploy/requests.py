@@ -1,0 +1,120 @@
+"""What a server asks of its sites: four kinds of requests, each read once where it arrives."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from dpfl.core.checks import check
+from dpfl.core.errors import PeerError
+from dpfl.core.types import Terms
+from dpfl.core.version import __version__
+from dpfl.deploy.messages import (
+    SAME_VERSION,
+    Message,
+    integer,
+    readable,
+    terms_from_dict,
+    terms_to_dict,
+    write_header,
+)
+from dpfl.runs.deployment import StudyFile
+
+HELLO, TERMS, TRAIN, END = "hello", "terms", "train", "end"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A server's message: the study it offers, the name of the run, and what it asks.
+
+    Subclasses are the four kinds of requests. :meth:`to_message` writes one, :meth:`read` reads
+    whichever it is.
+    """
+
+    kind: ClassVar[str]
+    study: StudyFile
+    run: str
+    payload: bytes = b""
+
+    def to_message(self) -> Message:
+        """Write the request."""
+        common = {"kind": self.kind, "dpfl": __version__, "run": self.run}
+        own = {name: getattr(self, name) for name in _own_fields(type(self))}
+        if "terms" in own:
+            own["terms"] = terms_to_dict(own["terms"])
+        header = common | {"study": self.study.offer()} | own
+        return Message(header=header, payload=self.payload)
+
+    @staticmethod
+    def read(message: Message) -> Request:
+        """Read a request of any kind; another version of dpfl, or anything odd, is refused."""
+        header = message.header
+        version = str(header.get("dpfl", ""))
+        same = version.split(".")[:2] == __version__.split(".")[:2]
+        problem = f"runs dpfl {version or 'unknown'}, this site {__version__}"
+        check(same, "server", problem, "use the same version", PeerError)
+        kind = header.get("kind")
+        kinds = (Hello, TermsRequest, TrainingRequest, Delivery)
+        found = next((one for one in kinds if one.kind == kind), None)
+        if found is None:
+            raise PeerError("message", f"there is no request '{kind}'", SAME_VERSION)
+        with readable("message"):
+            study = StudyFile.from_dict(dict(header["study"]), "the server's study")
+            own = {name: _READERS[name](header.get(name)) for name in _own_fields(found)}
+            return found(study=study, run=str(header["run"]), payload=message.payload, **own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello(Request):
+    """Asks a node who it is; the site answers with an :class:`Introduction`."""
+
+    kind = HELLO
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnderTerms(Request):
+    """A request under terms that enrolment has settled."""
+
+    terms: Terms
+
+    def digest(self) -> str:
+        """Name the study and the terms together: what a site agrees to."""
+        both = {"study": self.study.digest(), "terms": terms_to_dict(self.terms)}
+        return hashlib.sha256(write_header(both).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermsRequest(UnderTerms):
+    """Asks whether a site accepts the terms; once they are ``binding`` it commits to its plan."""
+
+    kind = TERMS
+    binding: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRequest(UnderTerms):
+    """Asks for one round; the payload is the download. Releases before round 0 are negative."""
+
+    kind = TRAIN
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery(UnderTerms):
+    """Brings the final model, as safetensors in the payload."""
+
+    kind = END
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "terms": terms_from_dict,
+    "binding": lambda value: value is True,
+    "round": lambda value: integer(value, least=None),
+}
+
+
+def _own_fields(kind: type[Request]) -> list[str]:
+    """Return the fields that a kind of request adds to those of every request."""
+    return [field.name for field in fields(kind) if field.name in _READERS]

@@ -1,0 +1,144 @@
+"""Serving a study: from its file to a folder with certificates, and then to its last round."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dpfl.core.checks import check
+from dpfl.core.errors import DpflError, FolderError, PeerError
+from dpfl.core.files import write_safely
+from dpfl.deploy import superlink
+from dpfl.deploy.connections import NODES
+from dpfl.deploy.credentials import make_certificates
+from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile
+from dpfl.deploy.processes import CERTIFICATES, SITES
+from dpfl.deploy.server_app import FAILED
+from dpfl.rounds.record import RoundRecord
+from dpfl.runs.deployment import LINK_PROCESS, STUDY_FILE, StudyFile
+from dpfl.runs.folder import RunFolder
+from dpfl.runs.processes import noted_process
+
+_ASK_FLOWER_SECONDS = 60.0  # asking Flower for a run's status starts a process
+
+
+def make_study(folder: Path, study: StudyFile) -> None:
+    """Make a study's folder: its file, certificates, and a place for the sites' public keys."""
+    study.strategy()
+    study.build_model()
+    path, remedy = folder / STUDY_FILE, "name another folder"
+    check(not path.exists(), str(folder), "already holds a study", remedy, FolderError)
+    write_safely(path, study.to_toml().encode())
+    make_certificates(folder / CERTIFICATES, _names(study))
+    (folder / SITES).mkdir(exist_ok=True)
+    superlink.write_app(folder)
+
+
+def renew_certificates(folder: Path) -> None:
+    """Make new certificates under the names in [network]; every site needs the new ca.crt."""
+    study, stopped = StudyFile.in_folder(folder), noted_process(folder / LINK_PROCESS) is None
+    remedy = "stop it first: its sites would lose their connections"
+    check(stopped, str(folder), "its server is running", remedy, FolderError)
+    shutil.rmtree(folder / CERTIFICATES, ignore_errors=True)
+    make_certificates(folder / CERTIFICATES, _names(study))
+
+
+def _names(study: StudyFile) -> list[str]:
+    """Return the names under which sites reach the server."""
+    anywhere = ("0.0.0.0", "::")  # noqa: S104 - compared, not listened on
+    names = dict.fromkeys([*study.network.names, study.network.host, "127.0.0.1"])
+    return [name for name in names if name not in anywhere]
+
+
+def check_startable(folder: Path, *, resume: bool) -> None:
+    """Refuse to run a study that has begun or ended, or to resume one that has changed."""
+    begun, remedy = (folder / ENROLMENT).exists(), f"start it with: dpfl server run {folder}"
+    if resume:
+        check(begun, str(folder), "holds no study that has begun", remedy, FolderError)
+    remedy = f"see it with: dpfl server status {folder}"
+    running = not RunFolder(folder).summary.exists()
+    check(running, str(folder), "holds a study that has ended", remedy, FolderError)
+    if resume:
+        agreed, now = EnrolmentFile.read(folder).study, StudyFile.in_folder(folder).digest()
+        where, problem = str(folder / STUDY_FILE), "is not the study that was begun"
+        check(agreed in (None, now), where, problem, "undo what was changed since", FolderError)
+    else:
+        remedy = f"continue with: dpfl server resume {folder}"
+        check(not begun, str(folder), "holds a study that has begun", remedy, FolderError)
+
+
+def resume_command(folder: Path) -> str:
+    """Return the command that continues from here."""
+    return f"dpfl server {'resume' if (folder / ENROLMENT).exists() else 'run'} {folder}"
+
+
+def serve(
+    folder: Path,
+    tell: Callable[[str], None],
+    show: Callable[[Sequence[RoundRecord]], None],
+    *,
+    insecure: bool,
+) -> None:
+    """Start the server of a study, and wait for the study's end.
+
+    ``tell`` is given each sentence for the people who watch, ``show`` the rounds so far.
+    """
+    study = StudyFile.in_folder(folder)
+    network = study.network
+    (folder / FAILED).unlink(missing_ok=True)
+    superlink.write_app(folder)
+    link = superlink.SuperLink.start(folder, network, insecure=insecure)
+    write_safely(folder / LINK_PROCESS, str(link.process.process.pid).encode())
+    try:
+        superlink.write_connection(folder, link.port, insecure=insecure)
+        (folder / NODES).unlink(missing_ok=True)
+        if not insecure:
+            nodes, refused = superlink.register_sites(folder)
+            write_safely(folder / NODES, json.dumps(nodes).encode())
+            for site, reason in refused.items():
+                tell(f"The key of '{site}' was not registered: {reason}")
+        # Not before the keys are known: a site that comes early would be rejected for good.
+        link.start_proxy(network)
+        run_id, sites = superlink.start_run(folder), ", ".join(study.study.sites)
+        tell(f"Listening on {network.host}:{network.port}; waiting for {sites}")
+        _follow(folder, link, run_id, show)
+    finally:
+        link.end()
+        (folder / LINK_PROCESS).unlink(missing_ok=True)
+
+
+def _follow(
+    folder: Path,
+    link: superlink.SuperLink,
+    run_id: str,
+    show: Callable[[Sequence[RoundRecord]], None],
+) -> None:
+    """Wait for the end of the run, showing its rounds."""
+    run, asked = RunFolder(folder), time.monotonic()
+    while not run.summary.exists():
+        time.sleep(0.5)
+        show(run.read_rounds())
+        if (folder / FAILED).exists():
+            raise _failure(folder / FAILED)
+        remedy = f"continue with: {resume_command(folder)}"
+        ended = link.ended()
+        if ended is not None:
+            raise PeerError(ended.log.stem, f"ended ({ended.log_tail(200)})", remedy)
+        if time.monotonic() - asked > _ASK_FLOWER_SECONDS:
+            asked = time.monotonic()
+            failed = superlink.run_status(folder, run_id).startswith("finished:fail")
+            where = f"see {link.process.log}, then {remedy}"
+            check(not failed, "Flower", "reports that the run has failed", where, PeerError)
+
+
+def _failure(path: Path) -> DpflError:
+    """Read the error that the server app wrote down, with its own exit code."""
+    code, sentence = path.read_text().strip().split("\n", 1)
+    where, _, rest = sentence.partition(": ")
+    problem, _, remedy = rest.rpartition("; ")
+    error = PeerError(where, problem or rest, remedy or "see the log")
+    error.exit_code = int(code)
+    return error

@@ -1,0 +1,170 @@
+"""What a study leaves at its server: the summary, how far it is, and how much noise it carries."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfl.core.errors import FolderError
+from dpfl.core.files import write_safely
+from dpfl.core.types import Adjacency, Observer, Promise, Unit
+from dpfl.core.version import __version__
+from dpfl.privacy.flags import RaisedFlag
+from dpfl.privacy.statement import Statement
+from dpfl.rounds import Agreement, Plan
+from dpfl.rounds.record import EffectiveNoise, RoundRecord
+from dpfl.runs.deployment import LINK_PROCESS, StudyFile
+from dpfl.runs.folder import RunFolder
+from dpfl.runs.processes import noted_process
+from dpfl.runs.result import RoundCount
+
+FORMAT = "dpfl-deployment-1"
+_PLAIN = ("run", "study", "method", "parameters", "bytes_up", "payload_bytes_up", "bytes_down")
+_LISTS = ("assumptions", "sites", "delivered", "lost_rounds")
+_TABLES = ("refusals", "undelivered", "missed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeploymentSummary:
+    """What came of a study, for the server's operator.
+
+    ``refusals`` and ``undelivered`` say why a site took no part, or did not get the model.
+    ``missed`` counts the rounds that a site was drawn for and gave nothing. What a site has spent
+    is in its own ledger; ``world_statements`` is what the server's ledger says.
+    """
+
+    run: str
+    study: str
+    method: str
+    promise: Promise
+    flags: tuple[RaisedFlag, ...]
+    assumptions: tuple[str, ...]
+    sites: tuple[str, ...]
+    refusals: Mapping[str, str]
+    parameters: int
+    rounds: RoundCount
+    delivered: tuple[str, ...]
+    undelivered: Mapping[str, str]
+    lost_rounds: tuple[int, ...]
+    missed: Mapping[str, int]
+    bytes_up: int
+    payload_bytes_up: int
+    bytes_down: int
+    world_statements: tuple[Statement, ...]
+    version: str = __version__
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, with the keys of version 0.1 and ``flags``."""
+        return {
+            "format": FORMAT,
+            "dpfl": self.version,
+            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: list(getattr(self, name)) for name in _LISTS},
+            **{name: dict(getattr(self, name)) for name in _TABLES},
+            **self.promise.to_dict(),
+            "flags": [raised.to_dict() for raised in self.flags],
+            "stamps": [str(raised) for raised in self.flags],
+            "rounds": dict(vars(self.rounds)),
+            "world_statements": [line.to_dict() for line in self.world_statements],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> DeploymentSummary:
+        """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
+        plain: dict[str, Any] = {name: values[name] for name in (*_PLAIN, *_TABLES)}
+        plain |= {name: tuple(values[name]) for name in _LISTS}
+        return cls(
+            **plain,
+            promise=Promise(
+                unit=Unit(values["unit"]),
+                adjacency=Adjacency(values["adjacency"]),
+                observer=Observer(values["observer"]),
+            ),
+            flags=tuple(map(RaisedFlag.from_dict, values.get("flags", values["stamps"]))),
+            rounds=RoundCount(**values["rounds"]),
+            world_statements=tuple(map(Statement.from_dict, values["world_statements"])),
+            version=str(values.get("dpfl", "0.1")),
+        )
+
+    def save(self, folder: RunFolder) -> None:
+        """Write ``summary.json``: the study has ended."""
+        write_safely(folder.summary, (json.dumps(self.to_dict(), indent=2) + "\n").encode())
+
+    @classmethod
+    def load(cls, folder: RunFolder) -> DeploymentSummary | None:
+        """Read ``summary.json``; None where the study has not ended."""
+        try:
+            return cls.from_dict(json.loads(folder.summary.read_text()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            where, remedy = str(folder.summary), "restore it from a backup"
+            raise FolderError(where, f"cannot be read ({error!r})", remedy) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyStatus:
+    """How far a study is: its rounds so far, and its summary once it has ended."""
+
+    study: StudyFile
+    running: bool
+    rounds: tuple[RoundRecord, ...]
+    summary: DeploymentSummary | None
+
+    @classmethod
+    def of(cls, path: Path) -> StudyStatus:
+        """Read the folder of a server."""
+        study, folder = StudyFile.in_folder(path), RunFolder(path)
+        return cls(
+            study=study,
+            running=noted_process(path / LINK_PROCESS) is not None,
+            rounds=tuple(folder.read_rounds()),
+            summary=DeploymentSummary.load(folder),
+        )
+
+    def took_part(self, site: str) -> int:
+        """In how many rounds the upload of a site arrived."""
+        return sum(site in record.arrived for record in self.rounds)
+
+    def missed(self, site: str) -> list[tuple[int, str]]:
+        """The rounds that a site was drawn for and gave nothing, each with the reason."""
+        lines = self.rounds
+        return [(line.round, line.missing[site]) for line in lines if site in line.missing]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "study": self.study.study.name,
+            "method": self.study.method.name,
+            "running": self.running,
+            "rounds": {"planned": self.study.run.rounds, "done": len(self.rounds)},
+            "last": self.rounds[-1].to_dict() if self.rounds else None,
+            "summary": self.summary.to_dict() if self.summary else None,
+        }
+
+
+def effective_noise(agreement: Agreement, plan: Plan, record: RoundRecord) -> EffectiveNoise:
+    """Find how much noise the published sum carries, given whose uploads arrived."""
+    strategy, arrived = agreement.strategy, len(record.arrived) - len(record.not_finite)
+    count = {"arrived": arrived, "drawn": len(plan.cohort)}
+    multiplier = strategy.noise_multiplier
+    if multiplier is None:
+        return EffectiveNoise(made_by="each site, within its own budget", **count)
+    if strategy.central_noise is not None:
+        return EffectiveNoise(made_by="the server", noise_multiplier=multiplier, **count)
+    shares = max(1, len(plan.cohort) - strategy.tolerated_dropouts)
+    distributed = any(stage.shares_noise for stage in strategy.stages)
+    # The server stands in for the others' shares where the secrecy of the draw is counted on.
+    noisy = len(plan.cohort) if agreement.amplified else max(arrived, 0)
+    multiplier *= math.sqrt(noisy / shares) if distributed else math.sqrt(noisy)
+    return EffectiveNoise(made_by="shares of the sites", noise_multiplier=multiplier, **count)
+
+
+def missed_rounds(history: Iterable[RoundRecord]) -> dict[str, int]:
+    """Count the rounds that each site was drawn for and missed."""
+    return dict(Counter(site for record in history for site in record.missing))

@@ -1,0 +1,91 @@
+"""How messages travel: over a Flower grid, matched by the message that an answer belongs to.
+
+Who seems to have sent an answer does not count: Flower answers for a dead node under another id.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from flwr.app import ConfigRecord, MessageType, RecordDict
+from flwr.app import Message as FlowerMessage
+from flwr.serverapp import Grid
+
+from dpfl.core.errors import PeerError
+from dpfl.deploy.messages import Message, Reply, read_header, write_header
+
+RECORD = "dpfl"
+_POLL_SECONDS = 0.2
+_BOTH_SIDES = "run dpfl on both sides"
+
+
+def to_record(message: Message) -> RecordDict:
+    """Put a message into the form that Flower carries."""
+    header = write_header(message.header)
+    return RecordDict({RECORD: ConfigRecord({"header": header, "payload": message.payload})})
+
+
+def from_record(content: RecordDict) -> Message:
+    """Read a message back; anything else is refused."""
+    try:
+        record = content.config_records[RECORD]
+        header, payload = record["header"], record["payload"]
+    except KeyError as error:
+        raise PeerError("message", "was not written by dpfl", _BOTH_SIDES) from error
+    if not isinstance(header, str) or not isinstance(payload, bytes):
+        raise PeerError("message", "does not hold a header and bytes", _BOTH_SIDES)
+    return Message(header=read_header(header), payload=payload)
+
+
+class Transport:
+    """What a coordinator needs of a network, over a Flower grid."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def nodes(self) -> list[int]:
+        """Return the nodes that are connected."""
+        return sorted(self.grid.get_node_ids())
+
+    def ask(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Reply]:
+        """Send to every node, and wait for answers until ``timeout`` seconds have passed.
+
+        The first answer to a message counts. A second or a late one is never read.
+        """
+        silence = Reply.none(f"did not answer within {timeout:g} s")
+        replies = dict.fromkeys(messages, silence)
+        waiting = self._send(messages, timeout)
+        until = time.monotonic() + timeout
+        while waiting and time.monotonic() < until:
+            for answer in self.grid.pull_messages(list(waiting)):
+                node = waiting.pop(answer.metadata.reply_to_message_id, None)
+                if node is not None:
+                    replies[node] = _read(answer)
+            if waiting:
+                time.sleep(_POLL_SECONDS)
+        return replies
+
+    def _send(self, messages: Mapping[int, Message], timeout: float) -> dict[str, int]:
+        """Send, and return which node each message went to, by the message's id."""
+        if not messages:
+            return {}
+        kind, ttl = MessageType.TRAIN, timeout + 60
+        sent = [
+            FlowerMessage(content=to_record(one), message_type=kind, dst_node_id=node, ttl=ttl)
+            for node, one in messages.items()
+        ]
+        return dict(zip(self.grid.push_messages(sent), messages, strict=True))
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        time.sleep(seconds)
+
+
+def _read(answer: FlowerMessage) -> Reply:
+    if answer.has_error():
+        return Reply.none(f"failed ({(answer.error.reason or 'no reason')[:200]})")
+    try:
+        return Reply.of(from_record(answer.content))
+    except PeerError as error:
+        return Reply.none(str(error))
