@@ -156,7 +156,9 @@ def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool)
                 write_ledger_page(book, page, f"Privacy report of {book.identity()}", delta)
             lines = statements(book, delta)
             seeded = book.seeded_runs()
-            hypothetical = [run for run, title in book.titles().items() if "HYPOTHETICAL" in title]
+            hypothetical = [
+                run for run, title in book.titles().items() if "hypothetical" in title.lower()
+            ]
             head, rule = book.head(), book.filter
     finally:
         book.close()
