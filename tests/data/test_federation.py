@@ -35,7 +35,7 @@ def rows(*parts: torch.Tensor) -> list[bytes]:
     return [row.numpy().tobytes() for part in parts for row in part]
 
 
-# ---- arrays ----------------------------------------------------------------------------------------------------------
+# ---- arrays --------------------------------------------------------------------------------------
 
 
 @given(records=st.integers(2, 60), seed=st.integers(0, 2**32))
@@ -214,7 +214,7 @@ def test_a_shard_without_records_is_refused_even_when_built_by_hand() -> None:
         Federation(shards={"a": empty}, classes=2)
 
 
-# ---- torch datasets --------------------------------------------------------------------------------------------------
+# ---- torch datasets ------------------------------------------------------------------------------
 
 
 def test_torch_datasets_give_the_same_federation_as_their_arrays() -> None:
@@ -232,7 +232,7 @@ def test_an_empty_torch_dataset_is_refused() -> None:
         Federation.from_torch({"a": TensorDataset(torch.zeros(0, 2), torch.zeros(0))})
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 
 def write_csv(path: Path, text: str) -> None:
@@ -364,7 +364,7 @@ def test_a_client_of_one_record_in_a_file_is_refused(tmp_path: Path) -> None:
         Federation.from_files(tmp_path)
 
 
-# ---- named data sets -------------------------------------------------------------------------------------------------
+# ---- named data sets -----------------------------------------------------------------------------
 
 
 def distinct_dataset(records: int = 600, classes: int = 5) -> Dataset:

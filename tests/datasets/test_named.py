@@ -48,7 +48,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# ---- what ships with the package -------------------------------------------------------------------------------------
+# ---- what ships with the package -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_the_features_of_a_hospital_do_not_depend_on_the_others(
     assert torch.equal(load_dataset("heart_disease").features, expected)
 
 
-# ---- what does not ship ----------------------------------------------------------------------------------------------
+# ---- what does not ship --------------------------------------------------------------------------
 
 
 @pytest.mark.data
