@@ -193,9 +193,9 @@ def test_a_federation_of_nobody_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [{"budgets": {"z": BUDGET}}, {"practices": {"z": ClientSettings(lr=0.1)}}]
+    "field", [{"budgets": {"z": BUDGET}}, {"client_settings": {"z": ClientSettings(lr=0.1)}}]
 )
-def test_a_budget_or_practice_of_a_stranger_is_refused(field: dict[str, object]) -> None:
+def test_a_budget_or_settings_of_a_stranger_is_refused(field: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match="for 'z', who is no client"):
         Federation.from_arrays({"a": numbered(5)}, **field)  # type: ignore[arg-type]
 

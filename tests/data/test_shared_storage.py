@@ -552,7 +552,7 @@ def test_photographs_stay_bytes_and_train_a_small_network(real_data: Path) -> No
     result = dpfl.train(
         model, federation, dpfl.fedavg_dp(lr=0.1, clip=1.0, batch_size=10, local_steps=2), rounds=1
     )
-    assert result.history[0]["arrived"] == list(federation.ids)
+    assert result.history[0].arrived == federation.ids
     assert not torch.equal(result.model[0].weight, model[0].weight)
     assert 0.0 <= result.accuracy <= 1.0
     # What the model was evaluated on is what a person would compute: scaled pixels, all clients'
@@ -577,7 +577,7 @@ def test_reviews_train_the_lstm(real_data: Path) -> None:
     result = dpfl.train(
         model, federation, dpfl.fedavg_dp(lr=0.1, clip=1.0, batch_size=4, local_steps=1), rounds=1
     )
-    assert result.history[0]["arrived"] == ["client-0", "client-1"]
+    assert result.history[0].arrived == ("client-0", "client-1")
     for (name, before), after in zip(
         model.named_parameters(), result.model.parameters(), strict=True
     ):

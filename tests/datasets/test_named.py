@@ -103,7 +103,7 @@ def test_heart_disease_has_the_published_patients_of_each_hospital() -> None:
 
 
 def raw_heart_table() -> list[list[str]]:
-    folder = resources.files("dpfl.data").joinpath("embedded")
+    folder = resources.files("dpfl.datasets").joinpath("embedded")
     texts = [
         folder.joinpath(f"processed.{hospital}.data").read_text() for hospital in datasets.HOSPITALS
     ]
