@@ -229,7 +229,7 @@ def test_a_truncated_archive_is_refused_and_not_kept(tmp_path: Path, name: str) 
 
 
 def test_absent_data_says_what_to_put_where(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="it is in none of") as caught:
+    with pytest.raises(DataError, match="its files are in none of") as caught:
         read_imdb([tmp_path / "a", tmp_path / "b"])
     message = str(caught.value)
     assert all(

@@ -301,7 +301,7 @@ def test_training_and_test_part_share_no_character_and_together_are_the_whole() 
             {"comedies/short": "ACT I\n" + speeches("ANNA", "a", "b", "c")},
             "with a role long enough",
         ),
-        ({"comedies/latin": b"ACT I\nANNA\tcaf\xe9\n"}, "comedies/latin: is not UTF-8"),
+        ({"comedies/latin": b"ACT I\nANNA\tcaf\xe9\n"}, "comedies/latin: cannot be read as UTF-8"),
     ],
 )
 def test_an_archive_without_usable_plays_is_refused(
