@@ -196,14 +196,14 @@ def test_a_federation_of_nobody_is_refused() -> None:
     "field", [{"budgets": {"z": BUDGET}}, {"client_settings": {"z": ClientSettings(lr=0.1)}}]
 )
 def test_a_budget_or_settings_of_a_stranger_is_refused(field: dict[str, object]) -> None:
-    with pytest.raises(ConfigurationError, match="for 'z', who is no client"):
+    with pytest.raises(ConfigurationError, match="for 'z', who is not a client"):
         Federation.from_arrays({"a": numbered(5)}, **field)  # type: ignore[arg-type]
 
 
 def test_budgets_may_be_given_later_and_are_checked_again() -> None:
     federation = Federation.from_arrays({"a": numbered(5)})
     assert federation.with_budgets({"a": BUDGET}).budgets["a"] == BUDGET
-    with pytest.raises(ConfigurationError, match="for 'z', who is no client"):
+    with pytest.raises(ConfigurationError, match="for 'z', who is not a client"):
         federation.with_budgets({"z": BUDGET})
 
 
@@ -488,5 +488,5 @@ def test_a_number_that_is_no_label_is_not_taken_for_one() -> None:
 
 
 def test_what_is_no_budget_is_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="is no Budget"):
+    with pytest.raises(ConfigurationError, match="is not a Budget"):
         Federation.from_arrays({"a": ([[1.0], [2.0]] * 5, [0, 1] * 5)}, budgets={"a": 1.0})  # type: ignore[dict-item]

@@ -1,4 +1,8 @@
-"""The user's own arrays: checked, converted, and split into a training and a test part."""
+"""The user's own arrays: checked, converted, and split into a training and a test part.
+
+Whatever cannot be used is refused with the client's name: arrays that are not numbers, labels that
+are not whole numbers from 0, lengths that differ, too few records.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,10 @@ def client_parts(client: Any, arrays: Sequence[Any], *, tokens: bool, seed: Publ
 
 
 def _pair(where: str, features: Any, labels: Any, tokens: bool) -> tuple[Tensor, Tensor]:
-    """Convert features (float32, or int64 tokens) and labels (int64)."""
+    """Convert features and labels to tensors.
+
+    Features become float32, or int64 where they are tokens; labels become int64.
+    """
     try:
         given, kind = _array(features), np.int64 if tokens else np.float32
         whole = given.dtype.kind in "iu" or not given.size or not tokens
@@ -58,6 +65,7 @@ def _pair(where: str, features: Any, labels: Any, tokens: bool) -> tuple[Tensor,
 
 
 def _labels(where: str, y: np.ndarray, x: Tensor) -> np.ndarray:
+    """One class number per record; a column of labels is taken as a row of them."""
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     remedy = "give one class number per record, not one-hot rows"
     check(y.ndim == 1 <= x.ndim, where, f"has labels of shape {y.shape}", remedy, DataError)
@@ -76,7 +84,10 @@ def _array(values: Any) -> np.ndarray:
 
 
 def split_off(client: str, features: Tensor, labels: Tensor, seed: PublicSeed) -> Parts:
-    """Set a fifth of a client's records aside for testing, by a public seed."""
+    """Set a fifth of a client's records aside for testing, by a public seed.
+
+    Both parts keep the order of the records. A client needs two records at least.
+    """
     problem = f"has {len(labels)} record(s), too few for a train and a test part"
     remedy = "leave it out, or give both parts"
     check(len(labels) >= 2, f"client '{client}'", problem, remedy, DataError)
@@ -87,7 +98,11 @@ def split_off(client: str, features: Tensor, labels: Tensor, seed: PublicSeed) -
 
 
 def split_end(client: str, span: Span) -> tuple[Span, Span]:
-    """Set the last fifth of a stretch aside: for windows of a text, which overlap."""
+    """Set the last fifth of a stretch aside: for windows of a text, which overlap.
+
+    >>> split_end("a", (0, 10))
+    ((0, 8), (8, 10))
+    """
     first, last = span
     problem = "has one record, too few to set some aside"
     check(last - first >= 2, f"client '{client}'", problem, "leave it out", DataError)

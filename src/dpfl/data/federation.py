@@ -47,15 +47,16 @@ class Federation:
         check(bool(self.shards), "federation", "has no clients", "give at least one", DataError)
         for client, budget in self.budgets.items():
             where, remedy = f"budget of '{client}'", "give dpfl.Budget(epsilon=..., delta=...)"
-            check(isinstance(budget, Budget), where, f"{budget!r} is no Budget", remedy)
+            check(isinstance(budget, Budget), where, f"{budget!r} is not a Budget", remedy)
         for what, given in (("a budget", self.budgets), ("settings", self.client_settings)):
             for client in sorted(given):
-                problem = f"there is {what} for '{client}', who is no client"
+                problem = f"there is {what} for '{client}', who is not a client"
                 check(client in self.shards, "federation", problem, "check the id")
         for client, shard in self.shards.items():
             self._check_shard(f"client '{client}'", shard)
 
     def _check_shard(self, where: str, shard: Shard) -> None:
+        """Refuse a client without data, or with labels or tokens out of range."""
         remedy = "leave it out of the federation"
         check(shard.examples > 0, where, "has no data", remedy, DataError)
         for records, span in ((shard.train, shard.span), (shard.test, shard.test_span)):
@@ -102,7 +103,7 @@ class Federation:
         return digest.hexdigest()
 
     def with_budgets(self, budgets: Mapping[str, Budget]) -> Federation:
-        """Return the same clients with these budgets."""
+        """Return the same clients with these budgets, which replace those they had."""
         return replace(self, budgets=dict(budgets))
 
     def with_validation(self, seed: PublicSeed) -> Federation:
@@ -139,8 +140,13 @@ class Federation:
         ``clients`` is ``{id: (features, labels)}`` or ``{id: (features, labels, test_features,
         test_labels)}``. Without a test part, a fifth of each client's records is set aside, by
         ``seed``. Features are numbers; with ``tokens`` (the size of the vocabulary) they are whole
-        numbers for an embedding. Labels are
-        0..``classes`` - 1; without ``classes``, the largest label decides.
+        numbers for an embedding. Labels are 0..``classes`` - 1; without ``classes``, the largest
+        label decides. ``budgets`` and ``client_settings`` are by client.
+
+        >>> arrays = ([[0.0], [1.0]] * 5, [0, 1] * 5)
+        >>> federation = Federation.from_arrays({"a": arrays, "b": arrays})
+        >>> federation.ids, federation.shards["a"]
+        (('a', 'b'), Shard(8 training and 2 test records))
         """
         for name, count in (("tokens", tokens), ("classes", classes)):
             if count is not None:
@@ -185,17 +191,21 @@ class Federation:
     def from_files(
         cls, folder: Path | str, *, label: str | None = None, **options: Any
     ) -> Federation:
-        """Build from a folder with one CSV or Parquet file per client; ``label`` is a column."""
+        """Build from a folder with one CSV or Parquet file per client.
+
+        A file's name is its client's id. ``label`` names the column of the labels; without it, the
+        last column is taken.
+        """
         return cls.from_arrays(read_folder(Path(folder), label), **options)
 
     @classmethod
     def from_dataset(
         cls, dataset: Dataset, partition: Partition, clients: int | None, seed: PublicSeed
     ) -> Federation:
-        """Share out a named data set among ``clients`` (20 if None).
+        """Share out a named data set among ``clients`` (20 if None), by a public seed.
 
         With a natural partition clients keep their names, and ``clients`` of them are drawn (all if
-        None).
+        None). A data set without a test part sets a fifth of every class aside.
         """
         if partition.kind == "natural":
             shards = _natural(dataset, partition.records, clients, seed)
@@ -207,6 +217,10 @@ class Federation:
 def _shared_out(
     dataset: Dataset, partition: Partition, count: int, seed: PublicSeed
 ) -> dict[str, Shard]:
+    """Split a data set by a partition; clients are named ``client-0``, ``client-1`` and so on.
+
+    Every client's test records have the label mix of its training records.
+    """
     features, labels, test_features, test_labels = _train_and_test(dataset, seed.child("test"))
     usable = np.arange(len(labels))
     if dataset.test_silos is not None:  # not the texts kept for testing
@@ -229,6 +243,7 @@ def _shared_out(
 def _natural(
     dataset: Dataset, records: int | None, clients: int | None, seed: PublicSeed
 ) -> dict[str, Shard]:
+    """The data set's own silos, or some of them; each client keeps at most ``records`` records."""
     silos, kinds = dataset.silos or {}, "use iid, shards, classes, dirichlet or unequal"
     check(bool(silos), "partition", f"'{dataset.name}' has no natural silos", kinds)
     names = sorted(silos)

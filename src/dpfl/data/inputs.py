@@ -37,7 +37,7 @@ class Pixels:
     deviation: tuple[float, ...]
 
     def __call__(self, raw: Tensor) -> Tensor:
-        """Return a batch of stored records as the model takes it."""
+        """Return a batch of stored records (n, channels, height, width) as the model takes it."""
         channels = list(zip(self.mean, self.deviation, strict=True))
         slope = torch.tensor([1 / (255 * d) for _, d in channels], device=raw.device)
         shift = torch.tensor([-m / d for m, d in channels], device=raw.device)

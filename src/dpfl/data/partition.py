@@ -16,6 +16,7 @@ from dpfl.core.errors import DataError, unknown_name
 from dpfl.core.random import PublicSeed
 
 Indices = list[np.ndarray]
+Rng = np.random.Generator
 _DRAWS = 500
 
 
@@ -52,7 +53,11 @@ class Partition:
         return max(self.records or 0, self.smallest)
 
     def split(self, labels: np.ndarray, clients: int, seed: PublicSeed) -> Indices:
-        """Share out the records behind ``labels`` among so many clients."""
+        """Share out the records behind ``labels`` among so many clients.
+
+        Returns each client's indices in ascending order. Partitions that leave somebody with too
+        few records are refused.
+        """
         check(clients >= 1, "partition", f"{clients} clients", "give at least 1 client")
         wanted, remedy = clients * self.least, f"use at most {len(labels) // self.least} clients"
         each = f"{clients} clients of at least {self.least} records need {wanted} records"
@@ -71,17 +76,18 @@ class Partition:
 class Kind(NamedTuple):
     """How one kind of partition splits labels among clients, and what it is."""
 
-    split: Callable[[Partition, np.ndarray, int, np.random.Generator], Indices]
+    split: Callable[[Partition, np.ndarray, int, Rng], Indices]
     about: str
 
 
-def _iid(law: Partition, labels: np.ndarray, clients: int, draw: np.random.Generator) -> Indices:
+def _iid(law: Partition, labels: np.ndarray, clients: int, draw: Rng) -> Indices:
+    """Equal shares in random order; what is left over belongs to nobody."""
     each = len(labels) // clients
     order = draw.permutation(len(labels))
     return [order[i * each : (i + 1) * each] for i in range(clients)]
 
 
-def _shards(law: Partition, labels: np.ndarray, clients: int, draw: np.random.Generator) -> Indices:
+def _shards(law: Partition, labels: np.ndarray, clients: int, draw: Rng) -> Indices:
     """McMahan et al. 2017: sort by label, cut into shards, deal ``shards_per_client`` to each."""
     count = clients * law.shards_per_client
     problem, remedy = f"{count} shards of {len(labels)} records", "use fewer clients or shards"
@@ -92,9 +98,7 @@ def _shards(law: Partition, labels: np.ndarray, clients: int, draw: np.random.Ge
     return [np.concatenate([shards[j] for j in row]) for row in deal]
 
 
-def _classes(
-    law: Partition, labels: np.ndarray, clients: int, draw: np.random.Generator
-) -> Indices:
+def _classes(law: Partition, labels: np.ndarray, clients: int, draw: Rng) -> Indices:
     """At most ``classes_per_client`` classes a client, dealt like cards.
 
     Every class is shared out equally among those who hold it.
@@ -123,10 +127,11 @@ def _classes(
     return [np.concatenate(part) for part in parts]
 
 
-def _dirichlet(
-    law: Partition, labels: np.ndarray, clients: int, draw: np.random.Generator
-) -> Indices:
-    """Each class is shared out by a Dirichlet(alpha) draw, redrawn until all have enough."""
+def _dirichlet(law: Partition, labels: np.ndarray, clients: int, draw: Rng) -> Indices:
+    """Each class is shared out by a Dirichlet(alpha) draw, redrawn until all have enough.
+
+    A small alpha gives clients few classes each; a large one equal mixes.
+    """
     for _ in range(_DRAWS):
         parts: list[Indices] = [[] for _ in range(clients)]
         for label in np.unique(labels):
@@ -143,9 +148,7 @@ def _dirichlet(
     raise DataError("partition", f"{what} records in {_DRAWS} draws", remedy)
 
 
-def _unequal(
-    law: Partition, labels: np.ndarray, clients: int, draw: np.random.Generator
-) -> Indices:
+def _unequal(law: Partition, labels: np.ndarray, clients: int, draw: Rng) -> Indices:
     """Sizes drawn from Dirichlet(alpha), labels IID, nobody below the least."""
     spare = len(labels) - clients * law.least
     shares = draw.dirichlet(np.full(clients, law.alpha))

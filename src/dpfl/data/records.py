@@ -1,4 +1,8 @@
-"""Where records lie: in one storage, of which every client holds a stretch."""
+"""Where records lie: in one storage, of which every client holds a stretch.
+
+A federation of 100,000 clients is then a few tensors and 100,000 pairs of numbers, and the batches
+of many clients are one look-up.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +94,11 @@ class Shard:
     def of(
         cls, features: Tensor, labels: Tensor, test_features: Tensor, test_labels: Tensor
     ) -> Shard:
-        """Hold records that nobody else shares."""
+        """Hold records that nobody else shares.
+
+        >>> Shard.of(torch.zeros(3, 2), torch.zeros(3), torch.zeros(1, 2), torch.zeros(1))
+        Shard(3 training and 1 test records)
+        """
         train, test = Records(features, labels), Records(test_features, test_labels)
         spans = (0, len(labels)), (0, len(test_labels))
         return cls(train=train, span=spans[0], test=test, test_span=spans[1])

@@ -1,4 +1,7 @@
-"""The user's own files: one CSV or Parquet file per client, columns of numbers, one the label."""
+"""The user's own files: one CSV or Parquet file per client, columns of numbers, one the label.
+
+Errors name the file, and the line or the record and the column where there is one.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ def read_folder(folder: Path, label: str | None = None) -> dict[str, Arrays]:
 
 
 def read_file(path: Path, label: str | None = None) -> Arrays:
-    """Read one client's file: features and labels."""
+    """Read one client's file: features (float32) and labels (int64).
+
+    ``label`` names the label column; without it, the last column is taken.
+    """
     problem = "is neither .csv nor .parquet"
     check(path.suffix.lower() in _KINDS, str(path), problem, "name the file so", DataError)
     return _split(path, *_read(path), label)
@@ -77,7 +83,10 @@ def _not_a_table(path: Path, reason: object, remedy: str = _HEADER) -> DataError
 
 
 def _read_csv(path: Path) -> Table:
-    """Read a header and numbers, as a spreadsheet saves them; an error names the line."""
+    """Read a header and numbers, as a spreadsheet saves them.
+
+    Blank lines are left out, an empty cell is a missing number, and an error names the line.
+    """
     try:
         rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
     except OSError as error:
@@ -117,6 +126,7 @@ def _is_number(text: str) -> bool:
 
 
 def _read_parquet(path: Path) -> Table:
+    """Read numeric columns; pyarrow is imported only here."""
     try:
         from pyarrow import parquet
     except ImportError as error:
