@@ -22,6 +22,7 @@ Columns = Mapping[str, Number | str]
 
 
 def _scaled(centre: float, width: float) -> Number:
+    """Distance from the centre in widths, at most 3 either way."""
     return lambda value: max(-3.0, min(3.0, (value - centre) / width))
 
 
@@ -78,7 +79,14 @@ BANK: Columns = {
 
 
 def encode(rows: Sequence[Mapping[str, str]], columns: Columns) -> np.ndarray:
-    """Turn rows of text into numbers; a number that is missing becomes 0, mid-range."""
+    """Turn rows of text into numbers (float32), column by column.
+
+    A rule of words gives one indicator per word; a missing number becomes 0, the middle of its
+    range.
+
+    >>> encode([{"age": "65", "sex": "Male"}], {"age": _scaled(40, 25), "sex": "Female Male"})
+    array([[1., 0., 1.]], dtype=float32)
+    """
     encoded: list[list[float]] = []
     for name, rule in columns.items():
         cells = [row[name] for row in rows]
@@ -90,7 +98,10 @@ def encode(rows: Sequence[Mapping[str, str]], columns: Columns) -> np.ndarray:
 
 
 def read_adult(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read ``adult.data.gz`` or ``adult.test.gz``: features, and 1 where income is above 50K."""
+    """Read ``adult.data.gz`` or ``adult.test.gz``.
+
+    Returns features, and labels: 1 where income is above 50K.
+    """
     with readable(path), gzip.open(path, "rt") as stream:
         lines = (line.strip().rstrip(".") for line in stream)
         cells = [line.split(", ") for line in lines if line and not line.startswith("|")]
@@ -102,7 +113,10 @@ def read_adult(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_bank(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read ``bank-full.csv.gz``: features, and 1 where the client subscribed."""
+    """Read ``bank-full.csv.gz``.
+
+    Returns features, and labels: 1 where the client of the bank subscribed.
+    """
     with readable(path), gzip.open(path, "rt") as stream:
         rows = list(csv.DictReader(stream, delimiter=";"))
     for name in (*BANK, "y"):
@@ -114,7 +128,10 @@ def read_bank(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def _encode_all(
     path: Path, rows: list[dict[str, str]], columns: Columns, label: str, classes: tuple[str, str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Features, and each row's place among the classes."""
+    """Features by the rules of columns, and each row's place among the classes.
+
+    ``label`` is the column of the labels.
+    """
     check_file(bool(rows), path, "cannot be read (no record)")
     for row in rows:
         problem = f"label '{row[label]}' is outside the classes {', '.join(classes)}"

@@ -56,7 +56,7 @@ def read_cifar10(candidates: Sequence[Path]) -> Four:
 
 
 def _present(path: Path) -> Path | None:
-    """The file, packed or not, if it is there."""
+    """The file, or the same packed as ``.xz``; None if neither is there."""
     packed = path.with_name(path.name + ".xz")
     return next((file for file in (path, packed) if file.is_file()), None)
 
@@ -78,12 +78,17 @@ def _stored(sources: list[Path]) -> Four:
 
 
 def _read_all(files: list[Path]) -> list[np.ndarray]:
+    """The records of all files, one thread a file."""
     # Threads: unpacking xz leaves the interpreter's lock to the others.
     with ThreadPoolExecutor(len(files)) as threads:
         return list(threads.map(lambda file: _records(file, _content(file)), files))
 
 
 def _content(path: Path) -> bytes:
+    """A file's bytes, unpacked if need be.
+
+    No more is unpacked than an official file holds: a small file cannot fill the memory.
+    """
     with readable(path, "unpacked"):
         content = path.read_bytes()
         if path.suffix != ".xz":
@@ -96,6 +101,7 @@ def _content(path: Path) -> bytes:
 
 
 def _unpacked(archive: Path) -> list[np.ndarray]:
+    """The records of the six files inside the official archive."""
     names = {f"cifar-10-batches-bin/{name}": name for name in FILES}
     found = {names[name]: content for name, content in archive_members(archive, names.__contains__)}
     missing = [name for name in FILES if name not in found]
@@ -104,7 +110,7 @@ def _unpacked(archive: Path) -> list[np.ndarray]:
 
 
 def _records(where: object, content: bytes) -> np.ndarray:
-    """The records of one file, (n, 3,073)."""
+    """The records of one file, (n, 3,073), checked for their number and their labels."""
     size = f"more than {_LARGEST:,}" if len(content) > _LARGEST else f"{len(content):,}"
     whole = 0 < len(content) <= _LARGEST and len(content) % RECORD == 0
     records = f"no whole number of records of {RECORD:,} bytes, 10,000 at most"

@@ -1,4 +1,7 @@
-"""UCI Heart Disease: patients of four hospitals, encoded by fixed, public rules."""
+"""UCI Heart Disease: patients of four hospitals, encoded by fixed, public rules.
+
+The files come with the package. Numbers are scaled by ranges chosen here, not read off the data.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ _ZERO_IS_MISSING = (3, 4)  # nobody has no blood pressure and no cholesterol
 
 
 def read_heart_disease() -> tuple[np.ndarray, np.ndarray, dict[str, Span]]:
-    """Return features, labels (1 where the patient is ill), and each hospital's stretch of them."""
+    """Return features, labels, and each hospital's stretch of them.
+
+    A label is 1 where the patient is ill, to whatever degree.
+    """
     folder = resources.files("dpfl.datasets").joinpath("embedded")
     tables = []
     for hospital in HOSPITALS:

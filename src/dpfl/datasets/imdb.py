@@ -100,6 +100,7 @@ def read_imdb(candidates: Sequence[Path]) -> Four:
 
 
 def _review_files(folder: Path) -> list[Path]:
+    """All files of an unpacked folder that should be labelled reviews."""
     files: list[Path] = []
     for place in (folder / part / sentiment for part in PARTS for sentiment in SENTIMENTS):
         try:
@@ -143,6 +144,7 @@ def _stored(
 
 
 def _review(where: str, sentiment: str, name: str, content: bytes | Path) -> Review:
+    """Encode one review; its file is named ``ID_RATING.txt``, and the rating fits its folder."""
     named, allowed = _NAME.fullmatch(name), _RATINGS[sentiment]
     if named is None or int(named[2]) not in allowed:
         rating = f"a rating from {allowed[0]} to {allowed[-1]}, as {sentiment} asks"

@@ -1,4 +1,7 @@
-"""MNIST and Fashion-MNIST: images of 28 x 28 bytes in idx files."""
+"""MNIST and Fashion-MNIST: images of 28 x 28 bytes in idx files.
+
+Both sets have files of the same names; only their folders tell them apart.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ FILES = [f"{part}-{kind}" for part in PARTS for kind in KINDS]
 
 
 def read_mnist(folder: Path) -> Four:
-    """Return train images (uint8, n x 28 x 28) and labels (uint8), then test images and labels."""
+    """Return train images (uint8, n x 28 x 28) and labels (uint8), then those of the test part.
+
+    The folder must hold all of ``FILES``.
+    """
     arrays: list[np.ndarray] = []
     for part in PARTS:
         images, labels = (_read_idx(folder / f"{part}-{kind}", n) for kind, n in KINDS.items())
@@ -32,6 +38,7 @@ def read_mnist(folder: Path) -> Four:
 
 
 def _read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """Read an idx file of bytes: a magic number, the lengths of all axes, then the values."""
     with readable(path), gzip.open(path) as stream:
         content = stream.read()
         magic, *shape = struct.unpack_from(f">{1 + dimensions}I", content)

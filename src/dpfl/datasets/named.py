@@ -163,7 +163,10 @@ def _idx_images(name: str, folder: Path | None, mean: float, deviation: float) -
 
 
 def _with_test(name: str, classes: int, arrays: Four, inputs: Inputs = NUMBERS) -> Dataset:
-    """A data set with a test part of its own; features are stored as they are."""
+    """A data set with a test part of its own.
+
+    Features are stored as they are, as bytes or tokens where ``inputs`` reads them.
+    """
     x, test_x = torch.from_numpy(arrays[0]), torch.from_numpy(arrays[2])
     y, test_y = _int(arrays[1]), _int(arrays[3])
     return Dataset(
@@ -172,7 +175,11 @@ def _with_test(name: str, classes: int, arrays: Four, inputs: Inputs = NUMBERS) 
 
 
 def _find(name: str, given: Path | None, *files: str) -> Path:
-    """The first folder that holds all files: one of the usual places, or its subfolder."""
+    """The first folder that holds all files.
+
+    In each of the usual places, the subfolder named after the data set comes first, then the place
+    itself.
+    """
     others = {source.replace("_", "-") for source in DATASETS if source != name}
     places = [base / name.replace("_", "-") for base in data_folders(given)]
     for candidate in (folder for place in places for folder in (place, place.parent)):

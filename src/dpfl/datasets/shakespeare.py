@@ -123,6 +123,7 @@ def read_shakespeare(path: Path) -> Roles:
 
 
 def _make(path: Path) -> dict[str, np.ndarray]:
+    """Collect every role's lines from all plays, and encode those that are long enough."""
     lines: dict[str, list[str]] = {}
     for member, content in archive_members(path, _is_play):
         play = PurePosixPath(member).name

@@ -39,13 +39,19 @@ _LAYOUT = 1
 
 
 def check_file(good: bool, where: object, problem: str) -> None:
-    """Refuse a file that does not hold what it should."""
+    """Refuse a file that does not hold what it should: it is to be fetched again."""
     check(good, str(where), problem, "fetch the file again", DataError)
 
 
 @contextmanager
 def readable(where: object, verb: str = "read") -> Iterator[None]:
-    """Turn whatever goes wrong while a file is read into one clear error."""
+    """Turn whatever goes wrong while a file is read into one clear error.
+
+    >>> with readable("some.csv"):
+    ...     raise EOFError("it ends too early")
+    Traceback (most recent call last):
+    dpfl.core.errors.DataError: some.csv: cannot be read (it ends too early); fetch the file again
+    """
     try:
         yield
     except (OSError, *_PACKED, *_TEXT) as error:
@@ -54,14 +60,21 @@ def readable(where: object, verb: str = "read") -> Iterator[None]:
 
 
 def not_found(name: str, places: Sequence[Path], files: str) -> DataError:
-    """The error for a data set whose files are in none of the places; it says what to put there."""
+    """The error for a data set whose files are in none of the places.
+
+    ``files`` says what to put there.
+    """
     problem = f"its files are in none of {', '.join(map(str, places))}"
     remedy = f"put {files} there, or name the folder with --data"
     return DataError(f"data set '{name}'", problem, remedy)
 
 
 def archive_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of the wanted files of a ``.tar.gz`` or ``.tar.xz``, in its order."""
+    """Yield name and content of the wanted files of a ``.tar.gz`` or ``.tar.xz``, in its order.
+
+    The archive is read to its end, so that a damaged one is noticed even if all wanted files were
+    whole. Links are left out.
+    """
     unpack = lzma.open if path.suffix == ".xz" else gzip.open
     # Strictly forwards: going back in a compressed file means to unpack it again from the start.
     with (
@@ -102,6 +115,7 @@ def stored_arrays(
 
 
 def _identity(name: str, sources: Sequence[Path], version: int) -> str:
+    """What arrays are made of: names, sizes and times of the sources, and the versions."""
     seen = hashlib.blake2b(digest_size=16)
     for source in sources:
         status = source.stat()
@@ -128,6 +142,7 @@ def _read(kept: Path, made_of: str) -> Arrays | None:
 
 
 def _write(kept: Path, made_of: str, arrays: Arrays) -> None:
+    """Keep arrays, whole or not at all."""
     layout = [[key, array.dtype.str, list(array.shape)] for key, array in arrays.items()]
     kept.parent.mkdir(parents=True, exist_ok=True)
     # A name of its own for each writer: two processes may unpack the same data at once.

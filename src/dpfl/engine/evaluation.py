@@ -37,7 +37,11 @@ class Scores:
 
 
 class Evaluation:
-    """All clients' test records, and how a model is tested on them."""
+    """All clients' test records, and how a model is tested on them.
+
+    ``evaluate = Evaluation(model=..., layout=..., federation=..., device="cpu")`` is called with a
+    flat vector, and returns :class:`Scores`. The model is left as it was.
+    """
 
     def __init__(
         self, *, model: nn.Module, layout: Layout, federation: Federation, device: str

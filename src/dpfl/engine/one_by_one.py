@@ -61,6 +61,7 @@ class OneByOne:
     def _run_phase(
         self, model: nn.Module, layout: Layout, job: Job, number: int, start: Tensor
     ) -> Tensor:
+        """Run phase ``number`` of a job from ``start``, step by step."""
         phase, vector = job.phases[number], start.clone()
         records = sampler(phase, len(job.labels))
         noise = NoiseAhead(job.rng.child("noise", number), layout.size, phase.steps)
@@ -114,7 +115,7 @@ class OneByOne:
     def mean_gradient(
         self, model: nn.Module, layout: Layout, vector: Tensor, batch: Batch
     ) -> Tensor:
-        """Gradient of the mean loss of a batch: plain SGD."""
+        """Gradient of the mean loss of a batch, for plain SGD; zero for an empty batch."""
         if len(batch.labels) == 0:
             return torch.zeros_like(vector)
         return layout.flatten(_gradients(model, layout.unflatten(vector), batch))
@@ -148,7 +149,11 @@ class OneByOne:
 
 
 def batches_of(batch: Batch, size: int) -> list[Batch]:
-    """Cut a batch into smaller ones; an empty one into none."""
+    """Cut a batch into smaller ones of this size; an empty one into none.
+
+    >>> [len(part.labels) for part in batches_of(Batch(torch.zeros(5, 2), torch.zeros(5)), 2)]
+    [2, 2, 1]
+    """
     firsts = range(0, len(batch.labels), size)
     return [Batch(*(tensor[first : first + size] for tensor in batch)) for first in firsts]
 

@@ -25,7 +25,11 @@ from dpfl.plugs.sampling import Draw, PoissonBatches, sampler
 
 @dataclass(frozen=True)
 class PhaseBlock:
-    """Phase ``number`` of some jobs; ``draws`` are the records that each takes, step by step."""
+    """Phase ``number`` of some jobs, which are computed together.
+
+    ``chain`` is their model as a chain of layers. ``draws`` are the records that each job takes,
+    step by step. Everything else is derived from these, once.
+    """
 
     chain: Chain
     jobs: Sequence[Job]
@@ -71,7 +75,7 @@ class PhaseBlock:
 
     @cached_property
     def rates(self) -> Tensor:
-        """What a sum (in steps of the grid) is multiplied by, (steps, clients, 1).
+        """What a sum of gradients (in steps of the grid) is multiplied by, (steps, clients, 1).
 
         The denominator of a clipped Poisson sample is fixed and public. Elsewhere it is the batch's
         own size.
@@ -148,7 +152,10 @@ def side_by_side(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
 
 
 class PlainSums:
-    """Each client's sum of per-record gradients in a step of plain SGD."""
+    """Each client's sum of per-record gradients in a step of plain SGD.
+
+    ``stacks`` are the clients' weights; they are read, and moved by the caller.
+    """
 
     def __init__(self, block: PhaseBlock, stacks: list[Stack]) -> None:
         self._block, self._stacks = block, stacks
@@ -156,7 +163,10 @@ class PlainSums:
         self._totals = [stack.like() for stack in stacks]
 
     def of(self, step: int) -> list[Stack]:
-        """The sums of one step: one forward, one backward."""
+        """The sums of one step: one forward, one backward.
+
+        The stacks returned are written anew at every step.
+        """
         places = np.arange(self._block.sizes[step].max())
         rows, label_rows, counted = self._records.look_up(slice(step, step + 1), places)
         if len(places) == 0:
@@ -174,6 +184,7 @@ class PlainSums:
         return self._totals
 
     def _batch(self, rows: Tensor, label_rows: Tensor) -> Batch:
+        """Gather records, client after client."""
         device, inputs = self._block.device, self._block.jobs[0].inputs
         features = inputs(self._records.features.index_select(0, rows).to(device))
         return Batch(features, self._records.labels.index_select(0, label_rows).to(device))

@@ -63,7 +63,10 @@ class Part:
 
 
 class Parts:
-    """The records of every step, in parts of one fixed shape."""
+    """The records of every step, in parts of one fixed shape.
+
+    Records of many steps are looked up at once: what a step then costs is gathering its features.
+    """
 
     def __init__(self, block: PhaseBlock) -> None:
         self.width = part_width(block.phases[0].batch_size)
@@ -116,7 +119,10 @@ class Parts:
 
 
 class ClippedSums:
-    """Each client's sum of clipped per-record gradients in a step, in steps of its grid."""
+    """Each client's sum of clipped per-record gradients in a step, in steps of its grid.
+
+    ``stacks`` are the clients' weights; they are read, and moved by the caller.
+    """
 
     def __init__(self, block: PhaseBlock, stacks: list[Stack]) -> None:
         self._chain, self._stacks, self._rounds = block.chain, stacks, block.noisy
@@ -202,7 +208,11 @@ class ClippedSums:
         return Slopes([x], [errors.transpose(1, 2)])
 
     def norms(self, part: Part, features: Tensor, found: Slopes) -> tuple[Tensor, Tensor | None]:
-        """Squared norm of every record's gradient, and which records count as zero (None: none)."""
+        """Squared norm of every record's gradient, and which records count as zero (None: none).
+
+        A record counts as zero if it, its gradient or the input of a layer is too large or not
+        finite.
+        """
         of_records, within = part.norms, part.within
         if of_records is None:
             of_records = squared_norms(features.reshape(*part.counts.shape, -1))
@@ -231,7 +241,10 @@ def _largest(tensor: Tensor) -> float:
 
 
 class StepNoise:
-    """Each client's noise from its own generator, drawn some steps ahead."""
+    """Each client's noise from its own generator, drawn some steps ahead.
+
+    ``numbers`` is the size of the model. Noise is made of integers: steps of the client's grid.
+    """
 
     def __init__(self, block: PhaseBlock, numbers: int) -> None:
         self._rngs = [job.rng.child("noise", block.number) for job in block.jobs]

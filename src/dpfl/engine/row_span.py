@@ -25,7 +25,10 @@ _MOST_NUMBERS = 1 << 24  # of all clients' records, which are laid out once
 
 
 def fits_row_span(chain: Chain, jobs: Sequence[Job], number: int) -> bool:
-    """Whether a phase is plain SGD on one linear layer, with few records beside its features."""
+    """Whether a phase is plain SGD on one linear layer, with few records beside its features.
+
+    It must also look at every record twice or more: products of records are computed first.
+    """
     linear = [step for step in chain if isinstance(step, Linear)]
     if len(linear) != 1 or not all(isinstance(step, Linear | nn.Flatten) for step in chain):
         return False
@@ -44,7 +47,11 @@ def run_row_span(block: PhaseBlock, start: Tensor) -> Tensor | None:
 
 
 class _RowSpan:
-    """The state of one phase: s (``factor``), A (``own``) and K A (``moved``) of all clients."""
+    """The state of one phase of all clients.
+
+    In the words of the module: s is ``factor``, A is ``own`` (clients, records, classes), K A is
+    ``moved``, K is ``products`` and X W0^T is ``at_start``.
+    """
 
     def __init__(self, block: PhaseBlock, start: Tensor) -> None:
         jobs, device = block.jobs, block.device
@@ -120,6 +127,7 @@ class _RowSpan:
         return outputs.div_(outputs.sum(dim=2, keepdim=True)).sub_(known[..., classes:])
 
     def _shrink(self, factor: Tensor) -> None:
+        """Multiply what was learned, A and K A."""
         self.own.mul_(factor)
         self.moved.mul_(factor)
 

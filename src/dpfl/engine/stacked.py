@@ -41,7 +41,12 @@ _MOVING = {"all": slice(None), "head": slice(-1, None), "body": slice(0, -1)}
 
 
 def chain(model: nn.Module, layout: Layout) -> Chain | None:
-    """Return the model as a chain of linear and elementwise layers, or None if it is not one."""
+    """Return the model as a chain of linear and elementwise layers, or None if it is not one.
+
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    >>> [type(step).__name__ for step in chain(model, Layout.of_module(model))]
+    ['Linear', 'ReLU']
+    """
     blocks = {block.name: block for block in layout}
     steps: Chain = []
 
@@ -104,7 +109,7 @@ def _fits(steps: Chain, job: Job) -> bool:
 
 
 class Stacked:
-    """The default engine."""
+    """The default engine: clients of equal shape at once, if the model is a chain of layers."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = torch.device(device)
@@ -161,7 +166,11 @@ class Stacked:
 
 
 def run_phase(block: PhaseBlock, start: Tensor) -> Tensor:
-    """Run one phase of a block from the rows of ``start``, and return the rows after it."""
+    """Run one phase of a block from the rows of ``start``, and return the rows after it.
+
+    Every step adds up gradients, adds noise if there is any, moves what the phase moves, and brings
+    clients back into their balls.
+    """
     stacks, first = stacks_of(block.chain, start), block.phases[0]
     centres = [] if block.balls is None else stacks_of(block.chain, start)
     sums = PlainSums(block, stacks) if first.clip is None else ClippedSums(block, stacks)

@@ -83,7 +83,7 @@ class Stack:
 
 
 def stacks_of(chain: Chain, vectors: Tensor) -> list[Stack]:
-    """Copy all linear layers of a chain out of the clients' vectors."""
+    """Copy all linear layers of a chain out of the clients' vectors, in the order of the chain."""
     return [Stack.of(layer, vectors) for layer in chain if isinstance(layer, Linear)]
 
 
@@ -160,7 +160,10 @@ class Slopes:
 def backward(
     chain: Chain, stacks: list[Stack], features: Tensor, labels: Tensor, shape: torch.Size
 ) -> Slopes:
-    """One forward and one backward of all clients; ``shape`` is (clients, records)."""
+    """One forward and one backward of all clients.
+
+    ``features`` and ``labels`` hold one client after the other; ``shape`` is (clients, records).
+    """
     clients, width = shape
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []

@@ -1,4 +1,8 @@
-"""Models by name, and the checks that any ``nn.Module`` of the user's must pass."""
+"""Models by name, and the checks that any ``nn.Module`` of the user's must pass.
+
+``make_model`` builds one of the papers' networks; ``check_model`` is run on every model before it
+is trained.
+"""
 
 from __future__ import annotations
 

@@ -23,6 +23,10 @@ def check_model(
 
     ``shape`` is that of one record, and ``inputs`` says how records are read. The model must give
     one row of at least ``classes`` scores per record.
+
+    >>> check_model(nn.ReLU(), (4,), 4)
+    Traceback (most recent call last):
+    dpfl.core.errors.ConfigurationError: model: has no parameters; give a model that can be trained
     """
     _check_layers(model)
     _check_parameters(model)
