@@ -1,4 +1,10 @@
-"""What a site commits to when it accepts a study's terms: its plan, before it releases anything."""
+"""What a site commits to when it accepts a study's terms: its plan, before it releases anything.
+
+A plan is the cost of the releases before round one and of one round, repeated as often as the
+budget allows and the study may ask for. It is fixed by the terms and by the site's own budget, and
+written to the site's ledger before anything leaves the site. A round that the plan does not cover
+is not answered.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +25,8 @@ from dpfl.rounds.members import Member
 class Commitment:
     """A site's privacy costs under an agreement.
 
+    ``agreement``: the study under its terms.
+    ``member``: the site, with the budget that noise is planned for in one study.
     ``per_study``: the site's budget sets a part of epsilon aside for each study.
     """
 
@@ -72,7 +80,10 @@ class Commitment:
         return found
 
     def _within_study(self, cost: PrivacyCost, rounds: int) -> int:
-        """Find how many rounds the part of epsilon for one study covers."""
+        """Find how many rounds the part of epsilon for one study covers.
+
+        The ledger enforces the whole budget; this keeps one study from using more than its part.
+        """
         budget = self.member.budget
         if budget is None:
             return rounds
@@ -120,7 +131,10 @@ class Commitment:
             check(good, self._where, "its budget ran out", remedy, PrivacyRefusal)
 
     def charges(self, round_: int) -> list[Charge]:
-        """Return what a round is charged, without what was charged when terms were accepted."""
+        """Return what a round, or a release before round one, is charged when it is answered.
+
+        What was charged when the terms were accepted is not among it.
+        """
         observers = [observer for observer, _, _ in self.plans() if not self._amplified(observer)]
         return [self._charge(observer, round_) for observer in observers]
 

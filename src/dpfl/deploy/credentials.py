@@ -1,4 +1,9 @@
-"""Certificates and keys: an authority for each study, its server's certificate, a key a site."""
+"""Certificates and keys: an authority for each study, its server's certificate, a key a site.
+
+Sites trust the study's own authority and nothing else, so that no certificate of the public web can
+stand in for the server. Private keys are written readable by their owner only. The authority's key
+is needed to make another certificate; whoever has it can pretend to be the server.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Enrolment: wait for sites, settle terms that all of them accept, write down who takes part."""
+"""Enrolment: wait for sites, settle terms that all of them accept, write down who takes part.
+
+First every node that connects is asked who it is (:func:`gather`). Then terms are proposed to those
+who came, until everyone who is left accepts them (:func:`accepting_sites`). The result is written
+to ``enrolment.json``: from then on the list of members is closed, and a study that was cut off is
+resumed with the same members and terms. Only then does the coordinator make the terms binding.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +33,10 @@ ASK_AGAIN = 30.0  # seconds after which a node that was refused is asked once mo
 class EnrolmentFile:
     """Who takes part in a run. It is secret: a token lets its holder answer for a site.
 
+    ``run`` names the run in every ledger.
     ``study`` is the digest of what the sites agreed to.
+    ``claims`` are what each member said of its budget and records.
+    ``tokens`` prove that later answers come from the same sites.
     """
 
     run: str
@@ -63,7 +72,9 @@ class EnrolmentFile:
 def gather(sites: Connections) -> None:
     """Wait until every site has introduced itself, or until time is up and there are enough.
 
-    Before enrolment these are the sites that the study names, afterwards those who take part.
+    Before enrolment these are the sites that the study names, afterwards those who take part. The
+    study says how long to wait (``enrol_timeout``), and how many must come (``least_sites``). A
+    node that was refused is asked again from time to time, since its site may have been fixed.
     """
     study, began, waited, asked = sites.study, time.monotonic(), 0.0, 0.0
     timeout, wanted = study.run.enrol_timeout, set(sites.members) or set(study.study.sites)
@@ -113,7 +124,10 @@ def accepting_sites(
 
 
 def ask_terms(sites: Connections, agreement: Agreement, *, binding: bool) -> dict[str, Reply]:
-    """Ask every member whether it accepts the terms, or, ``binding``, to commit to its plan."""
+    """Ask every member whether it accepts the terms of an agreement.
+
+    With ``binding`` a site that accepts also commits to its plan. Returns a reply for each member.
+    """
     study, terms = sites.study, agreement.terms
     request = TermsRequest(study=study, run=sites.run, terms=terms, binding=binding).to_message()
     return sites.ask(dict.fromkeys(agreement.claims, request), study.run.round_timeout)

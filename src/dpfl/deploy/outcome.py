@@ -39,7 +39,9 @@ _NAMES_BYTES = 1 << 20  # for names and shapes, beside the numbers themselves
 def keep_model(folder: Path, run: str, study: StudyFile, payload: bytes, private: bytes) -> Path:
     """Write a model that a server has sent, once it is found to fit the study.
 
+    ``run`` and ``study`` say what it is a model of, ``payload`` is the model as safetensors.
     ``private`` is the part of the model that stayed at the site, empty where there is none.
+    Returns the folder that the model is in.
     """
     model = study.build_model()
     layout = Layout.of_module(model)
@@ -84,7 +86,9 @@ def _read(
 class TriedModel:
     """How good a model is on a site's test records.
 
+    ``test_records``: how many they are.
     ``commonest_class``: the accuracy of always naming the most common class.
+    ``scores``: accuracy and loss, measured without noise and not accounted: for the site alone.
     """
 
     run: str
@@ -102,7 +106,10 @@ class TriedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A model that can be tried: one that was delivered, or one brought by other means."""
+    """A model that can be tried: one that was delivered, or one brought by other means.
+
+    ``private`` is the part that never left the site, where the method has one.
+    """
 
     name: str
     study: StudyFile

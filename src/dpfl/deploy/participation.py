@@ -1,4 +1,9 @@
-"""Taking part: connect a site to its server, and stay connected while the server comes and goes."""
+"""Taking part: connect a site to its server, and stay connected while the server comes and goes.
+
+Before anything is started the server is asked once, so that a wrong address or certificate is named
+in one sentence. A SuperNode ends when its server restarts: then the site waits for the server and
+starts another one. A server that does not know the site's key is not asked again.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +92,12 @@ def start_supernode(site: Site, *, insecure: bool) -> Started:
 
 
 def check_server(address: str, certificate: Path, *, insecure: bool) -> None:
-    """Ask the server once, and say what is wrong: no answer, or not the study's certificate."""
+    """Ask the server once, and say what is wrong.
+
+    ``certificate`` is the study's ``ca.crt``, which the server's own must be signed by. Raises
+    :class:`~dpfl.core.errors.ConfigurationError` where that file is wrong, and
+    :class:`~dpfl.core.errors.PeerError` where the server cannot be reached or is another one.
+    """
     remedy = "put the study's certificate (ca.crt) there"
     check(insecure or certificate.exists(), str(certificate), "is missing", remedy)
     try:

@@ -1,4 +1,9 @@
-"""What a site accepts, by its own file, whatever a server offers."""
+"""What a site accepts, by its own file, whatever a server offers.
+
+The checks are made for every message, not only when the site enrols: a server may send anything at
+any time. The section [policy] of ``site.toml`` holds the limits. A refusal names the limit and what
+was offered, and is told to the server; nothing in it depends on the site's records.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ from dpfl.runs.deployment import SiteFile, StudyFile
 def check_offer(file: SiteFile, study: StudyFile, member: Member) -> None:
     """Check a study as a whole: its sites, method, number of rounds and promise.
 
+    ``file`` is the site's own, ``study`` what is offered, ``member`` the site with its budget.
     Raises :class:`~dpfl.core.errors.PrivacyRefusal` with the first thing that the policy forbids.
     """
     policy, method, sites = file.policy, study.method.name, study.study.sites
@@ -52,7 +58,11 @@ def check_offer(file: SiteFile, study: StudyFile, member: Member) -> None:
 
 
 def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
-    """Check clip, noise and sampling of the plan that the terms lead to at this site."""
+    """Check clip, noise and sampling of the plan that the terms lead to at this site.
+
+    Where local work is private, they are those of every phase of it. Elsewhere they are those of
+    the pieces that clip and add noise to whole updates.
+    """
     policy, strategy = file.policy, agreement.strategy
 
     def accept(good: bool, problem: str, remedy: str) -> None:

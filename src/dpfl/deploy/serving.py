@@ -1,4 +1,13 @@
-"""Serving a study: from its file to a folder with certificates, and then to its last round."""
+"""Serving a study: from its file to a folder with certificates, and then to its last round.
+
+The study itself runs in a process of Flower's, as a ServerApp. This process starts the others,
+follows the study by the files in its folder, and ends what it has started. The folder holds ::
+
+    certificates/    the study's authority and its server's certificate; sites get ca.crt
+    sites/           the public keys of the sites, NAME.pub
+    app/, flower/    what Flower needs
+    superlink.log, proxy.log
+"""
 
 from __future__ import annotations
 
@@ -54,7 +63,10 @@ def _names(study: StudyFile) -> list[str]:
 
 
 def check_startable(folder: Path, *, resume: bool) -> None:
-    """Refuse to run a study that has begun or ended, or to resume one that has changed."""
+    """Refuse to run a study that has begun or ended, or to resume one that has changed.
+
+    What sites have agreed to is what is resumed: how long the server waits for them may change.
+    """
     begun, remedy = (folder / ENROLMENT).exists(), f"start it with: dpfl server run {folder}"
     if resume:
         check(begun, str(folder), "holds no study that has begun", remedy, FolderError)

@@ -37,7 +37,13 @@ _OUT_OF_BUDGET = "its budget does not cover another round"
 
 
 class Site(SiteFolder):
-    """A site that answers requests; :meth:`answer` is the only door."""
+    """A site that answers requests; :meth:`answer` is the only door.
+
+    *Formal guarantees.* Nothing leaves the site that its ledger was not charged for in the same
+    transaction that stored the answer. The same round is answered twice with the same bytes only,
+    and charged once. A refusal depends on the site's file and ledger, not on its records; work that
+    fails may depend on records, and is charged like an answer.
+    """
 
     def answer(self, message: Message) -> Message:
         """Answer a server's message; a refusal is one sentence, and costs nothing."""
@@ -72,7 +78,10 @@ class Site(SiteFolder):
         return said.to_message()
 
     def _check_study(self, study: StudyFile) -> None:
-        """Check the study against this site's own policy and records."""
+        """Check the study against this site's own policy and records.
+
+        What the server is told does not describe the records; the site's log does.
+        """
         check_offer(self.file, study, self.member())
         federation, about = self.federation(), study.study
         shape, classes = list(federation.feature_shape), federation.classes
@@ -86,7 +95,10 @@ class Site(SiteFolder):
         check_model(model, federation.feature_shape, about.classes, federation.inputs)
 
     def _agreement(self, request: UnderTerms) -> Agreement:
-        """Plan the study under the server's terms, with this site's own budget and settings."""
+        """Plan the study under the server's terms, with this site's own budget and settings.
+
+        Terms that this study cannot have are refused; so is a plan outside the site's policy.
+        """
         study, terms, member = request.study, request.terms, self.member()
         strategy, model = study.strategy(), study.build_model()
         layout, shapes = Layout.of_module(model), buffer_shapes(model, strategy.releases)

@@ -1,4 +1,9 @@
-"""The server's processes: a SuperLink, the proxy that sites connect to, one run of the app."""
+"""The server's processes: a SuperLink, the proxy that sites connect to, one run of the app.
+
+The SuperLink listens on 127.0.0.1 only. Flower's command line, which registers keys and starts the
+run, talks to it there. Sites reach it through the proxy, which is started once their keys are
+registered. With TLS both present the study's certificate.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +110,10 @@ class SuperLink:
 
 
 def write_app(folder: Path) -> Path:
-    """Write the bundle that Flower hands to the sites; it names what dpfl has installed there."""
+    """Write the bundle that Flower hands to the sites, and return its folder.
+
+    The bundle holds no code of its own: it names the apps of the dpfl that is installed there.
+    """
     app = folder / APP
     write_safely(
         app / "pyproject.toml", Path(__file__).with_name("data").joinpath("app.toml").read_bytes()
@@ -146,7 +154,10 @@ def _reason(answer: Mapping[str, object]) -> str:
 
 
 def register_sites(folder: Path) -> tuple[dict[str, int], dict[str, str]]:
-    """Register the public keys in ``sites/``; return each one's node, and what was refused."""
+    """Register the public keys in ``sites/``, each under the name of its file.
+
+    Returns the node of each key, and why others were refused.
+    """
     nodes, refused = {}, {}
     for key in sorted((folder / SITES).glob("*.pub")):
         answer = _flwr(folder, "supernode", "register", str(key.absolute()), "study")
