@@ -36,10 +36,12 @@ class Commitment:
 
     @property
     def _where(self) -> str:
+        """The site, as messages name it."""
         return f"site '{self.member.id}'"
 
     @property
     def _delta(self) -> float | None:
+        """The share of delta that a plan is priced at."""
         return None if self.member.budget is None else self.member.budget.delta
 
     def plans(self) -> list[tuple[Observer, PrivacyCost, frozenset[Observer]]]:
@@ -51,6 +53,7 @@ class Commitment:
         return sorted(found, key=lambda cost: cost[0] is Observer.SERVER)
 
     def _amplified(self, observer: Observer) -> bool:
+        """Whether a cost counts on the secrecy of the draw."""
         return observer is Observer.WORLD and self.agreement.amplified
 
     def _rounds(self, observer: Observer) -> int:
@@ -119,10 +122,12 @@ class Commitment:
             self._charge_world(ledger, run)
 
     def _charge(self, observer: Observer, round_: int) -> Charge:
+        """Build the charge of a round, or of a release before round one."""
         cost = self.agreement.cost(observer, self.member.participant, round_)
         return Charge(account=self.member.id, observer=observer, cost=cost)
 
     def _charge_world(self, ledger: SiteLedger, run: str) -> None:
+        """Charge what the world will see of all rounds; what is charged already stays."""
         paid = ledger.charged(run, Observer.WORLD)
         for round_ in range(self.agreement.first_round, self.agreement.terms.rounds):
             charge = self._charge(Observer.WORLD, round_)

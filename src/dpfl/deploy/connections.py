@@ -66,6 +66,7 @@ class Connections:
                 self._admit(node, reply.message)
 
     def _admit(self, node: int, answer: Message) -> None:
+        """Take in a site that has introduced itself, unless somebody else did under its name."""
         try:
             said = Introduction.from_header(answer.header)
         except PeerError as error:

@@ -32,7 +32,7 @@ from dpfl.core.random import PublicSeed
 from dpfl.core.types import Claims, State
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.delivery import deliver, summarise
-from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile, accepting_sites, ask_terms, gather
+from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile, accepting_sites, gather, settle
 from dpfl.deploy.messages import Reply
 from dpfl.deploy.requests import TrainingRequest
 from dpfl.deploy.summary import effective_noise
@@ -98,6 +98,7 @@ class Coordinator:
                 self.sites.transport.wait(1.0)
 
     def _start(self) -> None:
+        """Enrol the sites, write down who takes part, and begin with the first round."""
         self.sites.run = f"{self.study.study.name}-{uuid.uuid4().hex[:12]}"
         gather(self.sites)
         self.sites.members = accepting_sites(self.sites, self._enrol)
@@ -144,12 +145,15 @@ class Coordinator:
         return enrol(self.strategy, claims, self.study.run.rounds, self.layout, shapes)
 
     def _agreement(self) -> Agreement:
+        """Settle the terms for the members: the same at the start and after a restart."""
         return self._enrol(self.sites.members)
 
     def _first_checkpoint(self, agreement: Agreement) -> State:
+        """Save the state before the first round or release, and return it."""
         return self._checkpoint(first_state(agreement, self.layout.read(self.model)))
 
     def _checkpoint(self, state: State) -> State:
+        """Save a state to resume from, and return it."""
         digest = self.study.digest()
         self.folder.save_state(Checkpoint(state=state, run=self.sites.run, experiment=digest))
         return state
@@ -166,7 +170,7 @@ class Coordinator:
             public = PublicSeed(self.study.run.seed)
             secret = public.child("secret") if self.study.seeded else None
             run = Run(name=self.sites.run, ledger=ledger, seed=secret, public=public.child("run"))
-            self._settle(agreement)
+            settle(self.sites, agreement)
             ended = ""
             while not ended and state.round < agreement.terms.rounds:
                 ended = self._too_few(agreement)
@@ -191,17 +195,6 @@ class Coordinator:
             return ""
         return f"only {left} of {len(members)} sites can continue, and least_sites asks for more"
 
-    def _settle(self, agreement: Agreement) -> None:
-        """Make the terms binding: each site commits to its plan, or takes no part and says why."""
-        sites = self.sites
-        for site, reply in ask_terms(sites, agreement, binding=True).items():
-            problem = sites.note(site, reply)
-            if agreement.amplified and not reply.answered:
-                # The draw is among those who are here: nobody who is drawn may be missing.
-                sites.willing[site] = False
-            if not problem and not sites.willing[site]:
-                sites.refusals[site] = "its budget does not cover a round"
-
     def _round(
         self, agreement: Agreement, state: State, run: Run, history: list[RoundRecord]
     ) -> tuple[State, str]:
@@ -209,7 +202,7 @@ class Coordinator:
         sites = self.sites
         sites.hello()  # sites may have come back under a new connection
         if agreement.amplified and state.round > agreement.first_round:
-            self._settle(agreement)  # everyone is asked before the draw
+            settle(self.sites, agreement)  # everyone is asked before the draw
         # From here on the round is lost if the server dies: it is not repeated with other
         # randomness.
         opened = json.dumps({"round": state.round}).encode()

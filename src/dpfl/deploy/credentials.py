@@ -80,6 +80,7 @@ def make_site_key(path: Path) -> Path:
 def _write_secret(
     path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat
 ) -> None:
+    """Write a private key that only its owner can read."""
     encoded = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     write_safely(path, encoded, secret=True)
 
@@ -87,6 +88,7 @@ def _write_secret(
 def _certificate(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
 ) -> x509.CertificateBuilder:
+    """Begin a certificate for a key, valid from now on for some days."""
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -100,6 +102,7 @@ def _certificate(
 
 
 def _name(name: str) -> x509.GeneralName:
+    """Tell an address from a name."""
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
@@ -107,8 +110,10 @@ def _name(name: str) -> x509.GeneralName:
 
 
 def _title(name: str) -> x509.Name:
+    """Build the name of a certificate's subject or issuer."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _usage(*allowed: str) -> x509.KeyUsage:
+    """Allow a key some usages, and no others."""
     return x509.KeyUsage(**{usage: usage in allowed for usage in _USAGES})

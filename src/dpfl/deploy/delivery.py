@@ -23,7 +23,11 @@ DELIVERY_SECONDS = 60.0
 
 
 def deliver(sites: Connections, agreement: Agreement, model: bytes) -> dict[str, str]:
-    """Send the model to every member; return why some did not get it."""
+    """Send the model to every member; return why some did not get it.
+
+    ``model`` is the content of the model's file. A site checks that the model is one of the study
+    that it agreed to, and keeps it. Nothing of the site comes back but whether it did.
+    """
     study = sites.study
     request = Delivery(study=study, run=sites.run, terms=agreement.terms, payload=model)
     timeout = min(study.run.round_timeout, DELIVERY_SECONDS)
@@ -41,7 +45,10 @@ def summarise(
 ) -> DeploymentSummary:
     """Write down what came of a study, from what the server knows of it.
 
-    ``undelivered`` says who did not get the model, and why; ``ledger`` is the server's own.
+    ``rounds``: how many were planned and done.
+    ``history``: the records of all rounds.
+    ``undelivered``: who did not get the model, and why.
+    ``ledger``: the server's own, which holds what the world sees.
     """
     study, strategy = sites.study, sites.study.strategy()
     private, layout = strategy.local.private, agreement.layout

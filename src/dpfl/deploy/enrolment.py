@@ -99,16 +99,16 @@ def gather(sites: Connections) -> None:
 
 
 def accepting_sites(
-    sites: Connections, settle: Callable[[Mapping[str, Claims]], Agreement]
+    sites: Connections, enrol: Callable[[Mapping[str, Claims]], Agreement]
 ) -> dict[str, Claims]:
     """Propose terms until everyone who is left accepts them.
 
     A site that refuses is not in the population. Terms follow from who takes part, so those who
-    are left are asked again. Nothing is binding yet. ``settle`` makes the terms from claims.
+    are left are asked again. Nothing is binding yet. ``enrol`` makes the terms from claims.
     """
     accepting, study = dict(sorted(sites.introduced.items())), sites.study
     while True:
-        replies = ask_terms(sites, settle(accepting), binding=False)
+        replies = ask_terms(sites, enrol(accepting), binding=False)
         refusing = {site: reply.problem for site, reply in replies.items() if reply.problem}
         if not refusing:
             return accepting
@@ -131,3 +131,17 @@ def ask_terms(sites: Connections, agreement: Agreement, *, binding: bool) -> dic
     study, terms = sites.study, agreement.terms
     request = TermsRequest(study=study, run=sites.run, terms=terms, binding=binding).to_message()
     return sites.ask(dict.fromkeys(agreement.claims, request), study.run.round_timeout)
+
+
+def settle(sites: Connections, agreement: Agreement) -> None:
+    """Make the terms binding: each site commits to its plan, or takes no part and says why.
+
+    Where the secrecy of the draw is counted on, only those who answer now may be drawn: nobody who
+    is drawn may be missing.
+    """
+    for site, reply in ask_terms(sites, agreement, binding=True).items():
+        problem = sites.note(site, reply)
+        if agreement.amplified and not reply.answered:
+            sites.willing[site] = False
+        if not problem and not sites.willing[site]:
+            sites.refusals[site] = "its budget does not cover a round"

@@ -59,6 +59,7 @@ def write_example(folder: Path, *, port: int, rounds: int, method: str) -> None:
 
 
 def _write_site(home: Path, study: StudyFile, epsilon: float, records: bytes, server: Path) -> None:
+    """Write a hospital's folder, and give its public key to the server."""
     write_safely(home / "records.csv", records)
     strategy, name = study.strategy(), home.name
     trusting = strategy.observer is not Observer.SERVER
@@ -79,6 +80,7 @@ def _write_site(home: Path, study: StudyFile, epsilon: float, records: bytes, se
 
 
 def _csv(features: list[list[float]], labels: list[int]) -> bytes:
+    """Write records as a table with their label in the last column."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow([*(f"x{number}" for number in range(len(features[0]))), "ill"])
@@ -117,10 +119,12 @@ def run_example(folder: Path) -> list[Path]:
 
 
 def _command(*arguments: str) -> list[str]:
+    """A command of dpfl, run by this Python."""
     return [sys.executable, "-m", "dpfl.cli.main", *arguments]
 
 
 def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End the processes, the sites before the server."""
     for process in reversed(started):
         if process.poll() is None:
             process.terminate()

@@ -117,7 +117,10 @@ class Outcome:
     private: Path | None = None
 
     def tried(self, site: str, federation: Federation) -> TriedModel:
-        """Try the model on the test records of ``site``, the one client of ``federation``."""
+        """Try the model on the test records of ``site``, the one client of ``federation``.
+
+        Nothing is sent. A model or records that do not belong to the study are refused.
+        """
         labels, about = federation.shards[site].test_labels, self.study.study
         where = f"site '{site}'"
         check(len(labels) > 0, where, "has no test records", "give it more records", DataError)
@@ -166,7 +169,11 @@ def outcomes(folder: Path) -> list[Outcome]:
 
 
 def find_outcome(folder: Path, run: str | None, model: Path | None, study: Path | None) -> Outcome:
-    """Return the latest outcome, that of a ``run``, or a ``model`` with its ``study`` file."""
+    """Find the model that a person means.
+
+    ``run`` names a study whose model was delivered; without it, the latest one is meant. ``model``
+    and its ``study`` file name one that was brought by other means.
+    """
     both = (model is None) == (study is None)
     check(both, "options", "--model and --study belong together", "give both, or neither")
     if model is not None and study is not None:
@@ -183,6 +190,7 @@ def find_outcome(folder: Path, run: str | None, model: Path | None, study: Path 
 
 
 def _bytes(path: Path) -> bytes:
+    """Read a file that a person has named."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -7,6 +7,8 @@ was offered, and is told to the server; nothing in it depends on the site's reco
 
 from __future__ import annotations
 
+from functools import partial
+
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Observer
@@ -14,6 +16,11 @@ from dpfl.plugs.sampling import PoissonBatches
 from dpfl.rounds import Agreement
 from dpfl.rounds.members import Member, check_budget
 from dpfl.runs.deployment import SiteFile, StudyFile
+
+
+def _accept(file: SiteFile, good: bool, problem: str, remedy: str) -> None:
+    """Refuse in the name of the site unless ``good``."""
+    check(good, f"site '{file.site.id}'", problem, remedy, PrivacyRefusal)
 
 
 def check_offer(file: SiteFile, study: StudyFile, member: Member) -> None:
@@ -24,8 +31,7 @@ def check_offer(file: SiteFile, study: StudyFile, member: Member) -> None:
     """
     policy, method, sites = file.policy, study.method.name, study.study.sites
 
-    def accept(good: bool, problem: str, remedy: str) -> None:
-        check(good, f"site '{file.site.id}'", problem, remedy, PrivacyRefusal)
+    accept = partial(_accept, file)
 
     named = f"is not named in the study '{study.study.name}'"
     accept(file.site.id in sites, named, "ask the server to name it")
@@ -65,8 +71,7 @@ def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
     """
     policy, strategy = file.policy, agreement.strategy
 
-    def accept(good: bool, problem: str, remedy: str) -> None:
-        check(good, f"site '{file.site.id}'", problem, remedy, PrivacyRefusal)
+    accept = partial(_accept, file)
 
     if strategy.local.private:
         phases = agreement.phases(member.participant)

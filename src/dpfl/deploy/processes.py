@@ -105,7 +105,10 @@ def start(command: Sequence[str], folder: Path, log: str) -> Started:
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuse a port that somebody listens on already."""
+    """Refuse a port that somebody listens on already.
+
+    Flower itself would start, and fail later with a message that does not name the port.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -35,7 +35,10 @@ _ASK_FLOWER_SECONDS = 60.0  # asking Flower for a run's status starts a process
 
 
 def make_study(folder: Path, study: StudyFile) -> None:
-    """Make a study's folder: its file, certificates, and a place for the sites' public keys."""
+    """Make a study's folder: its file, certificates, and a place for the sites' public keys.
+
+    A study whose method or model cannot be built is refused, and no folder is made.
+    """
     study.strategy()
     study.build_model()
     path, remedy = folder / STUDY_FILE, "name another folder"
@@ -97,6 +100,8 @@ def serve(
     """Start the server of a study, and wait for the study's end.
 
     ``tell`` is given each sentence for the people who watch, ``show`` the rounds so far.
+    ``insecure`` leaves out TLS and keys, for a rehearsal on one machine. Whatever happens, the
+    processes that were started are ended. Raises the error that ended the study, if one did.
     """
     study = StudyFile.in_folder(folder)
     network = study.network

@@ -60,6 +60,7 @@ class Site(SiteFolder):
             return refusal(reason, site=self.id, code=code)
 
     def _answer(self, request: Request) -> Message:
+        """Answer a request by its kind."""
         match request:
             case Hello():
                 return self._introduce(request)
@@ -72,6 +73,7 @@ class Site(SiteFolder):
         raise AssertionError(request)
 
     def _introduce(self, request: Hello) -> Message:
+        """Say who this is, and what it claims, if the study is acceptable."""
         self._check_study(request.study)
         token, claims = self.token(request.run), self.member().claims
         said = Introduction(site=self.id, claims=claims, token=token, version=__version__)
@@ -183,6 +185,7 @@ class Site(SiteFolder):
             return self._upload(ledger, commitment, request, payload)
 
     def _out_of_budget(self, request: TrainingRequest) -> Message:
+        """Refuse this round and every later one."""
         self.log(f"{request.study.study.name}: {_OUT_OF_BUDGET}")
         return refusal(_OUT_OF_BUDGET, site=self.id, more=False)
 
@@ -222,6 +225,7 @@ class Site(SiteFolder):
     def _upload(
         self, ledger: SiteLedger, commitment: Commitment, request: TrainingRequest, payload: bytes
     ) -> Message:
+        """Build the answer of a round, which also says whether the plan covers another one."""
         more = commitment.covers(ledger, request.run, request.round + 1)
         token = self.token(request.run)
         return acceptance(self.id, payload, round=request.round, token=token, more=more)
@@ -239,9 +243,11 @@ class Site(SiteFolder):
 
 
 def _packed(private: Mapping[str, Tensor]) -> bytes:
+    """Write the private parts of a model; nothing where there are none."""
     tensors = {name: tensor.contiguous() for name, tensor in private.items()}
     return safetensors.save(tensors) if tensors else b""
 
 
 def _unpacked(packed: bytes) -> dict[str, Tensor]:
+    """Read what :func:`_packed` wrote."""
     return dict(safetensors.load(packed)) if packed else {}

@@ -87,6 +87,7 @@ class SiteFolder:
 
     @property
     def _filter(self) -> FilterName:
+        """How the site's ledger adds studies up."""
         return "allotments" if self.file.budget is None else self.file.budget.filter
 
     def ledger(self) -> SiteLedger:
@@ -113,6 +114,7 @@ class SiteFolder:
 
     @cached_property
     def _federation(self) -> Federation:
+        """Load the records, once: from a file, or from a client of an embedded data set."""
         data = self.file.data
         if data.file is not None:
             records = {self.id: read_file(self.folder / data.file, data.label)}

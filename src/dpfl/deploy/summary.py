@@ -117,7 +117,10 @@ class DeploymentSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyStatus:
-    """How far a study is: its rounds so far, and its summary once it has ended."""
+    """How far a study is: its rounds so far, and its summary once it has ended.
+
+    ``running``: whether its server runs on this machine now.
+    """
 
     study: StudyFile
     running: bool

@@ -42,11 +42,16 @@ class SuperLink:
 
     @property
     def _authority(self) -> Path | None:
+        """The certificate that the others are checked against, None without TLS."""
         return self.certificates and self.certificates / CA_CERTIFICATE
 
     @classmethod
     def start(cls, folder: Path, network: NetworkSection, *, insecure: bool) -> SuperLink:
-        """Start the SuperLink of a study; sites cannot reach it yet."""
+        """Start the SuperLink of a study; sites cannot reach it yet.
+
+        ``network`` says where its proxy will listen: a port that is in use is refused now.
+        ``insecure`` leaves out TLS and the check of sites' keys.
+        """
         processes.check_port(network.host, network.port)
         own, port = None if insecure else folder / CERTIFICATES, processes.free_port()
         command = [
@@ -150,6 +155,7 @@ def _flwr(folder: Path, *arguments: str) -> dict[str, object]:
 
 
 def _reason(answer: Mapping[str, object]) -> str:
+    """Read why Flower refused something."""
     return one_line(str(answer.get("error-message", "no reason")))
 
 

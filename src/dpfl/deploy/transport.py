@@ -87,6 +87,7 @@ class Transport:
 
 
 def _read(answer: FlowerMessage) -> Reply:
+    """Read Flower's answer; an error there, or a message that is not dpfl's, is no answer."""
     if answer.has_error():
         return Reply.none(f"failed ({(answer.error.reason or 'no reason')[:200]})")
     try:
