@@ -14,9 +14,10 @@ import pytest
 import torch
 from scipy import stats
 
-from dpfl.cli import compare as command
 from dpfl.cli import results as r
 from dpfl.cli.main import run_command
+from dpfl.cli.options import Asked
+from dpfl.experiments import compare as library
 from dpfl.experiments import pool as compare
 from dpfl.experiments.ranking import standings
 from dpfl.methods import METHODS, families
@@ -184,7 +185,7 @@ def test_of_all_what_does_not_fit_is_left_out_with_a_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     equal = {**VALUES, "budgets": {"epsilon": 1.0, "delta": 1e-3}}
-    found = r.chosen_methods("all", None, equal, None, None)
+    found = Asked(methods="all").method_names(equal)
     said = capsys.readouterr().err.strip().splitlines()
     assert set(found) == set(METHODS) - {"centaur", "dprp", "pfa", "pfa_plus"}
     assert [line.split()[2] for line in said] == ["centaur", "dprp", "pfa", "pfa_plus"]
@@ -195,7 +196,7 @@ def test_of_all_what_does_not_fit_is_left_out_with_a_sentence(
     assert "all claimed epsilons are equal" in said[3]
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(families()))
 def test_a_family_is_all_of_it_where_all_of_it_fits(
     capsys: pytest.CaptureFixture[str], family: str
 ) -> None:
@@ -204,7 +205,7 @@ def test_a_family_is_all_of_it_where_all_of_it_fits(
         "model": {"name": "mlp", "hidden": 8},
         "method": {**VALUES["method"], "dimension": 20},
     }
-    assert r.chosen_methods("", family, fits, None, None) == list(FAMILIES[family])
+    assert Asked(family=family).method_names(fits) == list(families()[family])
     assert capsys.readouterr().err == ""
 
 
@@ -298,7 +299,7 @@ def test_stopping_says_that_repeating_goes_on(monkeypatch: pytest.MonkeyPatch) -
     def stopped(*arguments: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "run_study", stopped)
+    monkeypatch.setattr(library, "run_study", stopped)
     code, out, err = spoken("compare", *FEDERATION, *UNEQUAL, *ONE_BY_ONE, "--methods", "weiavg")
     assert (code, out) == (130, "")
     assert "repeat the command: it goes on where it was" in err
@@ -316,8 +317,8 @@ BAD: list[tuple[list[str], int, str]] = [
     ([*FULL, "--methods", "weiavg", "--seeds", "0"], 2, "names no seed"),
     ([*FULL, "--methods", "weiavg", "--seeds=-2"], 2, "names no seed"),
     ([*FULL, "--methods", "weiavg", "--seeds", "1,1"], 2, "one twice"),
-    ([*FULL, "--methods", "weiavg", "--seeds", "1,"], 2, "no list of numbers"),
-    ([*FULL, "--methods", "weiavg", "--seeds", "1.5"], 2, "no number"),
+    ([*FULL, "--methods", "weiavg", "--seeds", "1,"], 2, "list of numbers"),
+    ([*FULL, "--methods", "weiavg", "--seeds", "1.5"], 2, "not a number"),
     ([*FULL, "--methods", "weiavg", "--workers", "0"], 2, "--workers"),
     (
         [*FULL, "--methods", "weiavg", "--set", "smoothnes=1"],

@@ -12,7 +12,7 @@ import pytest
 
 from dpfl.cli.main import run_command
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
-from dpfl.privacy.costs import PrivacyCost, Charge, PrivacyPlan
+from dpfl.privacy.costs import Charge, PrivacyCost, PrivacyPlan
 from dpfl.privacy.events import Event
 from dpfl.privacy.ledger import Ledger
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from dpfl.cli import plan as command
 from dpfl.cli.main import run_command
+from dpfl.cli.options import Asked
+from dpfl.experiments import plan as library
 from dpfl.privacy.ledger import Ledger
 
 FEDERATION = ["--dataset", "digits", "--clients", "4", "--rounds", "2", "--local-steps", "2"]
@@ -183,7 +184,7 @@ def test_time_is_estimated_on_made_up_records_or_not_at_all(
     plan = planned(capsys, *FULL, "--methods", "fedavg,weiavg")["methods"]
     assert all(0 < one["seconds"] < 60 for one in plan.values())
     assert list(Path().iterdir()) == []
-    monkeypatch.setattr(command, "seconds_in_all", lambda *rest: pytest.fail("a round was played"))
+    monkeypatch.setattr(library, "seconds_in_all", lambda *rest: pytest.fail("a round was played"))
     plan = planned(capsys, *FULL, "--methods", "fedavg,weiavg", "--no-timing")["methods"]
     assert all(one["seconds"] is None for one in plan.values())
 
@@ -195,7 +196,7 @@ def test_time_is_estimated_on_made_up_records_or_not_at_all(
 def test_time_is_told_in_words(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seconds: float, shown: str
 ) -> None:
-    monkeypatch.setattr(command, "seconds_in_all", lambda *rest: seconds)
+    monkeypatch.setattr(library, "seconds_in_all", lambda *rest: seconds)
     code, out, _ = spoken(capsys, "plan", *FULL, "--methods", "weiavg")
     assert code == 0
     assert re.search(rf"^weiavg .* {shown}\s*$", out, re.M)
@@ -235,7 +236,7 @@ def test_the_recommendation_follows_the_budgets(capsys: pytest.CaptureFixture[st
     _, out, _ = spoken(capsys, "plan", *FULL, *methods)
     said = " ".join(out.split())
     assert (
-        f"To protect a record from the server (zero_out), try {unequal['method']} first: its aggregate"
+        f"To protect a record against the server (zero_out), try {unequal['method']} first: its aggregate"
         in said
     )
     assert "nothing was trained" in said
@@ -282,7 +283,7 @@ def test_a_false_claim_moves_the_plan_of_those_who_believe_it(
 ) -> None:
     methods = ["--methods", "weiavg,robust_hdp,fedavg_dp", "--no-timing"]
     honest = planned(capsys, *FULL, *methods)["methods"]
-    lied = planned(capsys, *FULL, *methods, "--liar", "0:1000")["methods"]
+    lied = planned(capsys, *FULL, *methods, "--misreport", "0:1000")["methods"]
     for method in ("robust_hdp", "fedavg_dp"):
         assert lied[method]["noise_to_signal"] == honest[method]["noise_to_signal"]
     # Nearly all of the weight goes to the client with the most noise.
@@ -302,12 +303,12 @@ def test_describe_knows_of_liars(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     _, out, _ = spoken(capsys, "describe", *arguments)
     honest = json.loads(out)
-    code, out, _ = spoken(capsys, "describe", *arguments, "--liar", "0:100")
+    code, out, _ = spoken(capsys, "describe", *arguments, "--misreport", "0:100")
     assert code == 0
     lied = json.loads(out)
     assert lied["bytes_up_per_client"] > honest["bytes_up_per_client"]  # one more sends everything
     assert lied["epsilon"] == honest["epsilon"]  # and pays for what it does
-    code, out, err = spoken(capsys, "describe", *arguments, "--liar", "nobody:2")
+    code, out, err = spoken(capsys, "describe", *arguments, "--misreport", "nobody:2")
     assert (code, out) == (2, "")
     assert "is no client with a budget" in err
 
@@ -368,11 +369,11 @@ def test_without_a_method_all_that_fit_are_planned(
 ) -> None:
     asked: list[Any] = []
 
-    def caught(methods: str, family: str | None, *rest: Any) -> list[str]:
-        asked.append((methods, family))
+    def caught(self: Asked, values: Any) -> list[str]:
+        asked.append((self.methods, self.family))
         return ["fedavg"]
 
-    monkeypatch.setattr(command.r, "chosen_methods", caught)
+    monkeypatch.setattr(Asked, "method_names", caught)
     for more in ([], ["--family", "wireless"], ["--methods", "weiavg"]):
         spoken(capsys, "plan", *FULL, "--no-timing", *more)
     assert asked == [("all", None), ("", "wireless"), ("weiavg", None)]
@@ -389,8 +390,8 @@ BAD: list[tuple[list[str], int, str]] = [
     ([*FULL, *W, "--clients", "5000"], 3, "clients"),
     ([*FULL, *W, "--budgets", "1e-9", "--delta", "1e-12"], 4, "no finite noise"),
     ([*FULL, *W, "--budgets", "1,2"], 2, "2 values for 4 clients"),
-    ([*FULL, *W, "--liar", "7:2"], 2, "is no client with a budget"),
-    ([*FULL, *W, "--liar", "much"], 2, "is no ID:FACTOR"),
+    ([*FULL, *W, "--misreport", "7:2"], 2, "is no client with a budget"),
+    ([*FULL, *W, "--misreport", "much"], 2, "ID:FACTOR"),
     ([*FULL, *W, "--set", "kk=1"], 2, "none of the methods has 'kk'"),
     ([*FULL, "--methods", "centaur"], 2, "one layer"),
     (["--dataset", "digits", *UNEQUAL, "--methods", "dprp,fedavg_dp"], 2, "needs dimension"),

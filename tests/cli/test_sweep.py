@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from dpfl.cli import results as r
 from dpfl.cli import sweep as command
 from dpfl.cli.main import run_command
+from dpfl.cli.values import lists_of, seeds_of
 from dpfl.core.errors import ConfigurationError
-from dpfl.experiments.study import Study
+from dpfl.core.types import Adjacency, Observer, Promise, Unit
+from dpfl.experiments.results import CellResult, RunScore, StudyResult
 from dpfl.methods import families
 from dpfl.runs.experiment import Experiment
 
@@ -142,32 +143,26 @@ def test_the_number_of_clients_may_vary_and_the_star_stays_within_a_promise(
     assert not re.search(r"\d\*", out)  # everyone is alone with its promise, or a reference
 
 
+def promised(method: str) -> Promise:
+    observer = Observer.NOBODY if method == "fedavg" else Observer.SERVER
+    return Promise(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, observer=observer)
+
+
 def test_a_whole_family_fits_80_columns_with_its_values(capsys: pytest.CaptureFixture[str]) -> None:
-    names = FAMILIES["heterogeneous"]
-    base = {
-        "data": {"name": "digits"},
-        "budgets": {"epsilon": 1.0, "delta": 1e-3},
-        "method": {"lr": 0.1, "clip": 1.0, "batch_size": 16, "local_steps": 2},
-        "run": {"rounds": 1},
-    }
-    varied = {"budgets.scale": [0.125, 0.25]}
-    study = Study.from_dict(
-        {"title": "t", "base": base, "vary": varied, "methods": {name: {} for name in names}}
-    )
-    cells = []
-    for case in study.cases():
-        for name in names:
-            promise = {
-                "unit": "record",
-                "adjacency": "zero_out",
-                "observer": "nobody" if name == "fedavg" else "server",
-            }
-            runs = [
-                {"seed": n, "accuracy": a, "epsilon": promise, "stamps": []}
-                for n, a in enumerate((0.1, 0.9, 0.8))
-            ]
-            cells.append({"case": case, "label": name, "runs": runs})
-    command.show(study, {"cells": cells})
+    names = families()["heterogeneous"]
+    cells = [
+        CellResult(
+            case={"budgets.scale": scale},
+            label=name,
+            runs=tuple(
+                RunScore(seed=seed, accuracy=accuracy, promise=promised(name))
+                for seed, accuracy in enumerate((0.1, 0.9, 0.8))
+            ),
+        )
+        for scale in (0.125, 0.25)
+        for name in names
+    ]
+    command.show(StudyResult(title="t", cells=tuple(cells)))
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out
@@ -211,7 +206,7 @@ def test_a_scale_is_a_positive_number(scale: Any) -> None:
 
 
 def test_lists_are_read_as_numbers_truths_and_words() -> None:
-    found = r.lists_of(
+    found = lists_of(
         [
             "method.k=1,2",
             "method.lr=0.5, 1e-3",
@@ -232,7 +227,7 @@ def test_lists_are_read_as_numbers_truths_and_words() -> None:
     ("text", "seeds"), [("3", [0, 1, 2]), ("1", [0]), ("5,2", [5, 2]), ("7,0,1", [7, 0, 1])]
 )
 def test_seeds_are_a_number_or_a_list(text: str, seeds: list[int]) -> None:
-    assert r.seeds_of(text) == seeds
+    assert seeds_of(text) == seeds
 
 
 # -- bad input -------------------------------------------------------------------------------------
@@ -240,9 +235,9 @@ def test_seeds_are_a_number_or_a_list(text: str, seeds: list[int]) -> None:
 W = ["--methods", "weiavg", "--seeds", "1"]
 BAD: list[tuple[list[str], int, str]] = [
     ([*FULL, *W], 2, "--over: was not given"),
-    ([*FULL, *W, "--over", "budgets.scale"], 2, "is no FIELD=VALUE"),
-    ([*FULL, *W, "--over", "budgets.scale="], 2, "is no FIELD=VALUE"),
-    ([*FULL, *W, "--over", "scale=1,2"], 2, "is no FIELD=VALUE"),
+    ([*FULL, *W, "--over", "budgets.scale"], 2, "FIELD=VALUE"),
+    ([*FULL, *W, "--over", "budgets.scale="], 2, "FIELD=VALUE"),
+    ([*FULL, *W, "--over", "scale=1,2"], 2, "FIELD=VALUE"),
     ([*FULL, *W, "--over", "budgets.scal=1,2"], 2, "did you mean 'scale'"),
     ([*FULL, *W, "--over", "budget.scale=1,2"], 2, "did you mean 'budgets'"),
     ([*FULL, *W, "--over", "partition.client=3,4"], 2, "did you mean 'clients'"),

@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from dpfl.cli import tune as command
 from dpfl.cli.main import run_command
+from dpfl.experiments import compare as library
 from dpfl.experiments import pool as compare
-from dpfl.experiments.study import Study
+from dpfl.experiments.study import Sweep
 from dpfl.methods import METHODS
 from dpfl.runs.experiment import Experiment
 
 FEDERATION = ["--dataset", "digits", "--clients", "4", "--rounds", "2", "--local-steps", "2"]
 GRANTS = ["--budgets", "0.5,1,4,8", "--delta", "1e-3"]
 FULL = [*FEDERATION, *GRANTS, "--clip", "1", "--workers", "1", "--quiet"]
+RATES, CLIPS = library.GRID["method.lr"], library.GRID["method.clip"]
 LR = ["--over", "method.lr=0.01,0.5,2"]
 
 
@@ -57,13 +58,13 @@ class Captured:
     """Stands in for the search: remembers the study."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.study: Study | None = None
+        self.study: Sweep | None = None
 
-        def catch(study: Study, *rest: Any) -> dict[str, Any]:
+        def catch(study: Sweep, *rest: Any) -> dict[str, Any]:
             self.study = study
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(command, "tune_study", catch)
+        monkeypatch.setattr(library, "tune_study", catch)
 
     def tried(self, *arguments: str) -> dict[str, list[dict[str, Any]]]:
         code, _, err = spoken("tune", *arguments)
@@ -108,16 +109,16 @@ def test_runs_of_the_search_are_on_validation_records_and_seeds_that_nobody_repo
         Experiment.from_file(path) for path in (tuned["place"] / "kept").glob("*/experiment.toml")
     ]
     assert len(experiments) == 3 + 6
-    assert {experiment.run.seed for experiment in experiments} == {command.TUNING_SEED}
+    assert {experiment.run.seed for experiment in experiments} == {library.TUNING_SEED}
     assert all(experiment.partition.validation for experiment in experiments)
 
 
-def test_tuning_on_private_records_says_that_no_bill_covers_it(tuned: dict[str, Any]) -> None:
+def test_tuning_on_private_records_says_that_no_cost_covers_it(tuned: dict[str, Any]) -> None:
     said = " ".join(tuned["text"].split())
     assert "Tuned on the clients' own records" in said
-    assert "no bill covers that" in said
+    assert "no privacy cost covers that" in said
     assert "--tune-on" in said
-    assert "no bill covers that" in tuned["results"]["tuning"]
+    assert "no privacy cost covers that" in tuned["results"]["tuning"]
 
 
 def test_files_with_the_chosen_values_are_ready_to_run(tuned: dict[str, Any]) -> None:
@@ -247,7 +248,7 @@ def test_a_proxy_is_trained_on_instead_and_named(monkeypatch: pytest.MonkeyPatch
     assert [federation.budgets[client].epsilon for client in federation.ids] == [0.5, 1.0, 4.0, 8.0]
     said = " ".join(text.split())
     assert "Tuned on breast_cancer: what was chosen says nothing of the clients' records." in said
-    assert "no bill covers that" not in said
+    assert "no privacy cost covers that" not in said
     written = Experiment.from_file(Path("t/weiavg.toml"))
     assert (written.data.name, written.partition.clients) == ("digits", 4)
 
@@ -269,9 +270,9 @@ def test_by_default_every_method_is_searched_over_the_same_values_and_its_own_kn
     options = [*FEDERATION, *GRANTS, "--model", "mlp", "--workers", "1", "--quiet"]
     methods = "fedavg,weiavg,dp_fed_ls,pfa,fedceo,ppsgd,dprp"
     tried = captured.tried(*options, "--methods", methods)
-    common = len(command.RATES) * len(command.CLIPS)
+    common = len(RATES) * len(CLIPS)
     assert {label: len(candidates) for label, candidates in tried.items()} == {
-        "fedavg": len(command.RATES),
+        "fedavg": len(RATES),
         "weiavg": common,
         "dp_fed_ls": 3 * common,
         "pfa": 2 * common,
@@ -280,7 +281,7 @@ def test_by_default_every_method_is_searched_over_the_same_values_and_its_own_kn
         "dprp": 2 * common,
     }
     for candidates in tried.values():
-        assert {one["method.lr"] for one in candidates} == set(command.RATES)
+        assert {one["method.lr"] for one in candidates} == set(RATES)
     assert {one["method.k"] for one in tried["pfa"]} == {1, 2}
     parameters = 64 * 64 + 64 + 64 * 10 + 10
     assert {one["method.dimension"] for one in tried["dprp"]} == {
@@ -317,12 +318,12 @@ W = ["--methods", "weiavg"]
 BAD: list[tuple[list[str], int, str]] = [
     ([*FULL, *LR], 2, "names no method"),
     ([*FULL, *LR, "--methods", "weiavgg"], 2, "did you mean 'weiavg'"),
-    ([*FULL, *LR, *W, "--search", "halvin"], 2, "choose grid or halving"),
-    ([*FULL, *W, "--over", "budgets.scale=1,2"], 2, "is no setting of a method"),
-    ([*FULL, *W, "--over", "lr=1,2"], 2, "is no FIELD=VALUE"),
+    ([*FULL, *LR, *W, "--search", "halvin"], 2, "did you mean 'halving'"),
+    ([*FULL, *W, "--over", "budgets.scale=1,2"], 2, "not a setting of a method"),
+    ([*FULL, *W, "--over", "lr=1,2"], 2, "FIELD=VALUE"),
     ([*FULL, *W, "--over", "method.lrr=1,2"], 2, "did you mean 'lr'"),
     ([*FULL, *W, "--over", "method.lr=1,-2"], 2, "lr = -2"),
-    ([*FULL, *W, "--over", "method.lr=1,many"], 2, "is no number"),
+    ([*FULL, *W, "--over", "method.lr=1,many"], 2, "not a number"),
     ([*FULL, *LR, *W, "--seeds", "0"], 2, "--seeds"),
     ([*FULL, *LR, *W, "--tune-on", "breast_cancr"], 2, "did you mean 'breast_cancer'"),
     ([*FULL, *LR, *W, "--tune-on", "./nowhere"], 3, "not a folder"),

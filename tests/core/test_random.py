@@ -54,7 +54,7 @@ def in_a_fork(draw: Callable[[], Tensor]) -> Tensor:
     return torch.frombuffer(bytearray(received), dtype=torch.float64)
 
 
-# ---- public seeds ---------------------------------------------------------------------------------------------------
+# ---- public seeds --------------------------------------------------------------------------------
 
 
 def test_children_are_named_and_not_ordered() -> None:
@@ -125,7 +125,7 @@ def test_a_generator_is_fresh_each_time_it_is_asked_for() -> None:
     assert torch.equal(torch.rand(4, generator=seed.generator()), first)
 
 
-# ---- secret generators: no way out ----------------------------------------------------------------------------------
+# ---- secret generators: no way out ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_generator_and_its_children_say_whether_they_are_seeded() -> None:
     assert not system.seeded and not system.child("a").seeded
 
 
-# ---- secret generators: unpredictable -------------------------------------------------------------------------------
+# ---- secret generators: unpredictable ------------------------------------------------------------
 
 
 def test_system_generators_differ_even_where_every_global_generator_is_seeded() -> None:
@@ -353,7 +353,7 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
     assert np.array_equal(np.random.get_state()[1], numpy_before)
 
 
-# ---- the law of what is drawn ---------------------------------------------------------------------------------------
+# ---- the law of what is drawn --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(3))

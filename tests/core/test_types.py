@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
-from dpfl.core.types import Budget, Claims, Cohort, Observer, Phase, ClientSettings, Rows, Unit
+from dpfl.core.types import Budget, Claims, ClientSettings, Cohort, Observer, Phase, Rows, Unit
 
 ANYONE = Claims(epsilon=1.0, delta=1e-5, examples=10)
 WHOLE = st.none() | st.integers(1, 100)
 
 
-# ---- Budget ---------------------------------------------------------------------------------------------------------
+# ---- Budget --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("epsilon", [math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0])
@@ -52,7 +52,7 @@ def test_no_field_that_decides_privacy_has_a_default() -> None:
             Budget(**missing)
 
 
-# ---- ClientSettings -------------------------------------------------------------------------------------------------------
+# ---- ClientSettings ------------------------------------------------------------------------------
 
 
 def test_a_practice_refuses_both_steps_and_epochs() -> None:
@@ -104,7 +104,7 @@ def test_own_steps_replace_default_epochs_instead_of_meeting_them() -> None:
     assert merged == ClientSettings(local_steps=5, batch_size=8, lr=0.1)
 
 
-# ---- Phase ----------------------------------------------------------------------------------------------------------
+# ---- Phase ---------------------------------------------------------------------------------------
 
 
 def test_a_phase_refuses_noise_over_shuffled_batches() -> None:
@@ -127,7 +127,7 @@ def test_shuffled_batches_without_noise_and_poisson_ones_with_it_are_accepted() 
     assert private.noise_multiplier == 1.0
 
 
-# ---- Cohort and rows ------------------------------------------------------------------------------------------------
+# ---- Cohort and rows -----------------------------------------------------------------------------
 
 
 @given(st.lists(st.text(max_size=4), unique=True, max_size=8), st.randoms(use_true_random=False))

@@ -172,9 +172,7 @@ def measure(name: str, settings: dict[str, Any], model: str) -> dict[str, Any]:
     vector = torch.cat([p.detach().flatten() for p in result.model.parameters()])
     history = [record.to_dict() for record in result.history]
     plain = [{key: line[key] for key in TOLD if key in line} for line in history]
-    told = [
-        [line.get("weights"), line.get("update_norm"), line.get("loss")] for line in history
-    ]
+    told = [[line.get("weights"), line.get("update_norm"), line.get("loss")] for line in history]
     statements = {client: [line.epsilon, line.budget] for client, line in result.spent.items()}
     return {
         "model": hashlib.sha256(vector.numpy().tobytes()).hexdigest()[:24],

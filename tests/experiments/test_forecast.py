@@ -13,16 +13,17 @@ import torch
 
 import dpfl
 from dpfl.core.layout import Layout
-from dpfl.core.types import Aggregate, Cohort, Observer, Rows, Unit
-from dpfl.experiments.forecast import SIMPLEST_FIRST, NoiseForecast, outlook, recommend
+from dpfl.core.types import Adjacency, Aggregate, Cohort, Observer, Promise, Rows, Unit
+from dpfl.experiments.plan import Recommendation, recommend
+from dpfl.methods import METHODS, find, make_strategy
 from dpfl.methods.dp_fed_ls import LaplacianSmoothing
 from dpfl.methods.dprp import RandomProjection
-from dpfl.methods import METHODS, make_strategy, settings_of
 from dpfl.numerics.projections import lift, project
 from dpfl.plugs.local_work import noise_variance
 from dpfl.plugs.selection import FixedCohort
 from dpfl.rounds import Agreement, enrol
 from dpfl.rounds.members import Member, honest_members
+from dpfl.sim.forecast import NoiseForecast, forecast
 
 WIDTH = 400
 ROUNDS = 40
@@ -45,7 +46,7 @@ def silent(epsilons: tuple[float, ...] = EPSILONS) -> dpfl.Federation:
 
 
 def strategy_of(method: str, **more: Any) -> dpfl.Strategy:
-    usual = {name: value for name, value in WORK.items() if name in settings_of(method)}
+    usual = {name: value for name, value in WORK.items() if name in find(method).settings}
     return make_strategy(method, {**usual, **more})
 
 
@@ -67,7 +68,7 @@ def planned_and_drawn(
     and no more, so the last rounds may find fewer who are willing.
     """
     strategy = strategy_of(method, **more)
-    planned = outlook(*agreed(strategy, federation), dpfl.PublicSeed(1)).noise_to_signal
+    planned = forecast(*agreed(strategy, federation), dpfl.PublicSeed(1)).noise_to_signal
     result = dpfl.train(
         torch.nn.Linear(WIDTH, 1),
         federation,
@@ -79,8 +80,8 @@ def planned_and_drawn(
     clip = float(WORK["clip"])
     longest = WORK["local_steps"] * WORK["lr"] * clip if strategy.unit is Unit.RECORD else clip
     assert len(result.history) == ROUNDS
-    whole = [line for line in result.history if cohort is None or len(line["arrived"]) == cohort]
-    squares = [(line["update_norm"] / longest) ** 2 for line in whole]
+    whole = [line for line in result.history if cohort is None or len(line.arrived) == cohort]
+    squares = [((line.update_norm or 0.0) / longest) ** 2 for line in whole]
     assert len(squares) >= 0.9 * ROUNDS
     assert planned is not None
     return planned, math.sqrt(statistics.mean(squares))
@@ -119,7 +120,7 @@ def test_projected_clients_bring_less_noise_and_count_as_silent() -> None:
     for method in ("pfa", "pfa_plus"):
         planned, drawn = planned_and_drawn(method, federation)
         assert drawn / heard == pytest.approx(planned, rel=CLOSE)
-    weiavg = outlook(*agreed(strategy_of("weiavg"), federation)).noise_to_signal
+    weiavg = forecast(*agreed(strategy_of("weiavg"), federation)).noise_to_signal
     assert weiavg is not None
     assert planned < weiavg / heard
 
@@ -146,7 +147,7 @@ def test_the_ratio_is_the_norm_of_weighted_rows_of_planned_noise(method: str) ->
         squares.append(float((weights @ matrix).square().sum()))
     longest = WORK["local_steps"] * WORK["lr"] * WORK["clip"]
     ratio = math.sqrt(statistics.mean(squares)) / longest
-    assert ratio == pytest.approx(outlook(agreement, members).noise_to_signal, rel=CLOSE)
+    assert ratio == pytest.approx(forecast(agreement, members).noise_to_signal, rel=CLOSE)
 
 
 # -- client level ----------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ def test_a_projection_distorts_a_signal_by_its_closed_form(dimension: int) -> No
         strategy_of("dprp", dimension=dimension, noise_multiplier=1e-9, power=1e18), silent(RICH)
     )
     assert isinstance(agreement.strategy.stages[1], RandomProjection)
-    planned, size = outlook(agreement, members).noise_to_signal, agreement.layout.size
+    planned, size = forecast(agreement, members).noise_to_signal, agreement.layout.size
     signal = torch.randn(size, generator=torch.Generator().manual_seed(0))
     signal /= signal.norm()
     errors = []
@@ -221,11 +222,11 @@ def test_a_projection_distorts_a_signal_by_its_closed_form(dimension: int) -> No
 def test_smoothing_shrinks_the_ratio_by_its_gain_and_more_of_it_by_more() -> None:
     federation = silent(RICH)
     agreement, members = agreed(strategy_of("dp_fed", noise_multiplier=2.0), federation)
-    plain = outlook(agreement, members).noise_to_signal
+    plain = forecast(agreement, members).noise_to_signal
     assert plain == pytest.approx(2.0 * math.sqrt(WIDTH + 1) / 6)
     ratios = []
     for smoothing in (0.1, 1.0, 10.0):
-        found = outlook(
+        found = forecast(
             *agreed(strategy_of("dp_fed_ls", noise_multiplier=2.0, smoothing=smoothing), federation)
         )
         assert found.noise_to_signal is not None
@@ -234,7 +235,7 @@ def test_smoothing_shrinks_the_ratio_by_its_gain_and_more_of_it_by_more() -> Non
         denoise = LaplacianSmoothing(smoothing=smoothing)
         zero = torch.zeros(WIDTH + 1)
         smoothed = [
-            denoise(Aggregate(vector=row, model=zero, layout=agreement.layout, round=0))[0]
+            denoise({}, Aggregate(vector=row, model=zero, layout=agreement.layout, round=0))[0]
             for row in noise
         ]
         shrunk = torch.stack(smoothed).square().sum().div(noise.square().sum()).sqrt()
@@ -243,8 +244,8 @@ def test_smoothing_shrinks_the_ratio_by_its_gain_and_more_of_it_by_more() -> Non
 
 
 def test_who_promises_nothing_adds_no_noise() -> None:
-    found = outlook(*agreed(strategy_of("fedavg"), silent()))
-    assert (found.noise_to_signal, found.observer) == (0.0, Observer.NOBODY)
+    found = forecast(*agreed(strategy_of("fedavg"), silent()))
+    assert (found.noise_to_signal, found.promise.observer) == (0.0, Observer.NOBODY)
 
 
 # -- against a simulated run -----------------------------------------------------------------------
@@ -255,13 +256,13 @@ def test_the_plan_ranks_as_the_simulators_own_knowledge_does() -> None:
     planned, simulated = {}, {}
     for method in ("fedavg_dp", "weiavg", "robust_hdp"):
         strategy = strategy_of(method)
-        planned[method] = outlook(*agreed(strategy, federation)).noise_to_signal or 0.0
+        planned[method] = forecast(*agreed(strategy, federation)).noise_to_signal or 0.0
         model = torch.nn.Linear(WIDTH, 1)
         history = dpfl.train(
             model, federation, strategy, rounds=ROUNDS, seed=0, evaluate_every=ROUNDS
         ).history
-        truths = [line["simulated_truth"] for line in history]
-        over_least = [t["aggregate_noise_variance"] / t["least_noise_variance"] for t in truths]
+        over_least = [line.true_noise.ratio or 0.0 for line in history if line.true_noise]
+        assert len(over_least) == ROUNDS
         simulated[method] = statistics.mean(over_least)
     assert sorted(planned, key=planned.__getitem__) == sorted(simulated, key=simulated.__getitem__)
     for method in (
@@ -277,23 +278,30 @@ def test_the_plan_ranks_as_the_simulators_own_knowledge_does() -> None:
 # -- the recommendation ----------------------------------------------------------------------------
 
 
-def seen(method: str, ratio: float | None, **more: Any) -> NoiseForecast:
+def seen(
+    method: str, ratio: float | None, hypothetical: bool = False, **more: Any
+) -> NoiseForecast:
     promise: dict[str, Any] = {
         "unit": Unit.RECORD,
         "observer": Observer.SERVER,
-        "adjacency": "zero_out",
+        "adjacency": Adjacency.ZERO_OUT,
         **more,
     }
-    return NoiseForecast(method=method, noise_to_signal=ratio, **promise)
+    return NoiseForecast(
+        method=method,
+        noise_to_signal=ratio,
+        promise=Promise(**promise),
+        hypothetical=hypothetical,
+    )
 
 
-def record_level_advice(epsilons: tuple[float, ...]) -> dpfl.experiments.forecast.Recommendation:
+def record_level_advice(epsilons: tuple[float, ...]) -> Recommendation:
     federation = silent(epsilons)
-    outlooks = [
-        outlook(*agreed(strategy_of(m), federation))
+    forecasts = [
+        forecast(*agreed(strategy_of(m), federation))
         for m in ("robust_hdp", "weiavg", "minimum", "fedavg_dp")
     ]
-    (advice,) = recommend(outlooks)
+    (advice,) = recommend(forecasts)
     return advice
 
 
@@ -306,15 +314,15 @@ def test_equal_budgets_need_no_clever_method_and_unequal_ones_do() -> None:
     assert "minimum would carry" in unequal.reason
 
 
-def replace_sizes(epsilons: tuple[float, ...]) -> dpfl.experiments.forecast.Recommendation:
+def replace_sizes(epsilons: tuple[float, ...]) -> Recommendation:
     """Of equal budgets and equal shards nothing is left to weigh."""
     federation = silent(epsilons)
     same = replace(federation, shards=dict.fromkeys(federation.ids, federation.shards["c0"]))
-    outlooks = [
-        outlook(*agreed(strategy_of(m), same))
+    forecasts = [
+        forecast(*agreed(strategy_of(m), same))
         for m in ("robust_hdp", "weiavg", "minimum", "fedavg_dp")
     ]
-    (advice,) = recommend(outlooks)
+    (advice,) = recommend(forecasts)
     return advice
 
 
@@ -333,11 +341,17 @@ def test_there_is_one_recommendation_a_promise_and_none_across() -> None:
     found = recommend(
         [
             seen("fedavg_dp", 1.0),
-            seen("dp_fed", 0.1, unit=Unit.CLIENT, observer=Observer.WORLD, adjacency="replace_one"),
+            seen(
+                "dp_fed",
+                0.1,
+                unit=Unit.CLIENT,
+                observer=Observer.WORLD,
+                adjacency=Adjacency.REPLACE_ONE,
+            ),
             seen("udp_fedavg", 0.2, unit=Unit.CLIENT, observer=Observer.WORLD),
         ]
     )
-    assert {one.method: one.promise for one in found} == {
+    assert {one.method: tuple(one.promise.to_dict().values()) for one in found} == {
         "dp_fed": ("client", "replace_one", "world"),
         "udp_fedavg": ("client", "zero_out", "world"),
         "fedavg_dp": ("record", "zero_out", "server"),
@@ -357,6 +371,6 @@ def test_what_is_hypothetical_unprotected_unknown_or_drowned_is_not_recommended(
     assert "learn little" not in quiet.reason
 
 
-def test_every_method_that_may_be_recommended_has_its_place() -> None:
-    assert {*SIMPLEST_FIRST, "fedavg", "maximum"} == set(METHODS)
-    assert len(set(SIMPLEST_FIRST)) == len(SIMPLEST_FIRST)
+def test_every_method_of_a_family_has_its_own_place_among_the_simple_ones() -> None:
+    places = [(one.family, one.simplicity) for one in METHODS.values() if not one.reference]
+    assert len(set(places)) == len(places)

@@ -17,8 +17,7 @@ from dpfl.experiments import pace
 from dpfl.plugs.selection import Everyone
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.train import run_experiment
-
-from .conftest import small
+from tests.sim.conftest import small
 
 LAPS = [
     {

@@ -36,6 +36,10 @@ def cell(
     return {"label": label, "runs": runs}
 
 
+def spread(largest: float | str) -> dict[str, Any]:
+    return {"smallest": 0.1, "median": 0.2, "largest": largest}
+
+
 def by_label(*cells: dict[str, Any]) -> dict[str, Standing]:
     return {one.label: one for one in standings(cells)}
 
@@ -97,8 +101,8 @@ def test_p_is_against_the_best_and_adjusted_for_all_the_others() -> None:
     assert raw["far"] < raw["near"]
     assert found["far"].p_value == pytest.approx(2 * raw["far"])
     assert found["near"].p_value == pytest.approx(max(raw["near"], 2 * raw["far"]))
-    assert (found["best"].best, found["best"].behind, found["best"].p_value) == (True, 0.0, None)
-    assert found["far"].behind == pytest.approx(statistics.mean(best) - statistics.mean(far))
+    assert (found["best"].best, found["best"].gap, found["best"].p_value) == (True, 0.0, None)
+    assert found["far"].gap == pytest.approx(statistics.mean(best) - statistics.mean(far))
     assert [one.label for one in standings([cell("near", *near), cell("best", *best)])] == [
         "near",
         "best",
@@ -107,7 +111,7 @@ def test_p_is_against_the_best_and_adjusted_for_all_the_others() -> None:
 
 def test_with_one_seed_there_is_a_best_and_no_p() -> None:
     found = by_label(cell("a", 0.5), cell("b", 0.75))
-    assert (found["b"].best, found["a"].behind) == (True, 0.25)
+    assert (found["b"].best, found["a"].gap) == (True, 0.25)
     assert found["a"].p_value is found["b"].p_value is None
 
 
@@ -115,7 +119,7 @@ def test_a_method_that_is_alone_with_its_promise_is_not_called_best() -> None:
     found = by_label(cell("a", 0.5, 0.6), cell("b", 0.7, 0.8, observer="world"))
     assert not found["a"].best
     assert not found["b"].best
-    assert found["a"].behind == found["b"].behind == 0.0
+    assert found["a"].gap == found["b"].gap == 0.0
 
 
 @pytest.mark.parametrize(
@@ -130,7 +134,7 @@ def test_methods_that_promise_something_else_are_not_compared(other: dict[str, s
     assert {name: with_others[name] for name in "ab"} == alone
     assert with_others["a"].best
     assert with_others["c"].best
-    assert with_others["d"].behind == pytest.approx(0.9466666 - 0.1333333, abs=1e-5)
+    assert with_others["d"].gap == pytest.approx(0.9466666 - 0.1333333, abs=1e-5)
     assert with_others["d"].p_value == paired_p_value(
         (0.9, 0.95, 0.99), (0.1, 0.2, 0.1)
     )  # one comparison, not three
@@ -145,7 +149,7 @@ def test_references_never_win_and_change_nothing(values: list[tuple[float, float
     for name in ("fedavg", "maximum"):
         assert found[name].reference
         assert found[name].against == "nobody"
-        assert (found[name].best, found[name].behind, found[name].p_value) == (False, None, None)
+        assert (found[name].best, found[name].gap, found[name].p_value) == (False, None, None)
     assert {name: found[name] for name in "ab"} == by_label(*mine)
 
 
@@ -185,7 +189,7 @@ def test_nobody_is_behind_by_less_than_nothing(values: list[float]) -> None:
         warnings.simplefilter("error")
         found = standings([cell(str(number), value, value) for number, value in enumerate(values)])
     assert sum(one.best for one in found) == 1
-    assert all(one.behind is not None and one.behind >= 0 for one in found)
+    assert all(one.gap is not None and one.gap >= 0 for one in found)
     assert max(found, key=lambda one: one.mean).mean == next(one for one in found if one.best).mean
 
 
@@ -201,7 +205,7 @@ def test_accuracies_of_clients_own_models_are_ranked_apart() -> None:
     found = by_label(*cells)
     assert found["common"].best
     assert not found["personal"].best
-    assert found["other"].behind == pytest.approx(0.1)
+    assert found["other"].gap == pytest.approx(0.1)
     assert remarks(list(found.values())) == [f"personal: {own}; ranked apart"]
 
 
@@ -211,8 +215,8 @@ def test_what_the_server_itself_learns_stands_below_the_table() -> None:
     ]
     for one, server in zip(cells, (1.4539, "infinite", 0.5), strict=True):
         for run in one["runs"]:
-            run["epsilon"] = {**run["epsilon"], "spent": {"largest": 0.5}}
-            run["epsilon_by_observer"] = {"server": {"spent": {"largest": server}}}
+            run["epsilon"] = {**run["epsilon"], "spent": spread(0.5)}
+            run["epsilon_by_observer"] = {"server": {"spent": spread(server)}}
     assert remarks(standings(cells)) == [
         "shares: against the server itself epsilon is up to 1.454, per client, zero_out adjacency",
         "central: the server is trusted; against it nothing is guaranteed",

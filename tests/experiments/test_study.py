@@ -18,9 +18,13 @@ from dpfl.core.errors import ConfigurationError, DataError, DpflError
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Observer
 from dpfl.experiments import pool as compare
-from dpfl.experiments.run_study import run_study
-from dpfl.experiments.study import Study, cells
+from dpfl.experiments.compare import run_study
+from dpfl.experiments.results import StudyResult
+from dpfl.experiments.study import Sweep, cells
+from dpfl.experiments.tuning import RunStore
+from dpfl.methods import find
 from dpfl.runs.experiment import Experiment
+from dpfl.sim.train import run_experiment
 
 SMALL: dict[str, Any] = {
     "title": "small",
@@ -43,16 +47,20 @@ SMALL: dict[str, Any] = {
 }
 
 
-def changed(**fields: Any) -> Study:
-    return Study.from_dict({**SMALL, **fields})
+def changed(**fields: Any) -> Sweep:
+    return Sweep.from_dict({**SMALL, **fields})
 
 
-def silent(stage: str, done: int, total: int) -> None:
-    pass
+def studied(study: Sweep, kept: Path, workers: int = 1) -> dict[str, Any]:
+    """The results as they are written."""
+    result = run_study(study, RunStore(kept=kept, workers=workers))
+    document = result.to_dict()
+    assert StudyResult.from_dict(json.loads(json.dumps(document))).to_dict() == document
+    return document
 
 
 def test_every_method_is_tried_over_the_same_values_in_every_case(tmp_path: Path) -> None:
-    results = run_study(changed(), tmp_path, None, 1, silent)
+    results = studied(changed(), tmp_path)
     assert [(c["case"]["budgets.epsilon"], c["label"]) for c in results["cells"]] == [
         (epsilon, label) for epsilon in (1.0, 8.0) for label in ("fedavg", "weiavg", "oracle")
     ]
@@ -75,7 +83,7 @@ def test_a_run_that_is_there_is_not_repeated_and_a_new_method_runs_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = {"weiavg": {}}
-    first = run_study(changed(methods=few), tmp_path, None, 1, silent)
+    first = studied(changed(methods=few), tmp_path)
     ran: list[str] = []
     real = compare.run_experiment
 
@@ -84,9 +92,9 @@ def test_a_run_that_is_there_is_not_repeated_and_a_new_method_runs_alone(
         return real(experiment, *rest, **more)
 
     monkeypatch.setattr(compare, "run_experiment", spy)
-    assert run_study(changed(methods=few), tmp_path, None, 1, silent) == first
+    assert studied(changed(methods=few), tmp_path) == first
     assert ran == []
-    again = run_study(changed(methods={**few, "fedavg_dp": {}}), tmp_path, None, 1, silent)
+    again = studied(changed(methods={**few, "fedavg_dp": {}}), tmp_path)
     assert set(ran) == {"fedavg_dp"}
     assert again["cells"][0] == first["cells"][0]
 
@@ -97,15 +105,15 @@ def test_tuning_at_one_case_serves_all(tmp_path: Path) -> None:
         methods={"weiavg": {}},
         seeds=[0],
     )
-    results = run_study(study, tmp_path, None, 1, silent)
+    results = studied(study, tmp_path)
     assert results["cells"][0]["tried"] == results["cells"][1]["tried"]
     assert len(list(tmp_path.iterdir())) == 2 + 2  # two tuning runs, one final run a case
 
 
 def test_two_workers_change_nothing(tmp_path: Path) -> None:
     study = changed(methods={"weiavg": {"lr": 0.1}}, seeds=[0], tune=None)
-    one = run_study(study, tmp_path / "one", None, 1, silent)
-    two = run_study(study, tmp_path / "two", None, 2, silent)
+    one = studied(study, tmp_path / "one")
+    two = studied(study, tmp_path / "two", 2)
     assert one == two
 
 
@@ -204,7 +212,7 @@ def test_the_command_records_shows_and_refuses(
     "path", sorted(Path(__file__).parents[2].glob("studies/*/*.toml")), ids=lambda p: p.stem
 )
 def test_the_studies_of_the_project_are_complete_and_recorded(path: Path) -> None:
-    study = Study.from_file(path)
+    study = Sweep.from_file(path)
     recorded = json.loads(path.with_suffix(".json").read_text())
     assert recorded["study"] == json.loads(json.dumps(study.model_dump(exclude_none=True)))
     assert [(c["case"], c["label"]) for c in recorded["cells"]] == [
@@ -236,12 +244,11 @@ def test_practices_are_drawn_from_lists_and_a_client_s_own_wins() -> None:
     assert client_settings != other
 
 
-@pytest.mark.filterwarnings("ignore:training ended")
 @pytest.mark.parametrize("method", sorted(dpfl.methods.METHODS))
 def test_every_method_goes_on_with_lost_uploads_partial_cohorts_and_clients_that_leave(
-    method: str,
+    method: str, tmp_path: Path
 ) -> None:
-    settings = dpfl.methods.settings_of(method)
+    settings = find(method).settings
     own = {"spending": "uniform"} if "spending" in settings else {}
     usual = {"clip": 1.0, "batch_size": 16, "local_steps": 3, "dimension": 20}
     usual = {name: value for name, value in usual.items() if name in settings}
@@ -255,30 +262,26 @@ def test_every_method_goes_on_with_lost_uploads_partial_cohorts_and_clients_that
             "run": {"rounds": 10, "cohort": 6, "dropout": 0.3},
         }
     )
-    federation = experiment.federation()
-    result = dpfl.train(
-        experiment.build_model(federation), federation, experiment.strategy(8), rounds=10
-    )
+    result = run_experiment(experiment, tmp_path / "run")
     lost = [
         client
         for line in result.history
-        for client, why in line["missing"].items()
+        for client, why in line.missing.items()
         if why == "lost on the way"
     ]
-    if experiment.strategy(8).amplifies(Observer.WORLD) and any(
-        "published" in line for line in result.history
-    ):
-        assert "would tell who is drawn" in result.summary["rounds"]["ended_early"]
+    ended, amplifies = result.summary.rounds.ended_early, experiment.strategy(8).amplifies
+    if amplifies(Observer.WORLD) and any(not line.published for line in result.history):
+        assert "would tell who is drawn" in str(ended)
         assert len(lost) >= 1
     else:
         assert 5 <= len(lost) <= 35
     if own:
-        assert result.summary["clients_left"]
-    assert all(line["loss"] > 0 for line in result.history)
+        assert result.summary.clients_left
+    assert all(line.scores is not None and line.scores.loss > 0 for line in result.history)
 
 
 def test_a_share_of_lost_uploads_is_a_probability() -> None:
-    with pytest.raises(DpflError, match="between 0 and 1"):
+    with pytest.raises(DpflError, match="dropout"):
         changed(base={**SMALL["base"], "run": {"rounds": 1, "dropout": 1.5}}).experiment(
             {"budgets.epsilon": 1.0}, "weiavg", {"method.lr": 0.1}, 0
         ).strategy(4)

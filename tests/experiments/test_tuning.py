@@ -15,17 +15,18 @@ import torch
 from safetensors.torch import load_file
 
 from dpfl.core.errors import ConfigurationError, DataError
+from dpfl.engine.evaluation import Scores
 from dpfl.experiments import pool as compare
-from dpfl.experiments.pool import Task, run_all, run_task
-from dpfl.experiments.run_study import tune_study
-from dpfl.experiments.study import Study, on_proxy
-from dpfl.experiments.tuning import PROXY_TUNING, UNACCOUNTED_TUNING, kept_name
+from dpfl.experiments.compare import tune_study
+from dpfl.experiments.pool import Ended, Task, run_all, run_task
+from dpfl.experiments.study import Sweep, on_proxy
+from dpfl.experiments.tuning import PROXY_TUNING, UNACCOUNTED_TUNING, RunStore, kept_name
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder
-from dpfl.sim.train import run_experiment
-
-from .conftest import small
-from .test_simulation import _traces
+from dpfl.runs.result import RoundCount
+from dpfl.sim.train import run_experiment, run_until
+from tests.sim.conftest import small
+from tests.sim.test_loop import _traces
 
 RATES = [0.001, 0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 3.0]
 ROUNDS = 8
@@ -38,14 +39,20 @@ BASE: dict[str, Any] = {
 }
 
 
-def study_of(search: str = "halving", **more: Any) -> Study:
+def study_of(search: str = "halving", **more: Any) -> Sweep:
     values = {"title": "t", "base": BASE, "methods": {"weiavg": {}}, "seeds": [0], **more}
     values.setdefault("tune", {"over": {"method.lr": RATES}, "seeds": [7], "search": search})
-    return Study.from_dict(values)
+    return Sweep.from_dict(values)
 
 
-def silent(stage: str, done: int, total: int) -> None:
-    pass
+def tuned(study: Sweep, kept: Path) -> dict[str, Any]:
+    """The results of a search, as they are written."""
+    return tune_study(study, RunStore(kept=kept)).to_dict()
+
+
+def ended(accuracy: float, task: Task) -> Ended:
+    done = RoundCount(planned=task.experiment.run.rounds, done=task.rounds)
+    return Ended(scores=Scores(accuracy=accuracy, loss=0.0), rounds=done)
 
 
 class Spy:
@@ -65,13 +72,13 @@ class Spy:
 @pytest.fixture(scope="module")
 def halved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     kept = tmp_path_factory.mktemp("halved")
-    return kept, tune_study(study_of(), kept, None, 1, silent)
+    return kept, tuned(study_of(), kept)
 
 
 @pytest.fixture(scope="module")
 def gridded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     kept = tmp_path_factory.mktemp("gridded")
-    return kept, tune_study(study_of("grid"), kept, None, 1, silent)
+    return kept, tuned(study_of("grid"), kept)
 
 
 def folders(kept: Path) -> dict[float, RunFolder]:
@@ -144,8 +151,8 @@ def test_validation_records_are_neither_trained_nor_tested_on() -> None:
 
 
 def test_of_equals_the_smaller_value_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def alike(task: Task, report: Any) -> dict[str, Any]:
-        return {"accuracy": 0.5, "rounds": {"done": task.rounds}}
+    def alike(task: Task, report: Any) -> Ended:
+        return ended(0.5, task)
 
     monkeypatch.setattr(compare, "run_task", alike)
     for search in ("grid", "halving"):
@@ -155,7 +162,7 @@ def test_of_equals_the_smaller_value_wins(tmp_path: Path, monkeypatch: pytest.Mo
                 "search": search,
             }
         )
-        (cell,) = tune_study(study, tmp_path, None, 1, silent)["cells"]
+        (cell,) = tuned(study, tmp_path)["cells"]
         assert cell["chosen"] == {"method.lr": 0.1, "method.clip": 0.5}
 
 
@@ -164,16 +171,13 @@ def test_a_seed_that_is_lucky_once_does_not_decide(
 ) -> None:
     luck = {(0.1, 7): 0.9, (0.1, 8): 0.1, (0.3, 7): 0.6, (0.3, 8): 0.6}
 
-    def known(task: Task, report: Any) -> dict[str, Any]:
+    def known(task: Task, report: Any) -> Ended:
         e = task.experiment
-        return {
-            "accuracy": luck[e.method.settings()["lr"], e.run.seed],
-            "rounds": {"done": task.rounds},
-        }
+        return ended(luck[e.method.settings()["lr"], e.run.seed], task)
 
     monkeypatch.setattr(compare, "run_task", known)
     tune = {"over": {"method.lr": [0.1, 0.3]}, "seeds": [7, 8]}
-    (cell,) = tune_study(study_of(tune=tune), tmp_path, None, 1, silent)["cells"]
+    (cell,) = tuned(study_of(tune=tune), tmp_path)["cells"]
     assert [one["validation_accuracy"] for one in cell["tried"]] == pytest.approx([0.5, 0.6])
     assert cell["chosen"] == {"method.lr": 0.3}
 
@@ -195,7 +199,7 @@ def test_the_better_half_survives_each_halt(halved: tuple[Path, dict[str, Any]])
         here = math.ceil(share * ROUNDS)
         at_halt = {rate: places[rate].read_lines(places[rate].halts) for rate in going}
         accuracy = {
-            rate: [h["accuracy"] for h in lines if h["rounds"]["done"] == here]
+            rate: [h["accuracy"] for h in lines if h["round"] == here]
             for rate, lines in at_halt.items()
         }
         assert all(len(found) == 1 for found in accuracy.values())
@@ -207,7 +211,7 @@ def test_the_better_half_survives_each_halt(halved: tuple[Path, dict[str, Any]])
         going = set(ranked[:left])
     assert {rate for rate, place in places.items() if place.summary.exists()} == going
     (cell,) = results["cells"]
-    final = {rate: places[rate].read_summary()["accuracy"] for rate in going}
+    final = {rate: places[rate].read_summary().accuracy for rate in going}
     assert cell["chosen"]["method.lr"] == max(final, key=lambda rate: (final[rate], -rate))
     done = {one["values"]["method.lr"]: one["rounds"] for one in cell["tried"]}
     assert sorted(done.values()) == [2, 2, 2, 2, 4, 4, 8, 8]
@@ -228,7 +232,7 @@ def test_repeating_a_halving_search_runs_nothing(
     halved: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spy = Spy(monkeypatch)
-    assert tune_study(study_of(), halved[0], None, 1, silent) == halved[1]
+    assert tuned(study_of(), halved[0]) == halved[1]
     assert spy.ran == []
 
 
@@ -238,7 +242,7 @@ def test_a_halving_search_says_the_same_where_the_grid_was_run_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spy = Spy(monkeypatch)
-    found = tune_study(study_of(), gridded[0], None, 1, silent)
+    found = tuned(study_of(), gridded[0])
     assert found["cells"] == halved[1]["cells"]
     assert spy.ran == []
 
@@ -246,8 +250,8 @@ def test_a_halving_search_says_the_same_where_the_grid_was_run_before(
 def test_a_grid_finishes_what_a_halving_search_has_begun(
     halved: tuple[Path, dict[str, Any]], gridded: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    tune_study(study_of(), tmp_path, None, 1, silent)
-    found = tune_study(study_of("grid"), tmp_path, None, 1, silent)
+    tuned(study_of(), tmp_path)
+    found = tuned(study_of("grid"), tmp_path)
     assert found["cells"] == gridded[1]["cells"]
     for path in tmp_path.iterdir():
         assert _traces(path) == _traces(gridded[0] / path.name)
@@ -261,12 +265,11 @@ def test_a_run_that_halts_and_goes_on_is_the_run_that_never_did(
         method={"name": method}, model={"name": "mlp", "hidden": 8}, run={"rounds": 4}, clients={}
     )
     whole = run_experiment(experiment, tmp_path / "whole")
-    halted = run_experiment(experiment, tmp_path / "parts", until=1)
-    assert halted.summary["rounds"] == {"planned": 4, "done": 1, "ended_early": None}
-    assert halted.summary["accuracy"] == whole.history[0]["accuracy"]
+    assert run_until(experiment, tmp_path / "parts", 1) == whole.history[0].scores
+    assert len((tmp_path / "parts/rounds.jsonl").read_text().splitlines()) == 1
     assert not (tmp_path / "parts/summary.json").exists()
     assert not (tmp_path / "parts/model.safetensors").exists()
-    run_experiment(experiment, tmp_path / "parts", resume=True, until=3)
+    run_until(experiment, tmp_path / "parts", 3, resume=True)
     assert len((tmp_path / "parts/rounds.jsonl").read_text().splitlines()) == 3
     run_experiment(experiment, tmp_path / "parts", resume=True)
     assert _traces(tmp_path / "parts") == _traces(tmp_path / "whole")
@@ -278,8 +281,8 @@ def test_a_halt_beyond_the_end_is_the_end(tmp_path: Path) -> None:
     )
     values = experiment.to_dict()
     values["method"].pop("clip", None)
-    result = run_experiment(Experiment.from_dict(values), tmp_path / "r", until=9)
-    assert result.summary["rounds"]["done"] == 2
+    task = Task(experiment=Experiment.from_dict(values), folder=tmp_path / "r", until=9)
+    assert run_task(task, lambda done: None).rounds.done == 2
     assert (tmp_path / "r/summary.json").exists()
     assert not (tmp_path / "r/halts.jsonl").exists()
 
@@ -295,10 +298,10 @@ def test_a_run_that_ended_before_its_halt_is_not_run_again(
     poor = Experiment.from_dict({**poor.to_dict(), "budgets": {"epsilon": 4.0, "delta": 1e-3}})
     task = Task(experiment=poor, folder=tmp_path / "r", until=6)
     first = run_task(task, lambda done: None)
-    assert first["rounds"]["ended_early"]
-    assert 0 < first["rounds"]["done"] < 6
+    assert first.rounds.ended_early
+    assert 0 < first.rounds.done < 6
     spy = Spy(monkeypatch)
-    assert run_task(task, lambda done: None)["accuracy"] == first["accuracy"]
+    assert run_task(task, lambda done: None).scores == first.scores
     assert spy.ran == []
 
 
@@ -306,13 +309,8 @@ def test_progress_is_told_in_rounds_of_every_stage(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     tune = {"over": {"method.lr": [0.1, 0.3]}, "seeds": [7], "search": "halving"}
     base = {**BASE, "method": {"batch_size": 16, "local_steps": 1}, "run": {"rounds": 4}}
-    tune_study(
-        study_of(tune=tune, base=base, methods={"fedavg": {}}),
-        tmp_path,
-        None,
-        1,
-        lambda *news: told.append(news),
-    )
+    store = RunStore(kept=tmp_path, progress=lambda *news: told.append(news))
+    tune_study(study_of(tune=tune, base=base, methods={"fedavg": {}}), store)
     stages = list(dict.fromkeys(stage for stage, _, _ in told))
     assert stages == [
         "tuning, first 25% of the rounds",
@@ -398,7 +396,7 @@ def test_two_workers_run_two_at_a_time(tmp_path: Path) -> None:
     summaries = run_all(tasks, 2, lambda done: most.append(len(multiprocessing.active_children())))
     assert max(most) == 2
     again = run_all(tasks, 1, lambda done: None)
-    assert [s["accuracy"] for s in summaries] == [s["accuracy"] for s in again]
+    assert summaries == again
     ran = [path.parent for path in tmp_path.glob("*/summary.json")]
     assert len(ran) == 2
 
@@ -417,7 +415,7 @@ def proxied(folder: Path, kept: Path, **more: Any) -> dict[str, Any]:
         **more,
     }
     tune = {"over": {"method.lr": [0.1, 1.0]}, "seeds": [7], "on": {"name": "breast_cancer"}}
-    return tune_study(study_of(base=base, tune=tune), kept, None, 1, silent)
+    return tuned(study_of(base=base, tune=tune), kept)
 
 
 def test_on_a_proxy_nothing_is_learnt_from_the_federations_own_records(
@@ -472,7 +470,6 @@ def test_the_remark_says_whose_records_the_choice_rests_on(
     halved: tuple[Path, dict[str, Any]],
 ) -> None:
     assert halved[1]["tuning"] == UNACCOUNTED_TUNING
-    assert "no bill covers that" in UNACCOUNTED_TUNING
     assert "--tune-on" in UNACCOUNTED_TUNING
     assert json.loads(json.dumps(halved[1])) == halved[1]
 
@@ -490,5 +487,5 @@ def test_a_proxy_that_is_not_there_is_refused_before_anything_runs(
 ) -> None:
     tune = {"over": {"method.lr": [0.1, 1.0]}, "seeds": [7], "on": on}
     with pytest.raises(error, match=words):
-        tune_study(study_of(tune=tune), tmp_path / "kept", None, 1, silent)
+        tuned(study_of(tune=tune), tmp_path / "kept")
     assert not (tmp_path / "kept").exists()

@@ -8,7 +8,9 @@ import pytest
 
 import dpfl
 from dpfl.core.errors import ConfigurationError
-from dpfl.methods import METHODS, about, make_strategy, settings_of
+from dpfl.methods import METHODS, families, find, make_strategy
+from dpfl.plugs.weights import UniformWeights
+from dpfl.strategy.record_level import RecordWork, record_level
 
 SETTINGS = {"lr": 0.1, "clip": 1.0, "batch_size": 4, "local_steps": 2}
 WHOLE_GRADIENTS = {"dprp", "airsgd"}  # of all records, unless a batch is asked for
@@ -19,22 +21,22 @@ def test_every_method_builds_is_public_and_describes_itself(name: str) -> None:
     settings = {
         key: value
         for key, value in {**SETTINGS, "dimension": 3}.items()
-        if key in settings_of(name)
+        if key in METHODS[name].settings
     }
     strategy = make_strategy(name, settings)
     assert strategy.name == name
     assert getattr(dpfl, name) is METHODS[name]
-    assert about(name).endswith(".")
+    assert METHODS[name].about.endswith(".")
     assert strategy.assumptions
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_nothing_that_decides_privacy_has_a_default(name: str) -> None:
     for setting in ("clip", "batch_size", "lr"):
-        if setting in settings_of(name) and not (
+        if setting in METHODS[name].settings and not (
             setting == "batch_size" and name in WHOLE_GRADIENTS
         ):
-            assert settings_of(name)[setting].default is inspect.Parameter.empty
+            assert METHODS[name].settings[setting].default is inspect.Parameter.empty
 
 
 def test_wrong_settings_are_refused_by_name() -> None:
@@ -48,3 +50,65 @@ def test_wrong_settings_are_refused_by_name() -> None:
         make_strategy("weiavg", {**SETTINGS, "local_epochs": 1})
     with pytest.raises(ConfigurationError, match="spending"):
         make_strategy("weiavg", {**SETTINGS, "spending": "lavish"})
+
+
+def test_an_unknown_method_is_refused_with_the_nearest_name() -> None:
+    assert find("weiavg") is METHODS["weiavg"]
+    with pytest.raises(ConfigurationError, match="weiavg"):
+        find("weiavgg")
+    with pytest.raises(KeyError):
+        METHODS["weiavgg"]
+
+
+def test_every_method_is_in_one_family_behind_its_references_simplest_first() -> None:
+    references = {name for name, one in METHODS.items() if one.reference}
+    assert references == {"fedavg"}
+    compared = [name for family in families().values() for name in family if name not in references]
+    assert sorted(compared) == sorted(set(METHODS) - references)
+    for family, names in families().items():
+        ours = [METHODS[name] for name in names if name not in references]
+        assert set(names) == references | {one.name for one in ours}
+        assert all(one.family == family for one in ours)
+        assert [one.simplicity for one in ours] == sorted(one.simplicity for one in ours)
+        assert set(names[: len(references)]) == references
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_what_a_search_tries_can_be_built(name: str) -> None:
+    settings = {**SETTINGS, "dimension": 3}
+    known = METHODS[name].settings
+    for setting, values in METHODS[name].search.items():
+        for value in values:
+            whole = isinstance(value, float) and value < 1 and known[setting].annotation is int
+            tried = {setting: max(1, round(100 * value)) if whole else value}
+            METHODS[name](**{k: v for k, v in (settings | tried).items() if k in known})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("lr", "fast"), ("lr", float("nan")), ("batch_size", 2.5), ("local_steps", "two")],
+)
+def test_a_setting_of_the_wrong_kind_is_refused_by_name(setting: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=setting):
+        make_strategy("weiavg", {**SETTINGS, setting: value})
+
+
+def test_a_search_over_a_setting_that_is_not_there_is_refused_at_declaration() -> None:
+    with pytest.raises(ConfigurationError, match="powr"):
+
+        @dpfl.method(family="heterogeneous", simplicity=1, search={"powr": (1.0,)})
+        def odd(work: RecordWork, *, power: float = 1.0) -> dpfl.Strategy:
+            """Do nothing new."""
+            return record_level("odd", work, UniformWeights())
+
+
+def test_a_setting_that_a_method_fixes_is_not_one_of_its_settings() -> None:
+    @dpfl.method(family="heterogeneous", simplicity=1, fixed=("spending",))
+    def fixed(work: RecordWork) -> dpfl.Strategy:
+        """Spend as everyone would."""
+        return record_level("fixed", work, UniformWeights())
+
+    assert "spending" not in fixed.settings
+    with pytest.raises(ConfigurationError, match="spending"):
+        fixed(**SETTINGS, spending="uniform")
+    assert fixed(**SETTINGS).name == "fixed"

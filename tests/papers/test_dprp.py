@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
+from tests.by_hand import play_clients, train_with_losses
 from torch import Tensor
 
 import dpfl
@@ -35,24 +36,18 @@ from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
 from dpfl.engine.process import one_thread
 from dpfl.engine.stacked import Stacked
-from dpfl.experiments.power import (
-    PowerPlan,
-    convergence_bound,
-    curves,
-    paper_epsilon,
-    plan_power,
-)
+from dpfl.experiments.power import PowerPlan, convergence_bound, paper_epsilon, plan_power
+from dpfl.experiments.power_curves import curves
 from dpfl.methods.dprp import RandomProjection
 from dpfl.models import make_model
 from dpfl.numerics import projections as module
 from dpfl.numerics.projections import PROJECTIONS, lift, project, smallest_jl_dimension
-from dpfl.plugs.channels import Dropout
 from dpfl.privacy import epsilon
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.calibrate import calibrate
 from dpfl.privacy.exposure import Exposure
 from dpfl.privacy.ledger import Ledger
-from dpfl.rounds import Plan, Run, client_rounds, close_round, enrol, first_state, open_round
+from dpfl.rounds import Plan, Run, close_round, enrol, first_state, open_round
 from dpfl.rounds.codec import FRAME_BYTES
 from dpfl.rounds.members import honest_members
 
@@ -304,6 +299,7 @@ def test_a_million_numbers_onto_a_thousand_stay_below_a_gibibyte() -> None:
     from pathlib import Path
     import torch
     from dpfl.core.random import PublicSeed
+    from dpfl.numerics.projections import project
 
     row = torch.ones(1, 1_000_000) / 1000
     z = project(row, PublicSeed(0), 1000)[0]
@@ -841,8 +837,11 @@ def logistic() -> torch.nn.Module:
     return make_model("logistic", (64,), 10, dpfl.PublicSeed(0))
 
 
-def trained(strategy: dpfl.Strategy, rounds: int = 4, budget: float = 8.0) -> dpfl.Result:
-    return dpfl.train(logistic(), federation_of(budget), strategy, rounds=rounds)
+def trained(
+    strategy: dpfl.Strategy, rounds: int = 4, budget: float = 8.0, dropout: float = 0.0
+) -> dpfl.Result:
+    model, federation = logistic(), federation_of(budget)
+    return train_with_losses(model, federation, strategy, rounds=rounds, dropout=dropout)
 
 
 def parameters(model: torch.nn.Module) -> Tensor:
@@ -880,10 +879,10 @@ def test_the_methods_run_and_spend_what_was_granted(
     result = trained(method())
     assert len(result.history) == 4
     for line in result.history:
-        assert line["bytes_up"] == CLIENTS * (4 * numbers + FRAME_BYTES)
-        assert line["channel_metrics"]["channel_uses"] == numbers
-        assert math.isfinite(line["update_norm"])
-        assert "published" not in line
+        assert line.bytes_up == CLIENTS * (4 * numbers + FRAME_BYTES)
+        assert line.metrics["channel"]["channel_uses"] == numbers
+        assert math.isfinite(line.update_norm)
+        assert line.published
     for client in federation_of(8.0).ids:
         statement = result.spent[client]
         assert 0.95 * 8.0 <= statement.epsilon <= 8.0
@@ -892,7 +891,7 @@ def test_the_methods_run_and_spend_what_was_granted(
             "server",
             "replace_one",
         )
-    assert len({line["channel_metrics"]["weakest_gain"] for line in result.history}) == (
+    assert len({line.metrics["channel"]["weakest_gain"] for line in result.history}) == (
         1 if numbers == 650 else 4
     )  # block fading
 
@@ -917,9 +916,9 @@ def played(strategy: dpfl.Strategy, rounds: int = 1, seed: int = 0) -> tuple[Ten
     for _ in range(rounds):
         plan = open_round(agreement, state, run, lambda _: True)
         chosen = {client: members[client] for client in plan.cohort.ids}
-        uplinks = client_rounds(agreement, run, plan, chosen, Stacked(), model)
+        uplinks = play_clients(agreement, run, plan, chosen, Stacked(), model)
         state, record = close_round(agreement, state, plan, uplinks, run)
-        assert record.operator["arrived"] == sorted(members)
+        assert record.arrived == tuple(sorted(members))
     return before, state.model, plan
 
 
@@ -998,7 +997,9 @@ def test_a_step_carries_at_least_the_billed_noise(honest: Any, receiver: float) 
             gain_seed=gain_seed,
         )  # fmt: skip
         before, after, plan = played(strategy, seed=gain_seed)
-        multiplier = strategy.channel.told(dict(plan.shared["channel"]))["noise_multiplier_of_all"]
+        multiplier = strategy.channel.metrics(dict(plan.shared["channel"]))[
+            "noise_multiplier_of_all"
+        ]
         assert multiplier >= 5.0  # type: ignore[operator]
         told.append(float(multiplier) * clip / CLIENTS)  # type: ignore[arg-type]
         squares.append(float(((after - before).double() / told[-1]).square().mean()))
@@ -1012,24 +1013,19 @@ def test_with_more_uploads_missing_than_tolerated_nothing_is_published(tolerated
     strategy = dpfl.dprp(
         lr=1.0, clip=1.0, dimension=20, noise_multiplier=4.0, tolerated_dropouts=tolerated
     )
-    lossy = replace(strategy, channel=Dropout(rate=0.15, through=strategy.channel))
-    result = trained(lossy, rounds=6, budget=100.0)
-    missing = [len(line["missing"]) for line in result.history]
+    result = trained(strategy, rounds=6, budget=100.0, dropout=0.15)
+    missing = [len(line.missing) for line in result.history]
     assert min(missing) <= tolerated < max(missing)
     for line, lost in zip(result.history, missing, strict=True):
-        assert len(line["arrived"]) == CLIENTS - lost
-        assert ("published" in line) == (lost > tolerated)
-        assert ("update_norm" in line) == (lost <= tolerated)
+        assert len(line.arrived) == CLIENTS - lost
+        assert (not line.published) == (lost > tolerated)
+        assert (line.update_norm is not None) == (lost <= tolerated)
 
 
 def test_a_round_that_publishes_nothing_leaves_the_model_and_is_paid_for() -> None:
     strategy = dpfl.airsgd(lr=1.0, clip=1.0, noise_multiplier=4.0)
-    result = trained(
-        replace(strategy, channel=Dropout(rate=0.5, through=strategy.channel)),
-        rounds=1,
-        budget=100.0,
-    )
-    assert "nothing" in result.history[0]["published"]
+    result = trained(strategy, rounds=1, budget=100.0, dropout=0.5)
+    assert not result.history[0].published
     assert torch.equal(parameters(result.model), parameters(logistic()))
     whole = trained(strategy, rounds=1, budget=100.0)
     assert not torch.equal(parameters(whole.model), parameters(logistic()))
@@ -1039,13 +1035,9 @@ def test_a_round_that_publishes_nothing_leaves_the_model_and_is_paid_for() -> No
 
 def test_where_only_one_s_own_noise_is_counted_on_a_lost_upload_costs_nothing_but_itself() -> None:
     strategy = dpfl.airsgd(lr=1.0, clip=1.0, noise_multiplier=4.0, honest="own_and_receiver")
-    result = trained(
-        replace(strategy, channel=Dropout(rate=0.3, through=strategy.channel)),
-        rounds=2,
-        budget=100.0,
-    )
-    assert any(line["missing"] for line in result.history)
-    assert all("update_norm" in line for line in result.history)
+    result = trained(strategy, rounds=2, budget=100.0, dropout=0.3)
+    assert any(line.missing for line in result.history)
+    assert all(line.update_norm is not None for line in result.history)
 
 
 # ---- the bill --------------------------------------------------------------------------------------------------------
@@ -1139,10 +1131,10 @@ def test_bounds_that_fail_too_often_for_delta_are_refused_before_anything_is_pla
         "largest_epsilon": 4.0,
     }
     plan["parameters"] = 700
-    with pytest.raises(PrivacyRefusal, match="use up all of delta in 10 rounds"):
-        strategy.resolve(Terms(rounds=10, participations=10, **plan), claims)  # type: ignore[arg-type]
-    resolve, terms = strategy.resolve(Terms(rounds=5, participations=5, **plan), claims)  # type: ignore[arg-type]
-    cost = resolve.cost(dpfl.Observer.SERVER, (), 1, terms)
+    with pytest.raises(PrivacyRefusal, match="delta in 10 rounds"):
+        strategy.settle(Terms(rounds=10, participations=10, **plan), claims)  # type: ignore[arg-type]
+    settled, terms = strategy.settle(Terms(rounds=5, participations=5, **plan), claims)  # type: ignore[arg-type]
+    cost = settled.cost(dpfl.Observer.SERVER, (), 1, terms)
     total = [event.times(5) for event in cost.events]
     assert 0.985 * 4.0 < spend(total, 1e-5, adjacency=cost.adjacency).epsilon <= 4.0
 

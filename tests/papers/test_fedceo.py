@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from scipy.optimize import brentq
 from scipy.stats import norm
+from tests.by_hand import play_clients
 from torch import Tensor
 
 import dpfl
@@ -23,20 +24,22 @@ import dpfl.sim.loop
 from dpfl import testing
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
-from dpfl.core.types import Aggregate, Claims, Cohort, Observer, Record, Rows, State, Terms
+from dpfl.core.types import Aggregate, Claims, Cohort, Observer, Rows, State, Terms
 from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
 from dpfl.engine.process import one_thread
 from dpfl.engine.stacked import Stacked
-from dpfl.methods.fedceo import LowRankMean, LowRankStack, Schedule, smoothness, tensor_svt
+from dpfl.methods.fedceo import Schedule
 from dpfl.models import make_model
+from dpfl.numerics.tensor_svt import smoothness, tensor_svt
 from dpfl.plugs.base import Participant
+from dpfl.plugs.denoise import LowRankMean
+from dpfl.plugs.row_denoise import LowRankStack
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import (
     Plan,
     Run,
     Uplink,
-    client_rounds,
     close_round,
     enrol,
     first_state,
@@ -44,12 +47,14 @@ from dpfl.rounds import (
 )
 from dpfl.rounds.codec import decode_download, decode_upload
 from dpfl.rounds.members import honest_members
+from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.train import run_experiment
 
 LAYOUT = Layout.of(
     {"0.weight": torch.zeros(6, 9), "0.bias": torch.zeros(6), "1.weight": torch.zeros(4, 6)}
 )
+
 HABITS = {"lr": 0.3, "clip": 0.02, "batch_size": 16, "local_steps": 3, "noise_multiplier": 20.0}
 FIVE = dpfl.FixedCohort(size=5)
 
@@ -230,9 +235,8 @@ def test_equal_clients_are_perfectly_smooth(clients: int, seed: int) -> None:
 
 
 def schedule(**changes: object) -> Schedule:
-    return Schedule(
-        **{"interval": 3, "coefficient": 0.5, "growth": 1.0, "layers": "all", **changes}
-    )  # type: ignore[arg-type]
+    same = {"interval": 3, "coefficient": 0.5, "growth": 1.0, "layers": "all"}
+    return Schedule(**{**same, "clip": 1.0, "distributed": True, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -289,17 +293,15 @@ def test_the_noise_in_a_model_is_settled_at_enrolment(
     distributed: bool, tolerated: int, std: float
 ) -> None:
     for kind in (LowRankStack, LowRankMean):
-        plug = kind(
-            schedule=schedule(coefficient=None),
-            clip=0.5,
-            distributed=distributed,
-            tolerated_dropouts=tolerated,
+        plan = schedule(
+            coefficient=None, clip=0.5, distributed=distributed, tolerated_dropouts=tolerated
         )
+        plug = kind(schedule=plan)
         assert plug.resolve(terms(2.0, 16)).schedule.row_std == pytest.approx(std)
 
 
 def test_an_automatic_threshold_needs_to_know_the_noise() -> None:
-    with pytest.raises(ConfigurationError, match="noise was left open"):
+    with pytest.raises(ConfigurationError, match="enrol first"):
         schedule(coefficient=None).threshold(2, 4, 3, 2)
 
 
@@ -366,13 +368,11 @@ def smoothed(models: Tensor, layout: Layout, threshold: float) -> Tensor:
 
 
 def low_rank_stack(**changes: object) -> LowRankStack:
-    return LowRankStack(schedule=schedule(interval=1, **changes), clip=1.0, distributed=True)
+    return LowRankStack(schedule=schedule(interval=1, **changes))
 
 
 def low_rank_mean(clients: int, **changes: object) -> LowRankMean:
-    return LowRankMean(
-        schedule=schedule(interval=1, **changes), clip=1.0, distributed=True, clients=clients
-    )
+    return LowRankMean(schedule=schedule(interval=1, **changes), clients=clients)
 
 
 @given(st.integers(1, 7), st.floats(0.05, 2.0), st.integers(0, 99))
@@ -394,20 +394,20 @@ def test_models_not_updates_are_smoothed_and_the_mean_alone_gives_the_same_globa
             expected[:, block.slice] = models[:, block.slice].mean(dim=0)
     assert torch.allclose((found + origin).double(), expected, atol=1e-5)
     place = Aggregate(vector=rows.matrix.mean(dim=0), model=origin, layout=LAYOUT, round=0)
-    alone, _ = low_rank_mean(clients, coefficient=coefficient)(place)
+    alone, _, _ = low_rank_mean(clients, coefficient=coefficient)({}, place)
     assert torch.allclose(alone, found.mean(dim=0), atol=1e-5)
 
 
 def test_rounds_in_between_are_left_alone() -> None:
     rows = rows_of(normal(4, LAYOUT.size))
-    plug = LowRankStack(schedule=schedule(interval=3), clip=1.0, distributed=True)
+    plug = LowRankStack(schedule=schedule(interval=3))
     found, _, told = plug({}, rows, 1)
     assert found is rows.matrix
     assert told == {}
     assert [plug.personal_starts(round_) for round_ in range(4)] == [False, False, True, False]
-    mean = LowRankMean(schedule=schedule(interval=3), clip=1.0, distributed=True, clients=4)
+    mean = LowRankMean(schedule=schedule(interval=3), clients=4)
     place = Aggregate(vector=rows.matrix[0], model=rows.origin, layout=LAYOUT, round=1)
-    assert torch.equal(mean(place)[0], rows.matrix[0])
+    assert torch.equal(mean({}, place)[0], rows.matrix[0])
 
 
 def test_biases_become_their_mean_whatever_the_threshold() -> None:
@@ -440,7 +440,7 @@ def test_a_tensor_of_which_nothing_would_be_left_is_averaged() -> None:
     assert torch.allclose(found, mean.expand_as(found), atol=1e-5)
     assert told["0.weight/survived"] == [0.0, 0.0, 0.0]
     place = Aggregate(vector=mean, model=rows.origin, layout=LAYOUT, round=0)
-    assert torch.allclose(low_rank_mean(5, coefficient=1e-6)(place)[0], mean, atol=1e-6)
+    assert torch.allclose(low_rank_mean(5, coefficient=1e-6)({}, place)[0], mean, atol=1e-6)
 
 
 def test_the_order_of_clients_matters_and_is_that_of_their_ids() -> None:
@@ -483,10 +483,9 @@ def test_the_record_tells_singular_values_survivors_and_smoothness(clients: int)
 def test_the_pieces_obey_the_laws() -> None:
     testing.check_row_denoiser(low_rank_stack())
     testing.check_denoiser(low_rank_mean(4))
+    place = Aggregate(vector=normal(LAYOUT.size), model=normal(LAYOUT.size), layout=LAYOUT, round=0)
     with pytest.raises(ConfigurationError, match="enrol first"):
-        testing.check_denoiser(
-            LowRankMean(schedule=schedule(interval=2), clip=1.0, distributed=True)
-        )
+        LowRankMean(schedule=schedule(interval=1, coefficient=None), clients=4)({}, place)
 
 
 # ---- rounds ----------------------------------------------------------------------------------------------------------
@@ -517,11 +516,11 @@ def opened(strategy: dpfl.Strategy, rounds: int = 4) -> SimpleNamespace:
     )
 
 
-def play(setting: SimpleNamespace) -> tuple[Plan, list[Uplink], Record]:
+def play(setting: SimpleNamespace) -> tuple[Plan, list[Uplink], RoundRecord]:
     """One round; the setting's state moves on."""
     plan = open_round(setting.agreement, setting.state, setting.run, lambda client: True)
     members = {client: setting.members[client] for client in plan.cohort.ids}
-    uplinks = client_rounds(setting.agreement, setting.run, plan, members, Stacked(), setting.model)
+    uplinks = play_clients(setting.agreement, setting.run, plan, members, Stacked(), setting.model)
     setting.state, record = close_round(
         setting.agreement, setting.state, plan, uplinks, setting.run
     )
@@ -546,7 +545,7 @@ def test_after_smoothing_the_cohort_starts_from_its_own_smoothed_models_and_nobo
     size = setting.layout.size
     plan, uplinks, record = play(setting)
     assert setting.state.starts == {}
-    assert "clean_metrics" not in record.operator
+    assert "clean" not in record.metrics
     plan, uplinks, record = play(setting)
     cohort = plan.cohort.ids
     expected = smoothed(models_sent(setting, plan, uplinks), setting.layout, 0.5)
@@ -557,8 +556,7 @@ def test_after_smoothing_the_cohort_starts_from_its_own_smoothed_models_and_nobo
     assert float((found - found[0]).abs().max()) > 0.01  # they are their own
     assert torch.allclose(after.model.double(), expected.mean(dim=0), atol=1e-5)
     assert (
-        record.operator["clean_metrics"]["smoothness_before"]
-        > record.operator["clean_metrics"]["smoothness_after"]
+        record.metrics["clean"]["smoothness_before"] > record.metrics["clean"]["smoothness_after"]
     )
     # the next round
     plan, uplinks, _ = play(setting)
@@ -822,8 +820,8 @@ def test_the_summary_and_the_strategy_say_which_bill_applies() -> None:
     personal, alone = (
         dpfl.fedceo(**HABITS, personal_starts=personal) for personal in (True, False)
     )
-    assert any("its bill is the server's" in line for line in personal.assumptions)
-    assert not any("its bill is the server's" in line for line in alone.assumptions)
+    assert any("more than a sum" in line for line in personal.assumptions)
+    assert not any("more than a sum" in line for line in alone.assumptions)
     assert "clean rows" in dict(personal.describe())
     assert "denoise" in dict(alone.describe())
 

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from tests.by_hand import play_clients
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -26,7 +27,7 @@ from dpfl import testing
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.grid_noise import SCALE
 from dpfl.core.layout import Layout
-from dpfl.core.types import Aggregate, Observer, Phase, ClientSettings, Terms
+from dpfl.core.types import Aggregate, ClientSettings, Observer, Phase, Terms
 from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
 from dpfl.engine import make_engine
@@ -42,7 +43,6 @@ from dpfl.rounds import (
     Plan,
     Run,
     Uplink,
-    client_rounds,
     close_round,
     enrol,
     first_state,
@@ -50,6 +50,7 @@ from dpfl.rounds import (
 )
 from dpfl.rounds.codec import decode_upload
 from dpfl.rounds.members import honest_members
+from dpfl.runs import result as results
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.train import run_experiment
 
@@ -65,6 +66,7 @@ TERMS = Terms(
     largest_epsilon=1,
     parameters=10,
 )
+
 LAYOUT = Layout.of(
     {"0.weight": torch.zeros(4, 5), "0.bias": torch.zeros(4), "2.weight": torch.zeros(3, 4)}
 )
@@ -122,7 +124,7 @@ def play(setting: SimpleNamespace, engine: str = "stacked") -> tuple[Plan, list[
     """One round; the setting's state and private parts move on."""
     plan = open_round(setting.agreement, setting.state, setting.run, lambda client: True)
     members = {client: setting.members[client] for client in plan.cohort.ids}
-    uplinks = client_rounds(
+    uplinks = play_clients(
         setting.agreement,
         setting.run,
         plan,
@@ -436,7 +438,9 @@ def test_a_model_of_one_layer_is_refused_in_one_sentence_before_anything_is_char
         run_experiment(experiment("centaur", model={"name": "logistic"}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     book = Ledger.open(tmp_path / "book")
-    assert not any(book.history(client, observer) for client in digits().ids for observer in Observer)
+    assert not any(
+        book.history(client, observer) for client in digits().ids for observer in Observer
+    )
     book.close()
 
 
@@ -478,7 +482,7 @@ def test_orthonormalising_keeps_the_span_and_the_biases_and_a_frame_that_is_one(
     start, step = layout.read(model), normal(layout.size, seed=1)
     plug = SharedBody(orthonormal=True)
     place = Aggregate(vector=step, model=start, layout=layout, round=0)
-    update, _ = plug(place)
+    update, _, _ = plug({}, place)
     wanted, found = layout.unflatten(start + step), layout.unflatten(start + update)
     for name in ("1.weight", "2.weight"):
         wide = wanted[name].shape[0] < wanted[name].shape[1]
@@ -486,11 +490,10 @@ def test_orthonormalising_keeps_the_span_and_the_biases_and_a_frame_that_is_one(
         assert torch.allclose(new @ (new.T @ old), old, atol=1e-4)
     assert torch.allclose(found["2.bias"], wanted["2.bias"], atol=1e-6)
     assert torch.equal(found["3.weight"], layout.unflatten(start)["3.weight"])
-    again, _ = plug(
-        Aggregate(vector=torch.zeros(layout.size), model=start + update, layout=layout, round=1)
-    )
+    moved = Aggregate(vector=torch.zeros(layout.size), model=start + update, layout=layout, round=1)
+    again, _, _ = plug({}, moved)
     assert float(again.abs().max()) < 1e-5
-    plain, _ = SharedBody()(place)
+    plain, _, _ = SharedBody()({}, place)
     assert torch.allclose(plain[: layout.head.start], step[: layout.head.start], atol=1e-6)
 
 
@@ -657,10 +660,7 @@ def test_what_is_sent_is_billed_as_udp_fedavg_and_what_stays_is_not(
     assert 20.0 * (1 - 1e-3) < paid.noise_multiplier < 20.0
     assert (paid.sampling, paid.sampling_rate) == ("none", 1.0)
     assert not setting.agreement.amplified
-    assert any(
-        "stays at its client and is not billed" in line
-        for line in setting.agreement.strategy.assumptions
-    )
+    assert any("stays at its client" in line for line in setting.agreement.strategy.assumptions)
     plan, _ = play(setting)
     for client in setting.members:  # who was not drawn has nothing to pay for
         tabs = [
@@ -702,8 +702,8 @@ def test_private_parts_are_what_a_resumed_run_goes_on_from(
     monkeypatch.setattr(
         dpfl.sim.loop.Workers,
         "run",
-        lambda self, round_, downloads, blocks, private, _run=dpfl.sim.loop.Workers.run: _run(
-            self, round_, downloads, blocks, {}
+        lambda self, downloads, blocks, private, _run=dpfl.sim.loop.Workers.run: _run(
+            self, downloads, blocks, {}
         ),
     )
     run_experiment(experiment("ppsgd"), tmp_path / "forgetful")
@@ -750,9 +750,10 @@ def test_clients_own_models_are_tested_on_their_own_records_and_the_summary_says
     common = sum(right(shared, shard.test_features, shard.test_labels) for shard in shards.values())
     assert own != common
     for told in (result.summary, result.history[-1]):
-        assert told["accuracy"] == pytest.approx(own / tested, abs=1e-6)
-        assert told["common_accuracy"] == pytest.approx(common / tested, abs=1e-6)
-    assert result.summary["tested"] == "each client's own model, on its own test records"
+        assert told.scores is not None
+        assert told.scores.accuracy == pytest.approx(own / tested, abs=1e-6)
+        assert told.scores.common_accuracy == pytest.approx(common / tested, abs=1e-6)
+    assert result.summary.tested is results.Tested.PERSONAL
     assert json.loads((tmp_path / "run" / "summary.json").read_text())[
         "common_accuracy"
     ] == pytest.approx(common / tested, abs=1e-6)
@@ -760,8 +761,9 @@ def test_clients_own_models_are_tested_on_their_own_records_and_the_summary_says
 
 def test_where_nothing_stays_at_clients_the_common_model_is_tested(tmp_path: Path) -> None:
     summary = run_experiment(experiment("udp_fedavg"), tmp_path / "run").summary
-    assert summary["tested"] == "the common model, on all clients' test records"
-    assert "common_accuracy" not in summary
+    assert summary.tested is results.Tested.COMMON
+    assert summary.scores.common_accuracy is None
+    assert "common_accuracy" not in summary.to_dict()
     assert private_parts(tmp_path / "run") == {}
 
 

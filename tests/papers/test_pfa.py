@@ -19,8 +19,10 @@ from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Cohort, Rows, Terms, Who
 from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
-from dpfl.methods.pfa import PublicProjection, PublicSplit, PublicSubspace, public_subspace
+from dpfl.methods.pfa import PublicProjection, PublicSubspace
 from dpfl.models import make_model
+from dpfl.numerics.budget_split import BudgetSplit
+from dpfl.numerics.subspace import public_subspace
 from dpfl.plugs.weights import EpsilonWeights
 
 LAYOUT = Layout.of({"weight": torch.zeros(4, 5), "bias": torch.zeros(4)})
@@ -104,7 +106,7 @@ def test_nothing_public_spans_nothing() -> None:
 @pytest.mark.parametrize("rule", ["gmm", "kmeans"])
 def test_clusters_find_the_generous_two_of_twenty(rule: str) -> None:
     epsilons = [0.1 + 0.01 * math.sin(i) for i in range(18)] + [9.9, 10.1]
-    assert PublicSplit(rule=rule)(claims_of(epsilons)) == {"c18", "c19"}
+    assert BudgetSplit(rule=rule)(claims_of(epsilons)) == {"c18", "c19"}
 
 
 @given(
@@ -117,7 +119,7 @@ def test_more_epsilon_never_makes_private(epsilons: list[float], rule: str) -> N
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # two points that are one cluster
-            public = PublicSplit(rule=rule)(claims)
+            public = BudgetSplit(rule=rule)(claims)
     except ConfigurationError:
         return
     least = min(claims[client].epsilon for client in public)
@@ -126,23 +128,23 @@ def test_more_epsilon_never_makes_private(epsilons: list[float], rule: str) -> N
 
 def test_a_threshold_a_share_and_a_list_do_what_they_say() -> None:
     claims = claims_of([0.5, 1.0, 2.0, 4.0, 8.0])
-    assert PublicSplit(rule="threshold", threshold=2.0)(claims) == {"c2", "c3", "c4"}
-    assert PublicSplit(rule="top_fraction", fraction=0.4)(claims) == {"c3", "c4"}
-    assert PublicSplit(rule=("c0", "c3"))(claims) == {"c0", "c3"}
+    assert BudgetSplit(rule="threshold", threshold=2.0)(claims) == {"c2", "c3", "c4"}
+    assert BudgetSplit(rule="top_fraction", fraction=0.4)(claims) == {"c3", "c4"}
+    assert BudgetSplit(rule=("c0", "c3"))(claims) == {"c0", "c3"}
 
 
 @pytest.mark.parametrize(
     ("split", "epsilons", "why"),
     [
-        (PublicSplit(), [1.0] * 6, "all claimed epsilons are equal"),
-        (PublicSplit(rule="threshold", threshold=99.0), [1.0, 2.0], "makes nobody public"),
-        (PublicSplit(rule="threshold", threshold=0.1), [1.0, 2.0], "makes everybody public"),
-        (PublicSplit(rule=("c7",)), [1.0, 2.0], "'c7' is no client"),
-        (PublicSplit(rule="top_fraction"), [1.0], "makes everybody public"),
+        (BudgetSplit(), [1.0] * 6, "all claimed epsilons are equal"),
+        (BudgetSplit(rule="threshold", threshold=99.0), [1.0, 2.0], "makes nobody public"),
+        (BudgetSplit(rule="threshold", threshold=0.1), [1.0, 2.0], "makes everybody public"),
+        (BudgetSplit(rule=("c7",)), [1.0, 2.0], "'c7'"),
+        (BudgetSplit(rule="top_fraction"), [1.0], "makes everybody public"),
     ],
 )
 def test_a_split_that_leaves_nobody_on_one_side_is_refused(
-    split: PublicSplit, epsilons: list[float], why: str
+    split: BudgetSplit, epsilons: list[float], why: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=why):
         split(claims_of(epsilons))
@@ -267,14 +269,13 @@ def trained(strategy: dpfl.Strategy, rounds: int = 5) -> dpfl.Result:
 def test_private_clients_send_one_number_a_tensor_after_the_warm_up() -> None:
     whole, number, tensors = 4 * 650, 4, 2
     lines = trained(dpfl.pfa_plus(**HABITS)).history
-    assert lines[0]["payload_bytes_up"] == 20 * whole
+    assert lines[0].payload_bytes_up == 20 * whole
     for line in lines[1:]:
-        assert line["payload_bytes_up"] == 2 * whole + 18 * number * tensors
-        assert line["bytes_up"] - line["payload_bytes_up"] <= 64 * 20
-        assert line["bytes_down"] > 20 * 2 * whole  # the subspace travels down
+        assert line.payload_bytes_up == 2 * whole + 18 * number * tensors
+        assert line.bytes_up - line.payload_bytes_up <= 64 * 20
+        assert line.bytes_down > 20 * 2 * whole  # the subspace travels down
     assert (
-        sum(line["payload_bytes_up"] for line in trained(dpfl.pfa(**HABITS)).history)
-        == 5 * 20 * whole
+        sum(line.payload_bytes_up for line in trained(dpfl.pfa(**HABITS)).history) == 5 * 20 * whole
     )
 
 
@@ -304,6 +305,6 @@ def test_projecting_recovers_what_plain_averaging_loses_and_so_does_its_compress
 
 def test_cohorts_without_a_public_client_go_on() -> None:
     result = trained(dpfl.pfa_plus(**HABITS, selection=dpfl.FixedCohort(size=6)), 12)
-    assert all(len(line["cohort"]) == 6 for line in result.history)
-    assert any(not line["clean_metrics"]["public"] for line in result.history)
+    assert all(len(line.cohort) == 6 for line in result.history)
+    assert any(not line.metrics["clean"]["public"] for line in result.history)
     assert math.isfinite(result.accuracy)

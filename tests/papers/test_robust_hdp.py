@@ -18,16 +18,14 @@ from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Cohort, Rows
 from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
-from dpfl.methods import robust_hdp as module
-from dpfl.methods.robust_hdp import (
-    NoiseAwareWeights,
-    inverse_weights,
-    moment_estimates,
-    noise_aware_weights,
-    noise_estimates,
-    principal_component_pursuit,
-)
+from dpfl.methods.robust_hdp import NoiseAwareWeights, inverse_weights, noise_aware_weights
 from dpfl.models import make_model
+from dpfl.numerics import noise_estimates as module
+from dpfl.numerics import pursuit
+from dpfl.numerics.noise_estimates import moment_estimates, noise_estimates
+from dpfl.numerics.pursuit import principal_component_pursuit
+from dpfl.privacy.flags import Flag
+from dpfl.rounds.record import RoundRecord
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -114,7 +112,7 @@ def test_a_matrix_that_is_not_finite_is_refused() -> None:
 
 
 def test_a_pursuit_that_did_not_converge_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_ITERATIONS", 2)
+    monkeypatch.setattr(pursuit, "MOST_ITERATIONS", 2)
     _, _, info = principal_component_pursuit(normal(50, 6))
     assert not info.converged
     _, told = noise_estimates(normal(6, 50))
@@ -278,9 +276,12 @@ def trained(
 HABITS = {"lr": 0.5, "clip": 1.0, "batch_size": 16, "local_epochs": 1}
 
 
-def noise_ratio(line: dict[str, dict[str, float]]) -> float:
-    truth = line["simulated_truth"]
-    return truth["aggregate_noise_variance"] / truth["least_noise_variance"]
+def noise_ratio(line: RoundRecord) -> float:
+    truth = line.true_noise
+    assert truth is not None
+    assert truth.aggregate is not None
+    assert truth.ratio == truth.aggregate / truth.least
+    return truth.ratio
 
 
 def test_in_training_the_noise_is_near_the_oracle_s_every_round_and_others_are_far_above() -> None:
@@ -301,8 +302,8 @@ def test_the_true_noise_is_what_an_update_really_carries() -> None:
     """
     result = trained(dpfl.robust_hdp(**HABITS), rounds=1)
     line = result.history[0]
-    estimated = dict(zip(line["arrived"], line["weights_metrics"]["estimated_noise"], strict=True))
-    true = line["simulated_truth"]["noise_variance"]
+    estimated = dict(zip(line.arrived, line.metrics["weights"]["estimated_noise"], strict=True))
+    true = line.true_noise.variances
     noisiest = max(true, key=lambda client: true[client])
     assert estimated[noisiest] == pytest.approx(true[noisiest], rel=0.25)
 
@@ -322,12 +323,15 @@ def test_a_false_claim_changes_nothing_here_and_much_elsewhere() -> None:
             trained(method(**HABITS), misreports=misreports),
         )
         assert lied_to.accuracy < believed.accuracy - 0.05
-        assert any("FALSE CLAIMS" in stamp for stamp in lied_to.summary["stamps"])
+        named = {raised.flag: raised.detail for raised in lied_to.summary.flags}
+        assert "12" in named[Flag.FALSE_CLAIMS]
         spent = {client: line.epsilon for client, line in lied_to.spent.items()}
         assert spent == {client: line.epsilon for client, line in believed.spent.items()}
 
 
-@pytest.mark.parametrize("liars", [{"nobody": 2.0}, {"99": 2.0}, {"12": 0.0}, {"12": float("nan")}])
+@pytest.mark.parametrize(
+    "misreports", [{"nobody": 2.0}, {"99": 2.0}, {"12": 0.0}, {"12": float("nan")}]
+)
 def test_a_liar_that_makes_no_sense_is_refused(misreports: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match="liar"):
         trained(dpfl.weiavg(**HABITS), misreports=misreports)

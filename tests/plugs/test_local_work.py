@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
-from dpfl.core.types import Adjacency, Budget, Claims, Phase, ClientSettings, Terms, Unit
+from dpfl.core.types import Adjacency, Budget, Claims, ClientSettings, Phase, Terms, Unit
 from dpfl.plugs.base import Participant
 from dpfl.plugs.local_work import DpSgd, Sgd
 from dpfl.plugs.sampling import PoissonBatches, sampler
@@ -49,7 +49,7 @@ def whole_plan_cost(phase: Phase, examples: int, participations: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("budget", "examples", "practice"),
+    ("granted", "examples", "client_settings"),
     [
         (1.0, 100, ClientSettings()),
         (0.5, 100, ClientSettings()),
@@ -136,7 +136,7 @@ CLAIMS = {
 
 def test_a_uniform_plan_gives_everyone_the_median_clients_noise() -> None:
     uniform = DpSgd(client_settings=PRACTICE, clip=1.0, spending="uniform")
-    terms = uniform.agree(TERMS, CLAIMS)
+    terms = uniform.resolve_terms(TERMS, CLAIMS)
     noises = {
         client: uniform.phases(terms, participant(claim.epsilon))[0].noise_multiplier
         for client, claim in CLAIMS.items()
@@ -149,7 +149,7 @@ def test_an_even_number_of_clients_takes_the_lower_of_the_two_middle_ones() -> N
     uniform = DpSgd(client_settings=PRACTICE, clip=1.0, spending="uniform")
     four = {**CLAIMS, "d": Claims(epsilon=2.0, delta=DELTA, examples=100)}
     assert (
-        uniform.agree(TERMS, four).noise_multiplier
+        uniform.resolve_terms(TERMS, four).noise_multiplier
         == WORK.phases(TERMS, participant(1.0))[0].noise_multiplier
     )
 
@@ -171,7 +171,7 @@ def test_no_lie_of_one_client_stops_a_uniform_plan(field: str, lie: float) -> No
     least = WORK.phases(TERMS, participant(8.0))[0].noise_multiplier
     for misreport in CLAIMS:
         claims = {**CLAIMS, misreport: replace(CLAIMS[misreport], **{field: lie})}
-        noise = uniform.agree(TERMS, claims).noise_multiplier
+        noise = uniform.resolve_terms(TERMS, claims).noise_multiplier
         assert noise is not None
         assert least <= noise <= most
 
@@ -179,7 +179,7 @@ def test_no_lie_of_one_client_stops_a_uniform_plan(field: str, lie: float) -> No
 def test_other_plans_agree_on_no_common_noise() -> None:
     for spending in ("heterogeneous", "smallest", "largest"):
         work = DpSgd(client_settings=PRACTICE, clip=1.0, spending=spending)  # type: ignore[arg-type]
-        assert work.agree(TERMS, CLAIMS).noise_multiplier is None
+        assert work.resolve_terms(TERMS, CLAIMS).noise_multiplier is None
 
 
 @pytest.mark.parametrize("own", [0.4, 0.5, 1.0, 8.0])
@@ -260,7 +260,7 @@ def test_plain_sgd_hides_nothing_and_a_ball_is_no_bound_to_bill() -> None:
 
 
 @pytest.mark.parametrize(
-    "practice",
+    "client_settings",
     [
         ClientSettings(local_steps=10, lr=0.1),
         ClientSettings(batch_size=8, local_steps=10),

@@ -13,7 +13,7 @@ from pathlib import Path
 from scipy import optimize, special
 
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
-from dpfl.privacy.costs import PrivacyCost, Charge, PrivacyPlan
+from dpfl.privacy.costs import Charge, PrivacyCost, PrivacyPlan
 from dpfl.privacy.events import Event
 from dpfl.privacy.ledger import Ledger
 
@@ -50,7 +50,9 @@ def plans_of(charges: Sequence[Charge], releases: int = 100) -> list[PrivacyPlan
 
 
 def pay(ledger: Ledger, run: str, round_: int, charges: Sequence[Charge]) -> frozenset[str]:
-    """Plan a hundred such rounds, as a run does at first, and charge one; returns who was refused."""
+    """Plan a hundred such rounds, as a run does at first, and charge one; returns who
+    was refused.
+    """
     refused = ledger.commit(run, plans_of(charges))
     return refused | ledger.charge(
         run, round_, [one for one in charges if one.account not in refused]

@@ -16,7 +16,7 @@ import pytest
 
 from dpfl.core.types import Adjacency
 from dpfl.privacy import cache, calibrate
-from dpfl.privacy.accountant import spend, within
+from dpfl.privacy.accountant import quick_epsilon, spend
 from dpfl.privacy.events import Event
 
 DELTA, BATCH, ROUNDS = 1e-5, 32, 20
@@ -65,12 +65,14 @@ def statements(count: int) -> float:
 
 
 def growing(rounds: int) -> float:
-    """CPU seconds of asking, after each of ``rounds`` rounds, whether a growing history still fits."""
+    """CPU seconds of asking, after each of ``rounds`` rounds, whether a growing
+    history still fits.
+    """
     event = Event(noise_multiplier=1.2, sampling="poisson", sampling_rate=0.02, steps=1)
     cache.forget()
     began = time.process_time()
     for count in range(1, rounds + 1):
-        within((event.times(50 * count),), 8.0, DELTA, adjacency=Adjacency.ADD_REMOVE)
+        quick_epsilon((event.times(50 * count),), DELTA, adjacency=Adjacency.ADD_REMOVE)
     return time.process_time() - began
 
 

@@ -24,7 +24,7 @@ def epsilons(budgets: dict[str, Budget]) -> list[float]:
     return [budget.epsilon for budget in budgets.values()]
 
 
-# ---- distributions --------------------------------------------------------------------------------------------------
+# ---- distributions -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -104,7 +104,7 @@ def test_a_distribution_has_the_range_and_mean_it_is_named_for(
     assert sum(values) / len(values) == pytest.approx(mean, rel=0.15)
 
 
-# ---- numbers, lists, mappings ---------------------------------------------------------------------------------------
+# ---- numbers, lists, mappings --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_deltas_may_differ_between_clients(delta: object) -> None:
     assert [budgets[client].delta for client in IDS] == [1e-5, 1e-6, 1e-7]
 
 
-# ---- files ----------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_delta_in_the_file_wins_over_the_common_one(tmp_path: Path, name: str,
     assert [budgets[client].delta for client in IDS] == [1e-5, 1e-6, 1e-7]
 
 
-# ---- refusals: one configuration error each -------------------------------------------------------------------------
+# ---- refusals: one configuration error each ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_folder_in_place_of_a_file_is_one_clear_error(tmp_path: Path) -> None:
         make_budgets(str(tmp_path / "b.csv"), 1e-5, IDS, SEED)
 
 
-# ---- spending plans -------------------------------------------------------------------------------------------------
+# ---- spending plans ------------------------------------------------------------------------------
 
 
 TERMS = Terms(

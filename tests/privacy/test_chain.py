@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.privacy.ledgers import SERVER, WORLD, cost, charge, set_budgets, plan
+from tests.privacy.ledgers import SERVER, WORLD, charge, cost, plan, set_budgets
 
 from dpfl.core.errors import LedgerError
 from dpfl.privacy.chain import TABLES, Entry, Head, digest_of, first_head, head_path, read_head

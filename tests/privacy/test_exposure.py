@@ -226,22 +226,6 @@ def test_the_sampling_is_written_into_the_event(exposure: Exposure, rate: float)
     assert (plain.sampling, plain.sampling_rate) == ("none", 1.0)
 
 
-def test_mixing_units_is_refused() -> None:
-    record, client = (
-        Exposure(unit=Unit.RECORD, paid=PAID),
-        Exposure(unit=Unit.CLIENT).clipped(1.0).noised(1.0),
-    )
-    for one, other in ((record, client), (client, record)):
-        with pytest.raises(PrivacyRefusal, match="exposure meets"):
-            one.mixed_with(other)
-
-
-def test_what_two_pieces_paid_for_one_unit_is_all_billed() -> None:
-    one = Exposure(unit=Unit.RECORD, paid=PAID[:1])
-    other = Exposure(unit=Unit.RECORD, paid=PAID[1:])
-    assert one.mixed_with(other).events() == PAID
-
-
 @pytest.mark.parametrize("clip", [0.0, -1.0, math.nan])
 def test_a_clip_that_is_no_positive_number_is_refused(clip: float) -> None:
     with pytest.raises(ConfigurationError, match="clip"):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import optimize
 from scipy.special import ndtr
-from tests.privacy.ledgers import DELTA, SERVER, cost, charge, exact_epsilon, plan
+from tests.privacy.ledgers import DELTA, SERVER, charge, cost, exact_epsilon, plan
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Adjacency, Budget, Unit
@@ -77,7 +77,9 @@ class Option:
 
 
 def adaptive_delta(epsilon: float, first: float, options: Sequence[Option]) -> float:
-    """Delta of: release with noise ``first``, look at it, take the option that distinguishes best."""
+    """Delta of: release with noise ``first``, look at it, take the option that
+    distinguishes best.
+    """
     mu, found = 1 / first, []
     for removed in (True, False):
         centre = mu if removed else 0.0
@@ -133,7 +135,7 @@ def accepted(rule: FilterName, first: float, option: Option) -> bool:
     return True
 
 
-# ---- the adversary -----------------------------------------------------------------------------------------
+# ---- the adversary -------------------------------------------------------------------------------
 
 
 def test_composing_what_was_realised_is_exceeded_by_two_stages_and_four_options() -> None:
@@ -196,7 +198,7 @@ def test_no_two_stage_adversary_exceeds_the_budget(
         assert adaptive_epsilon(first, options) <= 1.0
 
 
-# ---- what is admitted --------------------------------------------------------------------------------------
+# ---- what is admitted ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", RULES)

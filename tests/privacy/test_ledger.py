@@ -17,19 +17,19 @@ from tests.privacy.ledgers import (
     DELTA,
     SERVER,
     WORLD,
-    cost,
     cap_for,
     charge,
-    set_budgets,
+    cost,
     history,
     pay,
     plan,
+    set_budgets,
 )
 
 from dpfl.core.errors import LedgerError, PrivacyRefusal
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy.accountant import spend
-from dpfl.privacy.costs import PrivacyCost, Charge, AccountHistory, account_history
+from dpfl.privacy.costs import AccountHistory, Charge, PrivacyCost, account_history
 from dpfl.privacy.events import Event, merged
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger import Ledger
@@ -44,7 +44,7 @@ def ledger() -> Iterator[Ledger]:
     made.close()
 
 
-# ---- charging ----------------------------------------------------------------------------------------------
+# ---- charging ------------------------------------------------------------------------------------
 
 
 def test_the_events_derived_from_storage_are_those_charged() -> None:
@@ -165,7 +165,7 @@ def test_the_last_round_is_that_of_the_run_asked_for(ledger: Ledger) -> None:
     assert ledger.last_round("run") == 5
 
 
-# ---- replays -----------------------------------------------------------------------------------------------
+# ---- replays -------------------------------------------------------------------------------------
 
 
 def test_a_replay_with_the_same_bill_and_draw_is_free(ledger: Ledger) -> None:
@@ -223,7 +223,7 @@ def test_the_same_round_of_another_run_account_or_observer_is_another_key(ledger
     assert history(ledger, "b") == (Event(noise_multiplier=10.0),)
 
 
-# ---- grants ------------------------------------------------------------------------------------------------
+# ---- grants --------------------------------------------------------------------------------------
 
 
 def test_the_same_budget_may_be_written_again(ledger: Ledger) -> None:
@@ -262,7 +262,7 @@ def test_a_budget_that_names_its_own_unit_and_observer_keeps_them(ledger: Ledger
     assert ledger.budgets() == {"a": own}
 
 
-# ---- observers ---------------------------------------------------------------------------------------------
+# ---- observers -----------------------------------------------------------------------------------
 
 
 def test_what_the_server_sees_covers_the_world_where_the_world_was_not_planned_apart(
@@ -337,7 +337,9 @@ def test_a_grant_against_the_server_is_not_touched_by_the_worlds_bills(ledger: L
 def test_an_account_refused_against_one_observer_is_charged_against_none(
     ledger: Ledger, against: Observer, first: Observer
 ) -> None:
-    """It takes no part in the round; and a server's bill left alone would be read as the world's."""
+    """It takes no part in the round; and a server's bill left alone would be read as
+    the world's.
+    """
     set_budgets(ledger, 1, observer=against)
     costs = {SERVER: cost(10.0 if against is SERVER else 2.0), WORLD: cost(10.0)}
     order = [first, WORLD if first is SERVER else SERVER]
@@ -349,7 +351,7 @@ def test_an_account_refused_against_one_observer_is_charged_against_none(
     assert spent.epsilon <= ledger.budgets()["a"].epsilon
 
 
-# ---- populations -------------------------------------------------------------------------------------------
+# ---- populations ---------------------------------------------------------------------------------
 
 
 def test_one_row_bills_every_member_of_a_population(ledger: Ledger) -> None:
@@ -376,7 +378,9 @@ def test_a_population_is_named_by_its_members_and_not_by_their_order(ledger: Led
 def test_populations_whose_names_contain_the_separator_bill_their_own_members(
     ledger: Ledger,
 ) -> None:
-    """Membership is stored once under a digest: of two crowds with one digest, one would go free."""
+    """Membership is stored once under a digest: of two crowds with one digest, one
+    would go free.
+    """
     for number, crowd in enumerate((["a", "b"], ["a\x1fb"])):
         pay(ledger, "run", number, [charge(ledger.population(crowd))])
     assert (
@@ -452,7 +456,7 @@ def test_a_member_with_a_world_plan_of_its_own_does_not_stand_for_the_others(
     assert refused == [frozenset()] * 2 + [frozenset({crowd})] * 2
 
 
-# ---- units and adjacencies ---------------------------------------------------------------------------------
+# ---- units and adjacencies -----------------------------------------------------------------------
 
 
 def test_a_history_is_read_under_the_strongest_adjacency_any_bill_states(ledger: Ledger) -> None:
@@ -487,7 +491,9 @@ def test_units_meet_only_as_records_under_replace_one() -> None:
 
 
 def test_a_client_level_history_also_protects_records() -> None:
-    """As the docstring of adjacency_as says; whether it stands alone or beside a record-level bill."""
+    """As the docstring of adjacency_as says; whether it stands alone or beside a
+    record-level bill.
+    """
     alone = account_history([(cost(unit=Unit.CLIENT), 2)])
     assert alone is not None and alone.adjacency_as(Unit.CLIENT)
     assert alone.adjacency_as(Unit.RECORD)
@@ -514,7 +520,7 @@ def test_a_bill_reads_back_as_it_was_written(parts: list[tuple[float, Unit, int]
         assert PrivacyCost.from_json(what.to_json()) == what
 
 
-# ---- pre-checks --------------------------------------------------------------------------------------------
+# ---- pre-checks ----------------------------------------------------------------------------------
 
 
 def test_the_pre_check_charges_nothing_and_agrees_with_the_charge(ledger: Ledger) -> None:

@@ -1,4 +1,6 @@
-"""The file of a ledger: found as it was left, made once, refused when anything about it is wrong."""
+"""The file of a ledger: found as it was left, made once, refused when anything about
+it is wrong.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from pathlib import Path
 import pytest
 from tests.privacy.ledgers import (
     SERVER,
-    cost,
     charge,
     charged_rounds,
-    set_budgets,
+    cost,
     history,
     pay,
     plan,
+    set_budgets,
 )
 
 from dpfl.core.errors import LedgerError
@@ -37,7 +39,7 @@ def path(tmp_path: Path) -> Path:
     return where
 
 
-# ---- the file ----------------------------------------------------------------------------------------------
+# ---- the file ------------------------------------------------------------------------------------
 
 
 def test_a_ledger_is_found_as_it_was_left(path: Path) -> None:
@@ -169,7 +171,7 @@ def test_a_ledger_made_where_an_old_one_left_its_write_ahead_log_is_empty_and_wh
     fresh.close()
 
 
-# ---- backups -----------------------------------------------------------------------------------------------
+# ---- backups -------------------------------------------------------------------------------------
 
 
 def test_a_backup_of_a_ledger_in_use_holds_everything_charged_so_far(tmp_path: Path) -> None:

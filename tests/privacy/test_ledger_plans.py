@@ -1,4 +1,6 @@
-"""A plan is committed before its first release; a release uses up one entry of it, or is refused."""
+"""A plan is committed before its first release; a release uses up one entry of it, or
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ from tests.privacy.ledgers import (
     DELTA,
     SERVER,
     WORLD,
-    cost,
     cap_for,
     charge,
-    set_budgets,
+    cost,
     history,
     plan,
+    set_budgets,
 )
 
 from dpfl.core.errors import ConfigurationError, LedgerError
@@ -50,7 +52,7 @@ def ledger(request: pytest.FixtureRequest) -> Iterator[Ledger]:
         yield ledger
 
 
-# ---- under any filter --------------------------------------------------------------------------------------
+# ---- under any filter ----------------------------------------------------------------------------
 
 
 def test_a_release_without_a_plan_is_an_error_and_changes_nothing(ledger: Ledger) -> None:
@@ -179,7 +181,7 @@ def test_the_number_that_is_affordable_can_be_committed_and_one_more_cannot(ledg
     assert line.epsilon <= line.budget
 
 
-# ---- whole prices ------------------------------------------------------------------------------------------
+# ---- whole prices --------------------------------------------------------------------------------
 
 
 def test_an_allotment_is_taken_at_once_and_never_given_back() -> None:
@@ -266,7 +268,7 @@ def test_a_population_is_committed_only_if_every_member_can_pay() -> None:
         assert ledger.commit("other", [plan("a", releases=1), plan("c", releases=1)]) == {"a"}
 
 
-# ---- the world and the server ------------------------------------------------------------------------------
+# ---- the world and the server --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -299,7 +301,7 @@ def test_an_account_refused_against_one_adversary_is_planned_against_none() -> N
         assert ledger.plans("a") == []
 
 
-# ---- effort ------------------------------------------------------------------------------------------------
+# ---- effort --------------------------------------------------------------------------------------
 
 
 def test_accounts_with_equal_questions_share_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from tests.privacy.ledgers import cap_for
 from dpfl.core.errors import DiskError, DpflError, LedgerError
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy import chain
-from dpfl.privacy.costs import PrivacyCost, Charge, PrivacyPlan
+from dpfl.privacy.costs import Charge, PrivacyCost, PrivacyPlan
 from dpfl.privacy.events import Event
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger import Ledger
@@ -65,7 +65,9 @@ def steps_on_tab(path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def processes() -> ForkServerContext:
-    """Children that share nothing with the test but the file; libraries are imported once for all."""
+    """Children that share nothing with the test but the file; libraries are imported
+    once for all.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["dpfl.privacy.ledger", "dp_accounting.pld", "dp_accounting.rdp"]
@@ -73,7 +75,7 @@ def processes() -> ForkServerContext:
     return context
 
 
-# ---- the children ------------------------------------------------------------------------------------------
+# ---- the children --------------------------------------------------------------------------------
 
 
 def spend_all(path: Path, run: str, tries: int, gate: object, results: object) -> None:
@@ -126,7 +128,7 @@ def charge_until_the_disk_is_full(path: Path, largest_file: int, results: object
             results.put((repr(error), 1, acknowledged))  # type: ignore[attr-defined]
 
 
-# ---- the tests ---------------------------------------------------------------------------------------------
+# ---- the tests -----------------------------------------------------------------------------------
 
 
 def test_eight_processes_on_one_ledger_spend_exactly_the_cap(
@@ -244,7 +246,7 @@ def test_a_full_disk_is_reported_and_keeps_every_acknowledged_charge(
     assert steps_on_tab(path) == len(charged) + 1
 
 
-# ---- plans, heads and snapshots ----------------------------------------------------------------------------
+# ---- plans, heads and snapshots ------------------------------------------------------------------
 
 
 def commit_half(path: Path, run: str, gate: object, results: object) -> None:

@@ -117,7 +117,9 @@ def exact_delta(step: Step, epsilon: float, *, reverse: bool) -> float:
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9, 1e-12])
 def test_very_small_deltas_are_not_lost_to_rounding(delta: float) -> None:
-    """A rate of nearly 1 is nearly the Gaussian mechanism, whose epsilon is known in closed form."""
+    """A rate of nearly 1 is nearly the Gaussian mechanism, whose epsilon is known in
+    closed form.
+    """
     nearly = Event(noise_multiplier=20.0, sampling="poisson", sampling_rate=1 - 1e-9, steps=1000)
     exact = spend(
         (Event(noise_multiplier=20.0, steps=1000),), delta, adjacency=Adjacency.ADD_REMOVE

@@ -12,7 +12,8 @@ from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Adjacency
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.events import Event
-from dpfl.privacy.renyi import ORDERS, gaussian_mu, renyi_admits, renyi_costs, renyi_epsilon
+from dpfl.privacy.gaussian import gaussian_mu
+from dpfl.privacy.renyi import ORDERS, renyi_admits, renyi_costs, renyi_epsilon
 
 ADD_REMOVE, REPLACE_ONE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 BUDGETS = [(epsilon, delta) for epsilon in (0.1, 0.3, 1.0, 3.0, 10.0) for delta in (1e-5, 1e-7)]

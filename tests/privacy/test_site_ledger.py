@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.privacy.ledgers import SERVER, cost, charge, set_budgets, plan
+from tests.privacy.ledgers import SERVER, charge, cost, plan, set_budgets
 
 from dpfl.core.errors import LedgerError
 from dpfl.privacy.site_ledger import Answered, SiteLedger

@@ -15,7 +15,7 @@ from tests.privacy.ledgers import exact_epsilon
 
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy.accountant import spend
-from dpfl.privacy.costs import PrivacyCost, Charge, PrivacyPlan
+from dpfl.privacy.costs import Charge, PrivacyCost, PrivacyPlan
 from dpfl.privacy.events import Event
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger import Ledger
@@ -204,7 +204,9 @@ def test_a_private_statement_is_written_with_plain_numbers(ledger: Ledger) -> No
 
 @pytest.mark.parametrize("rule", ["renyi", "gaussian"])
 def test_where_studies_pay_as_they_go_the_budget_is_what_is_guaranteed(rule: FilterName) -> None:
-    """A study that stops when its loss is large exceeds what it has used so far, never the budget."""
+    """A study that stops when its loss is large exceeds what it has used so far, never
+    the budget.
+    """
     with closing(Ledger.create(":memory:", "test", filter=rule)) as ledger:
         ledger.set_budgets(
             {"a": Budget(epsilon=3.0, delta=1e-5)}, unit=Unit.CLIENT, observer=SERVER

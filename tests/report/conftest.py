@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from dpfl.cli.main import run_command
+from dpfl.plugs.figures import FigureKind, FigureSpec
 from dpfl.report.page import write_report
 from dpfl.report.printing import browser as found_browser
 from dpfl.report.reading import of_folders
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.train import run_experiment
+from dpfl.strategy import Strategy
 from tests.conftest import require
 
 BASE: dict[str, Any] = {
@@ -39,6 +41,101 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "dp_fed_ls": {"method": {"name": "dp_fed_ls"}, "run": {"cohort": 0.5, "rounds": 4}},
 }
+
+
+SPECS: dict[str, list[tuple[str, FigureSpec]]] = {
+    "robust_hdp": [
+        (
+            "weights",
+            FigureSpec(
+                name="noise-estimates",
+                title="estimated and true noise",
+                kind=FigureKind.AGAINST_TRUE_NOISE,
+                metrics={"estimated_noise": "clients"},
+                x_label="true noise variance",
+                y_label="estimated",
+                caption="Only ratios between clients matter.",
+            ),
+        )
+    ],
+    "pfa": [
+        (
+            "clean",
+            FigureSpec(
+                name="subspace",
+                title="energy inside the public subspace",
+                kind=FigureKind.BY_ROUND,
+                metrics={"private_energy_kept": "private", "public_energy_kept": "public"},
+                y_label="share of the squared norm",
+                caption="What a projection keeps.",
+                log_y=True,
+            ),
+        ),
+        (
+            "clean",
+            FigureSpec(
+                name="public-spectrum",
+                title="spectrum of the public updates",
+                kind=FigureKind.SPECTRUM,
+                metrics={"/spectrum": "spectrum"},
+                x_label="direction",
+                y_label="singular value",
+                caption="Tensor by tensor.",
+                log_y=True,
+            ),
+        ),
+    ],
+    "fedceo": [
+        (
+            "clean",
+            FigureSpec(
+                name="spectrum",
+                title="spectrum and threshold",
+                kind=FigureKind.SPECTRUM,
+                metrics={"/singular_values": "spectrum"},
+                x_label="direction",
+                y_label="singular value",
+                caption="What is below the dashed line is taken away.",
+                threshold="/threshold",
+            ),
+        ),
+        (
+            "clean",
+            FigureSpec(
+                name="smoothness",
+                title="roughness",
+                kind=FigureKind.CLIENT_MAP,
+                metrics={"smoothness_map_before": "before", "smoothness_map_after": "after"},
+                x_label="client",
+                y_label="class",
+                caption="Small is smooth.",
+            ),
+        ),
+    ],
+    "dp_fed_ls": [
+        (
+            "noise",
+            FigureSpec(
+                name="central-noise",
+                title="noise and update",
+                kind=FigureKind.BY_ROUND,
+                metrics={"norm": "noise", "norm_after": "after", "update_norm": "update"},
+                y_label="norm",
+                caption="Where the update is no longer than the noise, little is learned.",
+                log_y=True,
+            ),
+        )
+    ],
+}
+"""One declared figure of every kind, of metrics that these methods report."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _declared() -> Iterator[None]:
+    """Methods declare these figures, whatever their components declare themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Strategy, "figures", lambda strategy: SPECS.get(strategy.name, []))
+        yield
 
 
 def experiment_of(**changes: Any) -> Experiment:

@@ -128,7 +128,7 @@ def test_tiles_equal_the_summary_exactly(run_page: tuple[Seen, Path]) -> None:
     if spent:
         expected |= {"spent-median": spent["median"], "spent-largest": spent["largest"]}
     if granted:
-        expected |= {"granted-median": granted["median"]}
+        expected |= {"budget-median": granted["median"]}
     found = seen.page.evaluate(FACTS)
     assert found == {name: str(value) for name, value in expected.items()}
     assert f"{100 * told['accuracy']:.1f} %" in seen.page.inner_text("[data-fact=accuracy]")
@@ -175,9 +175,9 @@ def test_the_plotted_accuracy_is_the_record_s(run_page: tuple[Seen, Path]) -> No
 def test_stamps_and_the_experiment_are_on_the_page(run_page: tuple[Seen, Path]) -> None:
     seen, folder = run_page
     stamps = seen.page.evaluate(
-        "() => [...document.querySelectorAll('.stamp')].map((one) => one.textContent)"
+        "() => [...document.querySelectorAll('.flag')].map((one) => one.textContent)"
     )
-    assert sorted(stamps) == sorted(summary_of(folder)["stamps"])
+    assert sorted(stamps) == sorted(flag["text"] for flag in summary_of(folder)["flags"])
     assert "NOT PRIVATE" in stamps[0]
     assert seen.page.text_content("pre") == (folder / "experiment.toml").read_text()
 
@@ -445,7 +445,7 @@ def test_the_live_page_follows_the_run_by_itself_to_its_end(
         (place / "summary.json").unlink()
         (place / "rounds.jsonl").write_text("".join(lines[:2]) + lines[2][:60])
         seen.page.wait_for_selector("[data-fact=rounds-done][data-value='2']", timeout=20_000)
-        assert seen.page.inner_text("h1") == "weiavg: going on"
+        assert seen.page.inner_text("h1") == "weiavg: running"
         seen.page.wait_for_function(f"({points})() === 2", timeout=20_000)
         (place / "rounds.jsonl").write_text("".join(lines[:4]))
         seen.page.wait_for_selector("[data-fact=rounds-done][data-value='4']", timeout=20_000)

@@ -7,16 +7,23 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 import pytest
 
+from dpfl.plugs.figures import FigureKind, FigureSpec
 from dpfl.report.charts import Chart, Heat, Series
+from dpfl.report.diagnostics import diagnostics
+from dpfl.report.inputs import ReportInput, ReportRun
 from dpfl.report.interactive import specification
-from dpfl.report.page import all_charts, full_page, going_on_page, render
-from dpfl.report.reading import Material, of_folders, read_run
+from dpfl.report.page import all_charts, full_page, running_page
+from dpfl.report.reading import of_folders, read_run
+from dpfl.report.rendering import render
+from dpfl.rounds.record import RoundRecord, TrueNoise
+from dpfl.strategy import Strategy
 from tests.report.conftest import METHODS, copied, grown, renamed, rounds_of, summary_of
 
 
@@ -29,10 +36,10 @@ def charts_of(folder: Path) -> dict[str, Chart]:
     return by_name
 
 
-def units_of(material: Material) -> dict[str, str]:
+def units_of(material: ReportInput) -> dict[str, str]:
     """By label; methods that protect nobody belong to all units."""
     return {
-        label: "any" if runs[0].summary["observer"] == "nobody" else runs[0].summary["unit"]
+        label: str(runs[0].promise.unit) if runs[0].protects else "any"
         for case in material.cases
         for label, runs in case.methods.items()
     }
@@ -200,7 +207,7 @@ def test_a_sweep_s_curve_goes_over_the_field_and_its_bands_over_seeds(sweep: Pat
     assert (curve.x_label, series.name) == ("budgets.scale", "weiavg")
     assert (series.x, curve.log_x) == ([0.1, 1, 2], True)
     for case, mean in zip(material.cases, series.y, strict=True):
-        own = [100 * run.summary["accuracy"] for run in case.methods["weiavg"]]
+        own = [100 * run.result.accuracy for run in case.methods["weiavg"]]
         assert mean == pytest.approx(statistics.mean(own))
     assert series.low is not None
 
@@ -232,7 +239,7 @@ def test_weights_stand_beside_those_that_leave_the_least_noise(
 
 
 def test_noise_left_is_never_below_the_least(weiavg: Path) -> None:
-    (series,) = charts_of(weiavg)["noise-left-weiavg"].series
+    (series,) = charts_of(weiavg)["noise-ratio-weiavg"].series
     truths = [line["simulated_truth"] for line in rounds_of(weiavg)]
     assert series.y == [t["aggregate_noise_variance"] / t["least_noise_variance"] for t in truths]
     assert min(series.y) >= 1 - 1e-6
@@ -297,8 +304,7 @@ def test_central_noise_stands_beside_the_update_it_hides(dp_fed_ls: Path) -> Non
 def test_bytes_add_up_to_the_summary_s_and_stages_to_the_timings(weiavg: Path) -> None:
     charts, told = charts_of(weiavg), summary_of(weiavg)
     up, down = charts["bytes"].series
-    assert up.y[-1] * 2**20 == told["bytes_up"] and down.y[-1] * 2**20 == told["bytes_down"]
-    assert up.y == sorted(up.y)
+    assert [y * 2**20 for y in (*up.y, *down.y)] == [told["bytes_up"], told["bytes_down"]]
     timings = [json.loads(line) for line in (weiavg / "timings.jsonl").read_text().splitlines()]
     stages = {series.name: series.y for series in charts["seconds"].series}
     assert list(stages) == ["open", "clients", "close", "evaluate"]
@@ -307,11 +313,104 @@ def test_bytes_add_up_to_the_summary_s_and_stages_to_the_timings(weiavg: Path) -
     ]
 
 
-def test_many_methods_have_bars_instead_of_lines(comparison: Path) -> None:
+def test_every_method_has_its_bars(comparison: Path) -> None:
     up, _ = charts_of(comparison)["bytes"].series
     assert (up.kind, up.x) == ("bars", ["fedavg", "fedavg_dp", "weiavg", "robust_hdp", "dp_fed"])
     runs = {label: runs[0] for label, runs in of_folders([comparison]).cases[0].methods.items()}
-    assert [y * 2**20 for y in up.y] == [runs[label].summary["bytes_up"] for label in up.x]
+    assert [y * 2**20 for y in up.y] == [runs[label].result.bytes_up for label in up.x]
+
+
+# -- what components declare -----------------------------------------------------------------------
+
+
+def drawn_by(
+    run: ReportRun, slot: str, monkeypatch: pytest.MonkeyPatch, **spec: Any
+) -> list[Chart]:
+    """The figures of one declaration."""
+    own = FigureSpec(**{"name": "own", "title": "own", "caption": "c.", "y_label": "y", **spec})
+    monkeypatch.setattr(Strategy, "figures", lambda strategy: [(slot, own)])
+    return [chart for chart in diagnostics("m", run) if chart.name.startswith("own")]
+
+
+def rounds(*metrics: dict[str, Any], slot: str = "clean") -> list[RoundRecord]:
+    names = ("a", "b")
+    truth = TrueNoise(variances={"a": 1.0, "b": 4.0}, weights={"a": 0.8, "b": 0.2}, least=1.0)
+    return [
+        RoundRecord(
+            round=number, cohort=names, arrived=names, metrics={slot: own} if own else {},
+            weights={"a": 0.5, "b": 0.5}, update_norm=3.0, true_noise=truth,
+        )
+        for number, own in enumerate(metrics)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", list(FigureKind))
+def test_a_component_that_reports_nothing_has_no_figure(
+    kind: FigureKind, weiavg: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for history in ([], rounds({}, {}), rounds({"other": 1.0}, {"m": "words"})):
+        run = replace(read_run(weiavg), history=history)
+        metrics = {"m": "metric", "update_norm": "update"}
+        found = drawn_by(run, "clean", monkeypatch, kind=kind, metrics=metrics)
+        assert [one for one in found if one.series and one.series[0].name == "metric"] == []
+        assert not [one for one in found if one.heat]
+
+
+def test_rounds_that_report_nothing_are_gaps(weiavg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = replace(read_run(weiavg), history=rounds({"m": 1.0}, {}, {"m": 2}))
+    kind = FigureKind.BY_ROUND
+    (chart,) = drawn_by(run, "clean", monkeypatch, kind=kind, metrics={"m": "metric"})
+    assert [(one.name, one.x, one.y) for one in chart.series] == [("metric", [1, 3], [1.0, 2.0])]
+    assert drawn_by(run, "weights", monkeypatch, kind=kind, metrics={"m": "metric"}) == []
+
+
+def test_a_spectrum_is_the_first_slice_of_the_last_round(
+    weiavg: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"w/values": [5.0, 4.0, 3.0, 2.0], "w/slices": 2, "w/level": 4.5, "v/values": [1.0]}
+    run = replace(read_run(weiavg), history=rounds({"w/values": [9.0]}, told, {}))
+    spec = {"kind": FigureKind.SPECTRUM, "metrics": {"/values": "values"}, "threshold": "/level"}
+    (chart,) = drawn_by(run, "clean", monkeypatch, **spec)
+    assert [(one.name, one.x, one.y, one.kind) for one in chart.series] == [
+        ("w", [1, 2], [5.0, 4.0], "line"),
+        ("w, threshold", [1, 2], [4.5, 4.5], "dashes"),
+        ("v", [1], [1.0], "line"),
+    ]
+    assert chart.title == "m: own, round 2"
+
+
+def test_estimates_stand_over_the_truth_with_their_proportion(
+    weiavg: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = replace(read_run(weiavg), history=rounds({"m": [2.0, 8.0]}, {"m": [4.0, 8.0]}))
+    kind = FigureKind.AGAINST_TRUE_NOISE
+    (chart,) = drawn_by(run, "clean", monkeypatch, kind=kind, metrics={"m": "metric"})
+    points, line = chart.series
+    assert (points.text, points.x, points.y) == (["a", "b"], [1.0, 4.0], [3.0, 8.0])
+    assert (line.x, line.y) == ([1.0, 4.0], [2.5, 10.0])
+    assert chart.log_x and chart.log_y
+
+
+def test_a_map_has_a_column_per_client_and_a_figure_per_metric(
+    weiavg: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"m": [1.0, 2.0, 3.0, 4.0], "n": [5.0, 6.0]}
+    run = replace(read_run(weiavg), history=rounds(told))
+    metrics = {"m": "before it", "n": "after it"}
+    kind = FigureKind.CLIENT_MAP
+    first, second = drawn_by(run, "clean", monkeypatch, kind=kind, metrics=metrics)
+    assert (first.name, second.name) == ("own-before-it-m", "own-after-it-m")
+    assert first.heat == Heat(x=["a", "b"], y=["0", "1"], z=[[1.0, 2.0], [3.0, 4.0]])
+    assert second.heat == Heat(x=["a", "b"], y=["0"], z=[[5.0, 6.0]])
+
+
+def test_a_method_that_cannot_be_built_has_no_declared_figures(robust_hdp: Path) -> None:
+    run = read_run(robust_hdp)
+    method = run.experiment.method.model_copy(update={"name": "no such method"})
+    gone = replace(run, experiment=run.experiment.model_copy(update={"method": method}))
+    names = [chart.name for chart in diagnostics("m", run)]
+    assert names == ["weights-m", "noise-ratio-m", "noise-estimates-m"]
+    assert [chart.name for chart in diagnostics("m", gone)] == names[:2]
 
 
 # -- size and names --------------------------------------------------------------------------------
@@ -322,7 +421,7 @@ def test_a_thousand_clients_are_numbered_not_named_along_the_axis(
 ) -> None:
     charts = charts_of(grown(weiavg, tmp_path / "many", 1000))
     for name in ("epsilon-weiavg", "weights-weiavg"):
-        assert charts[name].x_label == "clients, by what they granted"
+        assert charts[name].x_label == "clients, by budget"
         for series in charts[name].series:
             assert series.x == list(range(1, 1001))
             assert series.text is not None and len(set(series.text)) == 1000
@@ -340,7 +439,7 @@ def test_a_run_that_goes_on_has_figures_of_what_is_there(weiavg: Path, tmp_path:
     (place / "summary.json").unlink()
     lines = (place / "rounds.jsonl").read_text().splitlines(keepends=True)
     (place / "rounds.jsonl").write_text("".join(lines[:2]) + lines[2][:50])
-    page = going_on_page(read_run(place, finished=False))
+    page = running_page(read_run(place, finished=False))
     by_name = {chart.name: chart for chart in page.charts}
     assert by_name["accuracy-by-round"].series[0].x == [1, 2]
     assert not page.finished
@@ -354,6 +453,6 @@ def test_a_run_of_which_nothing_is_done_yet_has_a_page(weiavg: Path, tmp_path: P
     place = tmp_path / "run"
     place.mkdir()
     (place / "experiment.toml").write_text((weiavg / "experiment.toml").read_text())
-    page = going_on_page(read_run(place, finished=False))
+    page = running_page(read_run(place, finished=False))
     assert page.charts == []
     assert 'data-fact="rounds-done" data-value="0"' in page.parts["summary"]

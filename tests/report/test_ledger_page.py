@@ -11,7 +11,7 @@ import pytest
 from dpfl.cli.main import run_command
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy.accountant import shown, spend
-from dpfl.privacy.costs import PrivacyCost, Charge, PrivacyPlan
+from dpfl.privacy.costs import Charge, PrivacyCost, PrivacyPlan
 from dpfl.privacy.events import Event
 from dpfl.privacy.ledger import Ledger
 from dpfl.report.ledger_page import write_ledger_page
@@ -113,7 +113,7 @@ def test_names_are_text_and_a_rehearsal_is_stamped(tmp_path: Path, look: Look) -
     page = write_ledger_page(ledger, tmp_path / "page.html", name)
     seen = look(page)
     check_silent(seen, page)
-    assert "NOT PRIVATE: SEEDED" in seen.page.inner_text(".stamp")
+    assert "NOT PRIVATE: SEEDED" in seen.page.inner_text(".flag")
     assert table_of(seen, "accounts")[0][0][1] == name
     assert seen.page.inner_text("h1") == name
 

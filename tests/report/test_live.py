@@ -73,13 +73,17 @@ def test_only_this_machine_is_listened_to(weiavg: Path) -> None:
 
 
 def test_only_reading_is_answered_and_only_the_page(weiavg: Path) -> None:
-    before = {path.name: path.stat().st_mtime_ns for path in weiavg.iterdir()}
+    def times() -> dict[str, int]:  # SQLite notes its readers in a file of its own
+        files = [path for path in weiavg.iterdir() if not path.name.endswith("-shm")]
+        return {path.name: path.stat().st_mtime_ns for path in files}
+
+    before = times()
     with LiveServer(weiavg) as server:
         assert ask(server, "/summary.json")[0] == 404
         assert ask(server, "/../summary.json")[0] == 404
         assert ask(server, "/", method="POST")[0] == 501
         assert ask(server)[0] == 200
-    assert {path.name: path.stat().st_mtime_ns for path in weiavg.iterdir()} == before
+    assert times() == before
 
 
 def test_news_follow_the_folder_from_nothing_to_the_end(weiavg: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ one sentence.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, DpflError, FolderError
+from dpfl.privacy.flags import Flag
 from dpfl.report.reading import of_folders, read_run
 from tests.report.conftest import copied, rounds_of, summary_of
 
@@ -49,8 +51,8 @@ def changed(folder: Path, place: Path, *swaps: tuple[str, str]) -> Path:
 def test_a_run_is_read_as_its_files_tell_it(weiavg: Path) -> None:
     run = read_run(weiavg)
     assert (run.method, run.seed, run.rounds, run.finished) == ("weiavg", 0, 5, True)
-    assert run.summary == summary_of(weiavg)
-    assert run.history == rounds_of(weiavg)
+    assert run.result.to_dict() == summary_of(weiavg)
+    assert [line.to_dict() for line in run.history] == rounds_of(weiavg)
     assert run.toml == (weiavg / "experiment.toml").read_text()
 
 
@@ -111,7 +113,9 @@ def test_a_comparison_is_read_from_its_results(comparison: Path) -> None:
         cell["label"]: sum(run["accuracy"] for run in cell["runs"]) / len(cell["runs"])
         for cell in told["cells"]
     }
-    assert {one.label: one.mean for one in material.cases[0].standings()} == pytest.approx(means)
+    ranks = [rank for found in material.cases[0].rankings().values() for rank in found.ranks]
+    found = {one.label: sum(run.accuracy for run in one.results) / 2 for one in ranks}
+    assert found == pytest.approx(means)
 
 
 def test_a_sweep_has_a_case_for_every_value(sweep: Path) -> None:
@@ -140,6 +144,36 @@ def test_a_comparison_can_be_reported_from_another_place(
     monkeypatch.chdir(elsewhere)
     code, err = report(capsys, runs / "compare-1")
     assert code == 0, err
+
+
+def test_a_run_of_version_0_1_is_read_and_flagged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(Path(__file__).parents[1] / "equivalence" / "run-0.1", tmp_path / "run")
+    before = {path.name for path in (tmp_path / "run").iterdir()}
+    code, err = report(capsys, tmp_path / "run")
+    assert code == 0, err
+    assert {path.name for path in (tmp_path / "run").iterdir()} == before | {"report.html"}
+    run = read_run(tmp_path / "run")
+    assert [raised.flag for raised in run.flags] == [
+        Flag.SEEDED,
+        Flag.UNACCOUNTED,
+        Flag.FLOAT_NOISE,
+    ]
+    assert report(capsys, tmp_path / "run", "--public")[0] == 0
+    for name in ("report.html", "public.html"):
+        page = (tmp_path / "run" / name).read_text()
+        assert f'<div class="flag">{Flag.FLOAT_NOISE.about}</div>' in page
+        assert "Every epsilon is an upper bound" not in page and "times as likely" not in page
+    assert page.count("is at most epsilon") == 0
+
+
+def test_a_run_of_today_is_not_flagged_for_its_noise(weiavg: Path, tmp_path: Path) -> None:
+    assert not read_run(weiavg).float_noise
+    place = copied(weiavg, tmp_path / "run")
+    assert not read_run(place).float_noise  # no ledger
+    (place / "ledger.sqlite").write_text("not a database")
+    assert not read_run(place).float_noise
 
 
 # -- what cannot be compared -----------------------------------------------------------------------
@@ -184,9 +218,9 @@ def test_methods_run_with_different_seeds_are_refused(
         (("seed = 0", "seed = 1"), ("lr = 0.3", "lr = 0.1")),
         (("seed = 0", "seed = 1"), ("dropout = 0.0", "dropout = 0.2")),
         (("seed = 0", "seed = 1"), ("evaluate_every = 1", "evaluate_every = 1\ncohort = 0.5")),
-        (("seed = 0", "seed = 1"), ("[run.liars]", "[run.liars]\nclient-3 = 100.0")),
+        (("seed = 0", "seed = 1"), ("[run.misreports]", "[run.misreports]\nclient-3 = 100.0")),
     ],
-    ids=["the same run twice", "settings", "dropout", "cohort", "liars"],
+    ids=["the same run twice", "settings", "dropout", "cohort", "misreports"],
 )
 def test_runs_of_one_method_that_are_no_repetitions_are_not_averaged(
     swaps: tuple[tuple[str, str], ...],
@@ -238,7 +272,7 @@ BROKEN: dict[str, tuple[Spoil, str]] = {
     "no run at all": (lambda folder: [path.unlink() for path in folder.iterdir()], "holds no run"),
     "a run that goes on": (lambda folder: (folder / "summary.json").unlink(), "dpfl run --resume"),
     "an older summary": (_edit_summary(format="dpfl-summary-0"), "is of format 'dpfl-summary-0'"),
-    "a summary before formats": (_edit_summary(format=None), "is of format 'none'"),
+    "a summary before formats": (_edit_summary(format=None), "is of format 'None'"),
     "a summary without statements": (_edit_summary(statements=None), "summary.json"),
     "half a summary": (_write("summary.json", '{"format": "dpfl-su'), "cannot be read"),
     "a summary that is a list": (_write("summary.json", "[]"), "summary.json"),
@@ -298,7 +332,7 @@ def test_a_last_line_that_was_cut_off_is_left_out(cut: int, weiavg: Path, tmp_pa
     whole = (place / "rounds.jsonl").read_text()
     lines = whole.splitlines(keepends=True)
     (place / "rounds.jsonl").write_text("".join(lines[:-1]) + lines[-1][:cut])
-    assert read_run(place).history == rounds_of(weiavg)[:-1]
+    assert [line.to_dict() for line in read_run(place).history] == rounds_of(weiavg)[:-1]
     assert run_command(["report", str(place)]) == 0
     (place / "rounds.jsonl").write_text("")
     assert run_command(["report", str(place)]) == 0

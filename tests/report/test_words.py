@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import html
+import math
 import re
+from dataclasses import replace
 from decimal import Decimal
-from typing import Any
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dpfl.core.types import Adjacency, Observer, Unit
+from dpfl.core.types import Adjacency, Observer, Promise, Unit
+from dpfl.privacy.accountant import shown
 from dpfl.report import words
+from dpfl.report.page import full_page
+from dpfl.report.reading import of_folders
+from dpfl.runs.folder import RunFolder
 
-RECORD = {"unit": "record", "adjacency": "zero_out", "observer": "server"}
-CLIENT = {"unit": "client", "adjacency": "add_remove", "observer": "world"}
+RECORD = Promise(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, observer=Observer.SERVER)
+CLIENT = Promise(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, observer=Observer.WORLD)
 
 
 def odds(sentence: str) -> Decimal:
@@ -55,8 +62,8 @@ def test_odds_just_below_ten_thousand_are_a_number_people_can_read(epsilon: floa
 
 
 def test_delta_is_named_where_there_is_one() -> None:
-    assert "but for a failure of probability at most 1e-05" in words.meaning(RECORD, 1.0, 1e-5)
-    assert "failure" not in words.meaning(RECORD, 1.0, None)
+    assert "except with a probability of at most 1e-05" in words.meaning(RECORD, 1.0, 1e-5)
+    assert "except" not in words.meaning(RECORD, 1.0, None)
 
 
 @pytest.mark.parametrize("adjacency", list(Adjacency))
@@ -65,7 +72,7 @@ def test_delta_is_named_where_there_is_one() -> None:
 def test_there_are_words_for_every_promise(
     unit: Unit, observer: Observer, adjacency: Adjacency
 ) -> None:
-    told = {"unit": unit.value, "adjacency": adjacency.value, "observer": observer.value}
+    told = Promise(unit=unit, adjacency=adjacency, observer=observer)
     sentence, meaning = words.promise(told), words.meaning(told, 1.0, 1e-5)
     assert sentence.endswith(".")
     assert unit.value in meaning
@@ -73,47 +80,58 @@ def test_there_are_words_for_every_promise(
 
 
 def test_the_two_worlds_are_those_of_the_adjacency() -> None:
-    without = words.meaning({**CLIENT}, 1.0, None)
-    nothing = words.meaning({**CLIENT, "adjacency": "zero_out"}, 1.0, None)
-    other = words.meaning({**CLIENT, "adjacency": "replace_one"}, 1.0, None)
+    without = words.meaning(CLIENT, 1.0, None)
+    nothing = words.meaning(replace(CLIENT, adjacency=Adjacency.ZERO_OUT), 1.0, None)
+    other = words.meaning(replace(CLIENT, adjacency=Adjacency.REPLACE_ONE), 1.0, None)
     assert "and without it" in without
     assert "replaced by nothing while the number of clients stays known" in nothing
     assert "any other client in its place" in other
 
 
 def test_who_is_protected_from_whom() -> None:
-    assert "each single record of a site, from the server" in words.promise(RECORD)
+    assert "Each record is protected, from the server" in words.promise(RECORD)
     assert (
-        "the whole contribution of a site, from everyone who sees the published models"
+        "The whole contribution of a site is protected, from everyone who sees the published models"
         in words.promise(CLIENT)
     )
-    assert words.promise({**RECORD, "observer": "nobody"}).startswith("This method protects nobody")
-
-
-def _by_server(largest: Any) -> dict[str, Any]:
-    own = {"largest": 2.0}
-    return {
-        **CLIENT,
-        "epsilon": {"spent": own},
-        "epsilon_by_observer": {"server": {"spent": {"largest": largest}}, "world": {"spent": own}},
-    }
+    assert words.promise(replace(RECORD, observer=Observer.NOBODY)).startswith(
+        "This method protects nobody"
+    )
 
 
 def test_a_trusted_server_is_said_to_be_trusted() -> None:
-    for told in (_by_server("infinite"), CLIENT):
-        assert "The server is trusted: against it nothing is guaranteed." in words.promise(told)
+    for said in (words.promise(CLIENT), words.promise(CLIENT, 2.0, math.inf)):
+        assert "The server is trusted: against it nothing is guaranteed." in said
 
 
 def test_the_loss_against_the_server_is_named_rounded_up() -> None:
-    assert "at most epsilon 7.124" in words.promise(_by_server(7.1231))
+    assert "at most epsilon 7.124" in words.promise(CLIENT, 2.0, 7.1231)
 
 
 def test_a_loss_against_the_server_is_called_larger_only_if_it_is() -> None:
-    assert "larger" in words.promise(_by_server(7.1231))
-    assert "larger" not in words.promise(_by_server(2.0))
+    assert "larger" in words.promise(CLIENT, 2.0, 7.1231)
+    assert "larger" not in words.promise(CLIENT, 2.0, 2.0)
+    assert "larger" not in words.promise(CLIENT, 9.0, 7.1231)
 
 
-def test_the_word_for_an_epsilon_grows_weaker() -> None:
-    assert [words.strength(e) for e in (0.1, 1.0, 1.01, 10.0, 10.1)] == ["strong"] * 2 + [
-        "moderate"
-    ] * 2 + ["weak"]
+def test_a_finished_run_is_described_by_its_own_numbers(weiavg: Path) -> None:
+    told = RunFolder(weiavg).read_summary()
+    said = html.unescape(full_page(of_folders([weiavg])).parts["summary"])
+    assert told.epsilon is not None and told.epsilon.budget is not None
+    assert "<p>8 sites trained one model together by the method 'weiavg', in 5 of 5 rounds." in said
+    budget, spent = told.epsilon.budget, told.epsilon.spent
+    assert f"between epsilon {shown(budget.smallest)} and {shown(budget.largest)}, and" in said
+    assert f"between epsilon {shown(spent.smallest)} and {shown(spent.largest)}." in said
+
+
+@given(st.integers(min_value=0, max_value=2**50))
+@example(1024)
+@example(2**20)
+@example(2**30 - 1)
+@example(2**30)
+def test_a_number_of_bytes_is_told_in_a_unit_that_fits(number: int) -> None:
+    value, unit = words.size(number).split()
+    factor = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
+    assert abs(float(value) * factor - number) <= 0.051 * factor
+    assert unit == "B" or float(value) >= 1
+    assert unit == "GiB" or float(value) <= 1024

@@ -297,7 +297,6 @@ def test_the_documents_of_these_tests_would_be_read_if_they_were_right() -> None
         {"dpfl": '{"drawn": 1}'},
         {"dpfl": '{"round": "one", "drawn": 1}'},
         {"dpfl": '{"round": null, "drawn": 1}'},
-        {"dpfl": '{"round": -1, "drawn": 1}'},
         {"dpfl": '{"round": 1, "drawn": -1}'},
         [],
         "text",
@@ -306,6 +305,12 @@ def test_the_documents_of_these_tests_would_be_read_if_they_were_right() -> None
 def test_a_download_that_does_not_say_its_round_and_cohort_is_refused(metadata: object) -> None:
     with pytest.raises(PeerError):
         decode_download(document({"start": START, "__metadata__": metadata}, bytes(8)), 2)
+
+
+def test_releases_before_round_one_have_negative_rounds() -> None:
+    metadata = {"dpfl": '{"round": -2, "drawn": 1}'}
+    found = decode_download(document({"start": START, "__metadata__": metadata}, bytes(8)), 2)
+    assert (found.round, found.drawn) == (-2, 1)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpfl.core.errors import ConfigurationError
-from dpfl.core.types import Budget, Claims, Observer, ClientSettings, Unit
+from dpfl.core.types import Budget, Claims, ClientSettings, Observer, Unit
 from dpfl.data.federation import Federation
 from dpfl.rounds.members import Member, check_budget, honest_members
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from tests.by_hand import play_clients
 from torch import Tensor, nn
 
 import dpfl
 from dpfl.core.errors import PeerError
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Adjacency, Observer, ClientSettings, State, Unit
+from dpfl.core.types import Adjacency, ClientSettings, Observer, State, Unit
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.stacked import Stacked
 from dpfl.plugs.central_noise import CentralNoise
-from dpfl.plugs.channels import Digital, Dropout
+from dpfl.plugs.channels import Digital
 from dpfl.plugs.local_work import Sgd
 from dpfl.plugs.secure_sum import SecureSum
 from dpfl.plugs.selection import PoissonCohort
@@ -28,7 +30,6 @@ from dpfl.rounds import (
     Agreement,
     Run,
     Uplink,
-    client_rounds,
     close_round,
     enrol,
     first_state,
@@ -36,6 +37,7 @@ from dpfl.rounds import (
 )
 from dpfl.rounds.codec import encode_upload
 from dpfl.rounds.members import Member, honest_members
+from dpfl.sim.truth import lost_on_the_way
 from dpfl.strategy import Strategy
 
 SETTINGS = {"lr": 0.2, "clip": 1.0, "batch_size": 4, "local_steps": 2}
@@ -45,33 +47,42 @@ class Setting:
     """A small federation with everything a round needs."""
 
     def __init__(
-        self, strategy: Strategy, clients: int = 5, seed: int | None = 0, epsilon: float = 5.0
+        self,
+        strategy: Strategy,
+        clients: int = 5,
+        seed: int | None = 0,
+        epsilon: float = 5.0,
+        features: int = 6,
     ) -> None:
         generator = np.random.default_rng(1)
         arrays = {
-            f"c{i}": (generator.normal(size=(20, 6)), generator.integers(0, 3, 20))
+            f"c{i}": (generator.normal(size=(20, features)), generator.integers(0, 3, 20))
             for i in range(clients)
         }
         budgets = {c: dpfl.Budget(epsilon=epsilon + i, delta=1e-3) for i, c in enumerate(arrays)}
         self.federation = dpfl.Federation.from_arrays(arrays, budgets=budgets, classes=3)
         self.members: dict[str, Member] = honest_members(self.federation)
-        self.model = nn.Sequential(nn.Linear(6, 3))
+        self.model = nn.Sequential(nn.Linear(features, 3))
         self.layout = Layout.of_module(self.model)
         self.agreement: Agreement = enrol(
             strategy, {c: m.claims for c, m in self.members.items()}, 4, self.layout
         )
+        self.state: State = first_state(self.agreement, self.layout.read(self.model))
+        self.begin(seed)
+
+    def begin(self, seed: int | None) -> None:
+        """A run of the same federation, with a ledger and noise of its own."""
         self.ledger = Ledger.create(":memory:", "test")
         self.ledger.register("run", seeded=seed is not None, title="test")
         secret = None if seed is None else PublicSeed(seed)
         self.run = Run(name="run", ledger=self.ledger, seed=secret, public=PublicSeed(5))
-        self.state: State = first_state(self.agreement, self.layout.read(self.model))
 
     def open(self):  # type: ignore[no-untyped-def]
         return open_round(self.agreement, self.state, self.run, lambda client: True)
 
     def work(self, plan, engine=None):  # type: ignore[no-untyped-def]
         members = {client: self.members[client] for client in plan.cohort.ids}
-        return client_rounds(
+        return play_clients(
             self.agreement, self.run, plan, members, engine or Stacked(), self.model
         )
 
@@ -103,15 +114,15 @@ def test_a_round_is_the_mean_of_the_updates() -> None:
         state.model - setting.state.model, torch.stack(updates).mean(0), atol=1e-7
     )
     assert state.round == 1
-    assert record.operator["bytes_up"] == sum(len(u.payload) for u in uplinks)
-    assert record.operator["bytes_down"] == sum(len(d) for d in plan.downloads.values())
+    assert record.bytes_up == sum(len(u.payload) for u in uplinks)
+    assert record.bytes_down == sum(len(d) for d in plan.downloads.values())
 
 
 def test_weiavg_weighs_by_claimed_epsilon() -> None:
     setting = Setting(dpfl.weiavg(**SETTINGS))
     plan = setting.open()
     _, record = setting.close(plan, setting.work(plan))
-    weights = record.operator["weights"]
+    weights = record.weights
     total = sum(5.0 + i for i in range(5))
     assert weights == pytest.approx({f"c{i}": (5.0 + i) / total for i in range(5)})
 
@@ -151,9 +162,14 @@ def test_a_client_that_cannot_pay_abstains_and_the_round_goes_on() -> None:
     uplinks = setting.work(plan)
     state, record = setting.close(plan, uplinks)
     assert [u.client for u in uplinks if u.payload is None] == ["c2"]
-    assert "budget" in record.operator["missing"]["c2"]
+    assert "budget" in record.missing["c2"]
     assert setting.ledger.participations("c2", Observer.SERVER) == 0
-    assert record.operator["arrived"] == ["c0", "c1", "c3", "c4"]
+    assert record.arrived == (
+        "c0",
+        "c1",
+        "c3",
+        "c4",
+    )
     assert not torch.equal(state.model, setting.state.model)
 
 
@@ -190,8 +206,12 @@ def test_an_update_that_is_not_finite_contributes_zero_and_is_named_to_the_opera
     state, record = setting.close(plan, bad)
     expected, _ = setting.close(plan, zero)
     assert torch.equal(state.model, expected.model)
-    assert record.operator["not_finite"] == ["c1"]
-    assert "c1" not in str(record.public)
+    assert record.not_finite == ("c1",)
+    told, otherwise = (
+        open_round(setting.agreement, after, setting.run, lambda client: True).downloads
+        for after in (state, expected)
+    )
+    assert told == otherwise
     assert setting.ledger.participations("c1", Observer.SERVER) == 1
 
 
@@ -208,8 +228,8 @@ def test_damaged_missing_and_foreign_uploads_count_as_missing() -> None:
     uplinks["c3"] = replace(uplinks["c3"], payload=encode_upload(torch.zeros(2), "run", 0, "c3"))
     del uplinks["c4"]
     state, record = setting.close(plan, list(uplinks.values()))
-    assert record.operator["arrived"] == ["c2"]
-    assert set(record.operator["missing"]) == {"c0", "c1", "c3", "c4"}
+    assert record.arrived == ("c2",)
+    assert set(record.missing) == {"c0", "c1", "c3", "c4"}
     assert bool(torch.isfinite(state.model).all())
 
 
@@ -229,7 +249,7 @@ def test_a_round_in_which_nothing_arrives_keeps_the_model() -> None:
     state, record = setting.close(plan, [])
     assert torch.equal(state.model, setting.state.model)
     assert state.round == 1
-    assert "nothing" in str(record.operator["published"])
+    assert not record.published
 
 
 def test_rows_are_rebased_on_the_global_model_wherever_a_client_started() -> None:
@@ -294,14 +314,16 @@ def test_central_noise_has_the_billed_scale_whoever_is_missing() -> None:
     """std = multiplier x clip / expected cohort, for a full cohort and for one with three of five
     missing.
     """
+    setting = Setting(central(multiplier=2.0), features=300)
     for keep in (5, 2):
         draws = []
-        for seed in range(400):
-            setting = Setting(central(multiplier=2.0), seed=seed)
+        for seed in range(12):  # 12 x 903 numbers: a std is measured to 0.7 %
+            setting.begin(seed)
             plan = setting.open()
             draws.append(_noise_of_a_round(setting, setting.work(plan)[:keep]))
         ratio = float(torch.stack(draws).std()) / (2.0 * 0.5 / 5)
         assert 0.98 < ratio < 1.02
+        assert len({draw[0].item() for draw in draws}) == len(draws)
 
 
 def test_an_amplified_bill_is_charged_to_everyone_drawn_or_not() -> None:
@@ -336,13 +358,13 @@ def test_with_noise_shares_missing_nothing_is_published() -> None:
     setting = Setting(strategy)
     plan = setting.open()
     uplinks = setting.work(plan)
-    assert "published" in setting.close(plan, uplinks[:4])[1].operator
-    assert "published" not in setting.close(plan, uplinks)[1].operator
+    assert not setting.close(plan, uplinks[:4])[1].published
+    assert setting.close(plan, uplinks)[1].published
     tolerant = Setting(replace(strategy, tolerated_dropouts=1))
     plan = tolerant.open()
     uplinks = tolerant.work(plan)
-    assert "published" not in tolerant.close(plan, uplinks[:4])[1].operator
-    assert "published" in tolerant.close(plan, uplinks[:3])[1].operator
+    assert tolerant.close(plan, uplinks[:4])[1].published
+    assert not tolerant.close(plan, uplinks[:3])[1].published
 
 
 def test_a_sum_and_rows_give_the_same_model() -> None:
@@ -378,20 +400,19 @@ def test_a_non_finite_share_of_a_sum_is_taken_out() -> None:
     uplinks[0] = replace(uplinks[0], payload=encode_upload(bad, "run", 0, uplinks[0].client))
     state, record = setting.close(plan, uplinks)
     assert bool(torch.isfinite(state.model).all())
-    assert record.operator["not_finite"] == [uplinks[0].client]
+    assert record.not_finite == (uplinks[0].client,)
 
 
 def test_lost_messages_are_an_ordinary_outcome() -> None:
-    lossy = replace(
-        dpfl.fedavg(lr=0.2, batch_size=4, local_steps=2),
-        channel=Dropout(rate=0.5, through=Digital()),
-    )
-    setting = Setting(lossy, clients=12)
+    setting = Setting(dpfl.fedavg(lr=0.2, batch_size=4, local_steps=2), clients=12)
     plan = setting.open()
-    _, record = setting.close(plan, setting.work(plan))
-    lost = [c for c, why in record.operator["missing"].items() if "lost" in why]
+    left = lost_on_the_way(setting.work(plan), 0.5, setting.run, 0)
+    state, record = setting.close(plan, left)
+    lost = [c for c, why in record.missing.items() if "lost" in why]
+    assert record.published
+    assert not torch.equal(state.model, setting.state.model)
     assert 0 < len(lost) < 12
-    assert sorted([*lost, *record.operator["arrived"]]) == sorted(plan.cohort.ids)
+    assert sorted([*lost, *record.arrived]) == sorted(plan.cohort.ids)
 
 
 # ---- what a reviewer found ---------------------------------------------------------------------------------------------
@@ -417,11 +438,12 @@ def test_nobody_of_an_amplified_fixed_cohort_is_drawn_above_the_billed_rate(
     """
     selection = dpfl.FixedCohort(size=4, least=least)
     strategy, fewest = central(selection=selection, adjacency=Adjacency.REPLACE_ONE), least or 12
+    setting = Setting(strategy, clients=12)
     for staying in {fewest, 12}:
         willing = {f"c{i}" for i in range(staying)}
         drawn = dict.fromkeys(willing, 0)
         for seed in range(120):
-            setting = Setting(strategy, clients=12, seed=seed)
+            setting.begin(seed)
             plan = open_round(setting.agreement, setting.state, setting.run, willing.__contains__)
             assert not plan.over
             assert len(plan.cohort) == 4
@@ -436,13 +458,10 @@ def test_nobody_of_an_amplified_fixed_cohort_is_drawn_above_the_billed_rate(
         assert rate <= event.sampling_rate
         spread = (120 * rate * (1 - rate)) ** 0.5
         assert max(abs(times - 120 * rate) for times in drawn.values()) < 3.5 * spread
-    setting = Setting(strategy, clients=12)
+    setting.begin(0)
     few = {f"c{i}" for i in range(fewest - 1)}
     plan = open_round(setting.agreement, setting.state, setting.run, few.__contains__)
-    assert (
-        plan.over
-        == f"{fewest - 1} of 12 clients can afford another round, and the plan needs {fewest}"
-    )
+    assert re.search(rf"\b{fewest - 1} of 12\b.*\b{fewest}$", plan.over)
     assert len(plan.cohort) == 0
     assert not plan.downloads
     assert all(
@@ -465,7 +484,9 @@ def test_an_amplified_world_bill_is_everyone_s_even_where_the_promise_is_against
     plan = setting.open()
     setting.work(plan)
     assert 0 < len(plan.cohort) < 10
-    assert all(setting.ledger.history(client, Observer.WORLD) is not None for client in setting.members)
+    assert all(
+        setting.ledger.history(client, Observer.WORLD) is not None for client in setting.members
+    )
 
 
 def test_uploads_that_are_not_finite_are_no_noise_shares() -> None:
@@ -486,9 +507,9 @@ def test_uploads_that_are_not_finite_are_no_noise_shares() -> None:
             replace(u, payload=encode_upload(bad, "run", 0, u.client)) for u in uplinks[:4]
         ] + uplinks[4:]
         state, record = setting.close(plan, poisoned)
-        assert "published" in record.operator
-        assert sorted(record.operator["missing"]) == [u.client for u in uplinks[:4]]
-        assert record.operator["arrived"] == [uplinks[4].client]
+        assert not record.published
+        assert sorted(record.missing) == [u.client for u in uplinks[:4]]
+        assert record.arrived == (uplinks[4].client,)
         assert torch.equal(state.model, setting.state.model)
 
 
@@ -521,5 +542,10 @@ def test_coordinates_that_no_subspace_has_count_as_missing(length: int) -> None:
         uplinks["c0"], payload=encode_upload(torch.ones(length), "run", 1, "c0")
     )
     _, record = setting.close(plan, list(uplinks.values()))
-    assert f"{length} numbers are not what was agreed" in record.operator["missing"]["c0"]
-    assert record.operator["arrived"] == ["c1", "c2", "c3", "c4"]
+    assert f"{length} numbers are not what was agreed" in record.missing["c0"]
+    assert record.arrived == (
+        "c1",
+        "c2",
+        "c3",
+        "c4",
+    )

@@ -75,8 +75,8 @@ def test_tensorboard_holds_the_numbers_of_every_round() -> None:
     assert (final.step, final.value) == (3, pytest.approx(summary["accuracy"], rel=1e-6))
     (spent,) = events.Scalars("epsilon_spent/largest")
     assert spent.value == pytest.approx(summary["epsilon"]["spent"]["largest"], rel=1e-6)
-    stamps = events.Tensors("stamps/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert "NOT PRIVATE: SEEDED" in stamps
+    flags = events.Tensors("flags/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "NOT PRIVATE: SEEDED" in flags
 
 
 def test_mlflow_holds_the_numbers_of_every_round_where_its_user_says(tracked: str) -> None:
@@ -232,7 +232,7 @@ def test_without_a_name_nothing_is_logged() -> None:
 
 
 def test_a_resumed_run_goes_on_logging(capsys: pytest.CaptureFixture[str]) -> None:
-    from dpfl.sim.train import run_experiment
+    from dpfl.sim.train import run_until
 
     method = {"name": "fedavg", "lr": 0.1, "batch_size": 8, "local_steps": 1}
     values = {
@@ -241,7 +241,7 @@ def test_a_resumed_run_goes_on_logging(capsys: pytest.CaptureFixture[str]) -> No
         "method": method,
         "run": {"rounds": 3},
     }
-    run_experiment(Experiment.from_dict(values), Path("r"), until=1)
+    run_until(Experiment.from_dict(values), Path("r"), 1)
     assert run_command(["run", "--resume", "r", "--log", "tensorboard", "--quiet"]) == 0
     told = [(event.step, event.value) for event in events_of("r").Scalars("accuracy")]
     assert told == [(n, pytest.approx(rounds_of("r")[n - 1]["accuracy"], rel=1e-6)) for n in (2, 3)]

@@ -5,6 +5,7 @@ system.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import nn
 
 import dpfl
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.privacy.flags import Flag
 from dpfl.privacy.ledger import Ledger
 from dpfl.runs.folder import RunFolder
 from dpfl.sim.train import run_experiment
@@ -37,6 +39,10 @@ def _federation(clients: int = 4, epsilon: float = 2.0, **options: Any) -> dpfl.
     return dpfl.Federation.from_arrays(
         arrays, budgets=options.pop("budgets", budgets), classes=3, **options
     )
+
+
+def raised(result: dpfl.Result) -> set[Flag]:
+    return {one.flag for one in result.summary.flags}
 
 
 SETTINGS = {"lr": 0.3, "clip": 1.0, "batch_size": 10, "local_steps": 4}
@@ -84,11 +90,10 @@ def test_noise_from_the_system_differs_even_when_every_global_generator_is_seede
             dpfl.train(model, federation, dpfl.fedavg_dp(**SETTINGS), rounds=1, seed=None)
         )
     assert not torch.equal(results[0].model.weight, results[1].model.weight)
-    assert not any("SEEDED" in stamp for stamp in results[0].summary["stamps"])
-    assert any(
-        "NOT PRIVATE: SEEDED" in s
-        for s in dpfl.train(model, federation, dpfl.weiavg(**SETTINGS), rounds=1).summary["stamps"]
-    )
+    assert Flag.SEEDED not in raised(results[0])
+    seeded = dpfl.train(model, federation, dpfl.weiavg(**SETTINGS), rounds=1)
+    assert Flag.SEEDED in raised(seeded)
+    assert "NOT PRIVATE" in Flag.SEEDED.about
 
 
 def test_fedavg_without_privacy_says_so_and_is_billed_infinite() -> None:
@@ -98,8 +103,8 @@ def test_fedavg_without_privacy_says_so_and_is_billed_infinite() -> None:
         dpfl.fedavg(lr=0.3, batch_size=10, local_epochs=1),
         rounds=3,
     )
-    assert result.summary["epsilon"]["spent"]["smallest"] == "infinite"
-    assert any("protects nobody" in stamp for stamp in result.summary["stamps"])
+    assert result.summary.epsilon.spent.smallest == math.inf
+    assert Flag.UNPROTECTED in raised(result)
 
 
 def test_minimum_spends_the_smallest_budget_everywhere_and_maximum_is_stamped_hypothetical() -> (
@@ -110,7 +115,8 @@ def test_minimum_spends_the_smallest_budget_everywhere_and_maximum_is_stamped_hy
     assert max(s.epsilon for s in smallest.spent.values()) <= 2.0
     largest = dpfl.train(nn.Linear(5, 3), federation, dpfl.maximum(**SETTINGS), rounds=3)
     assert min(s.epsilon for s in largest.spent.values()) > 7.9
-    assert any(stamp.startswith("HYPOTHETICAL") for stamp in largest.summary["stamps"])
+    assert Flag.HYPOTHETICAL in raised(largest)
+    assert Flag.HYPOTHETICAL not in raised(smallest)
 
 
 def test_uniform_spending_makes_small_budgets_leave_first_and_training_goes_on() -> None:
@@ -119,7 +125,7 @@ def test_uniform_spending_makes_small_budgets_leave_first_and_training_goes_on()
     }
     strategy = dpfl.fedavg_dp(**SETTINGS, spending="uniform")
     result = dpfl.train(nn.Linear(5, 3), _federation(budgets=budgets), strategy, rounds=20)
-    assert result.summary["clients_left"] == ["site-0"]
+    assert result.summary.clients_left == ("site-0",)
     spent = {site: line.epsilon for site, line in result.spent.items()}
     assert all(spent[site] <= budgets[site].epsilon for site in spent)
     rounds = [result.spent[site].rounds for site in sorted(spent)]
@@ -152,9 +158,9 @@ def test_training_ends_early_and_says_so_when_nobody_is_left(tmp_path: Path) -> 
         second = dpfl.train(
             nn.Linear(5, 3), federation, dpfl.fedavg_dp(**SETTINGS), rounds=6, ledger=book
         )
-    assert len(second.summary["clients_left"]) == 4
-    assert "no client can afford" in second.summary["rounds"]["ended_early"]
-    assert second.summary["rounds"]["done"] == 0
+    assert len(second.summary.clients_left) == 4
+    assert "no client can afford" in second.summary.rounds.ended_early
+    assert second.summary.rounds.done == 0
     assert all(
         line.epsilon <= federation.budgets[site].epsilon for site, line in second.spent.items()
     )
@@ -168,10 +174,10 @@ def test_a_seeded_past_stays_on_the_stamp(tmp_path: Path) -> None:
     strategy = dpfl.minimum(**SETTINGS)  # leaves something of the larger budgets
     for seed in (0, None):
         result = dpfl.train(nn.Linear(5, 3), federation, strategy, rounds=1, seed=seed, ledger=book)
-        assert result.summary["rounds"]["done"] == 1
-        assert any("SEEDED" in stamp for stamp in result.summary["stamps"])
+        assert result.summary.rounds.done == 1
+        assert Flag.SEEDED in raised(result)
     result = dpfl.train(nn.Linear(5, 3), federation, strategy, rounds=1, seed=None)
-    assert not any("SEEDED" in stamp for stamp in result.summary["stamps"])
+    assert Flag.SEEDED not in raised(result)
 
 
 def test_budgets_that_do_not_fit_the_method_are_refused() -> None:
@@ -196,7 +202,7 @@ def test_one_poisoned_record_changes_no_other_client_and_expels_nobody() -> None
     shard.features[0] = float("nan")
     result = dpfl.train(nn.Linear(5, 3), clean, dpfl.fedavg_dp(**SETTINGS), rounds=2)
     assert bool(torch.isfinite(result.model.weight).all())
-    assert all(line["not_finite"] == [] for line in result.history)
+    assert all(line.not_finite == () for line in result.history)
 
 
 def test_a_run_folder_holds_what_it_should(tmp_path: Path) -> None:
@@ -214,11 +220,15 @@ def test_a_run_folder_holds_what_it_should(tmp_path: Path) -> None:
         "checkpoint",
     } <= names
     assert type(experiment).from_file(folder.experiment) == experiment
-    assert folder.read_summary() == json.loads(json.dumps(result.summary))
-    assert [line["round"] for line in folder.read_lines(folder.rounds)] == list(range(8))
+    assert folder.read_summary() == result.summary
+    assert json.loads(folder.summary.read_text()) == json.loads(
+        json.dumps(result.summary.to_dict())
+    )
+    assert folder.read_rounds() == result.history
+    assert [line.round for line in folder.read_rounds()] == list(range(8))
     tensors = load_file(folder.model)
     assert torch.equal(tensors["1.weight"], result.model[1].weight)
-    assert Ledger.open(folder.ledger).seeded_runs() == [result.summary["run"]]
+    assert Ledger.open(folder.ledger).seeded_runs() == [result.summary.run]
 
 
 def test_what_is_published_names_nobody(tmp_path: Path) -> None:
@@ -250,10 +260,10 @@ def test_what_is_billed_is_what_was_planned_and_done(tmp_path: Path) -> None:
     run_experiment(experiment, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     federation = experiment.federation()
-    lines = folder.read_lines(folder.rounds)
+    lines = folder.read_rounds()
     ledger = Ledger.open(folder.ledger)
     for client in federation.ids:
-        done = sum(client in line["arrived"] for line in lines)
+        done = sum(client in line.arrived for line in lines)
         tab = ledger.history(client, dpfl.Observer.SERVER)
         if done == 0:
             assert tab is None
@@ -287,7 +297,7 @@ def test_both_engines_give_the_same_run_to_float_error(tmp_path: Path) -> None:
     for engine in ("stacked", "one_by_one"):
         result = run_experiment(small(run={"engine": engine}), tmp_path / engine)
         models.append(result.model[1].weight)
-        lines.append([line["arrived"] for line in result.history])
+        lines.append([line.arrived for line in result.history])
     assert lines[0] == lines[1]
     start = small().build_model(small().federation())[1].weight
     assert (models[0] - models[1]).norm() / (models[1] - start).norm() < 1e-3

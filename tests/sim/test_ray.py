@@ -61,11 +61,14 @@ def test_a_cluster_gives_the_bits_of_one_process_also_where_it_loses_a_worker(
     killed: list[int] = []
     real = RayWorkers.run
 
-    def losing(self: RayWorkers, round_: int, *rest: Any) -> Any:
-        if round_ == 1:
+    rounds: list[int] = []
+
+    def losing(self: RayWorkers, *arguments: Any) -> Any:
+        rounds.append(len(rounds))
+        if rounds[-1] == 1:
             killed.append(ray.get(self.workers[0].process.remote()))
             os.kill(killed[0], signal.SIGKILL)
-        return real(self, round_, *rest)
+        return real(self, *arguments)
 
     run_experiment(experiment("stacked", workers=1), tmp_path / "one")
     monkeypatch.setattr(RayWorkers, "run", losing)
@@ -81,11 +84,10 @@ def test_system_noise_is_drawn_once_per_client_and_round_whoever_computes_it(
     sent: list[list[bytes | None]] = []
     real = RayWorkers.run
 
-    def twice(self: RayWorkers, round_: int, downloads: Any, blocks: Any, private: Any) -> Any:
-        first = real(self, round_, downloads, blocks, dict(private))
-        again = real(
-            self, round_, downloads, blocks, private
-        )  # as after a loss: the same blocks, computed once more
+    def twice(self: RayWorkers, downloads: Any, blocks: Any, private: Any) -> Any:
+        first = real(self, downloads, blocks, dict(private))
+        # As after a loss: the same blocks, computed once more.
+        again = real(self, downloads, blocks, private)
         sent.append([uplink.payload for uplink in first])
         assert [uplink.payload for uplink in again] == sent[-1]
         return again

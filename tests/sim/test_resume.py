@@ -25,7 +25,7 @@ from dpfl.runs.experiment import Experiment
 from dpfl.sim.train import run_experiment
 
 from .conftest import small
-from .test_simulation import _traces
+from .test_loop import _traces
 
 
 class Killed(BaseException):
@@ -155,8 +155,8 @@ def test_an_unseeded_run_loses_the_interrupted_round_but_not_its_charge(
         with pytest.raises(Killed):
             run_experiment(experiment, tmp_path / "run")
     result = run_experiment(experiment, tmp_path / "run", resume=True)
-    assert [("lost" in line) for line in result.history] == [False, False, True, False, False]
-    drawn = sum(len(line.get("arrived", [])) for line in result.history)
+    assert [bool(line.lost) for line in result.history] == [False, False, True, False, False]
+    drawn = sum(len(line.arrived) for line in result.history)
     charged = sum(line.rounds for line in result.spent.values())
     assert charged == drawn + 4  # the cohort of four of the lost round was charged as well
 
@@ -286,7 +286,7 @@ def test_a_run_does_not_go_on_with_other_data(
     with pytest.raises(CheckpointError, match="other data"):
         run_experiment(experiment, tmp_path / "run", resume=True)
     (sites / "north.csv").write_text(content)
-    assert run_experiment(experiment, tmp_path / "run", resume=True).summary["rounds"]["done"] == 5
+    assert run_experiment(experiment, tmp_path / "run", resume=True).summary.rounds.done == 5
 
 
 def test_a_half_written_last_line_is_forgotten_and_a_broken_middle_is_refused(

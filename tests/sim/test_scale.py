@@ -94,9 +94,9 @@ def test_a_round_of_ten_thousand_clients_costs_little_more_than_one_of_a_thousan
             break
     assert min(ratios) < 5, ratios
     assert (time.perf_counter() - began) / len(ratios) < WHOLE
-    assert all(len(line["arrived"]) == COHORT for line in result.history)
-    assert result.summary["clients"] == 10_000
-    drawn = {client for line in result.history for client in line["arrived"]}
+    assert all(len(line.arrived) == COHORT for line in result.history)
+    assert result.summary.clients == 10_000
+    drawn = {client for line in result.history for client in line.arrived}
     assert len(drawn) > 10 * COHORT  # others in every round
     charged = {client: line.rounds for client, line in result.spent.items() if line.rounds}
     assert sum(charged.values()) == 12 * COHORT

@@ -16,11 +16,11 @@ from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.random import SecretRng
 from dpfl.core.types import (
     Adjacency,
+    ClientSettings,
     Metrics,
     Observer,
     Phase,
     PlugState,
-    ClientSettings,
     Rows,
     Shared,
     Terms,
@@ -253,7 +253,7 @@ def test_torch_is_not_touched_by_building() -> None:
 
 def test_a_cohort_of_any_size_can_be_built_before_the_population_is_known() -> None:
     strategy = central(selection=FixedCohort(size=100_000), adjacency=Adjacency.REPLACE_ONE)
-    with pytest.raises(ConfigurationError, match="100000 clients cannot be drawn from 20"):
+    with pytest.raises(ConfigurationError, match=r"\b100000\b.*\b20\b"):
         strategy.cost(Observer.WORLD, (), 1, TERMS)
 
 

@@ -1,7 +1,7 @@
 """Names of version 0.1, kept until 0.3.
 
-``dpfl.algorithms.robust_hdp.principal_component_pursuit`` and its like point to where they live now:
-papers in :mod:`dpfl.methods`, kernels in :mod:`dpfl.numerics`, planning over the air in
+``dpfl.algorithms.robust_hdp.principal_component_pursuit`` and its like point to where they live
+now: papers in :mod:`dpfl.methods`, kernels in :mod:`dpfl.numerics`, planning over the air in
 :mod:`dpfl.experiments.power`.
 """
 

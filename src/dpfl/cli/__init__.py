@@ -1,7 +1,6 @@
-"""The command line."""
+"""The command line: it parses options, calls a library function and prints the result."""
 
 import os
 
-os.environ.setdefault(
-    "TYPER_USE_RICH", "0"
-)  # typer 0.20 escapes brackets for rich even where rich draws nothing
+# typer 0.20 escapes brackets for rich even where rich draws nothing
+os.environ.setdefault("TYPER_USE_RICH", "0")

@@ -1,184 +1,115 @@
-"""``dpfl account``: noise <-> epsilon, and a ledger file -> what every account has spent."""
+"""``dpfl account``: noise to epsilon, epsilon to noise, or a ledger file to statements."""
 
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated, cast
-
-import typer
+from typing import Annotated, Any
 
 from dpfl.cli import options as o
-from dpfl.cli.console import err, out, print_json, table
-from dpfl.cli.run import show_statements
-from dpfl.core.errors import ConfigurationError
-from dpfl.core.types import Adjacency
-from dpfl.privacy.accountant import AccountantName, shown, spend
-from dpfl.privacy.calibrate import calibrate
-from dpfl.privacy.events import SAMPLINGS, Event, Sampling
-from dpfl.privacy.ledger import Ledger
-from dpfl.privacy.statement import statements
-from dpfl.report.ledger_page import write_ledger_page
+from dpfl.cli.console import answer, epsilon_text, note, out, print_facts, print_json, warn
+from dpfl.core.checks import check, one_of
 
 
 def account(
-    ledger: Annotated[
-        Path | None, typer.Option(help="A ledger file: print every account's spend.")
-    ] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise std / clip: print epsilon.")
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Target epsilon: print the least noise that meets it.")
-    ] = None,
-    sampling_rate: Annotated[float, typer.Option(help="Rate at which units are drawn.")] = 1.0,
-    steps: Annotated[int, typer.Option(help="Number of releases.")] = 1,
-    delta: Annotated[float | None, typer.Option(help="Delta (a ledger knows its own).")] = None,
-    sampling: Annotated[str, typer.Option(help="poisson, uniform or none.")] = "poisson",
-    adjacency: Annotated[
-        str, typer.Option(help="add_remove, zero_out or replace_one.")
-    ] = "add_remove",
-    accountant: Annotated[
-        str | None, typer.Option(help="pld, rdp or renyi (default: the tightest).")
-    ] = None,
-    page: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --ledger: write a privacy report for an ethics board (HTML).",
-            show_default=False,
-        ),
-    ] = None,
+    ledger: Annotated[Path | None, o.opt("A ledger file: print every account's spend.")] = None,
+    noise_multiplier: Annotated[float | None, o.opt("Noise std / clip: print epsilon.")] = None,
+    epsilon: Annotated[float | None, o.opt("Target: print the least noise that meets it.")] = None,
+    sampling_rate: Annotated[float, o.opt("Rate at which units are drawn.")] = 1.0,
+    steps: Annotated[int, o.opt("Number of releases.")] = 1,
+    delta: Annotated[float | None, o.opt("Delta (a ledger knows its own).")] = None,
+    sampling: Annotated[str, o.opt("poisson, uniform or none.")] = "poisson",
+    adjacency: Annotated[str, o.opt("add_remove, zero_out or replace_one.")] = "add_remove",
+    accountant: Annotated[str | None, o.opt("pld, rdp or renyi (default: the tightest).")] = None,
+    page: Annotated[Path | None, o.opt("With --ledger: a privacy report for a board.")] = None,
     json: o.Json = False,
 ) -> None:
-    """Turn noise into epsilon, epsilon into noise, or a ledger into statements."""
-    if sum(value is not None for value in (ledger, noise_multiplier, epsilon)) != 1:
-        raise ConfigurationError(
-            "dpfl account",
-            "one question at a time",
-            "give --ledger, --noise-multiplier or --epsilon",
-        )
+    """Turn noise into epsilon, epsilon into noise, or a ledger into statements.
+
+    For instance: dpfl account --epsilon 2 --delta 1e-5 --sampling-rate 0.01 --steps 1000
+    """
+    asked = [value for value in (ledger, noise_multiplier, epsilon) if value is not None]
+    remedy = "give --ledger, --noise-multiplier or --epsilon"
+    check(len(asked) == 1, "dpfl account", "answers one question at a time", remedy)
     if ledger is not None:
-        if accountant is not None:
-            raise ConfigurationError(
-                "--accountant", "a ledger is read by the tightest one", "leave it out"
-            )
+        problem = "a ledger is read by the tightest one"
+        check(accountant is None, "--accountant", problem, "leave it out")
         _from_ledger(ledger, delta, page, json)
         return
-    if page is not None:
-        raise ConfigurationError("--page", "a page is about a ledger", "give --ledger as well")
-    if delta is None:
-        raise ConfigurationError(
-            "--delta", "is missing and has no default", "give a delta well below 1 / units"
-        )
-    if sampling not in SAMPLINGS:
-        raise ConfigurationError(
-            "--sampling", f"'{sampling}' is unknown", f"choose one of {', '.join(SAMPLINGS)}"
-        )
-    if adjacency not in list(Adjacency):
-        raise ConfigurationError(
-            "--adjacency", f"'{adjacency}' is unknown", f"choose one of {', '.join(Adjacency)}"
-        )
-    if accountant not in (None, "pld", "rdp", "renyi"):
-        raise ConfigurationError(
-            "--accountant", f"'{accountant}' is unknown", "choose pld, rdp or renyi"
-        )
-    named = cast(AccountantName | None, accountant)
-    _from_numbers(
-        noise_multiplier,
-        epsilon,
-        sampling_rate,
-        steps,
-        delta,
-        sampling,
-        Adjacency(adjacency),
-        named,
-        json,
-    )
+    check(page is None, "--page", "a page is about a ledger", "give --ledger as well")
+    remedy = "give a delta well below 1 / units"
+    check(delta is not None, "--delta", "is missing and has no default", remedy)
+    told: dict[str, Any] = {"noise_multiplier": noise_multiplier, "epsilon": epsilon}
+    told |= {"delta": delta, "steps": steps, "sampling": sampling, "sampling_rate": sampling_rate}
+    found = _from_numbers({**told, "adjacency": adjacency, "accountant": accountant})
+    answer(json, lambda: found, lambda: _show(found))
 
 
-def _from_numbers(
-    noise_multiplier: float | None,
-    target: float | None,
-    rate: float,
-    steps: int,
-    delta: float,
-    sampling: Sampling,
-    adjacency: Adjacency,
-    accountant: AccountantName | None,
-    json: bool,
-) -> None:
-    if noise_multiplier is None:
-        assert target is not None
-        noise_multiplier = calibrate(
-            target,
-            delta,
-            rate,
-            steps,
-            sampling=sampling,
-            adjacency=adjacency,
-            accountant=accountant,
-        )
-    event = Event(
-        noise_multiplier=noise_multiplier,
-        steps=steps,
-        sampling=sampling,
-        sampling_rate=1.0 if sampling == "none" else rate,
+def _from_numbers(asked: dict[str, Any]) -> dict[str, Any]:
+    """Find the noise if it is missing, and what it costs; torch is not needed for that."""
+    from dpfl.core.types import Adjacency
+    from dpfl.privacy.accountant import spend
+    from dpfl.privacy.calibrate import calibrate
+    from dpfl.privacy.events import SAMPLINGS, Event
+
+    sampling, accountant = asked["sampling"], asked["accountant"]
+    one_of("--sampling", SAMPLINGS, sampling=sampling)
+    one_of("--adjacency", [str(one) for one in Adjacency], adjacency=asked["adjacency"])
+    one_of("--accountant", ("pld", "rdp", "renyi"), accountant=accountant or "pld")
+    by: dict[str, Any] = {"adjacency": Adjacency(asked["adjacency"]), "accountant": accountant}
+    noise, delta, steps = asked["noise_multiplier"], asked["delta"], asked["steps"]
+    rate = asked["sampling_rate"]
+    if noise is None:
+        noise = calibrate(asked["epsilon"], delta, rate, steps, sampling=sampling, **by)
+    rate = 1.0 if sampling == "none" else rate
+    event = Event(noise_multiplier=noise, steps=steps, sampling=sampling, sampling_rate=rate)
+    spent = spend((event,), delta, **by)
+    epsilon = spent.epsilon if math.isfinite(spent.epsilon) else "infinite"
+    found = {"noise_multiplier": noise, "epsilon": epsilon, "accountant": spent.accountant}
+    return asked | found
+
+
+def _show(found: dict[str, Any]) -> None:
+    """Print noise and epsilon for people."""
+    print_facts(
+        {
+            "noise multiplier (std / clip)": f"{found['noise_multiplier']:.6g}",
+            "epsilon": f"{epsilon_text(found['epsilon'], 4)} at delta {found['delta']:g}",
+            "adjacency, accountant": "{adjacency}, {accountant}".format(**found),
+            "releases": "{steps}, {sampling} sampling at rate {sampling_rate:g}".format(**found),
+        }
     )
-    spent = spend((event,), delta, adjacency=adjacency, accountant=accountant)
-    if json:
-        print_json(
-            {
-                "noise_multiplier": noise_multiplier,
-                "epsilon": spent.epsilon if math.isfinite(spent.epsilon) else "infinite",
-                "delta": delta,
-                "steps": steps,
-                "sampling": sampling,
-                "sampling_rate": rate,
-                "adjacency": str(adjacency),
-                "accountant": spent.accountant,
-            }
-        )
-        return
-    facts = table("", "", left=2)
-    facts.add_row("noise multiplier (std / clip)", f"{noise_multiplier:.6g}")
-    facts.add_row("epsilon", f"{shown(spent.epsilon, 4)} at delta {delta:g}")
-    facts.add_row("adjacency, accountant", f"{adjacency}, {spent.accountant}")
-    facts.add_row("releases", f"{steps}, {sampling} sampling at rate {rate:g}")
-    out.print(facts)
-    out.print("Unit and observer are those of whatever is clipped and sampled. Rounded up.")
+    out.print("Unit and adversary are those of whatever is clipped and sampled. Rounded up.")
 
 
 def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool) -> None:
-    book = Ledger.open(path, read_only=True)
-    try:
-        with book.snapshot():
-            if page is not None:
-                write_ledger_page(book, page, f"Privacy report of {book.identity()}", delta)
-            lines = statements(book, delta)
-            seeded = book.seeded_runs()
-            hypothetical = [run for run, title in book.titles().items() if "HYPOTHETICAL" in title]
-            head, rule = book.head(), book.filter
-    finally:
-        book.close()
+    """Print what every account of a ledger has spent."""
+    from dpfl.cli.run import show_statements
+    from dpfl.privacy.flags import Flag, RaisedFlag
+    from dpfl.privacy.ledger import Ledger
+    from dpfl.privacy.statement import statements
+
+    with closing(Ledger.open(path, read_only=True)) as book, book.snapshot():
+        if page is not None:
+            from dpfl.report.ledger_page import write_ledger_page
+
+            write_ledger_page(book, page, f"Privacy report of {book.identity()}", delta)
+        lines, head, rule = statements(book, delta), book.head(), book.filter
+        seeded, titles = book.seeded_runs(), book.titles()
+    raised = [run for run, title in titles.items() if Flag.HYPOTHETICAL in title.lower()]
     if json:
-        told = [line.to_dict() for line in lines]
-        stamps = {"seeded_runs": seeded, "hypothetical_runs": hypothetical}
-        chain = {"filter": rule, "entries": head.number, "head": head.digest}
-        print_json({"ledger": str(path), **chain, **stamps, "statements": told})
+        told: dict[str, Any] = {"filter": rule, "entries": head.number, "head": head.digest}
+        told |= {"seeded_runs": seeded, "hypothetical_runs": raised}
+        own = [line.to_dict() for line in lines]
+        print_json({"ledger": str(path), **told, "statements": own})
         return
-    for run in seeded:
-        err.print(f"NOT PRIVATE: SEEDED: run {run}", style="yellow")
-    for run in hypothetical:
-        err.print(
-            f"HYPOTHETICAL: the budgets beside run {run} were raised to the largest of all",
-            style="yellow",
-        )
-    if not lines:
-        out.print("Nothing was charged.")
+    flagged = {Flag.SEEDED: seeded, Flag.HYPOTHETICAL: raised}
+    warn(RaisedFlag(flag, f"run {run}") for flag, runs in flagged.items() for run in runs)
     if any(line.delta is None for line in lines):
-        err.print("Some accounts have no budget, so no delta is known for them: give --delta.")
-    show_statements([line.to_dict() for line in lines])
+        note("Some accounts have no budget, so no delta is known for them: give --delta.")
+    show_statements(lines)
     out.print(f"Filter across studies: {rule}. Entries in the ledger: {head.number}.")
     out.print(f"Head: {head.digest}", soft_wrap=True)
     if page is not None:
-        err.print(f"Page: {page}", soft_wrap=True)
+        note(f"Page: {page}")

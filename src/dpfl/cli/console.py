@@ -1,32 +1,30 @@
-"""What people see: results on stdout, progress and notes on stderr, nothing but plain text where
-colour is off.
+"""What people see: results on stdout, progress and notes on stderr, plain text where colour is
+off.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
-from dpfl.privacy.accountant import shown
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from dpfl.privacy.flags import RaisedFlag
+    from dpfl.runs.result import Spread
+
+MOST_LINES = 24
+"""Clients or accounts that a table shows; JSON has them all."""
 
 
 class _Pipe(Console):
-    """A console whose reader may leave: that is no error of ours."""
+    """A console whose reader may leave, which is not an error."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -36,28 +34,50 @@ out = _Pipe(highlight=False, soft_wrap=False, markup=False)
 err = _Pipe(stderr=True, highlight=False, markup=False)
 
 
+def note(text: str, style: str | None = None) -> None:
+    """Print a line on stderr, however long."""
+    err.print(text, style=style, soft_wrap=True)
+
+
+def warn(flags: Iterable[RaisedFlag | str]) -> None:
+    """Print flags and warnings on stderr, in yellow."""
+    for flag in flags:
+        err.print(str(flag), style="yellow")
+
+
 def print_json(value: Any) -> None:
     """Write one JSON document to stdout."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def progress_bar() -> Progress:
-    """A bar on stderr; silent where stderr is no terminal."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+def answer(as_json: bool, document: Callable[[], Any], show: Callable[[], None]) -> None:
+    """Write the JSON document, or show the result for people."""
+    if as_json:
+        print_json(document())
+    else:
+        show()
+
+
+def progress_bar(quiet: bool = False) -> Progress:
+    """Return a bar on stderr; silent where stderr is not a terminal."""
+    from rich import progress
+
+    text = progress.TextColumn
+    return progress.Progress(
+        text("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        text("rounds"),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        text("{task.fields[note]}"),
         console=err,
-        disable=not err.is_terminal,
+        disable=quiet or not err.is_terminal,
     )
 
 
 def table(*columns: str, title: str | None = None, left: int = 1) -> Table:
-    """A table whose first ``left`` columns are words and the rest numbers."""
+    """Return a table whose first ``left`` columns are words and the rest numbers."""
     made = Table(
         title=title,
         title_justify="left",
@@ -68,25 +88,31 @@ def table(*columns: str, title: str | None = None, left: int = 1) -> Table:
     )
     for number, column in enumerate(columns):
         words = number < left
-        narrowest = 9 if number == 0 and left == 1 else None  # a row without its name says nothing
+        narrowest = 9 if number == 0 and left == 1 else None  # a row needs its name
         made.add_column(
             column, justify="left" if words else "right", no_wrap=not words, min_width=narrowest
         )
     return made
 
 
-def epsilon_text(value: Any) -> str:
-    """Show an epsilon, rounded up."""
-    return "infinite" if value in ("infinite", math.inf) else shown(float(value))
+def print_facts(facts: dict[str, str]) -> None:
+    """Print names and values in two columns."""
+    lines = table("", "", left=2)
+    for name, value in facts.items():
+        lines.add_row(name, value)
+    out.print(lines)
 
 
-def three_text(values: dict[str, Any] | None) -> list[str]:
-    """Show smallest, median, largest."""
-    return (
-        ["-"] * 3
-        if not values
-        else [epsilon_text(values[key]) for key in ("smallest", "median", "largest")]
-    )
+def epsilon_text(value: Any, digits: int = 3) -> str:
+    """Show an epsilon, rounded up; infinity may be a word, as in JSON."""
+    from dpfl.privacy.accountant import shown
+
+    return "infinite" if value == "infinite" else shown(float(value), digits)
+
+
+def format_spread(spread: Spread | None) -> list[str]:
+    """Show smallest, median and largest, rounded up."""
+    return [epsilon_text(value) for value in vars(spread).values()] if spread else ["-"] * 3
 
 
 def bytes_text(count: float) -> str:
@@ -95,11 +121,24 @@ def bytes_text(count: float) -> str:
     >>> bytes_text(1536)
     '1.5 KiB'
     """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
-    raise AssertionError
+    return f"{count:.1f} GiB"
+
+
+def time_text(seconds: float | None) -> str:
+    """Show a time in the unit that suits it.
+
+    >>> time_text(3.21), time_text(5000), time_text(7200)
+    ('3.2 s', '83 min', '2.0 h')
+    """
+    if seconds is None:
+        return "-"
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def mean_and_spread(values: Sequence[float], scale: float = 100.0) -> str:
@@ -108,9 +147,5 @@ def mean_and_spread(values: Sequence[float], scale: float = 100.0) -> str:
     >>> mean_and_spread([0.5, 0.7])
     '60.0 ± 14.1'
     """
-    mean = statistics.mean(values) * scale
-    return (
-        f"{mean:.1f}"
-        if len(values) == 1
-        else f"{mean:.1f} ± {statistics.stdev(values) * scale:.1f}"
-    )
+    mean = f"{statistics.mean(values) * scale:.1f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values) * scale:.1f}"

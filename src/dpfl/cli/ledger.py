@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dpfl.cli import options as o
-from dpfl.cli.console import err, out, print_json, table
+from dpfl.cli.console import note, out, print_facts, print_json
+from dpfl.core.checks import check
 from dpfl.core.errors import LedgerError
-from dpfl.privacy.chain import read_head
-from dpfl.privacy.ledger import Ledger
 
 app = typer.Typer(
     no_args_is_help=True, help="A ledger file: check that nothing in it was changed or lost."
@@ -21,24 +20,15 @@ app = typer.Typer(
 
 @app.callback()
 def _top() -> None:
-    """A ledger file: check that nothing in it was changed or lost."""
+    pass
 
 
 @app.command()
 def verify(
     file: Annotated[Path, typer.Argument(help="The ledger file.", show_default=False)],
-    head: Annotated[
-        str | None,
-        typer.Option(
-            help="A hash noted earlier, which the ledger must contain.", show_default=False
-        ),
-    ] = None,
+    head: Annotated[str | None, o.opt("A hash noted earlier, which must be in the ledger.")] = None,
     accept_head: Annotated[
-        bool,
-        typer.Option(
-            "--accept-head",
-            help="Write the missing head file, if this is the newest copy of the ledger.",
-        ),
+        bool, o.opt("Write the missing head file: this is the newest copy.", "--accept-head")
     ] = False,
     json: o.Json = False,
 ) -> None:
@@ -47,6 +37,9 @@ def verify(
     The chain has no key: whoever can rewrite the ledger and its head file together is only found
     out by a hash that was noted elsewhere, for instance on a printed report. Give it with --head.
     """
+    from dpfl.privacy.chain import read_head
+    from dpfl.privacy.ledger import Ledger
+
     accepted = accept_head and read_head(str(file)) is None
     if accept_head:
         Ledger.accept_head(file)
@@ -54,42 +47,29 @@ def verify(
     with closing(Ledger.open(file, read_only=True)) as ledger, ledger.snapshot():
         newest = ledger.head()
         wanted = None if head is None else head.strip().lower().rpartition(":")[2]
-        if wanted is not None and not ledger.contains(wanted):
-            raise LedgerError(
-                str(file),
-                f"does not contain entry {wanted}, which was noted earlier",
-                "find the ledger that does: this one was rolled back, rewritten, or is another one",
-            )
-        facts: dict[str, object] = {
-            "ledger": str(file),
-            "identity": ledger.identity(),
-            "filter": ledger.filter,
-            "entries": newest.number,
-            "head": newest.digest,
-            "head_file": None if noted is None else noted.number,
-            "accounts": len(ledger.accounts()),
-            "runs": len(ledger.titles()),
-            "checked": ["file", "hash chain", "head file", *(["given head"] if wanted else [])],
-        }
+        problem = f"does not contain entry {wanted}, which was noted earlier"
+        remedy = "find the ledger that does: this one was rolled back, rewritten, or is another one"
+        held = wanted is None or ledger.contains(wanted)
+        check(held, str(file), problem, remedy, LedgerError)
+        facts: dict[str, Any] = {"ledger": str(file), "identity": ledger.identity()}
+        facts |= {"filter": ledger.filter, "entries": newest.number, "head": newest.digest}
+        facts |= {"accounts": len(ledger.accounts()), "runs": len(ledger.titles())}
+    facts["head_file"] = None if noted is None else noted.number
+    facts["checked"] = ["file", "hash chain", "head file", *(["given head"] if wanted else [])]
     if json:
         print_json(facts)
         return
     if accepted:
-        err.print(f"Wrote {file}.head", soft_wrap=True)
-    shown = table("", "", left=2)
-    shown.add_row("ledger of", str(facts["identity"]))
-    shown.add_row("filter across studies", str(facts["filter"]))
-    shown.add_row(
-        "entries, runs, accounts", f"{facts['entries']}, {facts['runs']}, {facts['accounts']}"
+        note(f"Wrote {file}.head")
+    later = newest.number - (noted.number if noted else 0)
+    print_facts(
+        {
+            "ledger of": facts["identity"],
+            "filter across studies": facts["filter"],
+            "entries, runs, accounts": "{entries}, {runs}, {accounts}".format(**facts),
+            "head file": f"agrees; {later} entries were written since" if later else "agrees",
+            **({"given head": "is in the ledger"} if wanted else {}),
+        }
     )
-    behind = newest.number - (noted.number if noted else 0)
-    shown.add_row(
-        "head file", "agrees" if behind == 0 else f"agrees; {behind} entries were written since"
-    )
-    if wanted is not None:
-        shown.add_row("given head", "is in the ledger")
-    out.print(shown)
     out.print(f"Head: {newest.digest}", soft_wrap=True)
-    out.print(
-        "Nothing in the ledger was changed since its entries were written. Note the head elsewhere."
-    )
+    out.print("Nothing was changed since the entries were written. Note the head elsewhere.")

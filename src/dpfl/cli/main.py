@@ -1,67 +1,99 @@
-"""The door: commands, and one sentence with the documented exit code for everything that goes
-wrong.
+"""The entry point: the table of commands, and one sentence with the documented exit code for
+everything that goes wrong.
+
+A command's module is imported when the command runs, so that ``dpfl --help``, ``dpfl --version``
+and a misspelt command answer at once.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
+from typing import Any
 
 import click
 import typer
+from click.shell_completion import CompletionItem
+from typer.core import TyperGroup
 
 import dpfl
-from dpfl.cli import (
-    account,
-    compare,
-    deploy,
-    describe,
-    ledger,
-    lists,
-    plan,
-    plan_power,
-    report,
-    run,
-    server,
-    site,
-    study,
-    sweep,
-    tune,
-    watch,
-)
-from dpfl.cli.console import err
 from dpfl.core.errors import DpflError, did_you_mean, disk_error
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("run:run", "Train one model with one method, and say what every client spent."),
+    "compare": ("compare:compare", "Compare methods over paired seeds."),
+    "sweep": ("sweep:sweep", "Vary a field: accuracy by value, for each method."),
+    "tune": ("tune:tune", "Choose every method's settings by the same search."),
+    "study": ("study:study", "Run a study file, or show what was recorded."),
+    "describe": ("describe:describe", "Print pipeline, promise, epsilons, noise and bytes."),
+    "plan": ("plan:plan", "Plan methods before training, and say what to try first."),
+    "plan-power": ("plan_power:plan_power", "Plan a static over-the-air channel."),
+    "report": ("report:report", "Write an HTML page about runs."),
+    "watch": ("watch:watch", "Serve the report of a run while it is running."),
+    "account": ("account:account", "Turn noise into epsilon, epsilon into noise."),
+    "ledger": ("ledger:app", "Check that nothing in a ledger was changed or lost."),
+    "site": ("site:app", "One site of a deployed federation."),
+    "server": ("server:app", "The server of a deployed federation."),
+    "deploy": ("deploy:app", "Try a deployment on this machine."),
+    "methods": ("lists:methods", "List the methods."),
+    "datasets": ("lists:datasets", "List the data sets, and the ways to share them out."),
+    "budgets": ("lists:budgets", "List the distributions of epsilon."),
+    "models": ("lists:models", "List the models."),
+}
+"""Every command: where it is defined, and what it does in a line."""
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are imported when they are needed, not when they are listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
+        """Import a command's module and build the command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        found: Any = getattr(importlib.import_module(f"dpfl.cli.{module}"), attribute)
+        if isinstance(found, typer.Typer):
+            group = typer.main.get_group(found)
+            group.name = cmd_name
+            return group
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(cmd_name)(found)
+        return typer.main.get_command(alone)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table of commands without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete names of commands without importing any; options are completed as always."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [
+            CompletionItem(name, help=about)
+            for name, (_, about) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+
 
 app = typer.Typer(
     name="dpfl",
-    help="Differentially private federated learning for federations that do not agree on how much privacy they need.",
-    epilog="Exit codes: 0 done, 1 defect of ours, 2 usage or configuration, 3 data, 4 privacy refusal, 5 ledger, checkpoint "
-    "or folder, 6 disk, 7 network or peer, 130 interrupted (resumable).",
+    cls=LazyGroup,
+    help="Differentially private federated learning for federations whose members have different "
+    "budgets.",
+    epilog="Exit codes: 0 done, 1 internal error, 2 usage or configuration, 3 data, 4 privacy "
+    "refusal, 5 ledger, checkpoint or folder, 6 disk, 7 network or peer, 130 interrupted "
+    "(resumable).",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(run.run)
-app.command()(compare.compare)
-app.command()(sweep.sweep)
-app.command()(tune.tune)
-app.command()(report.report)
-app.command()(watch.watch)
-app.command()(study.study)
-app.command()(describe.describe)
-app.command()(account.account)
-app.command()(plan.plan)
-app.command(name="plan-power")(plan_power.plan)
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(site.app, name="site")
-app.add_typer(server.app, name="server")
-app.add_typer(deploy.app, name="deploy")
-app.command()(lists.methods)
-app.command()(lists.datasets)
-app.command()(lists.budgets)
-app.command()(lists.models)
 
 
 def _version(value: bool) -> None:
@@ -76,9 +108,7 @@ def _top(
         False, "--version", callback=_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
-    """Differentially private federated learning for federations that do not agree on how much
-    privacy they need.
-    """
+    pass
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -89,50 +119,47 @@ def main(arguments: list[str] | None = None) -> None:
 def run_command(arguments: list[str]) -> int:
     """Run a command and return its exit code; errors are one sentence on stderr."""
     try:
-        result = typer.main.get_command(app).main(
-            arguments, prog_name="dpfl", standalone_mode=False
-        )
+        command = typer.main.get_command(app)
+        result = command.main(arguments, prog_name="dpfl", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
-        err.print(error.format_message(), markup=False)
+        click.echo(error.format_message(), err=True)
         return 2
-    except click.UsageError as error:
-        return _say(f"usage: {_with_hint(error)}", 2)
     except click.exceptions.Exit as error:
         return int(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        return _say("stopped by you", 130)
-    except DpflError as error:
-        return _say(str(error), error.exit_code)
-    except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the reader left: that is no error of ours
+    except BrokenPipeError:  # the reader left, which is not an error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        named = disk_error(str(error.filename or "file"), error)
-        return _say(str(named), named.exit_code)
-    except Exception:
-        err.print(traceback.format_exc(), markup=False)
-        return _say("this is a defect of dpfl: please report it with the lines above", 1)
+    except (Exception, KeyboardInterrupt) as error:
+        sentence, code = _explained(error)
+        click.echo(f"dpfl: {sentence}", err=True)
+        return code
+
+
+def _explained(error: BaseException) -> tuple[str, int]:
+    """One sentence and the exit code for what went wrong."""
+    if isinstance(error, click.UsageError):
+        return f"usage: {_with_hint(error)}", 2
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return "stopped by you", 130
+    if isinstance(error, OSError):
+        error = disk_error(str(error.filename or "file"), error)
+    if isinstance(error, DpflError):
+        return str(error), error.exit_code
+    click.echo("".join(traceback.format_exception(error)), err=True)
+    return "internal error: please report it with the lines above", 1
 
 
 def _with_hint(error: click.UsageError) -> str:
-    message = error.format_message()
-    if (
-        message.startswith("No such command")
-        and error.ctx is not None
-        and isinstance(error.ctx.command, click.Group)
-    ):
-        name = message.split("'")[1]
-        return f"No such command '{name}'; {did_you_mean(name, error.ctx.command.commands)}"
-    return message
-
-
-def _say(sentence: str, code: int) -> int:
-    err.print(f"dpfl: {sentence}", markup=False, soft_wrap=True)
-    return code
+    message, context = error.format_message(), error.ctx
+    if not message.startswith("No such command") or context is None:
+        return message
+    known = (
+        context.command.list_commands(context) if isinstance(context.command, click.Group) else ()
+    )
+    name = message.split("'")[1]
+    return f"No such command '{name}'; {did_you_mean(name, known)}"
 
 
 if __name__ == "__main__":

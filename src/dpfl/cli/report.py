@@ -1,4 +1,4 @@
-"""``dpfl report``: one page about one run or many, for a board and for an engineer."""
+"""``dpfl report``: one page about one run or many, for an ethics board and for engineers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from typing import Annotated
 import typer
 
 from dpfl.cli import options as o
-from dpfl.cli.console import err, print_json
-from dpfl.report.page import all_charts, write_report
-from dpfl.report.printing import print_page
-from dpfl.report.reading import of_folders
-from dpfl.report.static import write_figures
+from dpfl.cli.console import note, print_json
 
 
 def report(
@@ -21,39 +17,33 @@ def report(
         typer.Argument(help="Folders of runs, or of one comparison.", show_default=False),
     ],
     path: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="File (default: report.html in the first folder).", show_default=False
-        ),
+        Path | None, o.opt("File (default: report.html in the first folder).", "--out")
     ] = None,
     public: Annotated[
         bool,
-        typer.Option(
-            "--public", help="Leave out whatever an outsider may not see; writes public.html."
-        ),
+        o.opt("Leave out whatever an outsider may not see; writes public.html.", "--public"),
     ] = False,
-    pdf: Annotated[
-        bool, typer.Option("--pdf", help="Print it to a PDF as well (needs Chromium).")
-    ] = False,
-    figures: Annotated[
-        Path | None,
-        typer.Option(help="Folder for every figure as SVG and PNG.", show_default=False),
-    ] = None,
+    pdf: Annotated[bool, o.opt("Print it to a PDF as well (needs Chromium).", "--pdf")] = False,
+    figures: Annotated[Path | None, o.opt("Folder for every figure as SVG and PNG.")] = None,
     json: o.Json = False,
 ) -> None:
-    """Write one self-contained HTML page: what was promised, granted, spent and learned."""
-    material = of_folders(runs)
-    page = write_report(
-        material, path or runs[0] / ("public.html" if public else "report.html"), public=public
-    )
+    """Write one self-contained HTML page: what was promised, budgeted, spent and learned."""
+    from dpfl.report.page import all_charts, write_report
+    from dpfl.report.printing import print_page
+    from dpfl.report.reading import of_folders
+    from dpfl.report.static import write_figures
+
+    shown = of_folders(runs)
+    page = path or runs[0] / ("public.html" if public else "report.html")
+    page = write_report(shown, page, public=public)
     written = {"report": str(page)}
     if pdf:
         written["pdf"] = str(print_page(page, page.with_suffix(".pdf")))
     if figures is not None:
         written["figures"] = str(figures)
-        write_figures([] if public else all_charts(material), figures)
+        write_figures([] if public else all_charts(shown), figures)
     if json:
         print_json(written)
         return
     for kind, place in written.items():
-        err.print(f"{kind.capitalize()}: {place}", soft_wrap=True)
+        note(f"{kind.capitalize()}: {place}")

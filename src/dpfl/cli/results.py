@@ -1,262 +1,155 @@
-"""What compare, sweep and tune share: from options to a study, runs kept by content, tables, and
+"""What compare, sweep, tune and study share: a store with a progress bar, tables of results, and
 the files they leave.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from dpfl.cli import console as c
+from dpfl.cli.options import Asked
+from dpfl.core.errors import Interrupted
 
-from dpfl.cli import options as o
-from dpfl.cli.console import bytes_text, err, mean_and_spread, out, progress_bar, table, three_text
-from dpfl.core.errors import ConfigurationError, DataError, DpflError, Interrupted, unknown_name
-from dpfl.core.files import write_safely
-from dpfl.experiments.ranking import Standing, grouped, remarks
-from dpfl.experiments.study import Study
-from dpfl.experiments.tuning import Told
-from dpfl.methods import METHODS, families
-from dpfl.report.page import write_report
-from dpfl.report.reading import of_results
-from dpfl.runs.experiment import for_method
-from dpfl.runs.folder import free_name
-from dpfl.sim.train import rehearse
+if TYPE_CHECKING:
+    from dpfl.experiments.ranking import Standing
+    from dpfl.experiments.results import StudyResult
+    from dpfl.experiments.tuning import RunStore
+    from dpfl.runs.result import Spread
 
-Methods = Annotated[str, typer.Option(help="Methods, separated by commas; or all.")]
-Family = Annotated[
-    str | None, typer.Option(help="Instead: heterogeneous, client or wireless.", show_default=False)
-]
-Seeds = Annotated[str, typer.Option(help="How many seeds, or a list such as 0,1,2.")]
-Workers = Annotated[int, typer.Option(help="Runs at a time, one process each.", min=1)]
-Out = Annotated[
-    Path | None, typer.Option("--out", help="Folder of the results (default: a new one in runs/).")
-]
-Kept = Annotated[
-    Path, typer.Option(help="Where runs are kept by content; what is there is not run again.")
-]
-KEPT = Path("runs/kept")
-
-Runner = Callable[[Study, Path, Path | None, int, Told], dict[str, Any]]
+COMPOSE = "Runs are accounted separately; releases on the same data compose."
+LEGEND = """\
+accuracy: mean ± standard deviation on all clients' test records; gap: points below the best of \
+those that promise the same; p: paired t-test against it, Holm's adjustment; left: clients whose \
+budget ran out early"""
 
 
-def seeds_of(text: str) -> list[int]:
-    """Read a number of seeds, or a list."""
-    try:
-        numbers = [int(word) for word in text.split(",")]
-    except ValueError:
-        raise ConfigurationError(
-            "--seeds", f"'{text}' is no number and no list of numbers", "give 3, or 0,1,2"
-        ) from None
-    seeds = list(range(numbers[0])) if "," not in text else numbers
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise ConfigurationError(
-            "--seeds", f"'{text}' names no seed, or one twice", "give 3, or 0,1,2"
-        )
-    return seeds
+@contextmanager
+def open_store(asked: Asked, title: str) -> Iterator[RunStore]:
+    """Yield the store that the options ask for, behind a progress bar."""
+    from dpfl.experiments.tuning import RunStore
 
+    with c.progress_bar(asked.quiet) as bar:
+        task = bar.add_task(title, total=None, note="")
 
-def lists_of(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Read FIELD=VALUE,VALUE,... as a list per dotted field.
-
-    >>> lists_of(["method.lr=0.1,0.3", "budgets.epsilon=mixgauss1,unibetween"])
-    {'method.lr': [0.1, 0.3], 'budgets.epsilon': ['mixgauss1', 'unibetween']}
-    """
-    lists: dict[str, list[Any]] = {}
-    for text in texts:
-        field, equals, values = text.partition("=")
-        words = [word.strip() for word in values.split(",") if word.strip()]
-        if not equals or "." not in field or not words:
-            raise ConfigurationError(
-                "--over",
-                f"'{text}' is no FIELD=VALUE,VALUE,...",
-                "write for instance --over budgets.scale=0.5,1,2",
-            )
-        if field in ("run.seed", "method.name"):
-            raise ConfigurationError(
-                "--over", f"'{field}' is set by the command itself", "use --seeds, or --methods"
-            )
-        if field in lists:
-            raise ConfigurationError(
-                "--over", f"'{field}' was given twice", "give each field one list"
-            )
-        lists[field] = [o.number(word, None) for word in words]
-    return lists
-
-
-def with_settings(values: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """The same values with some settings of the method."""
-    return {**values, "method": {**values.get("method", {}), **settings}}
-
-
-def chosen_methods(
-    methods: str,
-    family: str | None,
-    values: dict[str, Any],
-    file: Path | None,
-    data: Path | None,
-    tuned: dict[str, dict[str, Any]] | None = None,
-) -> list[str]:
-    """Read the methods asked for; of ``all`` or a family, those that this federation cannot run are
-    named and left out.
-    """
-    names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
-    if family is not None and family not in families():
-        raise unknown_name("--family", "family", family, families())
-    if family is None and names != ["all"]:
-        if not names:
-            raise ConfigurationError(
-                "--methods",
-                "names no method",
-                "give for instance --methods fedavg_dp,weiavg, all, or a --family",
-            )
-        return names
-    if family is not None and names:
-        raise ConfigurationError("--family", "--methods was given as well", "give one of the two")
-    fitting = []
-    for name in families()[family] if family else METHODS:
-        try:
-            rehearse(
-                o.build(file, for_method(with_settings(values, (tuned or {}).get(name, {})), name)),
-                data,
-            )
-            fitting.append(name)
-        except DataError:  # no method will do better
-            raise
-        except DpflError as error:
-            err.print(f"left out: {name} ({error})", soft_wrap=True)
-    if not fitting:
-        raise ConfigurationError(
-            "--methods", "none of the methods fits this federation", "see why above"
-        )
-    return fitting
-
-
-def run_shown(
-    runner: Runner, study: Study, kept: Path, data: Path | None, workers: int, quiet: bool
-) -> dict[str, Any]:
-    """Run a study behind a progress bar."""
-    with progress_bar() as bar:
-        bar.disable = bar.disable or quiet
-        shown = bar.add_task(study.title, total=None, note="")
-
-        def told(stage: str, done: int, total: int) -> None:
-            bar.update(shown, completed=done, total=total, note=stage)
+        def progress(stage: str, done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, note=stage)
 
         try:
-            return runner(study, kept, data, workers, told)
+            yield RunStore(
+                kept=asked.kept, data_folder=asked.data, workers=asked.workers, progress=progress
+            )
         except KeyboardInterrupt:
-            raise Interrupted(
-                str(kept), "stopped by you", "repeat the command: it goes on where it was"
-            ) from None
+            remedy = "repeat the command: it goes on where it was"
+            raise Interrupted(str(asked.kept), "stopped by you", remedy) from None
 
 
-def new_folder(given: Path | None, stem: str) -> Path:
-    """Where results go."""
-    return given or free_name(Path("runs"), stem)
+def finish(
+    result: StudyResult, asked: Asked, stem: str, show: Callable[[StudyResult], None]
+) -> Path:
+    """Write the results and, where there are runs, their report; print them; return the folder."""
+    from dpfl.report.page import write_report
+    from dpfl.report.reading import of_results
+    from dpfl.runs.folder import free_name
 
-
-def keep(results: dict[str, Any], folder: Path, kept: Path) -> Path:
-    """Write the results and, where there are runs to show, their page; say where it is."""
+    folder = asked.folder or free_name(Path("runs"), stem)
     folder.mkdir(parents=True, exist_ok=True)
-    write_safely(
-        folder / "results.json",
-        (json.dumps({**results, "kept": str(kept.absolute())}, indent=1) + "\n").encode(),
-    )
-    if any(cell["runs"] for cell in results["cells"]):
-        write_report(of_results(results, kept), folder / "report.html")
+    result.write(folder / "results.json", kept=str(asked.kept.absolute()))
+    ran = any(cell.runs for cell in result.cells)
+    if ran:
+        write_report(of_results(result.to_dict(), asked.kept), folder / "report.html")
+    if asked.json:
+        c.print_json({"folder": str(folder), **result.to_dict()})
+    else:
+        show(result)
+        c.note(f"Results: {folder}")
+        c.note(f"Report: {folder / 'report.html'}" if ran else "")
     return folder
 
 
-def show_standings(lines: Sequence[Standing], title: str = "outcome") -> None:
-    """Print outcome and privacy, one pair of tables a unit; methods of different units are never
+def show_standings(lines: Sequence[Standing]) -> None:
+    """Print outcome and privacy, one pair of tables per unit; methods of different units are never
     ranked together.
     """
+    from dpfl.experiments.ranking import grouped, remarks
+
     for unit, mine in grouped(lines).items():
-        seeds = len(mine[0].runs)
-        outcome = table(
-            "method",
-            "accuracy %",
-            "behind",
-            "p",
-            "left",
-            "up",
-            "down",
-            title=f"Protecting a {unit}: {title} over {seeds} seed(s)",
-        )
+        title = f"Protecting a {unit}: outcome over {len(mine[0].runs)} seed(s)"
+        outcome = c.table("method", "accuracy %", "gap", "p", "left", "up", "down", title=title)
+        headings = ("spent: min", "median", "max", "budget: min", "median", "max")
+        privacy = c.table("method", *headings, title="Epsilon over clients (averaged over seeds)")
         for one in mine:
-            outcome.add_row(
-                one.label,
-                mean_and_spread(one.accuracies),
-                _behind(one),
-                "-" if one.p_value is None else f"{one.p_value:.2g}",
-                f"{statistics.mean(r['clients_left'] for r in one.runs):g}/{one.runs[0]['clients']}",
-                bytes_text(statistics.mean(r["bytes_up"] for r in one.runs)),
-                bytes_text(statistics.mean(r["bytes_down"] for r in one.runs)),
-            )
-        headings = ("spent: min", "median", "max", "granted: min", "median", "max")
-        privacy = table("method", *headings, title="Epsilon over clients (averaged over seeds)")
-        for one in mine:
-            privacy.add_row(
-                one.label,
-                *_averaged([r["epsilon"].get("spent") for r in one.runs]),
-                *_averaged([r["epsilon"].get("budget") for r in one.runs]),
-            )
-        out.print(outcome)
-        out.print()
-        out.print(privacy)
-        for meaning in sorted({_meaning(one) for one in mine if one.promise[2] != "nobody"}):
-            out.print(meaning)
-        out.print(
-            "accuracy: mean ± standard deviation on all clients' test records; behind: points below the best of those that "
-            "promise the same; p: paired t-test against it, Holm's adjustment; left: clients whose budget ran out early"
-        )
+            outcome.add_row(one.label, *_outcome(one))
+            spent = [run.epsilon.spent for run in one.runs if run.epsilon]
+            budgets = [run.epsilon.budget for run in one.runs if run.epsilon]
+            privacy.add_row(one.label, *_averaged(spent), *_averaged(budgets))
+        c.out.print(outcome)
+        c.out.print()
+        c.out.print(privacy)
+        for meaning in sorted({_meaning(one) for one in mine if one.runs[0].epsilon}):
+            c.out.print(meaning)
+        c.out.print(LEGEND)
         for remark in remarks(mine):
-            out.print(remark)
-        out.print(
-            "Each run is billed alone: publishing more than one of them on the same data adds up."
-        )
-        out.print()
-    _show_stamps(lines)
+            c.out.print(remark)
+        c.out.print(COMPOSE)
+        c.out.print()
+    _show_flags(lines)
 
 
-def _behind(one: Standing) -> str:
+def _outcome(one: Standing) -> list[str]:
+    def mean(name: str) -> float:
+        return statistics.mean(float(getattr(run, name)) for run in one.runs)
+
+    return [
+        c.mean_and_spread(one.accuracies),
+        _gap(one),
+        "-" if one.p_value is None else f"{one.p_value:.2g}",
+        f"{mean('clients_left'):g}/{one.runs[0].clients}",
+        c.bytes_text(mean("bytes_up")),
+        c.bytes_text(mean("bytes_down")),
+    ]
+
+
+def _gap(one: Standing) -> str:
     if one.reference:
         return "reference"
-    if one.behind is None:
-        return "-"
-    return (
-        "best"
-        if one.best
-        else "alone"
-        if one.behind == 0 and one.p_value is None
-        else f"{100 * one.behind:.1f}"
+    if one.best or one.alone:
+        return "best" if one.best else "alone"
+    return "-" if one.gap is None else f"{100 * one.gap:.1f}"
+
+
+def _show_flags(lines: Sequence[Standing]) -> None:
+    """Print the flags that void or limit privacy, each with the methods that raise it."""
+    raised: dict[str, list[str]] = {}
+    for one in lines:
+        for flag in one.runs[0].flags:
+            if flag.flag.voids_privacy:
+                raised.setdefault(str(flag), []).append(one.label)
+    c.warn(f"{flag} [{', '.join(dict.fromkeys(who))}]" for flag, who in sorted(raised.items()))
+
+
+def _averaged(spreads: Sequence[Spread | None]) -> list[str]:
+    from dpfl.runs.result import Spread
+
+    known = [vars(spread) for spread in spreads if spread]
+    if not known:
+        return c.format_spread(None)
+    return c.format_spread(
+        Spread(**{name: statistics.mean(one[name] for one in known) for name in known[0]})
     )
-
-
-def _show_stamps(lines: Sequence[Standing]) -> None:
-    stamps = sorted(
-        {s for one in lines for r in one.runs for s in r["stamps"] if s.startswith(("NOT", "HYPO"))}
-    )
-    for stamp in stamps:
-        who = [one.label for one in lines if stamp in one.runs[0]["stamps"]]
-        err.print(f"{stamp} [{', '.join(dict.fromkeys(who))}]", style="yellow", markup=False)
-
-
-def _averaged(spreads: list[dict[str, Any] | None]) -> list[str]:
-    present = [spread for spread in spreads if spread]
-    if not present:
-        return three_text(None)
-    keys = ("smallest", "median", "largest")
-    if any(spread[key] == "infinite" for spread in present for key in keys):
-        return ["infinite"] * 3
-    return three_text({key: statistics.mean(spread[key] for spread in present) for key in keys})
 
 
 def _meaning(one: Standing) -> str:
-    unit, adjacency, observer = one.promise
-    accountants = ", ".join(one.runs[0]["epsilon"]["accountant"])
-    return f"epsilon: per {unit}, {adjacency} adjacency, against the {observer}, by {accountants}; rounded up"
+    epsilon = one.runs[0].epsilon
+    by = f", by {', '.join(epsilon.accountants)}" if epsilon and epsilon.accountants else ""
+    return f"epsilon: {one.promise}{by}; rounded up"
+
+
+def value_text(value: Any) -> str:
+    """Show a value of a swept field; a c.table as NAME x FACTOR."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} x {factor:g}" for name, factor in value.items()) or "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -3,195 +3,158 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from dpfl.cli import console as c
 from dpfl.cli import options as o
-from dpfl.cli.console import (
-    bytes_text,
-    epsilon_text,
-    err,
-    out,
-    print_json,
-    progress_bar,
-    table,
-    three_text,
-)
-from dpfl.cli.watch import Port
-from dpfl.core.errors import ConfigurationError, FolderError, Interrupted
-from dpfl.report.live import LiveServer
-from dpfl.report.page import write_report
-from dpfl.report.reading import of_folders
-from dpfl.rounds.record import RoundRecord
-from dpfl.runs.experiment import Experiment
-from dpfl.runs.folder import RunFolder, free_name
-from dpfl.runs.loggers import logging_to
-from dpfl.sim.train import run_experiment
+from dpfl.core.checks import check
+from dpfl.core.errors import FolderError, Interrupted
 
-MOST_LINES = 24
-LAST_LOOK = 2.5  # seconds; a page that asks once a second gets the end
+if TYPE_CHECKING:
+    from dpfl.privacy.statement import Statement
+    from dpfl.rounds.record import RoundRecord
+    from dpfl.runs.experiment import Experiment
+    from dpfl.runs.result import Summary
+
+LAST_LOOK = 2.5
+"""Seconds that a live page, which asks once a second, is served after the end."""
 
 
-@o.takes_experiment(**o.ONE_METHOD)
+@o.takes_experiment(one_method=True)
 def run(
-    given: dict[str, Any],
-    file: o.File = None,
-    data: o.Data = None,
+    asked: o.Asked,
     system_noise: Annotated[
-        bool,
-        typer.Option(
-            "--system-noise", help="Draw noise from the operating system: not repeatable."
-        ),
+        bool, o.opt("Draw noise from the system: not repeatable.", "--system-noise")
     ] = False,
-    workers: Annotated[
-        int | None, typer.Option(help="Worker processes; they never change a result.")
-    ] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--out", help="Folder (default: a new one in runs/).")
-    ] = None,
+    folder: Annotated[Path | None, o.opt("Folder (default: a new one in runs/).", "--out")] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with an interrupted run.", metavar="FOLDER")
+        Path | None, o.opt("Go on with an interrupted run.", metavar="FOLDER")
     ] = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="Serve the report on 127.0.0.1 while the run goes on.")
-    ] = False,
-    port: Port = 0,
-    log: Annotated[
-        str | None,
-        typer.Option(help="Log to tensorboard or mlflow, if installed.", show_default=False),
-    ] = None,
-    json: o.Json = False,
+    live: Annotated[bool, o.opt("Serve the report on 127.0.0.1 during the run.", "--live")] = False,
+    port: o.Port = 0,
+    log: Annotated[str | None, o.opt("Log to tensorboard or mlflow, if installed.")] = None,
     quiet: o.Quiet = False,
 ) -> None:
     """Train one model with one method, and say what every client spent."""
-    if resume is not None:
-        if file is not None or any(value is not None for value in given.values()):
-            raise ConfigurationError(
-                "--resume",
-                "an experiment was given as well",
-                "a resumed run takes it from its own folder",
-            )
-        if not (resume / "experiment.toml").exists():
-            raise FolderError(str(resume), "holds no run", "name the folder of an interrupted run")
-        folder, experiment = resume, Experiment.from_file(resume / "experiment.toml")
-    else:
-        given |= {"system_noise": system_noise, "workers": workers}
-        experiment = o.build(file, o.experiment_values(file, given))
-        source = experiment.data.name or Path(experiment.data.folder or "own").name
-        folder = folder or free_name(Path("runs"), f"{experiment.method.name}-{source}")
+    from dpfl.report.live import LiveServer
+    from dpfl.report.page import write_report
+    from dpfl.report.reading import of_folders
+    from dpfl.runs.loggers import logging_to
+    from dpfl.sim.train import run_experiment
+
+    asked.given["system_noise"] = system_noise or None
+    folder, experiment = _interrupted(asked, resume) if resume else _new(asked, folder)
     with ExitStack() as stack:
         if live:
             server = stack.enter_context(LiveServer(folder, port))
-            err.print(f"Live view: {server.address}", soft_wrap=True)
-        logger = stack.enter_context(logging_to(log, folder, experiment, err.print))
-        bar = stack.enter_context(progress_bar())
-        bar.disable = bar.disable or quiet
-        task = bar.add_task(
-            experiment.method.name, total=experiment.run.rounds, note="planning noise"
-        )
+            c.note(f"Live view: {server.address}")
+        logger = stack.enter_context(logging_to(log, folder, experiment, c.note))
+        bar = stack.enter_context(c.progress_bar(quiet))
+        task = bar.add_task(experiment.method.name, total=experiment.run.rounds, note="planning")
 
-        def report(done: int, total: int, record: RoundRecord) -> None:
-            line = record.to_dict()
-            bar.update(
-                task,
-                completed=done,
-                note=f"accuracy {100 * line['accuracy']:.1f} %" if "accuracy" in line else "",
-            )
+        def progress(done: int, total: int, record: RoundRecord) -> None:
+            scores = record.scores
+            accuracy = f"accuracy {100 * scores.accuracy:.1f} %" if scores else ""
+            bar.update(task, completed=done, note=accuracy)
             if logger is not None:
-                logger.round(done, line)
+                logger.round(done, record)
 
         try:
             result = run_experiment(
                 experiment,
                 folder,
                 resume=resume is not None,
-                data_folder=data,
-                workers=workers,
-                progress=report,
+                data_folder=asked.data,
+                workers=asked.given["workers"],
+                progress=progress,
             )
         except KeyboardInterrupt:
-            raise Interrupted(
-                str(folder),
-                "stopped by you; what was charged stays charged",
-                f"go on with: dpfl run --resume {folder}",
-            ) from None
+            remedy = f"go on with: dpfl run --resume {folder}"
+            problem = "stopped by you; what was charged stays charged"
+            raise Interrupted(str(folder), problem, remedy) from None
         if logger is not None:
-            logger.end(result.summary.to_dict())
+            logger.end(result.summary)
         write_report(of_folders([folder]), folder / "report.html")
         if live:
             time.sleep(LAST_LOOK)
-    if json:
-        print_json({"folder": str(folder), **result.summary.to_dict()})
-    else:
-        show(folder, result.summary.to_dict())
+    summary = result.summary
+    told = {"folder": str(folder), **summary.to_dict()}
+    c.answer(asked.json, lambda: told, lambda: show(folder, summary))
 
 
-def show(folder: Path, summary: dict[str, Any]) -> None:
-    """Print what came out, the stamps first."""
-    for stamp in summary["stamps"]:
-        err.print(stamp, style="yellow")
-    facts = table("", "", left=2)
-    rounds = summary["rounds"]
-    facts.add_row("method", summary["method"])
-    facts.add_row("test accuracy", f"{100 * summary['accuracy']:.1f} % ({summary['tested']})")
-    facts.add_row(
-        "rounds",
-        f"{rounds['done']} of {rounds['planned']}"
-        + (f" ({rounds['ended_early']})" if rounds["ended_early"] else ""),
-    )
-    left = summary["clients_left"]
+def _new(asked: o.Asked, folder: Path | None) -> tuple[Path, Experiment]:
+    """A new run: where it goes, and a warning if noise will drown its signal."""
+    from dpfl.experiments.describe import noise_forecast
+    from dpfl.runs.folder import free_name
+
+    experiment = asked.experiment()
+    warning = noise_forecast(experiment, asked.data).warning
+    c.warn([f"WARNING: {warning}"] if warning else [])
+    source = experiment.data.name or Path(experiment.data.folder or "own").name
+    return folder or free_name(Path("runs"), f"{experiment.method.name}-{source}"), experiment
+
+
+def _interrupted(asked: o.Asked, folder: Path) -> tuple[Path, Experiment]:
+    """A run that goes on: it takes the experiment from its own folder."""
+    from dpfl.runs.experiment import Experiment
+
+    described = [own for name, own in asked.given.items() if name != "workers"]
+    alone = asked.file is None and all(own is None for own in described)
+    remedy = "a resumed run takes it from its own folder"
+    check(alone, "--resume", "an experiment was given as well", remedy)
+    path, remedy = folder / "experiment.toml", "name the folder of an interrupted run"
+    check(path.exists(), str(folder), "holds no run", remedy, FolderError)
+    return folder, Experiment.from_file(path)
+
+
+def show(folder: Path, summary: Summary) -> None:
+    """Print the result of a run, its flags first."""
+    c.warn(summary.flags)
+    rounds, left, epsilon = summary.rounds, summary.clients_left, summary.epsilon
+    early = f" ({rounds.ended_early})" if rounds.ended_early else ""
     named = f" ({', '.join(left[:5])}{', ...' if len(left) > 5 else ''})" if left else ""
-    facts.add_row("budget ran out", f"{len(left)} of {summary['clients']} clients{named}")
-    facts.add_row(
-        "bytes up / down",
-        f"{bytes_text(summary['bytes_up'])} / {bytes_text(summary['bytes_down'])}",
-    )
-    epsilon = summary["epsilon"]
+    facts = {
+        "method": summary.method,
+        "test accuracy": f"{100 * summary.accuracy:.1f} % ({summary.tested})",
+        "rounds": f"{rounds.done} of {rounds.planned}{early}",
+        "budget ran out": f"{len(left)} of {summary.clients} clients{named}",
+        "bytes up / down": f"{c.bytes_text(summary.bytes_up)} / {c.bytes_text(summary.bytes_down)}",
+    }
     for name in ("spent", "budget"):
-        facts.add_row(
-            f"epsilon {name}",
-            " / ".join(three_text(epsilon.get(name))) + "  (smallest / median / largest)",
-        )
-    for observer, spread in summary["epsilon_by_observer"].items():
-        facts.add_row(f"... against the {observer}", " / ".join(three_text(spread.get("spent"))))
-    out.print(facts)
-    show_statements(summary["statements"])
-    err.print(f"Results: {folder}")
-    err.print(f"Report: {folder / 'report.html'}")
+        spread = c.format_spread(getattr(epsilon, name, None))
+        facts[f"epsilon {name}"] = f"{' / '.join(spread)}  (smallest / median / largest)"
+    for observer, one in summary.epsilon_against.items():
+        facts[f"... against the {observer}"] = " / ".join(c.format_spread(one.spent))
+    c.print_facts(facts)
+    show_statements(summary.statements)
+    c.note(f"Results: {folder}")
+    c.note(f"Report: {folder / 'report.html'}")
 
 
-def show_statements(lines: list[dict[str, Any]]) -> None:
-    """Print one line per account, in one table for each thing that an epsilon means."""
-    if not lines:
-        return
-    for meaning in dict.fromkeys(map(_meaning, lines)):
-        own = [line for line in lines if _meaning(line) == meaning]
-        spent = table("account", "rounds", "epsilon spent", "budget", "delta")
-        for line in own[:MOST_LINES]:
-            granted = "-" if line["budget"] is None else epsilon_text(line["budget"])
-            delta = "-" if line["delta"] is None else f"{line['delta']:g}"
+def show_statements(lines: Sequence[Statement]) -> None:
+    """Print one line per account, in one c.table for each thing that an epsilon means."""
+    meanings: dict[str, list[Statement]] = {}
+    for line in lines:
+        meaning = f"per {line.unit}, {line.adjacency} adjacency, against the {line.observer}, by "
+        meanings.setdefault(meaning + line.accountant, []).append(line)
+    for meaning, own in meanings.items():
+        spent = c.table("account", "rounds", "epsilon spent", "budget", "delta")
+        for line in own[: c.MOST_LINES]:
+            budget = "-" if line.budget is None else c.epsilon_text(line.budget)
+            delta = "-" if line.delta is None else f"{line.delta:g}"
             spent.add_row(
-                line["account"], str(line["rounds"]), epsilon_text(line["epsilon"]), granted, delta
+                line.account, str(line.rounds), c.epsilon_text(line.epsilon), budget, delta
             )
-        out.print()
-        out.print(spent)
-        if len(own) > MOST_LINES:
-            out.print(f"... and {len(own) - MOST_LINES} more: see summary.json, or use --json")
-        out.print(f"Every epsilon: {meaning}; rounded up.")
-        if any(
-            line.get("filter", "allotments") != "allotments" and line["budget"] is not None
-            for line in own
-        ):
-            out.print(
-                "Studies pay as they go: spent is what is used so far, and the budget is what is guaranteed."
+        c.out.print()
+        c.out.print(spent)
+        if len(own) > c.MOST_LINES:
+            c.out.print(f"... and {len(own) - c.MOST_LINES} more: see summary.json, or use --json")
+        c.out.print(f"Every epsilon: {meaning}; rounded up.")
+        if any(line.filter != "allotments" and line.budget is not None for line in own):
+            c.out.print(
+                "Studies pay as they go: spent is what is used so far, and the budget is what is "
+                "guaranteed."
             )
-
-
-def _meaning(line: dict[str, Any]) -> str:
-    return f"per {line['unit']}, {line['adjacency']} adjacency, against the {line['observer']}, by {line['accountant']}"
-
-
-__all__ = ["RunFolder", "run", "show", "show_statements"]

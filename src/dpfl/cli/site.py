@@ -135,7 +135,7 @@ def spend(
             from dpfl.report.ledger_page import write_ledger_page
 
             title = f"Budget and spending of '{site.id}'"
-            write_ledger_page(ledger, page, title, stamps=[str(flag) for flag in flags])
+            write_ledger_page(ledger, page, title, warnings=[str(flag) for flag in flags])
     warn([*flags, *([RaisedFlag(Flag.SEEDED, "some of it was a rehearsal")] if seeded else [])])
     if json:
         print_json([line.to_dict() for line in lines])

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import json as json_
 import statistics
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dpfl.cli import options as o
 from dpfl.cli import results as r
-from dpfl.cli.console import err, mean_and_spread, out, print_json, table
-from dpfl.core.files import write_safely
-from dpfl.experiments.run_study import run_study
-from dpfl.experiments.study import Study
-from dpfl.report.reading import read_results
+from dpfl.cli.console import answer, mean_and_spread, note, out, table
+
+if TYPE_CHECKING:
+    from dpfl.experiments.results import CellResult, StudyResult
+
+NOISE = "noise_over_least"
 
 
 def study(
     file: Annotated[Path, typer.Argument(help="Study file (TOML).", show_default=False)],
     data: o.Data = None,
-    workers: Annotated[int, typer.Option(help="Runs at a time, one process each.", min=1)] = 2,
+    workers: o.Workers = 2,
     folder: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder of the runs; what is there is not run again."),
+        Path | None, o.opt("Folder of the runs; what is there is not run again.", "--out")
     ] = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Write the results beside the study file.")
-    ] = False,
+    record: Annotated[bool, o.opt("Write the results beside the study file.", "--record")] = False,
     show_recorded: Annotated[
-        bool, typer.Option("--show", help="Run nothing; show the recorded results.")
+        bool, o.opt("Run nothing; show the recorded results.", "--show")
     ] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -38,70 +35,51 @@ def study(
     """Run a study: tune every method by the same rule, then the final seeds; or show what was
     recorded.
     """
-    asked = Study.from_file(file)
-    recorded = file.with_suffix(".json")
+    from dpfl.experiments.compare import run_study
+    from dpfl.experiments.results import StudyResult
+    from dpfl.experiments.study import Sweep
+
+    asked_for, recorded = Sweep.from_file(file), file.with_suffix(".json")
     if show_recorded:
-        results = read_results(recorded, "run the study with --record first")
+        result = StudyResult.read(recorded, "run the study with --record first")
     else:
-        base = folder or Path("runs") / f"study-{file.stem}"
-        results = r.run_shown(run_study, asked, base, data, workers, quiet)
+        kept = folder or Path("runs") / f"study-{file.stem}"
+        asked = o.Asked(data=data, workers=workers, quiet=quiet, kept=kept)
+        with r.open_store(asked, asked_for.title) as store:
+            result = run_study(asked_for, store)
         if record:
-            write_safely(recorded, (json_.dumps(results, indent=1) + "\n").encode())
-            err.print(f"Recorded: {recorded}")
-    if json:
-        print_json(results)
-    else:
-        show(results)
+            result.write(recorded)
+            note(f"Recorded: {recorded}")
+    answer(json, result.to_dict, lambda: show(result))
 
 
-def show(results: dict[str, Any]) -> None:
+def show(result: StudyResult) -> None:
     """Print a line per method and case: mean and spread of the final accuracy, the tuned values,
     the noise left.
     """
-    cells = results["cells"]
-    varied = list(cells[0]["case"])
-    noisy = any("noise_over_least" in run for cell in cells for run in cell["runs"])
-    columns = [*(field.rpartition(".")[2] for field in varied), "method", "accuracy %", "tuned"]
-    lines = table(
-        *columns,
-        *(["noise / least"] if noisy else []),
-        title=results["title"],
-        left=len(varied) + 1,
-    )
-    for cell in cells:
-        runs = cell["runs"]
-        tuned = ", ".join(
-            f"{value:g}" if isinstance(value, float) else str(value)
-            for value in cell["chosen"].values()
-        )
-        ratios = [run["noise_over_least"]["mean"] for run in runs if "noise_over_least" in run]
-        lines.add_row(
-            *(_text(cell["case"][field]) for field in varied),
-            cell["label"],
-            mean_and_spread([run["accuracy"] for run in runs]),
-            tuned or "-",
-            *([f"{statistics.mean(ratios):.3g}" if ratios else "-"] if noisy else []),
-        )
+    runs = [run for cell in result.cells for run in cell.runs]
+    noisy = any(NOISE in run.metrics for run in runs)
+    fields = [field.rpartition(".")[2] for field in result.cells[0].case]
+    headings = ["accuracy %", "tuned", *(["noise ratio"] if noisy else [])]
+    lines = table(*fields, "method", *headings, title=result.title, left=len(fields) + 1)
+    for cell in result.cells:
+        lines.add_row(*_row(cell, noisy))
     out.print(lines)
-    seeds = len(cells[0]["runs"])
-    for meaning in sorted({_meaning(run["epsilon"]) for cell in cells for run in cell["runs"]}):
+    for meaning in sorted({f"epsilon: {run.promise}" for run in runs if run.protects}):
         out.print(meaning)
-    out.print(
-        f"accuracy: final model, test records, mean ± standard deviation over {seeds} seed(s)"
-    )
+    seeds = len(result.cells[0].runs)
+    out.print(f"accuracy: final model, test records, mean ± standard deviation, {seeds} seed(s)")
     if noisy:
-        out.print(
-            "noise / least: DP noise variance in the aggregate over the least any weights could leave, mean of rounds"
-        )
+        out.print("noise ratio: noise variance in the aggregate over the optimal variance, mean")
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} x {factor:g}" for name, factor in value.items()) or "-"
-    return str(value)
-
-
-def _meaning(epsilon: dict[str, Any]) -> str:
-    if epsilon["observer"] == "nobody":
-        return "no epsilon: fedavg protects nobody"
-    return f"epsilon: per {epsilon['unit']}, {epsilon['adjacency']} adjacency, against the {epsilon['observer']}"
+def _row(cell: CellResult, noisy: bool) -> list[str]:
+    ratios = [run.metrics[NOISE]["mean"] for run in cell.runs if NOISE in run.metrics]
+    ratio = f"{statistics.mean(ratios):.3g}" if ratios else "-"
+    return [
+        *map(r.value_text, cell.case.values()),
+        cell.label,
+        mean_and_spread([run.accuracy for run in cell.runs]),
+        ", ".join(map(r.value_text, cell.chosen.values())) or "-",
+        *([ratio] if noisy else []),
+    ]

@@ -2,133 +2,69 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING
 
 from dpfl.cli import options as o
 from dpfl.cli import results as r
-from dpfl.cli.console import err, mean_and_spread, out, print_json, table
-from dpfl.core.errors import ConfigurationError
-from dpfl.experiments.ranking import Standing, grouped, standings
-from dpfl.experiments.run_study import run_study
-from dpfl.experiments.study import Study, set_fields
-from dpfl.runs.experiment import for_method
-from dpfl.sim.train import rehearse
+from dpfl.cli.console import mean_and_spread, out, table
+from dpfl.cli.values import lists_of, seeds_of
+from dpfl.core.checks import check
 
-MOST_COLUMNS = 3  # methods beside each other in a terminal of 80 columns
+if TYPE_CHECKING:
+    from dpfl.experiments.ranking import Standing
+    from dpfl.experiments.results import StudyResult
+
+MOST_COLUMNS = 3
+"""Methods side by side in a terminal of 80 columns."""
 
 
-@o.takes_experiment()
-def sweep(
-    given: dict[str, Any],
-    file: o.File = None,
-    over: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A field of the experiment and its values.",
-            metavar="FIELD=VALUE,...",
-            show_default=False,
-        ),
-    ] = None,
-    methods: r.Methods = "",
-    family: r.Family = None,
-    seeds: r.Seeds = "3",
-    data: o.Data = None,
-    workers: r.Workers = 2,
-    folder: r.Out = None,
-    kept: r.Kept = r.KEPT,
-    json: o.Json = False,
-    quiet: o.Quiet = False,
-) -> None:
-    """Vary one field (budgets.scale, partition.clients, method.k, ...): a curve per method, with
-    bands over seeds.
+@o.takes_experiment(o.MANY, o.STORE)
+def sweep(asked: o.Asked, over: o.Over = None, seeds: o.Seeds = "3") -> None:
+    """Vary fields (budgets.scale, partition.clients, method.k, server.lr, ...): accuracy by value,
+    for each method.
     """
-    lists = r.lists_of(over or [])
-    if not lists:
-        raise ConfigurationError(
-            "--over", "was not given", "give for instance --over budgets.scale=0.5,1,2,4"
-        )
-    values = o.experiment_values(file, given)
-    first = {field: choices[0] for field, choices in lists.items()}
-    names = r.chosen_methods(methods, family, set_fields(values, first), file, data)
-    o.check_settings(set_fields(values, first), names)
-    for name in names:
-        o.build(file, for_method(set_fields(values, first), name))
-    study = Study.from_dict(
-        {
-            "title": f"accuracy over {', '.join(lists)}",
-            "base": values,
-            "vary": lists,
-            "methods": {name: {} for name in names},
-            "seeds": r.seeds_of(seeds),
-        },
-        str(file) if file else "options",
-    )
-    for case in study.cases():
-        for name in names:
-            rehearse(study.experiment(case, name, {}, study.seeds[0]), data)
-    results = r.run_shown(run_study, study, kept, data, workers, quiet)
-    place = r.keep(results, r.new_folder(folder, "sweep"), kept)
-    if json:
-        print_json({"folder": str(place), **results})
-        return
-    show(study, results)
-    err.print(f"Results: {place}")
-    err.print(f"Report: {place / 'report.html'}")
+    from dpfl.experiments import compare as library
+    from dpfl.experiments.study import set_fields
+
+    lists = lists_of(over or [])
+    example = "give for instance --over budgets.scale=0.5,1,2,4"
+    check(bool(lists), "--over", "was not given", example)
+    values = asked.values()
+    first = set_fields(values, {field: choices[0] for field, choices in lists.items()})
+    names, numbers = asked.method_names(first), seeds_of(seeds)
+    with r.open_store(asked, "sweep") as store:
+        result = library.sweep(values, lists, names, seeds=numbers, store=store)
+    r.finish(result, asked, "sweep", show)
 
 
-def show(study: Study, results: dict[str, Any]) -> None:
-    """Print one table a unit: a line per value, a column per method; the best of each promise is
-    marked.
+def show(result: StudyResult) -> None:
+    """Print one table per unit; the best of each promise is marked.
+
+    Methods stand side by side where there are few, else below each other.
     """
-    cases = study.cases()
-    by_case = [
-        standings([cell for cell in results["cells"] if cell["case"] == case]) for case in cases
-    ]
-    for unit, mine in grouped(by_case[0]).items():
+    from dpfl.experiments.ranking import grouped, standings
+
+    cases = [(case, standings(result.of_case(case))) for case in result.cases]
+    fields = [field.rpartition(".")[2] for field in cases[0][0]]
+    seeds = len(cases[0][1][0].runs)
+    for unit, mine in grouped(cases[0][1]).items():
         labels = [one.label for one in mine]
-        if len(labels) > MOST_COLUMNS:
-            _show_long(study, unit, labels, list(zip(cases, by_case, strict=True)))
-            continue
-        lines = table(
-            *(field.rpartition(".")[2] for field in study.vary),
-            *labels,
-            title=f"Protecting a {unit}: accuracy %",
-            left=len(study.vary),
-        )
-        for case, ranked in zip(cases, by_case, strict=True):
-            found = {one.label: one for one in ranked}
-            cells = [
-                mean_and_spread(found[label].accuracies) + ("*" if found[label].best else "")
-                for label in labels
-            ]
-            lines.add_row(*(str(value) for value in case.values()), *cells)
+        wide = len(labels) <= MOST_COLUMNS
+        title = f"Protecting a {unit}: accuracy %"
+        headings = labels if wide else ["method", "accuracy %"]
+        lines = table(*fields, *headings, title=title, left=len(fields) + (not wide))
+        for case, ranked in cases:
+            shown = {one.label: _accuracy(one) for one in ranked}
+            values = [r.value_text(value) for value in case.values()]
+            if wide:
+                lines.add_row(*values, *(shown[label] for label in labels))
+            for number, label in enumerate(() if wide else labels):
+                lines.add_row(*(values if number == 0 else [""] * len(values)), label, shown[label])
         out.print(lines)
-        _say_how(study)
+        spread = f"mean ± standard deviation over {seeds} seed(s)"
+        out.print(f"{spread}; * best of those that promise the same")
+        out.print()
 
 
-def _show_long(
-    study: Study, unit: str, labels: list[str], ranked: list[tuple[dict[str, Any], list[Standing]]]
-) -> None:
-    """A line per value and method, where the methods do not fit beside each other."""
-    names = [field.rpartition(".")[2] for field in study.vary]
-    lines = table(*names, "method", "accuracy %", title=f"Protecting a {unit}", left=len(names) + 1)
-    for case, standing in ranked:
-        found = {one.label: one for one in standing}
-        for number, label in enumerate(labels):
-            told = [str(value) for value in case.values()] if number == 0 else [""] * len(names)
-            lines.add_row(
-                *told,
-                label,
-                mean_and_spread(found[label].accuracies) + ("*" if found[label].best else ""),
-            )
-    out.print(lines)
-    _say_how(study)
-
-
-def _say_how(study: Study) -> None:
-    out.print(
-        f"mean ± standard deviation over {len(study.seeds)} seed(s); * best of those that promise the same"
-    )
-    out.print()
+def _accuracy(one: Standing) -> str:
+    return mean_and_spread(one.accuracies) + ("*" if one.best else "")

@@ -2,186 +2,84 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from dpfl.cli import options as o
 from dpfl.cli import results as r
-from dpfl.cli.console import err, out, print_json, table
-from dpfl.core.errors import ConfigurationError
-from dpfl.core.files import write_safely
-from dpfl.core.layout import Layout
-from dpfl.experiments.run_study import tune_study
-from dpfl.experiments.study import Study, set_fields
-from dpfl.methods import find
-from dpfl.runs.experiment import for_method
+from dpfl.cli.console import note, out, table
+from dpfl.cli.values import data_values, lists_of
 
-RATES = [0.03, 0.1, 0.3, 1.0]
-CLIPS = [0.3, 1.0, 3.0]
-TUNING_SEED = 1000
+if TYPE_CHECKING:
+    from dpfl.experiments.results import CellResult, StudyResult
 
 
-@o.takes_experiment()
+@o.takes_experiment(o.MANY, o.STORE)
 def tune(
-    given: dict[str, Any],
-    file: o.File = None,
-    methods: r.Methods = "",
-    family: r.Family = None,
-    over: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A setting and the values to try (default: lr, clip and the method's own knob).",
-            metavar="FIELD=VALUE,...",
-            show_default=False,
-        ),
-    ] = None,
-    search: Annotated[
-        str, typer.Option(help="grid, or halving: half of them stop early, twice.")
-    ] = "grid",
+    asked: o.Asked,
+    over: o.Over = None,
+    search: Annotated[str, o.opt("grid, or halving: half of them stop early, twice.")] = "grid",
     tune_on: Annotated[
-        str | None,
-        typer.Option(help="A public or proxy data set (or folder) to tune on.", show_default=False),
+        str | None, o.opt("A public or proxy data set (or folder) to tune on.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Seeds per candidate.", min=1)] = 1,
-    data: o.Data = None,
-    workers: r.Workers = 2,
-    folder: r.Out = None,
-    kept: r.Kept = r.KEPT,
-    json: o.Json = False,
-    quiet: o.Quiet = False,
+    seeds: Annotated[int, o.opt("Seeds per candidate.", min=1)] = 1,
 ) -> None:
     """Choose every method's settings by the same search, on records that are neither trained nor
-    tested on.
+    tested on. By default lr, clip and the method's own settings are searched.
     """
-    if search not in ("grid", "halving"):
-        raise ConfigurationError("--search", f"'{search}'", "choose grid or halving")
-    lists = r.lists_of(over or [])
-    for field in lists:
-        if not field.startswith("method."):
-            raise ConfigurationError(
-                "--over",
-                f"'{field}' is no setting of a method",
-                "tune method.lr, method.clip, ...; sweep the rest",
-            )
-    grid = lists or {"method.lr": RATES, "method.clip": CLIPS}
-    values = o.experiment_values(file, given)
-    first = set_fields(values, {field: choices[0] for field, choices in grid.items()})
-    names = r.chosen_methods(
-        methods, family, _with_knobs(first, methods, family, lists), file, data
-    )
-    o.check_settings({"method": {field.removeprefix("method."): 0 for field in lists}}, names)
-    proxy = o.data_values(tune_on, values.get("data", {}).get("label")) if tune_on else None
-    if proxy is not None and _same_data(proxy, values.get("data", {})):
-        raise ConfigurationError(
-            "--tune-on",
-            "names the federation's own records",
-            "name other data: public ones, or a proxy; or leave it out",
-        )
-    own = {name: knob for name in names if not lists and (knob := _knob(name, first, file, data))}
-    for name in names:
-        o.build(
-            file,
-            for_method(set_fields(first, {f: c[0] for f, c in own.get(name, {}).items()}), name),
-        )
-    study = Study.from_dict(
-        {
-            "title": f"{len(names)} methods tuned by {search}",
-            "base": values,
-            "methods": {name: {} for name in names},
-            "seeds": [0],
-            "tune": {
-                "over": grid,
-                "own": own,
-                "search": search,
-                "seeds": [TUNING_SEED + number for number in range(seeds)],
-                **({"on": proxy} if proxy else {}),
-            },
-        },
-        str(file) if file else "options",
-    )
-    results = r.run_shown(tune_study, study, kept, data, workers, quiet)
-    place = r.keep(results, r.new_folder(folder, "tune"), kept)
-    written = {
-        cell["label"]: _write(study, cell, place, values.get("run", {}).get("seed", 0))
-        for cell in results["cells"]
+    from dpfl.core.files import write_safely
+    from dpfl.experiments import compare as library
+    from dpfl.experiments.study import Sweep, set_fields
+
+    lists, values = lists_of(over or []), asked.values()
+    candidates, _ = asked.candidates()
+    own = {} if lists else library.own_searches(values, candidates, asked.data)
+    grid = lists or library.GRID
+    first = {name: {**grid, **own.get(name, {})} for name in candidates}
+    named = {
+        name: {key.removeprefix("method."): choices[0] for key, choices in searched.items()}
+        for name, searched in first.items()
     }
-    if json:
-        print_json({"folder": str(place), **results})
-        return
-    show(results, search)
-    out.print(results["tuning"])
-    err.print(f"Ready to run: {', '.join(str(path) for path in written.values())}", soft_wrap=True)
-    err.print(f"Compare with these settings: dpfl compare ... --tuned {place}", soft_wrap=True)
+    start = set_fields(values, {field: choices[0] for field, choices in grid.items()})
+    names = asked.method_names(start, named)
+    on = data_values(tune_on, values.get("data", {}).get("label")) if tune_on else None
+    with r.open_store(asked, "tune") as store:
+        result = library.tune(
+            values, names, over=lists or None, search=search, on=on, seeds=seeds, store=store
+        )
+    folder = r.finish(result, asked, "tune", show)
+    study, seed = Sweep.from_dict(dict(result.study)), values.get("run", {}).get("seed", 0)
+    for cell in result.cells:
+        experiment = study.experiment(cell.case, cell.label, cell.chosen, seed)
+        write_safely(folder / f"{cell.label}.toml", experiment.to_toml().encode())
+    if not asked.json:
+        files = ", ".join(str(folder / f"{cell.label}.toml") for cell in result.cells)
+        note(f"Ready to run: {files}")
+        note(f"Compare with these settings: dpfl compare ... --tuned {folder}")
 
 
-def _same_data(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    if "folder" in one and "folder" in other:
-        return Path(one["folder"]).resolve() == Path(other["folder"]).resolve()
-    return one.get("name") is not None and one.get("name") == other.get("name")
-
-
-def _knob(
-    name: str, values: dict[str, Any], file: Path | None, data: Path | None
-) -> dict[str, list[Any]]:
-    """What a method alone has, unless the user has fixed it."""
-    search = {k: v for k, v in find(name).search.items() if k not in values.get("method", {})}
-    if not search:
-        return {}
-    setting, choices = next(iter(search.items()))
-    if setting != "dimension":
-        return {f"method.{setting}": list(choices)}
-    experiment = o.build(file, for_method(set_fields(values, {"method.dimension": 1}), name))
-    parameters = Layout.of_module(experiment.build_model(experiment.federation(data))).size
-    return {
-        f"method.{setting}": sorted({max(1, round(float(share) * parameters)) for share in choices})
-    }
-
-
-def _with_knobs(
-    values: dict[str, Any], methods: str, family: str | None, lists: dict[str, list[Any]]
-) -> dict[str, Any]:
-    """A family may hold methods whose knob has no default: it will be searched, so any value tells
-    whether they fit.
-    """
-    if lists or (family is None and methods.strip() != "all"):
-        return values
-    return set_fields(
-        values, {} if "dimension" in values.get("method", {}) else {"method.dimension": 1}
-    )
-
-
-def _write(study: Study, cell: dict[str, Any], folder: Path, seed: int) -> Path:
-    """One complete experiment file a method, with what was chosen."""
-    experiment = study.experiment(cell["case"], cell["label"], cell["chosen"], seed)
-    path = folder / f"{cell['label']}.toml"
-    write_safely(path, experiment.to_toml().encode())
-    return path
-
-
-def show(results: dict[str, Any], search: Literal["grid", "halving"] | str) -> None:
+def show(result: StudyResult) -> None:
     """Print what won, and over how much."""
-    lines = table(
-        "method", "chosen", "validation %", "worst %", "tried", left=2, title=results["title"]
-    )
-    for cell in results["cells"]:
-        tried = [one["validation_accuracy"] for one in cell["tried"]]
-        chosen = ", ".join(
-            f"{field.removeprefix('method.')} = {value}" for field, value in cell["chosen"].items()
-        )
-        best = [
-            one["validation_accuracy"] for one in cell["tried"] if one["values"] == cell["chosen"]
-        ]
-        lines.add_row(
-            cell["label"],
-            chosen or "-",
-            f"{100 * best[0]:.1f}" if best else "-",
-            f"{100 * min(tried):.1f}" if tried else "-",
-            str(len(tried)),
-        )
+    headings = ("method", "chosen", "validation %", "worst %", "tried")
+    lines = table(*headings, left=2, title=result.title)
+    for cell in result.cells:
+        lines.add_row(*_row(cell))
     out.print(lines)
-    if search == "halving":
+    if any(trial.rounds is not None for cell in result.cells for trial in cell.tried):
         out.print(
-            "halving: candidates that were dropped were judged after a quarter or half of their rounds"
+            "halving: candidates that were dropped were judged after a quarter or half of their "
+            "rounds"
         )
+    out.print(result.tuning)
+
+
+def _row(cell: CellResult) -> list[str]:
+    chosen = [f"{name.removeprefix('method.')} = {value}" for name, value in cell.chosen.items()]
+    tried = [f"{100 * one.validation_accuracy:.1f}" for one in cell.tried]
+    best = [one for one in cell.tried if one.values == cell.chosen]
+    return [
+        cell.label,
+        ", ".join(chosen) or "-",
+        f"{100 * best[0].validation_accuracy:.1f}" if best else "-",
+        min(tried, key=float, default="-"),
+        str(len(tried)),
+    ]

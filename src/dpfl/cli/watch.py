@@ -1,4 +1,4 @@
-"""``dpfl watch``: the page of a run, while it goes on."""
+"""``dpfl watch``: the report of a run, while it is running."""
 
 from __future__ import annotations
 
@@ -9,33 +9,31 @@ from typing import Annotated
 
 import typer
 
-from dpfl.cli.console import err
+from dpfl.cli import options as o
+from dpfl.cli.console import note
+from dpfl.core.checks import check
 from dpfl.core.errors import FolderError
-from dpfl.report.live import LiveServer
-from dpfl.runs.folder import RunFolder
-
-Port = Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535)]
 
 
 def watch(
     folder: Annotated[
-        Path, typer.Argument(help="Folder of a run, going on or finished.", show_default=False)
+        Path, typer.Argument(help="Folder of a run, running or finished.", show_default=False)
     ],
-    port: Port = 0,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
-    until_done: Annotated[bool, typer.Option("--until-done", help="End when the run has.")] = False,
+    port: o.Port = 0,
+    open_browser: Annotated[bool, o.opt("Open it in a browser.", "--open")] = False,
+    until_done: Annotated[bool, o.opt("End when the run has.", "--until-done")] = False,
 ) -> None:
-    """Serve a run's report on this machine while the run goes on; the page updates by itself.
-    Ctrl-C ends it.
+    """Serve a run's report on this machine while it is running; the page updates by itself. Ctrl-C
+    ends it.
     """
-    if not RunFolder(folder).experiment.exists():
-        raise FolderError(
-            str(folder),
-            "holds no run",
-            "name the folder of a run, for instance runs/weiavg-digits-1",
-        )
+    from dpfl.report.live import LiveServer
+    from dpfl.runs.folder import RunFolder
+
+    remedy = "name the folder of a run, for instance runs/weiavg-digits-1"
+    held = RunFolder(folder).experiment.exists()
+    check(held, str(folder), "holds no run", remedy, FolderError)
     with LiveServer(folder, port) as server:
-        err.print(f"Live view: {server.address} (Ctrl-C ends it)", soft_wrap=True)
+        note(f"Live view: {server.address} (Ctrl-C ends it)")
         if open_browser:
             webbrowser.open(server.address)
         try:
@@ -43,4 +41,4 @@ def watch(
                 time.sleep(0.5)
             time.sleep(2)  # a page that asks once a second gets the end
         except KeyboardInterrupt:
-            err.print("ended; the run itself goes on")
+            note("ended; the run itself goes on")

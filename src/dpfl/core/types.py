@@ -1,4 +1,6 @@
-"""The nouns of a round. Frozen, keyword-only, and free of behaviour beyond their own consistency."""
+"""The nouns of a round. Frozen, keyword-only, and free of behaviour beyond their own
+consistency.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import check, positive, whole_number
 
 if TYPE_CHECKING:  # accounting reads these types without torch
     from torch import Tensor
@@ -18,6 +20,8 @@ if TYPE_CHECKING:  # accounting reads these types without torch
 PlugState = dict[str, "Tensor"]
 Shared = dict[str, "Tensor"]
 Metrics = dict[str, float | int | str | list[float]]
+PlugOutput = tuple["Tensor", PlugState, Metrics]
+"""What most plugs return: a tensor, their next state, and metrics for the operator."""
 
 
 class Unit(StrEnum):
@@ -57,17 +61,6 @@ class Promise:
     def to_dict(self) -> dict[str, str]:
         """Return plain values."""
         return {name: str(value) for name, value in vars(self).items()}
-
-
-def _check_epsilon_delta(where: str, epsilon: float, delta: float) -> None:
-    if math.isnan(epsilon) or epsilon <= 0:
-        raise ConfigurationError(
-            where, f"epsilon = {epsilon} is not a positive number", "give an epsilon above 0"
-        )
-    if not 0 < delta < 1:
-        raise ConfigurationError(
-            where, f"delta = {delta} is not between 0 and 1", "give a delta well below 1 / records"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +103,9 @@ class Budget:
     accountant: Literal["renyi"] | None = None
 
     def __post_init__(self) -> None:
-        _check_epsilon_delta("budget", self.epsilon, self.delta)
-        if math.isinf(self.epsilon):
-            raise ConfigurationError(
-                "budget",
-                "epsilon is infinite",
-                "give a finite epsilon, or run fedavg without privacy",
-            )
+        positive("budget", epsilon=self.epsilon)
+        problem = f"delta = {self.delta} is not between 0 and 1"
+        check(0 < self.delta < 1, "budget", problem, "give a delta well below 1 / records")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,26 +118,13 @@ class ClientSettings:
     lr: float | None = None
 
     def __post_init__(self) -> None:
-        if self.local_steps is not None and self.local_epochs is not None:
-            raise ConfigurationError(
-                "practice",
-                f"local_steps = {self.local_steps} and local_epochs = {self.local_epochs} were both given",
-                "give one of the two",
-            )
+        where, steps, epochs = "client settings", self.local_steps, self.local_epochs
+        problem = f"local_steps = {steps} and local_epochs = {epochs} were both given"
+        check(steps is None or epochs is None, where, problem, "give one of the two")
         for name in ("batch_size", "local_steps", "local_epochs"):
-            value = getattr(self, name)
-            if value is not None and (not math.isfinite(value) or value != int(value) or value < 1):
-                raise ConfigurationError(
-                    "practice",
-                    f"{name} = {value} is not a whole number above 0",
-                    f"give a {name} of at least 1",
-                )
-        if self.lr is not None and not (math.isfinite(self.lr) and self.lr > 0):
-            raise ConfigurationError(
-                "practice",
-                f"lr = {self.lr} is not a positive number",
-                "give a learning rate above 0",
-            )
+            if (value := getattr(self, name)) is not None:
+                whole_number(where, name, value)
+        positive(where, lr=1.0 if self.lr is None else self.lr)
 
     def over(self, default: ClientSettings) -> ClientSettings:
         """Fill what this practice leaves open from ``default``."""
@@ -184,26 +160,15 @@ class Phase:
     part: Literal["all", "head", "body"] = "all"
 
     def __post_init__(self) -> None:
-        if self.part != "all" and self.clip is not None:
-            raise ConfigurationError(
-                "phase", f"records are clipped but only the {self.part} moves", "move everything"
-            )
-        if self.steps < 1 or self.batch_size < 1:
-            raise ConfigurationError(
-                "phase",
-                f"steps = {self.steps}, batch_size = {self.batch_size}",
-                "plan at least one step and one record",
-            )
-        if self.noise_multiplier > 0 and self.clip is None:
-            raise ConfigurationError(
-                "phase", "there is noise but nothing is clipped", "give a clip"
-            )
-        if self.noise_multiplier > 0 and self.sampling != "poisson":
-            raise ConfigurationError(
-                "phase",
-                f"{self.sampling} batches cannot be billed as Poisson samples",
-                "use sampling = 'poisson'",
-            )
+        clipped, noisy = self.clip is not None, self.noise_multiplier > 0
+        problem = f"records are clipped but only the {self.part} moves"
+        check(self.part == "all" or not clipped, "phase", problem, "move everything")
+        whole_number("phase", "steps", self.steps)
+        whole_number("phase", "batch_size", self.batch_size)
+        check(clipped or not noisy, "phase", "there is noise but nothing is clipped", "give a clip")
+        problem = f"{self.sampling} batches cannot be charged as Poisson samples"
+        good = not noisy or self.sampling == "poisson"
+        check(good, "phase", problem, "use sampling = 'poisson'")
 
     def in_round(self, round_: int) -> Phase:
         """The same work with the learning rate that round has."""
@@ -247,10 +212,9 @@ class Cohort:
     claims: Mapping[str, Claims]
 
     def __post_init__(self) -> None:
-        if list(self.ids) != sorted(set(self.ids)):
-            raise ConfigurationError(
-                "cohort", "ids are not sorted and distinct", "build it with Cohort.of"
-            )
+        canonical = list(self.ids) == sorted(set(self.ids))
+        problem = "ids are not sorted and distinct"
+        check(canonical, "cohort", problem, "build it with Cohort.of")
 
     @classmethod
     def of(cls, claims: Mapping[str, Claims]) -> Cohort:
@@ -283,12 +247,8 @@ class Rows:
     layout: Layout
 
     def __post_init__(self) -> None:
-        if self.matrix.shape[0] != len(self.cohort):
-            raise ConfigurationError(
-                "rows",
-                f"{self.matrix.shape[0]} rows for {len(self.cohort)} clients",
-                "give one row per client",
-            )
+        rows, clients = self.matrix.shape[0], len(self.cohort)
+        check(rows == clients, "rows", f"{rows} rows for {clients} clients", "give one a client")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,7 +174,9 @@ PARTITIONS: dict[str, tuple[Law, str]] = {
 def matching_test(
     train: Indices, train_labels: np.ndarray, test_labels: np.ndarray, seed: PublicSeed
 ) -> Indices:
-    """Share out test records so that every client's test part has the label mix of its train part."""
+    """Share out test records so that every client's test part has the label mix of its train
+    part.
+    """
     generator = seed.numpy()
     parts: list[list[int]] = [[] for _ in train]
     held = np.array(

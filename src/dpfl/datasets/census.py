@@ -72,7 +72,9 @@ BANK: Columns = {
 
 
 def encode(rows: Sequence[Mapping[str, str]], columns: Columns) -> np.ndarray:
-    """Turn rows of text into numbers; a number that is missing becomes 0, the middle of its range."""
+    """Turn rows of text into numbers; a number that is missing becomes 0, the middle of its
+    range.
+    """
     encoded: list[list[float]] = []
     for name, rule in columns.items():
         if isinstance(rule, str):

@@ -123,7 +123,9 @@ def _review_files(folder: Path) -> list[Path]:
 
 
 def _is_review(member: str) -> bool:
-    """Tell labelled reviews from ``unsup`` and from the hidden files some systems add to archives."""
+    """Tell labelled reviews from ``unsup`` and from the hidden files some systems add to
+    archives.
+    """
     return _PLACE.fullmatch(member) is not None
 
 

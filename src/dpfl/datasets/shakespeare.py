@@ -195,7 +195,9 @@ _NAMED = re.compile(
 
 
 def spoken(play: str) -> Iterator[tuple[str, str]]:
-    """Yield role and line as spoken; a line that several speak at once (marked ``|``) is nobody's."""
+    """Yield role and line as spoken; a line that several speak at once (marked ``|``) is
+    nobody's.
+    """
     start = _START.search(play)
     text = _DIRECTION.sub("", play[start.start() if start else 0 :])
     role, above = "", ""

@@ -135,7 +135,9 @@ def _in_strips(layer: nn.Conv2d, channels: int) -> bool:
 
 
 def _by_planes(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
-    """Output positions are the innermost axis of every copy; a bias is one more input, of value 1."""
+    """Output positions are the innermost axis of every copy; a bias is one more input, of value
+    1.
+    """
     groups, biased = layer.groups, layer.bias is not None
     each, outputs = layer.in_channels // groups, layer.out_channels // groups
     a = _padded(layer, a)

@@ -347,7 +347,9 @@ def agrees(
 
 
 class Booked(OneByOne):
-    """One client after the other, in one pass per step wherever the layers' rules cover the model."""
+    """One client after the other, in one pass per step wherever the layers' rules cover the
+    model.
+    """
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

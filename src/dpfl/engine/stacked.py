@@ -111,7 +111,9 @@ def _alike(plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
 
 
 def _work(phases: tuple[Phase, ...]) -> int:
-    """How much a client computes: records, and noise as the 64 records it costs in a small model."""
+    """How much a client computes: records, and noise as the 64 records it costs in a small
+    model.
+    """
     return sum(p.steps * (p.batch_size + (64 if p.noise_multiplier > 0 else 0)) for p in phases)
 
 

@@ -260,7 +260,9 @@ def layer_outputs(stack: Stack, x: Tensor) -> Tensor:
 def inputs_and_slopes(
     chain: Chain, stacks: list[Stack], features: Tensor, labels: Tensor, shape: torch.Size
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Inputs of every linear layer, and gradients of the summed loss with respect to their outputs."""
+    """Inputs of every linear layer, and gradients of the summed loss with respect to their
+    outputs.
+    """
     clients, width = shape
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []

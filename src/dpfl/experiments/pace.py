@@ -36,7 +36,9 @@ def seconds_in_all(experiment: Experiment, data_folder: Path | None = None) -> f
     )
     warm = result.timings[1:]  # the first round plans noise and warms caches
     if not warm:
-        raise PrivacyRefusal("timing", "nobody can afford a round", "grant more, or ask for less")
+        raise PrivacyRefusal(
+            "timing", "nobody can afford a round", "raise the budgets, or plan less"
+        )
     heard = strategy.selection.rate(len(federation.ids)) * len(federation.ids)
     stages = {
         name: statistics.mean(line[name] for line in warm) for name in ("open", "clients", "close")

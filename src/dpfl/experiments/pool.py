@@ -12,10 +12,12 @@ from typing import Any
 import torch.multiprocessing
 
 from dpfl.core.errors import DpflError
+from dpfl.engine.evaluation import Scores
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder
 from dpfl.runs.processes import ctrl_c_held
+from dpfl.runs.result import RoundCount
 from dpfl.sim.train import run_experiment, run_until
 from dpfl.sim.workers import become_worker, end_workers
 
@@ -24,81 +26,86 @@ _counters: Any = None
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One experiment and the folder it runs in."""
+    """One experiment and the folder it runs in.
+
+    ``until`` halts it after so many rounds; it can go on later as if it had never halted.
+    """
 
     experiment: Experiment
     folder: Path
     data_folder: Path | None = None
-    until: int | None = None  # stop there for now; the run can go on later as if it never had
+    until: int | None = None
 
     @property
     def rounds(self) -> int:
-        """How long it takes, in the unit that progress is shown in."""
+        """How many rounds it takes: the unit that progress is shown in."""
         return min(self.until or self.experiment.run.rounds, self.experiment.run.rounds)
 
 
-def run_task(task: Task, report: Callable[[int], None]) -> dict[str, Any]:
-    """Run, go on with, or just read an experiment, whatever its folder needs."""
-    place = RunFolder(task.folder)
-    started = place.experiment.exists() and _same(place, task.experiment)
-    known = _known(place, task.rounds, task.experiment.run.rounds) if started else None
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a task ended: its scores, after so many rounds."""
+
+    scores: Scores
+    rounds: RoundCount
+
+
+def run_task(task: Task, report: Callable[[int], None]) -> Ended:
+    """Run an experiment, go on with it, or only read it, whatever its folder needs.
+
+    ``report`` is told the number of rounds done.
+    """
+    folder = RunFolder(task.folder)
+    started = folder.experiment.exists() and _same(folder, task.experiment)
+    known = _known(folder, task) if started else None
     if known is not None:
         report(task.rounds)
         return known
 
-    def watch(done: int, total: int, record: RoundRecord) -> None:
+    def progress(done: int, total: int, record: RoundRecord) -> None:
         report(done)
 
-    if task.until is not None and task.until < task.experiment.run.rounds:
-        scores = run_until(
-            task.experiment,
-            task.folder,
-            task.until,
-            resume=started,
-            data_folder=task.data_folder,
-            progress=watch,
-        )
-        return {
-            "rounds": {
-                "planned": task.experiment.run.rounds,
-                "done": task.until,
-                "ended_early": None,
-            },
-            **vars(scores),
-        }
-    result = run_experiment(
-        task.experiment, task.folder, resume=started, data_folder=task.data_folder, progress=watch
-    )
-    return result.summary.to_dict()
+    common: dict[str, Any] = {
+        "resume": started,
+        "data_folder": task.data_folder,
+        "progress": progress,
+    }
+    if task.rounds < task.experiment.run.rounds:
+        scores = run_until(task.experiment, task.folder, task.rounds, **common)
+        return _known(folder, task) or _halted(task, scores)  # it may have ended before
+    summary = run_experiment(task.experiment, task.folder, **common).summary
+    return Ended(scores=summary.scores, rounds=summary.rounds)
 
 
-def _same(place: RunFolder, experiment: Experiment) -> bool:
+def _halted(task: Task, scores: Scores) -> Ended:
+    planned = task.experiment.run.rounds
+    return Ended(scores=scores, rounds=RoundCount(planned=planned, done=task.rounds))
+
+
+def _same(folder: RunFolder, experiment: Experiment) -> bool:
     """Whether a folder holds this experiment; how many workers it had does not matter."""
     try:
-        return Experiment.from_file(place.experiment).digest() == experiment.digest()
+        return Experiment.from_file(folder.experiment).digest() == experiment.digest()
     except DpflError:
         return False  # of another version, or no experiment at all: creating a run there says so
 
 
-def _known(place: RunFolder, until: int, planned: int) -> dict[str, Any] | None:
+def _known(folder: RunFolder, task: Task) -> Ended | None:
     """What is known of a run after so many rounds, if it has come so far."""
-    summary = place.read_summary().to_dict() if place.summary.exists() else None
-    if summary is not None and (until >= planned or summary["rounds"]["ended_early"]):
-        return summary
-    halt = place.halted_at(until)
+    summary = folder.read_summary() if folder.summary.exists() else None
+    to_the_end = task.rounds >= task.experiment.run.rounds
+    if summary is not None and (to_the_end or summary.rounds.ended_early):
+        return Ended(scores=summary.scores, rounds=summary.rounds)
+    halt = folder.halted_at(task.rounds)
     if halt is not None:
-        return {"rounds": {"planned": planned, "done": until, "ended_early": None}, **vars(halt)}
-    history = place.read_lines(place.rounds)
-    if len(history) < until or (len(history) == until and summary is None):
+        return _halted(task, halt)
+    history = folder.read_rounds()
+    if len(history) < task.rounds or (len(history) == task.rounds and summary is None):
         return None
-    # It went further: take the accuracy it had then, or when it was last measured before.
-    measured = [line for line in history[:until] if "accuracy" in line] or [
-        line for line in history if "accuracy" in line
-    ]
-    if not measured:
-        return None
-    rounds = {"planned": planned, "done": until, "ended_early": None}
-    return {"rounds": rounds, "accuracy": measured[-1]["accuracy"], "loss": measured[-1]["loss"]}
+    # It went further: take the scores it had then, or when it was last measured before.
+    measured = [line.scores for line in history[: task.rounds] if line.scores]
+    measured = measured or [line.scores for line in history if line.scores]
+    return _halted(task, measured[-1]) if measured else None
 
 
 def _share(counters: Any) -> None:
@@ -107,30 +114,35 @@ def _share(counters: Any) -> None:
     _counters = counters
 
 
-def _in_worker(number: int, task: Task) -> dict[str, Any]:
+def _in_worker(number: int, task: Task) -> Ended:
     def report(done: int) -> None:
         _counters[number] = done
 
     return run_task(task, report)
 
 
-def run_all(
-    tasks: Sequence[Task], workers: int, progress: Callable[[int], None]
-) -> list[dict[str, Any]]:
-    """Run all tasks and return their summaries in order; ``progress`` is told the rounds done in
-    all.
+def run_all(tasks: Sequence[Task], workers: int, progress: Callable[[int], None]) -> list[Ended]:
+    """Run all tasks and return how they ended, in order.
+
+    ``progress`` is told the number of rounds done by all tasks together.
     """
-    if workers == 1 or len(tasks) == 1:
-        done = [0] * len(tasks)
-        summaries = []
-        for number, task in enumerate(tasks):
+    if workers > 1 and len(tasks) > 1:
+        return _in_processes(tasks, workers, progress)
+    done = [0] * len(tasks)
+    ended = []
+    for number, task in enumerate(tasks):
 
-            def report(rounds: int, number: int = number) -> None:
-                done[number] = rounds
-                progress(sum(done))
+        def report(rounds: int, number: int = number) -> None:
+            done[number] = rounds
+            progress(sum(done))
 
-            summaries.append(run_task(task, report))
-        return summaries
+        ended.append(run_task(task, report))
+    return ended
+
+
+def _in_processes(
+    tasks: Sequence[Task], workers: int, progress: Callable[[int], None]
+) -> list[Ended]:
     context = torch.multiprocessing.get_context("spawn")
     counters = context.Array("i", len(tasks))
     with ProcessPoolExecutor(
@@ -138,14 +150,12 @@ def run_all(
     ) as pool:
         try:
             with ctrl_c_held():
-                futures: list[Future[dict[str, Any]]] = [
-                    pool.submit(_in_worker, i, t) for i, t in enumerate(tasks)
+                futures: list[Future[Ended]] = [
+                    pool.submit(_in_worker, number, task) for number, task in enumerate(tasks)
                 ]
-            open_futures = set(futures)
-            while open_futures:
-                finished, open_futures = wait(
-                    open_futures, timeout=0.2, return_when=FIRST_COMPLETED
-                )
+            waiting = set(futures)
+            while waiting:
+                finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
                 progress(sum(counters[:]))
                 for future in finished:
                     future.result()

@@ -35,7 +35,8 @@ from typing import Literal
 
 import numpy as np
 
-from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.checks import check, not_negative, one_of, positive
+from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Adjacency
 from dpfl.numerics.projections import Projection, check_projection, smallest_jl_dimension
 from dpfl.privacy.accountant import adjacency_named, epsilon
@@ -60,8 +61,9 @@ def paper_epsilon(
     """T-fold epsilon as printed: Theorem 1 (Eq. 13), 2 (Eq. 14, 15) or without projection (Eq. 16);
     linear composition.
 
-    ``strengths`` are kappa_i, ``artificial`` the shares zeta_i of their power. For comparison only:
-    the bill is the accountant's. Without projection ``dimension`` is d.
+    ``strengths`` are kappa_i, ``artificial`` the shares zeta_i of their power; ``delta`` is of one
+    round. For comparison only: what is charged is the accountant's. Without projection
+    ``dimension`` is d.
     """
     kappas, zetas = _channel(strengths, artificial)
     if theorem == 1:
@@ -72,12 +74,8 @@ def paper_epsilon(
     else:
         stretch = 1.0
     noise = float(zetas @ kappas) / dimension + receiver_noise
-    return (
-        rounds
-        * 2
-        * math.sqrt(stretch)
-        * math.sqrt(2 * kappas.min() * math.log(1.25 / delta) / noise)
-    )
+    root = math.sqrt(2 * kappas.min() * math.log(1.25 / delta) / noise)
+    return rounds * 2 * math.sqrt(stretch) * root
 
 
 def convergence_bound(
@@ -96,6 +94,9 @@ def convergence_bound(
 ) -> float:
     """Theorem 3 for a static channel: the optimality gap after ``rounds`` with learning rate 1 /
     (strong_convexity t).
+
+    ``dimension`` is r, ``parameters`` is d; the other arguments are those of
+    :func:`paper_epsilon` and of the loss.
     """
     kappas, zetas = _channel(strengths, artificial)
     extra = {
@@ -105,10 +106,7 @@ def convergence_bound(
         "fourier": (parameters - dimension) / dimension,
         "none": 0.0,
     }
-    if kind not in extra:
-        raise ConfigurationError(
-            "convergence bound", f"kind = '{kind}'", f"choose one of {', '.join(extra)}"
-        )
+    one_of("convergence bound", extra, kind=kind)
     strength = float(kappas.min()) / clip**2  # c^2
     noise = float(zetas @ kappas) / dimension + receiver_noise
     inner = clip**2 * (1 + extra[kind]) + parameters / (len(kappas) ** 2 * strength) * noise
@@ -118,28 +116,18 @@ def convergence_bound(
 def _channel(
     strengths: Sequence[float], artificial: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    kappas, zetas = (
-        np.asarray(strengths, dtype=np.float64),
-        np.asarray(artificial, dtype=np.float64),
-    )
-    if kappas.ndim != 1 or len(kappas) < 2:
-        raise ConfigurationError(
-            "channel", f"{kappas.size} client(s)", "give the gains of at least two clients"
-        )
-    if not np.all(np.isfinite(kappas) & (kappas > 0)):
-        raise ConfigurationError(
-            "channel", "a strength is not a positive number", "leave out clients that are not heard"
-        )
-    if (
-        zetas.shape != kappas.shape
-        or np.any(zetas < -1e-12)
-        or np.any(zetas + kappas.min() / kappas > 1 + 1e-9)
-    ):
-        raise ConfigurationError(
-            "channel",
-            "artificial noise exceeds the power that is left",
-            "keep gamma_i + zeta_i at most 1",
-        )
+    """Return kappa_i and zeta_i as arrays; what is not a channel is refused."""
+    kappas, zetas = (np.asarray(values, dtype=np.float64) for values in (strengths, artificial))
+    enough = kappas.ndim == 1 and len(kappas) >= 2
+    remedy = "give the gains of at least two clients"
+    check(enough, "channel", f"{kappas.size} client(s)", remedy)
+    heard = bool(np.all(np.isfinite(kappas) & (kappas > 0)))
+    remedy = "leave out clients that are not heard"
+    check(heard, "channel", "a strength is not a positive number", remedy)
+    problem = "artificial noise exceeds the power that is left"
+    same = zetas.shape == kappas.shape
+    spare = same and not np.any((zetas < -1e-12) | (zetas + kappas.min() / kappas > 1 + 1e-9))
+    check(spare, "channel", problem, "keep gamma_i + zeta_i at most 1")
     return kappas, zetas
 
 
@@ -148,8 +136,11 @@ def _channel(
 
 @dataclass(frozen=True, kw_only=True)
 class PowerPlan:
-    """r*, the share of power each client spends on noise, the bound of Theorem 3, and what it all
-    costs.
+    """A plan for a static channel.
+
+    ``dimension`` is r*, ``artificial`` the share of power each client spends on noise, ``bound``
+    that of Theorem 3, ``epsilon`` what all rounds cost, ``noise_multiplier`` the noise that arrives
+    over one client's signal.
     """
 
     dimension: int
@@ -157,6 +148,49 @@ class PowerPlan:
     bound: float
     epsilon: float
     noise_multiplier: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Composition:
+    """How rounds compose: the noise that a target needs, and the epsilon that noise reaches."""
+
+    accounting: Literal["tight", "paper"]
+    adjacency: Adjacency
+    weakest: float
+    rounds: int
+    delta: float
+    distortion: float
+
+    @property
+    def _printed(self) -> float:
+        return (1 + self.distortion) * 8 * self.weakest * math.log(1.25 / self.delta)
+
+    def needed(self, target: float) -> float:
+        """The noise variance that must arrive; infinite where none is enough."""
+        if self.accounting == "paper":
+            return self._printed / (target / self.rounds) ** 2
+        try:
+            multiplier = calibrate(
+                target, self.delta, 1.0, self.rounds, sampling="none", adjacency=self.adjacency
+            )
+        except PrivacyRefusal:
+            return math.inf
+        return multiplier**2 * self.weakest
+
+    def reached(self, noise: float) -> float:
+        """The epsilon with this much noise."""
+        if self.accounting == "paper":
+            return self.rounds * math.sqrt(self._printed / noise)
+        return tight_epsilon(
+            math.sqrt(noise / self.weakest), self.rounds, self.delta, self.adjacency
+        )
+
+
+def tight_epsilon(
+    multiplier: float, rounds: int, delta: float, adjacency: Adjacency = Adjacency.REPLACE_ONE
+) -> float:
+    """Epsilon of ``rounds`` releases without sampling, composed exactly."""
+    return epsilon(multiplier, 1.0, rounds, delta, sampling="none", adjacency=adjacency)
 
 
 def plan_power(
@@ -183,208 +217,89 @@ def plan_power(
     it must be meant).
 
     ``tight``: clipped again after projection, exact composition. ``paper``: Johnson-Lindenstrauss
-    and linear composition over rounds, ``delta`` and ``failure`` per round.
+    and linear composition over rounds, ``delta`` and ``failure`` per round. ``filling``: noise is
+    made by the clients with most power to spare ("water"), or by all alike ("proportional").
     """
-    if not np.all(np.isfinite(gains)) or np.any(np.asarray(gains, dtype=np.float64) <= 0):
-        raise ConfigurationError(
-            "plan",
-            "a channel gain is not a positive number",
-            "leave out clients that are not heard",
-        )
+    positive("plan", parameters=parameters, rounds=rounds, epsilon=target, clip=clip, power=power)
+    positive("plan", smoothness=smoothness, strong_convexity=strong_convexity)
+    for name, value in (("delta", delta), ("distortion", distortion), ("failure", failure)):
+        check(0 < value < 1, "plan", f"{name} = {value}", "give a number between 0 and 1")
+    not_negative("plan", receiver_noise=receiver_noise)
+    one_of("plan", ("tight", "paper"), accounting=accounting)
+    one_of("plan", ("water", "proportional"), filling=filling)
+    loud = all(math.isfinite(gain) and gain > 0 for gain in gains)
+    remedy = "leave out clients that are not heard"
+    check(loud, "plan", "a channel gain is not a positive number", remedy)
     kappas = power * np.asarray(gains, dtype=np.float64) ** 2
-    _plan_check(
-        parameters=parameters, rounds=rounds, epsilon=target, delta=delta, clip=clip, power=power, smoothness=smoothness,
-        strong_convexity=strong_convexity, distortion=distortion, failure=failure,
-    )  # fmt: skip
     _channel(kappas.tolist(), [0.0] * len(kappas))
     check_projection(kind, 1, parameters, sparsity)
-    if accounting not in ("tight", "paper"):
-        raise ConfigurationError("plan", f"accounting = '{accounting}'", "choose tight or paper")
-    if not (math.isfinite(receiver_noise) and receiver_noise >= 0):
-        raise ConfigurationError(
-            "plan", f"receiver_noise = {receiver_noise}", "give a variance, 0 or above"
-        )
-    weakest, spare = float(kappas.min()), float((kappas - kappas.min()).sum())
-    adjacency = adjacency_named(adjacency)
+    composition = _Composition(
+        accounting=accounting,
+        adjacency=adjacency_named(adjacency),
+        weakest=float(kappas.min()),
+        rounds=rounds,
+        delta=delta,
+        distortion=distortion,
+    )
     least = 1 if accounting == "tight" else smallest_jl_dimension(len(kappas), failure, distortion)
-
-    def needed(wanted: float) -> float:
-        """Noise variance that must arrive."""
-        if accounting == "tight":
-            multiplier = calibrate(wanted, delta, 1.0, rounds, sampling="none", adjacency=adjacency)
-            return multiplier**2 * weakest
-        return (1 + distortion) * 8 * weakest * math.log(1.25 / delta) / (wanted / rounds) ** 2
-
-    def reached(noise: float) -> float:
-        """Epsilon with this much noise."""
-        if accounting == "tight":
-            multiplier = math.sqrt(noise / weakest)
-            return epsilon(multiplier, 1.0, rounds, delta, sampling="none", adjacency=adjacency)
-        return rounds * math.sqrt((1 + distortion) * 8 * weakest * math.log(1.25 / delta) / noise)
-
-    if parameters < least:
-        raise PrivacyRefusal(
-            "plan",
-            f"{parameters} parameters are fewer than the {least} dimensions below which no norm is kept",
-            "use accounting = 'tight', which clips after the projection",
-        )
-    most = receiver_noise + spare / least
-    try:
-        missing = needed(target) - receiver_noise  # Omega
-    except PrivacyRefusal:
-        missing = math.inf
-    largest = parameters if missing <= 0 else min(parameters, math.floor(spare / missing + 1e-9))
-    if largest < least:
-        why = (
-            "all spare power is too little noise"
-            if least == 1
-            else f"below {least} dimensions no norm is kept"
+    spare = float((kappas - kappas.min()).sum())
+    missing = composition.needed(target) - receiver_noise  # Omega
+    dimension = _dimension(parameters, least, spare, missing)
+    if dimension < least:
+        why = "all spare power is too little noise"
+        why = why if least == 1 else f"below {least} dimensions no norm is kept"
+        smallest = composition.reached(receiver_noise + spare / least)
+        known = (
+            f"{math.ceil(smallest * 1000) / 1000:.3f}" if math.isfinite(smallest) else "infinite"
         )
         raise PrivacyRefusal(
             "plan",
             f"no plan reaches epsilon = {target:g}: {why}",
-            f"the smallest feasible epsilon for this channel is {_rounded_up(reached(most))}",
+            f"the smallest feasible epsilon for this channel is {known}",
         )
-    wanted = max(0.0, missing) * largest
-    zetas = _filled(kappas, wanted, filling)
-    arriving = receiver_noise + float(zetas @ kappas) / largest
+    zetas = _filled(kappas, max(0.0, missing) * dimension, filling)
+    arriving = receiver_noise + float(zetas @ kappas) / dimension
     bound = convergence_bound(
-        kappas.tolist(), zetas.tolist(), largest, parameters, rounds, kind=kind, clip=clip, smoothness=smoothness,
-        strong_convexity=strong_convexity, sparsity=sparsity, receiver_noise=receiver_noise,
-    )  # fmt: skip
+        kappas.tolist(),
+        zetas.tolist(),
+        dimension,
+        parameters,
+        rounds,
+        kind=kind,
+        clip=clip,
+        smoothness=smoothness,
+        strong_convexity=strong_convexity,
+        sparsity=sparsity,
+        receiver_noise=receiver_noise,
+    )
     return PowerPlan(
-        dimension=largest,
+        dimension=dimension,
         artificial=tuple(zetas.tolist()),
         bound=bound,
-        epsilon=reached(arriving),
-        noise_multiplier=math.sqrt(arriving / weakest),
+        epsilon=composition.reached(arriving),
+        noise_multiplier=math.sqrt(arriving / composition.weakest),
     )
 
 
-def _rounded_up(value: float) -> str:
-    return f"{math.ceil(value * 1000) / 1000:.3f}" if math.isfinite(value) else "infinite"
-
-
-def _plan_check(**numbers: float) -> None:
-    for name, value in numbers.items():
-        share = name in ("delta", "distortion", "failure")
-        if not (math.isfinite(value) and 0 < value < (1 if share else math.inf)):
-            raise ConfigurationError(
-                "plan",
-                f"{name} = {value}",
-                f"give a number {'between 0 and 1' if share else 'above 0'}",
-            )
+def _dimension(parameters: int, least: int, spare: float, missing: float) -> int:
+    """r*: the largest dimension with power enough for the noise that is missing."""
+    few = (
+        f"{parameters} parameters are fewer than the {least} dimensions below which no norm is kept"
+    )
+    remedy = "use accounting = 'tight', which clips after the projection"
+    check(parameters >= least, "plan", few, remedy, PrivacyRefusal)
+    return parameters if missing <= 0 else min(parameters, math.floor(spare / missing + 1e-9))
 
 
 def _filled(kappas: np.ndarray, wanted: float, filling: str) -> np.ndarray:
     """Shares zeta_i with sum zeta_i kappa_i = wanted: from the client with most to spare down, or
     everyone alike.
     """
-    spare = kappas - kappas.min()
+    spare, zetas = kappas - kappas.min(), np.zeros_like(kappas)
     if filling == "proportional":
-        return (
-            np.zeros_like(kappas)
-            if wanted <= 0
-            else spare * min(1.0, wanted / spare.sum()) / kappas
-        )
-    if filling != "water":
-        raise ConfigurationError("plan", f"filling = '{filling}'", "choose water or proportional")
-    zetas, left = np.zeros_like(kappas), wanted
+        return zetas if wanted <= 0 else spare * min(1.0, wanted / spare.sum()) / kappas
+    left = wanted
     for i in np.argsort(-spare, kind="stable"):
         taken = min(spare[i], left)
         zetas[i], left = taken / kappas[i], left - taken
     return zetas
-
-
-def curves(
-    gains: Sequence[float],
-    parameters: int,
-    rounds: int,
-    delta: float,
-    *,
-    failure: float = 5e-5,
-    total_delta: float = 1e-5,
-    strong_convexity: float = 1e-3,
-    dimensions: Sequence[int],
-    targets: Sequence[float],
-) -> dict[str, list[dict[str, float | None]]]:
-    """Figures 1 to 3: epsilon and bound over r with all spare power as noise, bound over epsilon;
-    beside tight composition.
-
-    ``delta`` and ``failure`` are the paper's, per round; ``total_delta`` is that of the tight
-    epsilons. None: no plan exists.
-    """
-    kappas = np.asarray(gains, dtype=np.float64) ** 2
-    weakest, all_spare = float(kappas.min()), 1 - kappas.min() / kappas
-    noise, shares = float(all_spare @ kappas), all_spare.tolist()
-
-    def tight(numbers: int) -> float:
-        multiplier = math.sqrt((noise / numbers + 1) / weakest)
-        return epsilon(
-            multiplier, 1.0, rounds, total_delta, sampling="none", adjacency=Adjacency.REPLACE_ONE
-        )
-
-    def printed(numbers: int, theorem: Literal[1, 2, "none"], sparsity: float = 1.0) -> float:
-        return paper_epsilon(
-            kappas.tolist(),
-            shares,
-            numbers,
-            rounds,
-            delta,
-            theorem=theorem,
-            failure=failure,
-            sparsity=sparsity,
-        )
-
-    def gap(numbers: int, kind: Projection | Literal["none"], sparsity: float = 1.0) -> float:
-        return convergence_bound(
-            kappas.tolist(), shares, numbers, parameters, rounds, kind=kind, sparsity=sparsity,
-            strong_convexity=strong_convexity,
-        )  # fmt: skip
-
-    over_r: list[dict[str, float | None]] = [
-        {
-            "dimension": r,
-            "theorem_1": printed(r, 1)
-            if r >= smallest_jl_dimension(len(kappas), failure)
-            else None,
-            "theorem_2_s1": printed(r, 2),
-            "theorem_2_s2": printed(r, 2, 2.0),
-            "tight": tight(r),
-            "no_projection_printed": printed(parameters, "none"),
-            "no_projection_tight": tight(parameters),
-            "bound_s1": gap(r, "achlioptas", 1.0),
-            "bound_s2": gap(r, "achlioptas", 2.0),
-            "bound_no_projection": gap(parameters, "none"),
-        }
-        for r in dimensions
-    ]
-
-    def planned(target: float, accounting: Literal["tight", "paper"]) -> PowerPlan | None:
-        own_delta = delta if accounting == "paper" else total_delta
-        try:
-            return plan_power(
-                gains, parameters, rounds, target, own_delta, accounting=accounting, failure=failure,
-                strong_convexity=strong_convexity,
-            )  # fmt: skip
-        except PrivacyRefusal:
-            return None
-
-    def unprojected(target: float) -> float:
-        """Eq. 20: the same without projection, with as much noise as the target takes."""
-        needed = 8 * weakest * math.log(1.25 / delta) / (target / rounds) ** 2
-        inner = 1 + parameters / (len(kappas) ** 2 * weakest) * max(needed, 1.0)
-        return 2 / (strong_convexity**2 * rounds) * inner
-
-    over_epsilon: list[dict[str, float | None]] = []
-    for target in targets:
-        line: dict[str, float | None] = {
-            "epsilon": target,
-            "no_projection_printed": unprojected(target),
-        }
-        for accounting in ("paper", "tight"):
-            plan = planned(target, accounting)
-            line[f"bound_{accounting}"] = None if plan is None else plan.bound
-            line[f"dimension_{accounting}"] = None if plan is None else plan.dimension
-        over_epsilon.append(line)
-    return {"over_dimension": over_r, "over_epsilon": over_epsilon}

@@ -1,9 +1,8 @@
-"""Who did best, among those that promise the same: paired over seeds, and never across privacy
-units.
+"""Rank methods among those that promise the same: paired over seeds, never across privacy units.
 
-Two accuracies may be ranked only if the methods hide the same unit, under the same adjacency, from
-the same observer. A method that hides nothing, or grants what nobody granted, is shown for
-reference and never wins.
+Two accuracies may be ranked only if the methods protect the same unit, under the same adjacency,
+against the same adversary. A method that protects nobody, or that raises budgets nobody raised, is
+shown for reference and never ranked.
 """
 
 from __future__ import annotations
@@ -14,86 +13,87 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import check
+from dpfl.core.types import Observer, Promise
+from dpfl.experiments.results import CellResult, RunScore
 from dpfl.privacy.accountant import shown
-
-Promise = tuple[str, str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """One method in one case: its accuracies by seed, and how far it is behind the best of its
-    promise.
+    """One method in one case. ``gap`` is how far its mean accuracy is below the best of those that
+    promise the same, ``p_value`` how likely such a gap is by chance; None where it is not ranked.
     """
 
     label: str
-    promise: Promise
-    reference: bool
-    runs: tuple[Mapping[str, Any], ...]
+    runs: tuple[RunScore, ...]
     best: bool = False
-    behind: float | None = None
+    gap: float | None = None
     p_value: float | None = None
 
     @property
     def accuracies(self) -> tuple[float, ...]:
-        """By seed."""
-        return tuple(run["accuracy"] for run in self.runs)
+        """The accuracy of each seed."""
+        return tuple(run.accuracy for run in self.runs)
 
     @property
     def mean(self) -> float:
-        """Over seeds."""
+        """The mean accuracy over seeds."""
         return statistics.mean(self.accuracies)
+
+    @property
+    def promise(self) -> Promise:
+        """What its epsilon is about."""
+        return self.runs[0].promise
+
+    @property
+    def reference(self) -> bool:
+        """Whether it is shown for reference only."""
+        return self.runs[0].reference
 
     @property
     def tested(self) -> str:
         """On what its accuracy was measured: one common model, or each client's own on its own
         records.
         """
-        return str(self.runs[0].get("tested", ""))
+        return self.runs[0].tested
 
     @property
     def unit(self) -> str:
-        """What is hidden."""
-        return self.promise[0]
+        """What is protected."""
+        return str(self.promise.unit)
 
     @property
     def against(self) -> str:
-        """From whom, in a word or two."""
-        return "nobody" if self.reference else self.promise[2]
+        """Against whom, in a word."""
+        return "nobody" if self.reference else str(self.promise.observer)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other method promises the same."""
+        return self.gap == 0 and not self.best and self.p_value is None
+
+    @property
+    def behind(self) -> float | None:
+        """The name of ``gap`` in version 0.1."""
+        return self.gap
 
 
-def promise_of(run: Mapping[str, Any]) -> Promise:
-    """Unit, adjacency and observer of a run's epsilon."""
-    epsilon = run["epsilon"]
-    return epsilon["unit"], epsilon["adjacency"], epsilon["observer"]
+def standings(cells: Sequence[CellResult | Mapping[str, Any]]) -> list[Standing]:
+    """Rank the methods of one case. Seeds are paired, so all methods must have the same ones.
 
-
-def is_reference(run: Mapping[str, Any]) -> bool:
-    """Whether a run protects nobody, or only in a hypothetical federation."""
-    hypothetical = any(stamp.startswith("HYPOTHETICAL") for stamp in run.get("stamps", ()))
-    return run["epsilon"]["observer"] == "nobody" or hypothetical
-
-
-def standings(cells: Sequence[Mapping[str, Any]]) -> list[Standing]:
-    """Compare the methods of one case; seeds are paired, so all must have the same ones."""
-    seeds = {tuple(run["seed"] for run in cell["runs"]) for cell in cells}
-    if len(seeds) > 1:
-        raise ConfigurationError(
-            "comparison", "methods were run with different seeds", "run all with the same seeds"
-        )
-    plain = [
-        Standing(
-            label=cell["label"],
-            promise=promise_of(cell["runs"][0]),
-            reference=is_reference(cell["runs"][0]),
-            runs=tuple(cell["runs"]),
-        )
-        for cell in cells
-    ]
-    ranked: dict[str, Standing] = {}
-    for alike in {(one.promise, one.tested) for one in plain if not one.reference}:
-        group = [one for one in plain if (one.promise, one.tested) == alike and not one.reference]
-        ranked |= {one.label: one for one in _ranked(group)}
+    A cell may also be a dict as ``results.json`` holds it, with a label and runs.
+    """
+    typed = [one if isinstance(one, CellResult) else CellResult.from_dict(one) for one in cells]
+    seeds = {tuple(run.seed for run in cell.runs) for cell in typed}
+    problem, remedy = "methods were run with different seeds", "run all with the same seeds"
+    check(len(seeds) <= 1, "comparison", problem, remedy)
+    plain = [Standing(label=cell.label, runs=cell.runs) for cell in typed]
+    groups: dict[tuple[Promise, str], list[Standing]] = {}
+    for one in plain:
+        if not one.reference:
+            groups.setdefault((one.promise, one.tested), []).append(one)
+    ranked = {one.label: one for group in groups.values() for one in _ranked(group)}
     return [ranked.get(one.label, one) for one in plain]
 
 
@@ -102,10 +102,10 @@ def _ranked(group: list[Standing]) -> list[Standing]:
     others = [one for one in group if one is not best]
     adjusted = holm([paired_p_value(best.accuracies, one.accuracies) for one in others])
     compared = [
-        replace(one, behind=best.mean - one.mean, p_value=p)
+        replace(one, gap=best.mean - one.mean, p_value=p)
         for one, p in zip(others, adjusted, strict=True)
     ]
-    return [replace(best, best=bool(others), behind=0.0), *compared]
+    return [replace(best, best=bool(others), gap=0.0), *compared]
 
 
 def remarks(lines: Sequence[Standing]) -> list[str]:
@@ -114,29 +114,27 @@ def remarks(lines: Sequence[Standing]) -> list[str]:
     """
     found = []
     for one in lines:
-        spreads = [
-            run.get("epsilon_by_observer", {}).get("server", {}).get("spent") for run in one.runs
-        ]
-        values = [spread["largest"] for spread in spreads if spread]
-        if one.against != "world" or not values:
+        against = [run.epsilon_against.get(Observer.SERVER) for run in one.runs]
+        server = [spread.spent.largest for spread in against if spread]
+        world = [run.epsilon.spent.largest if run.epsilon else None for run in one.runs]
+        if one.against != "world" or not server:
             continue
-        world = [(run["epsilon"].get("spent") or {}).get("largest") for run in one.runs]
-        if "infinite" in values:
+        if math.inf in server:
             found.append(f"{one.label}: the server is trusted; against it nothing is guaranteed")
-        elif values != world:
-            meaning = f"per {one.unit}, {one.promise[1]} adjacency"
+        elif server != world:
+            meaning = f"per {one.unit}, {one.promise.adjacency} adjacency"
+            most = shown(max(server))
             found.append(
-                f"{one.label}: against the server itself epsilon is up to {shown(max(values))}, {meaning}"
+                f"{one.label}: against the server itself epsilon is up to {most}, {meaning}"
             )
-    kinds = {one.tested for one in lines if one.tested}
-    if len(kinds) > 1:
+    if len({one.tested for one in lines if one.tested}) > 1:
         personal = [one for one in lines if one.tested.startswith("each client")]
         found += [f"{one.label}: {one.tested}; ranked apart" for one in personal]
     return found
 
 
 def paired_p_value(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Two-sided paired t-test; None where there are no two seeds to tell a spread from.
+    """Two-sided paired t-test; None with fewer than two seeds.
 
     >>> round(paired_p_value([0.9, 0.8, 0.85], [0.7, 0.65, 0.72]), 4)
     0.0165
@@ -171,12 +169,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def grouped(lines: Sequence[Standing]) -> dict[str, list[Standing]]:
-    """One table a unit; references that hide nothing stand beside every unit's methods."""
-    free = [one for one in lines if one.promise[2] == "nobody"]
-    units = sorted({one.unit for one in lines if one not in free}) or sorted(
-        {one.unit for one in lines}
-    )
-    return {
-        unit: [one for one in lines if one in free or (one.unit == unit and one not in free)]
-        for unit in units
-    }
+    """Sort standings into one table per unit; methods that protect nobody stand in every table."""
+    free = [one for one in lines if not one.runs[0].protects]
+    units = sorted({one.unit for one in lines if one not in free} or {one.unit for one in lines})
+    return {unit: [one for one in lines if one in free or one.unit == unit] for unit in units}

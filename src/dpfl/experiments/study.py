@@ -1,5 +1,5 @@
 """A study as data: one base experiment, what varies, which methods, how they are tuned, which
-seeds. TOML in.
+seeds.
 
 Every method is tuned by the same rule: over the same grid, with the same seeds, on records that are
 set aside from the training part (or on another, public data set); the value with the highest mean
@@ -10,13 +10,14 @@ are tested on the test part, which tuning has not seen.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from dpfl.core.errors import ConfigurationError, did_you_mean
+from dpfl.core.checks import check
+from dpfl.core.errors import did_you_mean
 from dpfl.methods import find
 from dpfl.runs.experiment import Experiment, for_method
 from dpfl.runs.toml_file import Section, TomlFile
@@ -45,8 +46,13 @@ class Tuning(Section):
         return combinations({**self.over, **self.own.get(method, {})})
 
 
-class Study(TomlFile):
-    """One base experiment and everything that is tried on it."""
+class Sweep(TomlFile):
+    """A study file: one base experiment and everything that is tried on it.
+
+    ``vary`` lists values of dotted fields, which are crossed. ``methods`` holds the settings of
+    each method by its label; ``name`` names the method where the label does not. ``metrics`` are
+    dotted names of a round's record that the results condense.
+    """
 
     called: ClassVar[str] = "study"
 
@@ -61,26 +67,19 @@ class Study(TomlFile):
 
     def agrees(self, where: str) -> None:
         """Refuse what cannot be run before anything is."""
-        own = {
-            name: values
-            for lists in (self.tune.own.values() if self.tune else ())
-            for name, values in lists.items()
-        }
-        for name, values in {**self.vary, **(self.tune.over if self.tune else {}), **own}.items():
-            if not values:
-                raise ConfigurationError(f"{where}, '{name}'", "has no values", "give a list")
-        if self.tune and not set(self.tune.at) <= set(self.vary):
-            odd = min(set(self.tune.at) - set(self.vary))
-            raise ConfigurationError(
-                f"{where}, [tune] at", f"'{odd}' does not vary", did_you_mean(odd, self.vary)
-            )
-        if self.tune and set(self.tune.seeds) & set(self.seeds):
-            both = min(set(self.tune.seeds) & set(self.seeds))
-            raise ConfigurationError(
-                f"{where}, [tune] seeds",
-                f"seed {both} is also a final one",
-                "tune with seeds that are not reported",
-            )
+        lists = dict(self.vary)
+        if self.tune is not None:
+            lists |= self.tune.over
+            for own in self.tune.own.values():
+                lists |= own
+            for name in sorted(set(self.tune.at) - set(self.vary)):
+                remedy = did_you_mean(name, self.vary)
+                check(False, f"{where}, [tune] at", f"'{name}' does not vary", remedy)
+            for seed in sorted(set(self.tune.seeds) & set(self.seeds)):
+                problem, remedy = f"seed {seed} is also a final one", "tune with other seeds"
+                check(False, f"{where}, [tune] seeds", problem, remedy)
+        for name, values in lists.items():
+            check(bool(values), f"{where}, '{name}'", "has no values", "give a list")
         for case in self.cases():
             for label in self.methods:
                 for tuned in self.tunable(label):
@@ -106,28 +105,24 @@ class Study(TomlFile):
         name = self.method(label)
         known = find(name).settings
         values = for_method(set_fields(self.base, case), name)
-        values = set_fields(values, {k: v for k, v in tuned.items() if not _foreign(k, known)})
-        values = set_fields(values, {f"method.{key}": value for key, value in own.items()})
-        values = set_fields(
-            values, {"run.seed": seed, **({"partition.validation": True} if validation else {})}
-        )
-        return Experiment.from_dict(values, f"study, method '{label}'")
+        fields = {field: value for field, value in tuned.items() if not _foreign(field, known)}
+        fields |= {f"method.{key}": value for key, value in own.items()} | {"run.seed": seed}
+        if validation:
+            fields["partition.validation"] = True
+        return Experiment.from_dict(set_fields(values, fields), f"study, method '{label}'")
 
     def tunable(self, label: str) -> list[Values]:
-        """The candidates of one method: those that differ in something it has and does not fix
-        itself.
+        """Return the candidates of one method, as far as they differ in settings that it has and
+        that its label does not fix.
         """
         if self.tune is None:
             return [{}]
         known = find(self.method(label)).settings.keys() - self.methods[label].keys()
         candidates = self.tune.candidates(self.method(label))
-        kept = [
+        return _distinct(
             {k: v for k, v in candidate.items() if not _foreign(k, known)}
             for candidate in candidates
-        ]
-        return [
-            candidate for number, candidate in enumerate(kept) if candidate not in kept[:number]
-        ]
+        )
 
     def rehearsal(
         self, case: Values, label: str, tuned: Values, seed: int, ids: Sequence[str]
@@ -151,7 +146,7 @@ class Cell:
     label: str
 
 
-def cells(study: Study) -> Iterator[Cell]:
+def cells(study: Sweep) -> Iterator[Cell]:
     """Every method in every case."""
     for case in study.cases():
         for label in study.methods:
@@ -159,8 +154,8 @@ def cells(study: Study) -> Iterator[Cell]:
 
 
 def on_proxy(values: Values, proxy: Values, ids: Sequence[str]) -> Values:
-    """The same federation over other records: as many clients, the same budgets and habits in the
-    same order.
+    """Return the same federation over other records: as many clients, the same budgets and settings
+    in the same order.
 
     >>> ours = {"data": {"folder": "sites"}, "budgets": {"epsilon": {"b": 2.0, "a": 1.0}}}
     >>> theirs = on_proxy(ours, {"name": "digits"}, ["a", "b"])
@@ -180,9 +175,9 @@ def on_proxy(values: Values, proxy: Values, ids: Sequence[str]) -> Values:
         "budgets": budgets,
         "partition": {} if "folder" in proxy else partition,
     }
-    here.pop("clients", None)  # habits of single clients: nobody has these names there
+    here.pop("clients", None)  # settings of single clients: nobody has these names there
     if "run" in here:
-        here["run"] = {name: value for name, value in here["run"].items() if name != "liars"}
+        here["run"] = {name: own for name, own in here["run"].items() if name != "misreports"}
     return here
 
 
@@ -194,8 +189,15 @@ def combinations(lists: Mapping[str, list[Any]]) -> list[Values]:
     >>> combinations({"a": [0.1, 0.1]})
     [{'a': 0.1}]
     """
-    found = [dict(zip(lists, chosen, strict=True)) for chosen in itertools.product(*lists.values())]
-    return [one for number, one in enumerate(found) if one not in found[:number]]
+    products = itertools.product(*lists.values())
+    return _distinct(dict(zip(lists, chosen, strict=True)) for chosen in products)
+
+
+def _distinct(found: Iterable[Values]) -> list[Values]:
+    kept: list[Values] = []
+    for one in found:
+        kept += [] if one in kept else [one]
+    return kept
 
 
 def _foreign(field: str, known: Container[str]) -> bool:
@@ -212,9 +214,7 @@ def set_fields(values: dict[str, Any], fields: Values) -> dict[str, Any]:
     result = dict(values)
     for field, value in fields.items():
         section, dot, name = field.partition(".")
-        if not dot:
-            raise ConfigurationError(
-                f"field '{field}'", "names no section", "write for instance budgets.epsilon"
-            )
+        example = "write for instance budgets.epsilon"
+        check(bool(dot), f"field '{field}'", "names no section", example)
         result[section] = {**result.get(section, {}), name: value}
     return result

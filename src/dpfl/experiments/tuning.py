@@ -12,73 +12,81 @@ import hashlib
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from dpfl.experiments.pool import Task, run_all
-from dpfl.experiments.study import Cell, Study, Values, cells
+from dpfl.experiments.pool import Ended, Task, run_all
+from dpfl.experiments.results import Trial
+from dpfl.experiments.study import Cell, Sweep, Values, cells
 from dpfl.runs.experiment import Experiment
 
-Told = Callable[[str, int, int], None]
-"""Told the stage, the rounds done and the rounds in all."""
+Progress = Callable[[str, int, int], None]
+"""Called with the stage, the rounds done and the rounds in all."""
 
 HALTS = (0.25, 0.5)
 
 UNACCOUNTED_TUNING = (
-    "Tuned on the clients' own records: what was chosen depends on them, and no bill covers that. "
-    "Tune on public or proxy data (--tune-on) where it must not."
+    "Tuned on the clients' own records: what was chosen depends on them, and no privacy cost "
+    "covers that. Tune on public or proxy data (--tune-on) to avoid it."
 )
 PROXY_TUNING = "Tuned on {data}: what was chosen says nothing of the clients' records."
 
 
-def remark(study: Study) -> str:
-    """Say whose records the choice rests on."""
-    assert study.tune is not None
+def remark(study: Sweep) -> str:
+    """Say on whose records the choice rests; empty where nothing is tuned."""
+    if study.tune is None:
+        return ""
     on = study.tune.on
-    return (
-        UNACCOUNTED_TUNING
-        if on is None
-        else PROXY_TUNING.format(data=on.get("name") or on.get("folder"))
-    )
+    named = on and (on.get("name") or on.get("folder"))
+    return PROXY_TUNING.format(data=named) if on else UNACCOUNTED_TUNING
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    """Report no progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where runs are kept and found again."""
+class RunStore:
+    """A folder in which runs are kept by content: what is there is not run again.
 
-    kept: Path
-    data_folder: Path | None
-    workers: int
-    told: Told
+    ``kept`` is the folder, ``data_folder`` where data sets lie, ``workers`` how many runs go on at
+    a time. ``progress`` is called with the stage, the rounds done and the rounds in all.
+    """
+
+    kept: Path = Path("runs/kept")
+    data_folder: Path | None = None
+    workers: int = 1
+    progress: Progress = field(default=_silent)
 
     def task(self, experiment: Experiment) -> Task:
-        """One run, in the folder that its content names."""
+        """Return one run, in the folder that its content names."""
         folder = self.kept / kept_name(experiment, self.data_folder)
         return Task(experiment=experiment, folder=folder, data_folder=self.data_folder)
 
-    def run(self, stage: str, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    def run(self, stage: str, tasks: Sequence[Task]) -> list[Ended]:
         """Run each distinct task once: two cells may ask for the same run."""
         if not tasks:
             return []
         distinct = list({task.folder: task for task in tasks}.values())
         total = sum(task.rounds for task in distinct)
-        summaries = run_all(distinct, self.workers, lambda done: self.told(stage, done, total))
-        by_folder = {
-            task.folder: summary for task, summary in zip(distinct, summaries, strict=True)
-        }
-        return [by_folder[task.folder] for task in tasks]
+        ended = run_all(distinct, self.workers, lambda done: self.progress(stage, done, total))
+        found = {task.folder: one for task, one in zip(distinct, ended, strict=True)}
+        return [found[task.folder] for task in tasks]
 
 
 def kept_name(experiment: Experiment, data_folder: Path | None = None) -> str:
-    """The folder of a run that is kept by content; data from another place may be other data."""
+    """Name the folder of a run by its content; data from another place may be other data."""
     root = "" if data_folder is None else str(data_folder.resolve())
-    return f"{experiment.method.name}-{hashlib.sha256((root + experiment.content()).encode()).hexdigest()[:20]}"
+    digest = hashlib.sha256((root + experiment.content()).encode()).hexdigest()
+    return f"{experiment.method.name}-{digest[:20]}"
 
 
-def key_of(study: Study, cell: Cell) -> str:
-    """Cells with one key share one choice."""
-    return repr((sorted(study.tuned_in(cell.case).items(), key=lambda pair: pair[0]), cell.label))
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What a search chose for one method, and what it tried."""
+
+    chosen: Values = field(default_factory=dict)
+    tried: tuple[Trial, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -88,79 +96,84 @@ class _Candidate:
     tasks: list[Task]
     accuracy: float = 0.0
     rounds: int = 0
-    stage: float = 0.0  # how far it was let go
+    stage: float = 0.0  # the share of the rounds it was allowed
+
+    @property
+    def merit(self) -> tuple[float, float, list[float]]:
+        """Further is better, then more accurate; of equals, the smaller values."""
+        small = [-float(value) for value in self.values.values() if isinstance(value, int | float)]
+        return self.stage, self.accuracy, small
 
 
-def choose(study: Study, place: Place) -> dict[str, dict[str, Any]]:
-    """Choose each method's values, by key of the case it is tuned in."""
-    asked: dict[str, tuple[Values, str]] = {}
-    for cell in cells(study):
-        asked.setdefault(key_of(study, cell), (study.tuned_in(cell.case), cell.label))
+def key_of(study: Sweep, cell: Cell) -> str:
+    """Name a choice: cells with one key share it."""
+    return repr((sorted(study.tuned_in(cell.case).items(), key=lambda pair: pair[0]), cell.label))
+
+
+def choose(study: Sweep, store: RunStore) -> dict[str, Choice]:
+    """Choose each method's values, by :func:`key_of` its cells."""
+    asked = {
+        key_of(study, cell): Cell(case=study.tuned_in(cell.case), label=cell.label)
+        for cell in cells(study)
+    }
     if study.tune is None:
-        return {key: {"chosen": {}, "tried": []} for key in asked}
-    tried: list[_Candidate] = []
-    for key, (case, label) in asked.items():
-        if len(study.tunable(label)) > 1:
-            ids = _ids(study, case, label, place.data_folder)
-            for values in study.tunable(label):
-                runs = [
-                    study.rehearsal(case, label, values, seed, ids) for seed in study.tune.seeds
-                ]
-                tried.append(
-                    _Candidate(key=key, values=values, tasks=[place.task(run) for run in runs])
-                )
-    going = tried
-    for share in (*(HALTS if study.tune.search == "halving" else ()), 1.0):
-        _try(going, share, place)
+        return dict.fromkeys(asked, Choice())
+    tried = [one for key, cell in asked.items() for one in _candidates(study, key, cell, store)]
+    halving, going = study.tune.search == "halving", tried
+    for share in (*(HALTS if halving else ()), 1.0):
+        _try(going, share, store)
         if share < 1.0:
-            going = [
-                one for key in asked for one in _better_half([c for c in going if c.key == key])
-            ]
-    chosen: dict[str, dict[str, Any]] = {}
-    for key, (_, label) in asked.items():
-        mine = [one for one in tried if one.key == key]
-        if not mine:  # nothing to choose from
-            chosen[key] = {"chosen": study.tunable(label)[0], "tried": []}
-            continue
-        best = max(mine, key=_merit)
-        told = [
-            {"values": one.values, "validation_accuracy": one.accuracy}
-            | ({"rounds": one.rounds} if study.tune.search == "halving" else {})
-            for one in mine
+            going = [one for key in asked for one in _better_half(going, key)]
+    chosen = {key: Choice(chosen=study.tunable(cell.label)[0]) for key, cell in asked.items()}
+    for key in {one.key for one in tried}:
+        own = [one for one in tried if one.key == key]
+        trials = [
+            Trial(
+                values=one.values,
+                validation_accuracy=one.accuracy,
+                rounds=one.rounds if halving else None,
+            )
+            for one in own
         ]
-        chosen[key] = {"chosen": best.values, "tried": told}
+        best = max(own, key=lambda one: one.merit)
+        chosen[key] = Choice(chosen=best.values, tried=tuple(trials))
     return chosen
 
 
-def _ids(study: Study, case: Values, label: str, data_folder: Path | None) -> tuple[str, ...]:
-    """Who is in the federation: needed only to lay its budgets over other records."""
+def _candidates(study: Sweep, key: str, cell: Cell, store: RunStore) -> list[_Candidate]:
+    """The candidates of one method in one case; none where there is nothing to choose from."""
     assert study.tune is not None
-    if study.tune.on is None:
-        return ()
-    first = study.tunable(label)[0]
-    return study.experiment(case, label, first, study.seeds[0]).federation(data_folder).ids
+    options = study.tunable(cell.label)
+    ids: tuple[str, ...] = ()
+    if len(options) < 2:
+        return []
+    if study.tune.on is not None:  # lay the budgets of the federation over other records
+        first = study.experiment(cell.case, cell.label, options[0], study.seeds[0])
+        ids = first.federation(store.data_folder).ids
+    found = []
+    for values in options:
+        runs = [
+            study.rehearsal(cell.case, cell.label, values, seed, ids) for seed in study.tune.seeds
+        ]
+        found.append(_Candidate(key=key, values=values, tasks=[store.task(run) for run in runs]))
+    return found
 
 
-def _try(going: Sequence[_Candidate], share: float, place: Place) -> None:
+def _try(going: Sequence[_Candidate], share: float, store: RunStore) -> None:
+    """Run candidates up to a share of their rounds, and note how accurate they are there."""
     tasks = [
         replace(task, until=math.ceil(share * task.experiment.run.rounds))
         for one in going
         for task in one.tasks
     ]
-    summaries = iter(
-        place.run("tuning" if share == 1 else f"tuning, first {share:.0%} of the rounds", tasks)
-    )
+    stage = "tuning" if share == 1 else f"tuning, first {share:.0%} of the rounds"
+    ended = iter(store.run(stage, tasks))
     for one in going:
-        ended = [next(summaries) for _ in one.tasks]
-        one.accuracy = statistics.mean(summary["accuracy"] for summary in ended)
-        one.rounds, one.stage = ended[0]["rounds"]["done"], share
+        own = [next(ended) for _ in one.tasks]
+        one.accuracy = statistics.mean(end.scores.accuracy for end in own)
+        one.rounds, one.stage = own[0].rounds.done, share
 
 
-def _better_half(candidates: list[_Candidate]) -> list[_Candidate]:
-    return sorted(candidates, key=_merit, reverse=True)[: math.ceil(len(candidates) / 2)]
-
-
-def _merit(one: _Candidate) -> tuple[float, float, list[float]]:
-    """Further is better, then more accurate; of equals, the smaller values."""
-    small = [-float(value) for value in one.values.values() if isinstance(value, int | float)]
-    return one.stage, one.accuracy, small
+def _better_half(candidates: Sequence[_Candidate], key: str) -> list[_Candidate]:
+    own = [one for one in candidates if one.key == key]
+    return sorted(own, key=lambda one: one.merit, reverse=True)[: math.ceil(len(own) / 2)]

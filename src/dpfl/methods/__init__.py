@@ -1,8 +1,8 @@
 """The methods, one file a paper, and those that other packages bring along.
 
-A method declares itself (:func:`dpfl.strategy.method.method`); nothing else in dpfl names it. Modules
-of this package are searched for declared factories, and so is every object or module behind the
-entry-point group ``dpfl.methods`` of the packages that are installed.
+A method declares itself (:func:`dpfl.strategy.method.method`); nothing else in dpfl names it.
+Modules of this package are searched for declared factories, and so is every object or module
+behind the entry-point group ``dpfl.methods`` of the packages that are installed.
 """
 
 from __future__ import annotations

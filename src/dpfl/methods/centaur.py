@@ -38,7 +38,7 @@ from torch import Tensor
 from dpfl.core.checks import whole_number
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
-from dpfl.core.types import Aggregate, Metrics, Phase, PlugState, Terms, Unit
+from dpfl.core.types import Aggregate, Phase, PlugOutput, PlugState, Terms, Unit
 from dpfl.plugs.base import Participant
 from dpfl.plugs.denoise import Denoiser
 from dpfl.plugs.local_work import LocalWork, Sgd
@@ -54,7 +54,9 @@ STAYS = "the last layer of the model stays at its client and is not charged"
 
 @dataclass(frozen=True, kw_only=True)
 class HeadThenBody(LocalWork):
-    """Local work in two phases: the head for ``head_epochs``, then the body as the practice says."""
+    """Local work in two phases: the head for ``head_epochs``, then the body as the practice
+    says.
+    """
 
     body: Sgd
     head_epochs: int
@@ -109,7 +111,7 @@ class SharedBody(Denoiser):
 
     orthonormal: bool = False
 
-    def __call__(self, state: PlugState, aggregate: Aggregate) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Return the update that leads there."""
         model, head = aggregate.model + aggregate.vector, aggregate.layout.head
         model[head] = aggregate.model[head]
@@ -130,7 +132,9 @@ class SharedBody(Denoiser):
 def centaur(
     work: NoisyWork, *, head_epochs: int = 1, linear_representation: bool = False
 ) -> Strategy:
-    """A shared representation, clipped and noised, under a last layer that never leaves its client."""
+    """A shared representation, clipped and noised, under a last layer that never leaves its
+    client.
+    """
     head_epochs = whole_number("centaur", "head_epochs", head_epochs)
     return noisy_updates(
         "centaur",

@@ -43,11 +43,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from dpfl.core.checks import one_of
 from dpfl.core.layout import Layout
-from dpfl.core.types import Aggregate, Metrics, Observer, PlugState, Terms, Unit
+from dpfl.core.types import Aggregate, Observer, PlugOutput, PlugState, Terms, Unit
 from dpfl.numerics.recursive_filter import check_smoothing, laplacian_smoothing, noise_gain
 from dpfl.plugs.base import Gain
 from dpfl.plugs.central_noise import CentralNoise
@@ -70,7 +69,9 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class LaplacianSmoothing(Denoiser):
-    """Smooth every tensor of the aggregate, or with ``scope = "model"`` the whole vector at once."""
+    """Smooth every tensor of the aggregate, or with ``scope = "model"`` the whole vector at
+    once.
+    """
 
     smoothing: float
     scope: Literal["tensor", "model"] = "tensor"
@@ -80,7 +81,7 @@ class LaplacianSmoothing(Denoiser):
         check_smoothing(self.smoothing)
         one_of("smoothing", ("tensor", "model"), scope=self.scope)
 
-    def __call__(self, state: PlugState, aggregate: Aggregate) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Return the smoothed vector, and by how much white noise in it shrinks (root of the
         variance's gain).
         """

@@ -92,7 +92,9 @@ class RandomProjection(Stage):
         check(bounded, "projection", problem, "use clip_after", PrivacyRefusal)
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
-        """Refuse a dimension that the model does not have, or for which the JL bound does not hold."""
+        """Refuse a dimension that the model does not have, or for which the JL bound does not
+        hold.
+        """
         check_projection(self.kind, self.dimension, layout.size, self.sparsity)
         if not self.clip_after:
             least = smallest_jl_dimension(terms.population, self.failure, self.distortion)
@@ -172,7 +174,9 @@ def dprp(
     distortion: float = 0.5,
     failure: float = 1e-9,
 ) -> Strategy:
-    """Gradients projected onto a few shared random directions, noised, and added up over the air."""
+    """Gradients projected onto a few shared random directions, noised, and added up over the
+    air.
+    """
     stage = RandomProjection(
         dimension=dimension,
         clip=work.clip,

@@ -69,5 +69,7 @@ def fedavg_dp(work: RecordWork) -> Strategy:
 
 @method(family="heterogeneous", simplicity=20)
 def dpfedavg(work: RecordWork) -> Strategy:
-    """FedAvg over clients that run DP-SGD within their own budgets, weighted by number of records."""
+    """FedAvg over clients that run DP-SGD within their own budgets, weighted by number of
+    records.
+    """
     return record_level("dpfedavg", work, ExampleWeights())

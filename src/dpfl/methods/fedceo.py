@@ -64,8 +64,8 @@ class Schedule(ThresholdSchedule):
     """Every ``interval`` rounds; the threshold from a ``coefficient`` (the paper's lambda) or from
     the noise itself.
 
-    ``row_std`` is the noise in every entry of one client's model: planned at enrolment from ``clip``
-    and from how the noise is shared out.
+    ``row_std`` is the noise in every entry of one client's model: planned at enrolment from
+    ``clip`` and from how the noise is shared out.
     """
 
     interval: int

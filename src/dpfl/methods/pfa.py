@@ -35,15 +35,14 @@ Departures
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from dpfl.core.checks import check, whole_number
 from dpfl.core.layout import Layout
-from dpfl.core.types import Claims, Metrics, PlugState, Rows, Terms, Total
+from dpfl.core.types import Claims, Metrics, PlugOutput, PlugState, Rows, Terms, Total
 from dpfl.numerics.budget_split import BudgetSplit, PublicRows
 from dpfl.numerics.subspace import bases, energy, project, spectra
 from dpfl.plugs.base import Gain
@@ -74,7 +73,7 @@ class PublicProjection(RowDenoiser):
     """Project private rows onto the subspace of the round's public ones, tensor by tensor."""
 
     k: int = 1
-    split: BudgetSplit = BudgetSplit()
+    split: BudgetSplit = field(default_factory=BudgetSplit)
     warm_up_only: bool = False
     ordered: ClassVar[bool] = False
 
@@ -92,9 +91,7 @@ class PublicProjection(RowDenoiser):
         check(self.k <= largest, "pfa", problem, "give a smaller k")
         return _public_state(terms)
 
-    def __call__(
-        self, state: PlugState, rows: Rows, round_: int
-    ) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, rows: Rows, round_: int) -> PlugOutput:
         """Return the rows with the private ones projected; all as they are if nobody public
         arrived.
         """
@@ -120,8 +117,8 @@ class PublicProjection(RowDenoiser):
         return matrix, ({**state, "done": torch.ones(1)} if self.warm_up_only else state), metrics
 
     def noise_gain(self, terms: Terms, layout: Layout, client: str | None = None) -> Gain:
-        """Of a private client's noise k of each tensor's directions stay. Its signal counts as lost:
-        our studies found about 1e-4 of it kept.
+        """Of a private client's noise k of each tensor's directions stay. Its signal counts as
+        lost: our studies found about 1e-4 of it kept.
         """
         if client is None or client in terms.public:
             return Gain()

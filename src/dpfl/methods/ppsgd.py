@@ -44,7 +44,9 @@ STAYS = "the personal part of the model stays at its client and is not charged"
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalSum(Personal):
-    """The client works with shared + personal; ``shared_part`` of every step is the shared model's."""
+    """The client works with shared + personal; ``shared_part`` of every step is the shared
+    model's.
+    """
 
     shared_part: float
 

@@ -46,7 +46,7 @@ from torch import Tensor
 from dpfl.core.checks import check, one_of, share, whole_number
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Claims, Metrics, PlugState, Rows, Total
+from dpfl.core.types import Claims, Metrics, PlugOutput, PlugState, Rows, Total
 from dpfl.numerics.noise_estimates import BLOCK_ROWS, capped, moment_estimates, noise_estimates
 from dpfl.plugs.figures import FigureSpec, against_true_noise
 from dpfl.plugs.weights import TRUE_NOISE, Weights
@@ -108,9 +108,7 @@ class NoiseAwareWeights(Weights):
         """Whether weights come from the noise that was really added, for comparison."""
         return self.estimator == "oracle"
 
-    def __call__(
-        self, state: PlugState, received: Rows | Total, round_: int
-    ) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> PlugOutput:
         """Return the weights, what is remembered of the estimates, and how the pursuit went."""
         assert isinstance(received, Rows)
         ids, rows = received.cohort.ids, received.matrix

@@ -1,4 +1,6 @@
-"""Which clients have large budgets: two groups of claimed epsilons, and the rows of the upper one."""
+"""Which clients have large budgets: two groups of claimed epsilons, and the rows of the upper
+one.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ class BudgetSplit:
     """Who counts as public: decided once over all clients, from claimed epsilons.
 
     ``rule`` is ``gmm`` (a mixture of two Gaussians on log epsilon), ``kmeans``, ``top_fraction``
-    (the ``fraction`` with the largest claims), ``threshold`` (claims of at least ``threshold``), or a
-    tuple of client ids.
+    (the ``fraction`` with the largest claims), ``threshold`` (claims of at least ``threshold``),
+    or a tuple of client ids.
     """
 
     rule: str | tuple[str, ...] = "gmm"

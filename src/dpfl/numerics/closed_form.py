@@ -44,7 +44,7 @@ def closed_form_noise(
         raise ConfigurationError(
             "closed form",
             f"no lambda meets the theorem's conditions for epsilon = {epsilon:g}",
-            f"for these rounds and this rate it covers {reach}; plan the noise with dpfl.privacy.calibrate instead",
+            f"for these rounds and this rate it covers {reach}; or use dpfl.privacy.calibrate",
         )
     return found * clip
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import check, one_of, whole_number
 from dpfl.core.random import PublicSeed
 
 Projection = Literal["rademacher", "gaussian", "achlioptas", "fourier"]
@@ -121,22 +121,12 @@ def _fourier(seed: PublicSeed, length: int, numbers: int) -> tuple[np.ndarray, n
 
 def check_projection(kind: str, numbers: int, length: int, sparsity: float) -> None:
     """Refuse what is no projection."""
-    if kind not in PROJECTIONS:
-        raise ConfigurationError(
-            "projection", f"there is no kind '{kind}'", f"choose one of {', '.join(PROJECTIONS)}"
-        )
-    if numbers != int(numbers) or numbers < 1:
-        raise ConfigurationError(
-            "projection", f"dimension = {numbers}", "project onto at least one number"
-        )
-    if numbers > length:
-        raise ConfigurationError(
-            "projection",
-            f"{numbers} numbers are more than the model's {length}",
-            "project onto fewer, or use airsgd",
-        )
-    if not (math.isfinite(sparsity) and sparsity >= 1):
-        raise ConfigurationError("projection", f"sparsity = {sparsity}", "give 1 or more")
+    one_of("projection", PROJECTIONS, kind=kind)
+    whole_number("projection", "dimension", numbers)
+    problem = f"{numbers} numbers are more than the model's {length}"
+    check(numbers <= length, "projection", problem, "project onto fewer, or not at all")
+    good = math.isfinite(sparsity) and sparsity >= 1
+    check(good, "projection", f"sparsity = {sparsity}", "give 1 or more")
 
 
 def smallest_jl_dimension(clients: int, failure: float, distortion: float = 0.5) -> int:

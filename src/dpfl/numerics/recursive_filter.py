@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import check
 
 SMALLEST = 3
 """Entries below which a tensor is left alone: the cyclic Laplacian of two entries is another one.
@@ -78,8 +78,7 @@ def noise_gain(length: int, smoothing: float) -> float:
 
 
 def check_smoothing(smoothing: float) -> None:
-    if not (smoothing == 0 or SMOOTHINGS[0] <= smoothing <= SMOOTHINGS[1]):
-        least, most = SMOOTHINGS
-        raise ConfigurationError(
-            "smoothing", f"smoothing = {smoothing}", f"give 0, or from {least:g} to {most:g}"
-        )
+    """Refuse a smoothing at which rounding would show."""
+    least, most = SMOOTHINGS
+    good, remedy = smoothing == 0 or least <= smoothing <= most, f"give 0, or {least:g} to {most:g}"
+    check(good, "smoothing", f"smoothing = {smoothing}", remedy)

@@ -7,11 +7,11 @@ import warnings
 import torch
 from torch import Tensor
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import whole_number
 from dpfl.core.layout import Layout
 from dpfl.core.types import Metrics
 
-_CLEAR = 3e-2  # singular values above this fraction of the largest are right to 1e-4 from float32 products
+_CLEAR = 3e-2  # of the largest singular value: above, float32 products are right to 1e-4
 _RANK = 1e-6  # singular values below this fraction of the largest are rounding
 _REPORTED = 10  # singular values
 _AT_ONCE = 1 << 17  # numbers turned into doubles at once, small enough for the cache
@@ -23,8 +23,7 @@ def public_subspace(rows: Tensor, weights: Tensor, k: int) -> Tensor:
     >>> public_subspace(torch.tensor([[3.0, 4.0]]), torch.ones(1), 1).T
     tensor([[0.6000, 0.8000]])
     """
-    if k < 1:
-        raise ConfigurationError("public subspace", f"k = {k}", "give at least one dimension")
+    whole_number("public subspace", "k", k)
     if k == 1:
         mean = weights.to(torch.float64) @ rows.to(torch.float64)
         size = torch.linalg.vector_norm(mean)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import not_negative
 from dpfl.core.types import Metrics
 
 
@@ -28,10 +26,7 @@ def svt_with_values(stack: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """The same, with the singular values of the slices of half the spectrum (slices, min(rest,
     out)), largest first.
     """
-    if not (math.isfinite(threshold) and threshold >= 0):
-        raise ConfigurationError(
-            "tensor SVT", f"threshold = {threshold}", "give 0 or a positive number"
-        )
+    not_negative("tensor SVT", threshold=threshold)
     clients = stack.shape[2]
     slices = torch.fft.rfft(stack, dim=2).permute(2, 0, 1)
     wide = slices.shape[1] < slices.shape[2]

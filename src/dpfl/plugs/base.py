@@ -1,9 +1,9 @@
 """What every plug has in common. :mod:`dpfl.testing` checks the laws in the docstrings of this
 package.
 
-A plug is a frozen dataclass: fields are public settings, secrets are arguments. It keeps no state of
-its own; what it must remember between rounds is a dict of tensors that the round hands in and takes
-back, and that is checkpointed.
+A plug is a frozen dataclass: fields are public settings, secrets are arguments. It keeps no
+state of its own; what it must remember between rounds is a dict of tensors that the round hands
+in and takes back, and that is checkpointed.
 """
 
 from __future__ import annotations

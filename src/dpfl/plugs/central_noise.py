@@ -12,7 +12,7 @@ from torch import Tensor
 from dpfl.core.checks import positive
 from dpfl.core.grid import Grid
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Metrics, PlugState, Terms
+from dpfl.core.types import PlugOutput, PlugState, Terms
 from dpfl.plugs.base import Plug, chosen_noise
 from dpfl.plugs.figures import FigureSpec, by_round
 
@@ -50,9 +50,7 @@ class CentralNoise(Plug):
         """Return the multiplier: it is about the sum already."""
         return self.noise_multiplier
 
-    def add(
-        self, state: PlugState, total: Tensor, bound: float, rng: SecretRng
-    ) -> tuple[Tensor, PlugState, Metrics]:
+    def add(self, state: PlugState, total: Tensor, bound: float, rng: SecretRng) -> PlugOutput:
         """Round the sum of all contributions onto the grid and add the noise."""
         std = self.std(bound)
         noisy = Grid.of(std).noised(total, rng)

@@ -65,8 +65,8 @@ class Channel(Plug):
     def losses_by_assumption(
         self, ids: tuple[str, ...], terms: Terms, layout: Layout, seed: PublicSeed
     ) -> dict[str, list[float]]:
-        """Each client's sum of 1 / z^2 over all rounds, by whose noise is counted on; empty where the
-        channel makes no noise.
+        """Each client's sum of 1 / z^2 over all rounds, by whose noise is counted on; empty
+        where the channel makes no noise.
         """
         return {}
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from torch import Tensor
-
-from dpfl.core.types import Aggregate, Metrics, PlugState, Terms
+from dpfl.core.types import Aggregate, Metrics, PlugOutput, PlugState, Terms
 from dpfl.numerics.tensor_svt import spectrum_metrics, thresholded
 from dpfl.plugs.base import Plug, chosen_noise
 from dpfl.plugs.figures import FigureSpec
@@ -23,7 +21,7 @@ class Denoiser(Plug):
 
     linear: ClassVar[bool] = False
 
-    def __call__(self, state: PlugState, aggregate: Aggregate) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Return the smoothed vector, the next state, and metrics for the operator."""
         raise NotImplementedError
 
@@ -42,7 +40,7 @@ class LowRankMean(Denoiser):
         clients = self.clients or terms.expected_cohort
         return replace(self, schedule=self.schedule.resolve(terms), clients=clients)
 
-    def __call__(self, state: PlugState, aggregate: Aggregate) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Return the update that leads to the smoothed mean."""
         if not self.schedule.due(aggregate.round):
             return aggregate.vector, state, {}

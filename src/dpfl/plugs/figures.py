@@ -1,7 +1,7 @@
 """Pictures that explain a plug, declared by the plug as data and drawn by the report.
 
-A plug names the metrics it reports and how they are best looked at. It draws nothing itself, and the
-report knows no plug by name.
+A plug names the metrics it reports and how they are best looked at. It draws nothing itself, and
+the report knows no plug by name.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ class FigureKind(StrEnum):
     """Numbers over rounds, one line a metric."""
 
     SPECTRUM = "spectrum"
-    """Lists of numbers of the last round that reports any, one line a metric: every metric whose key
-    ends with one of ``metrics``, named by what comes before. ``<name>/slices`` splits a list into so
-    many equal parts, of which the first is drawn. ``threshold`` ends the key of a level to draw."""
+    """Lists of numbers of the last round that reports any, one line a metric: every metric whose
+    key ends with one of ``metrics``, named by what comes before. ``<name>/slices`` splits a list
+    into so many equal parts, of which the first is drawn. ``threshold`` ends the key of a level
+    to draw.
+    """
 
     AGAINST_TRUE_NOISE = "against_true_noise"
-    """A number per client of the cohort against the noise that was really added (simulation only)."""
+    """A number per client of the cohort against the noise that was really added (simulation only).
+    """
 
     CLIENT_MAP = "client_map"
     """A map with a column per client that arrived: a flat list, row by row, of the last round that

@@ -34,8 +34,8 @@ class LocalWork(Plug):
 
     ``unit`` says whose presence the exposure is about, ``private`` whether the work itself carries
     noise. Laws: ``phases`` is pure. ``exposure`` describes exactly what those phases release, noise
-    and sampling included: the sampler that the engine will use writes the event. ``private`` is True
-    if that exposure is finite.
+    and sampling included: the sampler that the engine will use writes the event. ``private`` is
+    True if that exposure is finite.
     """
 
     unit: Unit
@@ -43,8 +43,8 @@ class LocalWork(Plug):
 
     @property
     def hypothetical(self) -> bool:
-        """Whether the plan exceeds clients' budgets: then only a simulation may run it, with budgets
-        raised and a flag that says so.
+        """Whether the plan exceeds clients' budgets: then only a simulation may run it, with
+        budgets raised and a flag that says so.
         """
         return False
 
@@ -147,8 +147,8 @@ class Sgd(LocalWork):
         )
 
     def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
-        """Nothing is promised: a ball is kept in the model's own arithmetic, and only a Clip stage is
-        a bound to charge.
+        """Nothing is promised: a ball is kept in the model's own arithmetic, and only a Clip
+        stage is a bound to charge.
         """
         return Exposure(unit=self.unit, numbers=parameters)
 
@@ -160,10 +160,10 @@ class DpSgd(LocalWork):
     ``spending`` says which epsilon the noise is planned for (:mod:`dpfl.privacy.budgets`).
 
     *Formal guarantees.* The planned participations of a client cost at most its planned (epsilon,
-    delta) per record under zero-out adjacency (one record replaced by nothing; the number of records
-    is public), against the server and so against everyone. The number of steps, the rate and the
-    multiplier that are charged are those of the phase that runs. Releases before round one are part
-    of the plan: the rounds get what they leave.
+    delta) per record under zero-out adjacency (one record replaced by nothing; the number of
+    records is public), against the server and so against everyone. The number of steps, the rate
+    and the multiplier that are charged are those of the phase that runs. Releases before round
+    one are part of the plan: the rounds get what they leave.
     """
 
     client_settings: ClientSettings

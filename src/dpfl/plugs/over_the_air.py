@@ -99,9 +99,9 @@ def counted_clients(clients: int, honest: Honest, missing: int) -> int:
 class OverTheAir(Channel):
     """A Gaussian multiple-access channel with Rayleigh fading. Simulated: there is no antenna here.
 
-    ``honest``: whose noise the privacy cost counts on, a fraction of the other clients' beside one's own
-    and the receiver's, ``"own_and_receiver"`` or ``"own"`` alone. ``min_gain``: who is heard less
-    well is not drawn in that round.
+    ``honest``: whose noise the privacy cost counts on, a fraction of the other clients' beside
+    one's own and the receiver's, ``"own_and_receiver"`` or ``"own"`` alone. ``min_gain``: who is
+    heard less well is not drawn in that round.
     """
 
     clip: float
@@ -223,7 +223,9 @@ class OverTheAir(Channel):
     def deliver(
         self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed, rng: SecretRng
     ) -> dict[str, Tensor] | Summed:
-        """What the receiver hears, divided by the strength at which one client's message arrives."""
+        """What the receiver hears, divided by the strength at which one client's message
+        arrives.
+        """
         ids, gains = tuple(sorted(messages)), PublicSeed.from_tensor(shared["seed"])
         heard = torch.zeros_like(messages[ids[0]], dtype=torch.float64)
         variance = self.receiver_noise
@@ -280,7 +282,9 @@ class OverTheAir(Channel):
         return self.numbers or numbers
 
     def noise_in_sum(self, ids: tuple[str, ...], terms: Terms, seed: PublicSeed) -> float | None:
-        """Return the noise that arrives over one client's signal, averaged over the first rounds."""
+        """Return the noise that arrives over one client's signal, averaged over the first
+        rounds.
+        """
         found = []
         for round_ in range(min(terms.rounds, _FORECAST_ROUNDS)):
             if heard := self._heard(ids, round_, seed):

@@ -40,7 +40,8 @@ class Release(Plug):
 
     ``into`` names the buffer of the model that the result becomes, ``share`` the part of a client's
     budget that it takes: of the squared reciprocal of the noise that the whole budget allows to one
-    release. ``bound`` is the largest norm of one record's contribution; longer ones are scaled down.
+    release. ``bound`` is the largest norm of one record's contribution; longer ones are scaled
+    down.
 
     Laws: row i of ``statistic`` depends on record i alone; ``result`` is finite, of the buffer's
     shape, for any finite mean.
@@ -60,7 +61,9 @@ class Release(Plug):
         return math.prod(shape)
 
     def statistic(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:
-        """Return one row of numbers per record, before clipping; ``inputs`` has one row a record."""
+        """Return one row of numbers per record, before clipping; ``inputs`` has one row a
+        record.
+        """
         raise NotImplementedError
 
     def result(self, mean: Tensor, shape: Shape) -> Tensor:
@@ -111,8 +114,8 @@ class Histogram(Release):
     """Shares of records by bin, between the public numbers ``low`` and ``high``.
 
     Of every input (a buffer of inputs x bins), or of the labels (a buffer of as many bins as there
-    are classes). A record's contribution is one 1 an input; ``bound`` is scaled to that, so leave it
-    at 1.
+    are classes). A record's contribution is one 1 an input; ``bound`` is scaled to that, so
+    leave it at 1.
     """
 
     low: float = 0.0
@@ -185,7 +188,7 @@ class Quantile(Histogram):
         return (self.low + (places + 0.5) * width).to(mean.dtype).reshape(shape)
 
 
-# -- what releases cost, and what they leave ---------------------------------------------------------
+# -- what releases cost, and what they leave -------------------------------------------------------
 
 
 def release_noise(

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
-from torch import Tensor
 
 from dpfl.core.layout import Block, Layout
-from dpfl.core.types import Metrics, PlugState, Rows, Terms
+from dpfl.core.types import Metrics, PlugOutput, PlugState, Rows, Terms
 from dpfl.numerics.tensor_svt import smoothness_metrics, spectrum_metrics, svt_with_values
 from dpfl.plugs.base import Plug
 from dpfl.plugs.figures import FigureKind, FigureSpec, spectrum_figure
@@ -19,8 +18,8 @@ class RowDenoiser(Plug):
     """Cleans the rows against each other.
 
     Laws: the matrix keeps its shape; unless ``ordered``, permuting clients permutes rows. After a
-    round of which ``personal_starts`` is True each client of the cohort starts the next one from its
-    own cleaned row.
+    round of which ``personal_starts`` is True each client of the cohort starts the next one from
+    its own cleaned row.
     """
 
     ordered: ClassVar[bool]
@@ -29,9 +28,7 @@ class RowDenoiser(Plug):
         """Whether clients start the next round from their own rows."""
         return False
 
-    def __call__(
-        self, state: PlugState, rows: Rows, round_: int
-    ) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, rows: Rows, round_: int) -> PlugOutput:
         """Return the cleaned matrix, the next state, and metrics for the operator."""
         raise NotImplementedError
 
@@ -82,9 +79,7 @@ class LowRankStack(RowDenoiser):
         """Whether the round ended in smoothing."""
         return self.schedule.due(round_)
 
-    def __call__(
-        self, state: PlugState, rows: Rows, round_: int
-    ) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, rows: Rows, round_: int) -> PlugOutput:
         """Return the smoothed rows, and what became of the singular values."""
         if not self.schedule.due(round_) or len(rows.cohort) == 0:
             return rows.matrix, state, {}
@@ -116,7 +111,7 @@ class LowRankStack(RowDenoiser):
             metrics={key: f"{when} smoothing" for key, when in maps.items()},
             x_label="client",
             y_label="class",
-            caption="Mean squared distance of a client's weights of a class from the others'; small "
-            "is smooth.",
+            caption="Mean squared distance of a client's weights of a class from the others'; "
+            "small is smooth.",
         )
         return (SPECTRUM, roughness)

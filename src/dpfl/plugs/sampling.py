@@ -163,5 +163,7 @@ def sampler(phase: Phase, examples: int) -> PoissonBatches | ShuffledBatches:
 
 
 def steps_per_epoch(examples: int, batch_size: int) -> int:
-    """Steps that make one epoch: ceil(1 / q) for Poisson batches, the number of batches otherwise."""
+    """Steps that make one epoch: ceil(1 / q) for Poisson batches, the number of batches
+    otherwise.
+    """
     return math.ceil(examples / min(batch_size, examples))

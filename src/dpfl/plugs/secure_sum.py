@@ -30,7 +30,7 @@ class SecureSum(Channel):
         return summed(messages)
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
-        """The server sees one's own contribution under one's own noise; other shares are not counted
-        on here.
+        """The server sees one's own contribution under one's own noise; other shares are not
+        counted on here.
         """
         return exposure

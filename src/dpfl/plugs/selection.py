@@ -15,10 +15,10 @@ from dpfl.privacy.events import Sampling
 class Selection(Plug):
     """Who takes part.
 
-    Laws: ``order`` depends on the seed only, which the server keeps to itself. Inclusion has the law
-    that ``sampling`` names: ``poisson`` draws each on its own with ``rate``, ``uniform`` a fixed
-    number without replacement, ``none`` everyone. ``rate`` is the fraction of the population an
-    average round has.
+    Laws: ``order`` depends on the seed only, which the server keeps to itself. Inclusion has the
+    law that ``sampling`` names: ``poisson`` draws each on its own with ``rate``, ``uniform`` a
+    fixed number without replacement, ``none`` everyone. ``rate`` is the fraction of the
+    population an average round has.
     """
 
     sampling: ClassVar[Sampling]

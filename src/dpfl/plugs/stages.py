@@ -175,8 +175,8 @@ class GaussianNoise(Stage):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedSubspace(Stage):
-    """Send coordinates in a subspace that everyone was sent, one basis a tensor; public clients, and
-    rounds without a subspace, send all of the update.
+    """Send coordinates in a subspace that everyone was sent, one basis a tensor; public clients,
+    and rounds without a subspace, send all of the update.
 
     Bases are state tensors named ``basis/00000`` and so on, in the order of the model.
     """

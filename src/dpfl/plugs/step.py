@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpfl.core.checks import check, not_negative, one_of, positive, share, whole_number
 from dpfl.core.layout import Layout
-from dpfl.core.types import Aggregate, Metrics, PlugState, Terms
+from dpfl.core.types import Aggregate, PlugOutput, PlugState, Terms
 from dpfl.plugs.base import Plug
 
 Decay = Literal["constant", "exponential", "inverse_sqrt", "inverse_time", "cosine"]
@@ -25,9 +25,9 @@ DECAYS: tuple[Decay, ...] = ("constant", "exponential", "inverse_sqrt", "inverse
 class LearningRate:
     """A server learning rate and how it changes from round to round, t = 1, 2, ...
 
-    ``constant``: ``rate``. ``exponential``: rate x factor^(t - 1). ``inverse_sqrt``: rate / sqrt(t).
-    ``inverse_time``: 1 / (strength t), the schedule of strongly convex problems, where ``rate`` is 1
-    / strength. ``cosine``: from ``rate`` down to 0 over ``rounds`` rounds.
+    ``constant``: ``rate``. ``exponential``: rate x factor^(t - 1). ``inverse_sqrt``: rate /
+    sqrt(t). ``inverse_time``: 1 / (strength t), the schedule of strongly convex problems, where
+    ``rate`` is 1 / strength. ``cosine``: from ``rate`` down to 0 over ``rounds`` rounds.
 
     >>> LearningRate(rate=0.5, decay="inverse_time").at(3)
     0.125
@@ -69,7 +69,7 @@ class Step(Plug):
     evaluated and handed out; rounds go on from the one that ``__call__`` returned.
     """
 
-    def __call__(self, state: PlugState, aggregate: Aggregate) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Return the next model, the next state, and metrics for the operator."""
         raise NotImplementedError
 
@@ -98,7 +98,7 @@ class ServerSgd(Step):
         """Return an empty buffer; none without momentum."""
         return {"buffer": torch.zeros(layout.size)} if self.momentum else {}
 
-    def __call__(self, state: PlugState, aggregate: Aggregate) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Move along the aggregate, or along its momentum."""
         direction, lr = aggregate.vector, self.lr.at(aggregate.round)
         if self.momentum:
@@ -138,7 +138,7 @@ class AdaptiveStep(Step):
         """Return the next second moment."""
         raise NotImplementedError
 
-    def __call__(self, state: PlugState, aggregate: Aggregate) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Move along the first moment, coordinate by coordinate."""
         u = aggregate.vector
         first = self.beta1 * state["first"] + (1 - self.beta1) * u
@@ -193,7 +193,7 @@ class AveragedIterates(Step):
         average = {"average": torch.zeros(layout.size, dtype=torch.float64)}
         return {**self.step.start(terms, layout), **average, "models": torch.zeros(1)}
 
-    def __call__(self, state: PlugState, aggregate: Aggregate) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Step, and add the model to the average."""
         model, state, metrics = self.step(state, aggregate)
         if aggregate.round < self.first:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpfl.core.checks import positive
 from dpfl.core.layout import Layout
-from dpfl.core.types import Claims, Cohort, Metrics, PlugState, Rows, Terms, Total
+from dpfl.core.types import Claims, Cohort, PlugOutput, PlugState, Rows, Terms, Total
 from dpfl.plugs.base import Plug
 
 TRUE_NOISE = "true_noise/"
@@ -25,16 +25,14 @@ class Weights(Plug):
     """One weight per client.
 
     Laws: finite, non-negative; unless ``constant``, they sum to one; permuting clients permutes
-    weights. ``constant`` weights depend on nothing but the terms, so that a privacy cost may rest on
-    them. ``needs_rows`` refuses a summing channel.
+    weights. ``constant`` weights depend on nothing but the terms, so that a privacy cost may
+    rest on them. ``needs_rows`` refuses a summing channel.
     """
 
     needs_rows: ClassVar[bool]
     constant: ClassVar[bool]
 
-    def __call__(
-        self, state: PlugState, received: Rows | Total, round_: int
-    ) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> PlugOutput:
         """Return the weights, the next state, and metrics for the operator."""
         raise NotImplementedError
 
@@ -44,7 +42,9 @@ class Weights(Plug):
 
     @property
     def needs_true_noise(self) -> bool:
-        """Whether the weights know the clients' true noise: in a simulation only, for comparison."""
+        """Whether the weights know the clients' true noise: in a simulation only, for
+        comparison.
+        """
         return False
 
     def expected_weights(
@@ -68,9 +68,7 @@ class UniformWeights(Weights):
     needs_rows: ClassVar[bool] = False
     constant: ClassVar[bool] = False
 
-    def __call__(
-        self, state: PlugState, received: Rows | Total, round_: int
-    ) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> PlugOutput:
         """Return equal weights."""
         return shares([1.0] * len(received.cohort)), state, {}
 
@@ -82,9 +80,7 @@ class ExampleWeights(Weights):
     needs_rows: ClassVar[bool] = True
     constant: ClassVar[bool] = False
 
-    def __call__(
-        self, state: PlugState, received: Rows | Total, round_: int
-    ) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> PlugOutput:
         """Return examples_i / sum over the cohort."""
         cohort = received.cohort
         return shares([cohort.claims[client].examples for client in cohort.ids]), state, {}
@@ -100,9 +96,7 @@ class EpsilonWeights(Weights):
     needs_rows: ClassVar[bool] = True
     constant: ClassVar[bool] = False
 
-    def __call__(
-        self, state: PlugState, received: Rows | Total, round_: int
-    ) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> PlugOutput:
         """Return epsilon_i / sum over the cohort."""
         cohort = received.cohort
         return shares([cohort.claims[client].epsilon for client in cohort.ids]), state, {}
@@ -110,8 +104,8 @@ class EpsilonWeights(Weights):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedCohortWeights(Weights):
-    """1 / (expected cohort size), whoever arrives: the fixed, public denominator that noise on a sum
-    needs.
+    """1 / (expected cohort size), whoever arrives: the fixed, public denominator that noise on a
+    sum needs.
 
     Left out, the size is that of the terms: sampling rate x population.
     """
@@ -131,9 +125,7 @@ class ExpectedCohortWeights(Weights):
         """Take the size of the terms."""
         return replace(self, expected_cohort=terms.expected_cohort) if self._open else self
 
-    def __call__(
-        self, state: PlugState, received: Rows | Total, round_: int
-    ) -> tuple[Tensor, PlugState, Metrics]:
+    def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> PlugOutput:
         """Return the constant for everyone."""
         positive("weights", expected_cohort=self.expected_cohort)
         return torch.full((len(received.cohort),), 1 / (self.expected_cohort or 1)), state, {}

@@ -25,57 +25,45 @@ under the real one, for N <= 1e12. This is charged once per history, for N = sum
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Literal
 
-from dpfl.core.errors import ConfigurationError, PrivacyRefusal, unknown_name
+from dpfl.core.checks import check
+from dpfl.core.errors import PrivacyRefusal, unknown_name
 from dpfl.core.types import Adjacency
 from dpfl.privacy.cache import remembered
 from dpfl.privacy.classic_rdp import CLASSIC, classic_epsilon
 from dpfl.privacy.events import Event, History, Sampling, merged
 from dpfl.privacy.gaussian import gaussian_epsilon
-from dpfl.privacy.renyi import RESERVED, moments, renyi_costs, renyi_epsilon, unproven_sampling
+from dpfl.privacy.renyi import RESERVED, check_sampling, moments, renyi_costs, renyi_epsilon
 
 AccountantName = Literal["pld", "rdp", "renyi"]
 ACCOUNTANTS: tuple[AccountantName, ...] = ("pld", "rdp", "renyi")
 
-_FILES = ("accountant", "calibrate", "composition", "events", "gaussian", "losses", "renyi")
-_TEXT = b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in _FILES)
-_CODE = hashlib.sha256(_TEXT).hexdigest()[:16]
-RULES = f"dp-accounting {version('dp-accounting')}, code {_CODE}"
-"""Which curves and whose code: part of every cached proposal's key."""
+# Raised by hand whenever a computed number changes in any bit: part of the key of cached proposals.
+ACCOUNTING_VERSION = 1
 
 SMALLEST_DELTA = 1e-12
+# A multiplier below this hides nothing worth stating: its epsilon (above 10^5) is infinite.
 SMALLEST_NOISE = 1e-3
-"""A multiplier below this hides nothing worth stating: its epsilon (above 10^5) is given as
-infinite.
-"""
-
+# Accuracy of every reported epsilon: about this times min(epsilon, 3) above the exact value.
 FINE = 1e-4
-"""Accuracy of every reported epsilon: about this times min(epsilon, 3) above the exact value."""
-
+# Accuracy of ``quick_epsilon``, in the same sense.
 QUICK = 3e-3
-"""Accuracy of ``quick_epsilon``, in the same sense."""
-
 SAMPLER_EPSILON = 1e-7
 SAMPLER_DELTA_EXPONENT = 5e-8
 SAMPLER_DELTA_PER_NUMBER = 1.53e-23
 SAMPLER_DELTA_ONCE = 1e-16
 MOST_NUMBERS = 10**12
+# Where the sampler's part of delta is larger than this share of it, no epsilon is stated.
 LARGEST_SAMPLER_SHARE = 0.1
-"""Where the sampler's part of delta is larger than this share of it, no epsilon is stated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spend:
-    """An epsilon with everything needed to read it, but for unit and observer, which the ledger
-    adds.
-    """
+    """An epsilon with everything needed to read it but unit and adversary, which ledgers add."""
 
     epsilon: float
     delta: float
@@ -105,11 +93,10 @@ def epsilon(
     >>> round(epsilon(1.0, 0.05, 200, 2000**-1.1, accountant="classic-rdp"), 2)
     5.07
     """
-    if accountant == CLASSIC:
-        if sampling == "none":
-            return classic_epsilon(noise_multiplier, 1.0, steps, delta)
-        return classic_epsilon(noise_multiplier, sampling_rate, steps, delta, sampling)
     rate = 1.0 if sampling == "none" else sampling_rate
+    if accountant == CLASSIC:
+        kind = "poisson" if sampling == "none" else sampling
+        return classic_epsilon(noise_multiplier, rate, steps, delta, kind)
     event = Event(
         noise_multiplier=noise_multiplier, sampling=sampling, sampling_rate=rate, steps=steps
     )
@@ -131,24 +118,17 @@ def spend(
     adjacency: Adjacency,
     accountant: AccountantName | None = None,
 ) -> Spend:
-    """Upper bound on epsilon of a whole history; ``accountant`` left out takes the tightest, PLD."""
+    """Upper bound on epsilon of a whole history, by the tightest accountant unless one is named.
+
+    >>> round(spend((Event(noise_multiplier=1.0),), 1e-5, adjacency=Adjacency.ZERO_OUT).epsilon, 4)
+    4.3772
+    """
     value, label = _bound(history, delta, adjacency, accountant, FINE)
     return Spend(epsilon=value, delta=delta, adjacency=adjacency, accountant=label)
 
 
-def within(history: Iterable[Event], limit: float, delta: float, *, adjacency: Adjacency) -> bool:
-    """Whether a history fits under ``limit``. A quick bound decides where it can; it is a bound as
-    well.
-    """
-    events = _released(history)
-    quick = quick_epsilon(events, delta, adjacency=adjacency)
-    if quick <= limit:
-        return True
-    return quick <= 1.05 * limit and spend(events, delta, adjacency=adjacency).epsilon <= limit
-
-
 def quick_epsilon(history: Iterable[Event], delta: float, *, adjacency: Adjacency) -> float:
-    """Upper bound on epsilon with a coarser discretisation: about 0.3 % higher, in a millisecond."""
+    """Upper bound on epsilon with a coarser discretisation: 0.3 % higher, in a millisecond."""
     return _bound(history, delta, adjacency, None, QUICK)[0]
 
 
@@ -168,12 +148,10 @@ def shown(value: float, digits: int = 3) -> str:
 
 def sampler_delta(numbers: int, epsilon: float) -> float:
     """The sampler's own part of delta for ``numbers`` noise values in all, beside ``epsilon``."""
+    if not numbers:
+        return 0.0
     rate = SAMPLER_DELTA_PER_NUMBER * numbers + SAMPLER_DELTA_ONCE
-    return (
-        math.exp(min(math.log(rate) + math.log1p(math.exp(-epsilon)) + epsilon, 0.0))
-        if numbers
-        else 0.0
-    )
+    return math.exp(min(math.log(rate) + math.log1p(math.exp(-epsilon)) + epsilon, 0.0))
 
 
 def _bound(
@@ -199,9 +177,8 @@ def _bound(
     def compute() -> float:
         return _with_sampler(_curve(name, ideal, left, adjacency, accuracy), left, delta, numbers)
 
-    return remembered(
-        (name, ideal, left, delta, numbers, adjacency, accuracy), compute
-    ), name.upper()
+    key = (name, ideal, left, delta, numbers, adjacency, accuracy)
+    return remembered(key, compute), name.upper()
 
 
 def _with_sampler(
@@ -225,9 +202,7 @@ def _with_sampler(
 def _curve(
     name: AccountantName, events: History, delta: float, adjacency: Adjacency, accuracy: float
 ) -> Callable[[float], float]:
-    """Return epsilon as a function of delta, composed once: valid everywhere, tight near the delta
-    given.
-    """
+    """Return epsilon as a function of delta: valid everywhere, tight near the delta given."""
     if name == "rdp":
         accountant: Any = moments(events, adjacency)
         return lambda value: max(0.0, float(accountant.get_epsilon(value)))
@@ -248,9 +223,8 @@ def _curve(
     for event in events:
         if event.sampling_rate < 1:
             poisson = event.sampling == "poisson"
-            pair: Pair = (
-                "mirrored" if not poisson else "replaced" if sensitivity == 2 else "sampled"
-            )
+            pair: Pair = "replaced" if sensitivity == 2 else "sampled"
+            pair = pair if poisson else "mirrored"
             std = event.noise_multiplier if poisson else event.noise_multiplier / 2
             plan.append(Step(std=std, rate=event.sampling_rate, steps=event.steps, pair=pair))
     return composition(plan, delta, accuracy).epsilon
@@ -263,31 +237,16 @@ def _released(history: Iterable[Event]) -> History:
 
 def check_delta(delta: float) -> None:
     """Refuse a delta that is not a probability, or so small that rounding would matter."""
-    if not 0 < delta < 1:
-        raise ConfigurationError(
-            "accountant",
-            f"delta = {delta} is not between 0 and 1",
-            "give a delta well below 1 / records",
-        )
-    if delta < SMALLEST_DELTA:
-        raise PrivacyRefusal(
-            "accountant",
-            f"delta = {delta:g} is below {SMALLEST_DELTA:g}, where the accountant's rounding would matter",
-            f"give a delta of at least {SMALLEST_DELTA:g}",
-        )
+    problem = f"delta = {delta} is not between 0 and 1"
+    check(0 < delta < 1, "accountant", problem, "give a delta well below 1 / records")
+    problem = f"delta = {delta:g} is so small that the accountant's rounding would matter"
+    remedy = f"give a delta of at least {SMALLEST_DELTA:g}"
+    check(delta >= SMALLEST_DELTA, "accountant", problem, remedy, PrivacyRefusal)
 
 
 def check_covered(events: History, adjacency: Adjacency, accountant: AccountantName | None) -> None:
     """Refuse an unknown accountant, and what the named one (or any) has no proven bound for."""
     if accountant is not None and accountant not in ACCOUNTANTS:
         raise unknown_name("accountant", "accountant", accountant, ACCOUNTANTS)
-    replace_one = adjacency is Adjacency.REPLACE_ONE
-    if any(event.sampling == "uniform" for event in events) and not replace_one:
-        raise unproven_sampling(adjacency)
-    sampled = any(event.sampling == "poisson" and event.sampling_rate < 1 for event in events)
-    if accountant in ("rdp", "renyi") and replace_one and sampled:
-        raise PrivacyRefusal(
-            "accountant",
-            "RDP has no bound for Poisson samples under replace_one",
-            "use accountant = 'pld'",
-        )
+    for event in events:
+        check_sampling(event, adjacency, by_moments=accountant in ("rdp", "renyi"))

@@ -1,11 +1,15 @@
-"""Admission: whose budget a release concerns, and whether plan and filter admit it."""
+"""Admission: whose budget a release concerns, and whether plan and filter admit it.
+
+A release needs two things: a committed plan that has such a release left, and a budget of everyone
+it concerns that admits it under the ledger's filter. Where whole plans count ("allotments"), the
+second was decided when the plan was committed, and the answer is remembered.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from dpfl.core.types import Budget, Observer
 from dpfl.privacy.costs import PrivacyCost, account_history, written
@@ -28,6 +32,26 @@ _PAYERS = f"""SELECT MIN(m.account) FROM members AS m JOIN grants AS g ON g.acco
         (SELECT GROUP_CONCAT(population) FROM (
             SELECT population FROM members WHERE account = m.account ORDER BY population)),
         CASE WHEN {_HAS_OWN.format("plans")} OR {_HAS_OWN.format("charges")} THEN m.account END"""
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is to be charged: rounds are 0 or above, releases before round one below 0.
+
+    A ``replayed`` release does not count what its run charged from its round on.
+    """
+
+    run: str
+    round: int
+    account: str
+    observer: str
+    cost: PrivacyCost
+    replayed: bool = False
+
+    @property
+    def early(self) -> bool:
+        """Whether it is one of the releases before round one."""
+        return self.round < 0
 
 
 class Admission(LedgerReader):
@@ -77,63 +101,46 @@ class Admission(LedgerReader):
         What the run charged from this round on is left out: a replayed round does not count against
         itself.
         """
-        owner = self._plan_left(run, round_, account, observer, cost, replayed=True)
-        if not owner:
-            return False
-        return self._paid(run, round_, account, observer, owner, replayed=True)
+        release = Release(run, round_, account, str(observer), cost, replayed=True)
+        owner = self._plan_left(release)
+        return bool(owner) and self._paid(release, str(owner))
 
-    def _plan_left(
-        self,
-        run: str,
-        round_: int,
-        account: str,
-        observer: Observer,
-        cost: PrivacyCost,
-        replayed: bool = False,
-    ) -> str | None:
+    def _plan_left(self, release: Release) -> str | None:
         """Return whose plan has such a release left, "" if none has, None if there is no plan.
 
-        Rounds are 0 or above, releases before round one below 0. A population's plan is used by
-        what is charged to the population, and by each member for itself.
+        A population's plan is used by what is charged to the population, and by each member for
+        itself.
         """
-        place: dict[str, Any] = {"run": run, "account": account, "observer": str(observer)}
-        query = f"""SELECT account, bill, releases FROM plans
+        plans = f"""SELECT account, bill, releases FROM plans
             WHERE account IN {OWN} AND observer = :observer AND run = :run
             ORDER BY account <> :account, account"""
-        kind = "round < 0 AND bill = :bill" if round_ < 0 else "round >= 0"
+        kind = "round < 0 AND bill = :bill" if release.early else "round >= 0"
         used = f"""SELECT account, COUNT(*) FROM charges
             WHERE plan = :owner AND observer = :observer AND run = :run
             AND (:account = :owner OR account IN (:owner, :account))
             AND {kind} AND (NOT :replayed OR round < :round) GROUP BY account"""
-        plans = self._rows(query, **place)
-        place |= {"bill": written(cost)[0], "replayed": replayed, "round": round_}
-        for owner, digest, releases in plans:
+        place = {**vars(release), "cost": None, "bill": written(release.cost)[0]}
+        found = self._rows(plans, **place)
+        for owner, digest, releases in found:
             planned = self._cost(digest)
-            allowed = releases if cost == planned.of_round else 0
-            if round_ < 0:
-                allowed = planned.of_releases.count(cost)
+            allowed = releases if release.cost == planned.of_round else 0
+            if release.early:
+                allowed = planned.of_releases.count(release.cost)
             if allowed:
                 counts = dict(self._rows(used, owner=owner, **place))
                 if counts.pop(owner, 0) + max(counts.values(), default=0) < allowed:
                     return str(owner)
-        return "" if plans else None
+        return "" if found else None
 
     # -- budgets -----------------------------------------------------------------------------------
 
-    def _paid(
-        self,
-        run: str,
-        round_: int,
-        account: str,
-        observer: Observer,
-        owner: str,
-        replayed: bool = False,
-    ) -> bool:
+    def _paid(self, release: Release, owner: str) -> bool:
         """Whether every budget that a release of ``owner``'s plan concerns admits one more."""
-        keys = frozenset({(run, owner, str(observer))})
-        before = (run, round_) if replayed else None
-        payers = self._payers(account, {str(observer)})
-        return all(self._pays(payer, keys, before, early=round_ < 0) for payer in payers)
+        keys = frozenset({(release.run, owner, release.observer)})
+        payers = self._payers(release.account, {release.observer})
+        if not self._filter.reserves:
+            return all(self._admits(payer, keys, release) for payer in payers)
+        return all(self._covers(payer, keys) for payer in payers)
 
     def _payers(self, account: str, observers: set[str]) -> list[str]:
         """Whose budgets a release concerns: the account's own, or one of each kind of members.
@@ -146,16 +153,8 @@ class Admission(LedgerReader):
         rows = self._rows(_PAYERS, population=account, server=observers != {"world"})
         return [payer for (payer,) in rows] or [account]
 
-    def _pays(
-        self,
-        payer: str,
-        keys: frozenset[PlanKey],
-        before: tuple[str, int] | None = None,
-        early: bool = False,
-    ) -> bool:
-        """As :meth:`_admits`; where whole plans count, an answer stands until something changes."""
-        if not self._filter.reserves:
-            return self._admits(payer, keys, before, early)
+    def _covers(self, payer: str, keys: frozenset[PlanKey]) -> bool:
+        """As :meth:`_admits` for whole plans: an answer stands until plans or budgets change."""
         (version,) = self._one("PRAGMA data_version")
         if version != self._version:
             self._covered.clear()
@@ -164,17 +163,13 @@ class Admission(LedgerReader):
             self._covered[payer, keys] = self._admits(payer, keys)
         return self._covered[payer, keys]
 
-    def _admits(
-        self,
-        payer: str,
-        keys: frozenset[PlanKey],
-        before: tuple[str, int] | None = None,
-        early: bool = False,
-    ) -> bool:
+    def _admits(self, payer: str, keys: frozenset[PlanKey], release: Release | None = None) -> bool:
         """Whether one account's budget admits one more release of these plans, or all of them.
 
-        ``early`` says that the release is one of those before round one.
+        Without a ``release``, it is a round that is asked for.
         """
+        early = release is not None and release.early
+        before = (release.run, release.round) if release and release.replayed else None
         budget = self.budget_of(payer)
         if budget is None or budget.observer is None:
             return True

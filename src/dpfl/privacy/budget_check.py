@@ -1,4 +1,4 @@
-"""How many releases fit a budget, found with a handful of evaluations of an expensive accountant."""
+"""How many releases fit a budget, found with few evaluations of an expensive accountant."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 
 
 def most_releases(epsilon_of: Callable[[int], float], limit: float, most: int) -> int:
-    """Return the largest count up to ``most`` whose epsilon, which grows with it, is at most
-    ``limit``.
+    """Return the largest count up to ``most`` whose epsilon is at most ``limit``.
 
-    Epsilon is close to a power of the count. Each guess follows the power through the last two
-    points, and stays between what is known to fit and what is known not to. A thousand releases
-    take four to eight evaluations.
+    Epsilon grows with the count and is close to a power of it. Each guess follows the power through
+    the last two points, and stays between what is known to fit and what is known not to. A thousand
+    releases take four to eight evaluations.
 
     >>> most_releases(lambda n: 0.1 * n**0.5, 1.0, 1000)
     100
@@ -28,10 +27,8 @@ def most_releases(epsilon_of: Callable[[int], float], limit: float, most: int) -
         # Whatever the curve looks like, the bracket halves now and then.
         guess = (fits + fails) // 2 if turns % 6 == 0 else _on_the_power(points[-2:], limit)
         guess = min(max(guess, fits + 1), fails - 1)
-        for count in (
-            guess,
-            guess + 1,
-        ):  # of two neighbours one fits and one does not, if the guess is right
+        # Of two neighbours one fits and one does not, if the guess is right.
+        for count in (guess, guess + 1):
             if fits < count < fails:
                 points.append((count, epsilon_of(count)))
                 fits, fails = (count, fails) if points[-1][1] <= limit else (fits, count)
@@ -39,8 +36,10 @@ def most_releases(epsilon_of: Callable[[int], float], limit: float, most: int) -
 
 
 def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
-    """Return the largest count up to ``most`` that fits, by bisection, for questions that cost
-    little.
+    """Return the largest count up to ``most`` that fits, by bisection.
+
+    >>> largest_that_fits(lambda count: count**2 <= 50, 100)
+    7
     """
     if most < 1 or not fits(1):
         return 0
@@ -54,7 +53,7 @@ def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
 
 
 def _on_the_power(points: Sequence[tuple[int, float]], limit: float) -> int:
-    """Where the curve meets the limit if it is the power through these points (one: a square root)."""
+    """Where the power through these points meets the limit; one point: a square root."""
     count, value = points[-1]
     if value <= 0:
         return 2 * count

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, unknown_name
 from dpfl.core.seeds import PublicSeed
 from dpfl.core.types import Budget, Terms
@@ -27,9 +29,7 @@ SPENDINGS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Part:
-    """One component: a normal (mean, std), uniform (low, high) or Pareto (shape, scale) law with
-    its share.
-    """
+    """One component: a normal (mean, std), uniform (low, high) or Pareto (shape, scale) law."""
 
     share: float
     law: Literal["normal", "uniform", "pareto"]
@@ -52,8 +52,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Distribution:
-    """A mixture of laws for epsilon; counts follow the shares exactly, draws below ``floor`` are
-    redrawn.
+    """A mixture of laws for epsilon.
+
+    Counts follow the shares exactly, and draws below ``floor`` are redrawn.
     """
 
     source: str
@@ -69,9 +70,8 @@ class Distribution:
         """
         generator = seed.numpy()
         values = []
-        for part, count in zip(
-            self.parts, _exact_counts([p.share for p in self.parts], clients), strict=True
-        ):
+        counts = _exact_counts([part.share for part in self.parts], clients)
+        for part, count in zip(self.parts, counts, strict=True):
             for _ in range(count):
                 value = part.draw(generator)
                 while value <= self.floor:
@@ -102,9 +102,7 @@ _PFA, _HDP = "PFA, Table 1", "Robust-HDP, Table 7"
 DISTRIBUTIONS: dict[str, Distribution] = {
     "uniform": Distribution(_PFA, (Part(1, "uniform", 1, 10),)),
     "gauss": Distribution(_PFA, _normal((1, 3, 1))),
-    "pareto": Distribution(
-        _PFA + " (shape not given there: 2, scale 1)", (Part(1, "pareto", 2, 1),)
-    ),
+    "pareto": Distribution(f"{_PFA} (no shape there: 2, scale 1)", (Part(1, "pareto", 2, 1),)),
     "mixgauss1": Distribution(_PFA, _normal((0.9, 0.1, 0.01), (0.1, 10, 0.1))),
     "mixgauss2": Distribution(_PFA, _normal((0.9, 0.5, 0.01), (0.1, 10, 0.1))),
     "mixgauss3": Distribution(_PFA, _normal((0.9, 1, 0.1), (0.1, 10, 0.1))),
@@ -121,17 +119,17 @@ DISTRIBUTIONS: dict[str, Distribution] = {
 }
 
 
-def make_budgets(
-    source: str | float | Sequence[float] | Mapping[str, float],
-    delta: float | Sequence[float] | Mapping[str, float],
-    ids: Sequence[str],
-    seed: PublicSeed,
-) -> dict[str, Budget]:
-    """One budget per client: a distribution's name, a number for all, a list in the clients' order,
-    a mapping, or a file.
+PerClient = float | Sequence[float] | Mapping[str, float]
 
-    A file is CSV (``id,epsilon[,delta]`` with a header) or JSON (``{id: epsilon}`` or ``{id:
-    [epsilon, delta]}``).
+
+def make_budgets(
+    source: str | PerClient, delta: PerClient, ids: Sequence[str], seed: PublicSeed
+) -> dict[str, Budget]:
+    """Make one budget per client.
+
+    ``source`` gives the epsilons: a distribution's name, a number for all, a list in the order of
+    ``ids``, a mapping, or a file, which may hold deltas as well. ``delta`` is a number, a list or a
+    mapping. ``seed`` is for distributions.
 
     >>> make_budgets("0.5, 2", 1e-5, ["a", "b"], PublicSeed(0))["b"].epsilon
     2.0
@@ -143,17 +141,15 @@ def make_budgets(
         try:
             budgets[client] = Budget(epsilon=epsilons[client], delta=deltas[client])
         except ConfigurationError as error:
-            raise ConfigurationError(
-                f"budget of '{client}'", error.problem, error.remedy
-            ) from error
+            where = f"budget of '{client}'"
+            raise ConfigurationError(where, error.problem, error.remedy) from error
     return budgets
 
 
 def _epsilons(
-    source: str | float | Sequence[float] | Mapping[str, float],
-    ids: Sequence[str],
-    seed: PublicSeed,
+    source: str | PerClient, ids: Sequence[str], seed: PublicSeed
 ) -> tuple[dict[str, float], dict[str, float]]:
+    """Epsilons of all clients, and the deltas that a file states."""
     if not isinstance(source, str):
         return _per_client("epsilon", source, ids), {}
     text = source.strip()
@@ -165,40 +161,26 @@ def _epsilons(
     try:
         numbers = [float(word) for word in text.replace(",", " ").split()]
     except ValueError:
-        if Path(text).exists():
-            raise ConfigurationError(
-                "budgets", f"'{text}' is neither .csv nor .json", "name the file so"
-            ) from None
+        problem = f"'{text}' is neither .csv nor .json"
+        check(not Path(text).exists(), "budgets", problem, "name the file so")
         raise unknown_name("budgets", "distribution", text, DISTRIBUTIONS) from None
     return _per_client("epsilon", numbers[0] if len(numbers) == 1 else numbers, ids), {}
 
 
-def _per_client(
-    what: str, value: float | Sequence[float] | Mapping[str, float], ids: Sequence[str]
-) -> dict[str, float]:
-    if isinstance(value, Mapping):
-        _check_ids(f"budgets ({what})", value.keys(), ids)
-        return {client: float(value[client]) for client in ids}
+def _per_client(what: str, value: PerClient, ids: Sequence[str]) -> dict[str, float]:
+    where = f"budgets ({what})"
     if isinstance(value, int | float):
         return dict.fromkeys(ids, float(value))
-    if len(value) != len(ids):
-        raise ConfigurationError(
-            f"budgets ({what})",
-            f"{len(value)} values for {len(ids)} clients",
-            "give one value, or one for each client",
-        )
-    return dict(zip(ids, map(float, value), strict=True))
-
-
-def _check_ids(where: str, given: object, ids: Sequence[str]) -> None:
-    names = set(given)  # type: ignore[call-overload]
-    missing, unknown = sorted(set(ids) - names), sorted(names - set(ids))
-    if missing:
-        raise ConfigurationError(
-            where, f"no value for client '{missing[0]}'", "give one for every client"
-        )
+    if not isinstance(value, Mapping):
+        problem = f"{len(value)} values for {len(ids)} clients"
+        check(len(value) == len(ids), where, problem, "give one value, or one for each client")
+        value = dict(zip(ids, value, strict=True))
+    missing, unknown = sorted(set(ids) - set(value)), sorted(set(value) - set(ids))
+    problem = f"no value for client '{missing[0] if missing else ''}'"
+    check(not missing, where, problem, "give one for every client")
     if unknown:
         raise unknown_name(where, "client", unknown[0], ids)
+    return {client: float(value[client]) for client in ids}
 
 
 def is_budget_file(text: str) -> bool:
@@ -207,63 +189,60 @@ def is_budget_file(text: str) -> bool:
 
 
 def read_budget_file(path: Path) -> tuple[dict[str, float], dict[str, float]]:
-    """Read epsilons, and deltas where there are any, by client. Whatever is not understood is
-    refused.
+    """Read epsilons, and deltas where there are any, by client; what is unclear is refused.
+
+    A file is CSV (``id,epsilon[,delta]`` with a header) or JSON (``{id: epsilon}`` or ``{id:
+    [epsilon, delta]}``).
     """
     where = f"budgets file {path}"
     remedy = "use the columns id,epsilon[,delta], or JSON {id: epsilon} or {id: [epsilon, delta]}"
     try:
         text = path.read_text(encoding="utf-8-sig")
-        pairs = _json_pairs(text) if path.suffix.lower() == ".json" else _csv_pairs(text)
-        epsilons = {client: float(pair[0]) for client, pair in pairs}
-        deltas = {client: float(pair[1]) for client, pair in pairs if len(pair) > 1}
+        rows = _json_rows(text) if path.suffix.lower() == ".json" else _csv_rows(text)
+        epsilons = {client: float(values[0]) for client, values in rows}
+        deltas = {client: float(values[1]) for client, values in rows if len(values) > 1}
     except OSError as error:
-        raise ConfigurationError(
-            where, f"cannot be read ({error.strerror})", "check the path"
-        ) from error
+        problem = f"cannot be read ({error.strerror})"
+        raise ConfigurationError(where, problem, "check the path") from error
     except (ValueError, TypeError, csv.Error) as error:
         raise ConfigurationError(where, f"is not as expected ({error})", remedy) from error
-    if len(epsilons) != len(pairs):
-        names = [client for client, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigurationError(where, f"names client '{twice}' twice", "keep one line per client")
+    twice, times = Counter(client for client, _ in rows).most_common(1)[0] if rows else ("", 1)
+    check(times == 1, where, f"names client '{twice}' twice", "keep one line per client")
     return epsilons, deltas
 
 
-def _json_pairs(text: str) -> list[tuple[str, list[float]]]:
+def _json_rows(text: str) -> list[tuple[str, list[Any]]]:
     content = json.loads(text)
     if not isinstance(content, dict):
         raise ValueError("it holds no object")
-    pairs = [
-        (str(client), value if isinstance(value, list) else [value])
-        for client, value in content.items()
+    rows = [
+        (str(key), value if isinstance(value, list) else [value]) for key, value in content.items()
     ]
-    if any(
-        len(pair) not in (1, 2) or any(isinstance(number, bool) for number in pair)
-        for _, pair in pairs
-    ):
-        raise ValueError("a client has something else than epsilon, or epsilon and delta")
-    return pairs
+    for client, values in rows:
+        if len(values) not in (1, 2) or any(isinstance(number, bool) for number in values):
+            raise ValueError(f"'{client}' has something else than epsilon, or epsilon and delta")
+    return rows
 
 
-def _csv_pairs(text: str) -> list[tuple[str, list[str]]]:
-    rows = [row for row in csv.reader(text.splitlines()) if row]
-    header = [name.strip() for name in rows[0]] if rows else []
+def _csv_rows(text: str) -> list[tuple[str, list[Any]]]:
+    lines = [line for line in csv.reader(text.splitlines()) if line]
+    header = [name.strip() for name in lines[0]] if lines else []
     if sorted(header) not in (["epsilon", "id"], ["delta", "epsilon", "id"]):
         raise ValueError(f"its columns are {', '.join(header) or 'none'}")
-    wrong = next((number for number, row in enumerate(rows, 1) if len(row) != len(header)), None)
-    if wrong is not None:
-        raise ValueError(f"line {wrong} has {len(rows[wrong - 1])} cells, not {len(header)}")
-    table = [dict(zip(header, row, strict=True)) for row in rows[1:]]
-    return [
-        (row["id"].strip(), [row["epsilon"], *filter(str.strip, [row.get("delta", "")])])
-        for row in table
-    ]
+    rows = []
+    for number, line in enumerate(lines[1:], 2):
+        if len(line) != len(header):
+            raise ValueError(f"line {number} has {len(line)} cells, not {len(header)}")
+        cells = dict(zip(header, line, strict=True))
+        given = [cells["epsilon"], *filter(str.strip, [cells.get("delta", "")])]
+        rows.append((cells["id"].strip(), given))
+    return rows
 
 
 def planned_epsilon(spending: Spending, budget: Budget, terms: Terms) -> float:
-    """Which epsilon a client's noise is planned for. Only ``largest`` may exceed what the client
-    itself enforces.
+    """Which epsilon a client's noise is planned for.
+
+    Only ``largest`` may exceed what the client itself enforces.
     """
     if spending == "smallest":
         return min(budget.epsilon, terms.smallest_epsilon)

@@ -17,19 +17,19 @@ from pathlib import Path
 
 _memory: dict[Hashable, float] = {}
 _MOST_REMEMBERED = 200_000
+_TABLE = """CREATE TABLE IF NOT EXISTS results
+    (key TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID"""
 
 
 def cache_folder() -> Path:
     """``DPFL_CACHE``, else the user's cache folder."""
-    named = os.environ.get("DPFL_CACHE")
-    if named:
+    if named := os.environ.get("DPFL_CACHE"):
         return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "dpfl"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpfl"
 
 
 def remembered(key: Hashable, compute: Callable[[], float]) -> float:
-    """Return what this process computed for ``key`` before, else compute it. Never reads the disk."""
+    """Return what this process computed for ``key`` before, else compute it."""
     if key not in _memory:
         value = compute()
         if len(_memory) >= _MOST_REMEMBERED:
@@ -44,7 +44,7 @@ def forget() -> None:
 
 
 def proposed(key: str) -> object:
-    """Return the value on disk for ``key``, of whatever type, or None. Anyone may have edited it."""
+    """Return the value on disk for ``key``, or None. Anyone may have edited it."""
     with contextlib.suppress(sqlite3.Error, OSError), contextlib.closing(_connect()) as connection:
         row = connection.execute("SELECT value FROM results WHERE key = ?", (key,)).fetchone()
         return None if row is None else row[0]
@@ -52,14 +52,16 @@ def proposed(key: str) -> object:
 
 
 def propose(key: str, value: float) -> None:
-    """Write a proposal for later processes; where that fails, warn and go on."""
+    """Write a proposal for later processes; where that fails, warn and go on.
+
+    The key holds the whole question and the accounting version.
+    """
     try:
         with contextlib.closing(_connect()) as connection, connection:
             connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", (key, value))
     except (sqlite3.Error, OSError) as error:
-        warnings.warn(
-            f"calibrated noise is not cached on disk: {error}", RuntimeWarning, stacklevel=2
-        )
+        text = f"calibrated noise is not cached on disk: {error}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def _connect() -> sqlite3.Connection:
@@ -69,9 +71,7 @@ def _connect() -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID"
-        )
+        connection.execute(_TABLE)
     except sqlite3.Error:
         connection.close()
         raise

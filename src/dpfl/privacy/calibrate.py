@@ -8,17 +8,20 @@ with the next smaller rung it would cost more.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 
-from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.checks import check, positive
+from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Adjacency
 from dpfl.privacy.accountant import (
+    ACCOUNTING_VERSION,
     LARGEST_SAMPLER_SHARE,
     MOST_NUMBERS,
-    RULES,
     AccountantName,
     adjacency_named,
     check_covered,
@@ -31,15 +34,17 @@ from dpfl.privacy.cache import propose, proposed, remembered
 from dpfl.privacy.events import Event, Sampling
 from dpfl.privacy.gaussian import gaussian_mu
 
-LADDER = 1.005
-"""The ratio of neighbouring multipliers."""
-
+LADDER = 1.005  # the ratio of neighbouring multipliers
 _FIRST, _LAST = -923, 2309
 _STRIDE = 220  # rungs between multipliers of a ratio of about 3
 
 
 def rung(index: int) -> float:
-    """Return the multiplier 1.005^index."""
+    """Return the multiplier 1.005^index.
+
+    >>> rung(0), round(rung(139), 2)
+    (1.0, 2.0)
+    """
     return float(LADDER**index)
 
 
@@ -58,39 +63,33 @@ def calibrate(
     accountant: AccountantName | None = None,
     numbers: int = 0,
 ) -> float:
-    """Smallest multiplier (std / clip) of the ladder with which ``steps`` releases stay within a
-    budget.
+    """Smallest multiplier (std / clip) with which ``steps`` releases stay within a budget.
 
     ``numbers`` is how many noise values one step draws from the grid sampler, whose own cost is
-    then included.
+    then included. The other arguments are those of :func:`dpfl.privacy.epsilon`.
 
     >>> z = calibrate(3.0, 1e-5, 0.01, 1000)
     >>> from dpfl.privacy.accountant import epsilon
     >>> epsilon(z, 0.01, 1000, 1e-5) <= 3.0 < epsilon(z / LADDER, 0.01, 1000, 1e-5)
     True
     """
-    if math.isnan(epsilon) or epsilon <= 0 or math.isinf(epsilon):
-        raise ConfigurationError(
-            "calibrate",
-            f"epsilon = {epsilon} is not a positive finite number",
-            "give an epsilon above 0",
-        )
-    if steps < 1:
-        raise ConfigurationError(
-            "calibrate", f"steps = {steps}: nothing is released", "plan one or more"
-        )
     adjacency = adjacency_named(adjacency)
     rate = 1.0 if sampling == "none" else sampling_rate
-    if rate == 0:
-        raise ConfigurationError(
-            "calibrate", "sampling_rate = 0: nothing is released", "give a rate above 0"
-        )
+    positive("calibrate", epsilon=epsilon, steps=steps)
+    problem = "sampling_rate = 0: nothing is released"
+    check(rate != 0, "calibrate", problem, "give a rate above 0")
     plan = Event(
         noise_multiplier=1.0, sampling=sampling, sampling_rate=rate, steps=steps, numbers=numbers
     )
     question = [str(accountant), adjacency, repr(epsilon), repr(delta), plan.to_json()]
-    key = "|".join(["calibrate", RULES, *question])
+    key = "|".join(["calibrate", _rules(), *question])
     return remembered(key, lambda: _calibrated(key, epsilon, delta, plan, adjacency, accountant))
+
+
+@functools.cache
+def _rules() -> str:
+    """Whose numbers a proposal rests on."""
+    return f"dp-accounting {version('dp-accounting')}, dpfl accounting {ACCOUNTING_VERSION}"
 
 
 def _calibrated(
@@ -119,20 +118,17 @@ def _calibrated(
         index = _index_of(found)
         if index is not None and _is_smallest(fine, index, target):
             return rung(index)
-        warnings.warn(
-            "a calibrated multiplier in the cache does not verify, so it was computed anew and replaced",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        text = "a calibrated multiplier in the cache does not verify: it was computed anew"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
     guess = _guess(target, delta, plan, adjacency)
     index = _descend(fine, _search(quick if accountant is None else fine, target, guess), target)
     if index > _LAST:
+        plea = "allow more, plan fewer steps, or raise delta"
         raise PrivacyRefusal(
             "calibrate",
             f"no finite noise reaches epsilon = {target} at delta = {delta} in {plan.steps} steps "
             f"with sampling rate {plan.sampling_rate:.4g}",
-            f"the smallest epsilon this plan can reach is {fine(_LAST):.4g}: allow more, plan fewer steps, "
-            "or raise delta",
+            f"the smallest epsilon this plan can reach is {fine(_LAST):.4g}: {plea}",
         )
     propose(key, rung(index))
     return rung(index)
@@ -140,13 +136,14 @@ def _calibrated(
 
 def _check_sampler(target: float, delta: float, plan: Event) -> None:
     numbers = plan.numbers * plan.steps
-    if numbers > MOST_NUMBERS or sampler_delta(numbers, target) > LARGEST_SAMPLER_SHARE * delta:
-        raise PrivacyRefusal(
-            "calibrate",
-            f"at epsilon = {target} the noise sampler's own distance to the ideal law takes more than a "
-            f"tenth of delta = {delta} over {numbers:.3g} values",
-            "plan fewer steps or parameters, a smaller epsilon, or a larger delta",
-        )
+    share = sampler_delta(numbers, target)
+    problem = (
+        f"at epsilon = {target} the noise sampler's own distance to the ideal law takes more than "
+        f"a tenth of delta = {delta} over {numbers:.3g} values"
+    )
+    remedy = "plan fewer steps or parameters, a smaller epsilon, or a larger delta"
+    good = numbers <= MOST_NUMBERS and share <= LARGEST_SAMPLER_SHARE * delta
+    check(good, "calibrate", problem, remedy, PrivacyRefusal)
 
 
 def _index_of(found: object) -> int | None:
@@ -171,9 +168,7 @@ def _descend(fine: Callable[[int], float], index: int, target: float) -> int:
 
 
 def _search(bound: Callable[[int], float], target: float, guess: int) -> int:
-    """The smallest rung at which a falling bound meets the target: secants on log epsilon in a
-    bracket.
-    """
+    """The smallest rung at which a falling bound meets the target, by secants on log epsilon."""
     low, high = _FIRST - 1, _LAST + 1  # too little noise; enough, or more than there is
     index, slope = min(max(guess, _FIRST), _LAST), -1.2 * math.log(LADDER)
     last: tuple[int, float] | None = None
@@ -202,8 +197,6 @@ def _guess(target: float, delta: float, plan: Event, adjacency: Adjacency) -> in
     if plan.sampling_rate == 1:
         multiplier = math.sqrt(plan.steps) / mu
     else:
-        per_step = mu / (plan.sampling_rate * math.sqrt(plan.steps))
-        multiplier = (
-            1 / math.sqrt(math.log1p(per_step**2)) if per_step < 1e100 else SMALLEST_MULTIPLIER
-        )
+        per_step = min(mu / (plan.sampling_rate * math.sqrt(plan.steps)), 1e100)
+        multiplier = 1 / math.sqrt(math.log1p(per_step**2))
     return math.ceil(math.log(multiplier) / math.log(LADDER))

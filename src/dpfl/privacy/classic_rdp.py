@@ -1,4 +1,4 @@
-"""Epsilons as papers print them: for display beside the correct ones, never for a bill.
+"""Epsilons as papers print them: for display beside the correct ones, never for a charge.
 
 "Classic RDP" is the moments accountant of the papers: Renyi DP of the sampled Gaussian at a list of
 orders, converted by epsilon = min over alpha of  rdp(alpha) + log(1 / delta) / (alpha - 1).
@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import check, one_of
 
 CLASSIC = "classic-rdp"
 POISSON_REMARK = "classic RDP: valid, looser than ours"
@@ -42,16 +42,10 @@ def classic_epsilon(
     >>> round(classic_epsilon(1.0, 0.05, 200, 2000**-1.1, "uniform"), 2)
     8.66
     """
-    if not (noise_multiplier > 0 and 0 < sampling_rate <= 1 and steps >= 0 and 0 < delta < 1):
-        raise ConfigurationError(
-            "classic RDP",
-            f"noise {noise_multiplier}, rate {sampling_rate}, steps {steps}, delta {delta}",
-            "give numbers in their range",
-        )
-    if sampling not in ("poisson", "uniform"):
-        raise ConfigurationError(
-            "classic RDP", f"sampling = '{sampling}'", "choose poisson or uniform"
-        )
+    good = noise_multiplier > 0 and 0 < sampling_rate <= 1 and steps >= 0 and 0 < delta < 1
+    problem = f"noise {noise_multiplier}, rate {sampling_rate}, steps {steps}, delta {delta}"
+    check(good, "classic RDP", problem, "give numbers in their range")
+    one_of("classic RDP", ("poisson", "uniform"), sampling=sampling)
     orders = _ORDERS if sampling == "poisson" else [float(a) for a in range(2, 64)]
     curve = _poisson if sampling == "poisson" else _without_replacement
     return min(
@@ -61,9 +55,7 @@ def classic_epsilon(
 
 
 def _poisson(noise: float, rate: float, order: float) -> float:
-    """log E [((1 - q) + q exp((2 x - 1) / 2 s^2))^alpha] / (alpha - 1) over x ~ N(0, s^2), by
-    quadrature.
-    """
+    """log E [((1 - q) + q exp((2 x - 1) / 2 s^2))^alpha] / (alpha - 1) over x ~ N(0, s^2)."""
     if rate == 1:
         return order / (2 * noise**2)
     x = np.linspace(-40 * noise, 40 * noise + order, 20_001)
@@ -75,9 +67,7 @@ def _poisson(noise: float, rate: float, order: float) -> float:
 
 
 def _without_replacement(noise: float, rate: float, order: float) -> float:
-    """Theorem 27 of Wang, Balle, Kasiviswanathan for the Gaussian, with the given noise relative to
-    the sensitivity.
-    """
+    """Theorem 27 of Wang, Balle, Kasiviswanathan; noise is relative to the sensitivity."""
     alpha = int(order)
     terms = [0.0]
     for j in range(2, alpha + 1):
@@ -92,10 +82,11 @@ def _without_replacement(noise: float, rate: float, order: float) -> float:
 
 
 def _alternating(length: int, noise: float) -> float:
+    def term(i: int) -> float:
+        sign = -1 if i % 2 else 1
+        return sign * math.comb(length, i) * math.exp(i * (i - 1) / (2 * noise**2))
+
     try:
-        return math.fsum(
-            (-1) ** i * math.comb(length, i) * math.exp(i * (i - 1) / (2 * noise**2))
-            for i in range(length + 1)
-        )
+        return math.fsum(term(i) for i in range(length + 1))
     except OverflowError:
         return math.inf

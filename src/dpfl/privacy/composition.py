@@ -32,8 +32,7 @@ _NODES = np.linspace(-1.0, 1.0, 141)
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """delta as a function of epsilon, on and between the dots of a stretch of the grid; an upper
-    bound.
+    """An upper bound on delta as a function of epsilon, over a stretch of the grid.
 
     The mass at a loss x of the stretch is  masses * exp(log_moment - tilt * x),  and ``infinite``
     holds all that is above it. ``scale`` is what epsilon was taken to be when the grid was chosen,
@@ -50,9 +49,7 @@ class Curve:
     low: float
 
     def epsilon(self, delta: float) -> float | None:
-        """Return the smallest epsilon >= 0 with at most ``delta``, None where the stretch begins
-        above it.
-        """
+        """Return the smallest epsilon >= 0 with at most ``delta``, None if it is below."""
         left = delta * (1 - 2 * _NEGLIGIBLE) - self.infinite
         if left <= 0:
             return math.inf
@@ -62,10 +59,9 @@ class Curve:
         if len(over) == 0:
             return None if dots[0] > 0 else 0.0
         k = int(over[-1])
-        share = (float(upper[k]) - math.exp(log_allowed + self.tilt * float(dots[k]))) / float(
-            lower[k]
-        )
-        return max(0.0, float(dots[k]) + math.log(share))
+        dot = float(dots[k])
+        share = (float(upper[k]) - math.exp(log_allowed + self.tilt * dot)) / float(lower[k])
+        return max(0.0, dot + math.log(share))
 
     @cached_property
     def _sums(self) -> tuple[Floats, Floats, Floats, Floats]:
@@ -74,9 +70,7 @@ class Curve:
 
         The sums are relative to exp(log_moment - tilt * dot), which keeps them in range.
         """
-        dots = self.interval * np.arange(
-            self.first, self.first + len(self.masses), dtype=np.float64
-        )
+        dots = self.interval * (self.first + np.arange(len(self.masses), dtype=np.float64))
         upper, lower = self._above(self.tilt), self._above(self.tilt + 1)
         with np.errstate(divide="ignore"):
             excess = np.log(np.maximum(upper - lower, 0.0)) - self.tilt * dots
@@ -98,44 +92,36 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Composition:
-    """The curves of a composition in both directions of the pair, or in the one that decides."""
+    """The curves of a composition in both directions of the pair, or in the one that decides.
+
+    Both directions must hold: the larger epsilon of the two is returned.
+    """
 
     curves: tuple[Curve, ...]
 
     def epsilon(self, delta: float) -> float:
-        """Return an epsilon at ``delta``, which may be as small as half of the delta that it was
-        made for.
-        """
+        """Return an epsilon at ``delta``, at least half of the delta that it was made for."""
         found = [curve.epsilon(delta) for curve in self.curves]
         return max(math.inf if value is None else value for value in found)
 
 
 def composition(plan: Sequence[Step], delta: float, accuracy: float) -> Composition:
-    """Compose steps, with epsilon at ``delta`` about ``accuracy`` x min(epsilon, 3) above its exact
-    value.
-    """
+    """Compose steps; epsilon at ``delta`` is about ``accuracy`` x min(epsilon, 3) too high."""
     forward = _reaching(plan, delta, accuracy, reverse=False)
     if all(step.pair != "sampled" or step.rate == 1 for step in plan):
         return Composition(curves=(forward,))
-    # The reverse direction is smaller almost always: a rough bound usually shows that it does not
-    # matter.
+    # The reverse direction is almost always smaller, which a rough bound usually shows.
     known = forward.epsilon(delta) or 0.0
     rough = _reaching(plan, delta, max(accuracy, _ROUGH), reverse=True, known=known)
     largest = rough.epsilon(delta / 2)
     if largest is not None and largest <= known:
         return Composition(curves=(forward,))
-    return Composition(
-        curves=(forward, _reaching(plan, delta, accuracy, reverse=True, known=known))
-    )
+    backward = _reaching(plan, delta, accuracy, reverse=True, known=known)
+    return Composition(curves=(forward, backward))
 
 
 def _reaching(
-    plan: Sequence[Step],
-    delta: float,
-    accuracy: float,
-    *,
-    reverse: bool,
-    known: float = 0.0,
+    plan: Sequence[Step], delta: float, accuracy: float, *, reverse: bool, known: float = 0.0
 ) -> Curve:
     """Return a curve that reaches down to epsilon at ``delta``; below ``known`` none matters."""
     curve = composed(plan, delta, accuracy, reverse=reverse, known=known)
@@ -171,8 +157,7 @@ def composed(
         infinite += step.steps * losses.infinite
         highest += step.steps * (losses.first + len(losses.masses) - 1)
         steps.append((losses, step.steps))
-    # Where the stretch ends: at the largest loss, or where what lies above is negligible by
-    # Chernoff
+    # Where the stretch ends: at the largest loss, or where the rest is negligible by Chernoff
     last = min(highest, math.ceil((tail - math.log(_NEGLIGIBLE * delta)) / aim.far / aim.interval))
     above = math.exp(min(0.0, tail - aim.far * aim.interval * last)) if last < highest else 0.0
     width = max(aim.width, last * aim.interval - aim.low)
@@ -180,9 +165,8 @@ def composed(
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
     for losses, count in steps:
         log_moment, masses = losses.tilted(aim.tilt)
-        folded = np.bincount(
-            (losses.first + np.arange(len(masses))) % size, weights=masses, minlength=size
-        )
+        places = (losses.first + np.arange(len(masses))) % size
+        folded = np.bincount(places, weights=masses, minlength=size)
         spectrum *= _power(fft.rfft(folded), count)
         total += count * log_moment
     first = last - size + 1
@@ -246,9 +230,8 @@ def _aim(
     scale = min(max(guess, known, 0.3 / tilt), 3.0)
     wanted = -math.log(_NEGLIGIBLE * delta)
     # Above this the tilted mass is negligible: it must not wrap around to what lies above epsilon
-    beyond = (moments[best + 1 :] - moments[best] - math.log(_NEGLIGIBLE)) / (
-        _TILTS[best + 1 :] - tilt
-    )
+    excess = moments[best + 1 :] - moments[best] - math.log(_NEGLIGIBLE)
+    beyond = excess / (_TILTS[best + 1 :] - tilt)
     width = max(wanted / tilt, float(beyond.min()) - low)
     # One step's discretisation adds about (tilt + 1) h^2 / 12 to epsilon
     interval = math.sqrt(12 * accuracy * scale / ((tilt + 1) * total))
@@ -266,9 +249,7 @@ def _aim(
 
 
 def _log_moments(step: Step, tail: float, *, reverse: bool) -> Floats:
-    """log E exp(t L) at every tilt, without the tail, by quadrature: for an aim, never part of a
-    bound.
-    """
+    """log E exp(t L) at every tilt, by quadrature: for an aim, never part of a bound."""
     nodes = -float(ndtri(tail)) * _NODES
     normal = np.exp(-(nodes**2) / 2)
     normal /= normal.sum()
@@ -279,9 +260,8 @@ def _log_moments(step: Step, tail: float, *, reverse: bool) -> Floats:
         losses = np.concatenate([base, moved])
         weights = np.concatenate([(1 - step.rate) * normal, step.rate * normal])
     if step.pair == "mirrored":
-        weights = np.concatenate(
-            [np.where(losses > 0, weights, 0.0), np.where(base > 0, normal, 0.0)]
-        )
+        kept = np.where(losses > 0, weights, 0.0), np.where(base > 0, normal, 0.0)
+        weights = np.concatenate(kept)
         losses = np.concatenate([losses, -base])
         weights, losses = np.append(weights, max(0.0, 1 - weights.sum())), np.append(losses, 0.0)
     with np.errstate(divide="ignore"):

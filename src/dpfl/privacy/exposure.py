@@ -6,7 +6,7 @@ times one's own weight, the noise of all shares assumed honest. Once there is no
 linear and orthonormal is post-processing: it leaves the event as it is and seals it, so that later
 noise is not counted either.
 
-One fold gives noise, sensitivity and bill, so the three cannot drift apart.
+One fold gives noise, sensitivity and cost, so the three cannot drift apart.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.checks import check
+from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import DOUBLE_SUM, Grid
 from dpfl.core.types import Unit
 from dpfl.privacy.events import Event, History, Sampling
@@ -22,13 +23,13 @@ from dpfl.privacy.events import Event, History, Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class Exposure:
-    """``bound``: largest norm of one unit's contribution; ``noise``: Gaussian std each coordinate
-    already carries.
+    """How much of one unit a message still shows.
 
-    ``numbers``: how many coordinates there are; ``draws``: how many noise values the mechanism has
-    drawn for them. ``failure``: probability that the bound is false. ``paid``: what was already
-    released upstream (DP-SGD's steps); where something was paid for this unit, everything that
-    follows is post-processing of it.
+    ``bound``: largest norm of one unit's contribution; ``noise``: Gaussian std that each coordinate
+    already carries. ``numbers``: how many coordinates there are; ``draws``: how many noise values
+    the mechanism has drawn for them. ``failure``: probability that the bound is false. ``paid``:
+    what was already released upstream (DP-SGD's steps); where something was paid for this unit,
+    everything that follows is post-processing of it.
 
     >>> (event,) = Exposure(unit=Unit.CLIENT, numbers=100).clipped(2.0).noised(3.0).events()
     >>> round(event.noise_multiplier, 4), event.numbers
@@ -46,10 +47,7 @@ class Exposure:
 
     def clipped(self, clip: float) -> Exposure:
         """Norms above ``clip`` are scaled down to it."""
-        if clip <= 0 or math.isnan(clip):
-            raise ConfigurationError(
-                "clip", f"{clip} is not a positive number", "give a clip above 0"
-            )
+        check(clip > 0, "clip", f"{clip} is not a positive number", "give a clip above 0")
         return self.processed() if self.noise > 0 else replace(self, bound=min(self.bound, clip))
 
     def scaled(self, factor: float) -> Exposure:
@@ -67,64 +65,46 @@ class Exposure:
         )
 
     def noised(self, std: float, *, summands: int = 1) -> Exposure:
-        """Noise of this std on the grid: the bound grows by what rounding onto the grid may move.
+        """Add noise of this std on the grid; the bound grows by what rounding may move.
 
         Noise on two different grids has no common law that is proven: the larger of the two is what
         counts. ``summands``: how many contributions are added up, in double precision, before they
         are rounded.
         """
-        if (
-            self.sealed or std <= self.noise or math.isinf(self.bound)
-        ):  # noise on what is not bounded protects nobody
+        # Noise on what is not bounded protects nobody.
+        if self.sealed or std <= self.noise or math.isinf(self.bound):
             return self
-        widened = self.bound * (1 + summands * (summands + 3) * DOUBLE_SUM) + Grid.of(std).widening(
-            self.numbers
-        )
-        if not widened < 2 * self.bound:
-            raise PrivacyRefusal(
-                "noise",
-                f"noise of {std:g} on contributions of {self.bound:g} makes the grid coarser than they are",
-                "use less noise, a larger clip or a smaller model",
-            )
+        summed = self.bound * (1 + summands * (summands + 3) * DOUBLE_SUM)
+        widened = summed + Grid.of(std).widening(self.numbers)
+        problem = f"noise of {std:g} on contributions of {self.bound:g} makes the grid coarser"
+        remedy = "use less noise, a larger clip or a smaller model"
+        check(widened < 2 * self.bound, "noise", problem, remedy, PrivacyRefusal)
         return replace(self, bound=widened, noise=std, draws=self.draws + self.numbers)
 
     def processed(self) -> Exposure:
-        """Any function of what is already noisy: the event stays, later noise does not improve it."""
+        """Apply any function to what is already noisy.
+
+        The event stays as it is, and later noise does not count.
+        """
         if self.noise == 0 and not self.paid:
-            return replace(
-                self, bound=math.inf
-            )  # an arbitrary function of something unprotected bounds nothing
+            # An arbitrary function of something unprotected bounds nothing.
+            return replace(self, bound=math.inf)
         return replace(self, sealed=True)
 
     def summed(self, weight: float, shares: float) -> Exposure:
-        """A sum over a cohort in which every share has this one's ``weight`` and ``shares`` of them
-        are honest.
-        """
+        """A sum over a cohort whose shares have this one's ``weight``; ``shares`` are honest."""
         scaled = self.scaled(weight)
-        if (
-            self.sealed
-        ):  # the others' shares are no longer Gaussian noise: one's own event is all that is proven
+        # Sealed shares are no longer Gaussian noise: one's own event is all that is proven.
+        if self.sealed:
             return scaled
-        return replace(
-            scaled, noise=scaled.noise * math.sqrt(shares), draws=math.ceil(scaled.draws * shares)
-        )
-
-    def mixed_with(self, other: Exposure) -> Exposure:
-        """Mixing units is refused: a record's bound says nothing of a client's."""
-        if other.unit is not self.unit:
-            raise PrivacyRefusal(
-                "exposure",
-                f"a {self.unit}'s exposure meets a {other.unit}'s",
-                "use pieces that protect one unit",
-            )
-        return replace(self, paid=self.paid + other.paid)
+        draws = math.ceil(scaled.draws * shares)
+        return replace(scaled, noise=scaled.noise * math.sqrt(shares), draws=draws)
 
     @property
     def finite(self) -> bool:
         """Whether any epsilon can be stated at all."""
-        return (bool(self.paid) and all(e.noise_multiplier > 0 for e in self.paid)) or (
-            self.noise > 0 and math.isfinite(self.bound)
-        )
+        paid = bool(self.paid) and all(event.noise_multiplier > 0 for event in self.paid)
+        return paid or (self.noise > 0 and math.isfinite(self.bound))
 
     def events(self, sampling: Sampling = "none", sampling_rate: float = 1.0) -> History:
         """What one round of this releases; a zero multiplier states that nothing is hidden."""
@@ -134,12 +114,11 @@ class Exposure:
             return ()  # nothing of the unit is in it
         multiplier = self.noise / self.bound if self.finite else 0.0
         rate = 1.0 if sampling == "none" else sampling_rate
-        return (
-            Event(
-                noise_multiplier=multiplier,
-                sampling=sampling,
-                sampling_rate=rate,
-                failure=self.failure,
-                numbers=self.draws,
-            ),
+        event = Event(
+            noise_multiplier=multiplier,
+            sampling=sampling,
+            sampling_rate=rate,
+            failure=self.failure,
+            numbers=self.draws,
         )
+        return (event,)

@@ -110,7 +110,7 @@ class Filter(Protocol):
 
 @lru_cache(maxsize=4096)
 def plan_price(cost: PrivacyCost, count: int, delta: float, adjacency: Adjacency) -> Spend:
-    """Price a whole plan: the PLD of ``count`` rounds at its own delta."""
+    """Price a whole plan: the PLD of its releases and ``count`` rounds, at its own delta."""
     return spend(cost.times(count), delta, adjacency=adjacency)
 
 
@@ -280,7 +280,11 @@ FILTERS: dict[str, Filter] = {"allotments": Allotments(), "renyi": Renyi(), "gau
 
 
 def filter_named(name: str) -> Filter:
-    """Return the filter of this name."""
+    """Return the filter of this name.
+
+    >>> filter_named("renyi").reserves
+    False
+    """
     if name not in FILTERS:
         raise unknown_name("ledger", "filter", name, FILTERS)
     return FILTERS[name]

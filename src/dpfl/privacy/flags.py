@@ -84,9 +84,14 @@ class RaisedFlag:
         text = str(values)
         start = text.partition(":")[0] if not text.startswith("NOT") else text[:20]
         known = next((flag for flag in Flag if flag.about.startswith(start)), Flag.UNACCOUNTED)
-        return cls(known, "" if known.public else text.partition(": ")[2])
+        plain = known.public or text == known.about
+        return cls(known, "" if plain else text.partition(": ")[2])
 
 
 def public_note(flags: Iterable[RaisedFlag]) -> str:
-    """What a published model says of itself."""
+    """What a published model says of itself: its public flags.
+
+    >>> public_note([RaisedFlag(Flag.UNPROTECTED), RaisedFlag(Flag.WEAK_DELTA, "'north'")])
+    'NOT PRIVATE: this method protects nobody'
+    """
     return "; ".join(raised.flag.about for raised in flags if raised.flag.public)

@@ -29,12 +29,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dpfl.core.checks import check
 from dpfl.core.errors import LedgerError
 from dpfl.core.types import Budget, Observer, Unit
-from dpfl.privacy.admission import POPULATION, Admission
+from dpfl.privacy.admission import POPULATION, Admission, Release
 from dpfl.privacy.chain import Entry, Row
 from dpfl.privacy.costs import Charge, PrivacyPlan, written
 from dpfl.privacy.filters import FilterName
-from dpfl.privacy.ledger_file import FORMAT, backup
+from dpfl.privacy.ledger_file import backup
 from dpfl.privacy.ledger_reader import OWN
+from dpfl.privacy.ledger_schema import FORMAT
 
 __all__ = ["FORMAT", "FilterName", "Ledger", "PrivacyPlan", "backup"]
 
@@ -45,16 +46,28 @@ _KIN = """(SELECT :account UNION SELECT population FROM members WHERE account = 
 class Ledger(Admission):
     """An open ledger. Use :meth:`create` once, :meth:`open` ever after: a missing file is refused.
 
+    >>> from dpfl.core.types import Adjacency
+    >>> from dpfl.privacy.costs import PrivacyCost
+    >>> from dpfl.privacy.events import Event
     >>> ledger = Ledger.create(":memory:", "example")
     >>> ledger.register("run", seeded=True, title="an example")
-    >>> ledger.titles()
-    {'run': 'an example'}
+    >>> events = (Event(noise_multiplier=10.0),)
+    >>> cost = PrivacyCost(unit=Unit.CLIENT, adjacency=Adjacency.ZERO_OUT, events=events)
+    >>> plan = PrivacyPlan(account="a", observer=Observer.SERVER, cost=cost, releases=1)
+    >>> ledger.commit("run", [plan])
+    frozenset()
+    >>> charge = Charge(account="a", observer=Observer.SERVER, cost=cost)
+    >>> ledger.charge("run", 0, [charge]), ledger.charge("run", 1, [charge])
+    (frozenset(), frozenset({'a'}))
     """
 
     # -- runs, budgets, populations ----------------------------------------------------------------
 
     def register(self, run: str, *, seeded: bool, title: str) -> None:
-        """Name a run before it plans anything; naming it again is harmless if it is the same."""
+        """Name a run before it plans anything; naming it again is harmless if it is the same.
+
+        ``seeded`` says that anyone who knows the seed can reproduce its noise.
+        """
         check(bool(run), self._name, "a run without a name", "name it", LedgerError)
         with self._transaction() as entry:
             row = self._one("SELECT seeded FROM runs WHERE run = :run", run=run)
@@ -85,7 +98,10 @@ class Ledger(Admission):
             entry.insert("grants", new)
 
     def population(self, accounts: Sequence[str]) -> str:
-        """Name the account of clients that are always charged alike; membership is stored once."""
+        """Name the account of clients that are always charged alike; membership is stored once.
+
+        Equal sets of clients give equal names, in whatever order they are listed.
+        """
         name = POPULATION + hashlib.sha256(json.dumps(sorted(accounts)).encode()).hexdigest()[:32]
         self._covered.clear()
         with self._transaction() as entry:
@@ -210,17 +226,18 @@ class Ledger(Admission):
         """Return the rows that charge one account, without replays; None if any is refused."""
         rows: list[Row] = []
         for charge in charges:
-            account, observer = charge.account, charge.observer
             if self._replayed(run, round_, charge):
                 continue
-            owner = self._plan_left(run, round_, account, observer, charge.cost)
+            account, observer = charge.account, str(charge.observer)
+            release = Release(run, round_, account, observer, charge.cost)
+            owner = self._plan_left(release)
             problem = f"run {run} was not planned for '{account}' against the {observer}"
             remedy = "commit a plan before the first release"
             check(owner is not None, self._name, problem, remedy, LedgerError)
-            if not owner or not self._paid(run, round_, account, observer, owner):
+            if not owner or not self._paid(release, owner):
                 return None
             digest = written(charge.cost)[0]
-            rows.append((run, round_, account, str(observer), owner, digest, charge.draw))
+            rows.append((run, round_, account, observer, owner, digest, charge.draw))
         return rows
 
     def _replayed(self, run: str, round_: int, charge: Charge) -> bool:

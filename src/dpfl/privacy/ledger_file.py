@@ -1,4 +1,8 @@
-"""The file of a ledger: made once, opened whole or not at all, written as entries of a chain."""
+"""The file of a ledger: made once, opened whole or not at all, written as entries of a chain.
+
+Opening checks the file itself, its tables, its hash chain and the head that is kept beside it. A
+ledger that fails any check is refused with a :class:`LedgerError` that says what to do.
+"""
 
 from __future__ import annotations
 
@@ -20,53 +24,15 @@ from dpfl.privacy.chain import Entry, Head
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.filters import Filter, FilterName, filter_named
 from dpfl.privacy.flags import RaisedFlag
-
-FORMAT = "dpfl-ledger-2"
-_SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE chain (number INTEGER PRIMARY KEY, digest TEXT NOT NULL);
-CREATE TABLE runs (
-    run TEXT PRIMARY KEY, seeded INTEGER NOT NULL, title TEXT NOT NULL, entry INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE bills (digest TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE grants (
-    account TEXT PRIMARY KEY, observer TEXT NOT NULL, unit TEXT NOT NULL, epsilon REAL NOT NULL,
-    delta REAL NOT NULL, entry INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE members (
-    account TEXT NOT NULL, population TEXT NOT NULL, entry INTEGER NOT NULL,
-    PRIMARY KEY (account, population)
-) WITHOUT ROWID;
-CREATE INDEX members_by_population ON members (population);
-CREATE TABLE plans (
-    run TEXT NOT NULL REFERENCES runs, account TEXT NOT NULL, observer TEXT NOT NULL,
-    bill TEXT NOT NULL REFERENCES bills, releases INTEGER NOT NULL, delta REAL,
-    entry INTEGER NOT NULL, PRIMARY KEY (account, observer, run)
-) WITHOUT ROWID;
-CREATE TABLE charges (
-    run TEXT NOT NULL REFERENCES runs, round INTEGER NOT NULL, account TEXT NOT NULL,
-    observer TEXT NOT NULL, plan TEXT NOT NULL, bill TEXT NOT NULL REFERENCES bills,
-    draw TEXT NOT NULL, entry INTEGER NOT NULL, PRIMARY KEY (account, observer, run, round)
-) WITHOUT ROWID;
-CREATE INDEX charges_by_plan ON charges (plan, observer, run, account, round);
-CREATE TABLE journal (
-    run TEXT NOT NULL, round INTEGER NOT NULL, at REAL NOT NULL, entry INTEGER NOT NULL
-);
-CREATE INDEX journal_by_run ON journal (run, round);
-"""
-# What the ledger of a site has beside: what it agreed on, and its last answers. The hash chain does
-# not cover them.
-SITE_SCHEMA = """
-CREATE TABLE IF NOT EXISTS agreed (run TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS outbox (
-    run TEXT NOT NULL, round INTEGER NOT NULL, payload BLOB NOT NULL, private BLOB NOT NULL,
-    PRIMARY KEY (run)
-) WITHOUT ROWID;
-"""
+from dpfl.privacy.ledger_schema import FORMAT, SCHEMA, check_schema
 
 
 class LedgerFile:
-    """An open ledger file: its connection, its hash chain, and what was read from it before."""
+    """An open ledger file: its connection, its hash chain, and what was read from it before.
+
+    ``flags`` are the facts that everyone who reads the ledger must know; a ledger that raises any
+    is never written to.
+    """
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         self._connection = connection
@@ -125,7 +91,7 @@ class LedgerFile:
         meta = {"format": FORMAT, "identity": identity, "filter": rule.name}
         first = self._known = chain.first_head(meta)
         with self._guard():
-            self._connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}")
+            self._connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}")
             self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
             self._connection.execute("INSERT INTO chain VALUES (?, ?)", (0, first.digest))
             self._connection.execute("COMMIT")
@@ -182,7 +148,7 @@ class LedgerFile:
                     converted = ledger._converted()
                 else:
                     check(found == FORMAT, name, *old_ledger.refusal(found), LedgerError)
-                    ledger._check_objects()
+                    check_schema(ledger._connection, name)
                     ledger._known = chain.verify_chain(ledger._connection, name)
                     if noted is not None or not headless:
                         chain.check_ancestor(ledger._connection, name, noted, ledger._known)
@@ -203,14 +169,6 @@ class LedgerFile:
         same = identity in (None, meta.get("identity"))
         check(same, self._name, "belongs to another run", remedy, LedgerError)
         return str(meta.get("format"))
-
-    def _check_objects(self) -> None:
-        """Refuse tables, indices and triggers that dpfl does not make."""
-        stored, own = _objects(self._connection), _objects_of(_SCHEMA)
-        foreign = (own - stored) | (stored - _objects_of(_SCHEMA + SITE_SCHEMA))
-        odd = min((name for _, name, _ in foreign), default=None)
-        problem = f"'{odd}' is not as dpfl makes it, and could change what is written"
-        check(odd is None, self._name, problem, "restore it from a backup", LedgerError)
 
     def _converted(self) -> Self:
         """Read a ledger of dpfl 0.1 into memory, in today's form."""
@@ -309,21 +267,6 @@ class LedgerFile:
                 chain.write_head(self._name, head)
 
 
-def _objects(connection: sqlite3.Connection) -> frozenset[tuple[str, str, str]]:
-    """The tables, indices and triggers of a database; how their text is wrapped does not matter."""
-    query = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"
-    rows = connection.execute(query).fetchall()
-    return frozenset((kind, name, " ".join(sql.split())) for kind, name, sql in rows)
-
-
-@functools.cache
-def _objects_of(schema: str) -> frozenset[tuple[str, str, str]]:
-    """The tables and indices that a schema makes."""
-    with closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript(schema)
-        return _objects(connection)
-
-
 def _connect(name: str, mode: str) -> sqlite3.Connection:
     try:
         target = name if name == ":memory:" else f"{Path(name).absolute().as_uri()}?mode={mode}"
@@ -356,7 +299,10 @@ def backup(source: Path, target: Path) -> None:
 
 
 def translated(name: str, error: sqlite3.Error) -> LedgerError | DiskError:
-    """Say what an error of the database means to the person who runs this."""
+    """Say what an error of the database means to the person who runs this.
+
+    A full disk is a :class:`DiskError`; the run can be resumed when there is space again.
+    """
     text = str(error)
     if "full" in text or "disk I/O" in text:
         remedy = "free some space and resume; what was charged is kept"

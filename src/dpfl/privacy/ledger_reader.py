@@ -1,4 +1,9 @@
-"""What can be read in a ledger without changing it: budgets, plans, charges and runs."""
+"""What can be read in a ledger without changing it: budgets, plans, charges and runs.
+
+Every method asks the database. To see several answers as of one moment, read them inside
+``with ledger.snapshot():``. An account is a client or a population; what concerns a client is what
+was planned for or charged to itself and its populations.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +79,15 @@ class PricedPlan(CommittedPlan):
 
 
 class LedgerReader(LedgerFile):
-    """The reading half of :class:`dpfl.privacy.ledger.Ledger`."""
+    """The reading half of :class:`dpfl.privacy.ledger.Ledger`.
+
+    >>> from dpfl.privacy.ledger import Ledger
+    >>> ledger = Ledger.create(":memory:", "north")
+    >>> budget = Budget(epsilon=1.0, delta=1e-5)
+    >>> ledger.set_budgets({"north": budget}, unit=Unit.RECORD, observer=Observer.SERVER)
+    >>> ledger.budget_of("north").epsilon, ledger.accounts(), ledger.observers("north")
+    (1.0, ['north'], [])
+    """
 
     # -- plans and privacy costs -------------------------------------------------------------------
 

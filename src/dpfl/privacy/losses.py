@@ -7,11 +7,10 @@ dominates the step for every h. The pairs, for noise s in units of the sensitivi
 rate q:
 
     Poisson, add/remove      P = (1-q) N(0, s^2) + q N(1, s^2),  Q = N(0, s^2),  and the reverse
-    Poisson,
-                             replace-one     the same P, and Q = (1-q) N(0, s^2) + q N(-1, s^2)
-                             fixed size, replace-one  the first pair with s = z / 2 where the loss
-                             is positive, its mirror image where it is negative, the rest at 0 (Zhu,
-                             Dong, Wang, AISTATS 2022, Theorem 11)
+    Poisson, replace-one     the same P, and Q = (1-q) N(0, s^2) + q N(-1, s^2)
+    fixed size, replace-one  the first pair with s = z / 2 where the loss is positive, its mirror
+                             image where it is negative, the rest at 0 (Zhu, Dong, Wang, AISTATS
+                             2022, Theorem 11)
 
 Masses are differences of the nearer tails of normal distributions, so that they are exact relative
 to themselves.
@@ -37,8 +36,9 @@ _LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """``steps`` equal releases, with noise ``std`` in units of the sensitivity, and their
-    dominating pair.
+    """``steps`` equal releases and their dominating pair.
+
+    ``std`` is the noise in units of the sensitivity, ``rate`` the sampling rate.
     """
 
     std: float
@@ -49,9 +49,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """The mass ``masses[i]`` at the loss ``(first + i) * interval``, and ``infinite`` at an
-    infinite loss.
-    """
+    """Mass ``masses[i]`` at the loss ``(first + i) * interval``; ``infinite`` is at infinity."""
 
     interval: float
     first: int
@@ -59,9 +57,7 @@ class Losses:
     infinite: float
 
     def tilted(self, tilt: float) -> tuple[float, Floats]:
-        """Return log M(tilt), of the sum of masses * exp(tilt * loss), and these terms divided by
-        M(tilt).
-        """
+        """Return log M, of the sum of masses * exp(tilt * loss), and these terms divided by M."""
         losses = self.interval * np.arange(self.first, self.first + len(self.masses))
         exponents = self._log_masses + tilt * losses
         top = float(exponents.max())
@@ -82,9 +78,9 @@ def loss_at(t: Floats, step: Step) -> Floats:
         none, drawn = np.log1p(-step.rate), math.log(step.rate)
     shift = 1 / step.std
     up: Floats = np.logaddexp(none, drawn + shift * (t - shift / 2))
-    return (
-        up - np.logaddexp(none, drawn - shift * (t + shift / 2)) if step.pair == "replaced" else up
-    )
+    if step.pair != "replaced":
+        return up
+    return up - np.logaddexp(none, drawn - shift * (t + shift / 2))
 
 
 def _where(losses: Floats, step: Step) -> Floats:
@@ -103,9 +99,7 @@ def _where(losses: Floats, step: Step) -> Floats:
 
 
 def _between(t: Floats) -> Floats:
-    """The standard normal masses between neighbours of an increasing array, to full relative
-    precision.
-    """
+    """The normal masses between neighbours of an increasing array, to full precision."""
     tails = ndtr(-np.abs(t))
     masses: Floats = np.abs(np.diff(tails))
     k = int(np.searchsorted(t, 0.0))
@@ -122,21 +116,16 @@ def extent(step: Step, tail: float) -> tuple[float, float]:
 
 
 def one_step(step: Step, interval: float, tail: float, *, reverse: bool = False) -> Losses:
-    """Discretise one step; ``reverse`` exchanges P and Q. ``tail`` is about the mass left to
-    infinity.
-    """
+    """Discretise one step; ``reverse`` exchanges P and Q, ``tail`` is about the infinite mass."""
     smallest, largest = extent(step, tail)
     last = math.ceil(largest / interval)
     first = math.floor(smallest / interval) if step.pair == "sampled" else 0
     t = _where(interval * np.arange(first, last + 1, dtype=np.float64), step)
     shift = 1 / step.std
     base, moved = _between(t), _between(t - shift)
-    upper = (1 - step.rate) * base + step.rate * moved
-    lower = (
-        (1 - step.rate) * base + step.rate * _between(t + shift)
-        if step.pair == "replaced"
-        else base
-    )
+    upper, lower = (1 - step.rate) * base + step.rate * moved, base
+    if step.pair == "replaced":
+        lower = (1 - step.rate) * base + step.rate * _between(t + shift)
     top_upper = float((1 - step.rate) * ndtr(-t[-1]) + step.rate * ndtr(shift - t[-1]))
     top_lower = float(ndtr(-t[-1]))
     if step.pair == "replaced":
@@ -145,30 +134,21 @@ def one_step(step: Step, interval: float, tail: float, *, reverse: bool = False)
         low_upper = float((1 - step.rate) * ndtr(t[0]) + step.rate * ndtr(t[0] - shift))
         low_lower = float(ndtr(t[0]))
         if reverse:
-            return _dots(
-                lower[::-1], upper[::-1], -last, interval, below=top_lower, infinite=low_lower
-            )
+            mirrored = (lower[::-1], upper[::-1], -last, interval)
+            return _dots(*mirrored, below=top_lower, infinite=low_lower)
         return _dots(upper, lower, first, interval, below=low_upper, infinite=top_upper)
     # Symmetric: the mirror image of (upper, lower) is (lower, upper).
-    made = _dots(
-        np.concatenate([lower[::-1], upper]), np.concatenate([upper[::-1], lower]), -last, interval,
-        below=top_lower, infinite=top_upper,
-    )  # fmt: skip
+    masses = np.concatenate([lower[::-1], upper]), np.concatenate([upper[::-1], lower])
+    made = _dots(*masses, -last, interval, below=top_lower, infinite=top_upper)
     if step.pair == "mirrored":
         made.masses[last] += max(0.0, (1 - step.rate) * (1 - 2 * float(ndtr(-t[0]))))
     return made
 
 
 def _dots(
-    upper: Floats,
-    lower: Floats,
-    first: int,
-    interval: float,
-    *,
-    below: float,
-    infinite: float,
+    upper: Floats, lower: Floats, first: int, interval: float, *, below: float, infinite: float
 ) -> Losses:
-    """Divide each cell's mass between its two ends; what lies below the first dot moves up to it."""
+    """Divide each cell's mass between its ends; what lies below the first dot moves to it."""
     left = np.minimum(interval * np.arange(first, first + len(upper)), _LARGEST_EXPONENT)
     share = (upper - lower * np.exp(left) + _ROUNDING * upper) / -math.expm1(-interval)
     share = np.clip(share, 0.0, upper)

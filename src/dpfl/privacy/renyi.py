@@ -25,44 +25,27 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Adjacency
 from dpfl.privacy.events import Event
-from dpfl.privacy.gaussian import gaussian_mu
 
-__all__ = [
-    "ORDERS",
-    "RESERVED",
-    "gaussian_mu",
-    "moments",
-    "renyi_admits",
-    "renyi_costs",
-    "renyi_epsilon",
-]
-
+# Orders of the filter, for epsilons of 0.1 to 10 at deltas of 1e-5 to 1e-7.
 ORDERS = (2.0, 2.5, 3.5, 5.0, 7.0, 9.5, 13.0, 18.0, 25.0, 35.0, 50.0, 75.0, 110.0, 160.0, 230.0)
-"""Orders of the filter, for epsilons of 0.1 to 10 at deltas of 1e-5 to 1e-7."""
-
+# The share of delta that goes to the order that is best for Gaussian releases.
 MAIN_SHARE = 0.9
-"""The share of delta that goes to the order that is best for Gaussian releases."""
-
+# The part of delta that is kept for failures of a bound and for the noise sampler, whether needed
+# or not. Both depend on what is released, and a share chosen afterwards would not be fixed
+# beforehand.
 RESERVED = 0.01
-"""The part of delta that is kept for failures of a bound and for the noise sampler, whether needed
-or not.
-
-Both depend on what is released, and a share that is chosen afterwards would not be fixed
-beforehand.
-"""
-
 _ROUNDING = 1e-12  # relative, added to every cost
 _STEP_ROUNDING = 1e-13  # absolute, per sampled step
 
 
 def renyi_costs(history: Iterable[Event], adjacency: Adjacency) -> tuple[float, ...]:
-    """Upper bounds on the Renyi divergence of a history at each of ``ORDERS``; infinite where there
-    is none.
+    """Upper bounds on the Renyi divergence of a history at each of ``ORDERS``.
 
-    The costs of two histories add up to those of both.
+    They are infinite where there is no bound. The costs of two histories add up to those of both.
 
     >>> costs = renyi_costs((Event(noise_multiplier=2.0, steps=4),), Adjacency.ADD_REMOVE)
     >>> round(costs[ORDERS.index(18.0)], 6)  # steps * order / (2 z^2)
@@ -89,8 +72,7 @@ def renyi_costs(history: Iterable[Event], adjacency: Adjacency) -> tuple[float, 
 
 
 def renyi_epsilon(costs: Sequence[float], delta: float) -> float:
-    """Return the smallest epsilon from which on every filter of a budget (epsilon, delta) admits
-    these costs.
+    """Return the epsilon from which on every filter of a budget (epsilon, delta) admits the costs.
 
     >>> costs = renyi_costs((Event(noise_multiplier=4.0),), Adjacency.ADD_REMOVE)
     >>> round(renyi_epsilon(costs, 1e-5), 3)
@@ -99,9 +81,8 @@ def renyi_epsilon(costs: Sequence[float], delta: float) -> float:
     smallest = 0.0
     for main, low, high in _main_orders(delta):
         bound = _bound(costs, main, delta)
-        if (
-            bound > low
-        ):  # budgets from ``low`` to the bound, as far as this order is their main one, do not admit them
+        # Budgets from ``low`` to the bound whose main order this is do not admit them.
+        if bound > low:
             smallest = max(smallest, min(bound, high))
     return smallest
 
@@ -137,11 +118,8 @@ def _main_orders(delta: float) -> tuple[tuple[float, float, float], ...]:
         if (low - cost[candidate]) / candidate > (low - cost[main]) / main:
             main = candidate
     while True:
-        ahead = [
-            (crossing(main, order), order)
-            for order in ORDERS
-            if order < main and crossing(main, order) > low
-        ]
+        crossings = [(crossing(main, order), order) for order in ORDERS if order < main]
+        ahead = [pair for pair in crossings if pair[0] > low]
         high, following = min(ahead, default=(math.inf, main))
         found.append((main, low, high))
         if not ahead:
@@ -153,15 +131,16 @@ def _bound(costs: Sequence[float], main: float, delta: float) -> float:
     """The smallest bound of all orders, each at its share of delta."""
     rest = (1 - MAIN_SHARE) * delta / (len(ORDERS) - 1)
     shares = [MAIN_SHARE * delta if order == main else rest for order in ORDERS]
-    bounds = [
-        cost + _conversion(order, share)
-        for cost, order, share in zip(costs, ORDERS, shares, strict=True)
-    ]
-    return max(0.0, min(bounds)) * (1 + _ROUNDING)
+    rows = zip(costs, ORDERS, shares, strict=True)
+    smallest = min(cost + _conversion(order, share) for cost, order, share in rows)
+    return max(0.0, smallest) * (1 + _ROUNDING)
 
 
 def _conversion(order: float, delta: float) -> float:
-    """What epsilon exceeds the divergence of this order by (Canonne et al. 2020, Proposition 12)."""
+    """By how much epsilon exceeds the divergence of this order.
+
+    Canonne, Kamath and Steinke (NeurIPS 2020), Proposition 12.
+    """
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
@@ -171,40 +150,27 @@ def moments(
     """Return dp-accounting's RDP accountant of a history, with the sensitivity of the adjacency."""
     from dp_accounting import NeighboringRelation, rdp
 
-    replace_one = adjacency is Adjacency.REPLACE_ONE
-    relation = (
-        NeighboringRelation.REPLACE_ONE if replace_one else NeighboringRelation.ADD_OR_REMOVE_ONE
-    )
+    replace_one, relations = adjacency is Adjacency.REPLACE_ONE, NeighboringRelation
+    relation = relations.REPLACE_ONE if replace_one else relations.ADD_OR_REMOVE_ONE
     logging.getLogger("absl").setLevel(logging.ERROR)  # the RDP search warns thousands of times
     accountant = rdp.RdpAccountant(orders=orders, neighboring_relation=relation)
     for event in events:
-        if _poisson(event) and replace_one:
-            raise PrivacyRefusal(
-                "accountant",
-                "RDP has no bound for Poisson samples under replace_one",
-                "use accountant = 'pld'",
-            )
-        if _fixed_size(event) and not replace_one:
-            raise unproven_sampling(adjacency)
+        check_sampling(event, adjacency, by_moments=True)
         accountant.compose(_as_dp_event(event, 0.5 if replace_one else 1.0), event.steps)
     return accountant
 
 
-def unproven_sampling(adjacency: Adjacency) -> PrivacyRefusal:
-    """Return the refusal of fixed-size samples under any adjacency but replace-one."""
-    return PrivacyRefusal(
-        "accountant",
-        f"fixed-size samples have no proven bound under {adjacency} (leaving one unit out brings another in)",
-        "account for them under replace_one",
-    )
-
-
-def _poisson(event: Event) -> bool:
-    return event.sampling == "poisson" and event.sampling_rate < 1
-
-
-def _fixed_size(event: Event) -> bool:
-    return event.sampling == "uniform" and event.sampling_rate < 1
+def check_sampling(event: Event, adjacency: Adjacency, *, by_moments: bool = False) -> None:
+    """Refuse a sampled release that has no proven bound; ``by_moments`` asks for one by RDP."""
+    replace_one = adjacency is Adjacency.REPLACE_ONE
+    problem = f"fixed-size samples have no proven bound under {adjacency}"
+    remedy = "account for them under replace_one: leaving one unit out brings another in"
+    proven = event.sampling != "uniform" or replace_one
+    check(proven, "accountant", problem, remedy, PrivacyRefusal)
+    sampled = event.sampling == "poisson" and event.sampling_rate < 1
+    problem = "RDP has no bound for Poisson samples under replace_one"
+    covered = not (by_moments and sampled and replace_one)
+    check(covered, "accountant", problem, "use accountant = 'pld'", PrivacyRefusal)
 
 
 def _as_dp_event(event: Event, factor: float) -> Any:
@@ -213,14 +179,13 @@ def _as_dp_event(event: Event, factor: float) -> Any:
     gaussian = dp_accounting.GaussianDpEvent(event.noise_multiplier * factor)
     if event.sampling_rate == 0:
         return dp_accounting.NoOpDpEvent()
-    if _poisson(event):
+    if event.sampling_rate == 1:
+        return gaussian
+    if event.sampling == "poisson":
         return dp_accounting.PoissonSampledDpEvent(event.sampling_rate, gaussian)
-    if _fixed_size(event):
-        rate = Fraction(event.sampling_rate).limit_denominator(10**7)
-        if rate < Fraction(event.sampling_rate) * (1 - Fraction(1, 10**12)):
-            # Never a smaller sample than was drawn
-            rate = Fraction(math.ceil(event.sampling_rate * 10**7), 10**7)
-        return dp_accounting.SampledWithoutReplacementDpEvent(
-            rate.denominator, rate.numerator, gaussian
-        )
-    return gaussian
+    rate = Fraction(event.sampling_rate).limit_denominator(10**7)
+    if rate < Fraction(event.sampling_rate) * (1 - Fraction(1, 10**12)):
+        # Never a smaller sample than was drawn
+        rate = Fraction(math.ceil(event.sampling_rate * 10**7), 10**7)
+    sampled = dp_accounting.SampledWithoutReplacementDpEvent
+    return sampled(rate.denominator, rate.numerator, gaussian)

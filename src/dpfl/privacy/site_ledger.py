@@ -17,7 +17,7 @@ from dpfl.core.checks import check
 from dpfl.core.errors import LedgerError
 from dpfl.privacy.costs import Charge
 from dpfl.privacy.ledger import Ledger
-from dpfl.privacy.ledger_file import SITE_SCHEMA
+from dpfl.privacy.ledger_schema import SITE_SCHEMA
 
 
 @dataclass(frozen=True, kw_only=True)

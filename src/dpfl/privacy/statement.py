@@ -24,6 +24,9 @@ from dpfl.privacy.ledger_reader import UNKNOWN
 class Statement:
     """An epsilon with its unit, adjacency, adversary, delta and accountant, beside the budget.
 
+    ``delta`` is None, and ``epsilon`` infinite, where no delta is known. ``budget`` is None where
+    no budget limits this epsilon.
+
     ``filter`` is the rule across studies, ``studies`` how many plans the epsilon covers, ``rounds``
     how many rounds were charged. Under the filter "allotments" a plan counts as a whole once it is
     committed, and its price is guaranteed. Where studies pay as they go, ``epsilon`` is what is
@@ -132,7 +135,7 @@ def _spent(
 
 
 def statements(ledger: Ledger, delta: float | None = None) -> list[Statement]:
-    """Every account against every adversary it was charged against, all as of one moment.
+    """State every account against every adversary it was charged against, as of one moment.
 
     A charge against the server covers the world, which sees less; the world is listed apart only
     where it was planned apart.

@@ -1,3 +1,57 @@
-"""Show what happened: one page for a board and for an engineer, figures for papers, and the page of
-a run that goes on.
+"""Show what happened: pages for a board and for an engineer, figures for papers, a live view.
+
+>>> from dpfl import report
+>>> dir(report)[:3]
+['LiveServer', 'ReportInput', 'all_charts']
+
+``write_report`` writes the page of a run or a comparison, ``write_ledger_page`` the privacy report
+of a ledger for an ethics board, ``write_figures`` the charts of ``all_charts`` as files for papers,
+``print_page`` a page as a PDF. ``LiveServer`` serves the page of a running run. What draws is
+imported when it is used::
+
+    shown = report.of_folders([Path("runs/weiavg-digits-1")])
+    report.write_report(shown, "report.html")
+    report.write_figures(report.all_charts(shown), Path("figures"))
+
+How it is made: ``reading`` reads folders into the types of ``inputs``; ``outcome``, ``diagnostics``
+and ``meaning`` turn them into charts; ``page``, ``public`` and ``ledger_page`` choose the values of
+a page; ``rendering`` puts them into templates.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpfl.report.inputs import ReportInput as ReportInput
+    from dpfl.report.ledger_page import write_ledger_page as write_ledger_page
+    from dpfl.report.live import LiveServer as LiveServer
+    from dpfl.report.page import all_charts as all_charts
+    from dpfl.report.page import write_report as write_report
+    from dpfl.report.printing import print_page as print_page
+    from dpfl.report.reading import of_folders as of_folders
+    from dpfl.report.reading import of_results as of_results
+    from dpfl.report.static import write_figures as write_figures
+
+_HOMES = {
+    "LiveServer": "live",
+    "ReportInput": "inputs",
+    "all_charts": "page",
+    "of_folders": "reading",
+    "of_results": "reading",
+    "print_page": "printing",
+    "write_figures": "static",
+    "write_ledger_page": "ledger_page",
+    "write_report": "page",
+}
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dpfl.report' has no attribute '{name}'")
+    return getattr(import_module(f"dpfl.report.{_HOMES[name]}"), name)

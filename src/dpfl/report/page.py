@@ -1,132 +1,133 @@
-"""The report: one self-contained HTML file, the same page for a finished run, a comparison, and a
-run that goes on.
+"""The page of a run or a comparison, and the page of a run that is still running.
+
+Python chooses what a page shows: objects of the library for words and tables, and charts. How it
+looks is a matter of the templates ``run.html.j2`` and ``running.html.j2``.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import resources
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from dpfl.core.files import write_safely
-from dpfl.report import sections
-from dpfl.report.charts import (
-    Chart,
-    accuracy_by_round,
-    chosen,
-    cost_charts,
-    outcome_charts,
-    privacy_charts,
-)
-from dpfl.report.details import detail_charts
-from dpfl.report.interactive import plotly_script, specification
-from dpfl.report.public import public_parts
-from dpfl.report.reading import Case, Material, ReadRun
+from dpfl.privacy.flags import RaisedFlag
+from dpfl.report import words
+from dpfl.report.charts import Chart
+from dpfl.report.diagnostics import diagnostics
+from dpfl.report.inputs import Case, ReportInput, ReportRun
+from dpfl.report.meaning import meaning_in_run
+from dpfl.report.outcome import accuracy_by_round, accuracy_charts, budget_chart, cost_charts
+from dpfl.report.public import public_page
+from dpfl.report.reading import of_folders
+from dpfl.report.rendering import Page, write_page
 
 
-@dataclass(frozen=True, kw_only=True)
-class Page:
-    """Parts in order, as HTML, and the figures that belong into them."""
+def write_report(
+    source: ReportInput | Path | str | Sequence[Path | str],
+    path: Path | str,
+    *,
+    public: bool = False,
+) -> Path:
+    """Write a report as one HTML file that needs no network, and return its path.
 
-    title: str
-    parts: dict[str, str]
-    charts: Sequence[Chart]
-    finished: bool = True
+    ``source`` is the folder of a run or of a comparison, several folders of runs on the same
+    federation, or what :func:`dpfl.report.of_folders` read of them. ``public`` writes the page for
+    everyone instead of the operator's: without names, participation and measured accuracy.
 
-    def figures(self) -> dict[str, Any]:
-        """What is drawn, by name."""
-        return {chart.name: specification(chart) for chart in self.charts}
+    Example::
 
-
-def full_page(material: Material) -> Page:
-    """The operator's page: everything."""
-    outcome, privacy, cost = (
-        outcome_charts(material),
-        privacy_charts(material),
-        cost_charts(material),
-    )
-    inside = detail_charts(material)
-    case = material.cases[0]
-    runs = chosen(case)
-    parts = {
-        "summary": sections.summary_part(material),
-        "accounts": sections.accounts_part(material, privacy),
-        "outcome": sections.outcome_part(outcome),
-        **({"details": sections.details_part(inside)} if inside else {}),
-        "cost": sections.cost_part(cost),
-        "guarantees": sections.guarantees_part({label: run.summary for label, run in runs.items()}),
-        "experiment": sections.experiment_part(
-            {label: run.toml for label, run in runs.items()}, "dpfl run experiment.toml"
-        ),
-    }
-    charts = [*privacy, *outcome, *(chart for own in inside.values() for chart in own), *cost]
-    return Page(title=material.title, parts=parts, charts=charts)
-
-
-def public_page(material: Material) -> Page:
-    """The version that holds nothing an observer against whom sampling amplifies may not see: no
-    figures at all.
+        dpfl.report.write_report("runs/weiavg-digits-1", "report.html")
     """
-    return Page(title="What this training guarantees", parts=public_parts(material), charts=[])
+    if isinstance(source, Path | str):
+        source = [source]
+    shown = source if isinstance(source, ReportInput) else of_folders([Path(one) for one in source])
+    return write_page(public_page(shown) if public else full_page(shown), Path(path))
 
 
-def going_on_page(run: ReadRun) -> Page:
-    """The page of a run that has not come to its end."""
-    case = Case(methods={run.method: [run]})
-    material = Material(title=f"{run.method}: going on", cases=[case])
-    outcome, cost, inside = accuracy_by_round(case), cost_charts(material), detail_charts(material)
-    parts = {
-        "summary": sections.progress_part(run),
-        "outcome": sections.outcome_part(outcome),
-        **({"details": sections.details_part(inside)} if inside else {}),
-        "cost": sections.cost_part(cost),
-        "experiment": sections.experiment_part({run.method: run.toml}, "dpfl run experiment.toml"),
-    }
-    charts = [*outcome, *(chart for own in inside.values() for chart in own), *cost]
-    return Page(title=material.title, parts=parts, charts=charts, finished=False)
+def all_charts(shown: ReportInput) -> list[Chart]:
+    """Every figure of the full page, for files.
 
-
-def render(page: Page, *, live: str = "", version: str = "") -> str:
-    """The whole file. Nothing is fetched from anywhere, but news from its own server where the page
-    is live.
+    Their names are unique, and are the names of files that :func:`dpfl.report.write_figures` makes.
     """
-    body = "".join(
-        f'<section data-part="{name}">{part}</section>' for name, part in page.parts.items()
-    )
-    script = plotly_script() if page.charts or live else "window.Plotly = { react() {} };"
-    asked = f' data-live="{live}" data-version="{version}"' if live and not page.finished else ""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>{sections.text(page.title)} - dpfl</title><link rel="icon" href="data:,">'
-        f"<style>{_asset('page.css')}</style></head><body{asked}><main>"
-        f"<header><h1>{sections.text(page.title)}</h1><p>Differentially private federated learning with dpfl</p></header>"
-        f'<div id="parts">{body}</div>'
-        "<footer>Made by dpfl. This file is complete: it needs no network.</footer></main>"
-        f'<script type="application/json" id="figures">{_json(page.figures())}</script>'
-        f"<script>{script}</script><script>{_asset('page.js')}</script></body></html>\n"
-    )
+    return list(full_page(shown).charts)
 
 
-def write_report(material: Material, path: Path, *, public: bool = False) -> Path:
-    """Write the page."""
-    page = public_page(material) if public else full_page(material)
-    write_safely(path, render(page).encode())
-    return path
+def full_page(shown: ReportInput) -> Page:
+    """The operator's page: everything that is known of the runs.
+
+    It holds names, participation and measured accuracy, and is not meant for others; see
+    :func:`dpfl.report.public.public_page`. Methods are looked into by the run of their first seed.
+    """
+    run, runs = shown.single, shown.cases[0].first
+    budgets = {label: budget_chart(label, one) for label, one in runs.items()}
+    meaning = None
+    if run is not None and run.protects and not run.float_noise:
+        meaning = meaning_in_run(run.result.statements, run.folder / "ledger.sqlite")
+    outcome, inside, cost = accuracy_charts(shown), _inside(runs), cost_charts(runs)
+    values = {
+        "flags": _flags(shown),
+        "shown": shown,
+        "run": run,
+        "rankings": [] if run else [case.rankings() for case in shown.cases],
+        "sites": [
+            (label, budgets[label], one)
+            for label, one in runs.items()
+            if one.protects and one.result.statements
+        ],
+        "meanings": [meaning] if meaning else [],
+        "outcome": outcome,
+        "diagnostics": inside,
+        "cost": cost,
+        "promises": words.promises({label: one.result for label, one in runs.items()}),
+        "experiments": {label: one.toml for label, one in runs.items()},
+    }
+    drawn = [chart for chart in budgets.values() if chart]
+    charts = [*drawn, *(meaning.charts if meaning else []), *outcome, *_flat(inside), *cost]
+    return Page(title=shown.title, template="run", values=values, charts=charts)
 
 
-def all_charts(material: Material) -> list[Chart]:
-    """Every figure of the full page, for files."""
-    return list(full_page(material).charts)
+def running_page(run: ReportRun) -> Page:
+    """The page of a run that has not ended: how far it has come, and what is known so far."""
+    runs, scores = {run.method: run}, [line.scores for line in run.history if line.scores]
+    pace = [line["seconds"] for line in run.timings[-10:]]
+    outcome = accuracy_by_round(Case(methods={run.method: [run]}))
+    inside, cost = _inside(runs), cost_charts(runs)
+    values = {
+        "run": run,
+        "flags": [(raised, "") for raised in run.flags],
+        "accuracy_now": scores[-1].accuracy if scores else None,
+        "bytes_up": sum(line.bytes_up for line in run.history),
+        "seconds_left": statistics.mean(pace) * (run.rounds - len(run.history)) if pace else None,
+        "outcome": outcome,
+        "diagnostics": inside,
+        "cost": cost,
+        "experiments": {run.method: run.toml},
+    }
+    charts = [*outcome, *_flat(inside), *cost]
+    title = f"{run.method}: running"
+    return Page(title=title, template="running", values=values, charts=charts, finished=False)
 
 
-def _asset(name: str) -> str:
-    return resources.files("dpfl.report").joinpath("assets", name).read_text(encoding="utf-8")
+def _inside(runs: Mapping[str, ReportRun]) -> dict[str, list[Chart]]:
+    """The diagnostics of each method that has any."""
+    found = {label: diagnostics(label, run) for label, run in runs.items()}
+    return {label: charts for label, charts in found.items() if charts}
 
 
-def _json(value: Any) -> str:
-    """JSON that cannot end the script it stands in."""
-    return json.dumps(value).replace("<", "\\u003c")
+def _flat(inside: Mapping[str, list[Chart]]) -> list[Chart]:
+    """The diagnostics of all methods."""
+    return [chart for charts in inside.values() for chart in charts]
+
+
+def _flags(shown: ReportInput) -> list[tuple[RaisedFlag, str]]:
+    """Every flag once, the grave ones first, with its methods where not all raise it."""
+    labels = {label for case in shown.cases for label in case.methods}
+    owners: dict[RaisedFlag, set[str]] = {}
+    for case in shown.cases:
+        for label, run in case.first.items():
+            for raised in run.flags:
+                owners.setdefault(raised, set()).add(label)
+    return [
+        (raised, "" if own == labels else ", ".join(sorted(own)))
+        for raised, own in sorted(owners.items(), key=lambda pair: not words.grave(pair[0]))
+    ]

@@ -1,66 +1,59 @@
-"""The page as a PDF, by a Chromium that is on the machine."""
+"""Print a page as a PDF, with a Chromium that is on the machine.
+
+The browser runs headless, with a profile of its own that is thrown away afterwards. It opens one
+file and is told to do nothing in the background.
+"""
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
+from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, FolderError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-_FLAGS = (
-    "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--no-pdf-header-footer", "--virtual-time-budget=20000", "--run-all-compositor-stages-before-draw",
-)  # fmt: skip
+# A sandbox needs user namespaces, which containers and root lack; the page is our own file.
+_OPTIONS = shlex.split(
+    "--headless --disable-gpu --no-first-run --no-sandbox --disable-background-networking "
+    "--disable-component-update --disable-sync --no-pdf-header-footer "
+    "--virtual-time-budget=20000 --run-all-compositor-stages-before-draw"
+)
 _SECONDS = 120
 
 
 def browser() -> str | None:
-    """The first Chromium on the path."""
+    """Return the first Chromium on the path, None if there is none."""
     return next((found for name in BROWSERS if (found := shutil.which(name))), None)
 
 
 def print_page(page: Path, pdf: Path) -> Path:
-    """Print a page that was written; nothing leaves the machine."""
+    """Print a page that was written, to the file ``pdf``; nothing leaves the machine.
+
+    A PDF that is already there is replaced. Without a Chromium on the machine, or with one that
+    fails, an error says what to do.
+    """
     found = browser()
     if found is None:
-        raise ConfigurationError(
-            "--pdf",
-            "there is no Chromium on this machine",
-            "install one (Debian: apt-get install chromium), or print the page",
-        )
-    if pdf.resolve() == page.resolve():
-        raise ConfigurationError(
-            "--pdf", f"{page} would be overwritten by its own PDF", "name the page .html"
-        )
+        remedy = "install one (Debian: apt-get install chromium), or print the page"
+        raise ConfigurationError("--pdf", "there is no Chromium on this machine", remedy)
+    problem = f"{page} would be overwritten by its own PDF"
+    check(pdf.resolve() != page.resolve(), "--pdf", problem, "name the page .html")
     pdf.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as profile:
-        # A sandbox needs user namespaces, which containers and root lack; the page is our own file.
-        command = [
-            found,
-            *_FLAGS,
-            "--no-sandbox",
-            f"--user-data-dir={profile}",
-            f"--print-to-pdf={pdf.absolute()}",
-        ]
+        places = [f"--user-data-dir={profile}", f"--print-to-pdf={pdf.absolute()}"]
+        command = [found, *_OPTIONS, *places, page.absolute().as_uri()]
         try:
             done = subprocess.run(
-                [*command, page.absolute().as_uri()],
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS,
-                check=False,
+                command, capture_output=True, text=True, timeout=_SECONDS, check=False
             )
         except subprocess.TimeoutExpired:
-            raise FolderError(
-                str(pdf), "the browser took too long", "print the page from a browser"
-            ) from None
-    if done.returncode != 0 or not pdf.exists():
-        raise FolderError(
-            str(pdf),
-            f"the browser could not print ({done.stderr.strip()[-200:]})",
-            "print the page by hand",
-        )
+            remedy = "print the page from a browser"
+            raise FolderError(str(pdf), "the browser took too long", remedy) from None
+    problem = f"the browser could not print ({done.stderr.strip()[-200:]})"
+    good = done.returncode == 0 and pdf.exists()
+    check(good, str(pdf), problem, "print the page by hand", FolderError)
     return pdf

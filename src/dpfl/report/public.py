@@ -1,110 +1,92 @@
-"""The public page: what may be shown to everyone, also where sampling amplifies against everyone.
+"""The page for everyone, also where sampling amplifies against everyone.
 
-Left out, whatever the method: names, participation, per-client values, accuracy and loss (measured
-on private records, not noised), bytes and seconds (they tell who took part), the number of clients
-where its change is what is hidden, and the seed (whoever knows it can subtract the noise of a
-seeded run).
+Left out, whatever the method: names, participation, values of single clients, accuracy and loss
+(measured on private records without noise), bytes and seconds (they reveal who took part), the
+number of clients where a change of it is what is hidden, and the seed (whoever knows it can
+subtract the noise of a seeded run).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from typing import Any
 
 import tomli_w
 
-from dpfl.privacy.accountant import shown
-from dpfl.report import sections, words
-from dpfl.report.charts import chosen
-from dpfl.report.reading import Material, ReadRun
+from dpfl.privacy.flags import Flag, RaisedFlag
+from dpfl.report import words
+from dpfl.report.inputs import ReportInput, ReportRun
+from dpfl.report.rendering import Page
+from dpfl.runs.experiment import Experiment
 
-_STAMPS = {
-    "WEAK": "WEAK: delta is too large for some clients",
-    "FALSE CLAIMS": "FALSE CLAIMS: some clients claim a multiple of their epsilon (a simulation)",
-}
-
-
-def public_parts(material: Material) -> dict[str, str]:
-    """The parts of the public page."""
-    runs = chosen(material.cases[0])
-    return {
-        "summary": _summary(runs),
-        "guarantees": sections.guarantees_part({label: run.summary for label, run in runs.items()}),
-        "experiment": sections.experiment_part(
-            {
-                label: tomli_w.dumps(public_experiment(run.experiment))
-                for label, run in runs.items()
-            },
-            "dpfl run experiment.toml, with data, budgets and a seed of your own",
-        ),
-    }
+_HIDDEN_FLAGS = (Flag.UNACCOUNTED, Flag.UNPUBLISHED)
+_PARTITION = {"kind", "shards_per_client", "classes_per_client", "alpha", "validation"}
+_RUN = {"rounds", "sampling", "noise", "engine", "device", "evaluate_every", "dropout"}
 
 
-def _summary(runs: Mapping[str, ReadRun]) -> str:
-    body = "<h2>In short</h2>"
-    for label, run in runs.items():
-        told = run.summary
-        stamps = [
-            stamp
-            for stamp in told["stamps"]
-            if not stamp.startswith(("UNACCOUNTED", "UNPUBLISHED"))
-        ]
-        for stamp in stamps:
-            named = next(
-                (text for start, text in _STAMPS.items() if stamp.startswith(start)), stamp
-            )
-            body += f'<div class="stamp">{sections.text(named)}</div>'
-        body += f"<h3>{sections.text(label)}</h3>" + sections.paragraph(words.promise(told))
-        largest = told["epsilon"].get("spent", {}).get("largest")
-        if told["observer"] != "nobody" and isinstance(largest, int | float):
-            delta = max(
-                (line["delta"] for line in told["statements"] if line["delta"]), default=None
-            )
-            body += sections.paragraph(
-                f"The privacy loss of any {told['unit']} is at most epsilon {shown(largest)}"
-                + (f" at delta {delta:g}" if delta else "")
-                + f", {told['adjacency']} adjacency, against the {told['observer']}."
-            )
-            body += sections.paragraph(words.meaning(told, float(largest), delta))
-    if len(runs) > 1:
-        body += sections.paragraph(
-            "Each run is billed alone: publishing more than one of them on the same data adds up."
-        )
-    return body + sections.paragraph(
-        "Who took part, what single sites granted and spent, accuracy, and everything of single rounds are left out on "
-        "purpose: some of it is not covered by the guarantee."
-    )
+def public_page(shown: ReportInput) -> Page:
+    """Promises, bounds and settings, and nothing else: not even a figure.
 
-
-def public_experiment(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """The experiment without names, paths, budgets of single clients, numbers of clients, and the
-    seed.
+    Everything on it follows from the methods, the experiments and the largest epsilon of all.
     """
-    data = experiment["data"]
-    budgets = experiment.get("budgets", {})
-    hidden_count = {"clients", "records", "smallest"}
-    hidden = {"seed", "liars", "workers"}
-    if isinstance(experiment["run"].get("cohort"), int):
-        hidden.add(
-            "cohort"
-        )  # with the sampling rate, which epsilon and noise tell, it would tell how many there are
-    run = {name: value for name, value in experiment["run"].items() if name not in hidden}
-    plain = {
-        name: value
-        for name, value in experiment["method"].items()
-        if isinstance(value, int | float | str)
-    }
-    method = {name: value for name, value in plain.items() if name != "gain_seed"}
-    if isinstance(experiment["method"].get("public"), list):
-        method["public"] = "withheld"
-    return {
-        "data": {"name": data["name"]} if "name" in data else {"folder": "withheld"},
-        "partition": {
-            k: v for k, v in experiment.get("partition", {}).items() if k not in hidden_count
+    runs = shown.cases[0].first
+    values = {
+        "methods": [(label, _flags(run), _sentences(run)) for label, run in runs.items()],
+        "shown": shown,
+        "promises": words.promises({label: run.result for label, run in runs.items()}),
+        "experiments": {
+            label: tomli_w.dumps(public_experiment(run.experiment)) for label, run in runs.items()
         },
-        "budgets": {"epsilon": "withheld"}
-        | ({"delta": budgets["delta"]} if isinstance(budgets.get("delta"), float) else {}),
-        "model": experiment["model"],
+    }
+    return Page(title="What this training guarantees", template="public", values=values)
+
+
+def _flags(run: ReportRun) -> list[tuple[RaisedFlag, str]]:
+    """The flags without their details, which may name clients."""
+    told = [raised.flag for raised in run.flags if raised.flag not in _HIDDEN_FLAGS]
+    return [(RaisedFlag(flag), "") for flag in dict.fromkeys(told)]
+
+
+def _sentences(run: ReportRun) -> list[str]:
+    """The promise, and the bound with its meaning where there is one."""
+    told = run.result
+    largest = told.epsilon.spent.largest if told.epsilon else math.inf
+    if math.isinf(largest) or not run.protects or run.float_noise:
+        return [words.promise_of(told)]
+    delta = max((line.delta for line in told.statements if line.delta), default=None)
+    return [
+        words.promise_of(told),
+        words.bound(told.promise, largest, delta),
+        words.meaning(told.promise, largest, delta),
+    ]
+
+
+def public_experiment(experiment: Experiment) -> dict[str, Any]:
+    """The experiment as TOML values, without names, paths, budgets and counts of clients, and seed.
+
+    Only what is known to be public is kept: a field that is added to experiments later stays out
+    until it is listed here. A number of clients drawn is left out too, because with the sampling
+    rate, which epsilon and noise reveal, it would tell how many clients there are.
+    """
+    method = {
+        name: value
+        for name, value in experiment.method.model_dump().items()
+        if isinstance(value, int | float | str) and name != "gain_seed"
+    }
+    if isinstance(experiment.method.settings().get("public"), list):
+        method["public"] = "withheld"
+    run = experiment.run.model_dump(include=_RUN, exclude_none=True)
+    if isinstance(experiment.run.cohort, float):
+        run["cohort"] = experiment.run.cohort
+    budgets: dict[str, Any] = {"epsilon": "withheld"}
+    if isinstance(experiment.budgets.delta, float):
+        budgets["delta"] = experiment.budgets.delta
+    name = experiment.data.name
+    return {
+        "data": {"folder": "withheld"} if name is None else {"name": name},
+        "partition": experiment.partition.model_dump(include=_PARTITION, exclude_none=True),
+        "budgets": budgets,
+        "model": experiment.model.model_dump(exclude_none=True),
         "method": method,
         "run": run,
     }

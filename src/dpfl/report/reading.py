@@ -1,246 +1,152 @@
-"""Read runs for a report: one folder, many, or the results of a comparison; what cannot be compared
-is refused.
+"""Read what a report shows: one run, several runs, or the results of a comparison.
+
+Runs that cannot be compared are refused with a ``ConfigurationError``, folders that cannot be read
+with a ``FolderError``. This is the only module of the report that reads files of runs.
 """
 
 from __future__ import annotations
 
 import json
+import sqlite3
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, FolderError
-from dpfl.experiments.ranking import Standing, standings
+from dpfl.report.inputs import Case, ReportInput, ReportRun
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RESULTS_FORMAT, RunFolder
 
-_SAME = ("data", "partition", "budgets", "model", "clients", "practices")
-"""Sections that make a federation: runs that differ in one of them say nothing about each other's
-methods.
-"""
+_FEDERATION = ("data", "partition", "budgets", "model", "clients", "client_settings")
+"""Sections that make a federation: runs that differ in one of them do not compare."""
+
+_APART = "report them one by one"
+_FLOAT_LEDGER = "dpfl-ledger-1"
+"""The format of ledgers written by versions whose noise was rounded to floats."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadRun:
-    """One run as its folder tells it; ``summary`` is empty while it goes on."""
+def read_run(path: Path, *, finished: bool = True) -> ReportRun:
+    """Read the folder of a run; ``finished=False`` also takes a run that is still running.
 
-    folder: Path
-    experiment: Mapping[str, Any]
-    toml: str
-    summary: Mapping[str, Any]
-    history: list[dict[str, Any]]
-    timings: list[dict[str, Any]]
-
-    @property
-    def method(self) -> str:
-        """Its name."""
-        return str(self.experiment["method"]["name"])
-
-    @property
-    def seed(self) -> int:
-        """Of everything public."""
-        return int(self.experiment["run"]["seed"])
-
-    @property
-    def rounds(self) -> int:
-        """Planned."""
-        return int(self.experiment["run"]["rounds"])
-
-    @property
-    def finished(self) -> bool:
-        """Whether it has come to its end."""
-        return bool(self.summary)
-
-    def told(self) -> dict[str, Any]:
-        """The run as a comparison's results tell it."""
-        keys = ("accuracy", "loss", "rounds", "clients", "bytes_up", "bytes_down", "stamps")
-        meaning = {name: self.summary[name] for name in ("unit", "adjacency", "observer")}
-        also = {
-            name: self.summary[name]
-            for name in ("tested", "epsilon_by_observer")
-            if name in self.summary
-        }
-        return (
-            {name: self.summary[name] for name in keys}
-            | also
-            | {
-                "seed": self.seed,
-                "clients_left": len(self.summary["clients_left"]),
-                "epsilon": {**self.summary["epsilon"], **meaning},
-            }
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One federation and what was tried on it: each method's runs, by seed."""
-
-    values: Mapping[str, Any] = field(default_factory=dict)
-    methods: Mapping[str, Sequence[ReadRun]]
-
-    def standings(self) -> list[Standing]:
-        """Who did best, among those that promise the same."""
-        return standings(
-            [
-                {"label": label, "runs": [run.told() for run in runs]}
-                for label, runs in self.methods.items()
-            ]
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Material:
-    """Everything a report shows."""
-
-    title: str
-    cases: Sequence[Case]
-    tuning: str = ""
-
-    @property
-    def runs(self) -> list[ReadRun]:
-        """All of them."""
-        return [run for case in self.cases for runs in case.methods.values() for run in runs]
-
-    @property
-    def varied(self) -> list[str]:
-        """The fields in which the cases differ."""
-        return list(self.cases[0].values)
-
-    @property
-    def single(self) -> ReadRun | None:
-        """The run, if there is but one."""
-        return self.runs[0] if len(self.runs) == 1 else None
-
-
-def read_run(path: Path, *, finished: bool = True) -> ReadRun:
-    """Read one folder. A last line that a kill cut off is left out; a run that goes on is read only
-    where asked for.
+    A last line that was cut off by a kill is left out. Folders of version 0.1 are read as well.
     """
-    place = RunFolder(path)
-    if not place.experiment.exists():
-        raise FolderError(str(path), "holds no run", "name the folder of a run, or of a comparison")
+    folder = RunFolder(path)
+    remedy = "name the folder of a run, or of a comparison"
+    check(folder.experiment.exists(), str(path), "holds no run", remedy, FolderError)
+    where = str(folder.experiment)
     try:
-        text = place.experiment.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise FolderError(
-            str(place.experiment), f"cannot be read ({error})", "restore it from a backup"
-        ) from error
-    experiment = _experiment(place, text)
-    summary: Mapping[str, Any] = {}
-    if finished or place.summary.exists():
-        if not place.summary.exists():
-            raise FolderError(
-                str(path),
-                "has not come to its end",
-                f"finish it: dpfl run --resume {path}; or dpfl watch {path}",
-            )
-        summary = place.read_summary().to_dict()
-    history, timings = place.read_lines(place.rounds), place.read_lines(place.timings)
-    return ReadRun(
+        text = folder.experiment.read_text()
+        experiment = Experiment.from_dict(tomllib.loads(text), where)
+    except (OSError, ValueError, ConfigurationError) as error:
+        remedy = "report it with the dpfl that wrote it"
+        raise FolderError(where, f"is not of this version ({error})", remedy) from error
+    remedy = f"finish it: dpfl run --resume {path}; or dpfl watch {path}"
+    ended = folder.summary.exists()
+    check(ended or not finished, str(path), "has not come to its end", remedy, FolderError)
+    return ReportRun(
         folder=path,
         experiment=experiment,
         toml=text,
-        summary=summary,
-        history=history,
-        timings=timings,
+        summary=folder.read_summary() if ended else None,
+        history=folder.read_rounds(),
+        timings=folder.read_lines(folder.timings),
+        float_noise=_ledger_format(folder.ledger) == _FLOAT_LEDGER,
     )
 
 
-def _experiment(place: RunFolder, text: str) -> dict[str, Any]:
-    try:
-        return Experiment.from_dict(tomllib.loads(text), str(place.experiment)).to_dict()
-    except (tomllib.TOMLDecodeError, ConfigurationError) as error:
-        raise FolderError(
-            str(place.experiment),
-            f"is not of this version ({error})",
-            "report it with the dpfl that wrote it",
-        ) from error
+def _ledger_format(path: Path) -> str:
+    """Look up the format of a ledger without opening it as one; empty if it cannot be told."""
+    if not path.is_file():
+        return ""
+    try:  # immutable: reading leaves no files beside it
+        address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(address, uri=True)) as connection:
+            row = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+    except sqlite3.Error:
+        return ""
+    return str(row[0]) if row else ""
 
 
-def of_folders(paths: Sequence[Path]) -> Material:
-    """Read the folders that were named: runs, or one comparison."""
+def of_folders(paths: Sequence[Path]) -> ReportInput:
+    """Read the folders of runs on one federation, or the folder of one comparison.
+
+    Several runs are grouped by method. They must share the federation and the number of rounds, the
+    runs of a method may differ in their seeds only, and all methods must have the same seeds.
+    """
     if len(paths) == 1 and (paths[0] / "results.json").exists():
         results = read_results(paths[0])
         kept = Path(results["kept"])
         beside = paths[0].resolve().parent / kept.name  # where the two were moved together
         return of_results(results, beside if beside.is_dir() and not kept.is_dir() else kept)
     runs = [read_run(path) for path in paths]
-    first = runs[0]
     for other in runs[1:]:
-        _check_comparable(first, other)
-    methods: dict[str, list[ReadRun]] = {}
-    for run in runs:
+        _check_comparable(runs[0], other)
+    methods: dict[str, list[ReportRun]] = {}
+    for run in sorted(runs, key=lambda run: run.seed):
         methods.setdefault(run.method, []).append(run)
     for label, own in methods.items():
-        if len({_same_run(run) for run in own}) > 1 or len({run.seed for run in own}) < len(own):
-            raise ConfigurationError(
-                "runs",
-                f"two runs of '{label}' differ in settings or repeat a seed",
-                "report them one by one",
-            )
-        own.sort(key=lambda run: run.seed)
+        repeated = len({_settings(run) for run in own}) == 1
+        good = repeated and len({run.seed for run in own}) == len(own)
+        check(good, "runs", f"two runs of '{label}' differ in settings or repeat a seed", _APART)
     seeds = {tuple(run.seed for run in own) for own in methods.values()}
-    if len(seeds) > 1:
-        raise ConfigurationError(
-            "runs",
-            "the methods were run with different seeds",
-            "run each with the same ones, or report them one by one",
-        )
-    title = f"{first.method}: one run" if len(runs) == 1 else f"{len(methods)} methods compared"
-    return Material(title=title, cases=[Case(methods=methods)])
+    remedy = "run each with the same ones, or report them one by one"
+    check(len(seeds) == 1, "runs", "the methods were run with different seeds", remedy)
+    given = dict.fromkeys(run.method for run in runs)  # in the order of the folders
+    title = f"{runs[0].method}: one run" if len(runs) == 1 else f"{len(methods)} methods compared"
+    return ReportInput(title=title, cases=[Case(methods={name: methods[name] for name in given})])
+
+
+def _settings(run: ReportRun) -> str:
+    """Everything but the seed, and what never changes a result."""
+    own = run.experiment.run.model_dump(exclude={"seed", "workers"})
+    return json.dumps([run.experiment.method.model_dump(), own], sort_keys=True)
+
+
+def _check_comparable(one: ReportRun, other: ReportRun) -> None:
+    """Refuse runs that say nothing about each other's methods."""
+    pair = f"{one.folder} and {other.folder}"
+    for section in _FEDERATION:
+        same = getattr(one.experiment, section) == getattr(other.experiment, section)
+        check(same, "runs", f"{pair} differ in [{section}]: they cannot be compared", _APART)
+    check(one.rounds == other.rounds, "runs", f"{pair} differ in rounds", _APART)
 
 
 def read_results(path: Path, remedy: str = "name the folder of a comparison") -> dict[str, Any]:
-    """Read a results.json, or a folder that holds one."""
-    place = path / "results.json" if path.is_dir() else path
+    """Read the results of a study: a results.json, or a folder that holds one.
+
+    ``remedy`` is what an error tells the user to do.
+    """
+    file = path / "results.json" if path.is_dir() else path
     try:
-        results = json.loads(place.read_text())
+        results = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise FolderError(str(place), f"cannot be read ({error})", remedy) from error
-    if not isinstance(results, dict) or results.get("format") != RESULTS_FORMAT:
-        raise FolderError(str(place), "holds no results of a study of this version", remedy)
-    return results
+        raise FolderError(str(file), f"cannot be read ({error})", remedy) from error
+    known = isinstance(results, dict) and results.get("format") == RESULTS_FORMAT
+    problem = "does not hold results of a study of this version"
+    check(known, str(file), problem, remedy, FolderError)
+    found: dict[str, Any] = results
+    return found
 
 
-def _same_run(run: ReadRun) -> str:
-    """Everything but the seed, and what never changes a result."""
-    own = {
-        name: value
-        for name, value in run.experiment["run"].items()
-        if name not in ("seed", "workers")
-    }
-    return json.dumps([run.experiment["method"], own], sort_keys=True)
+def of_results(results: Mapping[str, Any], kept: Path) -> ReportInput:
+    """Read the runs behind the results of a comparison or a sweep.
 
-
-def _check_comparable(one: ReadRun, other: ReadRun) -> None:
-    for section in _SAME:
-        if one.experiment.get(section) != other.experiment.get(section):
-            raise ConfigurationError(
-                "runs",
-                f"{one.folder} and {other.folder} differ in [{section}]: they cannot be compared",
-                "report them one by one",
-            )
-    if one.rounds != other.rounds:
-        raise ConfigurationError(
-            "runs", f"{one.folder} and {other.folder} differ in rounds", "report them one by one"
-        )
-
-
-def of_results(results: Mapping[str, Any], kept: Path) -> Material:
-    """Read the runs behind a comparison's or a sweep's results."""
-    if not any(cell["runs"] for cell in results["cells"]):
-        raise FolderError(
-            "results", "hold a search and no final runs", "compare with --tuned, and report that"
-        )
-    cases: list[Case] = []
+    ``results`` is what :func:`read_results` returns, and ``kept`` the folder that holds the folders
+    of its runs.
+    """
+    final = any(cell["runs"] for cell in results["cells"])
+    remedy = "compare with --tuned, and report that"
+    check(final, "results", "hold a search and no final runs", remedy, FolderError)
+    values: list[Mapping[str, Any]] = []
+    methods: list[dict[str, Sequence[ReportRun]]] = []
     for cell in results["cells"]:
+        if cell["case"] not in values:
+            values.append(cell["case"])
+            methods.append({})
         runs = [read_run(kept / run["folder"]) for run in cell["runs"]]
-        known = next((case for case in cases if case.values == cell["case"]), None)
-        if known is None:
-            known = Case(values=cell["case"], methods={})
-            cases.append(known)
-        assert isinstance(known.methods, dict)
-        known.methods[cell["label"]] = runs
-    return Material(title=results["title"], cases=cases, tuning=results.get("tuning", ""))
+        methods[values.index(cell["case"])][cell["label"]] = runs
+    cases = [Case(values=own, methods=tried) for own, tried in zip(values, methods, strict=True)]
+    return ReportInput(title=results["title"], cases=cases, tuning=results.get("tuning", ""))

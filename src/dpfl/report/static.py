@@ -1,4 +1,4 @@
-"""Charts as SVG, PNG or PDF files for papers, without a browser."""
+"""Draw a chart as an SVG, PNG or PDF file for a paper, with matplotlib and without a browser."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from dpfl.core.errors import disk_error
 from dpfl.report.charts import MANY, Chart, Series
-from dpfl.report.interactive import colour_of
 
 FORMATS = ("svg", "png")
 
@@ -16,26 +15,29 @@ FORMATS = ("svg", "png")
 def write_figures(
     charts: Sequence[Chart], folder: Path, formats: Sequence[str] = FORMATS
 ) -> list[Path]:
-    """Write every chart in every format."""
+    """Write every chart in every format, named after the chart; return the paths.
+
+    ``folder`` is made if it does not exist. ``formats`` are file endings that matplotlib knows:
+    "svg", "png", "pdf". The same chart gives the same bytes: files carry no date.
+    """
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _style():
-            for chart in charts:
-                figure = drawn(chart)
-                for kind in formats:
-                    path = folder / f"{chart.name}.{kind}"
-                    figure.savefig(
-                        path, dpi=200, metadata={"Date": None} if kind == "svg" else None
-                    )
-                    written.append(path)
+        for chart in charts:
+            figure = drawn(chart)
+            for kind in formats:
+                path = folder / f"{chart.name}.{kind}"
+                with _style():
+                    undated = {"Date": None} if kind == "svg" else None
+                    figure.savefig(path, dpi=200, metadata=undated)
+                written.append(path)
     except OSError as error:
         raise disk_error(str(folder), error) from error
     return written
 
 
 def _style() -> Any:
-    """No date, and names of parts that do not change: the same figure is the same file."""
+    """Fixed names for the parts of a file, so that the same figure is the same file."""
     import matplotlib as mpl
 
     return mpl.rc_context(
@@ -44,7 +46,10 @@ def _style() -> Any:
 
 
 def drawn(chart: Chart) -> Any:
-    """A matplotlib figure, outside of pyplot's global state."""
+    """Return a matplotlib figure, outside of pyplot's global state.
+
+    It shows what the interactive version shows, with the legend beside the lines.
+    """
     from matplotlib.figure import Figure
 
     with _style():
@@ -57,67 +62,63 @@ def drawn(chart: Chart) -> Any:
             axes.set_yticks(range(len(chart.heat.y)), [_literal(name) for name in chart.heat.y])
             if len(chart.heat.x) <= MANY:
                 axes.set_xticks(range(len(chart.heat.x)), [_literal(name) for name in chart.heat.x])
-        bottoms = [0.0] * len(chart.series[0].x) if chart.stacked else None
-        for number, series in enumerate(chart.series):
-            place = None if chart.stacked else (number, len(chart.series))
-            _draw(axes, series, colour_of(chart, number), bottoms, place)
+        elif chart.series and chart.series[0].kind == "bars":
+            _draw_bars(axes, chart)
+        else:
+            for number, series in enumerate(chart.series):
+                _draw_line(axes, series, chart.colour(number))
         axes.set_xlabel(_literal(chart.x_label))
         axes.set_ylabel(_literal(chart.y_label))
         if chart.log_x:
             axes.set_xscale("log")
         if chart.log_y:
             axes.set_yscale("log")
-        words = (
-            chart.series and isinstance(chart.series[0].x[0], str) if chart.heat is None else True
-        )
-        if words:
+        if chart.has_names:
             axes.tick_params(axis="x", labelrotation=60)
         axes.grid(color="#e6e6e6", linewidth=0.6)
         axes.set_axisbelow(True)
-        if len(chart.series) > 1:
-            figure.legend(
-                frameon=False, fontsize=8, loc="outside right center"
-            )  # beside the lines, never on them
+        if len(chart.series) > 1:  # beside the lines, never on them
+            figure.legend(frameon=False, fontsize=8, loc="outside right center")
     return figure
 
 
-def _draw(
-    axes: Any,
-    series: Series,
-    colour: str,
-    bottoms: list[float] | None,
-    place: tuple[int, int] | None = None,
-) -> None:
-    x: list[Any] = [_literal(value) if isinstance(value, str) else value for value in series.x]
-    name = _literal(series.name)
-    y = [float("nan") if value is None else value for value in series.y]
-    if series.kind == "bars":
-        if place is None:
-            axes.bar(x, y, bottom=bottoms, color=colour, label=name)
-        else:  # beside each other
-            number, count = place
-            width = 0.8 / count
-            at = [spot + (number - (count - 1) / 2) * width for spot in range(len(x))]
-            axes.bar(at, y, width=width, color=colour, label=name)
-            axes.set_xticks(range(len(x)), x)
-        if bottoms is not None:
-            bottoms[:] = [below + value for below, value in zip(bottoms, y, strict=True)]
+def _draw_bars(axes: Any, chart: Chart) -> None:
+    """Bars on each other if the chart is stacked, else beside each other."""
+    count, names = len(chart.series), [_literal(str(x)) for x in chart.series[0].x]
+    bottoms, width = [0.0] * len(names), 0.8 if chart.stacked else 0.8 / count
+    for number, series in enumerate(chart.series):
+        heights = _heights(series)
+        shift = 0.0 if chart.stacked else (number - (count - 1) / 2) * width
+        look = {"width": width, "color": chart.colour(number), "label": _literal(series.name)}
+        axes.bar([spot + shift for spot in range(len(names))], heights, bottom=bottoms, **look)
+        if chart.stacked:
+            bottoms = [below + own for below, own in zip(bottoms, heights, strict=True)]
+    axes.set_xticks(range(len(names)), names)
+
+
+def _draw_line(axes: Any, series: Series, colour: str) -> None:
+    """A line, points, rings or dashes, with the band if there is one."""
+    x: list[Any] = [_literal(place) if isinstance(place, str) else place for place in series.x]
+    marks: dict[str, dict[str, Any]] = {
+        "points": {"marker": "o", "linestyle": "", "markersize": 4},
+        "rings": {"marker": "o", "linestyle": "", "markersize": 7, "markerfacecolor": "none"},
+        "dashes": {"linestyle": "--"},
+    }
+    look = marks.get(series.kind, {})
+    axes.plot(x, _heights(series), color=colour, label=_literal(series.name), **look)
+    if series.low is None or series.high is None:
         return
-    if series.kind in ("points", "rings"):
-        hollow = (
-            {"markerfacecolor": "none", "markersize": 7}
-            if series.kind == "rings"
-            else {"markersize": 4}
-        )
-        axes.plot(x, y, "o", color=colour, label=name, **hollow)
-        if series.low is not None and series.high is not None:
-            axes.vlines(x, series.low, series.high, color=colour)
-        return
-    axes.plot(x, y, "--" if series.kind == "dashes" else "-", color=colour, label=name)
-    if series.low is not None and series.high is not None:
+    if series.kind == "points":
+        axes.vlines(x, series.low, series.high, color=colour)
+    else:
         axes.fill_between(x, series.low, series.high, color=colour, alpha=0.15, linewidth=0)
 
 
+def _heights(series: Series) -> list[float]:
+    """The heights of a series, with gaps as matplotlib knows them."""
+    return [float("nan") if value is None else value for value in series.y]
+
+
 def _literal(text: str) -> str:
-    """matplotlib takes what is between dollars for mathematics."""
+    """matplotlib reads what is between dollars as mathematics: a name must stay a name."""
     return text.replace("$", r"\$")

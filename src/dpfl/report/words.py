@@ -1,111 +1,166 @@
-"""What a run promises, in words that a board member can follow and a mathematician cannot fault."""
+"""The sentences that people read, in words that a board can follow and a mathematician accepts.
+
+Every number in a sentence is rounded so that privacy never looks better than it is. What is only
+said in pages is in ``templates/texts.html.j2``, and flags are worded by :mod:`dpfl.privacy.flags`.
+"""
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Mapping
-from typing import Any
 
+from dpfl.core.types import Adjacency, Observer, Promise, Unit
 from dpfl.privacy.accountant import shown
+from dpfl.privacy.flags import Flag, RaisedFlag
+from dpfl.runs.result import Summary
 
 ADJACENCY = {
-    "zero_out": "with the {unit} in place, and with it replaced by nothing while the number of {unit}s stays known",
-    "add_remove": "with the {unit} in place, and without it",
-    "replace_one": "with the {unit} in place, and with any other {unit} in its place",
+    Adjacency.ZERO_OUT: "with the {unit} in place, and with it replaced by nothing while the "
+    "number of {unit}s stays known",
+    Adjacency.ADD_REMOVE: "with the {unit} in place, and without it",
+    Adjacency.REPLACE_ONE: "with the {unit} in place, and with any other {unit} in its place",
 }
-OBSERVER = {
-    "server": "the server, and so everyone who learns anything from it",
-    "world": "everyone who sees the published models",
-    "nobody": "nobody",
+ADVERSARY = {
+    Observer.SERVER: "the server, and so everyone who learns anything from it",
+    Observer.WORLD: "everyone who sees the published models",
+    Observer.NOBODY: "nobody",
+}
+PROTECTED = {
+    Unit.RECORD: "Each record is protected",
+    Unit.CLIENT: "The whole contribution of a site is protected",
 }
 
 
-def promise(summary: Mapping[str, Any]) -> str:
-    """Who is protected from whom."""
-    if summary["observer"] == "nobody":
+def grave(raised: RaisedFlag) -> bool:
+    """Whether a flag says that the numbers must not be taken at their word."""
+    return raised.flag.voids_privacy or raised.flag is Flag.FALSE_CLAIMS
+
+
+# -- what is promised ------------------------------------------------------------------------------
+
+
+def promise(promised: Promise, spent: float | None = None, by_server: float = math.inf) -> str:
+    """Say who is protected from whom.
+
+    ``spent`` is the largest epsilon under the promise, ``by_server`` the largest one against the
+    server, infinite where the server is trusted. Where the promise is to the world, what the server
+    itself learns is said as well.
+
+    >>> server = Promise(
+    ...     unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, observer=Observer.SERVER
+    ... )
+    >>> promise(server)
+    'Each record is protected, from the server, and so everyone who learns anything from it.'
+    """
+    if promised.observer is Observer.NOBODY:
         return "This method protects nobody: it is shown to tell what privacy costs."
-    unit = summary["unit"]
-    whom = (
-        "each single record of a site" if unit == "record" else "the whole contribution of a site"
-    )
-    return f"Protected is {whom}, from {OBSERVER[summary['observer']]}.{against_server(summary)}"
+    said = f"{PROTECTED[promised.unit]}, from {ADVERSARY[promised.observer]}."
+    if promised.observer is not Observer.WORLD:
+        return said
+    if math.isinf(by_server):
+        return f"{said} The server is trusted: against it nothing is guaranteed."
+    if spent == by_server:
+        return f"{said} The same holds against the server itself."
+    larger = "larger: at most" if spent is not None and spent < by_server else "at most"
+    against = f"Against the server itself the loss of a site is {larger}"
+    return f"{said} {against} epsilon {shown(by_server)}."
 
 
-def against_server(summary: Mapping[str, Any]) -> str:
-    """Where the promise is to the world: what the server itself learns."""
-    if summary["observer"] != "world":
-        return ""
-    spent = summary.get("epsilon_by_observer", {}).get("server", {}).get("spent")
-    largest = spent["largest"] if spent else "infinite"
-    if largest == "infinite":
-        return " The server is trusted: against it nothing is guaranteed."
-    world = (summary["epsilon"].get("spent") or {}).get("largest")
-    if world == largest:
-        return " The same holds against the server itself."
-    larger = (
-        "larger: at most"
-        if isinstance(world, int | float) and world < float(largest)
-        else "at most"
-    )
-    return f" Against the server itself the loss of a site is {larger} epsilon {shown(float(largest))}."
+def promise_of(summary: Summary) -> str:
+    """Say who is protected from whom in a finished run."""
+    own, server = summary.epsilon, summary.epsilon_against.get(Observer.SERVER)
+    spent = own.spent.largest if own else None
+    return promise(summary.promise, spent, server.spent.largest if server else math.inf)
 
 
-def meaning(summary: Mapping[str, Any], epsilon: float, delta: float | None) -> str:
-    """What an epsilon says, in odds."""
-    unit = summary["unit"]
-    worlds = ADJACENCY[summary["adjacency"]].format(unit=unit)
+def promises(summaries: Mapping[str, Summary]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Methods, promise and assumptions, with methods that agree in both put together."""
+    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for label, summary in summaries.items():
+        alike.setdefault((promise_of(summary), summary.assumptions), []).append(label)
+    return [(", ".join(labels), said, assumed) for (said, assumed), labels in alike.items()]
+
+
+def meaning(promised: Promise, epsilon: float, delta: float | None) -> str:
+    """Say what an epsilon means, in odds.
+
+    The odds are rounded up to three digits, or to a power of ten where they are large.
+    """
+    worlds = ADJACENCY[promised.adjacency].format(unit=promised.unit)
     factor = math.exp(min(epsilon, 700))
-    odds = f"{_up(factor)}" if factor < 1e4 else f"10 to the {math.ceil(epsilon / math.log(10))}"
-    but = "" if not delta else f", but for a failure of probability at most {delta:g}"
+    odds = _rounded_up(factor)
+    if factor >= 1e4:
+        odds = f"10 to the {math.ceil(epsilon / math.log(10))}"
+    failure = f", except with a probability of at most {delta:g}" if delta else ""
     return (
-        f"An epsilon of {shown(epsilon)} means: compare two worlds, {worlds}. Whatever the observer sees is at most {odds} "
-        f"times as likely in one as in the other{but}."
+        f"An epsilon of {shown(epsilon)} means: compare two worlds, {worlds}. Whatever the "
+        f"adversary sees is at most {odds} times as likely in one as in the other{failure}."
     )
 
 
-def _up(factor: float) -> str:
-    """Three digits, rounded up: an odds ratio must not look smaller than it is."""
+def _rounded_up(factor: float) -> str:
+    """Three digits, rounded up: an odds ratio must not look smaller than it is.
+
+    >>> _rounded_up(1.6487), _rounded_up(2980.9)
+    ('1.65', '2990')
+    """
     if factor >= 1000:
         return str(10 * math.ceil(factor / 10))
     digits = 2 - math.floor(math.log10(factor))
     return f"{math.ceil(factor * 10**digits) / 10**digits:.{digits}f}"
 
 
-def strength(epsilon: float) -> str:
-    """A word for an epsilon; thresholds as commonly used, and said to be no more than that.
+def bound(promised: Promise, epsilon: float, delta: float | None) -> str:
+    """Say the largest epsilon of all clients, for everyone to read."""
+    at = f" at delta {delta:g}" if delta else ""
+    return (
+        f"The privacy loss of any {promised.unit} is at most epsilon {shown(epsilon)}{at}, "
+        f"{promised.adjacency} adjacency, against the {promised.observer}."
+    )
 
-    >>> strength(0.5), strength(30.0)
-    ('strong', 'weak')
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """A number with its noun.
+
+    >>> count(1, "round"), count(3, "study", "studies")
+    ('1 round', '3 studies')
     """
-    if epsilon <= 1:
-        return "strong"
-    return "moderate" if epsilon <= 10 else "weak"
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-GUARANTEES = (
-    "Each site's charge was written down before anything that depends on its data was released.",
-    "Every epsilon is an upper bound on the loss of the whole run, by the accountant named beside it, and shown rounded up.",
-    "No site spends more than it granted: one that cannot afford another round leaves, and the model goes on without it.",
-    "What a client says of its budget may change how its update is weighed, never what it is charged.",
-)
-LEDGER_GUARANTEES = (
-    "Every study was planned before its first release: how often it may release, with how much noise and sampling.",
-    "Every charge was written into this ledger before anything that depends on the data was released.",
-    "Every epsilon is an upper bound on the loss over all studies in this ledger together, also if a study was chosen by "
-    "looking at the results of earlier ones; it is shown rounded up.",
-    "A study or a round that would exceed the budget is refused, whatever a server says.",
-    "A ledger that was edited, cut or replaced by an old copy is refused, as long as its head file was not replaced with it.",
-)
-LEDGER_LIMITS = (
-    "Releases that were not made through this ledger, and other ledgers on the same records, add to these numbers.",
-    "A ledger that was put back together with its old head file has forgotten what was charged since. Only a head that was "
-    "noted elsewhere reveals that.",
-    "Choosing the method or its settings by looking at private data, and passing on measured accuracies, are not covered.",
-    "Noise comes from AES-256, keyed by the operating system: the guarantee is against adversaries who cannot break it.",
-)
-LIMITS = (
-    "The epsilons cover this run only. Other runs on the same data add to them; a ledger that spans runs adds them up.",
-    "Choosing the method or its settings by looking at private data is not covered.",
-    "Accuracy and loss are measured on the clients' test records and are not covered.",
-    "Noise comes from AES-256, keyed by the operating system: the guarantee is against adversaries who cannot break it.",
-)
+def size(number: float) -> str:
+    """Bytes in a unit that people read.
+
+    >>> size(512), size(3 * 2**20)
+    ('512 B', '3.0 MiB')
+    """
+    if number < 1024:
+        return f"{number:.0f} B"
+    power = min(3, math.floor(math.log(number, 1024) + 1e-9))
+    return f"{number / 1024**power:.1f} {' KMG'[power]}iB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in a unit that people read.
+
+    >>> duration(12), duration(120)
+    ('12 s', '2 min')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def moment(at: float | None) -> str:
+    """Seconds since 1970 as a date and a time; a dash where there are none.
+
+    >>> moment(0)
+    '1970-01-01 00:00 UTC'
+    """
+    if at is None:
+        return "-"
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,6 +1,6 @@
-"""The clients' part of a round, one path for everyone: a simulator, its workers, a Ray cluster and a
-real site call :func:`client_round`. What differs is passed in: who charges, and where secrets come
-from.
+"""The clients' part of a round, one path for everyone: a simulator, its workers, a Ray cluster
+and a real site call :func:`client_round`. What differs is passed in: who charges, and where
+secrets come from.
 """
 
 from __future__ import annotations
@@ -203,8 +203,8 @@ def staged(
     who: Sequence[Who],
     rngs: Mapping[str, SecretRng],
 ) -> list[Tensor]:
-    """Send updates through the client stages of a round; what needs no secret is done for all of them
-    at once.
+    """Send updates through the client stages of a round; what needs no secret is done for all of
+    them at once.
     """
     messages = list(updates)
     for number, stage in enumerate(strategy.stages):

@@ -87,8 +87,8 @@ class Agreement:
 
     @cached_property
     def charges_world(self) -> bool:
-        """Whether the world is charged apart: not where the guarantee is made before anything leaves
-        a client.
+        """Whether the world is charged apart: not where the guarantee is made before anything
+        leaves a client.
         """
         return self.strategy.unit is Unit.CLIENT and self.strategy.observer is not Observer.NOBODY
 
@@ -171,8 +171,8 @@ class Run:
         return secret_for(self.seed, *labels)
 
     def round_seed(self, round_: int) -> PublicSeed:
-        """The public randomness of a round (projections, channel gains): shared, but known to nobody
-        before the round.
+        """The public randomness of a round (projections, channel gains): shared, but known to
+        nobody before the round.
 
         Without a seed it comes from the operating system, so that no data can have been chosen with
         it in mind.
@@ -187,7 +187,9 @@ class Run:
 
 
 def secret_for(seed: PublicSeed | None, *labels: str | int) -> SecretRng:
-    """A secret generator: from a simulation's seed, or from the operating system if there is none."""
+    """A secret generator: from a simulation's seed, or from the operating system if there is
+    none.
+    """
     return SecretRng.from_system() if seed is None else SecretRng.simulated(seed.child(*labels))
 
 
@@ -243,7 +245,8 @@ def enrol(
     for _, plug in strategy.slots():
         terms = plug.resolve_terms(terms, claims)
     strategy, terms = strategy.settle(terms, claims)
-    # What could not be sent, or a model that cannot be parted, is refused before anyone pays for it.
+    # What could not be sent, or a model that cannot be parted, is refused before anyone pays for
+    # it.
     strategy.upload_grid(strategy.selection.cohort_size(population) or 1)
     if strategy.personal is not None:
         strategy.personal.merge(torch.zeros(layout.size), None, layout)

@@ -4,11 +4,10 @@ says of itself.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import check, positive
 from dpfl.core.types import Budget, Claims, ClientSettings, Observer, Unit
 from dpfl.data.federation import Federation
 from dpfl.data.inputs import NUMBERS, Inputs
@@ -32,9 +31,16 @@ class Member:
     @property
     def participant(self) -> Participant:
         """The member's own side of the contract, for planning its local work."""
-        return Participant(
-            examples=self.shard.examples, client_settings=self.client_settings, budget=self.budget
-        )
+        examples, settings = self.shard.examples, self.client_settings
+        return Participant(examples=examples, client_settings=settings, budget=self.budget)
+
+
+def true_claims(budget: Budget | None, examples: int) -> Claims:
+    """What a client says that claims what it enforces."""
+    if budget is None:
+        return Claims(epsilon=float("inf"), delta=0.0, examples=examples)
+    known = {"epsilon": budget.epsilon, "delta": budget.delta, "accountant": budget.accountant}
+    return Claims(examples=examples, **known)  # type: ignore[arg-type]
 
 
 def honest_members(
@@ -44,17 +50,11 @@ def honest_members(
     members = {}
     for client in federation.ids:
         shard, budget = federation.shards[client], federation.budgets.get(client)
-        truth = Claims(
-            epsilon=budget.epsilon if budget else float("inf"),
-            delta=budget.delta if budget else 0.0,
-            examples=shard.examples,
-            accountant=budget.accountant if budget else None,
-        )
         members[client] = Member(
             id=client,
             shard=shard,
             budget=budget,
-            claims=(claims or {}).get(client, truth),
+            claims=(claims or {}).get(client) or true_claims(budget, shard.examples),
             client_settings=federation.client_settings.get(client, ClientSettings()),
             inputs=federation.inputs,
         )
@@ -62,28 +62,25 @@ def honest_members(
 
 
 def false_claims(federation: Federation, misreports: Mapping[str, float]) -> dict[str, Claims]:
-    """Claims of clients that multiply their epsilon; a client is named by its id, or by its number
-    in the order of ids.
+    """Claims of clients that multiply their epsilon.
+
+    A client is named by its id, or by its number in the order of ids.
     """
     claims = {}
     for name, factor in misreports.items():
-        client = name
-        if name not in federation.shards and name.isdecimal() and int(name) < len(federation.ids):
-            client = federation.ids[int(name)]
-        if client not in federation.shards or client not in federation.budgets:
-            raise ConfigurationError(
-                f"liar '{name}'",
-                "is no client with a budget",
-                "name a client, or its number from 0",
-            )
-        if not (math.isfinite(factor) and factor > 0):
-            raise ConfigurationError(
-                f"liar '{name}'", f"multiplies by {factor}", "give a positive number"
-            )
-        budget, shard = federation.budgets[client], federation.shards[client]
-        claims[client] = Claims(
-            epsilon=budget.epsilon * factor, delta=budget.delta, examples=shard.examples
+        numbered = name not in federation.shards and name.isdecimal()
+        known = numbered and int(name) < len(federation.ids)
+        client, where = (
+            federation.ids[int(name)] if known else name,
+            f"misreporting client '{name}'",
         )
+        there = client in federation.shards and client in federation.budgets
+        remedy = "name a client, or its number from 0"
+        check(there, where, "is not a client with a budget", remedy)
+        positive(where, factor=factor)
+        budget, examples = federation.budgets[client], federation.shards[client].examples
+        epsilon = budget.epsilon * factor
+        claims[client] = Claims(epsilon=epsilon, delta=budget.delta, examples=examples)
     return claims
 
 
@@ -91,22 +88,12 @@ def check_budget(member: Member, *, unit: Unit, observer: Observer) -> None:
     """Refuse a budget that is about another unit, or against someone the strategy does not protect
     from.
     """
-    budget = member.budget
+    budget, where = member.budget, f"budget of '{member.id}'"
     if budget is None:
         return
-    if budget.unit is not None and budget.unit is not unit:
-        raise ConfigurationError(
-            f"budget of '{member.id}'",
-            f"is per {budget.unit}, but the method protects a {unit}",
-            "choose a method with that unit",
-        )
-    protected = {
-        Observer.SERVER: {Observer.SERVER, Observer.WORLD},
-        Observer.WORLD: {Observer.WORLD},
-    }.get(observer, set())
-    if budget.observer is not None and budget.observer not in protected:
-        raise ConfigurationError(
-            f"budget of '{member.id}'",
-            f"is against the {budget.observer}, but the method's guarantee is against {observer}",
-            "choose a method that protects from that observer",
-        )
+    problem = f"is per {budget.unit}, but the method protects a {unit}"
+    check(budget.unit in (None, unit), where, problem, "choose a method with that unit")
+    protected = {Observer.SERVER: (Observer.SERVER, Observer.WORLD), Observer.WORLD: (observer,)}
+    problem = f"is against the {budget.observer}, but the method protects against {observer}"
+    good = budget.observer is None or budget.observer in protected.get(observer, ())
+    check(good, where, problem, "choose a method that protects from that adversary")

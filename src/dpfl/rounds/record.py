@@ -1,7 +1,7 @@
 """What a round leaves behind: the operator's record, with names, and for the server's eyes only.
 
-Nothing of it may reach an adversary against whom sampling amplifies. As JSON a record keeps the keys
-of version 0.1.
+Nothing of it may reach an adversary against whom sampling amplifies. As JSON a record keeps the
+keys of version 0.1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dpfl.engine.evaluation import Scores
 
 @dataclass(frozen=True, kw_only=True)
 class TrueNoise:
-    """The noise in a round's updates, which only a simulator knows, beside the least there could be.
+    """The noise in a round's updates, which only a simulator knows, beside the least there could
+    be.
 
     ``weights`` would leave the least noise in the aggregate (Robust-HDP, Eq. 8); ``aggregate`` is
     what was left of it, None where rows are not what was sent.

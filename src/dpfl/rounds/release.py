@@ -51,9 +51,9 @@ def release_answer(
 ) -> Tensor:
     """One client's noisy sum of the statistic over its records.
 
-    *Formal guarantees.* Every record's row is computed on its own, scaled into the bound and added up
-    in double precision; a row that is not finite counts as zero. The sum is rounded onto the grid of
-    the noise that the client's own budget asks for, and noise is added there.
+    *Formal guarantees.* Every record's row is computed on its own, scaled into the bound and
+    added up in double precision; a row that is not finite counts as zero. The sum is rounded
+    onto the grid of the noise that the client's own budget asks for, and noise is added there.
     """
     release = agreement.release(round_)
     shape = buffer_shapes(model, (release,))[release.into]

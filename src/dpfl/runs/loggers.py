@@ -1,4 +1,4 @@
-"""Tell a run to the tools people already have: TensorBoard and MLflow, where they are installed."""
+"""Log a run to tools that people already use: TensorBoard and MLflow, where they are installed."""
 
 from __future__ import annotations
 
@@ -6,27 +6,20 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError
+from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
+from dpfl.runs.result import Summary
 
-
-class Logger(Protocol):
-    """Told every round as it ends, and the summary at the end. What it is told is the operator's
-    record.
-    """
-
-    def round(self, number: int, line: Mapping[str, Any]) -> None:
-        """Take a round's numbers."""
-
-    def end(self, summary: Mapping[str, Any]) -> None:
-        """Take what came out."""
+Numbers = Mapping[str, float]
 
 
 def numbers_of(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Every plain number of a round, under its path; lists and what is told of single clients are
-    left out.
+    """Yield every plain number of a round under its path, without lists and without what is said of
+    single clients.
 
     >>> dict(numbers_of({"accuracy": 0.5, "weights": {"a": 1.0}, "noise_metrics": {"norm": 2}}))
     {'accuracy': 0.5, 'noise_metrics/norm': 2.0}
@@ -40,34 +33,35 @@ def numbers_of(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{name}", float(value)
 
 
-def _final(summary: Mapping[str, Any]) -> dict[str, float]:
-    spent = summary["epsilon"].get("spent", {})
-    told = {
-        f"epsilon_spent/{name}": value
-        for name, value in spent.items()
-        if isinstance(value, int | float)
-    }
-    return {"final/accuracy": summary["accuracy"], "final/loss": summary["loss"], **told}
+def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the fields of an experiment under their paths; of single clients only how many there
+    are.
+    """
+    for name, value in values.items():
+        if prefix == "" and name == "clients":
+            continue
+        if not isinstance(value, Mapping):
+            yield f"{prefix}{name}", str(value)[:500]
+        elif prefix:
+            yield f"{prefix}{name}", f"{len(value)} values, by client"
+        else:
+            yield from _settings(value, f"{name}.")
 
 
 class _TensorBoard:
     module = "torch.utils.tensorboard"
 
-    def __init__(self, library: Any, folder: Path, experiment: Experiment) -> None:
+    def __init__(self, library: Any, folder: Path, settings: Mapping[str, str]) -> None:
         self.writer = library.SummaryWriter(str(folder / "tensorboard"))
-        self.writer.add_text(
-            "experiment",
-            "\n".join(f"{name} = {value}  " for name, value in _flat(experiment.to_dict())),
-        )
+        text = "\n".join(f"{name} = {value}  " for name, value in settings.items())
+        self.writer.add_text("experiment", text)
 
-    def round(self, number: int, line: Mapping[str, Any]) -> None:
-        for name, value in numbers_of(line):
+    def log(self, numbers: Numbers, number: int) -> None:
+        for name, value in numbers.items():
             self.writer.add_scalar(name, value, number)
 
-    def end(self, summary: Mapping[str, Any]) -> None:
-        for name, value in _final(summary).items():
-            self.writer.add_scalar(name, value, summary["rounds"]["done"])
-        self.writer.add_text("stamps", "\n\n".join(summary["stamps"]))
+    def flag(self, flags: list[str]) -> None:
+        self.writer.add_text("flags", "\n\n".join(flags))
 
     def close(self) -> None:
         self.writer.close()
@@ -76,103 +70,97 @@ class _TensorBoard:
 class _MlFlow:
     module = "mlflow"
 
-    def __init__(self, library: Any, folder: Path, experiment: Experiment) -> None:
+    def __init__(self, library: Any, folder: Path, settings: Mapping[str, str]) -> None:
         self.mlflow = library
         # Where the user's own settings say, else beside the run; never to a server nobody named.
         if not library.is_tracking_uri_set():
             library.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.sqlite').absolute()}")
         library.set_experiment("dpfl")
         library.start_run(run_name=folder.name)
-        library.log_params(dict(_flat(experiment.to_dict())))
+        library.log_params(dict(settings))
 
-    def round(self, number: int, line: Mapping[str, Any]) -> None:
-        self.mlflow.log_metrics(dict(numbers_of(line)), step=number)
+    def log(self, numbers: Numbers, number: int) -> None:
+        self.mlflow.log_metrics(dict(numbers), step=number)
 
-    def end(self, summary: Mapping[str, Any]) -> None:
-        self.mlflow.log_metrics(_final(summary), step=summary["rounds"]["done"])
-        self.mlflow.set_tags(
-            {f"stamp {number + 1}": stamp for number, stamp in enumerate(summary["stamps"])}
-        )
+    def flag(self, flags: list[str]) -> None:
+        self.mlflow.set_tags({f"flag {number + 1}": flag for number, flag in enumerate(flags)})
 
     def close(self) -> None:
         self.mlflow.end_run()
 
 
-class _Careful:
-    """Opens a logger with the first round, since a run that is refused leaves nothing behind; and
-    goes on without it.
+_Backend = _TensorBoard | _MlFlow
+KINDS: dict[str, type[_Backend]] = {"tensorboard": _TensorBoard, "mlflow": _MlFlow}
+
+
+class Logger:
+    """Logs every round as it ends, and the summary. What it logs is the operator's record.
+
+    The backend is opened with the first round, so that a run that is refused leaves nothing behind.
+    Where the backend fails, ``complain`` is called once and the run goes on without it.
     """
 
     def __init__(
-        self, name: str, make: Callable[[], _TensorBoard | _MlFlow], complain: Callable[[str], None]
+        self, name: str, make: Callable[[], _Backend], complain: Callable[[str], None]
     ) -> None:
         self.name = name
-        self._make = make
-        self._complain = complain
-        self._logger: _TensorBoard | _MlFlow | None = None
+        self._make, self._complain = make, complain
+        self._backend: _Backend | None = None
         self._failed = False
 
-    def round(self, number: int, line: Mapping[str, Any]) -> None:
-        self._do(lambda logger: logger.round(number, line))
+    def round(self, number: int, record: RoundRecord) -> None:
+        """Log the numbers of a round."""
+        numbers = dict(numbers_of(record.to_dict()))
+        self._do(lambda backend: backend.log(numbers, number))
 
-    def end(self, summary: Mapping[str, Any]) -> None:
-        self._do(lambda logger: logger.end(summary))
+    def end(self, summary: Summary) -> None:
+        """Log the final scores, what was spent, and the flags."""
+        told = {"final/accuracy": summary.accuracy, "final/loss": summary.scores.loss}
+        if summary.epsilon is not None:
+            spent = dict(numbers_of(summary.epsilon.spent.to_dict(), "epsilon_spent/"))
+            told |= spent
+        self._do(lambda backend: backend.log(told, summary.rounds.done))
+        self._do(lambda backend: backend.flag([str(raised) for raised in summary.flags]))
 
     def close(self) -> None:
-        if self._logger is not None:
-            self._do(lambda logger: logger.close())
+        """Close the backend, if it was opened."""
+        if self._backend is not None:
+            self._do(lambda backend: backend.close())
 
-    def _do(self, tell: Callable[[_TensorBoard | _MlFlow], None]) -> None:
+    def _do(self, act: Callable[[_Backend], None]) -> None:
         if self._failed:
             return
         try:
-            if self._logger is None:
-                self._logger = self._make()
-            tell(self._logger)
-        except (
-            Exception
-        ) as error:  # whatever goes wrong in there: training was paid for and must not end by it
+            if self._backend is None:
+                self._backend = self._make()
+            act(self._backend)
+        except Exception as error:  # training was paid for and must not end by what logs it
             self._failed = True
-            self._complain(
-                f"logging to {self.name} stopped ({type(error).__name__}: {error}); the run goes on"
-            )
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        if prefix == "" and name == "clients":
-            continue  # of single clients nothing is told
-        if isinstance(value, Mapping) and prefix:
-            yield f"{prefix}{name}", f"{len(value)} values, by client"
-        elif isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", str(value)[:500]
-
-
-KINDS: dict[str, type[_TensorBoard | _MlFlow]] = {"tensorboard": _TensorBoard, "mlflow": _MlFlow}
+            problem = f"{type(error).__name__}: {error}"
+            self._complain(f"logging to {self.name} stopped ({problem}); the run goes on")
 
 
 @contextmanager
 def logging_to(
     name: str | None, folder: Path, experiment: Experiment, complain: Callable[[str], None]
 ) -> Iterator[Logger | None]:
-    """A logger by name, for as long as the run goes on."""
+    """Yield a logger by name for the time of a run; None where no name is given.
+
+    ``complain`` receives the message if logging fails.
+    """
     if name is None:
         yield None
         return
-    if name not in KINDS:
-        raise ConfigurationError(
-            "--log", f"there is no logger '{name}'", f"choose {' or '.join(KINDS)}"
-        )
+    known = f"choose {' or '.join(KINDS)}"
+    check(name in KINDS, "--log", f"there is no logger '{name}'", known)
+    kind: Any = KINDS[name]
     try:
-        library = importlib.import_module(KINDS[name].module)
+        library = importlib.import_module(kind.module)
     except ImportError as error:
-        raise ConfigurationError(
-            "--log", f"{name} is not installed", f"pip install {name}, or leave --log out"
-        ) from error
-    make: Any = KINDS[name]
-    logger = _Careful(name, lambda: make(library, folder, experiment), complain)
+        remedy = f"pip install {name}, or leave --log out"
+        raise ConfigurationError("--log", f"{name} is not installed", remedy) from error
+    settings = dict(_settings(experiment.to_dict()))
+    logger = Logger(name, lambda: kind(library, folder, settings), complain)
     try:
         yield logger
     finally:

@@ -1,4 +1,6 @@
-"""Other processes: whether they live, ending with them, and starting some that leave Ctrl-C to us."""
+"""Other processes: whether they live, ending with them, and starting some that leave Ctrl-C to
+us.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from pathlib import Path
 
 
 def alive(process: int) -> bool:
-    """Whether a process is running; one that has ended and that nobody has asked about yet is not."""
+    """Whether a process is running; one that has ended and that nobody has asked about yet is
+    not.
+    """
     try:
         os.kill(process, 0)
     except ProcessLookupError:

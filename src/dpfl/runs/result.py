@@ -146,7 +146,6 @@ class Summary:
             "bytes_down": self.bytes_down,
             **self.promise.to_dict(),
             "flags": [raised.to_dict() for raised in self.flags],
-            "stamps": [str(raised) for raised in self.flags],
             "assumptions": list(self.assumptions),
             "rounds": dict(vars(self.rounds)),
             **scores,

@@ -66,7 +66,7 @@ def read_toml(path: Path) -> dict[str, Any]:
             str(path), f"cannot be read ({error.strerror})", "check the path"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(str(path), f"is not TOML ({error})", "mend that line") from error
+        raise ConfigurationError(str(path), f"is not TOML ({error})", "fix that line") from error
 
 
 def _explained(where: str, error: ValidationError, top: type[TomlFile]) -> ConfigurationError:

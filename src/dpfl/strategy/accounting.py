@@ -69,8 +69,8 @@ class Accounting(Slots):
     # -- whose noise, and whose draw, is counted on ------------------------------------------------
 
     def shares(self, terms: Terms) -> int:
-        """How many clients' noise the cost against the world counts on: a fixed cohort's, else one's
-        own alone.
+        """How many clients' noise the cost against the world counts on: a fixed cohort's, else
+        one's own alone.
         """
         size = self.selection.cohort_size(terms.population)
         return 1 if size is None else max(1, size - self.tolerated_dropouts)
@@ -85,8 +85,8 @@ class Accounting(Slots):
         return self.shares(terms) if self._sent(work, terms).noise > 0 else 0
 
     def amplifies(self, observer: Observer) -> bool:
-        """Whether the sampling of clients hides who took part: from the world, never from the server
-        that drew them.
+        """Whether the sampling of clients hides who took part: from the world, never from the
+        server that drew them.
 
         Not where clients remember something between rounds: what one of them does later may tell
         that it was drawn, and so who was not; each round would have to be a fresh function of the
@@ -100,8 +100,8 @@ class Accounting(Slots):
     def hides_the_draw(self) -> bool:
         """Whether nothing that is published tells who was drawn."""
         on_air = isinstance(self.channel, NoiseMaker) and self.channel.makes_noise
-        # Clients' own noise over a cohort of random size: how much noise is published would tell how
-        # many were drawn.
+        # Clients' own noise over a cohort of random size: how much noise is published would tell
+        # how many were drawn.
         counts = self.selection.sampling == "poisson" and any(
             isinstance(stage, NoiseMaker) and stage.makes_noise for stage in self.stages
         )
@@ -132,8 +132,8 @@ class Accounting(Slots):
         check(
             delta >= SMALLEST_DELTA,
             self.name,
-            f"bounds that fail with probability {exposure.failure:g} a round use up all of delta in "
-            f"{steps} rounds",
+            f"bounds that fail with probability {exposure.failure:g} a round use up all of delta "
+            f"in {steps} rounds",
             "plan fewer rounds, raise delta, or use bounds that do not fail",
             PrivacyRefusal,
         )

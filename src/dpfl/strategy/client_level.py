@@ -1,5 +1,5 @@
-"""What the client-level methods share: the whole update of a client is clipped; noise comes from the
-clients, or from a trusted server.
+"""What the client-level methods share: the whole update of a client is clipped; noise comes from
+the clients, or from a trusted server.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ SHARES = (
     "against the world the sum of all"
 )
 DRAWN = (
-    "who was drawn stays the server's secret; for a drawn client that sends nothing the server adds "
-    "the client's share",
+    "who was drawn stays the server's secret; for a drawn client that sends nothing the server "
+    "adds the client's share",
     "whether a client says that it is willing to go on does not depend on whether it was drawn "
     "before",
 )
@@ -111,7 +111,9 @@ def noisy_updates(
     personal: Personal | None = None,
     assumptions: tuple[str, ...] = (),
 ) -> Strategy:
-    """Assemble a strategy whose guarantee is made of the clients' own noise on their whole updates."""
+    """Assemble a strategy whose guarantee is made of the clients' own noise on their whole
+    updates.
+    """
     one_of(name, ("distributed", "local"), noise=work.noise)
     dropouts = whole_number(name, "tolerated_dropouts", work.tolerated_dropouts, least=0)
     dropouts = dropouts if work.distributed else 0

@@ -23,7 +23,8 @@ class Strategy(Accounting):
     >>> promise = {"unit": Unit.CLIENT, "adjacency": Adjacency.ZERO_OUT}
     >>> Strategy(name="open", observer=Observer.SERVER, local=work, **promise)
     Traceback (most recent call last):
-    dpfl.core.errors.PrivacyRefusal: open: nothing protects a client from the server; clip and add...
+    dpfl.core.errors.PrivacyRefusal: open: nothing protects a client from the server; clip and
+    add...
     """
 
     def __post_init__(self) -> None:

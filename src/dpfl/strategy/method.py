@@ -7,8 +7,8 @@
         '''FedAvg over DP-SGD clients, weighted by a power of the claimed epsilon.'''
         return record_level("my_method", work, weights=PowerWeights(power=power))
 
-The first argument, if it is annotated with a dataclass of shared settings, is assembled from keyword
-arguments, so that every method of a kind takes the same ones and none repeats them. What
+The first argument, if it is annotated with a dataclass of shared settings, is assembled from
+keyword arguments, so that every method of a kind takes the same ones and none repeats them. What
 :func:`method` returns is called with keywords only: ``my_method(lr=0.1, clip=1.0, batch_size=32,
 local_steps=4, power=2.0)``.
 
@@ -40,10 +40,11 @@ class Method:
 
     ``family``: the methods it is worth comparing with. ``simplicity``: among methods that would do
     equally well, the one with the smallest number is preferred. ``search``: the settings that are
-    its own, and what a search tries; a fraction for a whole-number setting is a share of the model's
-    parameters. ``sampling``: how its paper draws cohorts. ``needs``: what a federation must have.
-    ``remark``: what to bear in mind when it is recommended. ``reference``: shown beside the others
-    of every family, and never ranked.
+    its own, and what a search tries; a fraction for a whole-number setting is a share of the
+    model's parameters. ``sampling``: how its paper draws cohorts. ``needs``: what a federation
+    must have. ``remark``: what to bear in mind when it is recommended. ``reference``: shown
+    beside the others of every family, and never ranked. ``fixed``: shared settings that it
+    decides itself, and does not take.
     """
 
     name: str
@@ -88,19 +89,15 @@ class Method:
 
     @property
     def settings(self) -> dict[str, inspect.Parameter]:
-        """The keyword arguments it takes, shared ones first; those without a default must be given."""
+        """The keyword arguments it takes, shared ones first; those without a default must be
+        given.
+        """
         own = list(inspect.signature(self.factory).parameters.values())
-        hints = typing.get_type_hints(self.factory)
+        hints, found = typing.get_type_hints(self.factory), []
         if self._shared is not None:
-            shared = typing.get_type_hints(self._shared)
-            found = [
-                _parameter(f.name, shared[f.name], f.default)
-                for f in fields(self._shared)
-                if f.name not in self.fixed
-            ]
-            own = own[1:]
-        else:
-            found = []
+            shared, own = typing.get_type_hints(self._shared), own[1:]
+            taken = [f for f in fields(self._shared) if f.name not in self.fixed]
+            found = [_parameter(f.name, shared[f.name], f.default) for f in taken]
         found += [_parameter(p.name, hints[p.name], p.default) for p in own]
         # Required ones first, as in any signature.
         found.sort(key=lambda p: p.default is not inspect.Parameter.empty)
@@ -129,35 +126,12 @@ class Method:
         return self.factory(shared, **{k: v for k, v in settings.items() if k not in names})
 
 
-def method(
-    *,
-    family: str,
-    simplicity: int,
-    search: Mapping[str, tuple[float | str, ...]] | None = None,
-    sampling: Literal["uniform", "poisson"] = "uniform",
-    needs: str = "",
-    remark: str = "",
-    reference: bool = False,
-    fixed: tuple[str, ...] = (),
-) -> Callable[[Factory], Method]:
-    """Declare a factory as a method; see :class:`Method` for the arguments.
-
-    ``fixed`` names shared settings that the method decides itself, and does not take.
-    """
+def method(*, family: str, simplicity: int, **about: Any) -> Callable[[Factory], Method]:
+    """Declare a factory as a method; :class:`Method` has all the arguments."""
 
     def declare(factory: Factory) -> Method:
-        return Method(
-            name=factory.__name__,
-            factory=factory,
-            family=family,
-            simplicity=simplicity,
-            search=dict(search or {}),
-            sampling=sampling,
-            needs=needs,
-            remark=remark,
-            reference=reference,
-            fixed=fixed,
-        )
+        name, known = factory.__name__, {"family": family, "simplicity": simplicity, **about}
+        return Method(name=name, factory=factory, **known)
 
     return declare
 

@@ -61,7 +61,9 @@ def record_level(
     stages: tuple[Stage, ...] = (),
     assumptions: tuple[str, ...] = (),
 ) -> Strategy:
-    """Assemble a strategy whose guarantee is made at the clients, per record, against the server."""
+    """Assemble a strategy whose guarantee is made at the clients, per record, against the
+    server.
+    """
     return Strategy(
         name=name,
         unit=Unit.RECORD,

@@ -34,13 +34,13 @@ from dpfl.plugs.weights import UniformWeights, Weights
 
 @dataclass(frozen=True, kw_only=True)
 class Slots:
-    """``unit``, ``observer`` and ``adjacency`` are the promise: whose presence is hidden, from whom,
-    and what counts as a neighbour. ``Observer.NOBODY`` must be said aloud.
+    """``unit``, ``observer`` and ``adjacency`` are the promise: whose presence is hidden, from
+    whom, and what counts as a neighbour. ``Observer.NOBODY`` must be said aloud.
 
     ``tolerated_dropouts``: where noise shares of the clients carry the guarantee against the world,
-    how many of the drawn may be missing; with more missing, nothing is published, unless the secrecy
-    of the draw is counted on: then the server adds the missing shares. ``assumptions`` are what the
-    promise rests on, in words.
+    how many of the drawn may be missing; with more missing, nothing is published, unless the
+    secrecy of the draw is counted on: then the server adds the missing shares. ``assumptions``
+    are what the promise rests on, in words.
     """
 
     name: str
@@ -104,8 +104,8 @@ class Slots:
 
     @property
     def noise_multiplier(self) -> float | None:
-        """The noise of a client-level method, relative to one client's contribution; None where it is
-        left open.
+        """The noise of a client-level method, relative to one client's contribution; None where
+        it is left open.
         """
         return next((piece.noise_multiplier for piece in self.noise_makers()), None)
 
@@ -116,7 +116,9 @@ class Slots:
 
     @property
     def sums_only(self) -> bool:
-        """Whether what is published depends on the rows only through a sum with constant weights."""
+        """Whether what is published depends on the rows only through a sum with constant
+        weights.
+        """
         return self.weights.constant and self.clean is None
 
     def upload_grid(self, drawn: int) -> Grid | None:

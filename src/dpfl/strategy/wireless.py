@@ -18,8 +18,10 @@ from dpfl.strategy.fit import Strategy
 
 _WHOLE = 1 << 40  # a batch no data set exceeds
 ASSUMPTIONS = (
-    "the signals really add up in the air: whoever hears one client alone hears its message without the others' noise",
-    "no more clients fall silent than are tolerated: the receiver would have heard the others with less noise",
+    "the signals really add up in the air: whoever hears one client alone hears its message "
+    "without the others' noise",
+    "no more clients fall silent than are tolerated: the receiver would have heard the others with "
+    "less noise",
     "phases and strengths are corrected as planned; gains and the projection's seed are public",
 )
 
@@ -54,8 +56,8 @@ class AirWork:
         check(
             adjacency is not Adjacency.ADD_REMOVE,
             f"method '{name}'",
-            "adjacency = 'add_remove': a client that is removed takes its own noise with it, and no "
-            "privacy cost would hold",
+            "adjacency = 'add_remove': a client that is removed takes its own noise with it, and "
+            "no privacy cost would hold",
             "use replace_one or zero_out",
         )
         same = (

@@ -212,8 +212,8 @@ def check_personal(personal: Personal) -> None:
 
 
 def check_release(release: Release, inputs: int, shape: Shape) -> None:
-    """A record's row depends on that record alone; the result is a finite buffer of the right shape;
-    ``inputs`` is how many numbers a record has, ``shape`` that of the buffer.
+    """A record's row depends on that record alone; the result is a finite buffer of the right
+    shape; ``inputs`` is how many numbers a record has, ``shape`` that of the buffer.
     """
     numbers = release.numbers(shape)
 

@@ -45,9 +45,9 @@ def check_plug(plug: Plug) -> None:
 
 
 def check_method(method: Method, **settings: Any) -> None:
-    """Check a method as a stranger's would be: it builds, describes itself, every plug keeps the laws
-    of its slot, and nothing that its adversary sees depends on a client's data but through noisy
-    integers.
+    """Check a method as a stranger's would be: it builds, describes itself, every plug keeps the
+    laws of its slot, and nothing that its adversary sees depends on a client's data but through
+    noisy integers.
 
     ``settings`` are those without a default, and any others that should be tried.
     """

@@ -78,7 +78,9 @@ def _turned(rows: Rows, turn: Tensor) -> Rows:
 
 
 def check_row_denoiser(clean: RowDenoiser) -> None:
-    """The matrix keeps its shape and stays finite; unless ordered, permuting clients permutes rows."""
+    """The matrix keeps its shape and stays finite; unless ordered, permuting clients permutes
+    rows.
+    """
     clean = clean.resolve(TERMS)
 
     @given(st.integers(2, 6), SEED)

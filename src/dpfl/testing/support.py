@@ -12,9 +12,10 @@ Noise added in floating point fails this (:func:`float_noise` is the positive co
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import (
     Run,
     Workshop,
+    buffer_shapes,
     charging,
     client_round,
     close_round,
@@ -74,17 +76,22 @@ def impossible(
 # -- a whole method --------------------------------------------------------------------------------
 
 
-def check_releases(strategy: Strategy, engine: str = "one_by_one") -> None:
+def check_releases(
+    strategy: Strategy, engine: str = "one_by_one", model: nn.Module | None = None
+) -> None:
     """Nothing that the method's adversary sees depends on a client's data but through noisy
     integers.
+
+    ``model`` takes 16 inputs and gives 8 outputs; strategies with releases before round one need
+    one that has their buffers.
     """
     recorded: list[Tensor] = []
     with _noisy_integers(recorded.append, None):
-        present = _transcript(strategy, engine, zeroed=False)
+        present = _transcript(strategy, engine, model, zeroed=False)
     assert recorded, f"{strategy.name} draws no noise on a grid"
     script = iter(recorded)
     with _noisy_integers(lambda _: None, lambda: next(script)):
-        absent = _transcript(strategy, engine, zeroed=True)
+        absent = _transcript(strategy, engine, model, zeroed=True)
     assert next(script, None) is None, (
         f"{strategy.name} draws noise more or less often when a client's data is zeroed"
     )
@@ -154,13 +161,16 @@ def float_noise() -> Iterator[None]:
         Grid.noised = original  # type: ignore[method-assign]
 
 
-def _transcript(strategy: Strategy, engine: str, *, zeroed: bool) -> tuple[list[bytes], bytes]:
-    """Play one seeded round; return the uploads (where the server is an adversary) and the next
-    model.
+def _transcript(
+    strategy: Strategy, engine: str, given: nn.Module | None, *, zeroed: bool
+) -> tuple[list[bytes], bytes]:
+    """Play all releases and one round, seeded; return the uploads (where the server is an
+    adversary) and the next model with its public buffers.
     """
     torch.manual_seed(0)
     classes, features = _SHAPE
-    model = nn.Sequential(nn.Linear(features, 4, bias=False), nn.Linear(4, classes, bias=False))
+    usual = nn.Sequential(nn.Linear(features, 4, bias=False), nn.Linear(4, classes, bias=False))
+    model = usual if given is None else copy.deepcopy(given)
     generator = PublicSeed(1).generator()
     arrays = {}
     for i in range(4):
@@ -172,14 +182,13 @@ def _transcript(strategy: Strategy, engine: str, *, zeroed: bool) -> tuple[list[
         budgets={name: Budget(epsilon=2.0**i, delta=1e-5) for i, name in enumerate(arrays)},
     )
     members, layout = honest_members(federation), Layout.of_module(model)
-    agreement = enrol(strategy, {c: m.claims for c, m in members.items()}, 1, layout)
-    ledger = Ledger.create(":memory:", "law")
-    try:
+    claims = {client: member.claims for client, member in members.items()}
+    shapes = buffer_shapes(model, strategy.releases)
+    agreement = enrol(strategy, claims, 1, layout, shapes)
+    sent: list[bytes] = []
+    with closing(Ledger.create(":memory:", "law")) as ledger:
         run = Run(name="law", ledger=ledger, seed=PublicSeed(2), public=PublicSeed(3))
         ledger.register(run.name, seeded=True, title=strategy.name)
-        state = first_state(agreement, layout.read(model))
-        plan = open_round(agreement, state, run, lambda client: True)
-        cohort = {client: members[client] for client in plan.cohort.ids}
         workshop = Workshop(
             agreement=agreement,
             run=run.name,
@@ -187,14 +196,16 @@ def _transcript(strategy: Strategy, engine: str, *, zeroed: bool) -> tuple[list[
             model=model,
             secret=lambda round_, client: run.secret("client", round_, client),
         )
-        admit = charging(agreement, run)
-        uplinks = client_round(workshop, plan.downloads, cohort, admit=admit)
-        sent = [uplink.payload or b"" for uplink in uplinks if uplink.client == VICTIM]
-        state, _ = close_round(agreement, state, plan, uplinks, run)
-    finally:
-        ledger.close()
+        state, admit = first_state(agreement, layout.read(model)), charging(agreement, run)
+        while state.round < 1:
+            plan = open_round(agreement, state, run, lambda client: True)
+            cohort = {client: members[client] for client in plan.cohort.ids}
+            uplinks = client_round(workshop, plan.downloads, cohort, admit=admit)
+            sent += [uplink.payload or b"" for uplink in uplinks if uplink.client == VICTIM]
+            state, _ = close_round(agreement, state, plan, uplinks, run)
     seen = sent if strategy.observer is Observer.SERVER and strategy.channel.sees_rows else []
-    return seen, state.model.numpy().tobytes()
+    public = [state.model, *(state.buffers[name] for name in sorted(state.buffers))]
+    return seen, b"".join(tensor.numpy().tobytes() for tensor in public)
 
 
 # -- the sampler -----------------------------------------------------------------------------------

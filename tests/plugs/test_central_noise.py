@@ -12,7 +12,6 @@ from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Claims, Cohort, Rows, Terms, Unit, Who
 from dpfl.plugs.central_noise import CentralNoise
 from dpfl.plugs.stages import Clip
-from dpfl.plugs.step import Step
 from dpfl.plugs.weights import ExpectedCohortWeights
 from dpfl.privacy.exposure import Exposure
 
@@ -43,10 +42,12 @@ def accepted(sample: Tensor, std: float) -> bool:
 def test_central_noise_has_the_multiplier_times_the_bound_and_the_test_would_see_three_percent(
     noise_multiplier: float, bound: float, seed: int
 ) -> None:
-    sample = CentralNoise(noise_multiplier=noise_multiplier).add(
-        torch.zeros(DRAWS), bound, rng(seed)
-    )
+    noise = CentralNoise(noise_multiplier=noise_multiplier)
+    sample, state, metrics = noise.add({}, torch.zeros(DRAWS), bound, rng(seed))
     std = noise_multiplier * bound
+    assert state == {}
+    assert metrics["expected_norm"] == pytest.approx(std * math.sqrt(DRAWS))
+    assert metrics["norm"] == pytest.approx(float(sample.norm()), rel=1e-6)
     assert accepted(sample, std)
     assert not accepted(0.97 * sample, std)
     assert not accepted(1.03 * sample, std)
@@ -58,7 +59,7 @@ def test_central_noise_is_added_to_the_aggregate_and_drawn_afresh() -> None:
         rng(),
         torch.full((DRAWS,), -3.0),
     )
-    first, second = (noise.add(aggregate, 1.0, generator) - aggregate for _ in range(2))
+    first, second = (noise.add({}, aggregate, 1.0, generator)[0] - aggregate for _ in range(2))
     assert accepted(first, 1.0)
     assert abs(float((first * second).mean())) < 4 / math.sqrt(DRAWS)
     assert bool((aggregate == -3.0).all())
@@ -67,14 +68,14 @@ def test_central_noise_is_added_to_the_aggregate_and_drawn_afresh() -> None:
 def test_central_noise_is_not_drawn_from_the_global_generator() -> None:
     noise, zeros = CentralNoise(noise_multiplier=1.0), torch.zeros(20)
     torch.manual_seed(0)
-    first = noise.add(zeros, 1.0, rng(4))
+    first = noise.add({}, zeros, 1.0, rng(4))[0]
     untouched = torch.rand(1)
     torch.manual_seed(0)
     assert torch.equal(torch.rand(1), untouched)
-    assert torch.equal(noise.add(zeros, 1.0, rng(4)), first)
+    assert torch.equal(noise.add({}, zeros, 1.0, rng(4))[0], first)
     assert not torch.equal(
-        noise.add(zeros, 1.0, SecretRng.from_system()),
-        noise.add(zeros, 1.0, SecretRng.from_system()),
+        noise.add({}, zeros, 1.0, SecretRng.from_system())[0],
+        noise.add({}, zeros, 1.0, SecretRng.from_system())[0],
     )
 
 
@@ -95,7 +96,8 @@ def released(updates: list[Tensor], seed: int) -> tuple[Tensor, float]:
     rows = Rows(matrix=matrix, origin=torch.zeros(DRAWS), cohort=cohort, layout=layout)
     values, _, _ = weights({}, rows, 0)
     exposure = clip.exposure(Exposure(unit=Unit.CLIENT), 8).scaled(weights.value(TERMS))
-    return noise.add(values @ matrix, exposure.bound, rng(seed)), noise.std(exposure.bound)
+    noisy, _, _ = noise.add({}, values @ matrix, exposure.bound, rng(seed))
+    return noisy, noise.std(exposure.bound)
 
 
 @pytest.mark.parametrize("missing", [0, 1, 4, 7, 8])
@@ -128,16 +130,3 @@ def test_an_update_that_is_not_finite_leaves_the_release_finite() -> None:
 def test_central_noise_that_hides_nothing_is_refused(noise_multiplier: float) -> None:
     with pytest.raises(ConfigurationError, match="central noise"):
         CentralNoise(noise_multiplier=noise_multiplier)
-
-
-def test_a_step_moves_the_model_by_the_aggregate_times_its_rate() -> None:
-    model, aggregate = torch.tensor([1.0, 2.0]), torch.tensor([0.5, -1.0])
-    assert Step()(model, aggregate).tolist() == [1.5, 1.0]
-    assert Step(lr=2.0)(model, aggregate).tolist() == [2.0, 0.0]
-    assert model.tolist() == [1.0, 2.0]
-
-
-@pytest.mark.parametrize("lr", [0.0, -1.0, math.nan, math.inf])
-def test_a_step_without_a_direction_is_refused(lr: float) -> None:
-    with pytest.raises(ConfigurationError, match="server step"):
-        Step(lr=lr)

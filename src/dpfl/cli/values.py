@@ -1,0 +1,179 @@
+"""From the options of a command to the plain values of an experiment.
+
+:data:`FIELDS` is the one table that says which option sets which field. Options win over the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dpfl.core.checks import check
+
+Values = dict[str, Any]
+ROUNDS = 30
+LIGHT_DEFAULTS: Values = {"lr": 0.1, "batch_size": 16, "local_steps": 10}
+"""Settings without a file; what decides privacy has no default."""
+
+FIELDS: dict[str, tuple[str, Any, str]] = {
+    "label": ("data.label", str, "Label column of files in a folder (default: the last)."),
+    "budgets": ("budgets.epsilon", str, "Distribution, number, list or file of epsilons."),
+    "delta": ("budgets.delta", float, "Delta of every client."),
+    "clip": ("method.clip", float, "Largest norm of one record's gradient, or client's update."),
+    "noise_multiplier": ("method.noise_multiplier", float, "Noise of client-level methods / clip."),
+    "partition": ("partition.kind", str, "natural, iid, shards, classes, dirichlet or unequal."),
+    "clients": ("partition.clients", int, "Number of clients."),
+    "records": ("partition.records", int, "Training records per client."),
+    "alpha": ("partition.alpha", float, "Setting of the dirichlet and unequal partitions."),
+    "model": ("model.name", str, "Model."),
+    "lr": ("method.lr", float, "Learning rate of local work."),
+    "batch_size": ("method.batch_size", int, "Expected records per local step."),
+    "local_steps": ("method.local_steps", int, "Local steps per round."),
+    "local_epochs": ("method.local_epochs", int, "Local epochs per round, instead of steps."),
+    "spending": ("method.spending", str, "heterogeneous or uniform."),
+    "rounds": ("run.rounds", int, "Rounds."),
+    "cohort": ("run.cohort", str, "Clients per round: a number, or a fraction such as 0.8."),
+    "sampling": ("run.sampling", str, "How the cohort is drawn: uniform or poisson."),
+    "least_willing": ("run.least_willing", int, "Willing clients below which a plan ends."),
+    "dropout": ("run.dropout", float, "Share of uploads that get lost, to see the effect."),
+    "engine": ("run.engine", str, "stacked, one_by_one, or ray (a cluster; RAY_ADDRESS names it)."),
+    "device": ("run.device", str, "Where local work is computed: cpu, or cuda where torch has it."),
+    "method": ("method.name", str, "Method."),
+    "workers": ("run.workers", int, "Worker processes; they never change a result."),
+    "seed": ("run.seed", int, "Seed; the run is repeatable, and NOT PRIVATE."),
+}
+"""Options that set one field each: the field, the kind of value, and the help."""
+
+
+def lay_over(values: Values, options: Values) -> Values:
+    """Lay options over the values of a file."""
+    from dpfl.experiments.study import set_fields
+
+    given = {name: value for name, value in options.items() if value is not None}
+    fields: Values = {FIELDS[name][0]: own for name, own in given.items() if name in FIELDS}
+    if "run.cohort" in fields:
+        fields["run.cohort"] = cohort = number(fields["run.cohort"])
+        remedy = "give a number of clients or a fraction"
+        check(not isinstance(cohort, str), "--cohort", f"'{cohort}' is not a number", remedy)
+    if given.get("system_noise"):
+        fields["run.noise"] = "system"
+    for pair in given.get("set", ()):
+        key, equals, text = pair.partition("=")
+        remedy = "write for instance --set k=1"
+        check(bool(equals), "--set", f"'{pair}' is not KEY=VALUE", remedy)
+        fields[key if "." in key else f"method.{key}"] = number(text)
+    liars = [*given.get("misreport", ()), *given.get("liar", ())]
+    if liars:
+        known = values.get("run", {})
+        before = known.get("misreports", known.get("liars", {}))
+        fields["run.misreports"] = {**before, **dict(map(_misreport, liars))}
+        values = {**values, "run": {k: own for k, own in known.items() if k != "liars"}}
+    lengths = ("local_steps", "local_epochs")
+    if any(name in given for name in lengths) and "method" in values:
+        kept = {name: own for name, own in values["method"].items() if name not in lengths}
+        values = {**values, "method": kept}
+    if "dataset" in given:
+        values = {**values, "data": data_values(given["dataset"], None)}
+        if "folder" not in values["data"]:
+            fields.pop("data.label", None)
+    return set_fields(values, fields)
+
+
+def _misreport(text: str) -> tuple[str, float]:
+    client, _, word = text.rpartition(":")
+    factor, remedy = number(word), "write for instance --misreport 12:100"
+    good = bool(client) and isinstance(factor, int | float)
+    check(good, "--misreport", f"'{text}' is not ID:FACTOR", remedy)
+    return client, factor
+
+
+def wanted(method: Values, setting: str) -> bool:
+    """Whether a method needs a setting; one that is not named yet may need anything."""
+    from dpfl.methods import METHODS
+
+    if setting == "local_steps" and "local_epochs" in method:
+        return False
+    known = METHODS.get(method.get("name", ""))
+    if known is None:
+        return True
+    own = known.settings.get(setting)
+    return own is not None and (own.default is own.empty or setting == "local_steps")
+
+
+def data_values(name: str, label: str | None) -> Values:
+    """Return the data section for a data set by name, or for a folder."""
+    from dpfl.datasets.named import DATASETS
+
+    if name not in DATASETS and (Path(name).is_dir() or "/" in name):
+        return {"folder": str(Path(name).absolute()), **({"label": label} if label else {})}
+    return {"name": name}
+
+
+def number(text: str) -> Any:
+    """Read a number, true or false, or leave a word a word.
+
+    >>> number("3"), number("0.5"), number("true"), number("poisson")
+    (3, 0.5, True, 'poisson')
+    """
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def seeds_of(text: str) -> list[int]:
+    """Read a number of seeds, or a list.
+
+    >>> seeds_of("3"), seeds_of("5,2")
+    ([0, 1, 2], [5, 2])
+    """
+    numbers = [number(word) for word in text.split(",")]
+    good, remedy = all(isinstance(one, int) for one in numbers), "give 3, or 0,1,2"
+    check(good, "--seeds", f"'{text}' is not a number or a list of numbers", remedy)
+    seeds = numbers if "," in text else list(range(numbers[0]))
+    distinct = bool(seeds) and len(set(seeds)) == len(seeds)
+    check(distinct, "--seeds", f"'{text}' names no seed, or one twice", remedy)
+    return seeds
+
+
+def lists_of(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """Read FIELD=VALUE,VALUE,... as a list per dotted field.
+
+    >>> lists_of(["method.lr=0.1,0.3", "budgets.epsilon=mixgauss1,unibetween"])
+    {'method.lr': [0.1, 0.3], 'budgets.epsilon': ['mixgauss1', 'unibetween']}
+    """
+    lists: dict[str, list[Any]] = {}
+    for text in texts:
+        name, _, values = text.partition("=")
+        words = [word.strip() for word in values.split(",") if word.strip()]
+        example = "write for instance --over budgets.scale=0.5,1,2"
+        good = "." in name and bool(words)
+        check(good, "--over", f"'{text}' is not FIELD=VALUE,VALUE,...", example)
+        taken = name in ("run.seed", "method.name")
+        problem = f"'{name}' is set by the command itself"
+        check(not taken, "--over", problem, "use --seeds, or --methods")
+        check(name not in lists, "--over", f"'{name}' was given twice", "give each field one list")
+        lists[name] = [number(word) for word in words]
+    return lists
+
+
+def check_complete(values: Values, method: str | None, *, any_method: bool = False) -> None:
+    """Name what is missing in the words of the command line."""
+    from dpfl.methods import find
+
+    remedy = "give --dataset, or an experiment file; dpfl datasets lists them"
+    check(bool(values.get("data")), "options", "no data set was named", remedy)
+    if any_method:
+        return
+    remedy = "give --method, or an experiment file; dpfl methods lists them"
+    check(bool(method), "options", "no method was named", remedy)
+    if "clip" in find(str(method)).settings:
+        clip, budgets = values["method"].get("clip"), values.get("budgets", {}).get("epsilon")
+        remedy = "give --clip: the largest norm of one record's gradient"
+        check(clip is not None, "options", "no clip was given, and it has no default", remedy)
+        remedy = "give --budgets and --delta; dpfl budgets lists distributions"
+        missing = "no budgets were given, and they have no default"
+        check(budgets is not None, "options", missing, remedy)

@@ -1,0 +1,297 @@
+"""Describe an experiment without running it: what would happen, and what it would cost whom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpfl.core.random import PublicSeed
+from dpfl.core.types import Cohort, Downlink, Observer, Promise, Unit
+from dpfl.engine.stacked import arithmetic_assumptions
+from dpfl.privacy import classic_rdp
+from dpfl.privacy.accountant import Spend, spend
+from dpfl.privacy.costs import PrivacyCost
+from dpfl.privacy.events import Event
+from dpfl.privacy.ledger import Ledger
+from dpfl.rounds import Agreement, Run, first_state
+from dpfl.rounds.codec import FRAME_BYTES, encode_download
+from dpfl.rounds.members import Member
+from dpfl.runs.experiment import Experiment
+from dpfl.runs.result import Spread
+from dpfl.sim.forecast import NoiseForecast, forecast
+from dpfl.sim.loop import Simulation
+
+USUAL_DELTA = 1e-5
+"""The delta of a client that has no budget."""
+
+_REMARKS = {
+    ("poisson", "poisson"): classic_rdp.POISSON_REMARK,
+    ("uniform", "uniform"): classic_rdp.UNIFORM_REMARK,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedEpsilon:
+    """What the plan costs clients against one adversary, as the ledger will state it.
+
+    ``running_out`` counts the clients whose budget ends before their planned participations.
+    """
+
+    spread: Spread
+    accountants: tuple[str, ...]
+    running_out: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        told = {"accountant": list(self.accountants), "clients_that_run_out": self.running_out}
+        return {**self.spread.to_dict(), **told}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """The epsilon that a paper would print, for display only, and what it is worth."""
+
+    epsilon: float
+    remark: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientNoise:
+    """One client before training; ``noise_multiplier`` is None where it adds no noise."""
+
+    client: str
+    records: int
+    budget: float | None
+    noise_multiplier: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """An experiment before it is run.
+
+    ``pipeline`` lists the components in the order they act. ``epsilon`` is what the plan costs, by
+    adversary. ``published`` is what the method's paper would print. ``by_assumption`` holds
+    epsilons over this run's own channel, by whose noise is counted on; it is empty where the
+    channel makes no noise. ``bytes_up`` and ``bytes_down`` are those of one client in one round,
+    ``cohort`` is the expected number of clients in a round. ``forecast`` says how much noise a
+    round would leave beside its signal.
+    """
+
+    method: str
+    pipeline: tuple[tuple[str, str], ...]
+    promise: Promise
+    assumptions: tuple[str, ...]
+    rounds: int
+    participations: int
+    cohort: float
+    parameters: int
+    bytes_up: int
+    bytes_down: int
+    epsilon: Mapping[Observer, PlannedEpsilon]
+    published: Published | None
+    by_assumption: Mapping[str, Spread] = field(default_factory=dict)
+    noise_multiplier: Spread | None = None
+    clients: tuple[ClientNoise, ...] = ()
+    forecast: NoiseForecast
+
+    @property
+    def protects(self) -> bool:
+        """Whether anybody is protected."""
+        return self.promise.observer is not Observer.NOBODY
+
+    @property
+    def running_out(self) -> int:
+        """How many clients run out of budget before their planned participations."""
+        return max(planned.running_out for planned in self.epsilon.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values that JSON can carry."""
+        same = ("method", "rounds", "participations", "cohort", "parameters")
+        spread, ratio = self.noise_multiplier, self.forecast.noise_to_signal
+        losses = {name: one.to_dict() for name, one in self.by_assumption.items()}
+        return {
+            **{name: getattr(self, name) for name in same},
+            "pipeline": [list(row) for row in self.pipeline],
+            **self.promise.to_dict(),
+            "assumptions": list(self.assumptions),
+            "clients": len(self.clients),
+            "epsilon": {str(observer): one.to_dict() for observer, one in self.epsilon.items()},
+            "as_published": vars(self.published) if self.published else None,
+            "if_honest": losses or None,
+            "noise_multiplier": spread.to_dict() if spread else None,
+            "bytes_up_per_client": self.bytes_up,
+            "bytes_down_per_client": self.bytes_down,
+            "noise_to_signal": "infinite" if ratio == math.inf else ratio,
+            "warning": self.forecast.warning,
+        }
+
+
+def describe(experiment: Experiment, data_folder: Path | None = None) -> Description:
+    """Plan everything, charge nothing and run nothing.
+
+    ``data_folder`` is where data sets lie that do not ship with dpfl.
+    """
+    sim = prepared(experiment, data_folder)
+    agreement, members, strategy = sim.agreement, sim.members, sim.strategy
+    terms, layout = agreement.terms, agreement.layout
+    clients = tuple(_client(agreement, members[client]) for client in sorted(members))
+    noise = [one.noise_multiplier for one in clients if one.noise_multiplier]
+    rounding = arithmetic_assumptions(sim.model, layout) if strategy.local.private else ()
+    observers = (Observer.SERVER, Observer.WORLD)
+    return Description(
+        method=strategy.name,
+        pipeline=tuple(strategy.describe()),
+        promise=strategy.promise,
+        assumptions=(*strategy.assumptions, *rounding),
+        rounds=terms.rounds,
+        participations=terms.participations,
+        cohort=terms.expected_cohort,
+        parameters=layout.size,
+        bytes_up=_bytes_up(agreement),
+        bytes_down=_bytes_down(sim),
+        epsilon={observer: _planned(agreement, members, observer) for observer in observers},
+        published=_published(agreement, members),
+        by_assumption=_by_assumption(agreement, members, experiment.public_seed().child("run")),
+        noise_multiplier=Spread.of(noise),
+        clients=clients,
+        forecast=forecast(agreement, members, experiment.public_seed()),
+    )
+
+
+def noise_forecast(experiment: Experiment, data_folder: Path | None = None) -> NoiseForecast:
+    """Work out how much noise a round would leave beside its signal, and nothing else."""
+    sim = prepared(experiment, data_folder)
+    return forecast(sim.agreement, sim.members, experiment.public_seed())
+
+
+def prepared(experiment: Experiment, data_folder: Path | None = None) -> Simulation:
+    """Enrol all clients of an experiment against a ledger in memory.
+
+    What cannot be run is refused, as a run would refuse it.
+    """
+    experiment.check()
+    federation = experiment.federation(data_folder)
+    with closing(Ledger.create(":memory:", "plan")) as ledger:
+        return Simulation(
+            model=experiment.build_model(federation),
+            federation=federation,
+            strategy=experiment.strategy(len(federation.ids)),
+            rounds=experiment.run.rounds,
+            run=Run(name="plan", ledger=ledger, seed=None, public=experiment.public_seed()),
+            misreports=experiment.run.misreports,
+        )
+
+
+def _client(agreement: Agreement, member: Member) -> ClientNoise:
+    noise = [phase.noise_multiplier for phase in agreement.phases(member.participant)]
+    return ClientNoise(
+        client=member.id,
+        records=member.shard.examples,
+        budget=member.budget.epsilon if member.budget else None,
+        noise_multiplier=max(noise, default=0.0) or agreement.strategy.noise_multiplier,
+    )
+
+
+def _bytes_up(agreement: Agreement) -> int:
+    """A round's upload, averaged over clients, once the method is under way."""
+    numbers = float(agreement.layout.size)
+    for _, plug in agreement.strategy.slots():
+        numbers = plug.upload_size(numbers, agreement.terms, agreement.layout)
+    return math.ceil(4 * numbers) + FRAME_BYTES
+
+
+def _bytes_down(sim: Simulation) -> int:
+    """What a client receives in a round: the model, and what the components share."""
+    agreement, members = sim.agreement, sim.members
+    state = first_state(agreement, sim.layout.read(sim.model))
+    drawn = sorted(members)[: max(1, round(agreement.terms.expected_cohort))]
+    cohort = Cohort.of({client: members[client].claims for client in drawn})
+    shared, more = {}, 0
+    for slot, plug in agreement.strategy.slots():
+        shared[slot] = plug.open(state.plugs[slot], 0, cohort, PublicSeed(0).child(slot))
+        more += 4 * plug.download_size(agreement.layout)
+    told = {slot: tensors for slot, tensors in shared.items() if tensors}
+    start = Downlink(round=0, start=state.model, shared=told, drawn=len(cohort))
+    return len(encode_download(start)) + more
+
+
+def _spent(cost: PrivacyCost, times: int, delta: float) -> Spend:
+    history = [event.times(event.steps * times) for event in cost.events]
+    return spend(history, delta, adjacency=cost.adjacency)
+
+
+def _planned(
+    agreement: Agreement, members: Mapping[str, Member], observer: Observer
+) -> PlannedEpsilon:
+    """The cost of all rounds, or of as many as fit a budget that is enforced."""
+    strategy, terms = agreement.strategy, agreement.terms
+    # What sampling amplifies is charged every round to everyone, drawn or not.
+    times = terms.rounds if strategy.amplifies(observer) else terms.participations
+    epsilons, accountants, early = [], set(), 0
+    for member in members.values():
+        cost, budget, limit = agreement.cost(observer, member.participant), member.budget, math.inf
+        delta = budget.delta if budget else USUAL_DELTA
+        if budget and not strategy.local.hypothetical:
+            enforced = (budget.observer or strategy.observer) in (observer, Observer.SERVER)
+            limit = budget.epsilon if enforced else math.inf
+        spent = _spent(cost, times, delta)
+        early += spent.epsilon > limit
+        epsilons.append(min(_spent(cost, terms.rounds, delta).epsilon, limit))
+        accountants.add(spent.accountant)
+    spread = Spread.of(epsilons)
+    assert spread is not None
+    return PlannedEpsilon(spread=spread, accountants=tuple(sorted(accountants)), running_out=early)
+
+
+def _least_delta(members: Mapping[str, Member]) -> float:
+    return min(member.budget.delta if member.budget else USUAL_DELTA for member in members.values())
+
+
+def _published(agreement: Agreement, members: Mapping[str, Member]) -> Published | None:
+    """What the method's paper would print: the moments accountant over sampled clients."""
+    strategy, terms = agreement.strategy, agreement.terms
+    sampling, noise = strategy.selection.sampling, strategy.noise_multiplier
+    if strategy.unit is not Unit.CLIENT or noise is None or sampling == "none":
+        return None
+    # Papers without central noise read cohorts of a fixed size as Poisson samples.
+    read = sampling if strategy.central_noise is not None else "poisson"
+    rate = strategy.selection.rate(terms.population)
+    value = classic_rdp.classic_epsilon(noise, rate, terms.rounds, _least_delta(members), read)
+    remark = _REMARKS.get((sampling, read), classic_rdp.MISREAD_REMARK)
+    if not strategy.amplifies(strategy.observer):
+        remark = classic_rdp.UNAMPLIFIED_REMARK
+    return Published(epsilon=value, remark=remark)
+
+
+def _by_assumption(
+    agreement: Agreement, members: Mapping[str, Member], seed: PublicSeed
+) -> dict[str, Spread]:
+    """Epsilons of all rounds by whose noise is counted on; Gaussians compose exactly, and bounds
+    that may fail take their part of delta.
+    """
+    strategy, terms = agreement.strategy, agreement.terms
+    if strategy.selection.sampling != "none":
+        return {}
+    ids = tuple(sorted(members))
+    losses = strategy.channel.losses_by_assumption(ids, terms, agreement.layout, seed)
+    work = strategy.local.exposure((), 1, terms.parameters)
+    sent = strategy.exposure(Observer.SERVER, work, terms)
+    stretch = sent.bound / getattr(strategy.channel, "clip", sent.bound)
+    failure, delta = min(1.0, sent.failure * terms.rounds), _least_delta(members)
+
+    def composed(loss: float) -> float:
+        if loss == 0 or math.isinf(loss):
+            return loss
+        event = Event(noise_multiplier=loss**-0.5 / stretch, failure=failure)
+        return spend([event], delta, adjacency=strategy.adjacency).epsilon
+
+    spreads = {name: Spread.of(found) for name, found in losses.items()}
+    return {
+        name: Spread(**{key: composed(loss) for key, loss in vars(one).items()})
+        for name, one in spreads.items()
+        if one is not None
+    }

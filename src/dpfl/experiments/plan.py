@@ -1,0 +1,144 @@
+"""Plan before training: what several methods would cost and leave of the signal, and which to try
+first.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfl.core.errors import DpflError
+from dpfl.core.types import Observer, Promise
+from dpfl.experiments.describe import Description, describe
+from dpfl.experiments.pace import seconds_in_all
+from dpfl.methods import find
+from dpfl.runs.experiment import Experiment
+from dpfl.sim.forecast import NoiseForecast
+
+ALIKE = 1.05
+"""Ratios closer than this count as equal: the simpler method is preferred."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodPlan:
+    """One method before training. ``seconds`` is None where no time was estimated, and ``untimed``
+    says why.
+    """
+
+    description: Description
+    seconds: float | None = None
+    untimed: str = ""
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return self.description.method
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values that JSON can carry."""
+        told, one = self.description.to_dict(), self.description
+        same = ("method", "unit", "observer", "adjacency", "clients", "rounds", "parameters")
+        return {
+            **{name: told[name] for name in (*same, "epsilon", "noise_to_signal", "warning")},
+            "bytes_up_per_round": one.bytes_up * one.cohort,
+            "bytes_down_per_round": one.bytes_down * one.cohort,
+            "seconds": self.seconds,
+            "per_client": [dict(vars(client)) for client in one.clients],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """Which method to try first, of those that promise the same, and why."""
+
+    method: str
+    promise: Promise
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; the promise as unit, adjacency, adversary."""
+        return {**vars(self), "promise": list(self.promise.to_dict().values())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The plans of several methods, and what to try first."""
+
+    methods: tuple[MethodPlan, ...]
+    recommendations: tuple[Recommendation, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values that JSON can carry."""
+        advice = [one.to_dict() for one in self.recommendations]
+        return {"methods": [one.to_dict() for one in self.methods], "recommended": advice}
+
+
+def plan(
+    experiments: Sequence[Experiment], *, data_folder: Path | None = None, timing: bool = True
+) -> Plan:
+    """Plan experiments that differ in their method, without training.
+
+    ``timing`` estimates the time of each by a few rounds on made-up records.
+    """
+    planned = []
+    for experiment in experiments:
+        description = describe(experiment, data_folder)
+        seconds, untimed = _timed(experiment, data_folder) if timing else (None, "")
+        planned.append(MethodPlan(description=description, seconds=seconds, untimed=untimed))
+    advice = recommend([one.description.forecast for one in planned])
+    return Plan(methods=tuple(planned), recommendations=tuple(advice))
+
+
+def _timed(experiment: Experiment, data_folder: Path | None) -> tuple[float | None, str]:
+    """Estimate the time; the few clients it takes may be too few for a method that all can run."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about a run that is not a real one
+            return seconds_in_all(experiment, data_folder), ""
+    except DpflError as error:
+        return None, str(error)
+
+
+def recommend(forecasts: Sequence[NoiseForecast]) -> list[Recommendation]:
+    """Return one method per promise: the one with the least noise, and of those that are alike the
+    simplest. Methods that protect nobody, and hypothetical ones, are left out.
+    """
+    groups: dict[Promise, list[tuple[float, NoiseForecast]]] = {}
+    for one in forecasts:
+        real = one.promise.observer is not Observer.NOBODY and not one.hypothetical
+        ratio = one.noise_to_signal
+        if real and ratio is not None and math.isfinite(ratio):
+            groups.setdefault(one.promise, []).append((ratio, one))
+    found = []
+    for promise in sorted(groups, key=str):
+        least = min(ratio for ratio, _ in groups[promise])
+        alike = [one for ratio, one in groups[promise] if ratio <= ALIKE * least]
+        best = min(alike, key=lambda one: find(one.method).simplicity)
+        others = [one for _, one in groups[promise] if one not in alike]
+        reason = _reason(best, [one for one in alike if one is not best], others)
+        found.append(Recommendation(method=best.method, promise=promise, reason=reason))
+    return found
+
+
+def _reason(
+    best: NoiseForecast, alike: Sequence[NoiseForecast], others: Sequence[NoiseForecast]
+) -> str:
+    """Say why: how much noise, who would leave as much, who more, and what to bear in mind."""
+    least = "about the least" if alike else "the least"
+    ratio = f"{best.noise_to_signal:.3g} of the longest possible signal"
+    said = [f"its aggregate carries {least} noise, {ratio}"]
+    if alike:
+        names = ", ".join(one.method for one in alike)
+        values = ", ".join(f"{one.noise_to_signal:.3g}" for one in alike)
+        said.append(
+            f"{names} would leave about as much ({values}), and {best.method} is the simpler one"
+        )
+    if others:
+        worst = max(others, key=lambda one: one.noise_to_signal or 0.0)
+        said.append(f"{worst.method} would carry {worst.noise_to_signal:.3g}")
+    said += [find(best.method).remark, best.warning]
+    return "; ".join(filter(None, said))

@@ -1,0 +1,252 @@
+"""What a study ends with: cells of one method in one case, each with a score per seed.
+
+``results.json`` keeps the format of version 0.1; files of that version can be read, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpfl.core.checks import check
+from dpfl.core.errors import FolderError
+from dpfl.core.files import write_safely
+from dpfl.core.types import Adjacency, Observer, Promise, Unit
+from dpfl.core.version import __version__
+from dpfl.experiments.study import Values
+from dpfl.privacy.flags import Flag, RaisedFlag
+from dpfl.runs.folder import RESULTS_FORMAT
+from dpfl.runs.result import EpsilonSpread, RoundCount, Summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunScore:
+    """One run of a study: its seed, its accuracy, and what it cost.
+
+    ``clients_left`` counts the clients whose budget ran out early. ``curve`` is the accuracy by
+    round. ``metrics`` holds, for each name that the study asks for, a few condensed numbers;
+    ``noise_over_least`` is one of them: the variance of the noise in the aggregate over the least
+    that any weights could leave (simulation only).
+    """
+
+    seed: int
+    accuracy: float
+    promise: Promise
+    loss: float = 0.0
+    folder: str = ""
+    tested: str = ""
+    flags: tuple[RaisedFlag, ...] = ()
+    clients: int = 0
+    clients_left: int = 0
+    rounds: RoundCount | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    epsilon: EpsilonSpread | None = None
+    epsilon_against: Mapping[Observer, EpsilonSpread] = field(default_factory=dict)
+    curve: tuple[float, ...] = ()
+    metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, summary: Summary, *, seed: int, **more: Any) -> RunScore:
+        """Condense the summary of a run; ``more`` are fields that a summary does not have."""
+        same = ("accuracy", "promise", "flags", "clients", "rounds", "bytes_up", "bytes_down")
+        return cls(
+            seed=seed,
+            **{name: getattr(summary, name) for name in (*same, "epsilon", "epsilon_against")},
+            loss=summary.scores.loss,
+            tested=str(summary.tested),
+            clients_left=len(summary.clients_left),
+            **more,
+        )
+
+    @property
+    def protects(self) -> bool:
+        """Whether anybody is protected."""
+        return self.promise.observer is not Observer.NOBODY
+
+    @property
+    def reference(self) -> bool:
+        """Whether a run protects nobody, or only in a hypothetical federation."""
+        hypothetical = any(raised.flag is Flag.HYPOTHETICAL for raised in self.flags)
+        return hypothetical or not self.protects
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, as they are written to ``results.json``."""
+        plain = ("seed", "folder", "accuracy", "loss", "clients", "clients_left", "bytes_up")
+        spent = self.epsilon.to_dict() if self.epsilon else {}
+        return {
+            **{name: getattr(self, name) for name in (*plain, "bytes_down", "tested")},
+            "curve": list(self.curve),
+            "rounds": asdict(self.rounds) if self.rounds else None,
+            "flags": [raised.to_dict() for raised in self.flags],
+            "epsilon_by_observer": {str(o): e.to_dict() for o, e in self.epsilon_against.items()},
+            "epsilon": spent | self.promise.to_dict(),
+            **{name: dict(numbers) for name, numbers in self.metrics.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RunScore:
+        """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
+        epsilon, left = values["epsilon"], values.get("clients_left", 0)
+        plain = ("loss", "folder", "tested", "clients", "bytes_up", "bytes_down")
+        against = {
+            Observer(observer): spread
+            for observer, told in values.get("epsilon_by_observer", {}).items()
+            if (spread := EpsilonSpread.from_dict({"accountant": (), **told}))
+        }
+        numbers = {
+            k: own for k, own in values.items() if isinstance(own, Mapping) and "mean" in own
+        }
+        return cls(
+            seed=values["seed"],
+            accuracy=values["accuracy"],
+            promise=Promise(
+                unit=Unit(epsilon["unit"]),
+                adjacency=Adjacency(epsilon["adjacency"]),
+                observer=Observer(epsilon["observer"]),
+            ),
+            **{name: values[name] for name in plain if name in values},
+            flags=tuple(map(RaisedFlag.from_dict, values.get("flags", values.get("stamps", ())))),
+            clients_left=left if isinstance(left, int) else len(left),
+            rounds=RoundCount(**values["rounds"]) if values.get("rounds") else None,
+            epsilon=EpsilonSpread.from_dict({"accountant": (), **epsilon}),
+            epsilon_against=against,
+            curve=tuple(values.get("curve", ())),
+            metrics=numbers,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A candidate of a search, and its mean accuracy on validation records.
+
+    ``rounds`` says how far it went, where a search drops candidates early.
+    """
+
+    values: Values
+    validation_accuracy: float
+    rounds: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellResult:
+    """One method in one case.
+
+    ``chosen`` are the settings that a search chose for it among those it ``tried``; ``runs`` are in
+    the order of seeds, and empty after a search.
+    """
+
+    case: Values = field(default_factory=dict)
+    label: str
+    method: str = ""
+    chosen: Values = field(default_factory=dict)
+    tried: tuple[Trial, ...] = ()
+    runs: tuple[RunScore, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        told = {"tried": [one.to_dict() for one in self.tried]}
+        return {**vars(self), **told, "runs": [run.to_dict() for run in self.runs]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CellResult:
+        """Read back."""
+        plain = {k: values[k] for k in ("case", "label", "method", "chosen") if k in values}
+        return cls(
+            **plain,
+            tried=tuple(Trial(**one) for one in values.get("tried", ())),
+            runs=tuple(map(RunScore.from_dict, values["runs"])),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResult:
+    """The results of a comparison, a sweep, a search or a study.
+
+    ``study`` is the file that repeats it; ``tuning`` says on whose records settings were chosen.
+    """
+
+    title: str
+    cells: tuple[CellResult, ...]
+    study: Mapping[str, Any] = field(default_factory=dict)
+    tuning: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def cases(self) -> list[Values]:
+        """What was varied, one combination of values per case."""
+        found: list[Values] = []
+        for cell in self.cells:
+            found += [] if cell.case in found else [cell.case]
+        return found
+
+    def of_case(self, case: Values) -> list[CellResult]:
+        """The methods of one case."""
+        return [cell for cell in self.cells if cell.case == case]
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """The settings that a search chose, by method."""
+        return {
+            cell.method: {name.removeprefix("method."): own for name, own in cell.chosen.items()}
+            for cell in self.cells
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, as they are written to ``results.json``."""
+        told = {"tuning": self.tuning} if self.tuning else {}
+        return {
+            "format": RESULTS_FORMAT,
+            "title": self.title,
+            "study": dict(self.study),
+            **told,
+            "versions": dict(self.versions),
+            "machine": dict(self.machine),
+            "cells": [cell.to_dict() for cell in self.cells],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> StudyResult:
+        """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
+        names = ("title", "study", "tuning", "versions", "machine")
+        plain = {name: values[name] for name in names if name in values}
+        return cls(**plain, cells=tuple(map(CellResult.from_dict, values["cells"])))
+
+    def write(self, path: Path, **more: Any) -> None:
+        """Write a results file; ``more`` are further keys."""
+        write_safely(path, (json.dumps({**self.to_dict(), **more}, indent=1) + "\n").encode())
+
+    @classmethod
+    def read(cls, path: Path, remedy: str = "name the folder of a comparison") -> StudyResult:
+        """Read a results file, or the one in a folder; ``remedy`` is advice if there is none."""
+        place = path / "results.json" if path.is_dir() else path
+        try:
+            values = json.loads(place.read_text())
+        except (OSError, ValueError) as error:
+            raise FolderError(str(place), f"cannot be read ({error})", remedy) from error
+        good = isinstance(values, dict) and values.get("format") == RESULTS_FORMAT
+        check(good, str(place), "holds no results of a study", remedy, FolderError)
+        try:
+            return cls.from_dict(values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FolderError(str(place), f"is not complete ({error})", remedy) from error
+
+
+def surroundings() -> dict[str, Mapping[str, Any]]:
+    """The versions and the machine that results come from, as fields of :class:`StudyResult`."""
+    import torch
+
+    python = platform.python_version()
+    return {
+        "versions": {"dpfl": __version__, "torch": torch.__version__, "python": python},
+        "machine": {"cpus": os.cpu_count(), "architecture": platform.machine()},
+    }

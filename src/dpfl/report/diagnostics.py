@@ -1,0 +1,244 @@
+"""Figures of what happens inside a method.
+
+Weights and noise are shown for every method. Everything else is declared by the components of its
+strategy (:mod:`dpfl.plugs.figures`) and drawn from the metrics that they report: one function here
+per kind of figure, and none that knows a method. A new kind needs a function and a line in
+``_DRAWN``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dpfl.core.errors import DpflError
+from dpfl.plugs.figures import FigureKind, FigureSpec
+from dpfl.report.charts import Chart, Heat, Series, client_axis, wide
+from dpfl.report.inputs import ReportRun
+from dpfl.rounds.record import RoundRecord
+
+Value = float | int | str | list[float]
+
+
+def diagnostics(label: str, run: ReportRun) -> list[Chart]:
+    """All figures about the inside of a method, from one of its runs.
+
+    ``label`` is what the report calls the method: it is part of the names of the figures, so that
+    those of several methods can stand on one page.
+    """
+    found = [weights(label, run), noise_ratio(label, run)]
+    declared = [_DRAWN[figure.spec.kind](figure) for figure in _declared(label, run)]
+    general = [chart for chart in found if chart is not None]
+    return [*general, *(chart for charts in declared for chart in charts)]
+
+
+# -- every method ----------------------------------------------------------------------------------
+
+
+def weights(label: str, run: ReportRun) -> Chart | None:
+    """The weight of each client's update, beside the weights that leave the least noise.
+
+    Both are means over the rounds in which the client took part. The latter are known to a
+    simulator only. None if all weights are equal.
+    """
+    own = _means(line.weights for line in run.history)
+    least = _means(line.true_noise.weights for line in run.history if line.true_noise)
+    known = [values for values in (own, least) if values]
+    if not own or all(max(one.values()) < 1.0001 * min(one.values()) for one in known):
+        return None
+    statements = run.summary.statements if run.summary else ()
+    budgets = {line.account: line.budget or 0.0 for line in statements}
+    clients = sorted(own, key=lambda client: (budgets.get(client, 0.0), client))
+    x, axis = client_axis(clients)
+    series = [Series(name="weight", x=x, y=[own[c] for c in clients], text=clients, kind="points")]
+    caption = "Clients from the smallest to the largest budget."
+    if least:
+        name, y = "least noise (simulation only)", [least.get(client) for client in clients]
+        series.insert(0, Series(name=name, x=x, y=y, text=clients, kind="rings"))
+        caption += " Weights in inverse proportion to the true noise leave the least noise."
+    return Chart(
+        name=f"weights-{label}",
+        title=f"{label}: weights",
+        x_label=axis,
+        y_label="weight, mean over rounds",
+        caption=caption,
+        series=series,
+        log_y=wide([*own.values(), *least.values()]),
+    )
+
+
+def _means(lines: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Each client's mean over the rounds it appears in."""
+    values: dict[str, list[float]] = {}
+    for line in lines:
+        for client, value in line.items():
+            values.setdefault(client, []).append(value)
+    return {client: statistics.mean(own) for client, own in values.items()}
+
+
+def noise_ratio(label: str, run: ReportRun) -> Chart | None:
+    """How much more noise than necessary the aggregate carried, round by round.
+
+    None where the true noise is not known, or rows are not what was sent.
+    """
+    ratios = [(line.round + 1, line.true_noise.ratio) for line in run.history if line.true_noise]
+    known = {round_: ratio for round_, ratio in ratios if ratio is not None}
+    if not known:
+        return None
+    return Chart(
+        name=f"noise-ratio-{label}",
+        title=f"{label}: noise in the aggregate",
+        x_label="round",
+        y_label="ratio to the optimal variance",
+        caption="Variance of the noise in the weighted mean, over the least that any weights could "
+        "leave; 1 is optimal (simulation only).",
+        series=[Series(name=label, x=list(known), y=list(known.values()))],
+        log_y=max(known.values()) > 20,
+    )
+
+
+# -- what components declare -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Figure:
+    """A declared figure with the run whose metrics it shows."""
+
+    label: str
+    run: ReportRun
+    slot: str
+    spec: FigureSpec
+
+    def metrics(self, line: RoundRecord) -> Mapping[str, Value]:
+        """What the slot reports of a round."""
+        return line.metrics.get(self.slot, {})
+
+    def last(self, wanted: Callable[[str], bool]) -> RoundRecord | None:
+        """The last round that reports a metric with such a key."""
+        rounds = reversed(self.run.history)
+        return next((line for line in rounds if any(map(wanted, self.metrics(line)))), None)
+
+    def chart(self, series: Sequence[Series] = (), *, title: str = "") -> Chart:
+        """The figure with these series; ``title`` is added to the declared one."""
+        spec = self.spec
+        return Chart(
+            name=f"{spec.name}-{self.label}",
+            title=f"{self.label}: {spec.title}{title}",
+            x_label=spec.x_label,
+            y_label=spec.y_label,
+            caption=spec.caption,
+            series=series,
+            log_y=spec.log_y,
+        )
+
+
+def _declared(label: str, run: ReportRun) -> Iterator[_Figure]:
+    """The figures that the run's strategy declares.
+
+    None are shown where the strategy cannot be built: its method may be someone else's, and not
+    installed here.
+    """
+    clients = {client for line in run.history for client in line.cohort}
+    try:
+        strategy = run.experiment.strategy(run.summary.clients if run.summary else len(clients))
+    except DpflError:
+        return
+    for slot, spec in strategy.figures():
+        yield _Figure(label=label, run=run, slot=slot, spec=spec)
+
+
+def _by_round(figure: _Figure) -> list[Chart]:
+    """Numbers over rounds, one line per metric; rounds that do not report it are left out.
+
+    A component that never reports anything has no figure, also where it asks for the update's norm.
+    """
+    series = []
+    for key, name in figure.spec.metrics.items():
+        points: dict[int, float] = {}
+        for line in figure.run.history:
+            value = line.update_norm if key == "update_norm" else figure.metrics(line).get(key)
+            if isinstance(value, int | float):
+                points[line.round + 1] = float(value)
+        if points:
+            series.append(Series(name=name, x=list(points), y=list(points.values())))
+    reported = any(figure.metrics(line) for line in figure.run.history)
+    return [figure.chart(series)] if series and reported else []
+
+
+def _spectrum(figure: _Figure) -> list[Chart]:
+    """Lists of the last round that has any, and the levels that they are compared with.
+
+    A list that consists of slices is drawn by its first one.
+    """
+    endings, level = tuple(figure.spec.metrics), figure.spec.threshold
+    last = figure.last(lambda key: key.endswith(endings))
+    if last is None:
+        return []
+    metrics, series = figure.metrics(last), []
+    for key, values in metrics.items():
+        ending = next((ending for ending in endings if key.endswith(ending)), None)
+        if ending is None or not isinstance(values, list):
+            continue
+        owner = key.removesuffix(ending)
+        name = owner if len(endings) == 1 else f"{owner}, {figure.spec.metrics[ending]}"
+        slices = metrics.get(f"{owner}/slices", 1)
+        part = len(values) // int(slices) if isinstance(slices, int | float) else len(values)
+        series.append(Series(name=name, x=list(range(1, part + 1)), y=values[:part]))
+        height = metrics.get(owner + level) if level else None
+        if isinstance(height, int | float):
+            name, y = f"{owner}, threshold", [float(height)] * 2
+            series.append(Series(name=name, x=[1, part], y=y, kind="dashes"))
+    return [figure.chart(series, title=f", round {last.round + 1}")]
+
+
+def _against_true_noise(figure: _Figure) -> list[Chart]:
+    """A number per client against the noise that was really added, both means over rounds.
+
+    Often only ratios between clients matter: the dashed line is the median ratio times the truth.
+    """
+    series: list[Series] = []
+    for key, name in figure.spec.metrics.items():
+        told = [(line, figure.metrics(line).get(key)) for line in figure.run.history]
+        pairs = [
+            (dict(zip(line.weights or line.arrived, found, strict=False)), line.true_noise)
+            for line, found in told
+            if isinstance(found, list) and line.true_noise is not None
+        ]
+        seen = _means(own for own, _ in pairs)
+        true = _means(truth.variances for _, truth in pairs)
+        clients = sorted(client for client in seen if true.get(client, 0.0) > 0)
+        if not clients:
+            continue
+        x, y = [true[c] for c in clients], [seen[c] for c in clients]
+        scale, ends = statistics.median(b / a for a, b in zip(x, y, strict=True)), [min(x), max(x)]
+        line = [scale * end for end in ends]
+        series.append(Series(name=name, x=x, y=y, text=clients, kind="points"))
+        series.append(Series(name=f"{scale:.3g} times the truth", x=ends, y=line, kind="dashes"))
+    return [replace(figure.chart(series), log_x=True, log_y=True)] if series else []
+
+
+def _client_map(figure: _Figure) -> list[Chart]:
+    """A map per metric, of the last round that reports it, with a column per client."""
+    charts = []
+    for key, name in figure.spec.metrics.items():
+        last = figure.last(key.__eq__)
+        values = figure.metrics(last).get(key) if last else None
+        if last is None or not isinstance(values, list) or not last.arrived:
+            continue
+        clients = list(last.arrived)
+        height = len(values) // len(clients)
+        rows = [values[n * len(clients) : (n + 1) * len(clients)] for n in range(height)]
+        heat = Heat(x=clients, y=[str(n) for n in range(height)], z=rows)
+        chart = figure.chart(title=f" {name}, round {last.round + 1}")
+        file = f"{figure.spec.name}-{name.replace(' ', '-')}-{figure.label}"
+        charts.append(replace(chart, name=file, heat=heat))
+    return charts
+
+
+_DRAWN: dict[FigureKind, Callable[[_Figure], list[Chart]]] = {
+    FigureKind.BY_ROUND: _by_round,
+    FigureKind.SPECTRUM: _spectrum,
+    FigureKind.AGAINST_TRUE_NOISE: _against_true_noise,
+    FigureKind.CLIENT_MAP: _client_map,
+}

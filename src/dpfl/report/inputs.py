@@ -1,0 +1,211 @@
+"""What a report is made from: runs, the cases and methods they belong to, and how methods rank.
+
+A :class:`ReportInput` has one case, or one per combination of values in a sweep. A :class:`Case`
+has several methods, and a method has a :class:`ReportRun` per seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpfl.core.types import Observer, Promise
+from dpfl.experiments import ranking
+from dpfl.privacy.flags import Flag, RaisedFlag
+from dpfl.rounds.record import RoundRecord
+from dpfl.runs.experiment import Experiment
+from dpfl.runs.result import Summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRun:
+    """One run, as its folder describes it.
+
+    ``toml`` is the text of ``experiment``; ``summary`` is None while the run is running;
+    ``history`` has a record per round that is done; ``timings`` holds the seconds of each round by
+    stage; ``float_noise`` marks a run of version 0.1, whose noise was rounded to floats.
+    """
+
+    folder: Path
+    experiment: Experiment
+    toml: str
+    summary: Summary | None = None
+    history: Sequence[RoundRecord] = ()
+    timings: Sequence[Mapping[str, float]] = ()
+    float_noise: bool = False
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return self.experiment.method.name
+
+    @property
+    def seed(self) -> int:
+        """The public seed."""
+        return self.experiment.run.seed
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were planned."""
+        return self.experiment.run.rounds
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended."""
+        return self.summary is not None
+
+    @property
+    def result(self) -> Summary:
+        """The summary of a finished run."""
+        assert self.summary is not None
+        return self.summary
+
+    @property
+    def promise(self) -> Promise:
+        """What the epsilons of a finished run are about."""
+        return self.result.promise
+
+    @property
+    def protects(self) -> bool:
+        """Whether the method of a finished run protects anybody."""
+        return self.promise.observer is not Observer.NOBODY
+
+    @property
+    def reference(self) -> bool:
+        """Whether a finished run protects nobody, or only in a hypothetical federation."""
+        hypothetical = any(raised.flag is Flag.HYPOTHETICAL for raised in self.flags)
+        return hypothetical or not self.protects
+
+    @property
+    def flags(self) -> list[RaisedFlag]:
+        """What must be said wherever the run is shown.
+
+        While a run is running, only what its experiment tells is known.
+        """
+        if self.summary is not None:
+            raised = list(self.summary.flags)
+        else:
+            raised = [RaisedFlag(Flag.SEEDED)] if self.experiment.run.noise == "seeded" else []
+        return [*raised, RaisedFlag(Flag.FLOAT_NOISE)] if self.float_noise else raised
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """A method in one case, compared with the best of those that promise the same.
+
+    ``gap`` is how far its mean accuracy is below that of the best, and ``p_value`` belongs to the
+    paired test between the two. Both are None where the method is not ranked.
+    """
+
+    label: str
+    runs: Sequence[ReportRun]
+    best: bool
+    gap: float | None
+    p_value: float | None
+
+    @property
+    def results(self) -> list[Summary]:
+        """What came of the run of each seed."""
+        return [run.result for run in self.runs]
+
+    @property
+    def reference(self) -> bool:
+        """Whether it is shown for reference, and not ranked."""
+        return self.runs[0].reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """The methods that protect one unit, and remarks that belong below their table."""
+
+    ranks: Sequence[Rank]
+    remarks: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One federation and what was tried on it: the runs of each method, by seed.
+
+    ``values`` are those of the fields in which the cases of a sweep differ.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    methods: Mapping[str, Sequence[ReportRun]]
+
+    @property
+    def first(self) -> dict[str, ReportRun]:
+        """One run per method to look into: that of the first seed."""
+        return {label: runs[0] for label, runs in self.methods.items()}
+
+    def rankings(self) -> dict[str, Ranking]:
+        """Rank the methods among those that promise the same, one ranking per unit.
+
+        Methods that protect nobody are listed under every unit, and never ranked.
+        """
+        cells = [
+            {"label": label, "runs": [_score(run) for run in runs]}
+            for label, runs in self.methods.items()
+        ]
+        grouped = ranking.grouped(ranking.standings(cells))
+        return {
+            str(unit): Ranking(
+                ranks=[
+                    Rank(
+                        label=one.label,
+                        runs=self.methods[one.label],
+                        best=one.best,
+                        gap=one.behind,
+                        p_value=one.p_value,
+                    )
+                    for one in lines
+                ],
+                remarks=ranking.remarks(lines),
+            )
+            for unit, lines in grouped.items()
+        }
+
+
+def _score(run: ReportRun) -> dict[str, Any]:
+    """The run in the form that :mod:`dpfl.experiments.ranking` takes."""
+    told = run.result.to_dict()
+    return {
+        **told,
+        "seed": run.seed,
+        "stamps": [str(raised) for raised in run.flags],
+        "epsilon": {**told["epsilon"], **run.promise.to_dict()},
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportInput:
+    """Everything a report shows.
+
+    ``title`` heads the page; ``tuning`` is a sentence about how settings were chosen, if they were.
+    The cases of a sweep have the same methods.
+    """
+
+    title: str
+    cases: Sequence[Case]
+    tuning: str = ""
+
+    @property
+    def runs(self) -> list[ReportRun]:
+        """The runs of all cases, methods and seeds."""
+        return [run for case in self.cases for runs in case.methods.values() for run in runs]
+
+    @property
+    def float_noise(self) -> bool:
+        """Whether any run was made with noise that had holes."""
+        return any(run.float_noise for run in self.runs)
+
+    @property
+    def varied(self) -> list[str]:
+        """The fields in which the cases differ."""
+        return list(self.cases[0].values)
+
+    @property
+    def single(self) -> ReportRun | None:
+        """The run, if there is only one."""
+        return self.runs[0] if len(self.runs) == 1 else None

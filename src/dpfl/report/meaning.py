@@ -1,0 +1,180 @@
+"""What an epsilon means, in numbers: for a person with several records, at other deltas, and as the
+errors of an adversary who guesses.
+
+Everything follows from points (epsilon, delta) at which a guarantee holds. By group privacy a
+guarantee for one unit gives (k epsilon, delta (1 + e^epsilon + ... + e^((k-1) epsilon))) for k of
+them. An adversary who decides whether a unit is present, with a false alarm rate a, misses it at a
+rate of at least max(0, 1 - delta - e^epsilon a, e^-epsilon (1 - delta - a)).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpfl.core.errors import DpflError
+from dpfl.core.types import Adjacency, Observer, Promise, Unit
+from dpfl.privacy.ledger import Ledger
+from dpfl.privacy.statement import Statement, statement
+from dpfl.report import words
+from dpfl.report.charts import Chart, Series
+
+GROUPS = (1, 2, 5, 10)
+DELTAS = tuple(10.0**-power for power in range(2, 13))
+_ALARMS = tuple(number / 100 for number in range(101))
+_SMALL_ALARMS = tuple(10.0**-power for power in (4, 3.5, 3, 2.5))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A guarantee: epsilon at a delta.
+
+    >>> point = Point(epsilon=1.0, delta=1e-6)
+    >>> point.group_delta(2) > 3e-6
+    True
+    >>> point.missed(0.0)
+    0.999999
+    """
+
+    epsilon: float
+    delta: float
+
+    def group_delta(self, size: int) -> float:
+        """The delta that holds at ``size`` times epsilon for a group of ``size`` units."""
+        powers = (math.exp(min(number * self.epsilon, 700.0)) for number in range(size))
+        return min(1.0, self.delta * math.fsum(powers))
+
+    def missed(self, alarm: float) -> float:
+        """The least rate of misses at a rate of false alarms."""
+        rest = 1 - self.delta
+        above = rest - math.exp(min(self.epsilon, 700.0)) * alarm
+        return max(0.0, above, math.exp(-self.epsilon) * (rest - alarm))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """What one account's guarantee means; ``name`` identifies it on its page.
+
+    ``point`` is what is stated, ``curve`` the guarantees at other deltas (``point`` alone where
+    they are not known), from the largest delta to the smallest.
+    """
+
+    name: str
+    account: str
+    promise: Promise
+    point: Point
+    curve: Sequence[Point]
+
+    @property
+    def sentence(self) -> str:
+        """The epsilon in odds."""
+        return words.meaning(self.promise, self.point.epsilon, self.point.delta)
+
+    def for_group(self, size: int) -> float:
+        """Epsilon for a person with ``size`` units at the stated delta, infinite if unknown.
+
+        Of the points whose delta for the group does not exceed the stated one, the best counts.
+        """
+        if size == 1:
+            return self.point.epsilon
+        fitting = [p.epsilon for p in self.curve if p.group_delta(size) <= self.point.delta]
+        return size * min(fitting, default=math.inf)
+
+    @property
+    def groups(self) -> list[tuple[int, float]]:
+        """Epsilon by how many units one person has."""
+        return [(size, self.for_group(size)) for size in GROUPS]
+
+    def missed(self, alarm: float) -> float:
+        """The least rate of misses at a rate of false alarms, by the best of all points."""
+        return max(point.missed(alarm) for point in self.curve)
+
+    @property
+    def charts(self) -> list[Chart]:
+        """Epsilon over delta, where it is known at several, and the trade-off curve.
+
+        The latter is the supremum of what all points guarantee.
+        """
+        against = f"{self.account}, {self.promise}"
+        alarms = sorted({*_ALARMS, *_SMALL_ALARMS})
+        over_delta = Chart(
+            name=f"epsilon-over-delta-{self.name}",
+            title="Epsilon over delta",
+            x_label="delta",
+            y_label="epsilon",
+            caption=f"The guarantee holds at every point of the curve ({against}). The ring is "
+            "what is stated.",
+            series=[
+                Series(name="stated", x=[self.point.delta], y=[self.point.epsilon], kind="rings"),
+                Series(
+                    name="guarantee",
+                    x=[point.delta for point in self.curve],
+                    y=[point.epsilon for point in self.curve],
+                ),
+            ],
+            log_x=True,
+        )
+        trade_off = Chart(
+            name=f"trade-off-{self.name}",
+            title="Errors of an adversary who guesses",
+            x_label="false alarms",
+            y_label="misses, at least",
+            caption=f"An adversary who decides whether one {self.promise.unit} is present makes "
+            f"errors on or above the curve ({against}). On the diagonal nothing is learned.",
+            series=[
+                Series(name="guarantee", x=alarms, y=[self.missed(alarm) for alarm in alarms]),
+                Series(name="nothing learned", x=[0.0, 1.0], y=[1.0, 0.0], kind="dashes"),
+            ],
+        )
+        return [over_delta, trade_off] if len(self.curve) > 1 else [trade_off]
+
+
+def meaning_of(line: Statement, name: str, ledger: Ledger | None = None) -> Meaning | None:
+    """What a statement means, under a name for its page; None where it bounds nothing.
+
+    With the ledger that it was read from, guarantees at other deltas are priced as well. Where
+    studies are charged as they go, only the budget is guaranteed, and only at its own delta.
+    """
+    if line.delta is None or not math.isfinite(line.guarantee) or not line.studies:
+        return None
+    point = Point(epsilon=line.guarantee, delta=line.delta)
+    curve = {point.delta: point}
+    if ledger is not None and line.filter == "allotments":
+        for delta in DELTAS:
+            other = statement(ledger, line.account, Observer(line.observer), delta)
+            if other is not None and math.isfinite(other.epsilon):
+                curve.setdefault(delta, Point(epsilon=other.epsilon, delta=delta))
+    promise = Promise(
+        unit=Unit(line.unit),
+        adjacency=Adjacency(line.adjacency),
+        observer=Observer(line.observer),
+    )
+    ordered = [curve[delta] for delta in sorted(curve, reverse=True)]
+    return Meaning(name=name, account=line.account, promise=promise, point=point, curve=ordered)
+
+
+def largest_of(lines: Sequence[Statement]) -> Statement | None:
+    """The statement with the largest finite epsilon."""
+    finite = [line for line in lines if math.isfinite(line.epsilon) and line.delta is not None]
+    return max(finite, key=lambda line: line.guarantee, default=None)
+
+
+def meaning_in_run(lines: Sequence[Statement], path: Path) -> Meaning | None:
+    """What the largest epsilon of a run means.
+
+    ``lines`` are the statements of its summary, ``path`` its ledger. Where the ledger is missing or
+    cannot be read, only what is stated is known.
+    """
+    line = largest_of(lines)
+    if line is None:
+        return None
+    try:
+        ledger = Ledger.open(path, read_only=True)
+    except DpflError:
+        return meaning_of(line, "run")
+    try:
+        return meaning_of(line, "run", ledger)
+    finally:
+        ledger.close()

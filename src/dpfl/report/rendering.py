@@ -1,0 +1,127 @@
+"""From values to HTML: one renderer for every page.
+
+HTML lives in the folder ``templates``, which escapes everything that comes from data:
+``layout.html.j2`` is around every page, ``macros.html.j2`` holds tables, tiles, flags and figures,
+``texts.html.j2`` sentences. There is one template per kind of page. Each of its blocks is one part
+of the page; a part without content is left out. A value that a template needs and does not get is
+an error.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from dpfl.core.files import write_safely
+from dpfl.core.version import __version__
+from dpfl.privacy.accountant import shown
+from dpfl.report import words
+from dpfl.report.charts import Chart
+from dpfl.report.interactive import plotly_script, specification
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_NOTHING_TO_DRAW = "window.Plotly = { react() {} };"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A page before it is rendered: its template, the values for it, and its figures.
+
+    ``template`` is the name of a file in ``templates``, without its ending. ``charts`` are all
+    figures that its parts have places for. ``finished`` is False while the page of a running run
+    expects news.
+    """
+
+    title: str
+    template: str
+    values: Mapping[str, object]
+    charts: Sequence[Chart] = ()
+    finished: bool = True
+
+    @property
+    def parts(self) -> dict[str, Markup]:
+        """Render every part, by name, in order."""
+        template = _environment().get_template(f"{self.template}.html.j2")
+        context = template.new_context(dict(self.values))
+        parts = {name: "".join(block(context)) for name, block in template.blocks.items()}
+        return {name: Markup(part) for name, part in parts.items() if part.strip()}
+
+    def figures(self) -> dict[str, Any]:
+        """Return what the page draws, by the names of the figures."""
+        return {chart.name: specification(chart) for chart in self.charts}
+
+
+def render(page: Page, *, live: str = "", version: str = "") -> str:
+    """Return the whole file.
+
+    It fetches nothing, except news from the address ``live`` of its own server while the run is
+    running; ``version`` names the state that it shows.
+    """
+    return (
+        _environment()
+        .get_template("layout.html.j2")
+        .render(
+            title=page.title,
+            parts=page.parts,
+            figures=page.figures(),
+            css=_asset("page.css"),
+            scripts=[
+                Markup(plotly_script() if page.charts or live else _NOTHING_TO_DRAW),
+                _asset("page.js"),
+            ],
+            live="" if page.finished else live,
+            version=version,
+        )
+    )
+
+
+def write_page(page: Page, path: Path) -> Path:
+    """Write the page to a file, whole or not at all."""
+    write_safely(path, render(page).encode())
+    return path
+
+
+@cache
+def _environment() -> Environment:
+    """The templates, with their macros known everywhere."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("dpfl.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    environment.filters |= {
+        "shown": shown,
+        "exact": lambda value: "infinite" if value == math.inf else value,
+        "is_finite": math.isfinite,
+        "mean": statistics.mean,
+        "stdev": statistics.stdev,
+        "size": words.size,
+        "duration": words.duration,
+        "moment": words.moment,
+    }
+    environment.globals |= {"words": words, "dpfl_version": __version__}
+    for name in ("texts.html.j2", "macros.html.j2"):
+        environment.globals |= vars(environment.get_template(name).module)
+    return environment
+
+
+def _asset(name: str) -> Markup:
+    """A style sheet or script of ours, as it is."""
+    file = resources.files("dpfl.report").joinpath("assets", name)
+    return Markup(file.read_text(encoding="utf-8"))

@@ -1,0 +1,66 @@
+"""Files that version 0.1 wrote still open: experiments, studies, and recorded results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpfl.experiments.ranking import standings
+from dpfl.experiments.results import StudyResult
+from dpfl.experiments.study import Sweep
+from dpfl.runs.experiment import Experiment
+
+ROOT = Path(__file__).parents[2]
+STUDIES = sorted((ROOT / "studies").rglob("*.toml"))
+RECORDED = [path.with_suffix(".json") for path in STUDIES if path.with_suffix(".json").exists()]
+
+
+def test_an_experiment_of_a_run_of_version_0_1_opens() -> None:
+    experiment = Experiment.from_file(ROOT / "tests/equivalence/run-0.1/experiment.toml")
+    experiment.check()
+    assert experiment.run.misreports == {}
+    assert experiment.client_settings.batch_size == []
+    assert experiment.strategy(4).name == "weiavg"
+
+
+def test_liars_and_practices_of_version_0_1_are_misreports_and_client_settings() -> None:
+    experiment = Experiment.from_dict(
+        {
+            "data": {"name": "digits"},
+            "method": {"name": "fedavg", "lr": 0.1, "batch_size": 8, "local_steps": 1},
+            "run": {"rounds": 1, "liars": {"client-0": 3.0}},
+            "practices": {"lr": [0.1, 0.2]},
+        }
+    )
+    assert experiment.run.misreports == {"client-0": 3.0}
+    assert experiment.client_settings.lr == [0.1, 0.2]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda p: p.stem)
+def test_the_examples_open(path: Path) -> None:
+    Experiment.from_file(path).check()
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_the_study_files_open(path: Path) -> None:
+    assert Sweep.from_file(path).cases()
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_recorded_results_of_version_0_1_are_read_and_ranked(path: Path) -> None:
+    told, result = json.loads(path.read_text()), StudyResult.read(path)
+    assert len(result.cells) == len(told["cells"])
+    for cell, own in zip(result.cells, told["cells"], strict=True):
+        assert [run.accuracy for run in cell.runs] == [run["accuracy"] for run in own["runs"]]
+        for run, written in zip(cell.runs, own["runs"], strict=True):
+            assert len(run.flags) == len(written.get("flags", written.get("stamps", [])))
+            budget = written["epsilon"].get("budget") or written["epsilon"].get("granted")
+            if written["epsilon"].get("spent") and budget:
+                assert run.epsilon is not None
+                assert run.epsilon.budget is not None
+                assert run.epsilon.budget.to_dict() == budget
+    assert len(standings(result.of_case(result.cases[0]))) == len(result.of_case(result.cases[0]))
+    again = StudyResult.from_dict(json.loads(json.dumps(result.to_dict())))
+    assert again.to_dict() == result.to_dict()
