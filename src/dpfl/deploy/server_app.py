@@ -1,4 +1,8 @@
-"""The server as a Flower ServerApp: the study's folder is named in the run's configuration."""
+"""The server as a Flower ServerApp: the study's folder is named in the run's configuration.
+
+Flower runs it in a process of its own, and shows its output to nobody. What went wrong is written
+to ``failed.txt``: the exit code, then the sentence.
+"""
 
 from __future__ import annotations
 
