@@ -47,7 +47,11 @@ FIELDS: dict[str, tuple[str, Any, str]] = {
 
 
 def lay_over(values: Values, options: Values) -> Values:
-    """Lay options over the values of a file."""
+    """Lay options over the values of a file.
+
+    Most options set one field (:data:`FIELDS`). ``--set`` takes a setting of the method, or any
+    dotted field; a new number of local steps or epochs replaces the old one, whichever it was.
+    """
     from dpfl.experiments.study import set_fields
 
     given = {name: value for name, value in options.items() if value is not None}
@@ -81,6 +85,7 @@ def lay_over(values: Values, options: Values) -> Values:
 
 
 def _misreport(text: str) -> tuple[str, float]:
+    """Read ID:FACTOR."""
     client, _, word = text.rpartition(":")
     factor, remedy = number(word), "write for instance --misreport 12:100"
     good = bool(client) and isinstance(factor, int | float)

@@ -1,4 +1,8 @@
-"""Describe an experiment without running it: what would happen, and what it would cost whom."""
+"""Describe an experiment without running it: what would happen, and what it would cost whom.
+
+All clients are enrolled exactly as a run would enrol them, against a ledger in memory. What the
+components send, share and assume is asked of the components; nothing here knows a method.
+"""
 
 from __future__ import annotations
 
@@ -134,6 +138,11 @@ def describe(experiment: Experiment, data_folder: Path | None = None) -> Descrip
     """Plan everything, charge nothing and run nothing.
 
     ``data_folder`` is where data sets lie that do not ship with dpfl.
+
+    ::
+
+        found = describe(Experiment.from_file(Path("experiment.toml")))
+        print(found.promise, found.epsilon[Observer.SERVER].spread, found.forecast.warning)
     """
     sim = prepared(experiment, data_folder)
     agreement, members, strategy = sim.agreement, sim.members, sim.strategy
@@ -187,6 +196,7 @@ def prepared(experiment: Experiment, data_folder: Path | None = None) -> Simulat
 
 
 def _client(agreement: Agreement, member: Member) -> ClientNoise:
+    """What one client holds, has as a budget, and adds as noise."""
     noise = [phase.noise_multiplier for phase in agreement.phases(member.participant)]
     return ClientNoise(
         client=member.id,
@@ -220,6 +230,7 @@ def _bytes_down(sim: Simulation) -> int:
 
 
 def _spent(cost: PrivacyCost, times: int, delta: float) -> Spend:
+    """What so many rounds of this cost spend."""
     history = [event.times(event.steps * times) for event in cost.events]
     return spend(history, delta, adjacency=cost.adjacency)
 
@@ -248,6 +259,7 @@ def _planned(
 
 
 def _least_delta(members: Mapping[str, Member]) -> float:
+    """The smallest delta of any client."""
     return min(member.budget.delta if member.budget else USUAL_DELTA for member in members.values())
 
 
@@ -284,6 +296,7 @@ def _by_assumption(
     failure, delta = min(1.0, sent.failure * terms.rounds), _least_delta(members)
 
     def composed(loss: float) -> float:
+        """The epsilon of a sum of 1 / z^2."""
         if loss == 0 or math.isinf(loss):
             return loss
         event = Event(noise_multiplier=loss**-0.5 / stretch, failure=failure)
