@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import dpfl
 from dpfl import testing
-from dpfl.cli.describe import description_of
+from dpfl.experiments.describe import describe
 from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.layout import Layout
@@ -884,7 +884,7 @@ def test_describe_knows_the_noise_that_enrolment_will_settle() -> None:
             "run": {"rounds": 4, "cohort": 0.3},
         }
     )
-    told = description_of(experiment)
+    told = describe(experiment).to_dict()
     noise = told["noise_multiplier"]["smallest"]
     assert noise == told["noise_multiplier"]["largest"]
     wanted = calibrate(5.0, 1e-3, 0.3, 4, adjacency="zero_out", numbers=650)
@@ -910,7 +910,7 @@ def test_where_nobody_is_sampled_there_is_no_published_figure() -> None:
             "run": {"rounds": 4},
         }
     )
-    told = description_of(experiment)
+    told = describe(experiment).to_dict()
     assert told["as_published"] is None
     ideal, price = (epsilon(z, 1.0, 4, 1e-3, sampling="none") for z in (3.0, charged(3.0)))
     assert ideal < price < told["epsilon"]["world"]["largest"] == pytest.approx(price, abs=2e-7)

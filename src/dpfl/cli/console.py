@@ -84,6 +84,7 @@ def table(*columns: str, title: str | None = None, left: int = 1) -> Table:
     made = Table(
         title=title,
         title_justify="left",
+        min_width=len(title or ""),
         box=None,
         pad_edge=False,
         header_style="bold",

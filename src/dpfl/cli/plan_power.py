@@ -36,8 +36,8 @@ def plan_power(
     """Plan a static over-the-air channel: the dimension to project onto, the power split, and the
     bound of Theorem 3.
 
-    Gains are measured (--gains) or drawn (--clients). A target that no plan reaches is refused, with
-    the smallest epsilon that is feasible.
+    Gains are measured (--gains) or drawn (--clients). A target that no plan reaches is refused,
+    with the smallest epsilon that is feasible.
     """
     from dpfl.experiments import power as library
     from dpfl.experiments import power_curves

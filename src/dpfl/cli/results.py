@@ -55,8 +55,8 @@ def finish(
 ) -> Path:
     """Write the results, and a report where there are runs; print them; return the folder.
 
-    ``stem`` names a new folder in ``runs/``, unless the options name one; ``show`` prints the result
-    for people.
+    ``stem`` names a new folder in ``runs/``, unless the options name one; ``show`` prints the
+    result for people.
     """
     from dpfl.report.page import write_report
     from dpfl.report.reading import of_results

@@ -159,8 +159,8 @@ def fitting(
     """Sort methods into those that can run this experiment, and why the others cannot.
 
     ``names`` are the methods to try, ``settings`` what single methods have of their own. Every
-    method is rehearsed as a run would be: enrolment, noise and budgets. Data that cannot be read are
-    not a method's fault, and raised.
+    method is rehearsed as a run would be: enrolment, noise and budgets. Data that cannot be read
+    are not a method's fault, and raised.
     """
     fit, refused = [], {}
     for name in names:
