@@ -147,8 +147,8 @@ def seeds_of(text: str) -> list[int]:
 def lists_of(texts: Iterable[str]) -> dict[str, list[Any]]:
     """Read FIELD=VALUE,VALUE,... as a list per dotted field.
 
-    >>> lists_of(["method.lr=0.1,0.3", "budgets.epsilon=mixgauss1,unibetween"])
-    {'method.lr': [0.1, 0.3], 'budgets.epsilon': ['mixgauss1', 'unibetween']}
+    >>> lists_of(["method.lr=0.1,0.3", "budgets.epsilon=mixgauss1,gauss"])
+    {'method.lr': [0.1, 0.3], 'budgets.epsilon': ['mixgauss1', 'gauss']}
     """
     lists: dict[str, list[Any]] = {}
     for text in texts:
