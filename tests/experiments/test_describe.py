@@ -34,6 +34,11 @@ def of(method: str, **changes: Any) -> Experiment:
     return Experiment.from_dict(for_method({**VALUES, **changes}, method))
 
 
+def without(setting: str) -> dict[str, Any]:
+    kept = {name: value for name, value in VALUES["method"].items() if name != setting}
+    return {**VALUES, "method": kept}
+
+
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_is_described_and_its_document_is_json(method: str) -> None:
     found = describe(of(method))
@@ -68,7 +73,7 @@ def test_noise_that_drowns_the_signal_is_said_by_all_three(
     ):
         assert run_command(command) == 0
         assert "WARNING" in capsys.readouterr().err
-    rich = of("dp_fed", budgets={"epsilon": 1e4, "delta": 1e-3})
+    rich = of("dp_fed", budgets={"epsilon": 200.0, "delta": 1e-3})
     assert describe(rich).forecast.warning == ""
 
 
@@ -85,16 +90,16 @@ def test_a_forecast_before_a_run_looks_at_a_few_of_many_clients() -> None:
 
 
 def test_compare_sweep_and_tune_are_calls_with_typed_results(tmp_path: Path) -> None:
-    store = RunStore(kept=tmp_path / "kept")
-    compared = compare(VALUES, ["fedavg_dp", "weiavg"], seeds=[0, 1], store=store)
+    store, usual = RunStore(kept=tmp_path / "kept"), without("dimension")
+    compared = compare(usual, ["fedavg_dp", "weiavg"], seeds=[0, 1], store=store)
     lines = standings(compared.cells)
     assert [one.label for one in lines] == ["fedavg_dp", "weiavg"]
     assert sum(one.best for one in lines) == 1
-    swept = sweep(VALUES, {"server.lr": [0.5, 1.0]}, ["weiavg"], seeds=[0], store=store)
+    swept = sweep(usual, {"server.lr": [0.5, 1.0]}, ["weiavg"], seeds=[0], store=store)
     assert swept.cases == [{"server.lr": 0.5}, {"server.lr": 1.0}]
     accuracy = [cell.runs[0].accuracy for cell in swept.cells]
     assert compared.of_case({})[1].runs[0].accuracy in accuracy  # a step of 1 is plain averaging
-    tuned = tune(VALUES, ["weiavg"], over={"method.lr": [0.01, 0.3]}, store=store)
+    tuned = tune(usual, ["weiavg"], over={"method.lr": [0.01, 0.3]}, store=store)
     (cell,) = tuned.cells
     assert len(cell.tried) == 2
     assert tuned.settings() == {"weiavg": {"lr": cell.chosen["method.lr"]}}
@@ -110,7 +115,7 @@ def test_a_method_that_does_not_fit_is_named_with_its_reason() -> None:
 
 
 def test_a_share_of_a_whole_number_setting_is_a_share_of_the_parameters() -> None:
-    free = {**VALUES, "method": {k: v for k, v in VALUES["method"].items() if k != "dimension"}}
+    free = without("dimension")
     parameters = 64 * 8 + 8 + 8 * 10 + 10
     wanted = [round(share * parameters) for share in find("dprp").search["dimension"]]
     assert own_searches(free, ["dprp"]) == {"dprp": {"method.dimension": wanted}}

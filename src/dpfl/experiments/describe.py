@@ -177,8 +177,8 @@ def describe(experiment: Experiment, data_folder: Path | None = None) -> Descrip
 def noise_forecast(experiment: Experiment, data_folder: Path | None = None) -> NoiseForecast:
     """Work out how much noise a round would leave beside its signal, and nothing else.
 
-    Of many clients a few stand for all, evenly from the smallest budget to the largest: planning the
-    noise of everyone would take as long as a short run.
+    Of many clients a few stand for all, evenly from the smallest budget to the largest: planning
+    the noise of everyone would take as long as a short run.
     """
     sim = prepared(experiment, data_folder)
     ordered = sorted(
