@@ -73,7 +73,7 @@ def test_noise_that_drowns_the_signal_is_said_by_all_three(
     ):
         assert run_command(command) == 0
         assert "WARNING" in capsys.readouterr().err
-    rich = of("dp_fed", budgets={"epsilon": 200.0, "delta": 1e-3})
+    rich = of("fedavg_dp", budgets={"epsilon": 8.0, "delta": 1e-3})
     assert describe(rich).forecast.warning == ""
 
 
