@@ -138,7 +138,7 @@ def test_many_accounts_are_a_table_and_the_largest_epsilon_is_explained(tmp_path
     ledger = _ledger(tmp_path / "l.sqlite", "north", 1)
     names = [f"site-{number}" for number in range(6)]
     budget = Budget(epsilon=2.0, delta=DELTA, unit=Unit.RECORD, observer=Observer.SERVER)
-    others = {name: budget for name in names}
+    others = dict.fromkeys(names, budget)
     ledger.set_budgets(others, unit=Unit.RECORD, observer=Observer.SERVER)
     ledger.register("run-2", seeded=False, title="second")
     plans = [

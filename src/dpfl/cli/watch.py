@@ -23,8 +23,10 @@ def watch(
     open_browser: Annotated[bool, o.opt("Open it in a browser.", "--open")] = False,
     until_done: Annotated[bool, o.opt("End when the run has.", "--until-done")] = False,
 ) -> None:
-    """Serve a run's report on this machine while it is running; the page updates by itself. Ctrl-C
-    ends it.
+    """Serve a run's report on this machine while it is running.
+
+    The page updates by itself and can be reached from this machine only. Ctrl-C ends the page, not
+    the run.
     """
     from dpfl.report.live import LiveServer
     from dpfl.runs.folder import RunFolder
