@@ -194,7 +194,7 @@ class Asked:
             return list(families()[self.family]), False
         if names == ["all"]:
             return list(METHODS), False
-        remedy = "give for instance --methods fedavg_dp,weiavg, all, or a --family"
+        remedy = "name some that dpfl methods lists, all, or a --family"
         check(bool(names), "--methods", "names no method", remedy)
         return names, True
 

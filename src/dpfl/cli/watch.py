@@ -31,7 +31,7 @@ def watch(
     from dpfl.report.live import LiveServer
     from dpfl.runs.folder import RunFolder
 
-    remedy = "name the folder of a run, for instance runs/weiavg-digits-1"
+    remedy = "name the folder of a run, as dpfl run prints it"
     held = RunFolder(folder).experiment.exists()
     check(held, str(folder), "holds no run", remedy, FolderError)
     with LiveServer(folder, port) as server:

@@ -96,7 +96,7 @@ class Simulation:
                 raise PrivacyRefusal(
                     f"client '{member.id}'",
                     "has no budget",
-                    "give every client a Budget(epsilon, delta), or use fedavg",
+                    "give every client a Budget(epsilon, delta), or use a method without privacy",
                 )
         self.model, self.layout = model, Layout.of_module(model)
         self.run_, self.folder, self.digest = run, folder, digest

@@ -95,7 +95,7 @@ def train(
         raise ConfigurationError(
             "train",
             "was not given a Federation and a Strategy",
-            "build them, as dpfl.weiavg(...) does",
+            "build them: Federation.from_arrays(...), and a method such as those of dpfl.methods",
         )
     name = f"{strategy.name}-{uuid.uuid4().hex[:12]}"
     public = PublicSeed(seed or 0).child("run")
