@@ -36,8 +36,9 @@ def write_example(folder: Path, *, port: int, rounds: int, method: str | None = 
     """Write a three-site example: study, sites, records, certificates, keys, README.
 
     ``port``: the server's, on 127.0.0.1.
-    ``rounds`` and ``method``: what the study runs, by default the method of its file. Where the method protects against the world
-    only, the sites' budgets are against the world, and their policies trust the server.
+    ``rounds`` and ``method``: what the study runs, by default the method of its file. Where the
+    method protects against the world only, the sites' budgets are against the world, and their
+    policies trust the server.
     """
     empty = not folder.exists() or not any(folder.iterdir())
     check(empty, str(folder), "is not empty", "name a new folder", FolderError)
