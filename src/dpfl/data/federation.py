@@ -48,9 +48,9 @@ class Federation:
         for client, budget in self.budgets.items():
             where, remedy = f"budget of '{client}'", "give dpfl.Budget(epsilon=..., delta=...)"
             check(isinstance(budget, Budget), where, f"{budget!r} is not a Budget", remedy)
-        for what, given in (("a budget", self.budgets), ("settings", self.client_settings)):
+        for what, given in (("a budget is", self.budgets), ("settings are", self.client_settings)):
             for client in sorted(given):
-                problem = f"there is {what} for '{client}', who is not a client"
+                problem = f"{what} given for '{client}', who is not a client"
                 check(client in self.shards, "federation", problem, "check the id")
         for client, shard in self.shards.items():
             self._check_shard(f"client '{client}'", shard)

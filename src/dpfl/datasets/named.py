@@ -111,13 +111,13 @@ def _cifar10(folder: Path | None) -> Dataset:
 
 
 def _imdb(folder: Path | None) -> Dataset:
-    """film reviews, the last 200 words as tokens, liked or not (20,000 of 50,000 will do)."""
+    """Film reviews, the last 200 words as tokens, liked or not (20,000 of 50,000 will do)."""
     reviews = imdb.read_imdb(data_folders(folder))
     return _with_test("imdb", 2, reviews, Tokens(imdb.VOCABULARY))
 
 
 def _shakespeare(folder: Path | None) -> Dataset:
-    """next character after 80, by speaking role: 857 roles of 37 plays (Moby, public domain).
+    """Next character after 80, by speaking role: 857 roles of 37 plays (Moby, public domain).
 
     Every role is a silo. Training windows overlap, and are views of one text; test windows do not
     overlap.
