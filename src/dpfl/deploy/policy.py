@@ -66,8 +66,9 @@ def check_offer(file: SiteFile, study: StudyFile, member: Member) -> None:
 def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
     """Check clip, noise and sampling of the plan that the terms lead to at this site.
 
-    Where local work is private, they are those of every phase of it. Elsewhere they are those of
-    the pieces that clip and add noise to whole updates.
+    Where local work is private, they are those of every phase of it; a release before round one
+    needs the same noise. Elsewhere they are those of the pieces that clip and add noise to whole
+    updates.
     """
     policy, strategy = file.policy, agreement.strategy
 
@@ -76,6 +77,8 @@ def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
     if strategy.local.private:
         phases = agreement.phases(member.participant)
         noise = [phase.noise_multiplier for phase in phases]
+        releases = range(agreement.first_round, 0)
+        noise += [agreement.release_noise(one, member.participant) for one in releases]
         clips = [phase.clip for phase in phases]
         examples, limit = member.shard.examples, policy.largest_sampling_rate
         rate = max((PoissonBatches(examples, one.batch_size).rate for one in phases), default=0.0)

@@ -25,7 +25,11 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the study, or resume it; an error is written down for whoever started the study."""
+    """Run the study, or resume it where it was cut off.
+
+    An error is written down for whoever started the study. When the SuperLink ends, this process
+    ends as well.
+    """
     folder = Path(str(context.run_config[FOLDER_KEY]))
     (folder / FAILED).unlink(missing_ok=True)
     link = noted_process(folder / LINK_PROCESS)
