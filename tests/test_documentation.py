@@ -38,6 +38,7 @@ def test_the_documented_experiment_file_is_complete_and_valid() -> None:
 
     values = tomllib.loads(block)
     experiment = Experiment.from_dict(values)
+    experiment.check()
     assert set(values) == set(Experiment.model_fields)
     for section in ("partition", "budgets", "model", "run"):
         assert set(values[section]) == set(type(getattr(experiment, section)).model_fields)
@@ -51,14 +52,16 @@ def test_every_example_is_valid() -> None:
 
 
 def test_every_command_and_option_in_the_documents_exists() -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app)
+    assert isinstance(commands, click.Group)
     seen = 0
     for _, block in _blocks("console"):
         for line in block.replace("\\\n", " ").splitlines():
             if not line.startswith("dpfl ") or "|" in line:
                 continue
             words = shlex.split(line.split("#")[0])
-            command, rest = commands[words[1]], words[2:]
+            command, rest = commands.get_command(None, words[1]), words[2:]
+            assert command is not None, line
             if isinstance(command, click.Group):
                 command, rest = command.commands[words[2]], words[3:]
             known = {option for parameter in command.params for option in parameter.opts}
@@ -72,8 +75,17 @@ def test_every_command_and_option_in_the_documents_exists() -> None:
 def test_links_between_documents_lead_somewhere() -> None:
     seen = 0
     for page in [*PAGES, *sorted((ROOT / "studies").rglob("*.md")), ROOT / "bench" / "README.md"]:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
             if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+                leads_to = page.parent / target if target else page
+                assert leads_to.exists(), f"{page.name}: {target}"
+                if anchor:
+                    assert anchor in _anchors(leads_to), f"{page.name}: {target}#{anchor}"
                 seen += 1
     assert seen > 40
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain}
