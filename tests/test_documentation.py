@@ -25,11 +25,21 @@ def _blocks(language: str) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("page", "code"), _blocks("python"), ids=lambda value: value[:20])
+def _programs() -> dict[str, list[str]]:
+    """The Python of each page, block by block; later blocks use the names of earlier ones."""
+    found: dict[str, list[str]] = {}
+    for page, code in _blocks("python"):
+        found.setdefault(page, []).append(code)
+    return found
+
+
+@pytest.mark.parametrize(("page", "blocks"), _programs().items(), ids=list(_programs()))
 def test_python_in_the_documents_runs(
-    page: str, code: str, capsys: pytest.CaptureFixture[str]
+    page: str, blocks: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exec(compile(code, page, "exec", dont_inherit=True), {"__name__": "__main__"})
+    names = {"__name__": "__main__"}
+    for code in blocks:
+        exec(compile(code, page, "exec", dont_inherit=True), names)
 
 
 def test_the_documented_experiment_file_is_complete_and_valid() -> None:
