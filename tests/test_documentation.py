@@ -62,15 +62,16 @@ def test_every_example_is_valid() -> None:
 
 
 def test_every_command_and_option_in_the_documents_exists() -> None:
-    commands = typer.main.get_command(app)
-    assert isinstance(commands, click.Group)
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    context = click.Context(group)
     seen = 0
     for _, block in _blocks("console"):
         for line in block.replace("\\\n", " ").splitlines():
             if not line.startswith("dpfl ") or "|" in line:
                 continue
             words = shlex.split(line.split("#")[0])
-            command, rest = commands.get_command(None, words[1]), words[2:]
+            command, rest = group.get_command(context, words[1]), words[2:]
             assert command is not None, line
             if isinstance(command, click.Group):
                 command, rest = command.commands[words[2]], words[3:]

@@ -25,7 +25,7 @@ from dpfl.deploy.requests import HELLO, TERMS, TRAIN
 from dpfl.deploy.site import Site
 from dpfl.deploy.transport import Transport, from_record, to_record
 from dpfl.privacy.events import History
-from dpfl.rounds import Agreement, enrol
+from dpfl.rounds import Agreement, buffer_shapes, enrol
 from dpfl.rounds.codec import FRAME_BYTES, encode_download
 from dpfl.runs.deployment import STUDY_FILE, SiteFile, StudyFile
 
@@ -130,9 +130,9 @@ class Desk:
             site: Claims(epsilon=self.epsilon, delta=DELTA, examples=32)
             for site in study.study.sites
         }
-        return enrol(
-            study.strategy(), claims, study.run.rounds, Layout.of_module(study.build_model())
-        )
+        strategy, model = study.strategy(), study.build_model()
+        shapes = buffer_shapes(model, strategy.releases)
+        return enrol(strategy, claims, study.run.rounds, Layout.of_module(model), shapes)
 
     def header(self, kind: str, **more: Any) -> dict[str, Any]:
         return {

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save
 
 from dpfl.cli.main import run_command
 from dpfl.core.layout import Layout
+from dpfl.deploy import coordinator as module
 from dpfl.deploy.messages import Message
 from dpfl.deploy.outcome import MODELS, outcomes
 from dpfl.deploy.requests import END
@@ -69,7 +70,7 @@ def test_a_server_killed_before_the_model_was_delivered_delivers_it_on_resume(
     federation = Federation.of(tmp_path, study_values())
     coordinator = federation.coordinator()
     with monkeypatch.context() as killed:
-        killed.setattr(coordinator, "_deliver", lambda agreement: (_ for _ in ()).throw(SystemExit))
+        killed.setattr(module, "deliver", lambda *rest: (_ for _ in ()).throw(SystemExit))
         with pytest.raises(SystemExit):
             coordinator.begin()
     assert not (federation.server / "summary.json").exists()

@@ -30,6 +30,7 @@ def answer(message: FlowerMessage, context: Context) -> FlowerMessage:
 
 
 def _answer(message: FlowerMessage, folder: Path) -> Message:
+    """Read the message and let the site answer it; what is not dpfl's is refused."""
     try:
         asked = from_record(message.content)
     except DpflError as error:

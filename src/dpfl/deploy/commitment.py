@@ -1,4 +1,10 @@
-"""What a site commits to when it accepts a study's terms: its plan, before it releases anything."""
+"""What a site commits to when it accepts a study's terms: its plan, before it releases anything.
+
+A plan is the cost of the releases before round one and of one round, repeated as often as the
+budget allows and the study may ask for. It is fixed by the terms and by the site's own budget, and
+written to the site's ledger before anything leaves the site. A round that the plan does not cover
+is not answered.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +25,8 @@ from dpfl.rounds.members import Member
 class Commitment:
     """A site's privacy costs under an agreement.
 
+    ``agreement``: the study under its terms.
+    ``member``: the site, with the budget that noise is planned for in one study.
     ``per_study``: the site's budget sets a part of epsilon aside for each study.
     """
 
@@ -28,10 +36,12 @@ class Commitment:
 
     @property
     def _where(self) -> str:
+        """The site, as messages name it."""
         return f"site '{self.member.id}'"
 
     @property
     def _delta(self) -> float | None:
+        """The share of delta that a plan is priced at."""
         return None if self.member.budget is None else self.member.budget.delta
 
     def plans(self) -> list[tuple[Observer, PrivacyCost, frozenset[Observer]]]:
@@ -43,6 +53,7 @@ class Commitment:
         return sorted(found, key=lambda cost: cost[0] is Observer.SERVER)
 
     def _amplified(self, observer: Observer) -> bool:
+        """Whether a cost counts on the secrecy of the draw."""
         return observer is Observer.WORLD and self.agreement.amplified
 
     def _rounds(self, observer: Observer) -> int:
@@ -72,7 +83,10 @@ class Commitment:
         return found
 
     def _within_study(self, cost: PrivacyCost, rounds: int) -> int:
-        """Find how many rounds the part of epsilon for one study covers."""
+        """Find how many rounds the part of epsilon for one study covers.
+
+        The ledger enforces the whole budget; this keeps one study from using more than its part.
+        """
         budget = self.member.budget
         if budget is None:
             return rounds
@@ -108,10 +122,12 @@ class Commitment:
             self._charge_world(ledger, run)
 
     def _charge(self, observer: Observer, round_: int) -> Charge:
+        """Build the charge of a round, or of a release before round one."""
         cost = self.agreement.cost(observer, self.member.participant, round_)
         return Charge(account=self.member.id, observer=observer, cost=cost)
 
     def _charge_world(self, ledger: SiteLedger, run: str) -> None:
+        """Charge what the world will see of all rounds; what is charged already stays."""
         paid = ledger.charged(run, Observer.WORLD)
         for round_ in range(self.agreement.first_round, self.agreement.terms.rounds):
             charge = self._charge(Observer.WORLD, round_)
@@ -120,7 +136,10 @@ class Commitment:
             check(good, self._where, "its budget ran out", remedy, PrivacyRefusal)
 
     def charges(self, round_: int) -> list[Charge]:
-        """Return what a round is charged, without what was charged when terms were accepted."""
+        """Return what a round, or a release before round one, is charged when it is answered.
+
+        What was charged when the terms were accepted is not among it.
+        """
         observers = [observer for observer, _, _ in self.plans() if not self._amplified(observer)]
         return [self._charge(observer, round_) for observer in observers]
 

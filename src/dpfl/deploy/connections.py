@@ -1,4 +1,10 @@
-"""The sites of a study as its server knows them: where they are, and what they said."""
+"""The sites of a study as its server knows them: where they are, and what they said.
+
+A site is known by the name in its introduction. Three things keep others from taking part under
+that name. The study lists the names. With TLS, Flower lets in registered keys only, and
+``nodes.json`` binds each key's node to one name. Without TLS, the token of the first introduction
+must come with every later answer; it is kept in ``enrolment.json`` over a restart.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +50,10 @@ class Connections:
         return "; ".join(f"{site}: {reason}" for site, reason in sorted(self.refusals.items()))
 
     def hello(self) -> None:
-        """Ask nodes that have not introduced themselves who they are."""
+        """Ask nodes that have not introduced themselves who they are.
+
+        A site that was cut off may come back under another node: it introduces itself again.
+        """
         new = [node for node in self.transport.nodes() if node not in self.asked]
         message = Hello(study=self.study, run=self.run).to_message()
         replies = self.transport.ask(dict.fromkeys(new, message), self.study.run.round_timeout)
@@ -57,6 +66,7 @@ class Connections:
                 self._admit(node, reply.message)
 
     def _admit(self, node: int, answer: Message) -> None:
+        """Take in a site that has introduced itself, unless somebody else did under its name."""
         try:
             said = Introduction.from_header(answer.header)
         except PeerError as error:
@@ -85,14 +95,21 @@ class Connections:
         return ""
 
     def ask(self, messages: Mapping[str, Message], timeout: float) -> dict[str, Reply]:
-        """Ask sites by name; one that is not connected has given no answer."""
+        """Ask sites by name, and wait at most ``timeout`` seconds for their answers.
+
+        Returns a reply for each of them; a site that is not connected has given no answer.
+        """
         here = {self.nodes[site]: one for site, one in messages.items() if site in self.nodes}
         replies = self.transport.ask(here, timeout)
         absent = Reply.none("is not connected")
         return {site: replies.get(self.nodes.get(site, -1), absent) for site in messages}
 
     def note(self, site: str, reply: Reply) -> str:
-        """Remember whether a site will take another round; return why it gave nothing now."""
+        """Remember whether a site will take another round.
+
+        Returns why its reply is not a result, or an empty text if it is one. A site that was silent
+        may come back and is asked again. A refusal is kept for the summary.
+        """
         if not reply.answered:  # it may come back, and is asked again
             self.willing.setdefault(site, True)
         elif reply.token is not None and reply.token != self.tokens.get(site):

@@ -5,6 +5,14 @@ sends is a declaration, or an upload that is checked. A site that is silent, lat
 is missed in that round, with the reason, and the round continues. Everything needed to resume after
 a kill is on disk before the next message leaves. A round that was cut off is lost: its number is
 used up, and what sites paid for it stays paid.
+
+The folder of a study holds, beside what every run folder holds ::
+
+    study.toml       what sites are offered
+    enrolment.json   who takes part, and their tokens: secret
+    nodes.json       which registered key belongs to which site
+    opened.json      the round that was opened last
+    failed.txt       why the server app ended, for the process that started it
 """
 
 from __future__ import annotations
@@ -23,15 +31,14 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Claims, State
 from dpfl.deploy.connections import Connections
-from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile, accepting_sites, ask_terms, gather
+from dpfl.deploy.delivery import deliver, summarise
+from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile, accepting_sites, gather, settle
 from dpfl.deploy.messages import Reply
-from dpfl.deploy.requests import Delivery, TrainingRequest
-from dpfl.deploy.summary import DeploymentSummary, effective_noise, missed_rounds
+from dpfl.deploy.requests import TrainingRequest
+from dpfl.deploy.summary import effective_noise
 from dpfl.deploy.transport import Transport
-from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.privacy.flags import public_note
 from dpfl.privacy.ledger import Ledger
-from dpfl.privacy.statement import statements
 from dpfl.rounds import (
     Agreement,
     Run,
@@ -46,15 +53,21 @@ from dpfl.rounds.codec import FRAME_BYTES
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.folder import Checkpoint, RunFolder
-from dpfl.runs.result import RoundCount, total_bytes
+from dpfl.runs.result import RoundCount
 
 OPENED = "opened.json"
 ORPHAN_SECONDS = 30
-DELIVERY_SECONDS = 60.0  # a site that does not take the model by then gets it by other means
 
 
 class Coordinator:
-    """One study in its folder; :meth:`begin` starts it, or resumes it where it was cut off."""
+    """One study in its folder; :meth:`begin` starts it, or resumes it where it was cut off.
+
+    ``folder`` holds the study; ``transport`` carries messages to the sites.
+
+    *Formal guarantees.* Before a round's first message leaves, the round is noted as opened: after
+    a kill it is never repeated with other randomness. Where the secrecy of the draw is counted on,
+    everyone is asked before the draw, and what comes of the draw never changes who may be drawn.
+    """
 
     def __init__(self, folder: Path, transport: Transport) -> None:
         self.folder = RunFolder(folder)
@@ -85,6 +98,7 @@ class Coordinator:
                 self.sites.transport.wait(1.0)
 
     def _start(self) -> None:
+        """Enrol the sites, write down who takes part, and begin with the first round."""
         self.sites.run = f"{self.study.study.name}-{uuid.uuid4().hex[:12]}"
         gather(self.sites)
         self.sites.members = accepting_sites(self.sites, self._enrol)
@@ -131,12 +145,15 @@ class Coordinator:
         return enrol(self.strategy, claims, self.study.run.rounds, self.layout, shapes)
 
     def _agreement(self) -> Agreement:
+        """Settle the terms for the members: the same at the start and after a restart."""
         return self._enrol(self.sites.members)
 
     def _first_checkpoint(self, agreement: Agreement) -> State:
+        """Save the state before the first round or release, and return it."""
         return self._checkpoint(first_state(agreement, self.layout.read(self.model)))
 
     def _checkpoint(self, state: State) -> State:
+        """Save a state to resume from, and return it."""
         digest = self.study.digest()
         self.folder.save_state(Checkpoint(state=state, run=self.sites.run, experiment=digest))
         return state
@@ -144,12 +161,16 @@ class Coordinator:
     # -- rounds ------------------------------------------------------------------------------------
 
     def _play(self, agreement: Agreement, state: State, history: list[RoundRecord]) -> None:
-        """Run the rounds that are left, then deliver the model and write the summary."""
+        """Run the rounds that are left, then deliver the model and write the summary.
+
+        The study ends early when nobody, or fewer sites than ``least_sites``, can go on; the model
+        as it is then is delivered all the same.
+        """
         with closing(self._ledger()) as ledger:
             public = PublicSeed(self.study.run.seed)
             secret = public.child("secret") if self.study.seeded else None
             run = Run(name=self.sites.run, ledger=ledger, seed=secret, public=public.child("run"))
-            self._settle(agreement)
+            settle(self.sites, agreement)
             ended = ""
             while not ended and state.round < agreement.terms.rounds:
                 ended = self._too_few(agreement)
@@ -174,17 +195,6 @@ class Coordinator:
             return ""
         return f"only {left} of {len(members)} sites can continue, and least_sites asks for more"
 
-    def _settle(self, agreement: Agreement) -> None:
-        """Make the terms binding: each site commits to its plan, or takes no part and says why."""
-        sites = self.sites
-        for site, reply in ask_terms(sites, agreement, binding=True).items():
-            problem = sites.note(site, reply)
-            if agreement.amplified and not reply.answered:
-                # The draw is among those who are here: nobody who is drawn may be missing.
-                sites.willing[site] = False
-            if not problem and not sites.willing[site]:
-                sites.refusals[site] = "its budget does not cover a round"
-
     def _round(
         self, agreement: Agreement, state: State, run: Run, history: list[RoundRecord]
     ) -> tuple[State, str]:
@@ -192,7 +202,7 @@ class Coordinator:
         sites = self.sites
         sites.hello()  # sites may have come back under a new connection
         if agreement.amplified and state.round > agreement.first_round:
-            self._settle(agreement)  # everyone is asked before the draw
+            settle(self.sites, agreement)  # everyone is asked before the draw
         # From here on the round is lost if the server dies: it is not repeated with other
         # randomness.
         opened = json.dumps({"round": state.round}).encode()
@@ -216,7 +226,10 @@ class Coordinator:
         return self._checkpoint(state), ""
 
     def _uplink(self, agreement: Agreement, round_: int, site: str, reply: Reply) -> Uplink:
-        """Read what came back from a site that was drawn."""
+        """Read what came back from a site that was drawn: its upload, or why there is none.
+
+        A payload that is longer than a round or release can need is not read.
+        """
         before = self.sites.willing.get(site, False)
         problem = self.sites.note(site, reply)
         if agreement.amplified:
@@ -232,8 +245,6 @@ class Coordinator:
             client=site, payload=None if problem else reply.message.payload, reason=problem
         )
 
-    # -- the end -----------------------------------------------------------------------------------
-
     def _finish(
         self,
         agreement: Agreement,
@@ -242,35 +253,10 @@ class Coordinator:
         ended: str,
         ledger: Ledger,
     ) -> None:
-        study, strategy, planned = self.study, self.strategy, agreement.terms.rounds
-        private, done = strategy.local.private, max(state.round, 0)
-        arithmetic = arithmetic_assumptions(self.model, self.layout) if private else ()
-        self.folder.save_model(state.model, self.layout, public_note(study.flags), state.buffers)
-        absent = self._deliver(agreement)
-        early = f"after {done} of {planned} rounds: {ended}" if ended else None
-        DeploymentSummary(
-            run=self.sites.run,
-            study=study.study.name,
-            method=study.method.name,
-            promise=strategy.promise,
-            flags=study.flags,
-            assumptions=(*strategy.assumptions, *arithmetic),
-            sites=tuple(sorted(agreement.claims)),
-            refusals=self.sites.refusals,
-            parameters=self.layout.size,
-            rounds=RoundCount(planned=planned, done=done, ended_early=early),
-            delivered=tuple(sorted(set(agreement.claims) - set(absent))),
-            undelivered=absent,
-            lost_rounds=tuple(line.round for line in history if line.lost),
-            missed=missed_rounds(history),
-            world_statements=tuple(statements(ledger)),
-            **total_bytes(history),
-        ).save(self.folder)
-
-    def _deliver(self, agreement: Agreement) -> dict[str, str]:
-        """Send the model to every member; return why some did not get it."""
-        model, run = self.folder.model.read_bytes(), self.sites.run
-        request = Delivery(study=self.study, run=run, terms=agreement.terms, payload=model)
-        timeout = min(self.study.run.round_timeout, DELIVERY_SECONDS)
-        replies = self.sites.ask(dict.fromkeys(agreement.claims, request.to_message()), timeout)
-        return {site: reply.problem for site, reply in replies.items() if reply.problem}
+        """Save the model, send it to every member, and write the summary."""
+        note, planned, done = public_note(self.study.flags), agreement.terms.rounds, state.round
+        self.folder.save_model(state.model, self.layout, note, state.buffers)
+        absent = deliver(self.sites, agreement, self.folder.model.read_bytes())
+        early = f"after {max(done, 0)} of {planned} rounds: {ended}" if ended else None
+        rounds = RoundCount(planned=planned, done=max(done, 0), ended_early=early)
+        summarise(self.sites, agreement, rounds, history, absent, ledger).save(self.folder)

@@ -1,4 +1,9 @@
-"""Certificates and keys: an authority for each study, its server's certificate, a key a site."""
+"""Certificates and keys: an authority for each study, its server's certificate, a key a site.
+
+Sites trust the study's own authority and nothing else, so that no certificate of the public web can
+stand in for the server. Private keys are written readable by their owner only. The authority's key
+is needed to make another certificate; whoever has it can pretend to be the server.
+"""
 
 from __future__ import annotations
 
@@ -75,6 +80,7 @@ def make_site_key(path: Path) -> Path:
 def _write_secret(
     path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat
 ) -> None:
+    """Write a private key that only its owner can read."""
     encoded = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     write_safely(path, encoded, secret=True)
 
@@ -82,6 +88,7 @@ def _write_secret(
 def _certificate(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
 ) -> x509.CertificateBuilder:
+    """Begin a certificate for a key, valid from now on for some days."""
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -95,6 +102,7 @@ def _certificate(
 
 
 def _name(name: str) -> x509.GeneralName:
+    """Tell an address from a name."""
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
@@ -102,8 +110,10 @@ def _name(name: str) -> x509.GeneralName:
 
 
 def _title(name: str) -> x509.Name:
+    """Build the name of a certificate's subject or issuer."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _usage(*allowed: str) -> x509.KeyUsage:
+    """Allow a key some usages, and no others."""
     return x509.KeyUsage(**{usage: usage in allowed for usage in _USAGES})

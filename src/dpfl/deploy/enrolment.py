@@ -1,4 +1,10 @@
-"""Enrolment: wait for sites, settle terms that all of them accept, write down who takes part."""
+"""Enrolment: wait for sites, settle terms that all of them accept, write down who takes part.
+
+First every node that connects is asked who it is (:func:`gather`). Then terms are proposed to those
+who came, until everyone who is left accepts them (:func:`accepting_sites`). The result is written
+to ``enrolment.json``: from then on the list of members is closed, and a study that was cut off is
+resumed with the same members and terms. Only then does the coordinator make the terms binding.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +33,10 @@ ASK_AGAIN = 30.0  # seconds after which a node that was refused is asked once mo
 class EnrolmentFile:
     """Who takes part in a run. It is secret: a token lets its holder answer for a site.
 
+    ``run`` names the run in every ledger.
     ``study`` is the digest of what the sites agreed to.
+    ``claims`` are what each member said of its budget and records.
+    ``tokens`` prove that later answers come from the same sites.
     """
 
     run: str
@@ -63,7 +72,9 @@ class EnrolmentFile:
 def gather(sites: Connections) -> None:
     """Wait until every site has introduced itself, or until time is up and there are enough.
 
-    Before enrolment these are the sites that the study names, afterwards those who take part.
+    Before enrolment these are the sites that the study names, afterwards those who take part. The
+    study says how long to wait (``enrol_timeout``), and how many must come (``least_sites``). A
+    node that was refused is asked again from time to time, since its site may have been fixed.
     """
     study, began, waited, asked = sites.study, time.monotonic(), 0.0, 0.0
     timeout, wanted = study.run.enrol_timeout, set(sites.members) or set(study.study.sites)
@@ -88,16 +99,16 @@ def gather(sites: Connections) -> None:
 
 
 def accepting_sites(
-    sites: Connections, settle: Callable[[Mapping[str, Claims]], Agreement]
+    sites: Connections, enrol: Callable[[Mapping[str, Claims]], Agreement]
 ) -> dict[str, Claims]:
     """Propose terms until everyone who is left accepts them.
 
     A site that refuses is not in the population. Terms follow from who takes part, so those who
-    are left are asked again. Nothing is binding yet. ``settle`` makes the terms from claims.
+    are left are asked again. Nothing is binding yet. ``enrol`` makes the terms from claims.
     """
     accepting, study = dict(sorted(sites.introduced.items())), sites.study
     while True:
-        replies = ask_terms(sites, settle(accepting), binding=False)
+        replies = ask_terms(sites, enrol(accepting), binding=False)
         refusing = {site: reply.problem for site, reply in replies.items() if reply.problem}
         if not refusing:
             return accepting
@@ -113,7 +124,24 @@ def accepting_sites(
 
 
 def ask_terms(sites: Connections, agreement: Agreement, *, binding: bool) -> dict[str, Reply]:
-    """Ask every member whether it accepts the terms, or, ``binding``, to commit to its plan."""
+    """Ask every member whether it accepts the terms of an agreement.
+
+    With ``binding`` a site that accepts also commits to its plan. Returns a reply for each member.
+    """
     study, terms = sites.study, agreement.terms
     request = TermsRequest(study=study, run=sites.run, terms=terms, binding=binding).to_message()
     return sites.ask(dict.fromkeys(agreement.claims, request), study.run.round_timeout)
+
+
+def settle(sites: Connections, agreement: Agreement) -> None:
+    """Make the terms binding: each site commits to its plan, or takes no part and says why.
+
+    Where the secrecy of the draw is counted on, only those who answer now may be drawn: nobody who
+    is drawn may be missing.
+    """
+    for site, reply in ask_terms(sites, agreement, binding=True).items():
+        problem = sites.note(site, reply)
+        if agreement.amplified and not reply.answered:
+            sites.willing[site] = False
+        if not problem and not sites.willing[site]:
+            sites.refusals[site] = "its budget does not cover a round"

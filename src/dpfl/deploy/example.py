@@ -1,4 +1,8 @@
-"""A complete example of a real federation, and a rehearsal of it on one machine."""
+"""A complete example of a real federation, and a rehearsal of it on one machine.
+
+Three hospitals of the UCI heart-disease data, with budgets of their own, and a server. Everything
+that real machines would need is written: files, records, certificates and keys.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +32,13 @@ DATA = Path(__file__).with_name("data")
 BUDGETS = {"cleveland": 1.0, "hungarian": 4.0, "va": 8.0}  # epsilons
 
 
-def write_example(folder: Path, *, port: int, rounds: int, method: str) -> None:
+def write_example(folder: Path, *, port: int, rounds: int, method: str | None = None) -> None:
     """Write a three-site example: study, sites, records, certificates, keys, README.
 
     ``port``: the server's, on 127.0.0.1.
+    ``rounds`` and ``method``: what the study runs, by default the method of its file. Where the
+    method protects against the world only, the sites' budgets are against the world, and their
+    policies trust the server.
     """
     empty = not folder.exists() or not any(folder.iterdir())
     check(empty, str(folder), "is not empty", "name a new folder", FolderError)
@@ -40,7 +47,8 @@ def write_example(folder: Path, *, port: int, rounds: int, method: str) -> None:
     values = read_toml(DATA / "example_study.toml")
     values["study"] |= {"sites": sorted(BUDGETS), "classes": dataset.classes}
     values["study"]["feature_shape"] = list(dataset.features.shape[1:])
-    values["method"]["name"], values["run"]["rounds"] = method, rounds
+    values["method"]["name"] = method or values["method"]["name"]
+    values["run"]["rounds"] = rounds
     values["network"]["port"] = port
     study = StudyFile.from_dict(values, "example")
     make_study(server, study)
@@ -53,6 +61,7 @@ def write_example(folder: Path, *, port: int, rounds: int, method: str) -> None:
 
 
 def _write_site(home: Path, study: StudyFile, epsilon: float, records: bytes, server: Path) -> None:
+    """Write a hospital's folder, and give its public key to the server."""
     write_safely(home / "records.csv", records)
     strategy, name = study.strategy(), home.name
     trusting = strategy.observer is not Observer.SERVER
@@ -73,6 +82,7 @@ def _write_site(home: Path, study: StudyFile, epsilon: float, records: bytes, se
 
 
 def _csv(features: list[list[float]], labels: list[int]) -> bytes:
+    """Write records as a table with their label in the last column."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow([*(f"x{number}" for number in range(len(features[0]))), "ill"])
@@ -82,7 +92,11 @@ def _csv(features: list[list[float]], labels: list[int]) -> bytes:
 
 
 def run_example(folder: Path) -> list[Path]:
-    """Run the server and all sites on this machine; return the folders of the sites."""
+    """Run the server and all sites on this machine; return the folders of the sites.
+
+    Each is a process of its own, as it would be on its own machine. All of them are ended when the
+    study ends, or when this is interrupted. An example that was cut off is resumed.
+    """
     server = folder / "server"
     homes = [path.parent for path in sorted((folder / SITES).glob("*/site.toml"))]
     found, remedy = (
@@ -107,10 +121,12 @@ def run_example(folder: Path) -> list[Path]:
 
 
 def _command(*arguments: str) -> list[str]:
+    """A command of dpfl, run by this Python."""
     return [sys.executable, "-m", "dpfl.cli.main", *arguments]
 
 
 def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End the processes, the sites before the server."""
     for process in reversed(started):
         if process.poll() is None:
             process.terminate()

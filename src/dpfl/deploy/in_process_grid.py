@@ -28,7 +28,11 @@ FAILED = 5  # any code: what counts is that the reply is an error
 
 
 class InProcessGrid(Grid):
-    """Nodes are folders of sites; ``faults`` make some of them misbehave."""
+    """A grid whose nodes are folders of sites.
+
+    ``sites`` are the folders by node; ``faults`` make some nodes misbehave. ``asked`` keeps every
+    message that was sent.
+    """
 
     def __init__(self, sites: Mapping[int, Path], client_app: ClientApp = app) -> None:
         self.sites = dict(sites)

@@ -3,6 +3,17 @@
 Nothing executable travels. Each header is read once, where it arrives: a site reads a
 :class:`~dpfl.deploy.requests.Request`, a server a :class:`Reply` and, from a new site, an
 :class:`Introduction`. What cannot be read is a :class:`~dpfl.core.errors.PeerError`.
+
+An answer's header holds ::
+
+    ok      true, or anything else for a refusal
+    site    who answers
+    reason  of a refusal: one sentence
+    code    of a refusal: the exit code of the error behind it
+    more    whether the site will take another round
+    token   in answers to a hello and to a round: proves that it is the same site
+    round   in answers to a round
+    claims  in answers to a hello: what the site says of its budget and records
 """
 
 from __future__ import annotations
@@ -24,7 +35,11 @@ _FINAL = (ConfigurationError.exit_code, PrivacyRefusal.exit_code)
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One message, in either direction."""
+    """One message, in either direction.
+
+    ``header`` holds plain values that JSON can carry. ``payload`` holds the bytes of a download, an
+    upload or a model, which have formats of their own.
+    """
 
     header: Mapping[str, Any]
     payload: bytes = b""
@@ -42,22 +57,40 @@ class Message:
 
 
 def refusal(reason: str, **more: Any) -> Message:
-    """Build an answer that says no; ``more`` goes into its header."""
+    """Build an answer that says no; ``more`` goes into its header.
+
+    >>> answer = refusal("its budget does not cover another round", site="north", more=False)
+    >>> answer.accepted, answer.reason
+    (False, 'its budget does not cover another round')
+    """
     return Message(header={"ok": False, "reason": reason, **more})
 
 
 def acceptance(site: str, payload: bytes = b"", **more: Any) -> Message:
-    """Build an answer of a site that says yes; ``more`` goes into its header."""
+    """Build an answer of a site that says yes; ``more`` goes into its header.
+
+    >>> acceptance("north", more=True).header
+    {'ok': True, 'site': 'north', 'more': True}
+    """
     return Message(header={"ok": True, "site": site, **more}, payload=payload)
 
 
 def write_header(header: Mapping[str, Any]) -> str:
-    """Write a header as JSON, in one canonical order."""
+    """Write a header as JSON, in one canonical order.
+
+    >>> write_header({"run": "a", "kind": "hello"})
+    '{"kind": "hello", "run": "a"}'
+    """
     return json.dumps(header, sort_keys=True, allow_nan=True)
 
 
 def read_header(text: str) -> dict[str, Any]:
-    """Read a header; what is not a JSON table of at most a million characters is refused."""
+    """Read a header; what is not a JSON table of at most a million characters is refused.
+
+    >>> read_header("[]")
+    Traceback (most recent call last):
+    dpfl.core.errors.PeerError: message: is not a table; use the same version on both sides
+    """
     problem = f"has a header of {len(text)} characters"
     check(len(text) <= LARGEST_HEADER, "message", problem, "send at most a million", PeerError)
     with readable("message"):
@@ -92,7 +125,10 @@ def terms_to_dict(terms: Terms) -> dict[str, Any]:
 
 
 def terms_from_dict(values: Any) -> Terms:
-    """Read terms, checking every type: the noise of a site is planned from these numbers."""
+    """Read terms, checking every type: the noise of a site is planned from these numbers.
+
+    Whether the numbers fit the study is checked by the site; here they only have to be numbers.
+    """
     with readable("terms"):
         noise = values["noise_multiplier"]
         wholes = ("rounds", "population", "participations", "parameters")
@@ -114,8 +150,11 @@ def terms_from_dict(values: Any) -> Terms:
 class Reply:
     """What came of a request, as the server reads it.
 
-    ``problem`` says why there is no result, and is empty if there is one. ``answered`` is False
-    where nothing arrived. ``more`` says whether the site will take another round.
+    ``problem`` says why there is no result, and is empty if there is one.
+    ``answered`` is False where nothing arrived, or nothing that could be read.
+    ``more`` says whether the site will take another round.
+    ``token`` is what the answer proves its origin with, None where it proves nothing.
+    ``message`` is the answer itself.
     """
 
     problem: str

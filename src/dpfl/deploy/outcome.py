@@ -39,7 +39,9 @@ _NAMES_BYTES = 1 << 20  # for names and shapes, beside the numbers themselves
 def keep_model(folder: Path, run: str, study: StudyFile, payload: bytes, private: bytes) -> Path:
     """Write a model that a server has sent, once it is found to fit the study.
 
+    ``run`` and ``study`` say what it is a model of, ``payload`` is the model as safetensors.
     ``private`` is the part of the model that stayed at the site, empty where there is none.
+    Returns the folder that the model is in.
     """
     model = study.build_model()
     layout = Layout.of_module(model)
@@ -84,7 +86,9 @@ def _read(
 class TriedModel:
     """How good a model is on a site's test records.
 
+    ``test_records``: how many they are.
     ``commonest_class``: the accuracy of always naming the most common class.
+    ``scores``: accuracy and loss, measured without noise and not accounted: for the site alone.
     """
 
     run: str
@@ -102,7 +106,10 @@ class TriedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A model that can be tried: one that was delivered, or one brought by other means."""
+    """A model that can be tried: one that was delivered, or one brought by other means.
+
+    ``private`` is the part that never left the site, where the method has one.
+    """
 
     name: str
     study: StudyFile
@@ -110,7 +117,10 @@ class Outcome:
     private: Path | None = None
 
     def tried(self, site: str, federation: Federation) -> TriedModel:
-        """Try the model on the test records of ``site``, the one client of ``federation``."""
+        """Try the model on the test records of ``site``, the one client of ``federation``.
+
+        Nothing is sent. A model or records that do not belong to the study are refused.
+        """
         labels, about = federation.shards[site].test_labels, self.study.study
         where = f"site '{site}'"
         check(len(labels) > 0, where, "has no test records", "give it more records", DataError)
@@ -159,7 +169,11 @@ def outcomes(folder: Path) -> list[Outcome]:
 
 
 def find_outcome(folder: Path, run: str | None, model: Path | None, study: Path | None) -> Outcome:
-    """Return the latest outcome, that of a ``run``, or a ``model`` with its ``study`` file."""
+    """Find the model that a person means.
+
+    ``run`` names a study whose model was delivered; without it, the latest one is meant. ``model``
+    and its ``study`` file name one that was brought by other means.
+    """
     both = (model is None) == (study is None)
     check(both, "options", "--model and --study belong together", "give both, or neither")
     if model is not None and study is not None:
@@ -176,6 +190,7 @@ def find_outcome(folder: Path, run: str | None, model: Path | None, study: Path 
 
 
 def _bytes(path: Path) -> bytes:
+    """Read a file that a person has named."""
     try:
         return path.read_bytes()
     except OSError as error:

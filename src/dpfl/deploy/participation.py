@@ -1,4 +1,9 @@
-"""Taking part: connect a site to its server, and stay connected while the server comes and goes."""
+"""Taking part: connect a site to its server, and stay connected while the server comes and goes.
+
+Before anything is started the server is asked once, so that a wrong address or certificate is named
+in one sentence. A SuperNode ends when its server restarts: then the site waits for the server and
+starts another one. A server that does not know the site's key is not asked again.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,9 @@ _UNREGISTERED = 305  # Flower's exit code, in its log
 def take_part(folder: Path, tell: Callable[[str], None], *, insecure: bool) -> None:
     """Connect the site in ``folder`` and answer its server, until interrupted or rejected.
 
-    ``tell`` is given each sentence for the people who watch.
+    ``tell`` is given each sentence for the people who watch. ``insecure`` leaves out TLS and keys.
+    The folder is held: a site cannot run twice. Raises :class:`~dpfl.core.errors.PeerError` where
+    the server rejects the site's key.
     """
     site = Site(folder)
     site.ledger().close()  # a missing or damaged ledger is refused before anything else
@@ -58,6 +65,7 @@ def _serve_once(site: Site, *, insecure: bool) -> None:
 def _wait_for_server(
     address: str, certificate: Path, tell: Callable[[str], None], *, insecure: bool
 ) -> None:
+    """Ask for the server until it is back; tell once if somebody else answers there."""
     told = ""
     while True:
         time.sleep(RETRY_SECONDS)
@@ -87,7 +95,12 @@ def start_supernode(site: Site, *, insecure: bool) -> Started:
 
 
 def check_server(address: str, certificate: Path, *, insecure: bool) -> None:
-    """Ask the server once, and say what is wrong: no answer, or not the study's certificate."""
+    """Ask the server once, and say what is wrong.
+
+    ``certificate`` is the study's ``ca.crt``, which the server's own must be signed by. Raises
+    :class:`~dpfl.core.errors.ConfigurationError` where that file is wrong, and
+    :class:`~dpfl.core.errors.PeerError` where the server cannot be reached or is another one.
+    """
     remedy = "put the study's certificate (ca.crt) there"
     check(insecure or certificate.exists(), str(certificate), "is missing", remedy)
     try:
@@ -105,6 +118,7 @@ def check_server(address: str, certificate: Path, *, insecure: bool) -> None:
 
 
 def _unreachable(address: str, certificate: Path, reason: object) -> PeerError:
+    """Explain why a server could not be asked."""
     if isinstance(reason, ssl.SSLCertVerificationError):
         problem = f"its certificate is not signed by {certificate} ({reason.verify_message})"
         remedy = "ask the server's operator for the right ca.crt; do not connect without it"

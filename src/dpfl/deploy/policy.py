@@ -1,6 +1,13 @@
-"""What a site accepts, by its own file, whatever a server offers."""
+"""What a site accepts, by its own file, whatever a server offers.
+
+The checks are made for every message, not only when the site enrols: a server may send anything at
+any time. The section [policy] of ``site.toml`` holds the limits. A refusal names the limit and what
+was offered, and is told to the server; nothing in it depends on the site's records.
+"""
 
 from __future__ import annotations
+
+from functools import partial
 
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
@@ -11,15 +18,20 @@ from dpfl.rounds.members import Member, check_budget
 from dpfl.runs.deployment import SiteFile, StudyFile
 
 
+def _accept(file: SiteFile, good: bool, problem: str, remedy: str) -> None:
+    """Refuse in the name of the site unless ``good``."""
+    check(good, f"site '{file.site.id}'", problem, remedy, PrivacyRefusal)
+
+
 def check_offer(file: SiteFile, study: StudyFile, member: Member) -> None:
     """Check a study as a whole: its sites, method, number of rounds and promise.
 
+    ``file`` is the site's own, ``study`` what is offered, ``member`` the site with its budget.
     Raises :class:`~dpfl.core.errors.PrivacyRefusal` with the first thing that the policy forbids.
     """
     policy, method, sites = file.policy, study.method.name, study.study.sites
 
-    def accept(good: bool, problem: str, remedy: str) -> None:
-        check(good, f"site '{file.site.id}'", problem, remedy, PrivacyRefusal)
+    accept = partial(_accept, file)
 
     named = f"is not named in the study '{study.study.name}'"
     accept(file.site.id in sites, named, "ask the server to name it")
@@ -52,15 +64,21 @@ def check_offer(file: SiteFile, study: StudyFile, member: Member) -> None:
 
 
 def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
-    """Check clip, noise and sampling of the plan that the terms lead to at this site."""
+    """Check clip, noise and sampling of the plan that the terms lead to at this site.
+
+    Where local work is private, they are those of every phase of it; a release before round one
+    needs the same noise. Elsewhere they are those of the pieces that clip and add noise to whole
+    updates.
+    """
     policy, strategy = file.policy, agreement.strategy
 
-    def accept(good: bool, problem: str, remedy: str) -> None:
-        check(good, f"site '{file.site.id}'", problem, remedy, PrivacyRefusal)
+    accept = partial(_accept, file)
 
     if strategy.local.private:
         phases = agreement.phases(member.participant)
         noise = [phase.noise_multiplier for phase in phases]
+        releases = range(agreement.first_round, 0)
+        noise += [agreement.release_noise(one, member.participant) for one in releases]
         clips = [phase.clip for phase in phases]
         examples, limit = member.shard.examples, policy.largest_sampling_rate
         rate = max((PoissonBatches(examples, one.batch_size).rate for one in phases), default=0.0)

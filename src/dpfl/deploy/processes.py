@@ -1,4 +1,9 @@
-"""Processes of Flower that dpfl starts and watches, and the addresses they listen on."""
+"""Processes of Flower that dpfl starts and watches, and the addresses they listen on.
+
+Each program gets a home of its own inside the folder of the study or site, so that several may run
+on one machine and nothing is written to the user's own. Only processes that dpfl has started are
+ever ended.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +66,11 @@ class Started:
 
 
 def one_line(text: str, length: int = 300) -> str:
-    """Return the end of a text, without line breaks."""
+    """Return the end of a text, without line breaks.
+
+    >>> one_line("the first line\\nand the second", 10)
+    'the second'
+    """
     return " ".join(text.split())[-length:]
 
 
@@ -82,7 +91,11 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def start(command: Sequence[str], folder: Path, log: str) -> Started:
-    """Start a program for the study or site in ``folder``, which also holds its log."""
+    """Start a program for the study or site in ``folder``.
+
+    ``command`` is the program with its arguments, ``log`` the name of a file in the folder that its
+    output is added to.
+    """
     home = folder / HOME
     home.mkdir(parents=True, exist_ok=True)
     with (folder / log).open("ab") as stream:
@@ -92,7 +105,10 @@ def start(command: Sequence[str], folder: Path, log: str) -> Started:
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuse a port that somebody listens on already."""
+    """Refuse a port that somebody listens on already.
+
+    Flower itself would start, and fail later with a message that does not name the port.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -123,7 +139,11 @@ def health(address: str, certificate: Path | None, timeout: float) -> None:
 
 
 def wait_until_ready(started: Started, address: str, certificate: Path | None) -> None:
-    """Wait until a process that was just started answers under its address."""
+    """Wait until a process that was just started answers under its address.
+
+    Raises :class:`~dpfl.core.errors.PeerError` with the end of its log if it ends instead, or is
+    not ready in time.
+    """
     until, name = time.monotonic() + _READY_SECONDS, started.log.stem
     while time.monotonic() < until:
         running = started.process.poll() is None

@@ -37,9 +37,11 @@ def proxy(inner: str, certificate: str | None) -> Starlette:
     client = httpx.AsyncClient(base_url=inner, verify=certificate or False, timeout=120)
 
     async def health(request: Request) -> Response:
+        """Say that the proxy is running; anyone may ask."""
         return Response("ok\n", media_type="text/plain")
 
     async def fleet(request: Request) -> Response:
+        """Pass a site's request on, unless it is too large or names something else."""
         announced = request.headers.get("content-length", "0")
         if not announced.isdigit() or int(announced) > LARGEST_BODY:
             return Response("too large\n", status_code=413)

@@ -1,4 +1,16 @@
-"""What a server asks of its sites: four kinds of requests, each read once where it arrives."""
+"""What a server asks of its sites: four kinds of requests, each read once where it arrives.
+
+Every request repeats the study and the name of the run, because a new process of the site may
+answer it. Its header holds ::
+
+    kind     hello, terms, train or end
+    dpfl     the server's version
+    study    the study as it is offered: everything but the network
+    run      the name of the run
+    terms    what enrolment settled (not in a hello)
+    binding  of terms: whether the site commits to its plan by accepting
+    round    of a request to train
+"""
 
 from __future__ import annotations
 
@@ -30,7 +42,7 @@ class Request:
     """A server's message: the study it offers, the name of the run, and what it asks.
 
     Subclasses are the four kinds of requests. :meth:`to_message` writes one, :meth:`read` reads
-    whichever it is.
+    whichever it is. ``payload`` is the download of a round, or the final model.
     """
 
     kind: ClassVar[str]
@@ -80,14 +92,21 @@ class UnderTerms(Request):
     terms: Terms
 
     def digest(self) -> str:
-        """Name the study and the terms together: what a site agrees to."""
+        """Name the study and the terms together: what a site agrees to.
+
+        A site trains only under the digest that it has committed to.
+        """
         both = {"study": self.study.digest(), "terms": terms_to_dict(self.terms)}
         return hashlib.sha256(write_header(both).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class TermsRequest(UnderTerms):
-    """Asks whether a site accepts the terms; once they are ``binding`` it commits to its plan."""
+    """Asks whether a site accepts the terms.
+
+    Terms that are not ``binding`` yet cost nothing. By accepting binding ones the site commits to
+    its plan.
+    """
 
     kind = TERMS
     binding: bool
@@ -95,7 +114,10 @@ class TermsRequest(UnderTerms):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRequest(UnderTerms):
-    """Asks for one round; the payload is the download. Releases before round 0 are negative."""
+    """Asks for one round; the payload is the download.
+
+    Releases before round 0 have negative numbers, -R to -1, and are answered like rounds.
+    """
 
     kind = TRAIN
     round: int

@@ -1,4 +1,8 @@
-"""The server as a Flower ServerApp: the study's folder is named in the run's configuration."""
+"""The server as a Flower ServerApp: the study's folder is named in the run's configuration.
+
+Flower runs it in a process of its own, and shows its output to nobody. What went wrong is written
+to ``failed.txt``: the exit code, then the sentence.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,11 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the study, or resume it; an error is written down for whoever started the study."""
+    """Run the study, or resume it where it was cut off.
+
+    An error is written down for whoever started the study. When the SuperLink ends, this process
+    ends as well.
+    """
     folder = Path(str(context.run_config[FOLDER_KEY]))
     (folder / FAILED).unlink(missing_ok=True)
     link = noted_process(folder / LINK_PROCESS)

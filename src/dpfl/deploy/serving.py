@@ -1,4 +1,13 @@
-"""Serving a study: from its file to a folder with certificates, and then to its last round."""
+"""Serving a study: from its file to a folder with certificates, and then to its last round.
+
+The study itself runs in a process of Flower's, as a ServerApp. This process starts the others,
+follows the study by the files in its folder, and ends what it has started. The folder holds ::
+
+    certificates/    the study's authority and its server's certificate; sites get ca.crt
+    sites/           the public keys of the sites, NAME.pub
+    app/, flower/    what Flower needs
+    superlink.log, proxy.log
+"""
 
 from __future__ import annotations
 
@@ -26,7 +35,10 @@ _ASK_FLOWER_SECONDS = 60.0  # asking Flower for a run's status starts a process
 
 
 def make_study(folder: Path, study: StudyFile) -> None:
-    """Make a study's folder: its file, certificates, and a place for the sites' public keys."""
+    """Make a study's folder: its file, certificates, and a place for the sites' public keys.
+
+    A study whose method or model cannot be built is refused, and no folder is made.
+    """
     study.strategy()
     study.build_model()
     path, remedy = folder / STUDY_FILE, "name another folder"
@@ -54,7 +66,10 @@ def _names(study: StudyFile) -> list[str]:
 
 
 def check_startable(folder: Path, *, resume: bool) -> None:
-    """Refuse to run a study that has begun or ended, or to resume one that has changed."""
+    """Refuse to run a study that has begun or ended, or to resume one that has changed.
+
+    What sites have agreed to is what is resumed: how long the server waits for them may change.
+    """
     begun, remedy = (folder / ENROLMENT).exists(), f"start it with: dpfl server run {folder}"
     if resume:
         check(begun, str(folder), "holds no study that has begun", remedy, FolderError)
@@ -85,6 +100,8 @@ def serve(
     """Start the server of a study, and wait for the study's end.
 
     ``tell`` is given each sentence for the people who watch, ``show`` the rounds so far.
+    ``insecure`` leaves out TLS and keys, for a rehearsal on one machine. Whatever happens, the
+    processes that were started are ended. Raises the error that ended the study, if one did.
     """
     study = StudyFile.in_folder(folder)
     network = study.network

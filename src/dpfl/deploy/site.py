@@ -37,7 +37,13 @@ _OUT_OF_BUDGET = "its budget does not cover another round"
 
 
 class Site(SiteFolder):
-    """A site that answers requests; :meth:`answer` is the only door."""
+    """A site that answers requests; :meth:`answer` is the only door.
+
+    *Formal guarantees.* Nothing leaves the site that its ledger was not charged for in the same
+    transaction that stored the answer. The same round is answered twice with the same bytes only,
+    and charged once. A refusal depends on the site's file and ledger, not on its records; work that
+    fails may depend on records, and is charged like an answer.
+    """
 
     def answer(self, message: Message) -> Message:
         """Answer a server's message; a refusal is one sentence, and costs nothing."""
@@ -54,6 +60,7 @@ class Site(SiteFolder):
             return refusal(reason, site=self.id, code=code)
 
     def _answer(self, request: Request) -> Message:
+        """Answer a request by its kind."""
         match request:
             case Hello():
                 return self._introduce(request)
@@ -66,13 +73,17 @@ class Site(SiteFolder):
         raise AssertionError(request)
 
     def _introduce(self, request: Hello) -> Message:
+        """Say who this is, and what it claims, if the study is acceptable."""
         self._check_study(request.study)
         token, claims = self.token(request.run), self.member().claims
         said = Introduction(site=self.id, claims=claims, token=token, version=__version__)
         return said.to_message()
 
     def _check_study(self, study: StudyFile) -> None:
-        """Check the study against this site's own policy and records."""
+        """Check the study against this site's own policy and records.
+
+        What the server is told does not describe the records; the site's log does.
+        """
         check_offer(self.file, study, self.member())
         federation, about = self.federation(), study.study
         shape, classes = list(federation.feature_shape), federation.classes
@@ -86,7 +97,10 @@ class Site(SiteFolder):
         check_model(model, federation.feature_shape, about.classes, federation.inputs)
 
     def _agreement(self, request: UnderTerms) -> Agreement:
-        """Plan the study under the server's terms, with this site's own budget and settings."""
+        """Plan the study under the server's terms, with this site's own budget and settings.
+
+        Terms that this study cannot have are refused; so is a plan outside the site's policy.
+        """
         study, terms, member = request.study, request.terms, self.member()
         strategy, model = study.strategy(), study.build_model()
         layout, shapes = Layout.of_module(model), buffer_shapes(model, strategy.releases)
@@ -171,6 +185,7 @@ class Site(SiteFolder):
             return self._upload(ledger, commitment, request, payload)
 
     def _out_of_budget(self, request: TrainingRequest) -> Message:
+        """Refuse this round and every later one."""
         self.log(f"{request.study.study.name}: {_OUT_OF_BUDGET}")
         return refusal(_OUT_OF_BUDGET, site=self.id, more=False)
 
@@ -210,6 +225,7 @@ class Site(SiteFolder):
     def _upload(
         self, ledger: SiteLedger, commitment: Commitment, request: TrainingRequest, payload: bytes
     ) -> Message:
+        """Build the answer of a round, which also says whether the plan covers another one."""
         more = commitment.covers(ledger, request.run, request.round + 1)
         token = self.token(request.run)
         return acceptance(self.id, payload, round=request.round, token=token, more=more)
@@ -227,9 +243,11 @@ class Site(SiteFolder):
 
 
 def _packed(private: Mapping[str, Tensor]) -> bytes:
+    """Write the private parts of a model; nothing where there are none."""
     tensors = {name: tensor.contiguous() for name, tensor in private.items()}
     return safetensors.save(tensors) if tensors else b""
 
 
 def _unpacked(packed: bytes) -> dict[str, Tensor]:
+    """Read what :func:`_packed` wrote."""
     return dict(safetensors.load(packed)) if packed else {}

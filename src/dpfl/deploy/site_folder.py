@@ -1,4 +1,15 @@
-"""A site's folder: its file, its records, its ledger, and what its people read from them."""
+"""A site's folder: its file, its records, its ledger, and what its people read from them.
+
+::
+
+    site.toml       data, budget, policy, address of the server: decides what the site accepts
+    ledger.sqlite   what was charged over all studies, and the last answer to each
+    token           the secret that tells this site from an impostor
+    site.key        the private key that the server knows the site by, and site.key.pub
+    ca.crt          the study's certificate
+    site.log        what was refused or went wrong, in words that may reveal records
+    models/         the models of studies that have ended
+"""
 
 from __future__ import annotations
 
@@ -17,6 +28,7 @@ from dpfl.core.files import write_safely
 from dpfl.core.types import Observer, Unit
 from dpfl.data.federation import Federation
 from dpfl.data.tables import read_file
+from dpfl.methods import METHODS
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.privacy.site_ledger import SiteLedger
@@ -30,7 +42,10 @@ LEDGER, TOKEN, LOG, NODE_PROCESS = "ledger.sqlite", "token", "site.log", "supern
 
 
 class SiteFolder:
-    """One site's folder. Paths in its file are relative to the folder."""
+    """One site's folder. Paths in its file are relative to the folder.
+
+    Nothing is kept in memory but the records: every answer may be given by a new process.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,7 +53,11 @@ class SiteFolder:
 
     @classmethod
     def create(cls, folder: Path, values: dict[str, Any]) -> Self:
-        """Make a new site from the values of its file; without readable records none is made."""
+        """Make a new site.
+
+        ``values`` are those of its file, ``site.toml``. Where they are wrong, or the records cannot
+        be read, no site is made.
+        """
         path, remedy = folder / SITE_FILE, "run it, or name another folder"
         check(not path.exists(), str(folder), "already holds a site", remedy, FolderError)
         file = SiteFile.from_dict(values, "options")
@@ -69,6 +88,7 @@ class SiteFolder:
 
     @property
     def _filter(self) -> FilterName:
+        """How the site's ledger adds studies up."""
         return "allotments" if self.file.budget is None else self.file.budget.filter
 
     def ledger(self) -> SiteLedger:
@@ -95,6 +115,7 @@ class SiteFolder:
 
     @cached_property
     def _federation(self) -> Federation:
+        """Load the records, once: from a file, or from a client of an embedded data set."""
         data = self.file.data
         if data.file is not None:
             records = {self.id: read_file(self.folder / data.file, data.label)}
@@ -102,7 +123,7 @@ class SiteFolder:
         values = {
             "data": {"name": data.dataset},
             "partition": data.partition,
-            "method": {"name": "fedavg"},
+            "method": {"name": next(name for name, one in METHODS.items() if one.reference)},
             "run": {"rounds": 1, "seed": data.seed},
         }
         whole = Experiment.from_dict(values, f"{self.folder / SITE_FILE}, [data]").federation()
@@ -124,7 +145,10 @@ class SiteFolder:
         return honest_members(own)[self.id]
 
     def token(self, run: str) -> str:
-        """Derive what proves to the server of one run that messages come from the same site."""
+        """Derive what proves to the server of one run that messages come from the same site.
+
+        It is a hash of the site's secret and the run's name: of no use in any other run.
+        """
         try:
             own = (self.folder / TOKEN).read_bytes()
         except OSError as error:

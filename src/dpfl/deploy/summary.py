@@ -1,11 +1,14 @@
-"""What a study leaves at its server: the summary, how far it is, and how much noise it carries."""
+"""What a study leaves at its server: the summary, how far it is, and how much noise it carries.
+
+These are records for the server's operator. They name sites and say who took part, so they are not
+meant for publication where the secrecy of the draw is counted on.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +36,14 @@ _TABLES = ("refusals", "undelivered", "missed")
 class DeploymentSummary:
     """What came of a study, for the server's operator.
 
-    ``refusals`` and ``undelivered`` say why a site took no part, or did not get the model.
-    ``missed`` counts the rounds that a site was drawn for and gave nothing. What a site has spent
-    is in its own ledger; ``world_statements`` is what the server's ledger says.
+    ``promise``: what the epsilons of this method are about.
+    ``flags``: what everyone who reads the result must know.
+    ``assumptions``: what the guarantee rests on.
+    ``sites``: who enrolled.
+    ``refusals`` and ``undelivered``: why a site took no part, or did not get the model.
+    ``lost_rounds``: rounds that were charged, and cut off with the server.
+    ``missed``: how many rounds a site was drawn for and gave nothing.
+    ``world_statements``: what the server's own ledger says; a site's spending is in its ledger.
     """
 
     run: str
@@ -109,7 +117,10 @@ class DeploymentSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyStatus:
-    """How far a study is: its rounds so far, and its summary once it has ended."""
+    """How far a study is: its rounds so far, and its summary once it has ended.
+
+    ``running``: whether its server runs on this machine now.
+    """
 
     study: StudyFile
     running: bool
@@ -149,7 +160,12 @@ class StudyStatus:
 
 
 def effective_noise(agreement: Agreement, plan: Plan, record: RoundRecord) -> EffectiveNoise:
-    """Find how much noise the published sum carries, given whose uploads arrived."""
+    """Find how much noise the published sum carries, given whose uploads arrived.
+
+    Where each site adds noise for its own budget there is no common number. Where the server adds
+    it, the number is the method's. Where the noise is made of shares, a share is scaled for the
+    cohort less the dropouts that the method tolerates: with more uploads the sum carries more.
+    """
     strategy, arrived = agreement.strategy, len(record.arrived) - len(record.not_finite)
     count = {"arrived": arrived, "drawn": len(plan.cohort)}
     multiplier = strategy.noise_multiplier
@@ -163,8 +179,3 @@ def effective_noise(agreement: Agreement, plan: Plan, record: RoundRecord) -> Ef
     noisy = len(plan.cohort) if agreement.amplified else max(arrived, 0)
     multiplier *= math.sqrt(noisy / shares) if distributed else math.sqrt(noisy)
     return EffectiveNoise(made_by="shares of the sites", noise_multiplier=multiplier, **count)
-
-
-def missed_rounds(history: Iterable[RoundRecord]) -> dict[str, int]:
-    """Count the rounds that each site was drawn for and missed."""
-    return dict(Counter(site for record in history for site in record.missing))

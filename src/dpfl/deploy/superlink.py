@@ -1,4 +1,9 @@
-"""The server's processes: a SuperLink, the proxy that sites connect to, one run of the app."""
+"""The server's processes: a SuperLink, the proxy that sites connect to, one run of the app.
+
+The SuperLink listens on 127.0.0.1 only. Flower's command line, which registers keys and starts the
+run, talks to it there. Sites reach it through the proxy, which is started once their keys are
+registered. With TLS both present the study's certificate.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +42,16 @@ class SuperLink:
 
     @property
     def _authority(self) -> Path | None:
+        """The certificate that the others are checked against, None without TLS."""
         return self.certificates and self.certificates / CA_CERTIFICATE
 
     @classmethod
     def start(cls, folder: Path, network: NetworkSection, *, insecure: bool) -> SuperLink:
-        """Start the SuperLink of a study; sites cannot reach it yet."""
+        """Start the SuperLink of a study; sites cannot reach it yet.
+
+        ``network`` says where its proxy will listen: a port that is in use is refused now.
+        ``insecure`` leaves out TLS and the check of sites' keys.
+        """
         processes.check_port(network.host, network.port)
         own, port = None if insecure else folder / CERTIFICATES, processes.free_port()
         command = [
@@ -105,7 +115,10 @@ class SuperLink:
 
 
 def write_app(folder: Path) -> Path:
-    """Write the bundle that Flower hands to the sites; it names what dpfl has installed there."""
+    """Write the bundle that Flower hands to the sites, and return its folder.
+
+    The bundle holds no code of its own: it names the apps of the dpfl that is installed there.
+    """
     app = folder / APP
     write_safely(
         app / "pyproject.toml", Path(__file__).with_name("data").joinpath("app.toml").read_bytes()
@@ -142,11 +155,15 @@ def _flwr(folder: Path, *arguments: str) -> dict[str, object]:
 
 
 def _reason(answer: Mapping[str, object]) -> str:
+    """Read why Flower refused something."""
     return one_line(str(answer.get("error-message", "no reason")))
 
 
 def register_sites(folder: Path) -> tuple[dict[str, int], dict[str, str]]:
-    """Register the public keys in ``sites/``; return each one's node, and what was refused."""
+    """Register the public keys in ``sites/``, each under the name of its file.
+
+    Returns the node of each key, and why others were refused.
+    """
     nodes, refused = {}, {}
     for key in sorted((folder / SITES).glob("*.pub")):
         answer = _flwr(folder, "supernode", "register", str(key.absolute()), "study")

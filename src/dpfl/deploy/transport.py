@@ -1,6 +1,8 @@
 """How messages travel: over a Flower grid, matched by the message that an answer belongs to.
 
 Who seems to have sent an answer does not count: Flower answers for a dead node under another id.
+The real network and the in-process grid of tests are both grids, so that everything above the grid
+is the same in a test and in a deployment.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _BOTH_SIDES = "run dpfl on both sides"
 
 
 def to_record(message: Message) -> RecordDict:
-    """Put a message into the form that Flower carries."""
+    """Put a message into the form that Flower carries: a record with the header and the bytes."""
     header = write_header(message.header)
     return RecordDict({RECORD: ConfigRecord({"header": header, "payload": message.payload})})
 
@@ -49,9 +51,11 @@ class Transport:
         return sorted(self.grid.get_node_ids())
 
     def ask(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Reply]:
-        """Send to every node, and wait for answers until ``timeout`` seconds have passed.
+        """Send one message to each node, and wait for the answers.
 
-        The first answer to a message counts. A second or a late one is never read.
+        ``messages`` are by node; ``timeout`` is in seconds. Returns a reply for every node: its
+        answer, or why there is none. The first answer to a message counts. A second or a late one
+        is never read.
         """
         silence = Reply.none(f"did not answer within {timeout:g} s")
         replies = dict.fromkeys(messages, silence)
@@ -83,6 +87,7 @@ class Transport:
 
 
 def _read(answer: FlowerMessage) -> Reply:
+    """Read Flower's answer; an error there, or a message that is not dpfl's, is no answer."""
     if answer.has_error():
         return Reply.none(f"failed ({(answer.error.reason or 'no reason')[:200]})")
     try:

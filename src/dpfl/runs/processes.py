@@ -1,6 +1,4 @@
-"""Other processes: whether they live, ending with them, and starting some that leave Ctrl-C to
-us.
-"""
+"""Other processes: whether they run, how to end with them, and who handles Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,8 +13,10 @@ from pathlib import Path
 
 
 def alive(process: int) -> bool:
-    """Whether a process is running; one that has ended and that nobody has asked about yet is
-    not.
+    """Whether a process is running. A zombie, which has ended and was not waited for, is not.
+
+    >>> alive(os.getpid())
+    True
     """
     try:
         os.kill(process, 0)
@@ -27,13 +27,11 @@ def alive(process: int) -> bool:
     try:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (OSError, IndexError):
-        return not Path(
-            "/proc/self/stat"
-        ).exists()  # where there is no /proc, the signal has answered
+        return not Path("/proc/self/stat").exists()  # without /proc the signal has answered
 
 
 def noted_process(path: Path) -> int | None:
-    """The process that wrote its id there, if it is still running."""
+    """Return the process whose id is written in a file, None unless it is still running."""
     try:
         process = int(path.read_text())
     except (OSError, ValueError):
@@ -42,7 +40,10 @@ def noted_process(path: Path) -> int | None:
 
 
 def end_with(process: int) -> None:
-    """End this process at once when another ends, as a kill would: what we do can be resumed."""
+    """End this process at once when another one ends.
+
+    It ends as by a kill: only work that can be resumed may be done in it.
+    """
 
     def follow() -> None:
         while alive(process):
@@ -54,8 +55,10 @@ def end_with(process: int) -> None:
 
 @contextmanager
 def ctrl_c_held() -> Iterator[None]:
-    """Hold Ctrl-C back while processes are started: they are deaf to it from birth, and we hear it
-    afterwards.
+    """Hold Ctrl-C back while processes are started.
+
+    They inherit the blocked signal, so that it reaches none of them before :func:`ignore_ctrl_c`.
+    This process gets it afterwards.
     """
     resource_tracker.ensure_running()  # starting it would let Ctrl-C through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -66,6 +69,6 @@ def ctrl_c_held() -> Iterator[None]:
 
 
 def ignore_ctrl_c() -> None:
-    """In a process that was started under ``ctrl_c_held``: leave Ctrl-C to whoever started it."""
+    """Leave Ctrl-C to the parent, in a process that was started under :func:`ctrl_c_held`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -1,0 +1,73 @@
+"""The end of a study: every member gets the model, and the operator gets the summary.
+
+Delivering the model releases nothing that the world has not been charged for. A site that cannot be
+reached is named in the summary, and gets the model by other means.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from dpfl.deploy.connections import Connections
+from dpfl.deploy.requests import Delivery
+from dpfl.deploy.summary import DeploymentSummary
+from dpfl.engine.stacked import arithmetic_assumptions
+from dpfl.privacy.ledger import Ledger
+from dpfl.privacy.statement import statements
+from dpfl.rounds import Agreement
+from dpfl.rounds.record import RoundRecord
+from dpfl.runs.result import RoundCount, total_bytes
+
+DELIVERY_SECONDS = 60.0
+
+
+def deliver(sites: Connections, agreement: Agreement, model: bytes) -> dict[str, str]:
+    """Send the model to every member; return why some did not get it.
+
+    ``model`` is the content of the model's file. A site checks that the model is one of the study
+    that it agreed to, and keeps it. Nothing of the site comes back but whether it did.
+    """
+    study = sites.study
+    request = Delivery(study=study, run=sites.run, terms=agreement.terms, payload=model)
+    timeout = min(study.run.round_timeout, DELIVERY_SECONDS)
+    replies = sites.ask(dict.fromkeys(agreement.claims, request.to_message()), timeout)
+    return {site: reply.problem for site, reply in replies.items() if reply.problem}
+
+
+def summarise(
+    sites: Connections,
+    agreement: Agreement,
+    rounds: RoundCount,
+    history: Sequence[RoundRecord],
+    undelivered: Mapping[str, str],
+    ledger: Ledger,
+) -> DeploymentSummary:
+    """Write down what came of a study, from what the server knows of it.
+
+    ``rounds``: how many were planned and done.
+    ``history``: the records of all rounds.
+    ``undelivered``: who did not get the model, and why.
+    ``ledger``: the server's own, which holds what the world sees.
+    """
+    study, strategy = sites.study, sites.study.strategy()
+    private, layout = strategy.local.private, agreement.layout
+    arithmetic = arithmetic_assumptions(study.build_model(), layout) if private else ()
+    return DeploymentSummary(
+        run=sites.run,
+        study=study.study.name,
+        method=study.method.name,
+        promise=strategy.promise,
+        flags=study.flags,
+        assumptions=(*strategy.assumptions, *arithmetic),
+        sites=tuple(sorted(agreement.claims)),
+        refusals=sites.refusals,
+        parameters=layout.size,
+        rounds=rounds,
+        delivered=tuple(sorted(set(agreement.claims) - set(undelivered))),
+        undelivered=undelivered,
+        lost_rounds=tuple(record.round for record in history if record.lost),
+        missed=dict(Counter(site for record in history for site in record.missing)),
+        world_statements=tuple(statements(ledger)),
+        **total_bytes(history),
+    )

@@ -1,0 +1,61 @@
+"""What a server writes down comes back as it was, also from version 0.1."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpfl.core.errors import FolderError
+from dpfl.deploy.summary import DeploymentSummary, StudyStatus
+from dpfl.privacy.flags import Flag
+from dpfl.runs.deployment import SiteFile
+from dpfl.runs.folder import RunFolder
+from tests.deploy.federation import RECORD, Federation, study_values
+
+SEEDED = {"noise": "seeded", "seed": 1}
+OLD_STAMP = "NOT PRIVATE: SEEDED (a rehearsal: anyone who knows the seed can subtract the noise)"
+
+
+def played(tmp_path: Path) -> Federation:
+    made = Federation.of(
+        tmp_path, study_values(rounds=1, run=SEEDED), policy={"allow_seeded": True}
+    )
+    made.play()
+    return made
+
+
+def test_a_summary_comes_back_as_it_was(tmp_path: Path) -> None:
+    made = played(tmp_path)
+    summary = DeploymentSummary.load(RunFolder(made.server))
+    assert summary is not None
+    assert [raised.flag for raised in summary.flags] == [Flag.SEEDED]
+    assert summary.to_dict() == made.summary()
+    assert DeploymentSummary.from_dict(summary.to_dict()) == summary
+    status = StudyStatus.of(made.server)
+    assert (status.summary, status.took_part("a"), status.missed("a")) == (summary, 1, [])
+
+
+def test_a_summary_of_version_0_1_is_read(tmp_path: Path) -> None:
+    made = played(tmp_path)
+    told = made.summary()
+    del told["flags"]
+    told["stamps"] = [OLD_STAMP]
+    (made.server / "summary.json").write_text(json.dumps(told))
+    summary = DeploymentSummary.load(RunFolder(made.server))
+    assert summary is not None
+    assert [raised.flag for raised in summary.flags] == [Flag.SEEDED]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"run": 1}'])
+def test_a_damaged_summary_is_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(FolderError, match="cannot be read"):
+        DeploymentSummary.load(RunFolder(tmp_path))
+
+
+def test_a_site_file_of_version_0_1_is_read() -> None:
+    values = {"site": {"id": "a"}, "data": {"file": "x.csv", "classes": 2}, "budget": RECORD}
+    file = SiteFile.from_dict({**values, "practice": {"batch_size": 7}})
+    assert file.own_settings().batch_size == 7
