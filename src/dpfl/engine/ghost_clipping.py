@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -142,14 +143,13 @@ def numbers_per_record(model: nn.Module, features: Tensor) -> int:
         if isinstance(module, nn.RNNBase):
             total += 16 * first.numel() * module.num_layers
 
-    hooks = [m.register_forward_hook(count) for m in model.modules() if not list(m.children())]
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):  # dropout must not draw here
-            state = with_buffers(model, dict(model.named_parameters()))
-            functional_call(model, state, (features[:1],))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    # Dropout must not draw here.
+    with ExitStack() as hooks, torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for module in model.modules():
+            if not list(module.children()):
+                hooks.enter_context(module.register_forward_hook(count))
+        state = with_buffers(model, dict(model.named_parameters()))
+        functional_call(model, state, (features[:1],))
     return max(total, 1)
 
 

@@ -7,8 +7,9 @@ unrolled (:mod:`dpfl.engine.recurrent`). What the rules do not cover raises :cla
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,12 +73,10 @@ class Layers:
             if arguments[0].requires_grad and arguments[0].ndim == 4:
                 arguments[0].register_hook(channels_last)  # type: ignore[no-untyped-call]
 
-        hooks = [module.register_forward_pre_hook(lay_out) for module in self.flattens]
-        try:
+        with ExitStack() as hooks:
+            for module in self.flattens:
+                hooks.enter_context(module.register_forward_pre_hook(lay_out))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 @dataclass(frozen=True)
@@ -104,19 +103,14 @@ class Trace:
     @contextmanager
     def record(self) -> Iterator[None]:
         """Record the forward that is run inside; the model is left as it was."""
-        names = self.layers.names
-        hooks = [m.register_forward_hook(self._keep) for m in names if type(m) in RULES]
-        recurrent = [module for module in names if isinstance(module, nn.RNNBase)]
-        for module in recurrent:
-            module.forward = lambda x, *state, _module=module: self._unroll(_module, x, *state)
-        try:
-            with self.layers.slopes_channels_last():
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for module in recurrent:
-                del module.forward
+        with ExitStack() as hooks, self.layers.slopes_channels_last():
+            for module in self.layers.names:
+                if isinstance(module, nn.RNNBase):
+                    module.forward = partial(self._unroll, module)
+                    hooks.callback(delattr, module, "forward")
+                else:
+                    hooks.enter_context(module.register_forward_hook(self._keep))
+            yield
 
     def _keep(self, module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         self._called_once(module)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.types import Budget, Observer, State
@@ -100,6 +101,7 @@ class Simulation:
         self.run_, self.folder, self.digest = run, folder, digest
         self.engine, self.device, self.workers = engine, device, workers
         self.evaluate_every, self.dropout = evaluate_every, dropout
+        check(0 <= dropout <= 1, "dropout", f"rate = {dropout}", "give a probability")
         claims = {client: member.claims for client, member in self.members.items()}
         shapes = buffer_shapes(model, strategy.releases)
         self.agreement: Agreement = enrol(strategy, claims, rounds, self.layout, shapes)

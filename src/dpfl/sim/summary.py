@@ -10,7 +10,7 @@ from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.privacy.flags import Flag, RaisedFlag, public_note
 from dpfl.privacy.statement import Statement, statement
 from dpfl.rounds.record import RoundRecord
-from dpfl.runs.result import EpsilonSpread, RoundCount, Summary, Tested, total_bytes
+from dpfl.runs.result import EpsilonSpread, ModelTested, RoundCount, Summary, total_bytes
 
 if TYPE_CHECKING:
     from dpfl.sim.loop import Simulation
@@ -45,7 +45,7 @@ def summarise(
         parameters=simulation.layout.size,
         rounds=rounds,
         scores=last or simulation.evaluate(state),
-        tested=Tested.COMMON if strategy.personal is None else Tested.PERSONAL,
+        tested=ModelTested.COMMON if strategy.personal is None else ModelTested.PERSONAL,
         epsilon=EpsilonSpread.of(lines.values()),
         epsilon_against=_epsilon_against(simulation, lines),
         clients_left=tuple(sorted({*left, *(c for line in history for c in line.left)})),
