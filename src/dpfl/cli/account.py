@@ -96,15 +96,17 @@ def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool)
 
             write_ledger_page(book, page, f"Privacy report of {book.identity()}", delta)
         lines, head, rule = statements(book, delta), book.head(), book.filter
-        seeded, titles = book.seeded_runs(), book.titles()
+        seeded, titles, flags = book.seeded_runs(), book.titles(), book.flags
     raised = [run for run, title in titles.items() if Flag.HYPOTHETICAL in title.lower()]
     if json:
         told: dict[str, Any] = {"filter": rule, "entries": head.number, "head": head.digest}
         told |= {"seeded_runs": seeded, "hypothetical_runs": raised}
+        told["flags"] = [one.to_dict() for one in flags]
         own = [line.to_dict() for line in lines]
         print_json({"ledger": str(path), **told, "statements": own})
         return
     flagged = {Flag.SEEDED: seeded, Flag.HYPOTHETICAL: raised}
+    warn(flags)
     warn(RaisedFlag(flag, f"run {run}") for flag, runs in flagged.items() for run in runs)
     if any(line.delta is None for line in lines):
         note("Some accounts have no budget, so no delta is known for them: give --delta.")

@@ -45,6 +45,9 @@ def verify(
         Ledger.accept_head(file)
     noted = read_head(str(file))
     with closing(Ledger.open(file, read_only=True)) as ledger, ledger.snapshot():
+        problem = f"has no hash chain to check ({ledger.flags[0]})" if ledger.flags else ""
+        remedy = "keep it with the version that wrote it; dpfl account --ledger reads it"
+        check(not ledger.flags, str(file), problem, remedy, LedgerError)
         newest = ledger.head()
         wanted = None if head is None else head.strip().lower().rpartition(":")[2]
         problem = f"does not contain entry {wanted}, which was noted earlier"

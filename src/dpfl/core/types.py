@@ -127,7 +127,7 @@ class ClientSettings:
         positive(where, lr=1.0 if self.lr is None else self.lr)
 
     def over(self, default: ClientSettings) -> ClientSettings:
-        """Fill what this practice leaves open from ``default``."""
+        """Fill what these settings leave open from ``default``."""
         own_length = self.local_steps is not None or self.local_epochs is not None
         length = self if own_length else default
         return ClientSettings(

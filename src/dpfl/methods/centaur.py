@@ -54,8 +54,8 @@ STAYS = "the last layer of the model stays at its client and is not charged"
 
 @dataclass(frozen=True, kw_only=True)
 class HeadThenBody(LocalWork):
-    """Local work in two phases: the head for ``head_epochs``, then the body as the practice
-    says.
+    """Local work in two phases: the head for ``head_epochs``, then the body as the
+    client's settings say.
     """
 
     body: Sgd

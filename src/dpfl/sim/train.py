@@ -250,6 +250,7 @@ def _interrupted(
         with closing(Ledger.open(place.ledger)) as known:
             if known.last_round(known.identity()) is None:
                 return known.identity(), None
+    Ledger.open(place.ledger).close()  # a ledger that cannot be charged is refused first
     found = place.load_state(digest)
     return found.run, found
 
