@@ -145,7 +145,7 @@ def test_bad_records_are_refused_and_leave_no_site(
     [
         (["--epsilon", "-1"], "epsilon"),
         (["--epsilon", "nan"], "epsilon"),
-        (["--epsilon", "inf"], "infinite"),
+        (["--epsilon", "inf"], "epsilon = inf"),
         (["--delta", "1"], "delta"),
         (["--unit", "person"], "unit"),
         (["--id", ""], "id"),

@@ -597,7 +597,7 @@ FILE = {"file": "x.csv", "classes": 2}
         ({"site": {"id": "a"}, "data": FILE, "budget": {**RECORD, "epsilon": 0}}, "epsilon"),
         (
             {"site": {"id": "a"}, "data": FILE, "budget": {**RECORD, "epsilon": math.inf}},
-            "infinite",
+            "epsilon = inf",
         ),
         ({"site": {"id": "a"}, "data": FILE, "budget": {**RECORD, "delta": 1}}, "delta"),
         ({"site": {"id": "a"}, "data": FILE, "budget": {"epsilon": 1}}, "delta"),
