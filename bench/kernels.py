@@ -31,13 +31,15 @@ from scipy.sparse.linalg import svds
 import dpfl
 from dpfl.core.grid_noise import SCALE
 from dpfl.core.random import SecretRng, fill_grid_noise
-from dpfl.methods.dp_fed_ls import laplacian_smoothing
-from dpfl.methods.fedceo import tensor_svt
-from dpfl.methods.pfa import public_subspace
-from dpfl.methods.robust_hdp import inverse_weights, noise_estimates, principal_component_pursuit
+from dpfl.methods.robust_hdp import inverse_weights
 from dpfl.models import make_model
 from dpfl.numerics.clipping import stacked_product
+from dpfl.numerics.noise_estimates import noise_estimates
 from dpfl.numerics.projections import project
+from dpfl.numerics.pursuit import principal_component_pursuit
+from dpfl.numerics.recursive_filter import laplacian_smoothing
+from dpfl.numerics.subspace import public_subspace
+from dpfl.numerics.tensor_svt import tensor_svt
 
 LATEST = Path(__file__).resolve().parent / "results" / "latest.json"
 REPEATS = 3

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# One thread a process: with as many workers as cores, more of them wait for each other; small
+# matrices take up to twenty times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Proposals of calibrated noise, apart from the user's own; every one is evaluated afresh.
 os.environ["DPFL_CACHE"] = str(Path(__file__).parent.parent / ".pytest_cache" / "dpfl")
 

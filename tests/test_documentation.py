@@ -25,11 +25,21 @@ def _blocks(language: str) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("page", "code"), _blocks("python"), ids=lambda value: value[:20])
+def _programs() -> dict[str, list[str]]:
+    """The Python of each page, block by block; later blocks use the names of earlier ones."""
+    found: dict[str, list[str]] = {}
+    for page, code in _blocks("python"):
+        found.setdefault(page, []).append(code)
+    return found
+
+
+@pytest.mark.parametrize(("page", "blocks"), _programs().items(), ids=list(_programs()))
 def test_python_in_the_documents_runs(
-    page: str, code: str, capsys: pytest.CaptureFixture[str]
+    page: str, blocks: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exec(compile(code, page, "exec", dont_inherit=True), {"__name__": "__main__"})
+    names = {"__name__": "__main__"}
+    for code in blocks:
+        exec(compile(code, page, "exec", dont_inherit=True), names)
 
 
 def test_the_documented_experiment_file_is_complete_and_valid() -> None:
@@ -38,6 +48,7 @@ def test_the_documented_experiment_file_is_complete_and_valid() -> None:
 
     values = tomllib.loads(block)
     experiment = Experiment.from_dict(values)
+    experiment.check()
     assert set(values) == set(Experiment.model_fields)
     for section in ("partition", "budgets", "model", "run"):
         assert set(values[section]) == set(type(getattr(experiment, section)).model_fields)
@@ -51,14 +62,17 @@ def test_every_example_is_valid() -> None:
 
 
 def test_every_command_and_option_in_the_documents_exists() -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    context = click.Context(group)
     seen = 0
     for _, block in _blocks("console"):
         for line in block.replace("\\\n", " ").splitlines():
             if not line.startswith("dpfl ") or "|" in line:
                 continue
             words = shlex.split(line.split("#")[0])
-            command, rest = commands[words[1]], words[2:]
+            command, rest = group.get_command(context, words[1]), words[2:]
+            assert command is not None, line
             if isinstance(command, click.Group):
                 command, rest = command.commands[words[2]], words[3:]
             known = {option for parameter in command.params for option in parameter.opts}
@@ -72,8 +86,17 @@ def test_every_command_and_option_in_the_documents_exists() -> None:
 def test_links_between_documents_lead_somewhere() -> None:
     seen = 0
     for page in [*PAGES, *sorted((ROOT / "studies").rglob("*.md")), ROOT / "bench" / "README.md"]:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
             if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+                leads_to = page.parent / target if target else page
+                assert leads_to.exists(), f"{page.name}: {target}"
+                if anchor:
+                    assert anchor in _anchors(leads_to), f"{page.name}: {target}#{anchor}"
                 seen += 1
     assert seen > 40
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain}

@@ -35,7 +35,7 @@ def rows(*parts: torch.Tensor) -> list[bytes]:
     return [row.numpy().tobytes() for part in parts for row in part]
 
 
-# ---- arrays ----------------------------------------------------------------------------------------------------------
+# ---- arrays --------------------------------------------------------------------------------------
 
 
 @given(records=st.integers(2, 60), seed=st.integers(0, 2**32))
@@ -193,17 +193,17 @@ def test_a_federation_of_nobody_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [{"budgets": {"z": BUDGET}}, {"practices": {"z": ClientSettings(lr=0.1)}}]
+    "field", [{"budgets": {"z": BUDGET}}, {"client_settings": {"z": ClientSettings(lr=0.1)}}]
 )
-def test_a_budget_or_practice_of_a_stranger_is_refused(field: dict[str, object]) -> None:
-    with pytest.raises(ConfigurationError, match="for 'z', who is no client"):
+def test_a_budget_or_settings_of_a_stranger_is_refused(field: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match="for 'z', who is not a client"):
         Federation.from_arrays({"a": numbered(5)}, **field)  # type: ignore[arg-type]
 
 
 def test_budgets_may_be_given_later_and_are_checked_again() -> None:
     federation = Federation.from_arrays({"a": numbered(5)})
     assert federation.with_budgets({"a": BUDGET}).budgets["a"] == BUDGET
-    with pytest.raises(ConfigurationError, match="for 'z', who is no client"):
+    with pytest.raises(ConfigurationError, match="for 'z', who is not a client"):
         federation.with_budgets({"z": BUDGET})
 
 
@@ -214,7 +214,7 @@ def test_a_shard_without_records_is_refused_even_when_built_by_hand() -> None:
         Federation(shards={"a": empty}, classes=2)
 
 
-# ---- torch datasets --------------------------------------------------------------------------------------------------
+# ---- torch datasets ------------------------------------------------------------------------------
 
 
 def test_torch_datasets_give_the_same_federation_as_their_arrays() -> None:
@@ -232,7 +232,7 @@ def test_an_empty_torch_dataset_is_refused() -> None:
         Federation.from_torch({"a": TensorDataset(torch.zeros(0, 2), torch.zeros(0))})
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 
 def write_csv(path: Path, text: str) -> None:
@@ -364,7 +364,7 @@ def test_a_client_of_one_record_in_a_file_is_refused(tmp_path: Path) -> None:
         Federation.from_files(tmp_path)
 
 
-# ---- named data sets -------------------------------------------------------------------------------------------------
+# ---- named data sets -----------------------------------------------------------------------------
 
 
 def distinct_dataset(records: int = 600, classes: int = 5) -> Dataset:
@@ -488,5 +488,5 @@ def test_a_number_that_is_no_label_is_not_taken_for_one() -> None:
 
 
 def test_what_is_no_budget_is_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="is no Budget"):
+    with pytest.raises(ConfigurationError, match="is not a Budget"):
         Federation.from_arrays({"a": ([[1.0], [2.0]] * 5, [0, 1] * 5)}, budgets={"a": 1.0})  # type: ignore[dict-item]

@@ -265,7 +265,7 @@ def test_an_unknown_kind_suggests_the_nearest() -> None:
         Partition(kind="dirichelt")
 
 
-# ---- test parts ------------------------------------------------------------------------------------------------------
+# ---- test parts ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -75,7 +75,7 @@ def storages(federation: Federation) -> list[set[int]]:
     ]
 
 
-# ---- views -----------------------------------------------------------------------------------------------------------
+# ---- views ---------------------------------------------------------------------------------------
 
 
 FEDERATIONS: dict[str, Any] = {
@@ -132,7 +132,7 @@ def test_every_client_holds_its_own_records_in_the_order_given() -> None:
             assert np.array_equal(piece.numpy(), array)
 
 
-# ---- the test set ----------------------------------------------------------------------------------------------------
+# ---- the test set --------------------------------------------------------------------------------
 
 
 def concatenated(federation: Federation) -> tuple[Tensor, Tensor]:
@@ -183,7 +183,7 @@ def test_equal_spans_of_different_storages_are_not_taken_for_neighbours() -> Non
     assert torch.equal(federation.test_set()[0], concatenated(federation)[0])
 
 
-# ---- fingerprints ----------------------------------------------------------------------------------------------------
+# ---- fingerprints --------------------------------------------------------------------------------
 
 
 def changed(what: str) -> Federation:
@@ -274,7 +274,7 @@ def test_a_fingerprint_tells_windows_from_other_windows_of_the_same_text() -> No
     assert len({of(view) for view in views}) == len(views)
 
 
-# ---- tokens ----------------------------------------------------------------------------------------------------------
+# ---- tokens --------------------------------------------------------------------------------------
 
 
 @given(
@@ -353,7 +353,7 @@ def test_a_vocabulary_that_is_none_is_refused_as_such(vocabulary: Any) -> None:
         Federation.from_arrays({"a": (np.zeros((10, 2), int) + 1, [0, 1] * 5)}, tokens=vocabulary)
 
 
-# ---- natural silos ---------------------------------------------------------------------------------------------------
+# ---- natural silos -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("own_test", [True, False])
@@ -415,7 +415,7 @@ def test_a_set_with_silos_may_be_shared_out_otherwise() -> None:
     assert len(federation.ids) == 5
 
 
-# ---- Shakespeare -----------------------------------------------------------------------------------------------------
+# ---- Shakespeare ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -520,7 +520,7 @@ def test_shared_out_otherwise_no_test_text_is_trained_on(real_data: Path, plays:
     )  # a few lines are spoken twice
 
 
-# ---- one round on real data ------------------------------------------------------------------------------------------
+# ---- one round on real data ----------------------------------------------------------------------
 
 
 def budgets(federation: Federation) -> Federation:
@@ -552,7 +552,7 @@ def test_photographs_stay_bytes_and_train_a_small_network(real_data: Path) -> No
     result = dpfl.train(
         model, federation, dpfl.fedavg_dp(lr=0.1, clip=1.0, batch_size=10, local_steps=2), rounds=1
     )
-    assert result.history[0]["arrived"] == list(federation.ids)
+    assert result.history[0].arrived == federation.ids
     assert not torch.equal(result.model[0].weight, model[0].weight)
     assert 0.0 <= result.accuracy <= 1.0
     # What the model was evaluated on is what a person would compute: scaled pixels, all clients'
@@ -577,7 +577,7 @@ def test_reviews_train_the_lstm(real_data: Path) -> None:
     result = dpfl.train(
         model, federation, dpfl.fedavg_dp(lr=0.1, clip=1.0, batch_size=4, local_steps=1), rounds=1
     )
-    assert result.history[0]["arrived"] == ["client-0", "client-1"]
+    assert result.history[0].arrived == ("client-0", "client-1")
     for (name, before), after in zip(
         model.named_parameters(), result.model.parameters(), strict=True
     ):

@@ -118,7 +118,7 @@ def test_the_second_load_unpacks_nothing_until_a_file_changes(tmp_path: Path) ->
         read_cifar10([tmp_path])
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- what is refused -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_an_archive_that_is_cut_or_lacks_a_member_is_refused(tmp_path: Path) -> 
         read_cifar10([tmp_path / "c"])
 
 
-# ---- the real files --------------------------------------------------------------------------------------------------
+# ---- the real files ------------------------------------------------------------------------------
 
 
 @pytest.mark.data

@@ -78,7 +78,7 @@ def check(four: tuple[np.ndarray, ...]) -> None:
     assert y.dtype == test_y.dtype == np.int64
 
 
-# ---- words -----------------------------------------------------------------------------------------------------------
+# ---- words ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_the_last_words_stay_and_padding_stands_before_them(text: list[str]) -> 
     assert row.tolist() == [PADDING] * (LENGTH - len(kept)) + kept
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", [".", "imdb"])
@@ -177,7 +177,7 @@ def test_a_review_s_tokens_depend_on_no_other_review(tmp_path: Path) -> None:
     assert not np.array_equal(first, second[1])
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- what is refused -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["folder", "archive"])
@@ -229,7 +229,7 @@ def test_a_truncated_archive_is_refused_and_not_kept(tmp_path: Path, name: str) 
 
 
 def test_absent_data_says_what_to_put_where(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="it is in none of") as caught:
+    with pytest.raises(DataError, match="its files are in none of") as caught:
         read_imdb([tmp_path / "a", tmp_path / "b"])
     message = str(caught.value)
     assert all(

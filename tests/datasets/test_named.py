@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dpfl.core.errors import ConfigurationError, DataError
-from dpfl.datasets import named as datasets
+from dpfl.datasets import heart
 from dpfl.datasets.named import DATASETS, data_folders, load_dataset
 
 EMBEDDED = [name for name, source in DATASETS.items() if source.embedded]
@@ -48,7 +48,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# ---- what ships with the package -------------------------------------------------------------------------------------
+# ---- what ships with the package -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_heart_disease_has_the_published_patients_of_each_hospital() -> None:
 
 
 def raw_heart_table() -> list[list[str]]:
-    folder = resources.files("dpfl.data").joinpath("embedded")
+    folder = resources.files("dpfl.datasets").joinpath("embedded")
     texts = [
-        folder.joinpath(f"processed.{hospital}.data").read_text() for hospital in datasets.HOSPITALS
+        folder.joinpath(f"processed.{hospital}.data").read_text() for hospital in heart.HOSPITALS
     ]
     return [line.split(",") for text in texts for line in text.split()]
 
@@ -142,11 +142,11 @@ def test_the_features_of_a_hospital_do_not_depend_on_the_others(
     together = load_dataset("heart_disease")
     assert together.silos is not None
     expected = together.features[slice(*together.silos[hospital])]
-    monkeypatch.setattr(datasets, "HOSPITALS", (hospital,))
+    monkeypatch.setattr(heart, "HOSPITALS", (hospital,))
     assert torch.equal(load_dataset("heart_disease").features, expected)
 
 
-# ---- what does not ship ----------------------------------------------------------------------------------------------
+# ---- what does not ship --------------------------------------------------------------------------
 
 
 @pytest.mark.data

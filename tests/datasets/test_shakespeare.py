@@ -36,7 +36,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPFL_CACHE", str(tmp_path / "cache"))
 
 
-# ---- characters ------------------------------------------------------------------------------------------------------
+# ---- characters ----------------------------------------------------------------------------------
 
 
 def test_the_alphabet_has_80_characters_and_the_vocabulary_one_more() -> None:
@@ -95,7 +95,7 @@ def test_a_token_outside_the_vocabulary_is_refused(token: int) -> None:
         decode(np.array([0, token, 3]))
 
 
-# ---- windows ---------------------------------------------------------------------------------------------------------
+# ---- windows -------------------------------------------------------------------------------------
 
 
 @given(st.integers(WINDOW + 1, 300))
@@ -125,7 +125,7 @@ def test_a_text_too_short_for_a_window_is_refused(length: int) -> None:
         windows(torch.zeros(length, dtype=torch.uint8))
 
 
-# ---- what is spoken --------------------------------------------------------------------------------------------------
+# ---- what is spoken ------------------------------------------------------------------------------
 
 PLAY = """\tTHE PLAY
 
@@ -221,7 +221,7 @@ def test_a_play_may_open_with_an_induction_or_a_prologue() -> None:
         assert list(spoken(text)) == [("ANNA", "I speak."), ("BOB", "So do I.")]
 
 
-# ---- the archive -----------------------------------------------------------------------------------------------------
+# ---- the archive ---------------------------------------------------------------------------------
 
 
 def speeches(role: str, *lines: str) -> str:
@@ -301,7 +301,7 @@ def test_training_and_test_part_share_no_character_and_together_are_the_whole() 
             {"comedies/short": "ACT I\n" + speeches("ANNA", "a", "b", "c")},
             "with a role long enough",
         ),
-        ({"comedies/latin": b"ACT I\nANNA\tcaf\xe9\n"}, "comedies/latin: is not UTF-8"),
+        ({"comedies/latin": b"ACT I\nANNA\tcaf\xe9\n"}, "comedies/latin: cannot be read as UTF-8"),
     ],
 )
 def test_an_archive_without_usable_plays_is_refused(

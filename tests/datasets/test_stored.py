@@ -55,7 +55,7 @@ def load(
     return stored_arrays("made-up", [source], maker, version=version)
 
 
-# ---- the cache -------------------------------------------------------------------------------------------------------
+# ---- the cache -----------------------------------------------------------------------------------
 
 
 def test_the_second_load_makes_nothing_and_returns_the_same_writable_arrays(
@@ -151,7 +151,7 @@ def test_a_source_that_is_gone_is_the_reader_s_to_report(cache: Path, tmp_path: 
         load(tmp_path / "absent", make)
 
 
-# ---- archives --------------------------------------------------------------------------------------------------------
+# ---- archives ------------------------------------------------------------------------------------
 
 
 def archive(path: Path, members: dict[str, bytes], links: dict[str, str] | None = None) -> Path:

@@ -33,7 +33,7 @@ PLAY = torch.device("cpu", 0)  # equal to no tensor's own device, and yet the CP
 NAMES = sorted(set(ENGINES) - {"ray"})  # which is the stacked engine, on other machines
 
 
-# ---- a device to play with -------------------------------------------------------------------------------------------
+# ---- a device to play with -----------------------------------------------------------------------
 
 
 class TwoSides(AssertionError):
@@ -108,7 +108,7 @@ def _is_play(place: Any) -> bool:
     return _is_place(place) and str(place) == str(PLAY)
 
 
-# ---- models and jobs -------------------------------------------------------------------------------------------------
+# ---- models and jobs -----------------------------------------------------------------------------
 
 
 class Buffered(nn.Module):
@@ -227,7 +227,7 @@ def run(
     )
 
 
-# ---- laws ------------------------------------------------------------------------------------------------------------
+# ---- laws ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", NAMES)
@@ -309,9 +309,9 @@ def test_a_whole_run_evaluates_on_the_device_too(name: str) -> None:
         result = dpfl.train(model, federation, strategy, rounds=2, device=str(PLAY))
     assert device.moved > 0
     for ours, theirs in zip(result.history, expected.history, strict=True):
-        assert ours == {
+        assert ours.to_dict() == {
             key: pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
-            for key, value in theirs.items()
+            for key, value in theirs.to_dict().items()
         }
     for a, b in zip(result.model.parameters(), expected.model.parameters(), strict=True):
         assert torch.allclose(
@@ -361,7 +361,7 @@ def test_train_refuses_a_device_that_is_not_here(device: str) -> None:
         )
 
 
-# ---- a real device ---------------------------------------------------------------------------------------------------
+# ---- a real device -------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")

@@ -128,7 +128,7 @@ CHAINS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-# ---- the two engines agree -------------------------------------------------------------------------------------------
+# ---- the two engines agree -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -213,8 +213,11 @@ clients = st.lists(
 def test_stacked_agrees_with_the_oracle_for_clients_of_every_habit(
     plans: list[dict[str, object]], bias: bool
 ) -> None:
-    """An update of exactly zero (nobody was drawn) has no relative error: there they must be equal."""
+    """An update of exactly zero (nobody was drawn) has no relative error: there they are equal but
+    for the rounding of the weights themselves.
+    """
     model = mlp(nn.Tanh(), bias=bias)
+    rounding = 2**-23 * float(Layout.of_module(model).read(model).norm())
     jobs = []
     for seed, plan in enumerate(plans):
         fields = {key: value for key, value in plan.items() if key not in ("records", "clipped")}
@@ -224,7 +227,7 @@ def test_stacked_agrees_with_the_oracle_for_clients_of_every_habit(
         updates(Stacked(), model, jobs), updates(OneByOne(), model, jobs), strict=True
     ):
         assert bool(torch.isfinite(wanted).all())
-        assert float((got - wanted).norm()) <= TOLERANCE * float(wanted.norm())
+        assert float((got - wanted).norm()) <= TOLERANCE * float(wanted.norm()) + rounding
 
 
 def test_stacked_agrees_with_the_oracle_over_several_phases() -> None:
@@ -290,7 +293,7 @@ def test_working_in_small_pieces_changes_nothing(monkeypatch: pytest.MonkeyPatch
         assert max(relative_error(b, a) for b, a in zip(after, before, strict=True)) < TOLERANCE
 
 
-# ---- against code that shares nothing with either --------------------------------------------------------------------
+# ---- against code that shares nothing with either ------------------------------------------------
 
 
 def by_hand(one: Job, work: Phase) -> tuple[np.ndarray, list[float]]:
@@ -394,7 +397,7 @@ def test_one_record_moves_a_step_by_at_most_the_clip_over_the_expected_batch(
     assert float((a - b).double().norm()) <= clip / 12 * (1 + 1e-6) + 3e-7
 
 
-# ---- noise -----------------------------------------------------------------------------------------------------------
+# ---- noise ---------------------------------------------------------------------------------------
 
 
 def accepted(sample: Tensor, std: float) -> bool:
@@ -516,7 +519,7 @@ def test_a_clients_empty_batch_leaves_its_neighbours_in_the_block_alone(engine: 
         assert relative_error(got, updates(OneByOne(), model, [one])[0]) < TOLERANCE
 
 
-# ---- records that are not numbers ------------------------------------------------------------------------------------
+# ---- records that are not numbers ----------------------------------------------------------------
 
 NOT_NUMBERS = [math.nan, math.inf, -math.inf]
 POISONS = [*NOT_NUMBERS, 1e30, -3e38]
@@ -586,7 +589,7 @@ def test_the_engines_agree_on_records_of_any_size(size: float, activation: nn.Mo
         assert worst_error(model, [poisoned(one, size) for one in jobs]) < TOLERANCE
 
 
-# ---- ball ------------------------------------------------------------------------------------------------------------
+# ---- ball ----------------------------------------------------------------------------------------
 
 
 @ENGINES
@@ -640,7 +643,7 @@ def test_a_ball_acts_after_every_step_and_around_the_start_of_its_phase(engine: 
     assert float((two_steps - one.start).norm()) <= 0.1
 
 
-# ---- blocks ----------------------------------------------------------------------------------------------------------
+# ---- blocks --------------------------------------------------------------------------------------
 
 shapes = st.builds(
     phase,
@@ -700,7 +703,7 @@ def test_eight_alike_clients_are_shared_between_two_workers() -> None:
     ]  # splitting would cost more than it gives
 
 
-# ---- models that are no chain ----------------------------------------------------------------------------------------
+# ---- models that are no chain --------------------------------------------------------------------
 
 
 class Skip(nn.Module):
@@ -800,7 +803,7 @@ def test_dropout_masks_differ_between_records_steps_and_clients(engine: Engine) 
     )  # one mask for all four records would leave about half of the units untouched
 
 
-# ---- what must not matter --------------------------------------------------------------------------------------------
+# ---- what must not matter ------------------------------------------------------------------------
 
 SOME_MODELS = {"chain": lambda: mlp(nn.Tanh()), "no chain": OTHERS["dropout"][0]}
 

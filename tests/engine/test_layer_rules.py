@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.engine import convolutions, pieces
+from dpfl.engine import convolutions, ghost_clipping, layer_gradient
 from dpfl.engine import layer_rules as rules
-from dpfl.engine.ghost_clipping import Booked, NotBookable, bookable, clipped_sum
+from dpfl.engine.base import Batch
+from dpfl.engine.ghost_clipping import GhostClipping, can_ghost_clip
 from dpfl.engine.one_by_one import OneByOne
+from dpfl.engine.trace import Layers, NotCovered
 
 CLASSES = 3
 
@@ -39,14 +41,22 @@ class Head(nn.Module):
         return self.top(torch.tanh(self.layer(self._input(x))).flatten(1))
 
 
+def clipped_sum(
+    model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor, clip: float
+) -> Tensor:
+    """The sum by ghost clipping."""
+    batch = Batch(features, labels)
+    return ghost_clipping.clipped_sum(Layers.of(model), model, layout, vector, batch, clip)
+
+
 def agree(model: nn.Module, features: Tensor, clip: float, *, tolerance: float = 5e-5) -> Tensor:
     """Both ways give one sum, in relative error; returns it."""
     layout = Layout.of_module(model)
     vector = layout.read(model)
     labels = torch.arange(len(features)) % CLASSES
-    assert bookable(model)
+    assert can_ghost_clip(model)
     fast = clipped_sum(model, layout, vector, features, labels, clip)
-    naive = OneByOne().clipped_sum(model, layout, vector, features, labels, clip)
+    naive = OneByOne().clipped_sum(model, layout, vector, Batch(features, labels), clip)
     assert float((fast - naive).norm()) <= tolerance * float(naive.norm())
     return fast
 
@@ -138,7 +148,7 @@ def test_both_ways_of_taking_norms_are_exercised() -> None:
     agree(many, draw(2, 4, 30, 2), 0.5)
 
 
-# ---- every way through a convolution ---------------------------------------------------------------------------------
+# ---- every way through a convolution -------------------------------------------------------------
 
 
 def conv(
@@ -196,10 +206,10 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
     """Fill a set with (how patches are copied, how norms are taken), while convolutions run."""
     taken: set[tuple[str, str]] = set()
     copied = ["linear"]
-    planes, patches, products = convolutions._planes, convolutions._patches, pieces.products
+    planes, patches, products = convolutions._planes, convolutions._patches, layer_gradient.products
     one_convolution, of_planes = convolutions._one_convolution, convolutions._products_of_planes
 
-    def spy_one_convolution(*arguments: object) -> pieces.Piece:
+    def spy_one_convolution(*arguments: object) -> layer_gradient.LayerGradient:
         taken.add(("one convolution", "written"))
         return one_convolution(*arguments)  # type: ignore[arg-type]
 
@@ -224,7 +234,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
         inputs, (records, positions, outputs) = blocks.shape[1] * blocks.shape[3], d.shape
         if positions == 1:
             norms = "factored"
-        elif not pieces.written_out(records, positions, inputs, outputs):
+        elif not layer_gradient.written_out(records, positions, inputs, outputs):
             norms = "gram"
         else:
             norms = "written, transposed" if blocks.stride(2) == 1 else "written"
@@ -321,7 +331,7 @@ def test_what_does_not_fit_is_done_in_pieces_by_gram_matrices(
     way: tuple[str, str], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Strips are asked for their Gram matrices only here."""
-    monkeypatch.setattr(pieces, "MOST_NUMBERS", most)
+    monkeypatch.setattr(layer_gradient, "MOST_NUMBERS", most)
     taken = ways(monkeypatch)
     for seed, (channels, size, kernel, options) in enumerate(CONVOLUTIONS[way]):
         agree(conv(seed, channels, size, kernel, **options), draw(seed, 5, channels[0], *size), 0.3)
@@ -349,9 +359,9 @@ def test_records_in_one_convolution_do_not_touch_each_other(odd: float) -> None:
 
     def record(a: Tensor, d: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         with torch.no_grad():
-            piece = convolutions.conv2d(layer, a, d)
-            found = piece.weighted(factor)
-        return piece.squares[1], found["weight"], found["bias"]
+            gradient = convolutions.conv2d(layer, a, d)
+            found = gradient.weighted(factor)
+        return gradient.squares[1], found["weight"], found["bias"]
 
     alone = record(a[:3], d[:3], own)
     assert all(map(torch.equal, alone, record(a, d, torch.cat([own, torch.zeros(2)]))))
@@ -378,7 +388,7 @@ def test_images_may_lie_in_memory_as_they_like(layout: str, channels: int) -> No
     assert torch.equal(agree(model, features, 0.3), agree(model, features.contiguous(), 0.3))
 
 
-# ---- positions of a dense layer --------------------------------------------------------------------------------------
+# ---- positions of a dense layer ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -410,7 +420,7 @@ def test_both_ways_of_taking_norms_give_the_same_for_any_shape(
 ) -> None:
     model = made(lambda: Head(nn.Linear(inputs, outputs), (positions, inputs)), seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "by_gram", lambda *_: gram)
+        patch.setattr(layer_gradient, "by_gram", lambda *_: gram)
         agree(model, draw(seed, batch, positions, inputs), clip)
 
 
@@ -507,18 +517,18 @@ def test_a_layer_called_twice_is_noticed_and_still_right() -> None:
     model = made(Twice, 0)
     layout = Layout.of_module(model)
     vector, features, labels = layout.read(model), draw(0, 6, 4), torch.arange(6) % CLASSES
-    with pytest.raises(NotBookable, match="'inner' is called twice"):
+    with pytest.raises(NotCovered, match="'inner' is called twice"):
         clipped_sum(model, layout, vector, features, labels, 0.5)
     assert torch.equal(
-        Booked().clipped_sum(model, layout, vector, features, labels, 0.5),
-        OneByOne().clipped_sum(model, layout, vector, features, labels, 0.5),
+        GhostClipping().clipped_sum(model, layout, vector, Batch(features, labels), 0.5),
+        OneByOne().clipped_sum(model, layout, vector, Batch(features, labels), 0.5),
     )
 
 
-def test_parameters_outside_known_layers_are_not_booked() -> None:
-    assert not bookable(Bare())
-    assert not bookable(nn.LSTM(3, 4, proj_size=2))
-    assert not bookable(
+def test_parameters_outside_known_layers_go_the_slow_way() -> None:
+    assert not can_ghost_clip(Bare())
+    assert not can_ghost_clip(nn.LSTM(3, 4, proj_size=2))
+    assert not can_ghost_clip(
         nn.Sequential(nn.Embedding(5, 3, max_norm=1.0), nn.Flatten(), nn.Linear(6, 3))
     )
-    assert bookable(deep())
+    assert can_ghost_clip(deep())

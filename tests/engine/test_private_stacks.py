@@ -14,16 +14,18 @@ from torch import Tensor, nn
 
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import SUMMANDS, Grid, effective_multiplier, part_width
-from dpfl.core.grid_noise import LARGEST, SCALE
+from dpfl.core.grid_noise import LARGEST
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Phase
 from dpfl.engine import make_engine
-from dpfl.engine.base import Job
+from dpfl.engine.base import Batch, Job
 from dpfl.engine.ghost_clipping import clipped_sum
-from dpfl.engine.private_stacks import _Parts, _Sums
+from dpfl.engine.phase_block import PhaseBlock
+from dpfl.engine.private_stacks import ClippedSums
 from dpfl.engine.stacked import KERNELS, arithmetic_assumptions, chain
-from dpfl.engine.stacks import Linear, Stack
+from dpfl.engine.stacks import stacks_of
+from dpfl.engine.trace import Layers
 from dpfl.plugs.sampling import Draw
 
 MODELS = {
@@ -55,22 +57,25 @@ def per_record(
     """The bytes of what every chosen record of the last of some clients contributes: inputs, slopes
     and norms.
     """
-    phase = Phase(steps=1, batch_size=8, sampling="poisson", lr=0.1, clip=0.5, noise_multiplier=1.0)
+    size = {8: 1, 16: 8, 32: 16}[width]  # batches whose parts are that wide
+    phase = Phase(
+        steps=1, batch_size=size, sampling="poisson", lr=0.1, clip=0.5, noise_multiplier=1.0
+    )
     job = job_of(model, features, labels, phase)
     steps = chain(model, Layout.of_module(model))
     assert steps is not None
     draw = Draw(torch.tensor(chosen), torch.tensor([len(chosen)]))
-    device = torch.device("cpu")
-    sizes = draw.sizes[:, None].numpy().repeat(clients, axis=1)
-    parts = _Parts([job] * clients, [draw] * clients, sizes, width, [1e-6] * clients, device)
-    starts = job.start.expand(clients, -1)
-    stacks = [Stack.of(layer, starts) for layer in steps if isinstance(layer, Linear)]
-    sums = _Sums(steps, stacks, [phase] * clients, device)
+    block = PhaseBlock(steps, [job] * clients, 0, torch.device("cpu"), [draw] * clients)
+    sums = ClippedSums(block, stacks_of(steps, job.start.expand(clients, -1)))
+    parts = sums.parts
+    assert parts.width == width
     found: dict[int, bytes] = {}
     for number in range(parts.count(0)):
         part = parts.get(0, number)
-        inputs, slopes = sums._errors(part) if sums._softmax else sums._backward(part)
-        squares, _ = sums._norms(part, inputs, slopes)
+        given = parts.features(part)
+        both = sums.slopes(part, given)
+        inputs, slopes = both.inputs, both.slopes
+        squares, _ = sums.norms(part, given, both)
         for place, record in enumerate(chosen[number * width : (number + 1) * width]):
             pieces = [
                 *(a[-1, place] for a in inputs),
@@ -150,7 +155,7 @@ def test_a_record_beyond_all_bounds_leaves_the_others_alone(engine: str) -> None
     assert with_monster == pytest.approx(alone, rel=1e-5)
 
 
-def test_bookkeeping_keeps_the_bound_too() -> None:
+def test_ghost_clipping_keeps_the_bound_too() -> None:
     model = nn.Sequential(
         nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)
     )
@@ -231,14 +236,12 @@ def integers_of(
     steps = chain(model, layout)
     assert steps is not None
     draw = Draw(torch.arange(count), torch.tensor([count]))
-    grid = [Grid.of(noise_multiplier).step]
-    parts = _Parts([job], [draw], draw.sizes[:, None].numpy(), SUMMANDS, grid, device)
-    stacks = [
-        Stack.of(layer, torch.zeros(1, layout.size)) for layer in steps if isinstance(layer, Linear)
-    ]
-    exact = count / noise_multiplier * SCALE < 2**24
-    totals = _Sums(steps, stacks, [phase], device).of(parts, 0, exact=exact)
-    return torch.cat([tensor.flatten() for stack in totals for tensor in stack.tensors()]).double()
+    block = PhaseBlock(steps, [job], 0, device, [draw])
+    sums = ClippedSums(block, stacks_of(steps, torch.zeros(1, layout.size)))
+    assert sums.parts.width == SUMMANDS
+    return torch.cat(
+        [tensor.flatten() for stack in sums.of(0) for tensor in stack.tensors]
+    ).double()
 
 
 def saturating(parts: int) -> Tensor:
@@ -292,6 +295,7 @@ def test_small_clips_hold_by_the_rules_of_layers_too(clip: float, size: float) -
     layout = Layout.of_module(model)
     for seed in range(4):
         features = torch.randn(1, 64, generator=PublicSeed(seed).generator()) * size
-        found = clipped_sum(model, layout, layout.read(model), features, torch.tensor([0]), clip)
+        batch = Batch(features, torch.tensor([0]))
+        found = clipped_sum(Layers.of(model), model, layout, layout.read(model), batch, clip)
         assert float(found.norm()) <= clip * (1 + 1e-6)
         assert float(found.norm()) > 0.5 * clip or size < 1 or clip > 1

@@ -21,12 +21,13 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Phase
 from dpfl.data.inputs import Tokens
-from dpfl.engine import ghost_clipping as bookkeeping
-from dpfl.engine.base import Job
-from dpfl.engine.ghost_clipping import Booked, NotBookable, bookable, clipped_sum
+from dpfl.engine import ghost_clipping
+from dpfl.engine.base import Batch, Job
+from dpfl.engine.ghost_clipping import GhostClipping, can_ghost_clip
 from dpfl.engine.one_by_one import OneByOne
-from dpfl.engine.recurrent import unrollable, unrolled
+from dpfl.engine.recurrent import can_unroll, unroll
 from dpfl.engine.stacked import Stacked
+from dpfl.engine.trace import Layers, NotCovered
 
 TOLERANCE = 5e-5
 CLASSES, VOCABULARY, WIDTH = 3, 7, 3
@@ -130,7 +131,15 @@ def error(got: Tensor, wanted: Tensor) -> float:
     return apart / float(wanted.norm()) if apart else 0.0
 
 
-def booked(model: nn.Module, features: Tensor, clip: float) -> Tensor:
+def clipped_sum(
+    model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor, clip: float
+) -> Tensor:
+    """The sum by ghost clipping."""
+    batch = Batch(features, labels)
+    return ghost_clipping.clipped_sum(Layers.of(model), model, layout, vector, batch, clip)
+
+
+def by_rules(model: nn.Module, features: Tensor, clip: float) -> Tensor:
     layout = Layout.of_module(model)
     return clipped_sum(model, layout, layout.read(model), features, labels_of(features), clip)
 
@@ -151,11 +160,11 @@ def by_engine(model: nn.Module, features: Tensor, clip: float) -> Tensor:
     return job.start - after
 
 
-# ---- unrolled, a layer is torch's own --------------------------------------------------------------------------------
+# ---- unrolled, a layer is torch's own ------------------------------------------------------------
 
 
 def same_as_torch(layer: nn.RNNBase, x: Tensor) -> None:
-    outputs, state, _ = unrolled(layer, x)
+    outputs, state, _ = unroll(layer, x)
     wanted, wanted_state = layer(x)
     pairs = [(outputs, wanted)]
     if isinstance(wanted_state, tuple):
@@ -202,8 +211,8 @@ def test_dropout_acts_between_all_layers_and_not_after_the_last(kind: str, layer
     layer = made(lambda: KINDS[kind](3, 4, num_layers=layers, dropout=1.0)).train()
     x = draw(0, 5, 2, 3)
     same_as_torch(layer, x)
-    assert torch.equal(unrolled(layer, x)[0], unrolled(layer, 2 * x)[0])
-    assert not torch.equal(unrolled(layer, x)[0], torch.zeros(5, 2, 4))
+    assert torch.equal(unroll(layer, x)[0], unroll(layer, 2 * x)[0])
+    assert not torch.equal(unroll(layer, x)[0], torch.zeros(5, 2, 4))
 
 
 def test_dropout_scales_what_it_keeps_and_drops_afresh_at_every_step_and_record() -> None:
@@ -213,7 +222,7 @@ def test_dropout_scales_what_it_keeps_and_drops_afresh_at_every_step_and_record(
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             parameter.copy_(torch.eye(4) if "ih" in name else torch.zeros(4, 4))
-    outputs = made(lambda: unrolled(layer, torch.ones(40, 30, 4))[0])
+    outputs = made(lambda: unroll(layer, torch.ones(40, 30, 4))[0])
     assert set(outputs.unique().tolist()) == {0.0, 4.0}
     assert float((outputs > 0).double().mean()) == pytest.approx(0.25, abs=0.03)
     for step in range(1, 30):
@@ -222,17 +231,17 @@ def test_dropout_scales_what_it_keeps_and_drops_afresh_at_every_step_and_record(
         assert not torch.equal(outputs[0], outputs[record])
 
 
-def test_only_layers_whose_arithmetic_is_known_are_unrolled() -> None:
+def test_only_layers_whose_arithmetic_is_known_are_unroll() -> None:
     class Own(nn.LSTM):
         def forward(self, x: Tensor, state: Any = None) -> Any:
             return super().forward(2 * x, state)
 
-    assert all(unrollable(build(3, 4)) for build in KINDS.values())
-    assert not unrollable(Own(3, 4))
-    assert not unrollable(nn.LSTM(3, 4, proj_size=2))
+    assert all(can_unroll(build(3, 4)) for build in KINDS.values())
+    assert not can_unroll(Own(3, 4))
+    assert not can_unroll(nn.LSTM(3, 4, proj_size=2))
 
 
-# ---- clipped sums ----------------------------------------------------------------------------------------------------
+# ---- clipped sums --------------------------------------------------------------------------------
 
 
 def agrees(model: nn.Module, features: Tensor, who: str) -> None:
@@ -240,8 +249,8 @@ def agrees(model: nn.Module, features: Tensor, who: str) -> None:
     clip = clip_for(rows, who)
     clipped = int((rows.norm(dim=1) > clip).sum())
     assert clipped == {"all": len(rows), "none": 0}.get(who, clipped)
-    assert bookable(model)
-    assert error(booked(model, features, clip), summed(rows, clip)) <= TOLERANCE
+    assert can_ghost_clip(model)
+    assert error(by_rules(model, features, clip), summed(rows, clip)) <= TOLERANCE
 
 
 @KIND
@@ -288,7 +297,7 @@ def test_the_two_halves_of_a_gru_have_gradients_of_their_own(
     features = texts(0, 5, 4)
     rows = gradients(model, features, labels_of(features))
     clip = clip_for(rows, "some")
-    got, wanted = booked(model, features, clip), summed(rows, clip)
+    got, wanted = by_rules(model, features, clip), summed(rows, clip)
     blocks = {block.name: block.slice for block in Layout.of_module(model)}
     for at in blocks.values():
         assert error(got[at], wanted[at]) <= TOLERANCE
@@ -306,7 +315,7 @@ def test_every_block_of_a_deep_layer_is_right_on_its_own(kind: str) -> None:
     features = texts(5, 4, 4)
     rows = gradients(model, features, labels_of(features))
     clip = clip_for(rows, "some")
-    got, wanted = booked(model, features, clip), summed(rows, clip)
+    got, wanted = by_rules(model, features, clip), summed(rows, clip)
     for block in Layout.of_module(model):
         assert error(got[block.slice], wanted[block.slice]) <= TOLERANCE, block.name
 
@@ -317,7 +326,7 @@ def test_dropout_in_training_is_part_of_what_is_differentiated(kind: str) -> Non
     features = texts(0, 4, 3)
     rows = gradients(model, features, labels_of(features))
     clip = clip_for(rows, "some")
-    got = booked(model, features, clip)
+    got = by_rules(model, features, clip)
     assert error(got, summed(rows, clip)) <= TOLERANCE
     blocks = {block.name: block.slice for block in Layout.of_module(model)}
     assert bool((got[blocks["inner.weight_ih_l0"]] == 0).all()), (
@@ -332,14 +341,14 @@ def test_every_text_is_within_the_clip(kind: str) -> None:
     with torch.no_grad():
         model.top.weight.mul_(100)
     for seed in range(5):
-        assert float(booked(model, texts(seed, 1, 6), 0.25).double().norm()) <= 0.25
+        assert float(by_rules(model, texts(seed, 1, 6), 0.25).double().norm()) <= 0.25
 
 
 @KIND
 def test_an_empty_batch_of_texts_gives_zero(kind: str) -> None:
     model = made(lambda: reader(kind))
     layout = Layout.of_module(model)
-    nothing = booked(model, texts(0, 0, 4), 1.0)
+    nothing = by_rules(model, texts(0, 0, 4), 1.0)
     assert torch.equal(nothing, torch.zeros(layout.size))
 
 
@@ -349,15 +358,15 @@ def test_a_large_batch_in_small_pieces_gives_the_same(
 ) -> None:
     model = made(lambda: reader(kind))
     layout, features = Layout.of_module(model), texts(0, 7, 4)
-    whole = booked(model, features, 0.1)
-    monkeypatch.setattr(bookkeeping, "MICRO_BATCH", 3)
-    pieces = Booked().clipped_sum(
-        model, layout, layout.read(model), features, labels_of(features), 0.1
+    whole = by_rules(model, features, 0.1)
+    monkeypatch.setattr(ghost_clipping, "MICRO_BATCH", 3)
+    in_parts = GhostClipping().clipped_sum(
+        model, layout, layout.read(model), Batch(features, labels_of(features)), 0.1
     )
-    assert error(pieces, whole) <= 1e-5
+    assert error(in_parts, whole) <= 1e-5
 
 
-# ---- records that are not numbers ------------------------------------------------------------------------------------
+# ---- records that are not numbers ----------------------------------------------------------------
 
 
 @KIND
@@ -395,7 +404,7 @@ def test_a_word_that_is_no_number_silences_the_texts_that_hold_it(kind: str) -> 
     )
 
 
-# ---- what is not covered is still right ------------------------------------------------------------------------------
+# ---- what is not covered is still right ----------------------------------------------------------
 
 
 class Started(Reader):
@@ -449,16 +458,16 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def test_what_the_rules_do_not_cover_is_noticed_and_still_right(name: str, who: str) -> None:
     build, why = REFUSED[name]
     model, features = made(build), texts(2, 4, 4)
-    with pytest.raises(NotBookable, match=why):
-        booked(model, features, 1.0)
+    with pytest.raises(NotCovered, match=why):
+        by_rules(model, features, 1.0)
     rows = gradients(model, features, labels_of(features))
     clip = clip_for(rows, who)
     assert error(by_engine(model, features, clip), summed(rows, clip)) <= TOLERANCE
 
 
 def test_packed_texts_are_refused_by_name() -> None:
-    with pytest.raises(NotBookable, match="layer 'inner' is given a state, or packed"):
-        booked(made(lambda: square(Packed, "lstm")), texts(2, 4, 4), 1.0)
+    with pytest.raises(NotCovered, match="layer 'inner' is given a state, or packed"):
+        by_rules(made(lambda: square(Packed, "lstm")), texts(2, 4, 4), 1.0)
 
 
 def test_packed_texts_are_still_right() -> None:
@@ -476,7 +485,7 @@ def test_a_first_state_given_by_name_is_still_right() -> None:
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 def test_a_projected_lstm_goes_the_slow_way_and_is_right() -> None:
     model, features = made(lambda: square(Reader, "lstm", proj_size=2)), texts(2, 4, 4)
-    assert not bookable(model)
+    assert not can_ghost_clip(model)
     rows = gradients(model, features, labels_of(features))
     clip = clip_for(rows, "some")
     assert error(by_engine(model, features, clip), summed(rows, clip)) <= TOLERANCE
@@ -582,8 +591,8 @@ def test_an_activation_in_place_gives_what_a_loop_over_records_gives(
 
 
 def test_an_output_changed_in_place_by_a_function_is_noticed() -> None:
-    with pytest.raises(NotBookable, match="changed in place"):
-        booked(made(lambda: Plain(F.relu_, first=False)), draw(0, 4, 2, 7, 7), 1.0)
+    with pytest.raises(NotCovered, match="changed in place"):
+        by_rules(made(lambda: Plain(F.relu_, first=False)), draw(0, 4, 2, 7, 7), 1.0)
 
 
 @KIND
@@ -620,11 +629,11 @@ def test_an_input_changed_in_place_after_it_was_read_is_never_taken_for_what_was
             read = self.inner(x)
             return self.top(read + x.mul_(2))
 
-    with pytest.raises((NotBookable, RuntimeError)):
-        booked(made(Late), draw(0, 4, 3), 1.0)
+    with pytest.raises((NotCovered, RuntimeError)):
+        by_rules(made(Late), draw(0, 4, 3), 1.0)
 
 
-# ---- the model is left as it was -------------------------------------------------------------------------------------
+# ---- the model is left as it was -----------------------------------------------------------------
 
 
 def untouched(model: nn.Module) -> bool:
@@ -641,7 +650,7 @@ class Failing(Reader):
 def test_a_pass_leaves_the_model_as_it_was(kind: str) -> None:
     model, features = made(lambda: reader(kind, num_layers=2)), texts(0, 4, 3)
     before, vector = model(features), Layout.of_module(model).read(model)
-    booked(model, features, 0.1)
+    by_rules(model, features, 0.1)
     assert untouched(model)
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(Layout.of_module(model).read(model), vector)
@@ -650,8 +659,8 @@ def test_a_pass_leaves_the_model_as_it_was(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("build", "kind"),
-    [(lambda: square(Failing, "lstm"), ValueError), (REFUSED["called twice"][0], NotBookable),
-     (REFUSED["a first state, gru"][0], NotBookable), (REFUSED["changed in place"][0], NotBookable)],
+    [(lambda: square(Failing, "lstm"), ValueError), (REFUSED["called twice"][0], NotCovered),
+     (REFUSED["a first state, gru"][0], NotCovered), (REFUSED["changed in place"][0], NotCovered)],
     ids=["own error", "called twice", "first state", "in place"],
 )  # fmt: skip
 def test_an_exception_leaves_the_model_as_it_was(
@@ -659,11 +668,11 @@ def test_an_exception_leaves_the_model_as_it_was(
 ) -> None:
     model = made(build)
     with pytest.raises(kind):
-        booked(model, texts(0, 4, 3), 1.0)
+        by_rules(model, texts(0, 4, 3), 1.0)
     assert untouched(model)
 
 
-# ---- engines ---------------------------------------------------------------------------------------------------------
+# ---- engines -------------------------------------------------------------------------------------
 
 
 @KIND
@@ -697,9 +706,9 @@ def test_a_trial_is_remembered_by_the_model_and_not_by_its_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried: list[bool] = []
-    real = bookkeeping.agrees
-    monkeypatch.setattr(bookkeeping, "agrees", lambda *all_: tried.append(True) or real(*all_))
-    engine = bookkeeping.Booked()
+    real = ghost_clipping.agrees
+    monkeypatch.setattr(ghost_clipping, "agrees", lambda *all_: tried.append(True) or real(*all_))
+    engine = ghost_clipping.GhostClipping()
     phase = Phase(steps=1, batch_size=2, sampling="poisson", lr=0.1, clip=1.0)
     features, labels = torch.rand(4, 3, 5), torch.tensor([0, 1, 0, 1])
     for _ in range(3):  # each is gone before the next is made, which may get its address

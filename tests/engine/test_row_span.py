@@ -13,8 +13,8 @@ from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Phase
 from dpfl.engine import make_engine, stacked
 from dpfl.engine.base import Job
-from dpfl.engine.row_span import run_spanned, spannable
-from dpfl.engine.stacks import Linear
+from dpfl.engine.phase_block import PhaseBlock
+from dpfl.engine.row_span import fits_row_span, run_row_span
 
 FEATURES, CLASSES = 64, 4
 
@@ -40,10 +40,10 @@ def after(engine: str, network: nn.Module, jobs: list[Job]) -> list[Tensor]:
     return make_engine(engine).run(network, Layout.of_module(network), jobs)
 
 
-def is_spanned(network: nn.Module, jobs: list[Job]) -> bool:
+def in_row_span(network: nn.Module, jobs: list[Job]) -> bool:
     steps = stacked.chain(network, Layout.of_module(network))
     assert steps is not None
-    return spannable(steps, jobs, 0)
+    return fits_row_span(steps, jobs, 0)
 
 
 @given(
@@ -74,7 +74,7 @@ def test_the_span_agrees_with_the_oracle(
         )  # type: ignore[arg-type]
         for i, n in enumerate(records)
     ]
-    assert is_spanned(network, jobs)
+    assert in_row_span(network, jobs)
     for one, slow, fast in zip(
         jobs, after("one_by_one", network, jobs), after("stacked", network, jobs), strict=True
     ):
@@ -103,7 +103,7 @@ def test_what_the_span_cannot_do_or_would_not_gain_from_is_left_to_the_stacks(
     phase: Phase, records: int
 ) -> None:
     network = model()
-    assert not is_spanned(
+    assert not in_row_span(
         network, [job(0, records, phase, Layout.of_module(network).read(network))]
     )
 
@@ -111,15 +111,17 @@ def test_what_the_span_cannot_do_or_would_not_gain_from_is_left_to_the_stacks(
 def test_two_layers_are_no_span() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 5), nn.Linear(5, CLASSES))
     phase = Phase(steps=12, batch_size=3, sampling="shuffle", lr=0.1)
-    assert not is_spanned(network, [job(0, 8, phase, Layout.of_module(network).read(network))])
+    assert not in_row_span(network, [job(0, 8, phase, Layout.of_module(network).read(network))])
 
 
 def test_records_whose_products_overflow_go_the_long_way() -> None:
     network, phase = model(), Phase(steps=4, batch_size=8, sampling="shuffle", lr=1e-30)
     layout = Layout.of_module(network)
     jobs = [job(0, 8, phase, layout.read(network), scale=1e25)]
-    layer = next(step for step in stacked.chain(network, layout) or [] if isinstance(step, Linear))
-    assert run_spanned(layer, jobs, 0, jobs[0].start[None]) is None
+    steps = stacked.chain(network, layout)
+    assert steps is not None
+    block = PhaseBlock.drawn(steps, jobs, 0, torch.device("cpu"))
+    assert run_row_span(block, jobs[0].start[None]) is None
     slow, fast = after("one_by_one", network, jobs)[0], after("stacked", network, jobs)[0]
     assert torch.allclose(fast, slow, rtol=1e-4)
 

@@ -112,3 +112,8 @@ def test_a_setting_that_a_method_fixes_is_not_one_of_its_settings() -> None:
     with pytest.raises(ConfigurationError, match="spending"):
         fixed(**SETTINGS, spending="uniform")
     assert fixed(**SETTINGS).name == "fixed"
+
+
+def test_without_other_packages_there_are_only_ours() -> None:
+    homes = {one.factory.__module__.rpartition(".")[0] for one in METHODS.values()}
+    assert homes == {"dpfl.methods"}

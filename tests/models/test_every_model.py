@@ -56,7 +56,7 @@ def one_sentence(error: BaseException) -> str:
     return text
 
 
-# ---- every name ------------------------------------------------------------------------------------------------------
+# ---- every name ----------------------------------------------------------------------------------
 
 
 def test_no_model_is_left_out_here() -> None:
@@ -136,7 +136,7 @@ def test_hidden_is_the_width_of_models_that_have_one(name: str) -> None:
     assert size(build(name, hidden=5)) < size(build(name, hidden=6))
 
 
-# ---- tokens and numbers ----------------------------------------------------------------------------------------------
+# ---- tokens and numbers --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(TEXT_MODELS))
@@ -184,7 +184,7 @@ def test_a_user_s_model_for_other_inputs_is_refused_before_training(
     assert words in one_sentence(caught.value)
 
 
-# ---- a user's model, through the door --------------------------------------------------------------------------------
+# ---- a user's model, through the door ------------------------------------------------------------
 
 
 class Scores(nn.Module):
@@ -402,7 +402,7 @@ def test_its_nearest_relative_that_treats_records_apart_is_trained(
     )
 
 
-# ---- what a model remembers ------------------------------------------------------------------------------------------
+# ---- what a model remembers ----------------------------------------------------------------------
 
 
 class Remembering(nn.Module):

@@ -379,7 +379,7 @@ def test_no_lambda_covers_a_small_epsilon_and_the_error_says_which_is_covered(
     with pytest.raises(ConfigurationError, match=f"epsilon = {target:g};") as caught:
         closed_form_noise(target, **MNIST, sampling=sampling)  # type: ignore[arg-type]
     said = str(caught.value)
-    assert "calibrate instead" in said
+    assert "dpfl.privacy.calibrate" in said
     assert "\n" not in said
     found = re.search(r"covers epsilon >= ([\d.]+);", said)
     assert found is not None

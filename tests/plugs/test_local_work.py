@@ -14,8 +14,8 @@ from dpfl.plugs.local_work import DpSgd, Sgd
 from dpfl.plugs.sampling import PoissonBatches, sampler
 from dpfl.privacy.accountant import spend
 
-PRACTICE = ClientSettings(batch_size=8, local_steps=10, lr=0.1)
-WORK = DpSgd(client_settings=PRACTICE, clip=1.0)
+SETTINGS = ClientSettings(batch_size=8, local_steps=10, lr=0.1)
+WORK = DpSgd(client_settings=SETTINGS, clip=1.0)
 TERMS = Terms(
     rounds=10,
     population=4,
@@ -74,7 +74,7 @@ def test_more_participations_need_more_noise() -> None:
 
 
 def test_a_phase_is_noisy_clipped_and_poisson_sampled() -> None:
-    (phase,) = DpSgd(client_settings=PRACTICE, clip=0.3).phases(TERMS, participant())
+    (phase,) = DpSgd(client_settings=SETTINGS, clip=0.3).phases(TERMS, participant())
     assert (phase.clip, phase.sampling, phase.batch_size, phase.steps, phase.lr) == (
         0.3,
         "poisson",
@@ -107,7 +107,7 @@ def test_a_batch_larger_than_the_data_is_billed_at_rate_one() -> None:
     assert event.sampling_rate == 1.0
 
 
-def test_a_practice_of_ones_own_overrides_the_methods() -> None:
+def test_settings_of_ones_own_override_the_methods() -> None:
     own = ClientSettings(batch_size=20, local_epochs=2, lr=0.7)
     (phase,) = WORK.phases(TERMS, participant(examples=100, client_settings=own))
     assert (phase.batch_size, phase.steps, phase.lr) == (20, 10, 0.7)
@@ -119,7 +119,7 @@ def test_a_practice_of_ones_own_overrides_the_methods() -> None:
 
 @pytest.mark.parametrize("spending", ["heterogeneous", "uniform", "smallest", "largest"])
 def test_a_client_without_a_budget_is_refused(spending: str) -> None:
-    work = DpSgd(client_settings=PRACTICE, clip=1.0, spending=spending)  # type: ignore[arg-type]
+    work = DpSgd(client_settings=SETTINGS, clip=1.0, spending=spending)  # type: ignore[arg-type]
     nobody = Participant(examples=100, client_settings=ClientSettings(), budget=None)
     with pytest.raises(PrivacyRefusal, match="without a budget"):
         work.phases(TERMS.with_noise(1.0), nobody)
@@ -135,7 +135,7 @@ CLAIMS = {
 
 
 def test_a_uniform_plan_gives_everyone_the_median_clients_noise() -> None:
-    uniform = DpSgd(client_settings=PRACTICE, clip=1.0, spending="uniform")
+    uniform = DpSgd(client_settings=SETTINGS, clip=1.0, spending="uniform")
     terms = uniform.resolve_terms(TERMS, CLAIMS)
     noises = {
         client: uniform.phases(terms, participant(claim.epsilon))[0].noise_multiplier
@@ -146,7 +146,7 @@ def test_a_uniform_plan_gives_everyone_the_median_clients_noise() -> None:
 
 
 def test_an_even_number_of_clients_takes_the_lower_of_the_two_middle_ones() -> None:
-    uniform = DpSgd(client_settings=PRACTICE, clip=1.0, spending="uniform")
+    uniform = DpSgd(client_settings=SETTINGS, clip=1.0, spending="uniform")
     four = {**CLAIMS, "d": Claims(epsilon=2.0, delta=DELTA, examples=100)}
     assert (
         uniform.resolve_terms(TERMS, four).noise_multiplier
@@ -166,7 +166,7 @@ def test_no_lie_of_one_client_stops_a_uniform_plan(field: str, lie: float) -> No
     """One client of three lies, whichever it is: there is still a noise for all, between the honest
     extremes.
     """
-    uniform = DpSgd(client_settings=PRACTICE, clip=1.0, spending="uniform")
+    uniform = DpSgd(client_settings=SETTINGS, clip=1.0, spending="uniform")
     most = WORK.phases(TERMS, participant(0.5))[0].noise_multiplier
     least = WORK.phases(TERMS, participant(8.0))[0].noise_multiplier
     for misreport in CLAIMS:
@@ -178,26 +178,26 @@ def test_no_lie_of_one_client_stops_a_uniform_plan(field: str, lie: float) -> No
 
 def test_other_plans_agree_on_no_common_noise() -> None:
     for spending in ("heterogeneous", "smallest", "largest"):
-        work = DpSgd(client_settings=PRACTICE, clip=1.0, spending=spending)  # type: ignore[arg-type]
+        work = DpSgd(client_settings=SETTINGS, clip=1.0, spending=spending)  # type: ignore[arg-type]
         assert work.resolve_terms(TERMS, CLAIMS).noise_multiplier is None
 
 
 @pytest.mark.parametrize("own", [0.4, 0.5, 1.0, 8.0])
 def test_a_plan_for_the_smallest_claim_never_exceeds_ones_own_budget(own: float) -> None:
     """0.4 is below the smallest claim: its client claimed more than it grants."""
-    work = DpSgd(client_settings=PRACTICE, clip=1.0, spending="smallest")
+    work = DpSgd(client_settings=SETTINGS, clip=1.0, spending="smallest")
     (phase,) = work.phases(TERMS, participant(own))
     cost = whole_plan_cost(phase, 100, TERMS.participations)
     assert 0.985 <= cost / min(own, TERMS.smallest_epsilon) <= 1
 
 
 def test_only_a_plan_for_the_largest_claim_is_hypothetical() -> None:
-    largest = DpSgd(client_settings=PRACTICE, clip=1.0, spending="largest")
+    largest = DpSgd(client_settings=SETTINGS, clip=1.0, spending="largest")
     (phase,) = largest.phases(TERMS, participant(0.5))
     assert whole_plan_cost(phase, 100, TERMS.participations) > 0.5
     assert largest.hypothetical
     assert not any(
-        DpSgd(client_settings=PRACTICE, clip=1.0, spending=spending).hypothetical  # type: ignore[arg-type]
+        DpSgd(client_settings=SETTINGS, clip=1.0, spending=spending).hypothetical  # type: ignore[arg-type]
         for spending in ("heterogeneous", "uniform", "smallest")
     )
 
@@ -248,7 +248,7 @@ def test_plain_sgd_hides_nothing_and_a_ball_is_no_bound_to_bill() -> None:
     bound.
     """
     for ball in (None, 0.5):
-        work = Sgd(client_settings=PRACTICE, ball=ball)
+        work = Sgd(client_settings=SETTINGS, ball=ball)
         phases = work.phases(TERMS, participant())
         exposure = work.exposure(phases, 100, 10)
         assert (exposure.bound, exposure.noise, exposure.paid) == (math.inf, 0.0, ())
@@ -278,15 +278,15 @@ def test_a_method_must_leave_nothing_open(client_settings: ClientSettings) -> No
 def test_a_clip_that_bounds_nothing_is_refused(clip: float) -> None:
     """An infinite clip would make the noise infinite, and the bill a fiction."""
     with pytest.raises(ConfigurationError, match="clip"):
-        DpSgd(client_settings=PRACTICE, clip=clip)
+        DpSgd(client_settings=SETTINGS, clip=clip)
 
 
 def test_an_unknown_way_to_spend_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="choose one of heterogeneous"):
-        DpSgd(client_settings=PRACTICE, clip=1.0, spending="frugal")  # type: ignore[arg-type]
+        DpSgd(client_settings=SETTINGS, clip=1.0, spending="frugal")  # type: ignore[arg-type]
 
 
-def test_contradictory_or_impossible_practices_are_refused() -> None:
+def test_contradictory_or_impossible_settings_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="give one of the two"):
         ClientSettings(local_steps=1, local_epochs=1)
     for field in (
@@ -296,5 +296,5 @@ def test_contradictory_or_impossible_practices_are_refused() -> None:
         {"lr": 0.0},
         {"lr": math.inf},
     ):
-        with pytest.raises(ConfigurationError, match="practice"):
+        with pytest.raises(ConfigurationError, match="client settings"):
             ClientSettings(**field)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy.accountant import shown, spend
 from dpfl.privacy.costs import Charge, PrivacyCost, PrivacyPlan
 from dpfl.privacy.events import Event
+from dpfl.privacy.flags import Flag
 from dpfl.privacy.ledger import Ledger
 from dpfl.report.ledger_page import write_ledger_page
 from tests.report.conftest import Seen
@@ -116,6 +117,39 @@ def test_names_are_text_and_a_rehearsal_is_stamped(tmp_path: Path, look: Look) -
     assert "NOT PRIVATE: SEEDED" in seen.page.inner_text(".flag")
     assert table_of(seen, "accounts")[0][0][1] == name
     assert seen.page.inner_text("h1") == name
+
+
+@pytest.mark.parametrize("title", ["maximum (hypothetical)", "HYPOTHETICAL: maximum"])
+def test_raised_budgets_are_flagged(tmp_path: Path, title: str) -> None:
+    ledger = _ledger(tmp_path / "l.sqlite", "north", title=title)
+    page = write_ledger_page(ledger, tmp_path / "page.html", "north").read_text()
+    assert f'<div class="flag">{Flag.HYPOTHETICAL.about} (run-1)</div>' in page
+    assert "NOT PRIVATE" not in page
+
+
+def test_what_a_site_warns_of_is_on_top(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path / "l.sqlite", "north")
+    warnings = ["KEPT ALONE: <b>no copy</b> of the head"]
+    page = write_ledger_page(ledger, tmp_path / "page.html", "north", warnings=warnings).read_text()
+    assert '<div class="flag">KEPT ALONE: &lt;b&gt;no copy&lt;/b&gt; of the head</div>' in page
+
+
+def test_many_accounts_are_a_table_and_the_largest_epsilon_is_explained(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path / "l.sqlite", "north", 1)
+    names = [f"site-{number}" for number in range(6)]
+    budget = Budget(epsilon=2.0, delta=DELTA, unit=Unit.RECORD, observer=Observer.SERVER)
+    others = dict.fromkeys(names, budget)
+    ledger.set_budgets(others, unit=Unit.RECORD, observer=Observer.SERVER)
+    ledger.register("run-2", seeded=False, title="second")
+    plans = [
+        PrivacyPlan(account=n, observer=Observer.SERVER, cost=BILL, releases=i + 1, delta=DELTA)
+        for i, n in enumerate(names)
+    ]
+    assert not ledger.commit("run-2", plans)
+    page = write_ledger_page(ledger, tmp_path / "page.html", "all").read_text()
+    assert "7 accounts, 2 studies." in page
+    assert "site-5, per record, zero_out adjacency" in page
+    assert page.count("times as likely") == 1
 
 
 def test_what_was_never_used_and_what_protects_nobody_are_said_in_words(tmp_path: Path) -> None:

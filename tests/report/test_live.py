@@ -181,7 +181,7 @@ def test_run_live_serves_from_before_the_run_to_its_end_and_changes_nothing(
             seen.append(json.loads(ask(self, "/news.json")[1]))
             super().__exit__(*rest)
 
-    monkeypatch.setattr(run_module, "LiveServer", Watched)
+    monkeypatch.setattr("dpfl.report.live.LiveServer", Watched)
     monkeypatch.setattr(run_module, "LAST_LOOK", 0)
     arguments = [
         "run",

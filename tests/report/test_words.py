@@ -120,7 +120,7 @@ def test_a_finished_run_is_described_by_its_own_numbers(weiavg: Path) -> None:
     assert told.epsilon is not None and told.epsilon.budget is not None
     assert "<p>8 sites trained one model together by the method 'weiavg', in 5 of 5 rounds." in said
     budget, spent = told.epsilon.budget, told.epsilon.spent
-    assert f"between epsilon {shown(budget.smallest)} and {shown(budget.largest)}, and" in said
+    assert f"between epsilon {shown(budget.smallest)} and {shown(budget.largest)}; spent:" in said
     assert f"between epsilon {shown(spent.smallest)} and {shown(spent.largest)}." in said
 
 

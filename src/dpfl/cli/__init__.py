@@ -1,6 +1,5 @@
 """The command line: it parses options, calls a library function and prints the result."""
 
-import os
+import typer.core
 
-# typer 0.20 escapes brackets for rich even where rich draws nothing
-os.environ.setdefault("TYPER_USE_RICH", "0")
+typer.core.HAS_RICH = False  # help is plain text, without brackets escaped for rich

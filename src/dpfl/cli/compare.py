@@ -19,7 +19,15 @@ def compare(
         Path | None, o.opt("Results of dpfl tune: every method with its best settings.")
     ] = None,
 ) -> None:
-    """Compare methods over paired seeds: one table per privacy unit, spread beside every mean."""
+    """Compare methods over paired seeds: one table per privacy unit, spread beside every mean.
+
+    Every method meets the same federations, seeds and first models. Only methods that promise the
+    same are ranked. Runs are kept by content: repeating the command, or adding a method, runs only
+    what is missing.
+
+    For instance: dpfl compare --dataset digits --clients 20 --budgets mixgauss1 --delta 1e-3
+    --clip 1 --methods fedavg_dp,weiavg,robust_hdp
+    """
     from dpfl.experiments import compare as library
     from dpfl.experiments.ranking import standings
 

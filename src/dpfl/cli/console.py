@@ -1,5 +1,7 @@
-"""What people see: results on stdout, progress and notes on stderr, plain text where colour is
-off.
+"""What people see: results on stdout, progress and notes on stderr.
+
+Tables fit 80 columns. Where colour is off, or the output is not a terminal, everything is plain
+text.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ class _Pipe(Console):
     """A console whose reader may leave, which is not an error."""
 
     def on_broken_pipe(self) -> None:
+        """Let the caller end quietly."""
         raise BrokenPipeError
 
 
@@ -81,6 +84,7 @@ def table(*columns: str, title: str | None = None, left: int = 1) -> Table:
     made = Table(
         title=title,
         title_justify="left",
+        min_width=len(title or ""),
         box=None,
         pad_edge=False,
         header_style="bold",

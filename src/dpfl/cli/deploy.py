@@ -26,7 +26,7 @@ def example(
     folder: New,
     port: Port = 9092,
     rounds: Annotated[int, typer.Option(help="Rounds.", min=1)] = 3,
-    method: Annotated[str, typer.Option(help="Method.")] = "weiavg",
+    method: Annotated[str | None, typer.Option(help="Method.", show_default=False)] = None,
 ) -> None:
     """Write a complete three-site example: study, sites, records, certificates, keys, README."""
     from dpfl.deploy.example import BUDGETS, write_example

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 @o.takes_experiment(one_method=True)
 def describe(asked: o.Asked) -> None:
-    """Print the pipeline, the promise, epsilon by adversary, noise and bytes, without training."""
+    """Print the pipeline, the promise, epsilon by adversary, noise and bytes, without training.
+
+    Says which assumptions the promise rests on, how many clients will run out of budget, and warns
+    where noise would drown the signal. Takes the same options as dpfl run.
+    """
     from dpfl.experiments import describe as library
 
     described = library.describe(asked.experiment(), asked.data)

@@ -97,6 +97,7 @@ app = typer.Typer(
 
 
 def _version(value: bool) -> None:
+    """Print the version and end."""
     if value:
         typer.echo(dpfl.__version__)
         raise typer.Exit
@@ -117,7 +118,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run a command and return its exit code; errors are one sentence on stderr."""
+    """Run a command and return its exit code.
+
+    Whatever goes wrong on purpose is one sentence on stderr; only an internal error shows where it
+    comes from.
+
+    >>> run_command(["methods", "--family", "nothing"])
+    2
+    """
     try:
         command = typer.main.get_command(app)
         result = command.main(arguments, prog_name="dpfl", standalone_mode=False)
@@ -152,6 +160,7 @@ def _explained(error: BaseException) -> tuple[str, int]:
 
 
 def _with_hint(error: click.UsageError) -> str:
+    """Name the nearest command for one that does not exist."""
     message, context = error.format_message(), error.ctx
     if not message.startswith("No such command") or context is None:
         return message

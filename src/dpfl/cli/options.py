@@ -45,6 +45,7 @@ def completing(option: str) -> dict[str, Any]:
     """Return the settings with which an option completes the last name of its list."""
 
     def complete(incomplete: str) -> list[str]:
+        """Offer the names that begin like the last word."""
         names: list[str] = []
         for place in _NAMES.get(option, ()):
             module, _, table = place.partition(":")
@@ -116,7 +117,12 @@ def _experiment_options(one_method: bool) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the options of a command ask for; ``given`` are those that describe the experiment."""
+    """What the options of a command ask for.
+
+    ``given`` are the options that describe the experiment, by name, None where they are left out.
+    ``data`` is where data sets lie. ``methods`` and ``family`` name the methods of a command that
+    takes several; ``workers``, ``folder``, ``kept`` and ``quiet`` say how and where they run.
+    """
 
     file: Path | None = None
     data: Path | None = None
@@ -188,7 +194,7 @@ class Asked:
             return list(families()[self.family]), False
         if names == ["all"]:
             return list(METHODS), False
-        remedy = "give for instance --methods fedavg_dp,weiavg, all, or a --family"
+        remedy = "name some that dpfl methods lists, all, or a --family"
         check(bool(names), "--methods", "names no method", remedy)
         return names, True
 
@@ -196,8 +202,11 @@ class Asked:
 def takes_experiment(
     *more: dict[str, tuple[Any, Any]], one_method: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options that describe an experiment, and those of the tables ``more``; it
-    receives all of them as its first argument, an :class:`Asked`.
+    """Give a command the options that describe an experiment.
+
+    The command receives them as its first argument, an :class:`Asked`; its other arguments are
+    options of its own. ``more`` are tables of further options, such as :data:`MANY`. With
+    ``one_method`` the experiment has a --method and a --seed.
     """
     given = _experiment_options(one_method)
     common: dict[str, tuple[Any, Any]] = {"file": (File, None)}
@@ -207,10 +216,12 @@ def takes_experiment(
     common["json"] = (Json, False)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        """Put the options into the signature that typer reads."""
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
         @functools.wraps(command)
         def wrapped(**values: Any) -> None:
+            """Call the command with everything that was asked for."""
             described = {name: values.pop(name) for name in given}
             shared = {name: values.pop(name) for name in common if name not in given}
             command(Asked(given=described, **shared), **values)

@@ -30,6 +30,9 @@ def plan(
 ) -> None:
     """Before training: noise per client, epsilons, bytes, noise to signal, time, and what to try
     first.
+
+    Without --methods or --family, all methods that fit the federation are planned. Nothing is
+    written and nothing is charged. Takes the same options as dpfl compare.
     """
     from dpfl.experiments import plan as library
     from dpfl.experiments.compare import check_settings
@@ -47,7 +50,7 @@ def plan(
 
 
 def show(planned: Plan) -> None:
-    """Print one c.table per promise, the noise of single clients, warnings and the advice."""
+    """Print one table per promise, the noise of single clients, warnings and the advice."""
     first = planned.methods[0].description
     size = f"{len(first.clients)} clients, {first.rounds} rounds, {first.parameters} parameters"
     c.out.print(f"{size}; nothing was trained")
@@ -73,6 +76,7 @@ def show(planned: Plan) -> None:
 
 
 def _methods_table(own: Sequence[MethodPlan], first: Description) -> object:
+    """Return the table of the methods that promise the same."""
     promise = first.promise
     title = f"Protecting a {promise.unit} against the {promise.observer} ({promise.adjacency})"
     headings = ("noise / signal", "server eps", "world eps", "up", "down", "time")

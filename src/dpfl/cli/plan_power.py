@@ -35,6 +35,9 @@ def plan_power(
 ) -> None:
     """Plan a static over-the-air channel: the dimension to project onto, the power split, and the
     bound of Theorem 3.
+
+    Gains are measured (--gains) or drawn (--clients). A target that no plan reaches is refused,
+    with the smallest epsilon that is feasible.
     """
     from dpfl.experiments import power as library
     from dpfl.experiments import power_curves
@@ -77,6 +80,7 @@ def plan_power(
 
 
 def _show_shares(named: dict[str, float], artificial: tuple[float, ...]) -> None:
+    """Print how each client splits its power."""
     shares, weakest = table("client", "gain", "signal %", "noise %"), min(named.values())
     for (client, gain), share in zip(named.items(), artificial, strict=True):
         signal = 100 * (weakest / gain) ** 2

@@ -27,7 +27,11 @@ def report(
     figures: Annotated[Path | None, o.opt("Folder for every figure as SVG and PNG.")] = None,
     json: o.Json = False,
 ) -> None:
-    """Write one self-contained HTML page: what was promised, budgeted, spent and learned."""
+    """Write one self-contained HTML page: what was promised, budgeted, spent and learned.
+
+    Runs that are reported together must share their federation. The page for the public leaves out
+    participation, values of single clients, and every metric without noise.
+    """
     from dpfl.report.page import all_charts, write_report
     from dpfl.report.printing import print_page
     from dpfl.report.reading import of_folders

@@ -29,7 +29,10 @@ budget ran out early"""
 
 @contextmanager
 def open_store(asked: Asked, title: str) -> Iterator[RunStore]:
-    """Yield the store that the options ask for, behind a progress bar."""
+    """Yield the store that the options ask for, behind a progress bar.
+
+    Ctrl-C becomes a sentence that says how to go on.
+    """
     from dpfl.experiments.tuning import RunStore
 
     with c.progress_bar(asked.quiet) as bar:
@@ -50,7 +53,11 @@ def open_store(asked: Asked, title: str) -> Iterator[RunStore]:
 def finish(
     result: StudyResult, asked: Asked, stem: str, show: Callable[[StudyResult], None]
 ) -> Path:
-    """Write the results and, where there are runs, their report; print them; return the folder."""
+    """Write the results, and a report where there are runs; print them; return the folder.
+
+    ``stem`` names a new folder in ``runs/``, unless the options name one; ``show`` prints the
+    result for people.
+    """
     from dpfl.report.page import write_report
     from dpfl.report.reading import of_results
     from dpfl.runs.folder import free_name
@@ -61,12 +68,11 @@ def finish(
     ran = any(cell.runs for cell in result.cells)
     if ran:
         write_report(of_results(result.to_dict(), asked.kept), folder / "report.html")
-    if asked.json:
-        c.print_json({"folder": str(folder), **result.to_dict()})
-    else:
-        show(result)
-        c.note(f"Results: {folder}")
-        c.note(f"Report: {folder / 'report.html'}" if ran else "")
+    told = {"folder": str(folder), **result.to_dict()}
+    c.answer(asked.json, lambda: told, lambda: show(result))
+    c.note(f"Results: {folder}")
+    if ran:
+        c.note(f"Report: {folder / 'report.html'}")
     return folder
 
 
@@ -100,6 +106,8 @@ def show_standings(lines: Sequence[Standing]) -> None:
 
 
 def _outcome(one: Standing) -> list[str]:
+    """The outcome of one method, as cells of a table."""
+
     def mean(name: str) -> float:
         return statistics.mean(float(getattr(run, name)) for run in one.runs)
 
@@ -114,6 +122,7 @@ def _outcome(one: Standing) -> list[str]:
 
 
 def _gap(one: Standing) -> str:
+    """Its gap to the best, or why it has none."""
     if one.reference:
         return "reference"
     if one.best or one.alone:
@@ -132,6 +141,7 @@ def _show_flags(lines: Sequence[Standing]) -> None:
 
 
 def _averaged(spreads: Sequence[Spread | None]) -> list[str]:
+    """Means over seeds of smallest, median and largest."""
     from dpfl.runs.result import Spread
 
     known = [vars(spread) for spread in spreads if spread]
@@ -143,13 +153,14 @@ def _averaged(spreads: Sequence[Spread | None]) -> list[str]:
 
 
 def _meaning(one: Standing) -> str:
+    """What the epsilons of a method are about."""
     epsilon = one.runs[0].epsilon
     by = f", by {', '.join(epsilon.accountants)}" if epsilon and epsilon.accountants else ""
     return f"epsilon: {one.promise}{by}; rounded up"
 
 
 def value_text(value: Any) -> str:
-    """Show a value of a swept field; a c.table as NAME x FACTOR."""
+    """Show a value of a swept field; a table as NAME x FACTOR."""
     if isinstance(value, dict):
         return ", ".join(f"{name} x {factor:g}" for name, factor in value.items()) or "-"
     return f"{value:g}" if isinstance(value, float) else str(value)

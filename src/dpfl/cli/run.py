@@ -38,7 +38,14 @@ def run(
     log: Annotated[str | None, o.opt("Log to tensorboard or mlflow, if installed.")] = None,
     quiet: o.Quiet = False,
 ) -> None:
-    """Train one model with one method, and say what every client spent."""
+    """Train one model with one method, and say what every client spent.
+
+    The folder holds the experiment, the ledger, every round, the model and a report. A run that was
+    interrupted goes on with --resume: what was charged stays charged, and nothing is charged twice.
+
+    For instance: dpfl run --dataset digits --clients 10 --budgets mixgauss1 --delta 1e-3 --clip 1
+    --method weiavg
+    """
     from dpfl.report.live import LiveServer
     from dpfl.report.page import write_report
     from dpfl.report.reading import of_folders
@@ -135,7 +142,7 @@ def show(folder: Path, summary: Summary) -> None:
 
 
 def show_statements(lines: Sequence[Statement]) -> None:
-    """Print one line per account, in one c.table for each thing that an epsilon means."""
+    """Print one line per account, in one table for each thing that an epsilon means."""
     meanings: dict[str, list[Statement]] = {}
     for line in lines:
         meaning = f"per {line.unit}, {line.adjacency} adjacency, against the {line.observer}, by "

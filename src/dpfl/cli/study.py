@@ -34,6 +34,11 @@ def study(
 ) -> None:
     """Run a study: tune every method by the same rule, then the final seeds; or show what was
     recorded.
+
+    A study file holds one base experiment, what varies, the methods, how they are tuned and the
+    seeds. Runs that are in the folder already are not repeated.
+
+    For instance: dpfl study studies/pfa/table2.toml --record
     """
     from dpfl.experiments.compare import run_study
     from dpfl.experiments.results import StudyResult
@@ -74,6 +79,7 @@ def show(result: StudyResult) -> None:
 
 
 def _row(cell: CellResult, noisy: bool) -> list[str]:
+    """One method in one case, as cells of a table."""
     ratios = [run.metrics[NOISE]["mean"] for run in cell.runs if NOISE in run.metrics]
     ratio = f"{statistics.mean(ratios):.3g}" if ratios else "-"
     return [

@@ -22,6 +22,10 @@ MOST_COLUMNS = 3
 def sweep(asked: o.Asked, over: o.Over = None, seeds: o.Seeds = "3") -> None:
     """Vary fields (budgets.scale, partition.clients, method.k, server.lr, ...): accuracy by value,
     for each method.
+
+    Several --over are crossed. A method that lacks a varied setting runs once.
+
+    For instance: dpfl sweep experiment.toml --methods weiavg,pfa --over budgets.scale=0.5,1,2
     """
     from dpfl.experiments import compare as library
     from dpfl.experiments.study import set_fields
@@ -67,4 +71,5 @@ def show(result: StudyResult) -> None:
 
 
 def _accuracy(one: Standing) -> str:
+    """The accuracy of a method; the best is marked."""
     return mean_and_spread(one.accuracies) + ("*" if one.best else "")

@@ -24,7 +24,13 @@ def tune(
     seeds: Annotated[int, o.opt("Seeds per candidate.", min=1)] = 1,
 ) -> None:
     """Choose every method's settings by the same search, on records that are neither trained nor
-    tested on. By default lr, clip and the method's own settings are searched.
+    tested on.
+
+    By default lr, clip and what a method declares as its own are searched. The folder holds the
+    results and one experiment file per method, ready to run. What is chosen depends on the clients'
+    records, which no privacy cost covers, unless --tune-on names public or proxy data.
+
+    For instance: dpfl tune experiment.toml --methods weiavg,pfa --tune-on breast_cancer
     """
     from dpfl.core.files import write_safely
     from dpfl.experiments import compare as library
@@ -73,6 +79,7 @@ def show(result: StudyResult) -> None:
 
 
 def _row(cell: CellResult) -> list[str]:
+    """What was chosen for a method, as cells of a table."""
     chosen = [f"{name.removeprefix('method.')} = {value}" for name, value in cell.chosen.items()]
     tried = [f"{100 * one.validation_accuracy:.1f}" for one in cell.tried]
     best = [one for one in cell.tried if one.values == cell.chosen]

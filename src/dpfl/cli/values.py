@@ -47,7 +47,11 @@ FIELDS: dict[str, tuple[str, Any, str]] = {
 
 
 def lay_over(values: Values, options: Values) -> Values:
-    """Lay options over the values of a file."""
+    """Lay options over the values of a file.
+
+    Most options set one field (:data:`FIELDS`). ``--set`` takes a setting of the method, or any
+    dotted field; a new number of local steps or epochs replaces the old one, whichever it was.
+    """
     from dpfl.experiments.study import set_fields
 
     given = {name: value for name, value in options.items() if value is not None}
@@ -81,6 +85,7 @@ def lay_over(values: Values, options: Values) -> Values:
 
 
 def _misreport(text: str) -> tuple[str, float]:
+    """Read ID:FACTOR."""
     client, _, word = text.rpartition(":")
     factor, remedy = number(word), "write for instance --misreport 12:100"
     good = bool(client) and isinstance(factor, int | float)
@@ -142,8 +147,8 @@ def seeds_of(text: str) -> list[int]:
 def lists_of(texts: Iterable[str]) -> dict[str, list[Any]]:
     """Read FIELD=VALUE,VALUE,... as a list per dotted field.
 
-    >>> lists_of(["method.lr=0.1,0.3", "budgets.epsilon=mixgauss1,unibetween"])
-    {'method.lr': [0.1, 0.3], 'budgets.epsilon': ['mixgauss1', 'unibetween']}
+    >>> lists_of(["method.lr=0.1,0.3", "budgets.epsilon=mixgauss1,gauss"])
+    {'method.lr': [0.1, 0.3], 'budgets.epsilon': ['mixgauss1', 'gauss']}
     """
     lists: dict[str, list[Any]] = {}
     for text in texts:

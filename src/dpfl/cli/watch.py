@@ -23,13 +23,15 @@ def watch(
     open_browser: Annotated[bool, o.opt("Open it in a browser.", "--open")] = False,
     until_done: Annotated[bool, o.opt("End when the run has.", "--until-done")] = False,
 ) -> None:
-    """Serve a run's report on this machine while it is running; the page updates by itself. Ctrl-C
-    ends it.
+    """Serve a run's report on this machine while it is running.
+
+    The page updates by itself and can be reached from this machine only. Ctrl-C ends the page, not
+    the run.
     """
     from dpfl.report.live import LiveServer
     from dpfl.runs.folder import RunFolder
 
-    remedy = "name the folder of a run, for instance runs/weiavg-digits-1"
+    remedy = "name the folder of a run, as dpfl run prints it"
     held = RunFolder(folder).experiment.exists()
     check(held, str(folder), "holds no run", remedy, FolderError)
     with LiveServer(folder, port) as server:

@@ -1,1 +1,1 @@
-"""Data sets, partitions and federations."""
+"""Records, partitions and federations."""

@@ -1,8 +1,7 @@
-"""How a stored record becomes a model's input. Records are stored small; a batch is made ready when
-it is needed.
+"""How a stored record becomes a model's input.
 
-The constants that scale pixels are fixed and public: statistics of private data would be unbilled
-releases.
+Records are stored small; a batch is made ready when it is needed. The constants that scale pixels
+are fixed and public: statistics of private data would be releases that nobody charges.
 """
 
 from __future__ import annotations
@@ -38,11 +37,10 @@ class Pixels:
     deviation: tuple[float, ...]
 
     def __call__(self, raw: Tensor) -> Tensor:
-        """Return a batch of stored records as the model takes it."""
-        slope = torch.tensor([1 / (255 * d) for d in self.deviation], device=raw.device)
-        shift = torch.tensor(
-            [-m / d for m, d in zip(self.mean, self.deviation, strict=True)], device=raw.device
-        )
+        """Return a batch of stored records (n, channels, height, width) as the model takes it."""
+        channels = list(zip(self.mean, self.deviation, strict=True))
+        slope = torch.tensor([1 / (255 * d) for _, d in channels], device=raw.device)
+        shift = torch.tensor([-m / d for m, d in channels], device=raw.device)
         return torch.addcmul(shift[:, None, None], raw.to(torch.float32), slope[:, None, None])
 
     def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

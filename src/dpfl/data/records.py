@@ -1,16 +1,27 @@
-"""Where records lie: in one storage, of which every client holds a stretch."""
+"""Where records lie: in one storage, of which every client holds a stretch.
+
+A federation of 100,000 clients is then a few tensors and 100,000 pairs of numbers, and the batches
+of many clients are one look-up.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dpfl.data.inputs import NUMBERS, Inputs
+
+Span = tuple[int, int]
+Parts = tuple[Tensor, Tensor, Tensor, Tensor]
+"""One client's training features and labels, then its test features and labels."""
 
 
 @dataclass(frozen=True)
@@ -24,39 +35,54 @@ class Records:
         """Say how much there is, and show none of it."""
         return f"Records({len(self.labels)})"
 
-    @cached_property
-    def label_range(self) -> tuple[int, int]:
-        """Smallest and largest label (0, -1 if there is none)."""
-        return extremes(self.labels)
+    def outside(self, what: Literal["label", "token"], span: Span, count: int) -> int | None:
+        """A label (or token) of a stretch that is outside 0..count - 1, if there is one.
+
+        The range of the whole storage is computed once: it settles most stretches.
+        """
+        values = self.labels if what == "label" else self.features
+        if what not in self._ranges:
+            self._ranges[what] = _range(values)
+        if self._ranges[what][0] >= 0 and self._ranges[what][1] < count:
+            return None
+        low, high = _range(values[slice(*span)])
+        return low if low < 0 else high if high >= count else None
 
     @cached_property
-    def feature_range(self) -> tuple[int, int]:
-        """Smallest and largest token (0, -1 if there is none)."""
-        return extremes(self.features)
+    def _ranges(self) -> dict[str, Span]:
+        return {}
 
     @cached_property
     def digest(self) -> bytes:
-        """Name the records: the bytes behind them and how they lie there (windows of a text
-        overlap).
+        """A digest of the bytes behind the records and how they lie there.
+
+        Windows of a text overlap: they are a view of one storage.
         """
         digest = hashlib.sha256()
         for tensor in (self.features, self.labels):
-            geometry = (
-                f"{tensor.dtype}{tuple(tensor.shape)}{tensor.stride()}{tensor.storage_offset()}"
-            )
-            digest.update(geometry.encode())
+            geometry = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+            digest.update("".join(map(str, geometry)).encode())
             storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
             digest.update(storage.numpy().data)
         return digest.digest()
 
 
-Span = tuple[int, int]
+def _range(values: Tensor) -> Span:
+    """Smallest and largest of whole numbers (0, -1 if there are none)."""
+    if values.numel() == 0:
+        return 0, -1
+    if values.ndim == 2 and values.stride() == (1, 1):
+        # Windows of one text: the text itself will do.
+        values = values.as_strided((len(values) + values.shape[1] - 1,), (1,))
+    low, high = torch.aminmax(values)
+    return int(low), int(high)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One client's records: what it trains on, and what it keeps for testing. Views of storage
-    shared with others.
+    """One client's records: what it trains on, and what it keeps for testing.
+
+    ``span`` and ``test_span`` are its stretches of storage that it may share with others.
     """
 
     train: Records
@@ -68,13 +94,14 @@ class Shard:
     def of(
         cls, features: Tensor, labels: Tensor, test_features: Tensor, test_labels: Tensor
     ) -> Shard:
-        """Hold records that nobody else shares."""
-        return cls(
-            train=Records(features, labels),
-            span=(0, len(labels)),
-            test=Records(test_features, test_labels),
-            test_span=(0, len(test_labels)),
-        )
+        """Hold records that nobody else shares.
+
+        >>> Shard.of(torch.zeros(3, 2), torch.zeros(3), torch.zeros(1, 2), torch.zeros(1))
+        Shard(3 training and 1 test records)
+        """
+        train, test = Records(features, labels), Records(test_features, test_labels)
+        spans = (0, len(labels)), (0, len(test_labels))
+        return cls(train=train, span=spans[0], test=test, test_span=spans[1])
 
     @property
     def features(self) -> Tensor:
@@ -96,33 +123,44 @@ class Shard:
         """The classes of what it keeps for testing."""
         return self.test.labels[slice(*self.test_span)]
 
-    def __repr__(self) -> str:
-        """Say how much there is, and show none of it."""
-        return f"Shard({self.examples} training and {self.test_span[1] - self.test_span[0]} test records)"
-
     @property
     def examples(self) -> int:
         """Training records: the number a client declares."""
         return self.span[1] - self.span[0]
 
+    def __repr__(self) -> str:
+        """Say how much there is, and show none of it."""
+        tests = self.test_span[1] - self.test_span[0]
+        return f"Shard({self.examples} training and {tests} test records)"
 
-def extremes(values: Tensor) -> tuple[int, int]:
-    """Smallest and largest of whole numbers (0, -1 if there are none)."""
-    if values.numel() == 0:
-        return 0, -1
-    if values.ndim == 2 and values.stride() == (
-        1,
-        1,
-    ):  # windows of one text: the text itself will do
-        values = values.as_strided((len(values) + values.shape[1] - 1,), (1,))
-    low, high = torch.aminmax(values)
-    return int(low), int(high)
+
+def spans_of(parts: Sequence[Sized]) -> list[Span]:
+    """Where each part begins and ends when all lie one after the other.
+
+    >>> spans_of(["abc", "de"])
+    [(0, 3), (3, 5)]
+    """
+    return list(pairwise(np.cumsum([0, *map(len, parts)]).tolist()))
+
+
+def lay_out(parts: Mapping[str, Parts]) -> dict[str, Shard]:
+    """Lay the clients' records into one storage: batches of many clients are then one look-up."""
+    features, labels, test_features, test_labels = zip(*parts.values(), strict=True)
+    train = Records(torch.cat(features), torch.cat(labels))
+    test = Records(torch.cat(test_features), torch.cat(test_labels))
+    spans = zip(parts, spans_of(labels), spans_of(test_labels), strict=True)
+    return {
+        name: Shard(train=train, span=span, test=test, test_span=own) for name, span, own in spans
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Records with labels; with a test part of its own, or natural silos: who holds which stretch
-    of the records.
+    """Records with labels, as they are published.
+
+    ``inputs`` says how stored records become a model's input. ``test`` is the data set's own test
+    part, if it has one. ``silos`` are its natural clients, if it has any: who holds which stretch
+    of the records (and of the test part, in ``test_silos``).
     """
 
     name: str
@@ -131,5 +169,5 @@ class Dataset:
     classes: int
     inputs: Inputs = NUMBERS
     test: tuple[Tensor, Tensor] | None = None
-    silos: Mapping[str, tuple[int, int]] | None = None
-    test_silos: Mapping[str, tuple[int, int]] | None = None
+    silos: Mapping[str, Span] | None = None
+    test_silos: Mapping[str, Span] | None = None

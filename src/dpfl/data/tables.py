@@ -1,5 +1,6 @@
-"""The user's own files: one CSV or Parquet file per client, numbers in columns, one of them the
-label.
+"""The user's own files: one CSV or Parquet file per client, columns of numbers, one the label.
+
+Errors name the file, and the line or the record and the column where there is one.
 """
 
 from __future__ import annotations
@@ -9,120 +10,111 @@ from pathlib import Path
 
 import numpy as np
 
+from dpfl.core.checks import check
 from dpfl.core.errors import DataError
 
 Arrays = tuple[np.ndarray, np.ndarray]
+Table = tuple[list[str], np.ndarray]
+"""The names of the columns, and the numbers (float64), one row per record."""
+
+_KINDS = {".csv", ".parquet"}
+_HEADER = "use a header line, then numbers separated by commas"
 
 
 def read_folder(folder: Path, label: str | None = None) -> dict[str, Arrays]:
     """Read every ``*.csv`` and ``*.parquet`` file of a folder; a file's name is its client's id.
 
     ``label`` names the label column; without it, the last column is taken. All files must have the
-    same columns.
+    same columns. Returns features and labels by client.
     """
-    if not folder.is_dir():
-        raise DataError(
-            str(folder),
-            "is not a folder",
-            "name a folder with one .csv or .parquet file per client",
-        )
-    files = sorted(p for p in folder.iterdir() if p.suffix.lower() in {".csv", ".parquet"})
-    if not files:
-        raise DataError(
-            str(folder), "holds no .csv or .parquet file", "put one file per client there"
-        )
+    remedy = "name a folder with one .csv or .parquet file per client"
+    check(folder.is_dir(), str(folder), "is not a folder", remedy, DataError)
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in _KINDS)
+    problem, remedy = "holds no .csv or .parquet file", "put one file per client there"
+    check(bool(files), str(folder), problem, remedy, DataError)
     clients: dict[str, Arrays] = {}
-    first: list[str] | None = None
+    first: list[str] = []
     for path in files:
         names, table = _read(path)
         first = first or names
-        if names != first:
-            raise DataError(
-                str(path),
-                f"has columns {names}, unlike {files[0].name}",
-                "use the same columns in the same order",
-            )
-        if path.stem in clients:
-            raise DataError(
-                str(path), f"client '{path.stem}' has two files", "keep one file per client"
-            )
+        problem = f"has columns {names}, unlike {files[0].name}"
+        remedy = "use the same columns in the same order"
+        check(names == first, str(path), problem, remedy, DataError)
+        problem, remedy = f"client '{path.stem}' has two files", "keep one file per client"
+        check(path.stem not in clients, str(path), problem, remedy, DataError)
         clients[path.stem] = _split(path, names, table, label)
     return clients
 
 
 def read_file(path: Path, label: str | None = None) -> Arrays:
-    """Read one client's file."""
-    if path.suffix.lower() not in {".csv", ".parquet"}:
-        raise DataError(str(path), "is neither .csv nor .parquet", "name the file so")
-    names, table = _read(path)
-    return _split(path, names, table, label)
+    """Read one client's file: features (float32) and labels (int64).
+
+    ``label`` names the label column; without it, the last column is taken.
+    """
+    problem = "is neither .csv nor .parquet"
+    check(path.suffix.lower() in _KINDS, str(path), problem, "name the file so", DataError)
+    return _split(path, *_read(path), label)
 
 
-def _read(path: Path) -> tuple[list[str], np.ndarray]:
+def _read(path: Path) -> Table:
     return _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
 
 
 def _split(path: Path, names: list[str], table: np.ndarray, label: str | None) -> Arrays:
-    if label is not None and label not in names:
-        raise DataError(
-            str(path), f"has no column '{label}'", f"choose the label among {', '.join(names)}"
-        )
-    column = names.index(label) if label is not None else len(names) - 1
-    y = table[:, column]
-    if len(y) == 0:
-        raise DataError(str(path), "holds no record", "leave this client out")
+    """Take the label column out of a table, and check that all cells are numbers."""
+    where, remedy = str(path), f"choose the label among {', '.join(names)}"
+    known = label is None or label in names
+    check(known, where, f"has no column '{label}'", remedy, DataError)
+    column = len(names) - 1 if label is None else names.index(label)
+    check(len(table) > 0, where, "holds no record", "leave this client out", DataError)
     representable = np.isfinite(table) & (np.abs(table) < np.finfo(np.float32).max)
-    if not np.all(representable):
-        row, at = np.argwhere(~representable)[0]
-        raise DataError(
-            str(path),
-            f"record {row + 1} has no number in '{names[at]}'",
-            "fill or drop missing values first",
-        )
-    if np.any(y != np.round(y)) or np.any(y < 0):
-        raise DataError(
-            str(path),
-            f"label column '{names[column]}' holds something else than 0, 1, 2, ...",
-            "number the classes from 0",
-        )
+    for row, at in np.argwhere(~representable):
+        problem = f"record {row + 1} has no number in '{names[at]}'"
+        raise DataError(where, problem, "fill or drop missing values first")
+    y = table[:, column]
+    problem = f"label column '{names[column]}' holds something else than 0, 1, 2, ..."
+    counts = bool(np.all((y == np.round(y)) & (y >= 0)))
+    check(counts, where, problem, "number the classes from 0", DataError)
     return np.delete(table, column, axis=1).astype(np.float32), y.astype(np.int64)
 
 
-def _no_table(path: Path, reason: str) -> DataError:
-    remedy = "use a header line, then numbers separated by commas"
+def _not_a_table(path: Path, reason: object, remedy: str = _HEADER) -> DataError:
     return DataError(str(path), f"cannot be read as a table of numbers ({reason})", remedy)
 
 
-def _read_csv(path: Path) -> tuple[list[str], np.ndarray]:
-    """Read a header and numbers, as a spreadsheet saves them; an error names the line."""
+def _read_csv(path: Path) -> Table:
+    """Read a header and numbers, as a spreadsheet saves them.
+
+    Blank lines are left out, an empty cell is a missing number, and an error names the line.
+    """
     try:
         rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
     except OSError as error:
-        raise DataError(
-            str(path), f"cannot be read ({error.strerror})", "check the path"
-        ) from error
+        problem = f"cannot be read ({error.strerror})"
+        raise DataError(str(path), problem, "check the path") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise _no_table(path, str(error)) from error
+        raise _not_a_table(path, error) from error
     names = rows[0] if rows else []
-    if not names:
-        raise _no_table(path, "it is empty, or its first line is")
-    if len(names) == 1 and ";" in names[0]:
-        raise _no_table(path, "it is separated by semicolons")
-    if all(map(_is_number, names)) and names != [str(number) for number in range(len(names))]:
-        raise _no_table(path, "its first line holds numbers, not the columns' names")
-    if len(set(names)) != len(names):
-        raise _no_table(path, f"two columns have one name among {', '.join(names)}")
+    numbers = all(map(_is_number, names)) and names != [str(i) for i in range(len(names))]
+    for wrong, reason in (
+        (not names, "it is empty, or its first line is"),
+        (len(names) == 1 and ";" in names[0], "it is separated by semicolons"),
+        (numbers, "its first line holds numbers, not the columns' names"),
+        (len(set(names)) != len(names), f"two columns have one name among {', '.join(names)}"),
+    ):
+        if wrong:
+            raise _not_a_table(path, reason)
     table = []
     for number, row in enumerate(rows[1:], 2):
-        if not row:
-            continue
-        if len(row) != len(names):
-            raise _no_table(path, f"line {number} has {len(row)} cells for {len(names)} columns")
+        if row and len(row) != len(names):
+            reason = f"line {number} has {len(row)} cells for {len(names)} columns"
+            raise _not_a_table(path, reason)
         try:
             table.append([float(cell) if cell.strip() else np.nan for cell in row])
         except ValueError as error:
-            raise _no_table(path, f"line {number}: {error}") from error
-    return names, np.array(table, dtype=np.float64).reshape(len(table), len(names))
+            raise _not_a_table(path, f"line {number}: {error}") from error
+    filled = [row for row in table if row]
+    return names, np.array(filled, dtype=np.float64).reshape(len(filled), len(names))
 
 
 def _is_number(text: str) -> bool:
@@ -133,21 +125,19 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _read_parquet(path: Path) -> tuple[list[str], np.ndarray]:
+def _read_parquet(path: Path) -> Table:
+    """Read numeric columns; pyarrow is imported only here."""
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise DataError(
-            str(path), "needs pyarrow, which is not installed", "run: pip install 'dpfl[parquet]'"
-        ) from error
+        problem, remedy = (
+            "needs pyarrow, which is not installed",
+            "run: pip install 'dpfl[parquet]'",
+        )
+        raise DataError(str(path), problem, remedy) from error
     try:
         table = parquet.read_table(path)
-        columns = [
-            np.asarray(table.column(name).to_numpy(), dtype=np.float64)
-            for name in table.column_names
-        ]
+        columns = [np.asarray(column.to_numpy(), dtype=np.float64) for column in table.columns]
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(
-            str(path), f"cannot be read as a table of numbers ({error})", "use numeric columns"
-        ) from error
+        raise _not_a_table(path, error, "use numeric columns") from error
     return list(table.column_names), np.stack(columns, axis=1)

@@ -1,9 +1,8 @@
-"""IMDb movie reviews (Maas et al., 2011): the words of a review as numbers, and whether it is
-positive.
+"""IMDb movie reviews (Maas et al., 2011): words as numbers, and whether a review is positive.
 
 A word's number is a hash of the word, nothing else. A vocabulary of the most frequent words would
 have to be counted in the private reviews, and which words made it would be a release that nobody
-billed. The price: words may share a number.
+charges. The price: words may share a number.
 
 A word is a run of letters (a to z, and those of Latin-1 with accents), apostrophes inside it
 included, in lower case; ``<br />`` and everything else separates.
@@ -21,13 +20,17 @@ from pathlib import Path
 import numpy as np
 
 from dpfl.core.errors import DataError
-from dpfl.datasets.stored import archive_members, stored_arrays
+from dpfl.datasets.stored import (
+    Four,
+    archive_members,
+    check_file,
+    not_found,
+    readable,
+    stored_arrays,
+)
 
 VOCABULARY = 4096
-PADDING, EMPTY = (
-    0,
-    1,
-)  # the second stands in a review without a word, so that no review is all padding
+PADDING, EMPTY = 0, 1  # EMPTY stands in a review without a word: no review is all padding
 LENGTH = 200
 PARTS = ("train", "test")
 SENTIMENTS = ("neg", "pos")
@@ -40,9 +43,8 @@ _PLACE = re.compile(r"(?:.*/)?(train|test)/(neg|pos)/([^./][^/]*)")
 _NAME = re.compile(r"(\d{1,9})_(\d{1,2})\.txt", re.ASCII)
 _RATINGS = {"neg": range(1, 5), "pos": range(7, 11)}
 
-Four = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-# Of one part: ID and rating, which order the reviews, then tokens and label.
 Review = tuple[int, int, np.ndarray, int]
+"""ID and rating, which order the reviews, then tokens and label."""
 
 
 @functools.lru_cache(maxsize=1 << 18)
@@ -66,8 +68,9 @@ def words(text: str) -> list[str]:
 
 
 def encode(text: str) -> np.ndarray:
-    """Return ``LENGTH`` tokens (int16): the last words, for a review ends with its verdict, padded
-    on the left.
+    """Return ``LENGTH`` tokens (int16): the last words, padded on the left.
+
+    A review ends with its verdict.
     """
     tokens = [word_token(word) for word in words(text)[-LENGTH:]] or [EMPTY]
     row = np.full(LENGTH, PADDING, np.int16)
@@ -76,96 +79,77 @@ def encode(text: str) -> np.ndarray:
 
 
 def read_imdb(candidates: Sequence[Path]) -> Four:
-    """Return train features (int16, n x 200) and labels (int64, 1 positive), then test features and
-    labels.
+    """Return train tokens (int16, n x 200) and labels (int64, 1 positive), then those of the test.
 
     In each candidate folder, and its ``imdb`` if it has one, an unpacked ``aclImdb`` is looked for
     first, then the official archive, then the one of 20,000 reviews. Reviews are in the order of
     their IDs, negative before positive.
     """
-    for place in (place for base in candidates for place in (base / "imdb", base)):
+    places = [place for base in candidates for place in (base / "imdb", base)]
+    for place in places:
         for folder in (place / FOLDER, place):
             if all((folder / part).is_dir() for part in PARTS):
                 files = _review_files(folder)
-                return _stored(
-                    files,
-                    str(folder),
-                    ((file.relative_to(folder).as_posix(), file) for file in files),
-                )
+                named = ((file.relative_to(folder).as_posix(), file) for file in files)
+                return _stored(files, folder, named)
         for archive in (place / name for name in ARCHIVES):
             if archive.is_file():
-                return _stored([archive], str(archive), archive_members(archive, _is_review))
-    places = ", ".join(str(base / "imdb") for base in candidates)
-    raise DataError(
-        "data set 'imdb'",
-        f"it is in none of {places}",
-        f"put {ARCHIVES[0]}, {ARCHIVES[1]} or the unpacked folder {FOLDER} there",
-    )
+                return _stored([archive], archive, archive_members(archive, _is_review))
+    files_wanted = f"{ARCHIVES[0]}, {ARCHIVES[1]} or the unpacked folder {FOLDER}"
+    raise not_found("imdb", places[::2], files_wanted)
 
 
 def _review_files(folder: Path) -> list[Path]:
+    """All files of an unpacked folder that should be labelled reviews."""
     files: list[Path] = []
     for place in (folder / part / sentiment for part in PARTS for sentiment in SENTIMENTS):
         try:
-            # scandir asks the disk once for a folder, not once for each of 12,500 files
+            # scandir asks the disk once for a folder, not once for each of 12,500 files.
             with os.scandir(place) as entries:
-                names = sorted(
-                    entry.name
-                    for entry in entries
-                    if entry.is_file() and not entry.name.startswith(".")
-                )
+                found = [entry.name for entry in entries if entry.is_file()]
         except OSError as error:
-            raise DataError(
-                str(place), f"cannot be read ({error.strerror})", "unpack the archive again"
-            ) from error
-        files.extend(place / name for name in names)
+            problem = f"cannot be read ({error.strerror})"
+            raise DataError(str(place), problem, "unpack the archive again") from error
+        files.extend(place / name for name in sorted(found) if not name.startswith("."))
     return files
 
 
 def _is_review(member: str) -> bool:
-    """Tell labelled reviews from ``unsup`` and from the hidden files some systems add to
-    archives.
-    """
+    """Tell labelled reviews from ``unsup`` and from hidden files that systems add to archives."""
     return _PLACE.fullmatch(member) is not None
 
 
 def _stored(
-    sources: Sequence[Path], where: str, reviews: Iterable[tuple[str, bytes | Path]]
+    sources: Sequence[Path], where: Path, reviews: Iterable[tuple[str, bytes | Path]]
 ) -> Four:
-    arrays = stored_arrays("imdb", sources, lambda: _make(where, reviews), version=_VERSION)
-    return arrays["train_x"], arrays["train_y"], arrays["test_x"], arrays["test_y"]
+    """Arrays of reviews, which are given by name with their content or their file."""
 
+    def make() -> dict[str, np.ndarray]:
+        found: dict[str, list[Review]] = {part: [] for part in PARTS}
+        for name, content in reviews:
+            part, sentiment, file = name.split("/")[-3:]
+            found[part].append(_review(f"{where}: {name}", sentiment, file, content))
+        arrays = {}
+        for part, rows in found.items():
+            for label, sentiment in enumerate(SENTIMENTS):
+                problem = f"holds no review in {part}/{sentiment}"
+                check_file(any(row[3] == label for row in rows), where, problem)
+            rows.sort(key=lambda row: row[:2])
+            arrays[f"{part}_x"] = np.stack([row[2] for row in rows])
+            arrays[f"{part}_y"] = np.array([row[3] for row in rows], np.int64)
+        return arrays
 
-def _make(where: str, reviews: Iterable[tuple[str, bytes | Path]]) -> dict[str, np.ndarray]:
-    found: dict[str, list[Review]] = {part: [] for part in PARTS}
-    for name, content in reviews:
-        part, sentiment, file = name.split("/")[-3:]
-        found[part].append(_review(f"{where}: {name}", sentiment, file, content))
-    arrays = {}
-    for part, rows in found.items():
-        for label, sentiment in enumerate(SENTIMENTS):
-            if not any(row[3] == label for row in rows):
-                raise DataError(
-                    where, f"holds no review in {part}/{sentiment}", "fetch or unpack it again"
-                )
-        rows.sort(key=lambda row: row[:2])
-        arrays[f"{part}_x"] = np.stack([row[2] for row in rows])
-        arrays[f"{part}_y"] = np.array([row[3] for row in rows], np.int64)
-    return arrays
+    x, y, test_x, test_y = stored_arrays("imdb", sources, make, version=_VERSION).values()
+    return x, y, test_x, test_y
 
 
 def _review(where: str, sentiment: str, name: str, content: bytes | Path) -> Review:
+    """Encode one review; its file is named ``ID_RATING.txt``, and the rating fits its folder."""
     named, allowed = _NAME.fullmatch(name), _RATINGS[sentiment]
     if named is None or int(named[2]) not in allowed:
-        raise DataError(
-            where,
-            f"{name} is not named ID_RATING.txt with a rating from {allowed[0]} to {allowed[-1]}, as {sentiment} asks",
-            "rename or remove the file",
-        )
-    try:
+        rating = f"a rating from {allowed[0]} to {allowed[-1]}, as {sentiment} asks"
+        problem = f"{name} is not named ID_RATING.txt with {rating}"
+        raise DataError(where, problem, "rename or remove the file")
+    with readable(where, "read as UTF-8"):
         text = (content.read_bytes() if isinstance(content, Path) else content).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            where, f"cannot be read as UTF-8 ({error})", "fetch the file again"
-        ) from error
     return int(named[1]), int(named[2]), encode(text), SENTIMENTS.index(sentiment)

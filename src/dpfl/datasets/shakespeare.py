@@ -1,9 +1,8 @@
-"""Shakespeare's plays by speaking role: 80 characters predict the next one, and a role is a natural
-client.
+"""Shakespeare's plays by speaking role: 80 characters predict the next one.
 
-Read from ``moby-shakespeare.tar.xz``, whose texts are in the public domain. The alphabet is LEAF's
-(Caldas et al., 2018, arXiv:1812.01097), fixed and public: one counted from the roles' own words
-would be a release that nobody billed.
+A role is a natural client. Read from ``moby-shakespeare.tar.xz``, whose texts are in the public
+domain. The alphabet is LEAF's (Caldas et al., 2018, arXiv:1812.01097), fixed and public: one
+counted from the roles' own words would be a release that nobody charges.
 """
 
 from __future__ import annotations
@@ -19,18 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfl.core.checks import check
 from dpfl.core.errors import DataError
-from dpfl.datasets.stored import archive_members, stored_arrays
+from dpfl.datasets.stored import archive_members, readable, stored_arrays
 
-ALPHABET = (
-    "\n !\"&'(),-."
-    + string.digits
-    + ":;>?"
-    + string.ascii_uppercase
-    + "[]"
-    + string.ascii_lowercase
-    + "}"
-)
+_LETTERS = f"{string.ascii_uppercase}[]{string.ascii_lowercase}}}"
+ALPHABET = f"\n !\"&'(),-.{string.digits}:;>?{_LETTERS}"
 UNKNOWN = len(ALPHABET)
 VOCABULARY = len(ALPHABET) + 1  # 80 characters and one token for all others
 WINDOW = 80
@@ -42,67 +35,59 @@ _VERSION = 1
 
 
 def encode(text: str, *, strict: bool = False) -> np.ndarray:
-    """Return one token a character (uint8): accents are dropped, what is not in the alphabet then
-    becomes ``UNKNOWN``.
+    """Return one token per character (uint8).
 
-    With ``strict`` any character outside the alphabet, an accented one too, is an error.
+    Accents are dropped, and what is not in the alphabet then becomes ``UNKNOWN``. With ``strict``
+    any character outside the alphabet, an accented one too, is an error.
 
     >>> encode("A rose").tolist()
     [25, 1, 70, 67, 71, 57]
     """
-    if strict:
-        odd = next(
-            (place for place, character in enumerate(text) if character not in _TOKENS), None
-        )
-        if odd is not None:
-            raise DataError(
-                "text",
-                f"character {text[odd]!r} at position {odd} is not in the alphabet of {len(ALPHABET)}",
-                "take it out, or encode without strict",
-            )
-    composed = unicodedata.normalize(
-        "NFC", text
-    )  # a letter and its accent are one character, and one token
+    for place, character in enumerate(text if strict else ""):
+        what, remedy = f"character {character!r}", "take it out, or encode without strict"
+        problem = f"{what} at position {place} is not in the alphabet of {len(ALPHABET)}"
+        check(character in _TOKENS, "text", problem, remedy, DataError)
+    # A letter and its accent are one character, and one token.
+    composed = unicodedata.normalize("NFC", text)
     return np.fromiter((_token(character) for character in composed), np.uint8, len(composed))
 
 
 def _token(character: str) -> int:
     token = _TOKENS.get(character)
-    return (
-        _TOKENS.get(unicodedata.normalize("NFD", character)[0], UNKNOWN) if token is None else token
-    )
+    if token is not None:
+        return token
+    return _TOKENS.get(unicodedata.normalize("NFD", character)[0], UNKNOWN)
 
 
 def decode(tokens: np.ndarray) -> str:
-    """Return the text of tokens; ``UNKNOWN`` becomes the replacement character."""
+    """Return the text of tokens; ``UNKNOWN`` becomes the replacement character.
+
+    >>> decode(encode("A rose, née"))
+    'A rose, nee'
+    """
     values = np.asarray(tokens).reshape(-1).tolist()
-    odd = next((value for value in values if not 0 <= value < VOCABULARY), None)
-    if odd is not None:
-        raise DataError(
-            "tokens",
-            f"{odd} is outside the vocabulary of {VOCABULARY}",
-            f"use 0 to {VOCABULARY - 1}",
-        )
+    for value in values:
+        problem = f"{value} is outside the vocabulary of {VOCABULARY}"
+        remedy = f"use 0 to {VOCABULARY - 1}"
+        check(0 <= value < VOCABULARY, "tokens", problem, remedy, DataError)
     return "".join(_CHARACTERS[value] for value in values)
 
 
 def windows(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return every window of ``WINDOW`` tokens, as a view (n x 80), and the token that follows each
-    (int64).
+    """Return every window of ``WINDOW`` tokens, and the token that follows each (int64).
+
+    Windows (n x 80) are a view of the tokens.
     """
-    if len(tokens) <= WINDOW:
-        raise DataError(
-            "text",
-            f"{len(tokens)} characters hold no window of {WINDOW} and the one that follows",
-            f"give at least {WINDOW + 1}",
-        )
+    problem = f"{len(tokens)} characters hold no window of {WINDOW} and the one that follows"
+    check(len(tokens) > WINDOW, "text", problem, f"give at least {WINDOW + 1}", DataError)
     return tokens[:-1].unfold(0, WINDOW, 1), tokens[WINDOW:].long()
 
 
 @dataclass(frozen=True, eq=False)
 class Roles:
-    """All roles' tokens end to end: role ``i`` holds ``tokens[offsets[i]:offsets[i + 1]]``, in the
-    order spoken.
+    """All roles' tokens end to end.
+
+    Role ``i`` holds ``tokens[offsets[i]:offsets[i + 1]]``, in the order spoken.
     """
 
     names: tuple[str, ...]
@@ -113,8 +98,9 @@ class Roles:
         return len(self.names)
 
     def split(self, role: int) -> tuple[Tensor, Tensor]:
-        """Return a role's training tokens, the first 80 %, and its test tokens, the rest: no window
-        spans the two.
+        """Return a role's training tokens, the first 80 %, and its test tokens, the rest.
+
+        No window spans the two.
         """
         start, end = int(self.offsets[role]), int(self.offsets[role + 1])
         cut = start + _training_part(end - start)
@@ -127,8 +113,9 @@ def _training_part(length: int) -> int:
 
 
 def read_shakespeare(path: Path) -> Roles:
-    """Read every role of three lines or more whose training and test part hold a window each,
-    sorted by name.
+    """Read every role of three lines or more, sorted by name.
+
+    Left out are roles whose training or test part is too short for a window.
     """
     arrays = stored_arrays("shakespeare", [path], lambda: _make(path), version=_VERSION)
     names = arrays["names"].tobytes().decode().split("\n")
@@ -136,29 +123,19 @@ def read_shakespeare(path: Path) -> Roles:
 
 
 def _make(path: Path) -> dict[str, np.ndarray]:
+    """Collect every role's lines from all plays, and encode those that are long enough."""
     lines: dict[str, list[str]] = {}
     for member, content in archive_members(path, _is_play):
         play = PurePosixPath(member).name
-        try:
+        with readable(f"{path}: {member}", "read as UTF-8"):
             text = content.decode()
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path}: {member}", f"is not UTF-8 ({error})", "fetch the file again"
-            ) from error
         for role, line in spoken(text):
             lines.setdefault(f"{play}/{role}", []).append(line)
-    roles = {
-        name: encode("\n".join(said))
-        for name, said in sorted(lines.items())
-        if len(said) >= FEWEST_LINES
-    }
+    long = {name: said for name, said in sorted(lines.items()) if len(said) >= FEWEST_LINES}
+    roles = {name: encode("\n".join(said)) for name, said in long.items()}
     roles = {name: tokens for name, tokens in roles.items() if _holds_windows(len(tokens))}
-    if not roles:
-        raise DataError(
-            str(path),
-            "holds no play under comedies, histories or tragedies with a role long enough",
-            "use moby-shakespeare.tar.xz",
-        )
+    problem = "holds no play under comedies, histories or tragedies with a role long enough"
+    check(bool(roles), str(path), problem, "use moby-shakespeare.tar.xz", DataError)
     return {
         "names": np.frombuffer("\n".join(roles).encode(), np.uint8),
         "tokens": np.concatenate(list(roles.values())),
@@ -167,12 +144,8 @@ def _make(path: Path) -> dict[str, np.ndarray]:
 
 
 def _is_play(member: str) -> bool:
-    place = PurePosixPath(member)
-    return place.parent.name in {
-        "comedies",
-        "histories",
-        "tragedies",
-    } and not place.name.startswith(".")
+    place, kinds = PurePosixPath(member), ("comedies", "histories", "tragedies")
+    return place.parent.name in kinds and not place.name.startswith(".")
 
 
 def _holds_windows(length: int) -> bool:
@@ -195,8 +168,13 @@ _NAMED = re.compile(
 
 
 def spoken(play: str) -> Iterator[tuple[str, str]]:
-    """Yield role and line as spoken; a line that several speak at once (marked ``|``) is
-    nobody's.
+    """Yield role and line as spoken.
+
+    A line that several roles speak at once (marked ``|``) is left out, as are headings, stage
+    directions and captions of songs.
+
+    >>> list(spoken("ACT I\\nANNA\\tGood morrow. [Exit]\\n\\tFarewell."))
+    [('ANNA', 'Good morrow.'), ('ANNA', 'Farewell.')]
     """
     start = _START.search(play)
     text = _DIRECTION.sub("", play[start.start() if start else 0 :])
@@ -210,9 +188,8 @@ def spoken(play: str) -> Iterator[tuple[str, str]]:
             words = named["line"] or named["rest"] or ""
         else:
             words = line if line.startswith("\t") and not _CAPTION.fullmatch(line.rstrip()) else ""
-        above = (
-            "" if heading or named or "\t" in line else line
-        )  # a long name takes two lines, the upper one without a tab
+        # A long name takes two lines, the upper one without a tab.
+        above = "" if heading or named or "\t" in line else line
         words = " ".join(words.split())
         if words.startswith("|"):
             role = ""

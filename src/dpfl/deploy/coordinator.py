@@ -255,7 +255,9 @@ class Coordinator:
     ) -> None:
         """Save the model, send it to every member, and write the summary."""
         note, planned, done = public_note(self.study.flags), agreement.terms.rounds, state.round
-        self.folder.save_model(state.model, self.layout, note, state.buffers)
+        step = agreement.strategy.step
+        model = step.published(dict(state.plugs["step"]), state.model)
+        self.folder.save_model(model, self.layout, note, state.buffers)
         absent = deliver(self.sites, agreement, self.folder.model.read_bytes())
         early = f"after {max(done, 0)} of {planned} rounds: {ended}" if ended else None
         rounds = RoundCount(planned=planned, done=max(done, 0), ended_early=early)

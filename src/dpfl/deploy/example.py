@@ -32,12 +32,13 @@ DATA = Path(__file__).with_name("data")
 BUDGETS = {"cleveland": 1.0, "hungarian": 4.0, "va": 8.0}  # epsilons
 
 
-def write_example(folder: Path, *, port: int, rounds: int, method: str) -> None:
+def write_example(folder: Path, *, port: int, rounds: int, method: str | None = None) -> None:
     """Write a three-site example: study, sites, records, certificates, keys, README.
 
     ``port``: the server's, on 127.0.0.1.
-    ``rounds`` and ``method``: what the study runs. Where the method protects against the world
-    only, the sites' budgets are against the world, and their policies trust the server.
+    ``rounds`` and ``method``: what the study runs, by default the method of its file. Where the
+    method protects against the world only, the sites' budgets are against the world, and their
+    policies trust the server.
     """
     empty = not folder.exists() or not any(folder.iterdir())
     check(empty, str(folder), "is not empty", "name a new folder", FolderError)
@@ -46,7 +47,8 @@ def write_example(folder: Path, *, port: int, rounds: int, method: str) -> None:
     values = read_toml(DATA / "example_study.toml")
     values["study"] |= {"sites": sorted(BUDGETS), "classes": dataset.classes}
     values["study"]["feature_shape"] = list(dataset.features.shape[1:])
-    values["method"]["name"], values["run"]["rounds"] = method, rounds
+    values["method"]["name"] = method or values["method"]["name"]
+    values["run"]["rounds"] = rounds
     values["network"]["port"] = port
     study = StudyFile.from_dict(values, "example")
     make_study(server, study)

@@ -28,6 +28,7 @@ from dpfl.core.files import write_safely
 from dpfl.core.types import Observer, Unit
 from dpfl.data.federation import Federation
 from dpfl.data.tables import read_file
+from dpfl.methods import METHODS
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.privacy.site_ledger import SiteLedger
@@ -122,7 +123,7 @@ class SiteFolder:
         values = {
             "data": {"name": data.dataset},
             "partition": data.partition,
-            "method": {"name": "fedavg"},
+            "method": {"name": next(name for name, one in METHODS.items() if one.reference)},
             "run": {"rounds": 1, "seed": data.seed},
         }
         whole = Experiment.from_dict(values, f"{self.folder / SITE_FILE}, [data]").federation()

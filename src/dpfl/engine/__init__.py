@@ -1,5 +1,8 @@
-"""How phases are executed: ``stacked`` (default), ``one_by_one`` (the oracle), ``ray`` (stacked, on
-a cluster).
+"""How phases are executed.
+
+``stacked`` (the default) computes many clients at once. ``one_by_one`` computes one client after
+the other and writes per-record gradients out: it is slow, and what the others are tested against.
+``ray`` is the stacked engine on the workers of a cluster: the simulation spreads the blocks.
 """
 
 from collections.abc import Callable
@@ -15,11 +18,15 @@ ENGINES: dict[str, Callable[[str], Engine]] = {
     "one_by_one": OneByOne,
     "ray": Stacked,
 }
-"""``ray`` is the stacked engine on the workers of a cluster: the simulation spreads the blocks."""
+"""Engines by name; each is made from the name of a device."""
 
 
 def make_engine(name: str, device: str = "cpu") -> Engine:
-    """Return the engine of this name, computing on this device."""
+    """Return the engine of this name, computing on this device (``cpu``, ``cuda``, ``cuda:1``).
+
+    >>> make_engine("stacked").blocks([])
+    []
+    """
     if name not in ENGINES:
         raise unknown_name("engine", "engine", name, ENGINES)
     check_device(device)

@@ -1,25 +1,33 @@
-"""What an engine is given and what it promises."""
+"""What an engine is given, and what it promises."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from dpfl.core.layout import Layout
 from dpfl.core.random import SecretRng
-from dpfl.core.types import (
-    Phase,
-)
+from dpfl.core.types import Phase
 from dpfl.data.inputs import NUMBERS, Inputs
+
+
+class Batch(NamedTuple):
+    """Records as the model takes them, and their classes."""
+
+    features: Tensor
+    labels: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One client's local work: where it starts, its phases, its data and how to read them, its
-    secret generator.
+    """One client's local work in one round.
+
+    ``start`` is the flat vector of the model it starts from. ``features`` and ``labels`` are all of
+    its training records as they are stored; ``inputs`` turns a stored batch into what the model
+    takes. Records, noise and dropout are drawn from ``rng``.
     """
 
     client: str
@@ -41,8 +49,9 @@ class Engine(Protocol):
     """
 
     def blocks(self, plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
-        """Group clients into blocks that one worker takes whole; a pure function of the plans in
-        canonical order.
+        """Group clients into blocks that one worker takes whole.
+
+        ``plans`` are the clients' phases in canonical order; the result is a pure function of them.
         """
         ...
 

@@ -1,5 +1,4 @@
-"""What a record contributes to a layer's gradient, from the layer's input and the gradient of its
-output alone.
+"""What a record contributes to a layer's gradient, from the layer's input and output gradient.
 
 One forward and one backward give, for every layer with parameters, its input ``a`` and the gradient
 ``d`` of the summed loss with respect to its output. A rule turns the two into per-record squared
@@ -26,110 +25,84 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpfl.engine.convolutions import conv2d
-from dpfl.engine.pieces import (
-    Gradients,
-    Piece,
+from dpfl.engine.layer_gradient import (
+    LayerGradient,
+    added,
     gram,
-    of_weight_and_bias,
     products,
     squared,
     sum_of_products,
+    weight_and_bias,
     weighted_sum,
 )
 
 
-def linear(layer: nn.Linear, a: Tensor, d: Tensor) -> Piece:
+def linear(layer: nn.Linear, a: Tensor, d: Tensor) -> LayerGradient:
     """A dense layer on the last axis; the axes between are positions."""
     records, of_inputs = len(a), squared(a)
     a, d = a.reshape(records, -1, layer.in_features), d.reshape(records, -1, layer.out_features)
-    squares, weight = products(a, d, of_inputs)
-    piece = of_weight_and_bias(
-        squares, weight, None if layer.bias is None else d.sum(dim=1), layer.weight.shape
-    )
-    return Piece(piece.squares, piece.weighted, of_inputs)
+    bias = None if layer.bias is None else d.sum(dim=1)
+    return weight_and_bias(*products(a, d, of_inputs), bias, of_inputs)
 
 
-def embedding(layer: nn.Embedding, a: Tensor, d: Tensor) -> Piece:
-    """A table of rows: positions with the same token add up within a record before the norm is
-    taken.
-    """
+def embedding(layer: nn.Embedding, a: Tensor, d: Tensor) -> LayerGradient:
+    """A table of rows: equal tokens of a record add up before the norm is taken."""
     records = len(a)
     tokens, d = a.reshape(records, -1), d.reshape(records, -1, layer.embedding_dim)
     if layer.padding_idx is not None:
         d = d * (tokens != layer.padding_idx)[..., None]
     same = (tokens[:, :, None] == tokens[:, None, :]).double()
-    squares = sum_of_products(same, gram(d))
 
-    def weighted(factor: Tensor) -> Gradients:
+    def weighted(factor: Tensor) -> dict[str, Tensor]:
         table = d.new_zeros(layer.weight.shape, dtype=torch.float64)
         weighted = (d.double() * factor[:, None, None]).flatten(0, 1)
         return {"weight": table.index_add_(0, tokens.flatten(), weighted)}
 
-    return Piece(squares, weighted)
+    return LayerGradient(sum_of_products(same, gram(d)), weighted)
 
 
-def group_norm(layer: nn.GroupNorm, a: Tensor, d: Tensor) -> Piece:
+def group_norm(layer: nn.GroupNorm, a: Tensor, d: Tensor) -> LayerGradient:
     """Scale and shift per channel."""
     normalised = F.group_norm(a, layer.num_groups, eps=layer.eps)
-    product, shift = (d * normalised).flatten(2).sum(dim=2), d.flatten(2).sum(dim=2)
-    return _scale_and_shift(product, shift)
+    scale, shift = (d * normalised).flatten(2).sum(dim=2), d.flatten(2).sum(dim=2)
+    return weight_and_bias(squared(scale), lambda factor: weighted_sum(factor, scale), shift)
 
 
-def layer_norm(layer: nn.LayerNorm, a: Tensor, d: Tensor) -> Piece:
+def layer_norm(layer: nn.LayerNorm, a: Tensor, d: Tensor) -> LayerGradient:
     """Scale and shift per entry of the normalised shape; leading axes are positions."""
     normalised = F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
-    size = math.prod(layer.normalized_shape)
-    product = (d * normalised).reshape(len(a), -1, size).sum(dim=1)
-    shift = None if layer.bias is None else d.reshape(len(a), -1, size).sum(dim=1)
-    return _scale_and_shift(product, shift, layer.weight.shape)
-
-
-def _scale_and_shift(
-    product: Tensor, shift: Tensor | None, shape: torch.Size | None = None
-) -> Piece:
-    squares = squared(product) + (0.0 if shift is None else squared(shift))
-
-    def weighted(factor: Tensor) -> Gradients:
-        found = {"weight": weighted_sum(factor, product)} | (
-            {} if shift is None else {"bias": weighted_sum(factor, shift)}
-        )
-        return (
-            found
-            if shape is None
-            else {name: tensor.reshape(shape) for name, tensor in found.items()}
-        )
-
-    return Piece(squares, weighted)
+    shape = (len(a), -1, math.prod(layer.normalized_shape))
+    scale = (d * normalised).reshape(shape).sum(dim=1)
+    shift = None if layer.bias is None else d.reshape(shape).sum(dim=1)
+    return weight_and_bias(squared(scale), lambda factor: weighted_sum(factor, scale), shift)
 
 
 def recurrent(
     layer: nn.Module, suffix: str, x: Tensor, hidden: Tensor, slopes: list[Tensor]
-) -> Piece:
-    """One direction of one recurrent layer: two dense layers whose positions are the steps, and two
-    biases.
-    """
-    of_inputs, of_hidden = slopes[0], slopes[-1]
-    squares, weight = products(x, of_inputs)
-    more, recurrent_weight = products(hidden, of_hidden)
-    squares = squares + more
-    biased = hasattr(layer, f"bias_ih{suffix}")
-    biases = {"bias_ih": of_inputs.sum(dim=1), "bias_hh": of_hidden.sum(dim=1)} if biased else {}
-    for bias in biases.values():
-        squares = squares + squared(bias)
+) -> LayerGradient:
+    """One direction of one recurrent layer: two dense layers whose positions are the steps.
 
-    def weighted(factor: Tensor) -> Gradients:
-        found = {"weight_ih": weight(factor), "weight_hh": recurrent_weight(factor)}
+    ``suffix`` ends the names of its parameters. ``slopes`` are the gradients of the gates: one
+    where inputs and hidden states share them, else one for each.
+    """
+    weights = {"weight_ih": products(x, slopes[0]), "weight_hh": products(hidden, slopes[-1])}
+    biases = {"bias_ih": slopes[0].sum(dim=1), "bias_hh": slopes[-1].sum(dim=1)}
+    biases = biases if hasattr(layer, f"bias_ih{suffix}") else {}
+
+    def weighted(factor: Tensor) -> dict[str, Tensor]:
+        found = {name: weight(factor) for name, (_, weight) in weights.items()}
         found |= {name: weighted_sum(factor, bias) for name, bias in biases.items()}
         return {f"{name}{suffix}": gradient for name, gradient in found.items()}
 
-    return Piece(squares, weighted)
+    squares = [squares for squares, _ in weights.values()]
+    return LayerGradient(added([*squares, *map(squared, biases.values())]), weighted)
 
 
-Rule = Callable[..., Piece]
-RULES: dict[type[nn.Module], Rule] = {
+RULES: dict[type[nn.Module], Callable[..., LayerGradient]] = {
     nn.Linear: linear,
     nn.Conv2d: conv2d,
     nn.Embedding: embedding,
     nn.GroupNorm: group_norm,
     nn.LayerNorm: layer_norm,
 }
+"""The rule of each kind of layer: ``rule(layer, a, d)``."""

@@ -1,5 +1,6 @@
-"""The slow, plain engine: one client after the other, per-record gradients written out. The oracle,
-and for debugging.
+"""The slow, plain engine: one client after the other, per-record gradients written out.
+
+The other engines are tested against it; it is also the one to debug with.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
 from dpfl.core.random import NoiseAhead, SecretRng
 from dpfl.core.types import Phase
-from dpfl.engine.base import Job
+from dpfl.engine.base import Batch, Job
 from dpfl.engine.process import check_arithmetic, one_thread
 from dpfl.numerics.clipping import LARGEST_NORM, clip_factor, squared_norms
 from dpfl.plugs.sampling import PoissonBatches, sampler
@@ -26,7 +27,10 @@ _MOST_NUMBERS = 1 << 25  # per-record gradient entries held at once
 
 
 class OneByOne:
-    """Runs any supported module, on any device that torch knows."""
+    """Runs any supported module, on any device that torch knows.
+
+    With ``one_at_a_time`` every record is differentiated alone; else as many as fit into memory.
+    """
 
     def __init__(self, device: str = "cpu", *, one_at_a_time: bool = False) -> None:
         self.device = torch.device(device)
@@ -41,63 +45,58 @@ class OneByOne:
         if any(phase.noise_multiplier > 0 for job in jobs for phase in job.phases):
             check_arithmetic()
         with one_thread():
-            return [self._client(model, layout, job) for job in jobs]
+            return [self._run_job(model, layout, job) for job in jobs]
 
-    def _client(self, model: nn.Module, layout: Layout, job: Job) -> Tensor:
+    def _run_job(self, model: nn.Module, layout: Layout, job: Job) -> Tensor:
         vector = job.start.to(self.device, copy=True)
-        for number, phase in enumerate(job.phases):
+        for number in range(len(job.phases)):
             try:
-                vector = self._phase(model, layout, job, phase, number, vector)
+                vector = self._run_phase(model, layout, job, number, vector)
             except (RuntimeError, IndexError) as error:
-                raise DpflError(
-                    f"client '{job.client}', phase {number}",
-                    f"the model failed on its data ({error})",
-                    "check model and data",
-                ) from error
+                where = f"client '{job.client}', phase {number}"
+                problem = f"the model failed on its data ({error})"
+                raise DpflError(where, problem, "check model and data") from error
         return vector.cpu()
 
-    def _phase(
-        self, model: nn.Module, layout: Layout, job: Job, phase: Phase, number: int, start: Tensor
+    def _run_phase(
+        self, model: nn.Module, layout: Layout, job: Job, number: int, start: Tensor
     ) -> Tensor:
+        """Run phase ``number`` of a job from ``start``, step by step."""
+        phase, vector = job.phases[number], start.clone()
         records = sampler(phase, len(job.labels))
-        batches = records.draw(job.rng.child("records", number), phase.steps)
         noise = NoiseAhead(job.rng.child("noise", number), layout.size, phase.steps)
         dropout = job.rng.child("dropout", number)
-        vector = start.clone()
-        grid = None  # noise is drawn where its generator is, on the CPU
-        if phase.noise_multiplier > 0 and phase.clip is not None:
-            grid = Grid.of(phase.noise_multiplier * phase.clip)
-        for batch in batches:
-            features = job.inputs(job.features[batch].to(self.device))
-            labels = job.labels[batch].to(self.device)
+        for rows in records.draw(job.rng.child("records", number), phase.steps):
+            features = job.inputs(job.features[rows].to(self.device))
+            batch = Batch(features, job.labels[rows].to(self.device))
             with self._dropout_from(dropout):
                 if phase.clip is None:
-                    gradient = self.mean_gradient(model, layout, vector, features, labels)
+                    gradient = self.mean_gradient(model, layout, vector, batch)
                 else:
-                    gradient = self.clipped_sum(model, layout, vector, features, labels, phase.clip)
-            if grid is not None:
-                gradient = grid.noised(gradient, noise)
+                    gradient = self.clipped_sum(model, layout, vector, batch, phase.clip)
             if phase.clip is not None:
-                expected = (
-                    records.expected_size
-                    if isinstance(records, PoissonBatches)
-                    else max(len(batch), 1)
-                )
-                gradient = gradient.div_(expected).to(vector.dtype)
+                if phase.noise_multiplier > 0:  # drawn where its generator is, on the CPU
+                    grid = Grid.of(phase.noise_multiplier * phase.clip)
+                    gradient = grid.noised(gradient, noise)
+                size: float = max(len(rows), 1)
+                if isinstance(records, PoissonBatches):
+                    size = records.expected_size
+                gradient = gradient.div_(size).to(vector.dtype)
             if phase.weight_decay:
                 gradient = gradient.add_(vector, alpha=phase.weight_decay)
             if phase.part != "all":
-                gradient[still(layout, phase)] = 0.0
+                head = layout.head
+                gradient[head if phase.part == "body" else slice(0, head.start)] = 0.0
             vector = vector.sub_(gradient, alpha=phase.lr)
             if phase.ball is not None:
-                vector = into_ball(vector, start, phase.ball)
+                vector = _into_ball(vector, start, phase.ball)
         return vector
 
     @contextmanager
     def _dropout_from(self, rng: SecretRng) -> Iterator[None]:
         """Seed torch's own generator, which dropout layers draw from, and leave it as it was.
 
-        Only the generator in question: ``torch.manual_seed`` seeks out every accelerator, at a
+        Only the generator of this device: ``torch.manual_seed`` seeks out every accelerator, at a
         tenth of a small step's cost.
         """
         seed = rng.integer()
@@ -114,76 +113,60 @@ class OneByOne:
             torch.default_generator.set_state(state)
 
     def mean_gradient(
-        self, model: nn.Module, layout: Layout, vector: Tensor, features: Tensor, labels: Tensor
+        self, model: nn.Module, layout: Layout, vector: Tensor, batch: Batch
     ) -> Tensor:
-        """Gradient of the mean loss of a batch: plain SGD."""
-        if len(labels) == 0:
+        """Gradient of the mean loss of a batch, for plain SGD; zero for an empty batch."""
+        if len(batch.labels) == 0:
             return torch.zeros_like(vector)
-        parameters = {
-            name: tensor.detach().requires_grad_()
-            for name, tensor in layout.unflatten(vector).items()
-        }
-        loss = F.cross_entropy(
-            functional_call(model, on_copies(model, parameters), (features,)), labels
-        )
-        gradients = torch.autograd.grad(loss, list(parameters.values()))
-        return layout.flatten(dict(zip(parameters, gradients, strict=True)))
+        return layout.flatten(_gradients(model, layout.unflatten(vector), batch))
 
     def clipped_sum(
-        self,
-        model: nn.Module,
-        layout: Layout,
-        vector: Tensor,
-        features: Tensor,
-        labels: Tensor,
-        clip: float,
+        self, model: nn.Module, layout: Layout, vector: Tensor, batch: Batch, clip: float
     ) -> Tensor:
-        """Sum in double precision of per-record gradients, each within ``clip``; a non-finite one
-        counts as zero.
+        """Sum in double precision of per-record gradients, each of norm at most ``clip``.
+
+        A record whose gradient is not finite counts as zero.
         """
         parameters = layout.unflatten(vector)
 
         def loss(parameters: dict[str, Tensor], feature: Tensor, label: Tensor) -> Tensor:
-            logits = functional_call(model, on_copies(model, parameters), (feature.unsqueeze(0),))
-            return F.cross_entropy(logits, label.unsqueeze(0))
+            logits = functional_call(model, with_buffers(model, parameters), (feature[None],))
+            return F.cross_entropy(logits, label[None])
 
-        # torch has no batched recurrent layers, nor buffers written to in a batch: such records are
-        # done one by one.
-        one_at_a_time = self.one_at_a_time or any(
-            isinstance(module, nn.RNNBase) for module in model.modules()
-        )
+        # torch has no batched recurrent layers, nor buffers written to in a batch.
+        alone = self.one_at_a_time or any(isinstance(m, nn.RNNBase) for m in model.modules())
         total = torch.zeros_like(vector, dtype=torch.float64)
-        gradient = grad(loss)
-        at_once = 1 if one_at_a_time else max(1, _MOST_NUMBERS // max(layout.size, 1))
-        for first in range(0, len(labels), at_once):
-            some = slice(first, first + at_once)
-            if one_at_a_time:
-                found = self._alone(model, parameters, features[some], labels[some])
-            else:
-                found = vmap(gradient, in_dims=(None, 0, 0), randomness="different")(
-                    parameters, features[some], labels[some]
-                )
-            rows = torch.cat([found[b.name].reshape(len(labels[some]), -1) for b in layout], dim=1)
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
+        at_once = 1 if alone else max(1, _MOST_NUMBERS // max(layout.size, 1))
+        for some in batches_of(batch, at_once):
+            found = _gradients(model, parameters, some) if alone else gradients(parameters, *some)
+            rows = torch.cat([found[b.name].reshape(len(some.labels), -1) for b in layout], dim=1)
             norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-            whole = (norms <= LARGEST_NORM) & (record_norms(features[some]) <= LARGEST_NORM)
+            whole = (norms <= LARGEST_NORM) & (record_norms(some.features) <= LARGEST_NORM)
             rows = torch.where(whole[:, None], rows, torch.zeros_like(rows))
             total += clip_factor(norms, clip) @ rows.to(torch.float64)
         return total
 
-    @staticmethod
-    def _alone(
-        model: nn.Module, parameters: dict[str, Tensor], feature: Tensor, label: Tensor
-    ) -> dict[str, Tensor]:
-        """One record's gradient, by plain autograd."""
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
-        with torch.enable_grad():
-            loss = F.cross_entropy(
-                functional_call(model, on_copies(model, leaves), (feature,)), label
-            )
-        found = torch.autograd.grad(
-            loss, list(leaves.values()), allow_unused=True, materialize_grads=True
-        )
-        return dict(zip(leaves, found, strict=True))
+
+def batches_of(batch: Batch, size: int) -> list[Batch]:
+    """Cut a batch into smaller ones of this size; an empty one into none.
+
+    >>> [len(part.labels) for part in batches_of(Batch(torch.zeros(5, 2), torch.zeros(5)), 2)]
+    [2, 2, 1]
+    """
+    firsts = range(0, len(batch.labels), size)
+    return [Batch(*(tensor[first : first + size] for tensor in batch)) for first in firsts]
+
+
+def _gradients(model: nn.Module, parameters: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+    """Gradients of the mean loss of a batch, by plain autograd; zero where nothing is used."""
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+    with torch.enable_grad():
+        outputs = functional_call(model, with_buffers(model, leaves), (batch.features,))
+        loss = F.cross_entropy(outputs, batch.labels)
+    wanted = list(leaves.values())
+    found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))
 
 
 def record_norms(features: Tensor) -> Tensor:
@@ -194,31 +177,18 @@ def record_norms(features: Tensor) -> Tensor:
     return norms
 
 
-def still(layout: Layout, phase: Phase) -> slice:
-    """What a phase that moves only a part leaves as it is."""
-    return layout.head if phase.part == "body" else slice(0, layout.head.start)
-
-
-def into_ball(vector: Tensor, centre: Tensor, radius: float | Tensor) -> Tensor:
-    """Bring a vector (or each row, to its own radius) back to within ``radius`` of ``centre``; what
-    is within stays.
-    """
+def _into_ball(vector: Tensor, centre: Tensor, radius: float) -> Tensor:
+    """Move a vector back to within ``radius`` of ``centre``; one that is within stays as it is."""
     difference = vector - centre
     factor = clip_factor(squared_norms(difference).sqrt().unsqueeze(-1), radius).to(vector.dtype)
-    outside = factor < 1
-    return (
-        torch.where(outside, centre + difference * factor, vector)
-        if bool(outside.any())
-        else vector
-    )
+    return centre + difference * factor if bool((factor < 1).any()) else vector
 
 
-def on_copies(model: nn.Module, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Add copies of the buffers, on the parameters' device: whatever a layer writes into one stays
-    here.
+def with_buffers(model: nn.Module, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Add copies of the model's buffers to its parameters, on the same device.
+
+    What a layer writes into a buffer then stays in the copy.
     """
     device = next(iter(parameters.values())).device
-    return {
-        **parameters,
-        **{name: buffer.to(device, copy=True) for name, buffer in model.named_buffers()},
-    }
+    buffers = {name: buffer.to(device, copy=True) for name, buffer in model.named_buffers()}
+    return {**parameters, **buffers}

@@ -22,10 +22,12 @@ from torch.nn import functional as F
 State = tuple[Tensor, ...]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Tap:
-    """One layer and direction: what went in, and the gates whose gradients are wanted (both halves
-    the same, or two).
+    """One direction of one layer: what went in, and the gates whose gradients are wanted.
+
+    ``suffix`` ends the names of its parameters. There is one tensor of ``gates`` where inputs and
+    hidden states share them, else one for each.
     """
 
     suffix: str
@@ -47,37 +49,34 @@ def _gru(x: Tensor, h: Tensor, state: State) -> State:
     return ((1 - update) * new + update * state[0],)
 
 
-def _tanh(x: Tensor, h: Tensor, state: State) -> State:
-    return (torch.tanh(x + h),)
+_CELLS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
+    "LSTM": _lstm,
+    "GRU": _gru,
+    "RNN_TANH": lambda x, h, state: (torch.tanh(x + h),),
+    "RNN_RELU": lambda x, h, state: (torch.relu(x + h),),
+}
+"""One step of each kind of layer: from both halves of the gates and the state to the next state."""
 
 
-def _relu(x: Tensor, h: Tensor, state: State) -> State:
-    return (torch.relu(x + h),)
+def can_unroll(layer: nn.Module) -> bool:
+    """Whether :func:`unroll` can stand in for the layer."""
+    known = type(layer) in (nn.LSTM, nn.GRU, nn.RNN)
+    return known and isinstance(layer, nn.RNNBase) and layer.proj_size == 0
 
 
-Cell = Callable[[Tensor, Tensor, State], State]
+def unroll(layer: nn.RNNBase, x: Tensor) -> tuple[Tensor, Tensor | State, list[Tap]]:
+    """Run the layer on ``x`` from a zero state.
 
-
-def _cell(layer: nn.RNNBase) -> Cell:
-    return {"LSTM": _lstm, "GRU": _gru, "RNN_TANH": _tanh, "RNN_RELU": _relu}[layer.mode]
-
-
-def unrollable(layer: nn.RNNBase) -> bool:
-    """Whether the layer is one that :func:`unrolled` can stand in for."""
-    return type(layer) in (nn.LSTM, nn.GRU, nn.RNN) and layer.proj_size == 0
-
-
-def unrolled(layer: nn.RNNBase, x: Tensor) -> tuple[Tensor, Tensor | State, list[Tap]]:
-    """Run the layer on ``x`` from a zero state: its outputs, its last state, and a tap for every
-    direction of every layer.
+    Returns its outputs, its last state, and a tap for every direction of every layer.
     """
     x = x if layer.batch_first else x.transpose(0, 1)
-    cell, taps, last = _cell(layer), [], []
+    taps, last = [], []
     for number in range(layer.num_layers):
         sides = []
-        for side in range(2 if layer.bidirectional else 1):
-            suffix = f"_l{number}" + ("_reverse" if side else "")
-            outputs, state, tap = _one(layer, cell, x.flip(1) if side else x, suffix)
+        for side in ("", "_reverse")[: 2 if layer.bidirectional else 1]:
+            outputs, state, tap = _one_direction(
+                layer, x.flip(1) if side else x, f"_l{number}{side}"
+            )
             sides.append(outputs.flip(1) if side else outputs)
             last.append(state)
             taps.append(tap)
@@ -85,28 +84,24 @@ def unrolled(layer: nn.RNNBase, x: Tensor) -> tuple[Tensor, Tensor | State, list
         if layer.dropout and number < layer.num_layers - 1:
             x = F.dropout(x, layer.dropout, layer.training)
     states = tuple(torch.stack(parts) for parts in zip(*last, strict=True))
-    return (
-        x if layer.batch_first else x.transpose(0, 1),
-        states if len(states) > 1 else states[0],
-        taps,
-    )
+    outputs = x if layer.batch_first else x.transpose(0, 1)
+    return outputs, states if len(states) > 1 else states[0], taps
 
 
-def _one(layer: nn.RNNBase, cell: Cell, x: Tensor, suffix: str) -> tuple[Tensor, State, Tap]:
+def _one_direction(layer: nn.RNNBase, x: Tensor, suffix: str) -> tuple[Tensor, State, Tap]:
     weight, recurrent = getattr(layer, f"weight_ih{suffix}"), getattr(layer, f"weight_hh{suffix}")
-    bias = getattr(layer, f"bias_ih{suffix}", None)
-    recurrent_bias = getattr(layer, f"bias_hh{suffix}", None)
-    gates = F.linear(x, weight, bias)
+    biases = [getattr(layer, f"bias_{half}{suffix}", None) for half in ("ih", "hh")]
+    gates = F.linear(x, weight, biases[0])
     gates = gates if gates.requires_grad else gates.requires_grad_()
     # Zeros added to the other half of a GRU's gates: their gradient is the gradient of that half.
-    extra = torch.zeros_like(gates, requires_grad=True) if cell is _gru else None
+    extra = torch.zeros_like(gates, requires_grad=True) if layer.mode == "GRU" else None
     h = x.new_zeros(len(x), layer.hidden_size)
-    state: State = (h, h) if cell is _lstm else (h,)
+    state: State = (h, h) if layer.mode == "LSTM" else (h,)
     outputs, before = [], []
     for t, part in enumerate(gates.unbind(1)):
         before.append(state[0].detach())
-        half = F.linear(state[0], recurrent, recurrent_bias)
-        state = cell(part, half if extra is None else half + extra[:, t], state)
+        half = F.linear(state[0], recurrent, biases[1])
+        state = _CELLS[layer.mode](part, half if extra is None else half + extra[:, t], state)
         outputs.append(state[0])
     hidden = torch.stack(before, dim=1)
     tap = Tap(suffix, x.detach(), hidden, [gates] if extra is None else [gates, extra])

@@ -10,175 +10,145 @@ layer's bias is one more feature, of value 1.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from dpfl.engine.base import Job
+from dpfl.engine.phase_block import PhaseBlock
 from dpfl.engine.stacks import Chain, Linear
 from dpfl.numerics.clipping import clip_factor, stacked_product
-from dpfl.plugs.sampling import Draw, sampler
 
 _MOST_NUMBERS = 1 << 24  # of all clients' records, which are laid out once
 
 
-def spannable(chain: Chain, jobs: Sequence[Job], number: int) -> bool:
-    """Whether a phase is plain SGD on one linear layer, and its clients' records are few beside its
-    features.
+def fits_row_span(chain: Chain, jobs: Sequence[Job], number: int) -> bool:
+    """Whether a phase is plain SGD on one linear layer, with few records beside its features.
+
+    It must also look at every record twice or more: products of records are computed first.
     """
     linear = [step for step in chain if isinstance(step, Linear)]
     if len(linear) != 1 or not all(isinstance(step, Linear | nn.Flatten) for step in chain):
         return False
-    features, most = linear[0].weight.shape[1], max(len(job.labels) for job in jobs)
     phases = [job.phases[number] for job in jobs]
-    if any(p.clip is not None or p.noise_multiplier > 0 or p.part != "all" for p in phases):
+    if any(phase.clip is not None or phase.part != "all" for phase in phases):
         return False
-    looked_at = phases[0].steps * phases[0].batch_size
-    return (
-        4 * most <= features
-        and looked_at >= 2 * most
-        and len(jobs) * most * features <= _MOST_NUMBERS
-    )
+    features, most = linear[0].weight.shape[1], max(len(job.labels) for job in jobs)
+    often = phases[0].steps * phases[0].batch_size >= 2 * most
+    return often and 4 * most <= features and len(jobs) * most * features <= _MOST_NUMBERS
 
 
-def run_spanned(layer: Linear, jobs: list[Job], number: int, start: Tensor) -> Tensor | None:
-    """Run phase ``number`` of all jobs from the rows of ``start``; None where products of records
-    are not finite.
+def run_row_span(block: PhaseBlock, start: Tensor) -> Tensor | None:
+    """Run a phase from the rows of ``start``; None where products of records are not finite."""
+    span = _RowSpan(block, start)
+    return span.run() if bool(torch.isfinite(span.products).all()) else None
+
+
+class _RowSpan:
+    """The state of one phase of all clients.
+
+    In the words of the module: s is ``factor``, A is ``own`` (clients, records, classes), K A is
+    ``moved``, K is ``products`` and X W0^T is ``at_start``.
     """
-    phases, device = [job.phases[number] for job in jobs], start.device
-    samplers = [sampler(phase, len(job.labels)) for phase, job in zip(phases, jobs, strict=True)]
-    draws = [
-        s.draw(job.rng.child("records", number), phases[0].steps)
-        for s, job in zip(samplers, jobs, strict=True)
-    ]
-    classes = layer.weight.shape[0]
-    records = pad_sequence(
-        [job.inputs(job.features).flatten(1) for job in jobs], batch_first=True
-    ).to(device)
-    labels = pad_sequence([job.labels for job in jobs], batch_first=True).to(device)
-    weights = start[:, layer.weight.slice].reshape(len(jobs), *layer.weight.shape)
-    products = stacked_product(records, records.transpose(1, 2))
-    at_start = (
-        stacked_product(weights, records.transpose(1, 2)).transpose(1, 2).contiguous()
-    )  # twice as fast this way round
-    if layer.bias is not None:
-        products += 1.0
-        at_start += start[:, layer.bias.slice][:, None]
-    if not bool(torch.isfinite(products).all()):
-        return None
-    wanted = nn.functional.one_hot(labels, classes).to(torch.float32)
-    coefficients = _descend(jobs, number, draws, products, at_start, wanted, _Start(start, layer))
-    return coefficients.write(records)
 
+    def __init__(self, block: PhaseBlock, start: Tensor) -> None:
+        jobs, device = block.jobs, block.device
+        self.block, self.start = block, start
+        self.layer = next(step for step in block.chain if isinstance(step, Linear))
+        stored = [job.inputs(job.features).flatten(1) for job in jobs]
+        self.records = pad_sequence(stored, batch_first=True).to(device)
+        labels = pad_sequence([job.labels for job in jobs], batch_first=True).to(device)
+        weights = start[:, self.layer.weight.slice].reshape(len(jobs), *self.layer.weight.shape)
+        across = self.records.transpose(1, 2)
+        self.products = stacked_product(self.records, across)
+        # Twice as fast this way round.
+        self.at_start = stacked_product(weights, across).transpose(1, 2).contiguous()
+        if self.layer.bias is not None:
+            self.products += 1.0
+            self.at_start += start[:, self.layer.bias.slice][:, None]
+        self.wanted = nn.functional.one_hot(labels, weights.shape[1]).to(torch.float32)
+        self.factor = torch.ones(len(jobs), 1, 1, device=device)
+        self.own = torch.zeros(self.wanted.shape, device=device)
+        self.moved = torch.zeros_like(self.own)
 
-class _Start:
-    """Where clients start, and how far from there they are."""
-
-    def __init__(self, start: Tensor, layer: Linear) -> None:
-        self.vectors, self.layer = start, layer
-        self.factor = torch.ones(len(start), 1, 1, device=start.device)
-        self.coefficients = torch.empty(0)
-
-    def write(self, records: Tensor) -> Tensor:
-        """Lay out the weights: s W0 + A^T X."""
-        vectors = torch.empty_like(self.vectors)
-        factor, layer = self.factor[:, 0], self.layer
-        moved = stacked_product(self.coefficients.transpose(1, 2), records).flatten(1)
-        vectors[:, layer.weight.slice] = torch.addcmul(
-            moved, factor, self.vectors[:, layer.weight.slice]
-        )
-        if layer.bias is not None:
-            summed = self.coefficients.sum(dim=1)
-            vectors[:, layer.bias.slice] = torch.addcmul(
-                summed, factor, self.vectors[:, layer.bias.slice]
-            )
-        return vectors
-
-
-def _descend(
-    jobs: list[Job],
-    number: int,
-    draws: Sequence[Draw],
-    products: Tensor,
-    at_start: Tensor,
-    wanted: Tensor,
-    place: _Start,
-) -> _Start:
-    phases, device = [job.phases[number] for job in jobs], products.device
-    clients, most, classes = wanted.shape
-
-    sizes, chosen = _table(draws)
-    rates = torch.tensor([p.lr for p in phases]) / sizes.clamp_min(1)  # (steps, clients)
-    counted = (chosen >= 0).to(torch.float32) * rates[..., None].to(
-        torch.float32
-    )  # zero for what is in no batch
-    rows = (chosen.clamp_min(0) + torch.arange(clients)[:, None] * most).to(device)
-    counted = counted[..., None].to(device)
-    decay = np.array([p.weight_decay * p.lr for p in phases])
-    keep = (
-        torch.as_tensor(1 - decay, dtype=torch.float32, device=device)[:, None, None]
-        if decay.any()
-        else None
-    )
-    balls = (
-        None
-        if phases[0].ball is None
-        else torch.tensor([p.ball or math.inf for p in phases], device=device)
-    )
-    start_norms = place.vectors.to(torch.float64).square().sum(dim=1) if keep is not None else None
-    flat_products = products.reshape(clients * most, most)
-    known = torch.cat([at_start, wanted], dim=2).view(clients * most, 2 * classes)
-    own = torch.zeros(clients, most, classes, device=device)  # A
-    moved = torch.zeros_like(own)  # K A, kept up to date
-    for step, width in enumerate(sizes.max(dim=1).values.tolist()):
-        if width:
+    def run(self) -> Tensor:
+        """Take all steps, and return the clients' vectors."""
+        block, (clients, most, classes) = self.block, self.wanted.shape
+        decay = torch.tensor([p.weight_decay * p.lr for p in block.phases], dtype=torch.float64)
+        keep = (1 - decay).to(torch.float32)[:, None, None].to(block.device)
+        decays = bool(decay.any())
+        start_norms = self.start.to(torch.float64).square().sum(dim=1) if decays else None
+        sizes, rows, rates = self._table()
+        flat_products = self.products.reshape(clients * most, most)
+        known = torch.cat([self.at_start, self.wanted], dim=2).view(clients * most, 2 * classes)
+        for step, width in enumerate(sizes.max(dim=1).values.tolist()):
             shape, flat = (clients, width, -1), rows[step, :, :width].flatten()
-            outputs = moved.view(clients * most, classes).index_select(0, flat).view(shape)
-            of_records = known.index_select(0, flat).view(shape)
-            outputs.addcmul_(place.factor, of_records[..., :classes])
-            outputs.sub_(
-                outputs.amax(dim=2, keepdim=True)
-            ).exp_()  # softmax: three times as fast for few classes
-            errors = outputs.div_(outputs.sum(dim=2, keepdim=True)).sub_(of_records[..., classes:])
-            errors.mul_(counted[step, :, :width])
-        if keep is not None:
-            own.mul_(keep)
-            moved.mul_(keep)
-            place.factor = place.factor * keep
-        if width:
-            own.view(clients * most, classes).index_add_(
-                0, flat, errors.view(clients * width, classes), alpha=-1.0
-            )
-            moved.baddbmm_(
-                flat_products.index_select(0, flat).view(shape).transpose(1, 2), errors, alpha=-1.0
-            )
-        if balls is not None:
-            squares = (own * moved).sum(dim=(1, 2), dtype=torch.float64)
-            if keep is not None and start_norms is not None:
-                drift = (place.factor[:, 0, 0] - 1).to(torch.float64)
-                crossed = (own * at_start).sum(dim=(1, 2), dtype=torch.float64)
-                squares = squares + 2 * drift * crossed + drift.square() * start_norms
-            inside = clip_factor(squares.clamp_min(0).sqrt(), balls).to(torch.float32)[
-                :, None, None
-            ]
-            if bool((inside < 1).any()):
-                own.mul_(inside)
-                moved.mul_(inside)
-                place.factor = 1 + inside * (place.factor - 1)
-    place.coefficients = own
-    return place
+            if width:
+                outputs = self.moved.view(clients * most, classes).index_select(0, flat).view(shape)
+                errors = self._errors(outputs, known.index_select(0, flat).view(shape))
+                errors.mul_(rates[step, :, :width])
+            if decays:
+                self._shrink(keep)
+                self.factor = self.factor * keep
+            if width:
+                across = flat_products.index_select(0, flat).view(shape).transpose(1, 2)
+                changes = errors.view(clients * width, classes)
+                self.own.view(clients * most, classes).index_add_(0, flat, changes, alpha=-1.0)
+                self.moved.baddbmm_(across, errors, alpha=-1.0)
+            if block.balls is not None:
+                self._into_balls(block.balls[:, 0], start_norms)
+        return self._vectors()
 
+    def _table(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Batch sizes (steps, clients), rows of the records and rates (steps, clients, widest).
 
-def _table(draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    """Batch sizes (steps, clients), and each step's records (steps, clients, widest), -1 where
-    there is none.
-    """
-    sizes = torch.stack([draw.sizes for draw in draws], dim=1)
-    widest = int(sizes.max()) if sizes.numel() else 0
-    chosen = torch.full((len(draws), len(sizes), widest), -1)
-    chosen[torch.arange(widest) < sizes.T[..., None]] = torch.cat([draw.records for draw in draws])
-    return sizes, chosen.transpose(0, 1).contiguous()
+        The rate is zero for what is in no batch.
+        """
+        draws, (clients, most, _) = self.block.draws, self.wanted.shape
+        sizes = torch.from_numpy(self.block.sizes)
+        widest = int(sizes.max()) if sizes.numel() else 0
+        chosen = torch.full((clients, len(sizes), widest), -1)
+        filled = torch.arange(widest) < sizes.T[..., None]
+        chosen[filled] = torch.cat([draw.records for draw in draws])
+        chosen = chosen.transpose(0, 1).contiguous()
+        each = torch.tensor([p.lr for p in self.block.phases]) / sizes.clamp_min(1)
+        rates = (chosen >= 0).to(torch.float32) * each[..., None].to(torch.float32)
+        rows = chosen.clamp_min(0) + torch.arange(clients)[:, None] * most
+        return sizes, rows.to(self.block.device), rates[..., None].to(self.block.device)
+
+    def _errors(self, outputs: Tensor, known: Tensor) -> Tensor:
+        """Softmax of K A + s X W0^T, less the one-hot labels; in place."""
+        classes = self.wanted.shape[2]
+        outputs.addcmul_(self.factor, known[..., :classes])
+        # Written out: three times as fast as torch's for few classes.
+        outputs.sub_(outputs.amax(dim=2, keepdim=True)).exp_()
+        return outputs.div_(outputs.sum(dim=2, keepdim=True)).sub_(known[..., classes:])
+
+    def _shrink(self, factor: Tensor) -> None:
+        """Multiply what was learned, A and K A."""
+        self.own.mul_(factor)
+        self.moved.mul_(factor)
+
+    def _into_balls(self, radii: Tensor, start_norms: Tensor | None) -> None:
+        """Move clients that have left their ball back to its border."""
+        squares = (self.own * self.moved).sum(dim=(1, 2), dtype=torch.float64)
+        if start_norms is not None:
+            drift = (self.factor[:, 0, 0] - 1).to(torch.float64)
+            crossed = (self.own * self.at_start).sum(dim=(1, 2), dtype=torch.float64)
+            squares = squares + 2 * drift * crossed + drift.square() * start_norms
+        distances = squares.clamp_min(0).sqrt()
+        inside = clip_factor(distances, radii).to(torch.float32)[:, None, None]
+        if bool((inside < 1).any()):
+            self._shrink(inside)
+            self.factor = 1 + inside * (self.factor - 1)
+
+    def _vectors(self) -> Tensor:
+        """The clients' vectors, s W0 + A^T X."""
+        moved = stacked_product(self.own.transpose(1, 2), self.records).flatten(1)
+        vectors = torch.empty_like(self.start)
+        for block, change in zip(self.layer.blocks, (moved, self.own.sum(dim=1)), strict=False):
+            start = self.start[:, block.slice]
+            vectors[:, block.slice] = torch.addcmul(change, self.factor[:, 0], start)
+        return vectors

@@ -47,7 +47,14 @@ def compare(
     """Run methods on the same federations, over paired seeds.
 
     ``settings`` are those of single methods, by name, for instance from
-    :meth:`~dpfl.experiments.results.StudyResult.settings` of a search.
+    :meth:`~dpfl.experiments.results.StudyResult.settings` of a search. ``store`` is where runs are
+    kept.
+
+    ::
+
+        result = compare(values, ["fedavg_dp", "weiavg"], store=RunStore(workers=2))
+        for one in standings(result.cells):
+            print(one.label, one.mean, one.gap, one.p_value)
     """
     own = {name: (settings or {}).get(name, {}) for name in methods}
     title = f"{len(methods)} methods compared"
@@ -118,7 +125,13 @@ def tune_study(study: Sweep, store: RunStore) -> StudyResult:
 
 
 def run_study(study: Sweep, store: RunStore) -> StudyResult:
-    """Tune every method by the study's rule, then run the final seeds."""
+    """Tune every method by the study's rule, then run the final seeds.
+
+    ::
+
+        result = run_study(Sweep.from_file(Path("study.toml")), RunStore(kept=Path("runs/study")))
+        result.write(Path("study.json"))
+    """
     chosen = choose(study, store)
     asked = [(cell, chosen[key_of(study, cell)]) for cell in cells(study)]
     tasks = [
@@ -145,7 +158,9 @@ def fitting(
 ) -> tuple[list[str], dict[str, DpflError]]:
     """Sort methods into those that can run this experiment, and why the others cannot.
 
-    Data that cannot be read are no method's fault, and raised.
+    ``names`` are the methods to try, ``settings`` what single methods have of their own. Every
+    method is rehearsed as a run would be: enrolment, noise and budgets. Data that cannot be read
+    are not a method's fault, and raised.
     """
     fit, refused = [], {}
     for name in names:
@@ -211,6 +226,7 @@ def _run(base: Values, values: Values, store: RunStore) -> StudyResult:
 
 
 def _result(study: Sweep, found: Iterable[CellResult]) -> StudyResult:
+    """Put cells together with the study, its remark and where they were computed."""
     return StudyResult(
         title=study.title,
         cells=tuple(found),
@@ -221,6 +237,7 @@ def _result(study: Sweep, found: Iterable[CellResult]) -> StudyResult:
 
 
 def _cell(study: Sweep, cell: Cell, choice: Choice, runs: Sequence[RunScore] = ()) -> CellResult:
+    """Put together what is known of one method in one case."""
     return CellResult(
         case=cell.case,
         label=cell.label,
@@ -262,11 +279,13 @@ def _number_at(line: Mapping[str, Any], path: str) -> float | None:
 
 
 def _parameters(values: Values, data_folder: Path | None) -> int:
+    """Count the parameters of an experiment's model."""
     experiment = Experiment.from_dict(values)
     return Layout.of_module(experiment.build_model(experiment.federation(data_folder))).size
 
 
 def _same_data(one: Values, other: Values) -> bool:
+    """Whether two data sections name the same records."""
     if "folder" in one and "folder" in other:
         return Path(one["folder"]).resolve() == Path(other["folder"]).resolve()
     return one.get("name") is not None and one.get("name") == other.get("name")

@@ -22,7 +22,11 @@ ROUNDS = 3
 
 
 def seconds_in_all(experiment: Experiment, data_folder: Path | None = None) -> float:
-    """Estimate the whole run. No record is read, nothing is charged: only sizes matter."""
+    """Estimate the seconds that a whole run takes on this machine.
+
+    No record is used and nothing is charged: only sizes matter. A few clients stand for all, from
+    the smallest to the largest budget; files and evaluation are not counted.
+    """
     federation = experiment.federation(data_folder)
     strategy = experiment.strategy(len(federation.ids))
     few = _blank(federation, SAMPLE)

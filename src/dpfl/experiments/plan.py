@@ -1,5 +1,8 @@
 """Plan before training: what several methods would cost and leave of the signal, and which to try
 first.
+
+The recommendation compares ratios of noise to signal (:mod:`dpfl.sim.forecast`) among methods that
+promise the same. It does not predict accuracy.
 """
 
 from __future__ import annotations
@@ -83,6 +86,12 @@ def plan(
     """Plan experiments that differ in their method, without training.
 
     ``timing`` estimates the time of each by a few rounds on made-up records.
+
+    ::
+
+        found = plan([Experiment.from_dict(for_method(values, name)) for name in names])
+        for tip in found.recommendations:
+            print(tip.promise, tip.method, tip.reason)
     """
     planned = []
     for experiment in experiments:

@@ -1,4 +1,8 @@
-"""Several experiments at once: one process each, as many at a time as there are workers."""
+"""Several experiments at once: one process each, as many at a time as there are workers.
+
+A task runs in its own folder and can be repeated: a run that is there is read, one that was
+interrupted or halted goes on, and its bits do not depend on how often it stopped.
+"""
 
 from __future__ import annotations
 
@@ -78,6 +82,7 @@ def run_task(task: Task, report: Callable[[int], None]) -> Ended:
 
 
 def _halted(task: Task, scores: Scores) -> Ended:
+    """Say how a run stands that was halted where the task says."""
     planned = task.experiment.run.rounds
     return Ended(scores=scores, rounds=RoundCount(planned=planned, done=task.rounds))
 
@@ -109,12 +114,15 @@ def _known(folder: RunFolder, task: Task) -> Ended | None:
 
 
 def _share(counters: Any) -> None:
+    """Make a process a worker that reports its rounds in shared counters."""
     global _counters
     become_worker()
     _counters = counters
 
 
 def _in_worker(number: int, task: Task) -> Ended:
+    """Run a task in a worker process."""
+
     def report(done: int) -> None:
         _counters[number] = done
 
@@ -143,6 +151,7 @@ def run_all(tasks: Sequence[Task], workers: int, progress: Callable[[int], None]
 def _in_processes(
     tasks: Sequence[Task], workers: int, progress: Callable[[int], None]
 ) -> list[Ended]:
+    """Run tasks in as many processes as there are workers; whatever ends this ends them."""
     context = torch.multiprocessing.get_context("spawn")
     counters = context.Array("i", len(tasks))
     with ProcessPoolExecutor(

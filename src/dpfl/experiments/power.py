@@ -163,6 +163,7 @@ class _Composition:
 
     @property
     def _printed(self) -> float:
+        """The constant of the printed bound on epsilon."""
         return (1 + self.distortion) * 8 * self.weakest * math.log(1.25 / self.delta)
 
     def needed(self, target: float) -> float:

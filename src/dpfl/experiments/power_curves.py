@@ -75,17 +75,21 @@ def curves(
     least = smallest_jl_dimension(len(kappas), failure)
 
     def tight(numbers: int) -> float:
+        """Epsilon over r = ``numbers`` directions, composed exactly."""
         return tight_epsilon(math.sqrt((noise / numbers + 1) / weakest), rounds, total_delta)
 
     def printed(numbers: int, theorem: Literal[1, 2, "none"], sparsity: float = 1.0) -> float:
+        """Epsilon as a theorem of the paper prints it."""
         more: Any = {"failure": failure, "sparsity": sparsity}
         return paper_epsilon(*channel, numbers, rounds, delta, theorem=theorem, **more)
 
     def gap(numbers: int, kind: Projection | Literal["none"], sparsity: float = 1.0) -> float:
+        """The bound of Theorem 3."""
         more: Any = {"sparsity": sparsity, "strong_convexity": strong_convexity}
         return convergence_bound(*channel, numbers, parameters, rounds, kind=kind, **more)
 
     def planned(target: float, accounting: Literal["tight", "paper"]) -> tuple[float | None, ...]:
+        """Bound and dimension of the best plan for a target; None where there is none."""
         own = delta if accounting == "paper" else total_delta
         more: Any = {"failure": failure, "strong_convexity": strong_convexity}
         try:

@@ -82,7 +82,9 @@ class Standing:
 def standings(cells: Sequence[CellResult | Mapping[str, Any]]) -> list[Standing]:
     """Rank the methods of one case. Seeds are paired, so all methods must have the same ones.
 
-    A cell may also be a dict as ``results.json`` holds it, with a label and runs.
+    The best mean accuracy of each promise is compared with the others by paired t-tests, adjusted
+    for their number. Accuracies of one common model and of clients' own models are ranked apart. A
+    cell may also be a dict as ``results.json`` holds it, with a label and runs.
     """
     typed = [one if isinstance(one, CellResult) else CellResult.from_dict(one) for one in cells]
     seeds = {tuple(run.seed for run in cell.runs) for cell in typed}
@@ -98,6 +100,7 @@ def standings(cells: Sequence[CellResult | Mapping[str, Any]]) -> list[Standing]
 
 
 def _ranked(group: list[Standing]) -> list[Standing]:
+    """Rank methods that promise the same against the best of them."""
     best = max(group, key=lambda one: one.mean)
     others = [one for one in group if one is not best]
     adjusted = holm([paired_p_value(best.accuracies, one.accuracies) for one in others])

@@ -172,7 +172,13 @@ class CellResult:
 class StudyResult:
     """The results of a comparison, a sweep, a search or a study.
 
-    ``study`` is the file that repeats it; ``tuning`` says on whose records settings were chosen.
+    ``study`` is the file that repeats it; ``tuning`` says on whose records settings were chosen;
+    ``versions`` and ``machine`` where it was computed.
+
+    ::
+
+        result = StudyResult.read(Path("runs/compare-1"))
+        print(result.cells[0].label, result.cells[0].runs[0].accuracy)
     """
 
     title: str

@@ -194,6 +194,7 @@ def combinations(lists: Mapping[str, list[Any]]) -> list[Values]:
 
 
 def _distinct(found: Iterable[Values]) -> list[Values]:
+    """Keep the first of equal combinations."""
     kept: list[Values] = []
     for one in found:
         kept += [] if one in kept else [one]
@@ -201,6 +202,7 @@ def _distinct(found: Iterable[Values]) -> list[Values]:
 
 
 def _foreign(field: str, known: Container[str]) -> bool:
+    """Whether a dotted field is a setting that a method does not have."""
     section, _, name = field.partition(".")
     return section == "method" and name not in known
 

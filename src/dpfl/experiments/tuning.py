@@ -91,6 +91,8 @@ class Choice:
 
 @dataclass(kw_only=True)
 class _Candidate:
+    """Values that are tried for one key, and how well they did so far."""
+
     key: str
     values: Values
     tasks: list[Task]
@@ -175,5 +177,6 @@ def _try(going: Sequence[_Candidate], share: float, store: RunStore) -> None:
 
 
 def _better_half(candidates: Sequence[_Candidate], key: str) -> list[_Candidate]:
+    """The candidates of one key that go on."""
     own = [one for one in candidates if one.key == key]
     return sorted(own, key=lambda one: one.merit, reverse=True)[: math.ceil(len(own) / 2)]

@@ -23,7 +23,7 @@ Departures
     The head is the layer that the module registers last. Plain SGD in both phases, as many epochs
     of each as ``head_epochs`` and the local work say. QR only where ``linear_representation`` says
     that nothing stands between the matrices: elsewhere it would change what the model computes.
-    Tested are the clients' own models, each on its own records.
+    ModelTested are the clients' own models, each on its own records.
 """
 
 from __future__ import annotations

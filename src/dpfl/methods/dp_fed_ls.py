@@ -44,7 +44,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from dpfl.core.checks import one_of
+from dpfl.core.checks import one_of, positive
 from dpfl.core.layout import Layout
 from dpfl.core.types import Aggregate, Observer, PlugOutput, PlugState, Terms, Unit
 from dpfl.numerics.recursive_filter import check_smoothing, laplacian_smoothing, noise_gain
@@ -108,6 +108,7 @@ class LaplacianSmoothing(Denoiser):
 
 def _dp_fed(name: str, work: ClientWork, project: str, denoise: tuple[Denoiser, ...]) -> Strategy:
     one_of(name, ("every_step", "once"), project=project)
+    positive(name, clip=work.clip)
     return Strategy(
         name=name,
         unit=Unit.CLIENT,

@@ -118,7 +118,7 @@ class RandomProjection(Stage):
         return clipping.clip(projected, self.clip) if self.clip_after else projected
 
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        """Project."""
+        """Project one client's update."""
         return self.client_rows(x[None], shared)[0]
 
     def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:

@@ -22,7 +22,7 @@ Formal guarantees
 Departures
     Local epochs instead of single steps, and noise on the update instead of the gradient, as in the
     FedCEO comparison. A client's own learning rate, if it has one, is that of both parts together.
-    Tested are the clients' own models, each on its own records.
+    ModelTested are the clients' own models, each on its own records.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
-"""The papers' networks, by name. All of them treat records apart: normalisation is GroupNorm, never
-BatchNorm.
+"""The papers' networks, by name.
+
+All of them treat records apart: normalisation is GroupNorm, never BatchNorm. A network is built
+from the shape of a record (channels first for images) or the size of a vocabulary, the number of
+classes, and the width of its hidden layers where the paper leaves it open.
 """
 
 from __future__ import annotations
@@ -22,80 +25,71 @@ def logistic(shape: Shape, classes: int, hidden: int) -> nn.Module:
 
 def mlp(shape: Shape, classes: int, hidden: int) -> nn.Module:
     """One hidden layer of ``hidden`` rectified units."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
-    )
+    first = nn.Linear(math.prod(shape), hidden)
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(hidden, classes))
 
 
 def cnn(shape: Shape, classes: int, hidden: int) -> nn.Module:
-    """Robust-HDP, Table 5: conv 16 5x5, pool, conv 32 5x5, pool, dense; 28,938 parameters on 28 x
-    28.
+    """Robust-HDP's CNN: two 5x5 convolutions, dense; 28,938 parameters on 28 x 28.
+
+    Table 5 of the paper: 16 channels, then 32, a pool after each.
     """
     channels, height, width = shape
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(32 * (height // 4) * (width // 4), classes),
-    )  # fmt: skip
+    first = _convolution(channels, 16, 5, padding=2, pool=2)
+    second = _convolution(16, 32, 5, padding=2, pool=2)
+    dense = nn.Linear(32 * (height // 4) * (width // 4), classes)
+    return nn.Sequential(*first, *second, nn.Flatten(), dense)
 
 
 def cnn_small(shape: Shape, classes: int, hidden: int) -> nn.Module:
-    """PFA's two-layer CNN: conv 16 8x8 stride 2, conv 32 4x4 stride 2, dense 32, dense; 26,010
-    parameters on 28 x 28.
-    """
-    body = nn.Sequential(
-        nn.Conv2d(shape[0], 16, 8, stride=2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1),
-        nn.Conv2d(16, 32, 4, stride=2), nn.ReLU(), nn.MaxPool2d(2, 1), nn.Flatten(),
-    )  # fmt: skip
-    return nn.Sequential(body, nn.Linear(_size(body, shape), 32), nn.ReLU(), nn.Linear(32, classes))
+    """PFA's CNN: convolutions of 8x8 and 4x4, dense 32, dense; 26,010 parameters on 28 x 28."""
+    first = _convolution(shape[0], 16, 8, stride=2, padding=3, pool=1)
+    second = _convolution(16, 32, 4, stride=2, pool=1)
+    return _with_dense(shape, [*first, *second], 32, classes)
 
 
 def cnn_cifar(shape: Shape, classes: int, hidden: int) -> nn.Module:
-    """PFA's four-layer CNN for CIFAR-10: two 5x5 convolutions, two dense layers; about 10^6
-    parameters.
-    """
-    body = nn.Sequential(
-        nn.Conv2d(shape[0], 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-    )  # fmt: skip
-    return nn.Sequential(
-        body, nn.Linear(_size(body, shape), 256), nn.ReLU(), nn.Linear(256, classes)
-    )
+    """PFA's CNN for CIFAR-10: two 5x5 convolutions, two dense layers; about 10^6 parameters."""
+    first = _convolution(shape[0], 32, 5, padding=2, pool=2)
+    second = _convolution(32, 64, 5, padding=2, pool=2)
+    return _with_dense(shape, [*first, *second], 256, classes)
 
 
 def lenet5(shape: Shape, classes: int, hidden: int) -> nn.Module:
     """FedCEO's LeNet-5: conv 32 5x5, conv 64 5x5, dense 512, dense 512, dense."""
-    body = nn.Sequential(
-        nn.Conv2d(shape[0], 32, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-    )  # fmt: skip
-    return nn.Sequential(
-        body,
-        nn.Linear(_size(body, shape), 512),
-        nn.ReLU(),
-        nn.Linear(512, 512),
-        nn.ReLU(),
-        nn.Linear(512, classes),
-    )
+    first = _convolution(shape[0], 32, 5, pool=2)
+    second = _convolution(32, 64, 5, pool=2)
+    return _with_dense(shape, [*first, *second], 512, 512, classes)
 
 
 def alexnet(shape: Shape, classes: int, hidden: int) -> nn.Module:
     """AlexNet's five convolutions scaled to 32 x 32, two dense layers of 1,024."""
-    body = nn.Sequential(
-        nn.Conv2d(shape[0], 64, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(64, 192, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(192, 384, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(384, 256, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-    )  # fmt: skip
-    return nn.Sequential(
-        body,
-        nn.Linear(_size(body, shape), 1024),
-        nn.ReLU(),
-        nn.Linear(1024, 1024),
-        nn.ReLU(),
-        nn.Linear(1024, classes),
-    )
+    layers = _convolution(shape[0], 64, 3, stride=2, padding=1, pool=2)
+    layers += _convolution(64, 192, 3, padding=1, pool=2)
+    layers += _convolution(192, 384, 3, padding=1)
+    layers += _convolution(384, 256, 3, padding=1)
+    layers += _convolution(256, 256, 3, padding=1, pool=2)
+    return _with_dense(shape, layers, 1024, 1024, classes)
+
+
+def _convolution(
+    inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0, pool: int = 0
+) -> list[nn.Module]:
+    """A rectified convolution, and a 2 x 2 max pool of stride ``pool`` unless that is 0."""
+    layers = [nn.Conv2d(inputs, outputs, kernel, stride, padding), nn.ReLU()]
+    return [*layers, nn.MaxPool2d(2, pool)] if pool else layers
+
+
+def _with_dense(shape: Shape, layers: list[nn.Module], *sizes: int) -> nn.Module:
+    """A body of layers, then dense layers of these sizes with rectifiers between them."""
+    body = nn.Sequential(*layers, nn.Flatten())
+    with torch.no_grad():
+        inputs = int(body(torch.zeros(1, *shape)).shape[1])
+    dense: list[nn.Module] = []
+    for outputs in sizes:
+        dense += [nn.Linear(inputs, outputs), nn.ReLU()]
+        inputs = outputs
+    return nn.Sequential(body, *dense[:-1])
 
 
 class Residual(nn.Module):
@@ -103,37 +97,37 @@ class Residual(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.GroupNorm(32, outputs), nn.ReLU(),
-            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.GroupNorm(32, outputs),
-        )  # fmt: skip
+        first = _normalised(inputs, outputs, 3, stride)
+        self.body = nn.Sequential(*first, nn.ReLU(), *_normalised(outputs, outputs, 3, 1))
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(32, outputs)
-            )
+            self.shortcut = nn.Sequential(*_normalised(inputs, outputs, 1, stride))
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the two."""
         return torch.relu(self.body(x) + self.shortcut(x))
 
 
+def _normalised(inputs: int, outputs: int, kernel: int, stride: int) -> list[nn.Module]:
+    """A convolution that keeps the size (but for the stride), and GroupNorm."""
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+    return [convolution, nn.GroupNorm(32, outputs)]
+
+
 def resnet18(shape: Shape, classes: int, hidden: int) -> nn.Module:
     """ResNet-18 with GroupNorm for small images; 11.2 million parameters on 32 x 32 x 3."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(shape[0], 64, 3, 1, 1, bias=False),
-        nn.GroupNorm(32, 64),
-        nn.ReLU(),
-    ]
-    inputs = 64
-    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+    layers = [*_normalised(shape[0], 64, 3, 1), nn.ReLU()]
+    for inputs, outputs, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
         layers += [Residual(inputs, outputs, stride), Residual(outputs, outputs, 1)]
-        inputs = outputs
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
 
 
 class Reader(nn.Module):
-    """An embedding, recurrent layers, and a dense layer on the last position."""
+    """An embedding, LSTM layers, and a dense layer on the last position.
+
+    ``vocabulary`` tokens are embedded in ``embedding`` numbers; each of the ``layers`` has
+    ``hidden`` units.
+    """
 
     def __init__(
         self, vocabulary: int, embedding: int, hidden: int, layers: int, classes: int
@@ -151,8 +145,9 @@ class Reader(nn.Module):
 
 
 def lstm(vocabulary: int, classes: int, hidden: int) -> nn.Module:
-    """PFA's two-layer LSTM for texts (IMDb): embedding and layers of ``hidden`` units, dense on the
-    last word.
+    """PFA's two-layer LSTM for texts (IMDb), dense on the last word.
+
+    Embedding and layers have ``hidden`` units.
     """
     return Reader(vocabulary, hidden, hidden, 2, classes)
 
@@ -160,8 +155,3 @@ def lstm(vocabulary: int, classes: int, hidden: int) -> nn.Module:
 def lstm_shakespeare(vocabulary: int, classes: int, hidden: int) -> nn.Module:
     """DP-Fed-LS's next-character LSTM: embedding of 8, two layers of 256, dense."""
     return Reader(vocabulary, 8, 256, 2, classes)
-
-
-def _size(body: nn.Module, shape: Shape) -> int:
-    with torch.no_grad():
-        return int(body(torch.zeros(1, *shape)).shape[1])

@@ -1,4 +1,8 @@
-"""The few pieces of linear algebra that more than one room needs."""
+"""Norms, clipping and products of stacks of matrices: what several packages share.
+
+Norms and clip factors are computed in double precision, so that a clipped vector stays within its
+bound from the smallest float32 number to the largest.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,18 @@ import torch
 from torch import Tensor
 
 # A clipped vector is scaled to this fraction of the bound, so that float32 rounding (about 1e-6 for
-# a million terms) can never leave its norm above the sensitivity that was billed.
+# a million terms) can never leave its norm above the sensitivity that is charged.
 CLIP_MARGIN = 1.0 - 1e-5
 
 LARGEST_NORM = 1e15
-"""Records that have a larger norm, or whose gradient has, count as zero.
+"""Records with a larger norm, or whose gradient has one, count as zero.
 
 Their clip factors would bring products below the smallest normal float32 number, where rounding is
 no longer relative.
 """
 
 LARGEST_INPUT = 1e30
-"""The same for the input of a single layer, where a gradient is the product of two vectors and
-never written out.
-"""
+"""The same for the input of one layer, where the gradient is a product that is not written out."""
 
 
 def clip_factor(norm: Tensor, bound: float | Tensor) -> Tensor:
@@ -34,8 +36,13 @@ def clip_factor(norm: Tensor, bound: float | Tensor) -> Tensor:
 
 
 def clip(vector: Tensor, bound: float) -> Tensor:
-    """Scale a vector (or each row of a matrix) into the ball of radius ``bound``; non-finite ones
-    become zero.
+    """Scale a vector (or each row of a matrix) into the ball of radius ``bound``.
+
+    A vector that is within stays as it is; one that is not finite becomes zero.
+
+    >>> clip(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
+    tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000]])
     """
     norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True, dtype=torch.float64)
     half = torch.finfo(vector.dtype).eps if vector.dtype in (torch.float16, torch.bfloat16) else 0.0
@@ -69,8 +76,7 @@ _SMALL = 1e-18  # below, squares of float32 numbers may have vanished
 
 
 def squared_norms(x: Tensor) -> Tensor:
-    """Squared norm over the last axis, in double precision, at nearly the price of single
-    precision.
+    """Squared norm over the last axis, in double precision, nearly as fast as in single.
 
     In long vectors, runs of 256 squares are added up in float32 (any order: the norm is at most
     8e-6 off, within the margin of :func:`clip_factor`), the runs in double. A vector whose float32

@@ -42,10 +42,10 @@ class LearningRate:
         positive("server step", lr=self.rate)
         one_of("server step", DECAYS, schedule=self.decay)
         share("server step", factor=self.factor)
-        rounds = whole_number("server step", "rounds", self.rounds or 1)
+        if self.rounds is not None:
+            whole_number("server step", "rounds", self.rounds)
         known = self.decay != "cosine" or self.rounds is not None
         check(known, "server step", "a cosine needs its length", "give rounds")
-        object.__setattr__(self, "rounds", rounds if self.rounds else None)
 
     def at(self, round_: int) -> float:
         """The learning rate of a round, counted from 0."""
@@ -93,6 +93,8 @@ class ServerSgd(Step):
     def __post_init__(self) -> None:
         not_negative("server step", momentum=self.momentum)
         check(self.momentum < 1, "server step", f"momentum = {self.momentum}", "give below 1")
+        given = self.momentum > 0 or not self.nesterov
+        check(given, "server step", "nesterov without momentum", "give momentum, or neither")
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Return an empty buffer; none without momentum."""
@@ -191,11 +193,13 @@ class AveragedIterates(Step):
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Return the inner step's state, and an average of no models."""
         average = {"average": torch.zeros(layout.size, dtype=torch.float64)}
-        return {**self.step.start(terms, layout), **average, "models": torch.zeros(1)}
+        inner = _named("inner/", self.step.start(terms, layout))
+        return {**inner, **average, "models": torch.zeros(1)}
 
     def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Step, and add the model to the average."""
-        model, state, metrics = self.step(state, aggregate)
+        model, inner, metrics = self.step(_inner(state), aggregate)
+        state = {**state, **_named("inner/", inner)}
         if aggregate.round < self.first:
             return model, state, metrics
         count = state["models"] + 1
@@ -205,5 +209,15 @@ class AveragedIterates(Step):
 
     def published(self, state: PlugState, model: Tensor) -> Tensor:
         """Return the average, once there is one."""
-        averaged = float(state["models"]) > 0
-        return state["average"].to(model.dtype) if averaged else self.step.published(state, model)
+        if float(state["models"]) > 0:
+            return state["average"].to(model.dtype)
+        return self.step.published(_inner(state), model)
+
+
+def _named(prefix: str, state: PlugState) -> PlugState:
+    return {f"{prefix}{name}": tensor for name, tensor in state.items()}
+
+
+def _inner(state: PlugState) -> PlugState:
+    known = {name.partition("/"): tensor for name, tensor in state.items()}
+    return {name: tensor for (first, _, name), tensor in known.items() if first == "inner"}

@@ -186,13 +186,14 @@ def trade_off_curve(
     deltas = _tangents(events, adjacency, rates) if events and plain else _DELTAS
     pairs = epsilon_curve(events, adjacency, deltas)
     usable = [(delta, epsilon) for delta, epsilon in pairs if epsilon < _LARGEST_EXPONENT]
-    return [(rate, _least_misses(rate, usable)) for rate in rates]
+    return [(rate, least_misses(rate, usable)) for rate in rates]
 
 
-def _least_misses(rate: float, pairs: Sequence[tuple[float, float]]) -> float:
+def least_misses(rate: float, pairs: Sequence[tuple[float, float]]) -> float:
+    """Return the least rate of misses at a rate of false alarms, by guarantees (delta, epsilon)."""
     lines = [0.0]
     for delta, epsilon in pairs:
-        growth = math.exp(epsilon)
+        growth = math.exp(min(epsilon, _LARGEST_EXPONENT))
         lines += [1 - delta - growth * rate, (1 - delta - rate) / growth]
     return max(0.0, max(lines) - _ROUNDING)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from dpfl.core.types import Observer, Promise
 from dpfl.experiments import ranking
+from dpfl.experiments.results import CellResult, RunScore
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
@@ -73,10 +74,14 @@ class ReportRun:
         return self.promise.observer is not Observer.NOBODY
 
     @property
+    def score(self) -> RunScore:
+        """A finished run as comparisons take it."""
+        return RunScore.of(self.result, seed=self.seed)
+
+    @property
     def reference(self) -> bool:
         """Whether a finished run protects nobody, or only in a hypothetical federation."""
-        hypothetical = any(raised.flag is Flag.HYPOTHETICAL for raised in self.flags)
-        return hypothetical or not self.protects
+        return self.score.reference
 
     @property
     def flags(self) -> list[RaisedFlag]:
@@ -145,7 +150,7 @@ class Case:
         Methods that protect nobody are listed under every unit, and never ranked.
         """
         cells = [
-            {"label": label, "runs": [_score(run) for run in runs]}
+            CellResult(label=label, runs=tuple(run.score for run in runs))
             for label, runs in self.methods.items()
         ]
         grouped = ranking.grouped(ranking.standings(cells))
@@ -156,7 +161,7 @@ class Case:
                         label=one.label,
                         runs=self.methods[one.label],
                         best=one.best,
-                        gap=one.behind,
+                        gap=one.gap,
                         p_value=one.p_value,
                     )
                     for one in lines
@@ -165,17 +170,6 @@ class Case:
             )
             for unit, lines in grouped.items()
         }
-
-
-def _score(run: ReportRun) -> dict[str, Any]:
-    """The run in the form that :mod:`dpfl.experiments.ranking` takes."""
-    told = run.result.to_dict()
-    return {
-        **told,
-        "seed": run.seed,
-        "stamps": [str(raised) for raised in run.flags],
-        "epsilon": {**told["epsilon"], **run.promise.to_dict()},
-    }
 
 
 @dataclass(frozen=True, kw_only=True)

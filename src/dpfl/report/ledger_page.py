@@ -73,7 +73,7 @@ def ledger_page(
 def _flags(studies: Sequence[LedgerRun]) -> list[RaisedFlag]:
     """Flags that studies raise, each with the study."""
     seeded = [one for one in studies if one.seeded]
-    raised = [one for one in studies if "HYPOTHETICAL" in one.title]
+    raised = [one for one in studies if str(Flag.HYPOTHETICAL) in one.title.lower()]
     return [
         *(RaisedFlag(Flag.SEEDED, f"a rehearsal: {one.title}, {one.run}") for one in seeded),
         *(RaisedFlag(Flag.HYPOTHETICAL, one.run) for one in raised),

@@ -1,10 +1,8 @@
 """What an epsilon means, in numbers: for a person with several records, at other deltas, and as the
 errors of an adversary who guesses.
 
-Everything follows from points (epsilon, delta) at which a guarantee holds. By group privacy a
-guarantee for one unit gives (k epsilon, delta (1 + e^epsilon + ... + e^((k-1) epsilon))) for k of
-them. An adversary who decides whether a unit is present, with a false alarm rate a, misses it at a
-rate of at least max(0, 1 - delta - e^epsilon a, e^-epsilon (1 - delta - a)).
+Everything follows from points (epsilon, delta) at which a guarantee holds, by the formulas of
+:mod:`dpfl.privacy.meaning`.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from pathlib import Path
 from dpfl.core.errors import DpflError
 from dpfl.core.types import Adjacency, Observer, Promise, Unit
 from dpfl.privacy.ledger import Ledger
+from dpfl.privacy.meaning import group_delta, least_misses
 from dpfl.privacy.statement import Statement, statement
 from dpfl.report import words
 from dpfl.report.charts import Chart, Series
@@ -29,28 +28,10 @@ _SMALL_ALARMS = tuple(10.0**-power for power in (4, 3.5, 3, 2.5))
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A guarantee: epsilon at a delta.
-
-    >>> point = Point(epsilon=1.0, delta=1e-6)
-    >>> point.group_delta(2) > 3e-6
-    True
-    >>> point.missed(0.0)
-    0.999999
-    """
+    """A guarantee: epsilon at a delta."""
 
     epsilon: float
     delta: float
-
-    def group_delta(self, size: int) -> float:
-        """The delta that holds at ``size`` times epsilon for a group of ``size`` units."""
-        powers = (math.exp(min(number * self.epsilon, 700.0)) for number in range(size))
-        return min(1.0, self.delta * math.fsum(powers))
-
-    def missed(self, alarm: float) -> float:
-        """The least rate of misses at a rate of false alarms."""
-        rest = 1 - self.delta
-        above = rest - math.exp(min(self.epsilon, 700.0)) * alarm
-        return max(0.0, above, math.exp(-self.epsilon) * (rest - alarm))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +60,8 @@ class Meaning:
         """
         if size == 1:
             return self.point.epsilon
-        fitting = [p.epsilon for p in self.curve if p.group_delta(size) <= self.point.delta]
+        limit = self.point.delta
+        fitting = [p.epsilon for p in self.curve if group_delta(p.epsilon, p.delta, size) <= limit]
         return size * min(fitting, default=math.inf)
 
     @property
@@ -89,7 +71,7 @@ class Meaning:
 
     def missed(self, alarm: float) -> float:
         """The least rate of misses at a rate of false alarms, by the best of all points."""
-        return max(point.missed(alarm) for point in self.curve)
+        return least_misses(alarm, [(point.delta, point.epsilon) for point in self.curve])
 
     @property
     def charts(self) -> list[Chart]:

@@ -25,6 +25,7 @@ from dpfl.plugs.selection import Selection
 from dpfl.privacy.accountant import SMALLEST_DELTA
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs.experiment import ClientSection, MethodSection, ModelSection, selection_of
+from dpfl.runs.sections import ServerSection as OptimizerSection
 from dpfl.runs.toml_file import Section, TomlFile
 from dpfl.strategy import Strategy
 
@@ -78,6 +79,7 @@ class StudyFile(TomlFile):
     model: ModelSection = ModelSection()
     method: MethodSection
     run: RoundsSection
+    server: OptimizerSection | None = None
     network: NetworkSection = NetworkSection()
 
     @classmethod
@@ -144,7 +146,9 @@ class StudyFile(TomlFile):
         problem = "plans with larger budgets than the sites have"
         remedy = "use it in a simulation only"
         check(not strategy.local.hypothetical, where, problem, remedy, PrivacyRefusal)
-        return strategy
+        if self.server is None:
+            return strategy
+        return replace(strategy, step=self.server.step(strategy.step, self.run.rounds))
 
     def build_model(self) -> nn.Module:
         """Build the first model, which is the same everywhere."""

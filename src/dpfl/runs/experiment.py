@@ -163,6 +163,7 @@ class Experiment(TomlFile):
         return found
 
     def _clients(self, data_folder: Path | None) -> Federation:
+        """Load the records and share them out."""
         name, folder, seed = self.data.name, self.data.folder, self.public_seed().child("data")
         one = (name is None) != (folder is None)
         check(one, "[data]", "needs either a name or a folder", "name one data set")

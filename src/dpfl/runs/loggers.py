@@ -49,6 +49,8 @@ def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 class _TensorBoard:
+    """Writes event files into the run folder."""
+
     module = "torch.utils.tensorboard"
 
     def __init__(self, library: Any, folder: Path, settings: Mapping[str, str]) -> None:
@@ -68,6 +70,8 @@ class _TensorBoard:
 
 
 class _MlFlow:
+    """Writes to the tracking server that the user has set, else into the run folder."""
+
     module = "mlflow"
 
     def __init__(self, library: Any, folder: Path, settings: Mapping[str, str]) -> None:
@@ -128,6 +132,7 @@ class Logger:
             self._do(lambda backend: backend.close())
 
     def _do(self, act: Callable[[_Backend], None]) -> None:
+        """Let the backend act; open it first if need be, and give it up if it fails."""
         if self._failed:
             return
         try:

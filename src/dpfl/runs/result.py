@@ -21,7 +21,7 @@ SUMMARY_FORMAT = "dpfl-summary-2"
 _OLDER = "dpfl-summary-1"
 
 
-class Tested(StrEnum):
+class ModelTested(StrEnum):
     """Whose accuracy a run reports."""
 
     COMMON = "the common model, on all clients' test records"
@@ -119,7 +119,7 @@ class Summary:
     parameters: int
     rounds: RoundCount
     scores: Scores
-    tested: Tested
+    tested: ModelTested
     epsilon: EpsilonSpread | None
     epsilon_against: Mapping[Observer, EpsilonSpread] = field(default_factory=dict)
     clients_left: tuple[str, ...] = ()
@@ -183,7 +183,7 @@ class Summary:
                 assumptions=tuple(values["assumptions"]),
                 rounds=RoundCount(**values["rounds"]),
                 scores=Scores(**scores),
-                tested=Tested(values["tested"]),
+                tested=ModelTested(values["tested"]),
                 epsilon=EpsilonSpread.from_dict(values["epsilon"]),
                 epsilon_against={o: spread for o, spread in spreads.items() if spread},
                 clients_left=tuple(values["clients_left"]),

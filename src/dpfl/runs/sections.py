@@ -155,6 +155,7 @@ class ServerSection(Section):
         )
 
     def _learning_rate(self, own: LearningRate, rounds: int) -> LearningRate:
+        """The learning rate, over what the method's own step has."""
         adaptive = self.optimizer in ("adam", "yogi")
         self._need(
             not adaptive or self.lr is not None or own != LearningRate(),
@@ -184,6 +185,7 @@ class ServerSection(Section):
         )
 
     def _sgd(self, own: Step, lr: LearningRate) -> Step:
+        """Plain averaging, or with momentum."""
         for name in ("beta1", "beta2", "tau"):
             problem = "belongs to adam and yogi"
             self._need(getattr(self, name) is None, name, problem, "leave it out, or say which")
@@ -195,6 +197,7 @@ class ServerSection(Section):
         return ServerSgd(lr=lr, momentum=momentum, nesterov=nesterov)
 
     def _adaptive(self, lr: LearningRate) -> Step:
+        """Adam or Yogi."""
         for name in ("momentum", "nesterov"):
             problem = f"{self.optimizer} has a momentum of its own"
             self._need(getattr(self, name) is None, name, problem, "give beta1 instead")
@@ -203,6 +206,7 @@ class ServerSection(Section):
         return (ServerAdam if self.optimizer == "adam" else ServerYogi)(lr=lr, **given)
 
     def _need(self, good: bool, key: str, problem: str, remedy: str) -> None:
+        """Refuse a key of this section unless ``good``."""
         check(good, f"[server] {key}", problem, remedy)
 
 

@@ -11,15 +11,13 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from dpfl.core.errors import LedgerError, PrivacyRefusal
+from dpfl.core.checks import check
+from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.layout import Layout
-from dpfl.core.types import Budget, Observer, State, Unit
+from dpfl.core.types import Budget, Observer, State
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Evaluation, Scores
-from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.models import check_model
-from dpfl.privacy.flags import Flag, RaisedFlag, public_note
-from dpfl.privacy.statement import Statement, statement
 from dpfl.rounds import (
     Agreement,
     Run,
@@ -37,9 +35,10 @@ from dpfl.rounds import (
 from dpfl.rounds.members import check_budget, false_claims, honest_members
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.folder import Checkpoint, RunFolder
-from dpfl.runs.result import EpsilonSpread, RoundCount, Summary, Tested, total_bytes
+from dpfl.runs.result import RoundCount, Summary
 from dpfl.sim.clock import Clock
 from dpfl.sim.ray_workers import RayWorkers
+from dpfl.sim.summary import summarise
 from dpfl.sim.truth import (
     compared,
     lost_on_the_way,
@@ -96,12 +95,13 @@ class Simulation:
                 raise PrivacyRefusal(
                     f"client '{member.id}'",
                     "has no budget",
-                    "give every client a Budget(epsilon, delta), or use fedavg",
+                    "give every client a Budget(epsilon, delta), or use a method without privacy",
                 )
         self.model, self.layout = model, Layout.of_module(model)
         self.run_, self.folder, self.digest = run, folder, digest
         self.engine, self.device, self.workers = engine, device, workers
         self.evaluate_every, self.dropout = evaluate_every, dropout
+        check(0 <= dropout <= 1, "dropout", f"rate = {dropout}", "give a probability")
         claims = {client: member.claims for client, member in self.members.items()}
         shapes = buffer_shapes(model, strategy.releases)
         self.agreement: Agreement = enrol(strategy, claims, rounds, self.layout, shapes)
@@ -112,12 +112,13 @@ class Simulation:
         )
         self.private: dict[str, Tensor] = {}  # what stays at clients, by client
         self.timings: list[dict[str, float]] = []
-        if self._protects:
+        if self.protects:
             budgets = {c: m.budget for c, m in self.members.items() if m.budget is not None}
             run.ledger.set_budgets(budgets, unit=strategy.unit, observer=strategy.observer)
 
     @property
-    def _protects(self) -> bool:
+    def protects(self) -> bool:
+        """Whether the strategy promises anything to anyone."""
         return self.strategy.observer is not Observer.NOBODY
 
     # -- the loop ----------------------------------------------------------------------------------
@@ -125,7 +126,7 @@ class Simulation:
     def start(self) -> State:
         """Return the state before the first round; in a folder, it is the first checkpoint."""
         state = first_state(self.agreement, self.layout.read(self.model))
-        self._checkpoint(state)
+        self.checkpoint(state)
         return state
 
     def run(
@@ -180,7 +181,7 @@ class Simulation:
         if halt < rounds and ended_early is None:
             return self._halted(state, history)
         count = RoundCount(planned=rounds, done=state.round, ended_early=ended_early)
-        summary = self._summary(state, history, count, left, time.perf_counter() - began)
+        summary = summarise(self, state, history, count, left, time.perf_counter() - began)
         return Outcome(state=state, history=history, scores=summary.scores, summary=summary)
 
     def _workers(self) -> Workers | RayWorkers:
@@ -208,9 +209,10 @@ class Simulation:
         if self.folder is not None:
             self.folder.append_round(record)
             self.folder.append(self.folder.timings, timing)
-            self._checkpoint(state)
+            self.checkpoint(state)
 
-    def _checkpoint(self, state: State) -> None:
+    def checkpoint(self, state: State) -> None:
+        """Write the state to go on from, where there is a folder."""
         if self.folder is not None:
             self.folder.save_state(
                 Checkpoint(
@@ -235,144 +237,6 @@ class Simulation:
         """Accuracy and loss on test records: for simulations only, and not accounted."""
         write_buffers(self.model, state.buffers)
         return self.evaluation(self.published(state), self.strategy.personal, self.private)
-
-    # -- going on after an interruption ------------------------------------------------------------
-
-    def resume(self, found: Checkpoint) -> tuple[State, list[RoundRecord]]:
-        """Check that ledger, record and checkpoint belong together, and say from where to go on.
-
-        Seeded: a round that was charged but not checkpointed is repeated, bit for bit, without a
-        new charge. Otherwise its noise is gone: the round is lost, its number and its charge are
-        not.
-        """
-        assert self.folder is not None
-        state, self.private = found.state, dict(found.private)
-        charged = self.run_.ledger.last_round(self.run_.name)
-        before = self.agreement.first_round - 1
-        if (before if charged is None else charged) < state.round - 1:
-            raise LedgerError(
-                str(self.folder.ledger),
-                f"ends at round {charged}, the checkpoint at {state.round - 1}",
-                "restore the newest ledger",
-            )
-        history = self.folder.cut_back(self.agreement.first_round, state.round)
-        charged_to = self.run_.ledger.charged(self.run_.name)
-        for line in history:
-            unpaid = [client for client in line.arrived if (line.round, client) not in charged_to]
-            if unpaid:
-                raise LedgerError(
-                    str(self.folder.ledger),
-                    f"does not hold round {line.round}'s charge to '{unpaid[0]}', who took part",
-                    "restore the ledger this run has written",
-                )
-        while self.run_.seed is None and charged is not None and state.round <= charged:
-            reason = "charged, but interrupted before it was published"
-            history.append(RoundRecord(round=state.round, lost=reason))
-            self.folder.append_round(history[-1])
-            state = replace(state, round=state.round + 1)
-            self._checkpoint(state)
-        return state, history
-
-    # -- the end -----------------------------------------------------------------------------------
-
-    def _summary(
-        self,
-        state: State,
-        history: list[RoundRecord],
-        rounds: RoundCount,
-        left: tuple[str, ...],
-        seconds: float,
-    ) -> Summary:
-        lines = self._statements(self._stated_against)
-        last = history[-1].scores if history else None
-        private = self.strategy.local.private
-        arithmetic = arithmetic_assumptions(self.model, self.layout, self.device) if private else ()
-        summary = Summary(
-            method=self.strategy.name,
-            run=self.run_.name,
-            promise=self.strategy.promise,
-            flags=(*self.flags(), *_unpublished(history)),
-            assumptions=(*self.strategy.assumptions, *arithmetic),
-            clients=len(self.members),
-            parameters=self.layout.size,
-            rounds=rounds,
-            scores=last or self.evaluate(state),
-            tested=Tested.COMMON if self.strategy.personal is None else Tested.PERSONAL,
-            epsilon=EpsilonSpread.of(lines.values()),
-            epsilon_against=self._epsilon_against(lines),
-            clients_left=tuple(sorted({*left, *(c for line in history for c in line.left)})),
-            **total_bytes(history),
-            statements=tuple(lines.values()),
-            seconds=round(seconds, 3),
-        )
-        if self.folder is not None:
-            # The model file is for the world: no count of rounds, no name, nothing measured.
-            note = public_note(summary.flags)
-            self.folder.save_model(self.published(state), self.layout, note, state.buffers)
-            self.folder.save_summary(summary)
-        return summary
-
-    def _stated_against(self, client: str) -> Observer:
-        """Against whom a client's spend is stated: its own budget's adversary, else the
-        strategy's.
-        """
-        budget = self.members[client].budget
-        if not self._protects:
-            return Observer.SERVER
-        return (budget.observer if budget else None) or self.strategy.observer
-
-    def _statements(self, against: Callable[[str], Observer]) -> dict[str, Statement]:
-        lines = {c: statement(self.run_.ledger, c, against(c)) for c in self.members}
-        return {client: line for client, line in lines.items() if line is not None}
-
-    def _epsilon_against(self, known: Mapping[str, Statement]) -> dict[Observer, EpsilonSpread]:
-        """What was spent against each adversary that is charged apart."""
-        found: dict[Observer, EpsilonSpread] = {}
-        for observer in (Observer.SERVER, Observer.WORLD) if self.agreement.charges_world else ():
-            same = all(line.observer == observer for line in known.values()) and len(known) == len(
-                self.members
-            )
-            lines = known if same else self._statements(lambda _, against=observer: against)  # type: ignore[misc]
-            spread = EpsilonSpread.of(lines.values())
-            if spread is not None:
-                found[observer] = spread
-        return found
-
-    def flags(self) -> tuple[RaisedFlag, ...]:
-        """What must be said of everything this run leaves behind."""
-        raised = []
-        if self.run_.ledger.seeded_runs():  # this run, or an earlier one from the same accounts
-            raised.append(RaisedFlag(Flag.SEEDED))
-        if not self._protects:
-            raised.append(RaisedFlag(Flag.UNPROTECTED))
-        if self.strategy.local.hypothetical:
-            raised.append(RaisedFlag(Flag.HYPOTHETICAL))
-        if self.misreports:
-            named = (f"{client} (x {factor:g})" for client, factor in self.misreports.items())
-            raised.append(RaisedFlag(Flag.FALSE_CLAIMS, ", ".join(sorted(named))))
-        if self._protects and (weak := self._weak_deltas()):
-            raised.append(RaisedFlag(Flag.WEAK_DELTA, weak))
-        return (*raised, RaisedFlag(Flag.UNACCOUNTED))
-
-    def _weak_deltas(self) -> str:
-        by_client = self.strategy.unit is Unit.CLIENT
-        weak = [
-            client
-            for client, member in self.members.items()
-            if member.budget is not None
-            and member.budget.delta * (len(self.members) if by_client else member.shard.examples)
-            >= 1
-        ]
-        if not weak:
-            return ""
-        many = "clients" if by_client else "records"
-        return f"at or above 1 / {many} for {len(weak)} client(s), '{weak[0]}' among them"
-
-
-def _unpublished(history: list[RoundRecord]) -> tuple[RaisedFlag, ...]:
-    silent = sum(line.silent for line in history)
-    detail = f"{silent} of {len(history)} rounds"
-    return (RaisedFlag(Flag.UNPUBLISHED, detail),) if silent else ()
 
 
 def _planned_by(budgets: Mapping[str, Budget], accountant: Literal["renyi"]) -> dict[str, Budget]:

@@ -30,6 +30,7 @@ from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import Summary
 from dpfl.sim.loop import Outcome, Progress, Simulation
+from dpfl.sim.resume import resume as resume_from
 from dpfl.strategy import Strategy
 
 MOST_REHEARSED = 64
@@ -95,7 +96,7 @@ def train(
         raise ConfigurationError(
             "train",
             "was not given a Federation and a Strategy",
-            "build them, as dpfl.weiavg(...) does",
+            "build them: Federation.from_arrays(...), and a method such as those of dpfl.methods",
         )
     name = f"{strategy.name}-{uuid.uuid4().hex[:12]}"
     public = PublicSeed(seed or 0).child("run")
@@ -190,7 +191,9 @@ def _run_in(
                 digest=digest,
             )
             begun = (
-                (simulation.start(), []) if checkpoint is None else simulation.resume(checkpoint)
+                (simulation.start(), [])
+                if checkpoint is None
+                else resume_from(simulation, checkpoint)
             )
             return simulation, simulation.run(*begun, progress, until)
 

@@ -1,0 +1,110 @@
+"""The user's own arrays: checked, converted, and split into a training and a test part.
+
+Whatever cannot be used is refused with the client's name: arrays that are not numbers, labels that
+are not whole numbers from 0, lengths that differ, too few records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfl.core.checks import check
+from dpfl.core.errors import DataError
+from dpfl.core.random import PublicSeed
+from dpfl.data.records import Parts, Span
+
+TEST_FRACTION = 0.2
+ENCODE = "encode texts with the vocabulary that was named"
+
+
+def client_parts(client: Any, arrays: Sequence[Any], *, tokens: bool, seed: PublicSeed) -> Parts:
+    """Check one client's arrays: (features, labels), with test features and labels or without.
+
+    Without a test part, a fifth of the records is set aside. ``tokens``: whether features are whole
+    numbers for an embedding.
+    """
+    named = isinstance(client, str) and client.isprintable() and client != ""
+    remedy = "name clients by text without control characters"
+    check(named, f"client {client!r}", "has no printable name", remedy, DataError)
+    problem, remedy = f"has {len(arrays)} arrays", "give (features, labels), test parts too if any"
+    check(len(arrays) in (2, 4), f"client '{client}'", problem, remedy, DataError)
+    features, labels = _pair(f"client '{client}'", arrays[0], arrays[1], tokens)
+    if len(arrays) == 4:
+        return features, labels, *_pair(f"client '{client}'", arrays[2], arrays[3], tokens)
+    return split_off(client, features, labels, seed)
+
+
+def _pair(where: str, features: Any, labels: Any, tokens: bool) -> tuple[Tensor, Tensor]:
+    """Convert features and labels to tensors.
+
+    Features become float32, or int64 where they are tokens; labels become int64.
+    """
+    try:
+        given, kind = _array(features), np.int64 if tokens else np.float32
+        whole = given.dtype.kind in "iu" or not given.size or not tokens
+        remedy = "give whole numbers, one a token"
+        check(whole, where, f"has tokens of type {given.dtype}", remedy, DataError)
+        remedy = "give arrays of real numbers"
+        check(given.dtype.kind != "c", where, "has complex features", remedy, DataError)
+        largest = int(given.max()) if tokens and given.size else 0
+        check(largest <= np.iinfo(np.int64).max, where, f"has token {largest}", ENCODE, DataError)
+        with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
+            x = torch.from_numpy(np.array(given, dtype=kind))
+        y = np.array(_array(labels), dtype=np.float64)
+    except (ValueError, TypeError) as error:
+        problem = f"has features or labels that are no numbers ({error})"
+        raise DataError(where, problem, "give arrays of numbers") from error
+    problem, remedy = "has features that are not finite numbers", "fill missing values, scale huge"
+    check(bool(torch.isfinite(x).all()), where, problem, f"{remedy} ones", DataError)
+    return x, torch.from_numpy(_labels(where, y, x).astype(np.int64))
+
+
+def _labels(where: str, y: np.ndarray, x: Tensor) -> np.ndarray:
+    """One class number per record; a column of labels is taken as a row of them."""
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    remedy = "give one class number per record, not one-hot rows"
+    check(y.ndim == 1 <= x.ndim, where, f"has labels of shape {y.shape}", remedy, DataError)
+    problem, remedy = f"has {len(x)} records and {len(y)} labels", "give one label per record"
+    check(len(x) == len(y), where, problem, remedy, DataError)
+    whole, remedy = bool(np.all(np.isfinite(y) & (y == np.round(y)))), "number the classes from 0"
+    check(whole, where, "has labels that are no whole numbers", remedy, DataError)
+    if len(y):
+        odd = y.min() if y.min() < 0 else y.max()
+        check(0 <= odd < 2**31, where, f"has label {odd:g}", remedy, DataError)
+    return y
+
+
+def _array(values: Any) -> np.ndarray:
+    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+
+
+def split_off(client: str, features: Tensor, labels: Tensor, seed: PublicSeed) -> Parts:
+    """Set a fifth of a client's records aside for testing, by a public seed.
+
+    Both parts keep the order of the records. A client needs two records at least.
+    """
+    problem = f"has {len(labels)} record(s), too few for a train and a test part"
+    remedy = "leave it out, or give both parts"
+    check(len(labels) >= 2, f"client '{client}'", problem, remedy, DataError)
+    order = torch.randperm(len(labels), generator=seed.generator())
+    cut = max(1, round(TEST_FRACTION * len(labels)))
+    test, train = order[:cut].sort().values, order[cut:].sort().values
+    return features[train], labels[train], features[test], labels[test]
+
+
+def split_end(client: str, span: Span) -> tuple[Span, Span]:
+    """Set the last fifth of a stretch aside: for windows of a text, which overlap.
+
+    >>> split_end("a", (0, 10))
+    ((0, 8), (8, 10))
+    """
+    first, last = span
+    problem = "has one record, too few to set some aside"
+    check(last - first >= 2, f"client '{client}'", problem, "leave it out", DataError)
+    cut = last - max(1, round(TEST_FRACTION * (last - first)))
+    return (first, cut), (cut, last)
