@@ -350,7 +350,7 @@ def test_a_study_that_cannot_be_is_refused_when_it_is_made(
 
 
 def test_a_site_file_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    from dpfl.runs.deployment import SiteFile
+    from dpfl.runs.site_file import SiteFile
 
     base = {
         "site": {"id": "a"},
