@@ -27,7 +27,8 @@ from dpfl.deploy.transport import Transport, from_record, to_record
 from dpfl.privacy.events import History
 from dpfl.rounds import Agreement, buffer_shapes, enrol
 from dpfl.rounds.codec import FRAME_BYTES, encode_download
-from dpfl.runs.deployment import STUDY_FILE, SiteFile, StudyFile
+from dpfl.runs.deployment import STUDY_FILE, StudyFile
+from dpfl.runs.site_file import SiteFile
 
 SITES = ("a", "b", "c")
 FEATURES = 60

@@ -145,7 +145,7 @@ def test_bad_records_are_refused_and_leave_no_site(
     [
         (["--epsilon", "-1"], "epsilon"),
         (["--epsilon", "nan"], "epsilon"),
-        (["--epsilon", "inf"], "infinite"),
+        (["--epsilon", "inf"], "epsilon = inf"),
         (["--delta", "1"], "delta"),
         (["--unit", "person"], "unit"),
         (["--id", ""], "id"),
@@ -350,7 +350,7 @@ def test_a_study_that_cannot_be_is_refused_when_it_is_made(
 
 
 def test_a_site_file_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    from dpfl.runs.deployment import SiteFile
+    from dpfl.runs.site_file import SiteFile
 
     base = {
         "site": {"id": "a"},

@@ -107,7 +107,7 @@ def deploy(base: Path, experiment: Experiment) -> tuple[Path, WatchedGrid, dict[
 
 
 def _site_toml(name: str, budget: dict[str, Any] | None) -> str:
-    from dpfl.runs.deployment import SiteFile
+    from dpfl.runs.site_file import SiteFile
 
     return SiteFile.from_dict(
         {

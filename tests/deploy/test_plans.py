@@ -13,7 +13,10 @@ import pytest
 
 from dpfl.core.errors import LedgerError, PrivacyRefusal
 from dpfl.core.types import Observer
+from dpfl.deploy import coordinator as module
+from dpfl.deploy.connections import Connections
 from dpfl.deploy.site import Site
+from dpfl.rounds import Agreement
 from tests.deploy.federation import (
     CLIENT,
     DELTA,
@@ -58,20 +61,22 @@ def test_a_site_that_refuses_the_terms_is_not_in_the_population(tmp_path: Path) 
     assert charged(federation.sites["c"]) == set()
 
 
-def test_a_plan_ends_when_fewer_sites_are_there_than_it_counts_on(tmp_path: Path) -> None:
+def test_a_plan_ends_when_fewer_sites_are_there_than_it_counts_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     values = study_values("udp_fedavg", noise_multiplier=4.0, run={"cohort": 2})
     federation = Federation.of(tmp_path, values, {**CLIENT, "epsilon": 10.0})
     coordinator = federation.coordinator()
-    original = coordinator._settle
+    original = module.settle
     rounds: list[int] = []
 
-    def settle(agreement: object) -> None:
-        original(agreement)  # type: ignore[arg-type]
+    def settle(sites: Connections, agreement: Agreement) -> None:
+        original(sites, agreement)
         rounds.append(1)
         if len(rounds) == 3:
-            coordinator.sites.willing["c"] = False
+            sites.willing["c"] = False
 
-    coordinator._settle = settle  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(module, "settle", settle)
     coordinator.begin()
     summary = federation.summary()
     assert summary["rounds"]["done"] == 2

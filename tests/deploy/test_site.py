@@ -19,7 +19,7 @@ from dpfl.deploy.messages import Message, terms_from_dict
 from dpfl.deploy.site import Site
 from dpfl.privacy.accountant import spend
 from dpfl.rounds.codec import FRAME_BYTES
-from dpfl.runs.deployment import SiteFile
+from dpfl.runs.site_file import SiteFile
 from tests.deploy.federation import (
     CLIENT,
     DELTA,
@@ -597,7 +597,7 @@ FILE = {"file": "x.csv", "classes": 2}
         ({"site": {"id": "a"}, "data": FILE, "budget": {**RECORD, "epsilon": 0}}, "epsilon"),
         (
             {"site": {"id": "a"}, "data": FILE, "budget": {**RECORD, "epsilon": math.inf}},
-            "infinite",
+            "epsilon = inf",
         ),
         ({"site": {"id": "a"}, "data": FILE, "budget": {**RECORD, "delta": 1}}, "delta"),
         ({"site": {"id": "a"}, "data": FILE, "budget": {"epsilon": 1}}, "delta"),

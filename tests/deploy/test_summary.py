@@ -10,8 +10,8 @@ import pytest
 from dpfl.core.errors import FolderError
 from dpfl.deploy.summary import DeploymentSummary, StudyStatus
 from dpfl.privacy.flags import Flag
-from dpfl.runs.deployment import SiteFile
 from dpfl.runs.folder import RunFolder
+from dpfl.runs.site_file import SiteFile
 from tests.deploy.federation import RECORD, Federation, study_values
 
 SEEDED = {"noise": "seeded", "seed": 1}

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from dpfl.core.errors import ConfigurationError
-from dpfl.runs.deployment import SiteFile, StudyFile
+from dpfl.runs.deployment import StudyFile
 from dpfl.runs.experiment import Experiment
+from dpfl.runs.site_file import SiteFile
 from dpfl.runs.toml_file import TomlFile
 
 SITE: dict[str, Any] = {

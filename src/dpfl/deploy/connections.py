@@ -120,6 +120,17 @@ class Connections:
                 self.refusals[site] = reply.problem
         return reply.problem
 
+    def too_few(self) -> str:
+        """Say why the study ends if some members, but fewer than ``least_sites``, can go on.
+
+        The update of a lone site would be published as it is. That nobody can go on is found when
+        the next round is opened.
+        """
+        left, members = sum(self.willing.get(site, False) for site in self.members), self.members
+        if not 0 < left < self.study.run.least_sites:
+            return ""
+        return f"only {left} of {len(members)} sites can continue, and least_sites asks for more"
+
 
 def registered_keys(folder: Path) -> dict[str, int]:
     """Read which node has the key that was registered for each site; none without TLS."""

@@ -173,7 +173,7 @@ class Coordinator:
             settle(self.sites, agreement)
             ended = ""
             while not ended and state.round < agreement.terms.rounds:
-                ended = self._too_few(agreement)
+                ended = self.sites.too_few()
                 if not ended:
                     state, ended = self._round(agreement, state, run, history)
             self._finish(agreement, state, history, ended, ledger)
@@ -186,14 +186,6 @@ class Coordinator:
         ledger = Ledger.open(path, name)
         ledger.register(name, seeded=self.study.seeded, title=self.study.title)
         return ledger
-
-    def _too_few(self, agreement: Agreement) -> str:
-        """Say why the study ends if fewer sites than least_sites can go on."""
-        members = agreement.claims
-        left = sum(self.sites.willing.get(site, False) for site in members)
-        if not 0 < left < self.study.run.least_sites:
-            return ""
-        return f"only {left} of {len(members)} sites can continue, and least_sites asks for more"
 
     def _round(
         self, agreement: Agreement, state: State, run: Run, history: list[RoundRecord]

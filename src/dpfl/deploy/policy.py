@@ -15,7 +15,8 @@ from dpfl.core.types import Observer
 from dpfl.plugs.sampling import PoissonBatches
 from dpfl.rounds import Agreement
 from dpfl.rounds.members import Member, check_budget
-from dpfl.runs.deployment import SiteFile, StudyFile
+from dpfl.runs.deployment import StudyFile
+from dpfl.runs.site_file import SiteFile
 
 
 def _accept(file: SiteFile, good: bool, problem: str, remedy: str) -> None:

@@ -34,9 +34,9 @@ from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.privacy.statement import Statement, statement
 from dpfl.rounds.members import Member, honest_members
-from dpfl.runs.deployment import SITE_FILE, SiteFile
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.processes import noted_process
+from dpfl.runs.site_file import SITE_FILE, SiteFile
 
 LEDGER, TOKEN, LOG, NODE_PROCESS = "ledger.sqlite", "token", "site.log", "supernode.pid"
 

@@ -1,0 +1,168 @@
+"""A site's own file: its records, its budget, and what it accepts, whatever a server says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from dpfl.core.checks import check
+from dpfl.core.errors import FolderError, did_you_mean
+from dpfl.core.types import Budget, ClientSettings, Observer, Unit
+from dpfl.methods import METHODS
+from dpfl.privacy.accountant import SMALLEST_DELTA
+from dpfl.runs.deployment import Name
+from dpfl.runs.experiment import ClientSection
+from dpfl.runs.toml_file import Section, TomlFile
+
+SITE_FILE = "site.toml"
+
+
+class SiteSection(Section):
+    """The site's name in studies."""
+
+    id: Name
+
+
+class SiteDataSection(Section):
+    """The site's own records: a CSV or Parquet file, or a client of an embedded data set for a
+    rehearsal.
+
+    ``classes``: how many classes there are, as everyone may know. It is declared, not counted:
+    whether a study fits is answered to any server, and must not depend on the records.
+    """
+
+    file: str | None = None
+    label: str | None = None
+    classes: int | None = Field(default=None, ge=2)
+    dataset: str | None = None
+    client: str | None = None
+    partition: dict[str, Any] = Field(default_factory=dict)
+    seed: int = 0
+
+
+class BudgetSection(Section):
+    """This site's budget over all studies. What decides privacy has no default.
+
+    ``per_study``: the part of epsilon that noise is planned for in one study; without it, a study
+    may use all of it. ``filter``: how studies that are chosen one after the other add up. ``renyi``
+    pays round by round, and what a study does not use is left for the next; ``allotments`` gives
+    every study an epsilon and a delta of its own, taken when it begins; ``gaussian`` is exact, for
+    studies without sampling only. It is fixed when the site's ledger is made.
+    """
+
+    epsilon: float
+    delta: float
+    per_study: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    unit: Literal["record", "client"] = "record"
+    observer: Literal["server", "world"] = "server"
+    filter: Literal["renyi", "allotments", "gaussian"] = "renyi"
+
+
+class PolicySection(Section):
+    """What this site accepts, whatever a server says."""
+
+    methods: list[str] | None = None
+    trust_server: bool = False
+    least_noise_multiplier: float = Field(default=0.3, ge=0)
+    largest_clip: float | None = Field(default=None, gt=0)
+    largest_sampling_rate: float = Field(default=1.0, gt=0, le=1)
+    most_rounds: int | None = Field(default=None, ge=1)
+    least_sites: int = Field(default=2, ge=1)
+    allow_seeded: bool = False
+    allow_unprotected: bool = False
+
+
+class ServerSection(Section):
+    """How to reach the server, and with which key."""
+
+    address: str = "127.0.0.1:9092"
+    certificate: str = "ca.crt"
+    key: str = "site.key"
+
+
+class SiteFile(TomlFile):
+    """A site's own file. It never leaves the site."""
+
+    called: ClassVar[str] = "site"
+    renamed: ClassVar[Mapping[str, str]] = {"practice": "client_settings"}
+
+    site: SiteSection
+    data: SiteDataSection
+    budget: BudgetSection | None = None
+    policy: PolicySection = PolicySection()
+    client_settings: ClientSection = ClientSection()
+    server: ServerSection = ServerSection()
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> SiteFile:
+        """Read the file of a site's folder."""
+        path, remedy = folder / SITE_FILE, "make one with dpfl site init"
+        check(path.exists(), str(folder), "holds no site", remedy, FolderError)
+        return cls.from_file(path)
+
+    def agrees(self, where: str) -> None:
+        """Refuse a file without a budget, records or an address, or whose policy contradicts it."""
+        has_budget = self.own_budget() is not None or self.policy.allow_unprotected
+        remedy = "give an epsilon and a delta: neither has a default"
+        check(has_budget, f"{where}, [budget]", "is missing", remedy)
+        if self.budget is not None:
+            self._check_budget(self.budget, f"{where}, [budget]")
+        for name in self.policy.methods or ():
+            at, problem = f"{where}, [policy] methods", f"there is no method '{name}'"
+            check(name in METHODS, at, problem, did_you_mean(name, METHODS))
+        host, _, port = self.server.address.rpartition(":")
+        good = host and "/" not in host and port.isdecimal() and 1 <= int(port) <= 65535
+        at, problem = (
+            f"{where}, [server] address",
+            f"'{self.server.address}' is not a name and port",
+        )
+        check(bool(good), at, problem, "give it as in study.example.org:9092")
+        one, at = (self.data.file is None) != (self.data.dataset is None), f"{where}, [data]"
+        check(one, at, "needs either a file or a dataset", "name one of the two")
+        declared = self.data.file is None or self.data.classes is not None
+        remedy = "declare how many classes there are: servers are told"
+        check(declared, f"{at} classes", "is missing", remedy)
+
+    def _check_budget(self, budget: BudgetSection, at: str) -> None:
+        part, delta = budget.per_study or 0.0, budget.delta
+        problem = f"{part:g} is more than the whole budget"
+        check(part <= budget.epsilon, f"{at} per_study", problem, "give a part of epsilon")
+        low = f"{delta:g} is below {SMALLEST_DELTA:g}, where the accountant's rounding matters"
+        check(not 0 < delta < SMALLEST_DELTA, f"{at} delta", low, "give a larger one")
+        check(
+            budget.observer != "world" or self.policy.trust_server,
+            f"{at} observer",
+            "a budget against the world alone trusts the server with everything it sees",
+            'set trust_server = true in [policy], or observer = "server"',
+        )
+
+    def own_budget(self) -> Budget | None:
+        """Return what the ledger enforces; None where the site allows unprotected methods."""
+        own = self.budget
+        if own is None:
+            return None
+        return Budget(
+            epsilon=own.epsilon,
+            delta=own.delta,
+            unit=Unit(own.unit),
+            observer=Observer(own.observer),
+            accountant="renyi" if own.filter == "renyi" else None,
+        )
+
+    def study_budget(self) -> Budget | None:
+        """Return what noise is planned for in one study; the ledger enforces the whole budget."""
+        whole = self.own_budget()
+        if whole is None or self.budget is None or self.budget.per_study is None:
+            return whole
+        part = self.budget.per_study / self.budget.epsilon
+        # An allotment has a delta of its own; studies that pay round by round share one.
+        delta = whole.delta * part if self.budget.filter == "allotments" else whole.delta
+        return replace(whole, epsilon=self.budget.per_study, delta=delta)
+
+    def own_settings(self) -> ClientSettings:
+        """Return the site's own settings of local work."""
+        return ClientSettings(**self.client_settings.model_dump(exclude_none=True))
