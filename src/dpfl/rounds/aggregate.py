@@ -16,7 +16,12 @@ from dpfl.rounds.record import RoundRecord
 def aggregate(
     agreement: Agreement, state: State, received: Rows | Total, run: Run, record: RoundRecord
 ) -> tuple[State, RoundRecord]:
-    """Fold the server's slots over what arrived; returns the next state and the whole record."""
+    """Fold the server's slots over what arrived.
+
+    ``received`` are rows, one a client, or their sum where a channel or the weights allow no more.
+    ``run`` makes the secret generator of central noise. Returned are the next state and the record
+    with weights, the norm of the update and the metrics of every slot that reports any.
+    """
     strategy, t = agreement.strategy, state.round
     plugs = {slot: dict(state.plugs.get(slot, {})) for slot, _ in strategy.slots()}
     metrics: defaultdict[str, Metrics] = defaultdict(dict)

@@ -112,7 +112,11 @@ def charging(agreement: Agreement, run: Run) -> Admission:
 def blocks_of(
     agreement: Agreement, members: Mapping[str, Member], engine: Engine
 ) -> list[list[str]]:
-    """Cut members into the blocks that are computed together: a pure function of who takes part."""
+    """Cut members into the blocks that are computed together.
+
+    A pure function of who takes part and of what they do: neither the number of workers nor the
+    order in which they finish changes a bit of any result.
+    """
     ids = sorted(members)
     plans = [agreement.phases(members[client].participant) for client in ids]
     return [[ids[i] for i in block] for block in engine.blocks(plans)]
@@ -141,7 +145,11 @@ def _trained(
     rngs: Mapping[str, SecretRng],
     private: MutableMapping[str, Tensor],
 ) -> list[Uplink]:
-    """Local work of one block, then client stages and the client's half of the channel."""
+    """Local work of one block, then client stages and the client's half of the channel.
+
+    Clients of a block are computed together by the engine. A client with a personal part works on
+    its own model; only the update of the shared part goes on from here.
+    """
     agreement, personal = workshop.agreement, workshop.agreement.strategy.personal
     jobs = []
     for member in members:

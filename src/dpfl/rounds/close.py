@@ -29,6 +29,11 @@ def close_round(
 ) -> tuple[State, RoundRecord]:
     """Take what arrived, make the next model, and write down what happened.
 
+    ``plan`` is what :func:`open_round` decided, ``uplinks`` what came back, in any order; a
+    client of the cohort without one counts as silent. Returned are the state to go on with and
+    the operator's record, which names clients and must not reach an adversary against whom
+    sampling amplifies.
+
     Uploads that are not as agreed, and those that are not finite, count as missing or as zero; the
     operator's record names them, nothing that is published does. Where too few arrived to carry the
     noise that was charged, the model stays as it was.

@@ -25,8 +25,11 @@ def open_round(
     """Draw the cohort among the willing, charge what the world will see, and write one download per
     client.
 
-    ``willing`` asks a client whether it can afford the round; the server itself knows no true
-    budget.
+    ``state`` is what the server remembers; its round number says which round this is, and a
+    negative one that it is a release before round one, for which everyone is asked. ``willing``
+    asks a client whether it can afford the round; the server itself knows no true budget. The
+    plan that is returned says who was drawn and what each of them is sent; where nobody can go
+    on, ``over`` says why.
 
     *Formal guarantees.* Where the secrecy of the draw is counted on, everyone is asked before the
     draw, and the draw is among the willing: a round never fails because of who was drawn.

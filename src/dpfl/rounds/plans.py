@@ -23,7 +23,12 @@ def plan_members(
     costs: Mapping[str, Seen],
     budgets: Mapping[str, Budget | None],
 ) -> None:
-    """Commit the plans of those that have none yet; whose budget covers no round gets none."""
+    """Commit the plans of those that have none yet.
+
+    ``costs`` says what each account commits to and who sees it, ``budgets`` whose share of delta
+    the plan is priced at. A plan holds as many rounds as the account's budget covers, up to all
+    of them; an account whose budget covers no round gets no plan, and takes no part.
+    """
     planned = run.planned(observer)
     plans = []
     for client, (cost, seen_by) in sorted(costs.items()):
@@ -85,7 +90,11 @@ def plan_world(agreement: Agreement, run: Run) -> dict[str, str]:
 def can_go_on(
     agreement: Agreement, run: Run, round_: int, client: str, participant: Participant
 ) -> bool:
-    """Whether a client's plans, or its budget where it has no plan yet, cover this round."""
+    """Whether a client's plans, or its budget where it has no plan yet, cover this round.
+
+    The answer depends on budgets, terms and what was charged, never on records. Where whole plans
+    are reserved when they are committed, a client whose plans hold all rounds is not asked again.
+    """
     if client in run.covered:
         return True
     every_round = run.ledger.filter == "allotments"

@@ -63,7 +63,16 @@ class Outcome:
 
 
 class Simulation:
-    """A prepared federation: members, agreement, budgets. :meth:`run` plays the rounds."""
+    """A prepared federation: members, agreement, budgets. :meth:`run` plays the rounds.
+
+    ``run`` says which run this is, where it is charged and where randomness comes from. ``engine``
+    names how local work is executed, ``workers`` how many processes do it; neither changes a
+    result. ``evaluate_every`` so many rounds the model is tried on test records. ``misreports``
+    are clients that claim a multiple of their epsilon; noise and costs rest on the true one.
+    ``dropout`` is the probability with which an upload gets lost. ``folder`` keeps checkpoints,
+    the operator's record and results; ``digest`` names the experiment that a checkpoint belongs
+    to.
+    """
 
     def __init__(
         self,

@@ -130,7 +130,13 @@ def run_experiment(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Run an experiment in its folder, or go on with one that was interrupted."""
+    """Run an experiment in its folder, or go on with one that was interrupted.
+
+    ``folder`` must be new, or with ``resume`` hold the interrupted run of this very experiment.
+    ``data_folder`` is where data sets that do not ship with dpfl lie. ``workers`` overrides the
+    experiment's number of processes. ``progress`` is called after every round with its number, how
+    many there are, and its record.
+    """
     return _result(*_run_in(experiment, folder, resume, data_folder, workers, progress))
 
 
@@ -199,7 +205,11 @@ def _run_in(
 
 
 def rehearse(experiment: Experiment, data_folder: Path | None = None) -> None:
-    """Refuse what cannot be run, before anything is."""
+    """Refuse what cannot be run, before anything is.
+
+    The experiment is planned against a ledger in memory, noise of the clients that are hardest to
+    serve included; nothing is written and nothing is charged.
+    """
     experiment.check()
     federation = experiment.federation(data_folder)
     strategy = experiment.strategy(len(federation.ids))

@@ -16,7 +16,11 @@ from dpfl.rounds.record import RoundRecord, TrueNoise
 
 
 def true_noise(agreement: Agreement, members: Mapping[str, Member]) -> dict[str, float]:
-    """Variance of the noise in each client's update, summed over coordinates."""
+    """Variance of the noise in each client's update, summed over coordinates.
+
+    Zero where the local work adds no noise. A server cannot know this: it follows from each
+    client's own budget.
+    """
     if not agreement.strategy.local.private:
         return dict.fromkeys(members, 0.0)
     participants = {client: member.participant for client, member in members.items()}
@@ -38,7 +42,11 @@ def with_true_noise(state: State, noise: Mapping[str, float]) -> State:
 
 
 def compared(agreement: Agreement, record: RoundRecord, noise: Mapping[str, float]) -> RoundRecord:
-    """Add to a record how much noise its aggregate carries beside the least it could."""
+    """Add to a record how much noise its aggregate carries beside the least it could.
+
+    Weights that go with the inverse of the noise leave the least (Robust-HDP, Eq. 8). How much the
+    round's own weights leave is known only where rows are what clients sent.
+    """
     weights = record.weights
     if not weights or min(noise.get(client, 0.0) for client in weights) <= 0:
         return record

@@ -30,7 +30,11 @@ from dpfl.runs.processes import ctrl_c_held, ignore_ctrl_c
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """What every worker holds: everything but the round itself."""
+    """What every worker holds: everything but the round itself.
+
+    ``engine`` and ``device`` name how and where local work is executed. ``seed`` is the root of the
+    clients' secret generators in a simulation; None draws them from the operating system.
+    """
 
     agreement: Agreement
     members: Mapping[str, Member]
@@ -119,7 +123,12 @@ def collected(
 
 
 class Workers:
-    """One process (this one) or several; the same results either way."""
+    """One process (this one) or several; the same results either way.
+
+    Blocks of clients are the unit of work. With one process they are computed here, one after the
+    other; with several, each block goes to a process that is free. Ctrl-C is held back while
+    processes start, and ends them at once.
+    """
 
     def __init__(self, context: WorkerContext, count: int) -> None:
         self._context = context

@@ -21,7 +21,13 @@ from dpfl.strategy.slots import Slots
 
 
 class Accounting(Slots):
-    """What the slots cost."""
+    """What the slots cost: the strategy folded over an exposure.
+
+    An exposure says how much of one unit a message still shows: the largest norm of its
+    contribution and the noise that is on it. Local work begins it, every stage changes it, the
+    channel says what the server sees of it, and weights, central noise and the secrecy of the draw
+    what the world sees.
+    """
 
     # -- one round ---------------------------------------------------------------------------------
 

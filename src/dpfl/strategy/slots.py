@@ -34,8 +34,17 @@ from dpfl.plugs.weights import UniformWeights, Weights
 
 @dataclass(frozen=True, kw_only=True)
 class Slots:
-    """``unit``, ``observer`` and ``adjacency`` are the promise: whose presence is hidden, from
-    whom, and what counts as a neighbour. ``Observer.NOBODY`` must be said aloud.
+    """The plugs of a strategy, and its promise.
+
+    ``unit``, ``observer`` and ``adjacency`` are the promise: whose presence is hidden, from whom,
+    and what counts as a neighbour. ``Observer.NOBODY`` must be said aloud.
+
+    ``local`` is what clients do with their records, ``selection`` who takes part, ``releases`` what
+    is released before round one, ``personal`` what stays at clients, ``stages`` what a client does
+    to its update before it sends it, ``channel`` how uploads reach the server, ``clean`` how rows
+    are cleaned against each other, ``weights`` how much each counts, ``central_noise`` what a
+    trusted server adds to the sum, ``denoise`` how the aggregate is smoothed, and ``step`` how the
+    model moves.
 
     ``tolerated_dropouts``: where noise shares of the clients carry the guarantee against the world,
     how many of the drawn may be missing; with more missing, nothing is published, unless the

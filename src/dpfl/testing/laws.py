@@ -41,8 +41,17 @@ from dpfl.testing.fixtures import (
 
 
 def check_stage(stage: Stage) -> None:
-    """A stage keeps the length, enforces the bound its exposure promises for any input, and is
-    linear where it says so.
+    """Check a stage.
+
+    The client half and the server half together keep the length that the layout says. What the
+    client half sends stays within the bound that ``exposure`` promises, for any input: ordinary
+    vectors, zeros, denormal and huge numbers, infinities and NaN. Noise comes from the generator
+    that is handed in, and has the standard deviation that ``exposure`` promises, within 2 %. With
+    ``linear`` the server half of a sum is the sum of the server halves. Where many rows can be
+    handled at once, the result is that of handling them one by one.
+
+    >>> from dpfl.plugs.stages import GaussianNoise
+    >>> check_stage(GaussianNoise(noise_multiplier=1.3, clip=2.0))
     """
     shared = stage.open(stage.start(TERMS, LAYOUT), 0, cohort_of(4), PublicSeed(0))
     promised = stage.exposure(Exposure(unit=Unit.CLIENT, numbers=LAYOUT.size), 4)
@@ -119,7 +128,14 @@ def _check_noise_scale(stage: Stage, shared: dict[str, Tensor], promised: Exposu
 
 
 def check_channel(channel: Channel) -> None:
-    """Rows arrive as sent, or the sum of those said to be in it arrives, and nothing else."""
+    """Check a channel that adds no noise of its own.
+
+    A channel that ``sees_rows`` delivers each message as it was sent. Any other delivers the sum of
+    the messages that it says are in it, and nothing else.
+
+    >>> from dpfl.plugs.channels import Digital
+    >>> check_channel(Digital())
+    """
 
     @given(st.integers(1, 6), SEED)
     def delivers(size: int, seed: PublicSeed) -> None:
@@ -143,8 +159,14 @@ def check_channel(channel: Channel) -> None:
 
 
 def check_selection(selection: Selection) -> None:
-    """Only candidates are drawn, none twice, by the public seed alone; and as often as the rate
-    says.
+    """Check a selection.
+
+    Only candidates are drawn, and none twice. The draw depends on the seed alone. Over 4,000 draws
+    every candidate takes part as often as ``rate`` says, within five standard errors: a rate that
+    is stated too small would understate what amplification is charged at.
+
+    >>> from dpfl.plugs.selection import PoissonCohort
+    >>> check_selection(PoissonCohort(sampling_rate=0.4))
     """
     candidates = [f"c{i}" for i in range(8)]
 
@@ -172,7 +194,18 @@ def check_selection(selection: Selection) -> None:
 
 
 def check_local_work(local: LocalWork) -> None:
-    """Phases are pure, and the bill is exactly what their own sampler says they release."""
+    """Check local work.
+
+    Planning is pure: the same participant gets the same phases. The exposure is about the unit that
+    the work states, and finite exactly where the work says that it is private. What it charges is
+    what the sampler of its own phases says they release, so a work that draws one way and charges
+    another is caught.
+
+    >>> from dpfl.core.types import ClientSettings
+    >>> from dpfl.plugs.local_work import DpSgd
+    >>> settings = ClientSettings(batch_size=4, local_steps=2, lr=0.1)
+    >>> check_local_work(DpSgd(client_settings=settings, clip=1.0))
+    """
     for examples in (5, 40):
         participant = Participant(
             examples=examples,
@@ -195,7 +228,12 @@ def check_local_work(local: LocalWork) -> None:
 
 
 def check_personal(personal: Personal) -> None:
-    """The shared model keeps its length; what is kept is put back as it was."""
+    """Check a personal part.
+
+    The shared model keeps its length. Parting what came of local work into a shared and a private
+    part, and merging the two again, gives back what local work ended with: nothing is lost, and
+    nothing is counted twice.
+    """
 
     @given(SEED)
     def parts_and_merges(seed: PublicSeed) -> None:
@@ -212,8 +250,16 @@ def check_personal(personal: Personal) -> None:
 
 
 def check_release(release: Release, inputs: int, shape: Shape) -> None:
-    """A record's row depends on that record alone; the result is a finite buffer of the right
-    shape; ``inputs`` is how many numbers a record has, ``shape`` that of the buffer.
+    """Check a release before round one.
+
+    A record's row depends on that record alone: it is the same bit for bit whatever other records
+    are there, and in whatever order. A statistic that mixes records has no bounded sensitivity.
+    The result is a finite buffer of the right shape, for any finite mean that noise may produce.
+
+    ``inputs`` is how many numbers a record has, ``shape`` the shape of the buffer.
+
+    >>> from dpfl.plugs.releases import Mean
+    >>> check_release(Mean(into="0.mean", share=0.1), 4, (4,))
     """
     numbers = release.numbers(shape)
 
@@ -241,8 +287,11 @@ def check_release(release: Release, inputs: int, shape: Shape) -> None:
 
 
 def check_engine(engine: Engine, *, tolerance: float = 5e-5) -> None:
-    """An engine agrees with ``one_by_one`` in relative error of the update, and its blocks cover
-    everyone once.
+    """Check an engine against ``one_by_one``, the slow reference.
+
+    With the same secret generators the two agree in the relative error of every client's update,
+    up to ``tolerance``; clients differ in batch size, steps, learning rate, clip and noise. The
+    blocks into which the engine cuts a cohort cover everyone exactly once.
     """
     model = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     layout = Layout.of_module(model)

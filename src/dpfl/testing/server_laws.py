@@ -28,8 +28,15 @@ def _rows(size: int, seed: PublicSeed) -> Rows:
 
 
 def check_weights(weights: Weights) -> None:
-    """Finite, non-negative, summing to one unless constant, the same for every order of clients;
-    constant ones are the value they promise.
+    """Check weights.
+
+    They are finite and non-negative, one for each client, also where claims are zero, negative,
+    infinite or not numbers at all. Unless they are ``constant`` they sum to one. Constant ones
+    equal the value that they promise, because a privacy cost may rest on it. Permuting clients
+    permutes weights: nothing hangs on names or on the order of arrival.
+
+    >>> from dpfl.plugs.weights import EpsilonWeights
+    >>> check_weights(EpsilonWeights())
     """
     weights = weights.resolve(TERMS)
 
@@ -78,8 +85,10 @@ def _turned(rows: Rows, turn: Tensor) -> Rows:
 
 
 def check_row_denoiser(clean: RowDenoiser) -> None:
-    """The matrix keeps its shape and stays finite; unless ordered, permuting clients permutes
-    rows.
+    """Check a row denoiser.
+
+    The matrix keeps its shape, and finite rows stay finite. Unless the denoiser says that it is
+    ``ordered``, permuting clients permutes rows.
     """
     clean = clean.resolve(TERMS)
 
@@ -101,8 +110,13 @@ def check_row_denoiser(clean: RowDenoiser) -> None:
 
 
 def check_central_noise(noise: CentralNoise, *, bound: float = 0.7) -> None:
-    """At a sum of zero the std is the one stated, within 2 %; noise comes from the generator alone;
-    the length stays.
+    """Check central noise.
+
+    At a sum of zero, what is added has the standard deviation that ``std`` states for contributions
+    of at most ``bound``, within 2 %. It comes from the generator that is handed in and from nowhere
+    else. The length of the sum stays.
+
+    >>> check_central_noise(CentralNoise(noise_multiplier=2.0))
     """
     noise = noise.resolve(TERMS)
     state, total = noise.start(TERMS, LAYOUT), torch.zeros(200_000, dtype=torch.float64)
@@ -117,7 +131,12 @@ def check_central_noise(noise: CentralNoise, *, bound: float = 0.7) -> None:
 
 
 def check_denoiser(denoise: Denoiser) -> None:
-    """Pure, keeps the length, finite in gives finite out; linear where it says so."""
+    """Check a denoiser.
+
+    It is pure: equal arguments give equal results, and neither the aggregate nor the state that is
+    handed in changes. It keeps the length, and finite numbers stay finite. One that says ``linear``
+    is: what it leaves of the noise is reported by applying it to the noise alone.
+    """
     denoise = denoise.resolve(TERMS)
     state = denoise.start(TERMS, LAYOUT)
 
@@ -134,8 +153,14 @@ def check_denoiser(denoise: Denoiser) -> None:
 
 
 def check_step(step: Step) -> None:
-    """Pure, keeps the length, finite in gives finite out, over several rounds; the state keeps its
-    names and shapes, so that it can be checkpointed; so does the published model.
+    """Check a step, over several rounds.
+
+    It is pure, keeps the length, and finite numbers stay finite. Its state keeps names and shapes
+    from round to round, so that it can be checkpointed and resumed. The model that it publishes has
+    the shape of the model, and is finite.
+
+    >>> from dpfl.plugs.step import ServerSgd
+    >>> check_step(ServerSgd(momentum=0.9))
     """
     step = step.resolve(TERMS)
 
