@@ -89,7 +89,11 @@ class Experiment(TomlFile):
         return digest.hexdigest()
 
     def check(self) -> None:
-        """Refuse unknown names, and settings that make no method, before anything is loaded."""
+        """Refuse unknown names, and settings that make no method, before anything is loaded.
+
+        Methods, engines and devices are looked up, and the method is built once with these
+        settings. Whether it fits the federation is known only when the records are there.
+        """
         strategy = make_strategy(self.method.name, self.method.settings())
         if self.server is not None:
             self.server.step(strategy.step, self.run.rounds)

@@ -52,7 +52,14 @@ class Checkpoint:
 
 
 class RunFolder:
-    """Paths and safe writing. Only one process at a time may hold a folder."""
+    """The files of a run, and how they are written.
+
+    Every file is written beside its name and moved into place, or appended to and flushed to disk,
+    so that a kill at any moment leaves either the old content or the new. Only one process at a
+    time may hold a folder (:meth:`locked`).
+
+    ``path`` is the folder. It need not exist before :meth:`create` claims it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -66,7 +73,12 @@ class RunFolder:
         self.checkpoint = path / "checkpoint" / "state.safetensors"
 
     def create(self, experiment: str) -> None:
-        """Claim a new folder; one that already holds a run, or anything else, is left alone."""
+        """Claim a new folder by writing its experiment.
+
+        ``experiment`` is the complete TOML text. A folder that already holds a run, or anything
+        else, is refused and left as it is; what a run leaves that was killed before it began does
+        not count.
+        """
         if self.experiment.exists():
             same = self.experiment.read_text() == experiment
             what = "this same experiment" if same else "another experiment"
@@ -84,7 +96,11 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for this process; the operating system lets go of it whatever happens."""
+        """Hold the folder for this process.
+
+        The lock is the operating system's: it ends with the process, however that ends. A folder
+        that another process holds is refused.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             stream = (self.path / ".lock").open("w")
@@ -110,7 +126,11 @@ class RunFolder:
             raise disk_error(str(path), error) from error
 
     def read_lines(self, path: Path) -> list[dict[str, Any]]:
-        """Read JSON lines; a last line that was cut off by a kill is left out."""
+        """Read JSON lines; none where the file does not exist.
+
+        A last line that was cut off by a kill is left out. Any other line that cannot be read is
+        refused, with its number.
+        """
         if not path.exists():
             return []
         try:
@@ -257,17 +277,21 @@ class RunFolder:
         note: str,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Write the final model under the names of its parameters and public buffers."""
+        """Write the final model under the names of its parameters and public buffers.
+
+        The file is meant for the world. ``note`` may hold flags that follow from the method and the
+        experiment alone; no client's name and nothing that was measured belongs into it.
+        """
         named = {**layout.unflatten(vector), **(buffers or {})}
         tensors = {name: tensor.contiguous() for name, tensor in named.items()}
         write_safely(self.model, safetensors.save(tensors, metadata={"dpfl": note}))
 
     def save_summary(self, summary: Summary) -> None:
-        """Write what came out."""
+        """Write the summary, which marks the run as finished."""
         write_safely(self.summary, (json.dumps(summary.to_dict(), indent=2) + "\n").encode())
 
     def read_summary(self) -> Summary:
-        """Read what came out."""
+        """Read the summary, of this version or of 0.1; a run without one is not finished."""
         try:
             values = _table(self.summary.read_text())
         except (OSError, ValueError) as error:

@@ -60,7 +60,11 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonSpread:
-    """What clients spent, beside their budgets; ``accountants`` are those that found it."""
+    """What clients spent, beside their budgets, over all clients of a run.
+
+    ``spent`` and ``budget`` are epsilons; ``budget`` is None where no client has one that these
+    epsilons are held against. ``accountants`` name how the epsilons were found.
+    """
 
     spent: Spread
     budget: Spread | None
@@ -99,7 +103,10 @@ class EpsilonSpread:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundCount:
-    """How many rounds were planned and done, and why a run ended early."""
+    """How many rounds were planned and done, and why a run ended early.
+
+    ``ended_early`` is a sentence for people, None where all planned rounds were done.
+    """
 
     planned: int
     done: int
@@ -108,7 +115,15 @@ class RoundCount:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What came of a run, for the operator. ``epsilon`` is None where nobody is protected."""
+    """What came of a run, for the operator.
+
+    ``promise`` says what every epsilon here is about, ``flags`` what limits the guarantee, and
+    ``assumptions`` what it rests on. ``scores`` are measured on the clients' test records and are
+    not accounted for; ``tested`` says of whose model they are. ``epsilon`` condenses
+    ``statements``, one for each client, and is None where nobody is protected;
+    ``epsilon_against`` holds the same for every adversary that is charged apart. ``clients_left``
+    names clients whose budget ran out before the run ended.
+    """
 
     method: str
     run: str
@@ -159,7 +174,11 @@ class Summary:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "summary") -> Summary:
-        """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
+        """Read back what :meth:`to_dict` wrote, in this version or in 0.1.
+
+        ``where`` names the file in messages. Another format, or a file that lacks something, is
+        refused.
+        """
         if (found := values.get("format")) not in (SUMMARY_FORMAT, _OLDER):
             raise FolderError(
                 where,

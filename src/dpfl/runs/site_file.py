@@ -63,7 +63,10 @@ class BudgetSection(Section):
 
 
 class PolicySection(Section):
-    """What this site accepts, whatever a server says."""
+    """What this site accepts, whatever a server says.
+
+    A study outside these limits is refused before any work is done and before anything is charged.
+    """
 
     methods: list[str] | None = None
     trust_server: bool = False
@@ -85,7 +88,10 @@ class ServerSection(Section):
 
 
 class SiteFile(TomlFile):
-    """A site's own file. It never leaves the site."""
+    """A site's own file: who it is, its records, its budget, what it accepts, and its server.
+
+    It never leaves the site. Paths in it are relative to the site's folder.
+    """
 
     called: ClassVar[str] = "site"
     renamed: ClassVar[Mapping[str, str]] = {"practice": "client_settings"}

@@ -23,14 +23,22 @@ class Section(BaseModel):
 
 
 class TomlFile(Section):
-    """A whole file."""
+    """A whole file, made of sections.
+
+    A subclass names its sections as fields. ``called`` names the file in messages where there is no
+    path; ``renamed`` maps dotted keys of version 0.1 to what they are now, so that old files open.
+    """
 
     called: ClassVar[str] = "file"  # in messages, where there is no path
     renamed: ClassVar[Mapping[str, str]] = {}  # dotted keys of version 0.1, and what they are now
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str | None = None) -> Self:
-        """Validate plain values; the first problem becomes one clear sentence."""
+        """Validate plain values; the first problem becomes one clear sentence.
+
+        ``where`` names their source in that sentence. An unknown key is refused with the nearest
+        known one.
+        """
         place = cls.called if where is None else where
         try:
             found = cls.model_validate(with_new_names(values, cls.renamed))
