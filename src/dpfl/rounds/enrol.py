@@ -210,7 +210,11 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Uplink:
-    """What came back from a client: bytes, or the reason why there are none."""
+    """What came back from a client: bytes, or the reason why there are none.
+
+    A client that abstains, fails, is late or sends something that was not agreed on is an ordinary
+    outcome of a round.
+    """
 
     client: str
     payload: bytes | None

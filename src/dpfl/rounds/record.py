@@ -36,7 +36,11 @@ class TrueNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class EffectiveNoise:
-    """How much noise a published sum really carries, given who answered."""
+    """How much noise a published sum really carries, given who answered.
+
+    ``made_by`` says whose noise it is. ``noise_multiplier`` is relative to the bound of one
+    client's contribution, and None where every site adds noise within its own budget.
+    """
 
     made_by: str
     arrived: int
@@ -76,7 +80,11 @@ class RoundRecord:
         return not self.lost and (not self.published or not self.arrived)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as they are written to ``rounds.jsonl``."""
+        """Return plain values, as they are written to ``rounds.jsonl``.
+
+        Parts that the round does not have are left out. Metrics of a slot stand under its name with
+        ``_metrics`` behind it.
+        """
         if self.lost:
             return {"round": self.round, "lost": self.lost}
         told: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}

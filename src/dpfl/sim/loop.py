@@ -54,7 +54,11 @@ Progress = Callable[[int, int, RoundRecord], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Where a simulation stopped; ``summary`` is None if it was halted, to go on another time."""
+    """Where a simulation stopped.
+
+    ``scores`` are those of the model at that point. ``summary`` is None if the simulation was
+    halted, to go on another time.
+    """
 
     state: State
     history: list[RoundRecord]
@@ -145,7 +149,12 @@ class Simulation:
         progress: Progress | None = None,
         until: int | None = None,
     ) -> Outcome:
-        """Play the rounds that are left; or halt at round ``until``, to go on another time."""
+        """Play the rounds that are left.
+
+        ``state`` and ``history`` are where to begin: those of :meth:`start`, or of a checkpoint.
+        ``history`` is extended in place. ``progress`` is called after every round. With ``until``
+        the simulation halts at that round, as a search does that compares candidates early.
+        """
         began = time.perf_counter()
         rounds = self.agreement.terms.rounds
         ended_early: str | None = None
@@ -239,7 +248,7 @@ class Simulation:
         return willing
 
     def published(self, state: State) -> Tensor:
-        """The model that is evaluated and handed out."""
+        """The model that is evaluated and handed out: the current one, unless the step averages."""
         return self.strategy.step.published(dict(state.plugs["step"]), state.model)
 
     def evaluate(self, state: State) -> Scores:

@@ -92,7 +92,12 @@ def _epsilon_against(
 
 
 def flags(simulation: Simulation) -> tuple[RaisedFlag, ...]:
-    """What must be said of everything a run leaves behind."""
+    """What must be said of everything a run leaves behind.
+
+    Flags follow from how the run was made: seeded noise, a method that protects nobody, budgets
+    that were raised, clients that misreport, deltas that are too large, and scores that only a
+    simulation may measure.
+    """
     raised, strategy = [], simulation.strategy
     if simulation.run_.ledger.seeded_runs():  # this run, or an earlier one from the same accounts
         raised.append(RaisedFlag(Flag.SEEDED))

@@ -149,7 +149,10 @@ def run_until(
     data_folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Scores:
-    """Run only so many rounds of an experiment; it can go on later as if it had never halted."""
+    """Run only so many rounds of an experiment, and return how good its model is then.
+
+    The run can go on later as if it had never halted: the same bits, and no charge twice.
+    """
     return _run_in(experiment, folder, resume, data_folder, None, progress, until)[1].scores
 
 

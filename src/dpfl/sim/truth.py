@@ -31,7 +31,11 @@ def true_noise(agreement: Agreement, members: Mapping[str, Member]) -> dict[str,
 
 
 def with_true_noise(state: State, noise: Mapping[str, float]) -> State:
-    """Tell the weights, for comparison, what no real server knows."""
+    """Tell the weights, for comparison, what no real server knows.
+
+    Only weights that ask for it (``needs_true_noise``) look at it. A run with such weights is a
+    reference for others, not a method that could be deployed.
+    """
     known = {
         f"{TRUE_NOISE}{client}": torch.tensor([value], dtype=torch.float64)
         for client, value in noise.items()
@@ -80,7 +84,10 @@ def lost_on_the_way(uplinks: Sequence[Uplink], rate: float, run: Run, round_: in
 
 
 def with_largest_budget(members: Mapping[str, Member]) -> dict[str, Member]:
-    """Give everyone the largest budget anyone has: a hypothetical federation, flagged as one."""
+    """Give everyone the largest budget anyone has: a hypothetical federation, flagged as one.
+
+    It shows what a federation of generous clients would reach; no real site's ledger allows it.
+    """
     largest = max((m.budget.epsilon for m in members.values() if m.budget), default=None)
     if largest is None:
         return dict(members)

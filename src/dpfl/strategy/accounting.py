@@ -34,7 +34,12 @@ class Accounting(Slots):
     def cost(
         self, observer: Observer, phases: Sequence[Phase], examples: int, terms: Terms
     ) -> PrivacyCost:
-        """What one round of this work releases of one unit of a client to this adversary."""
+        """What one round of this work releases of one unit of a client to this adversary.
+
+        ``phases`` and ``examples`` describe the client's local work; client-level costs do not
+        depend on them. Where the secrecy of the draw is counted on, the event is that of a sampled
+        mechanism, at the largest rate that the selection ever has.
+        """
         work = self.local.exposure(phases, examples, terms.parameters)
         exposure = self.exposure(observer, work, terms)
         if self.amplifies(observer):
@@ -45,7 +50,12 @@ class Accounting(Slots):
         return PrivacyCost(unit=self.unit, adjacency=self.adjacency, events=events)
 
     def exposure(self, observer: Observer, work: Exposure, terms: Terms) -> Exposure:
-        """Fold the pieces over what local work shows, as far as the adversary can see."""
+        """Fold the pieces over what local work shows, as far as the adversary can see.
+
+        The server sees what the channel delivers. The world sees less where the published model
+        depends on the rows through a sum with constant weights only: then the noise of all shares
+        that are counted on, and central noise, protect every contribution to that sum.
+        """
         exposure = self._sent(work, terms)
         seen = self.channel.exposure(exposure, max(1, round(terms.expected_cohort)))
         if observer is not Observer.WORLD or work.paid:
@@ -127,7 +137,11 @@ class Accounting(Slots):
         return self.resolve(terms), terms
 
     def _planned_noise(self, terms: Terms, claims: Mapping[str, Claims]) -> float:
-        """The least noise with which all planned rounds cost no more than the smallest claim."""
+        """The least noise with which all planned rounds cost no more than the smallest claim.
+
+        Found for an ideal mechanism first, then raised until the grid's rounding, which grows with
+        the noise, is covered as well.
+        """
         usable = [claim for claim in claims.values() if claim.usable]
         missing = "neither a noise_multiplier nor a usable budget was given"
         check(bool(usable), self.name, missing, "give one of the two", PrivacyRefusal)

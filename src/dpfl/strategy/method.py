@@ -108,7 +108,12 @@ class Method:
         return inspect.Signature(list(self.settings.values()), return_annotation=Strategy)
 
     def build(self, settings: Mapping[str, Any]) -> Strategy:
-        """Build the strategy; a setting it does not know, or one it lacks, is refused by name."""
+        """Build the strategy from settings by name, as an experiment file gives them.
+
+        A setting that the method does not know is refused with the nearest one that it does; one
+        that it lacks is named, since what decides privacy has no default; and a value of the wrong
+        kind is refused before the factory sees it.
+        """
         known = self.settings
         for name, value in settings.items():
             hint = did_you_mean(name, known)
@@ -127,7 +132,11 @@ class Method:
 
 
 def method(*, family: str, simplicity: int, **about: Any) -> Callable[[Factory], Method]:
-    """Declare a factory as a method; :class:`Method` has all the arguments."""
+    """Declare a factory as a method; :class:`Method` has all the arguments.
+
+    The decorated name becomes a :class:`Method`, which is called with keywords as the factory would
+    be. Its name is the factory's, its description the factory's docstring.
+    """
 
     def declare(factory: Factory) -> Method:
         name, known = factory.__name__, {"family": family, "simplicity": simplicity, **about}
