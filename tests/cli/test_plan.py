@@ -310,7 +310,7 @@ def test_describe_knows_of_liars(capsys: pytest.CaptureFixture[str]) -> None:
     assert lied["epsilon"] == honest["epsilon"]  # and pays for what it does
     code, out, err = spoken(capsys, "describe", *arguments, "--misreport", "nobody:2")
     assert (code, out) == (2, "")
-    assert "is no client with a budget" in err
+    assert "is not a client with a budget" in err
 
 
 # -- for people ------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ BAD: list[tuple[list[str], int, str]] = [
     ([*FULL, *W, "--clients", "5000"], 3, "clients"),
     ([*FULL, *W, "--budgets", "1e-9", "--delta", "1e-12"], 4, "no finite noise"),
     ([*FULL, *W, "--budgets", "1,2"], 2, "2 values for 4 clients"),
-    ([*FULL, *W, "--misreport", "7:2"], 2, "is no client with a budget"),
+    ([*FULL, *W, "--misreport", "7:2"], 2, "is not a client with a budget"),
     ([*FULL, *W, "--misreport", "much"], 2, "ID:FACTOR"),
     ([*FULL, *W, "--set", "kk=1"], 2, "none of the methods has 'kk'"),
     ([*FULL, "--methods", "centaur"], 2, "one layer"),

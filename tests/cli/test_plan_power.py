@@ -153,7 +153,7 @@ BAD = [
     ([*COMMON[:4], "--epsilon", "4", *CSV], "--delta"),
     ([*COMMON, "--epsilon", "4", *CSV, "--accounting", "loose"], "--accounting"),
     ([*COMMON, "--epsilon", "4", *CSV, "--adjacency", "nearby"], "there is no adjacency"),
-    ([*COMMON, "--epsilon", "4", *CSV, "--projection", "walsh"], "there is no kind 'walsh'"),
+    ([*COMMON, "--epsilon", "4", *CSV, "--projection", "walsh"], "kind = 'walsh'"),
     ([*COMMON, "--epsilon", "4", *CSV, "--power", "0"], "power = 0"),
     ([*COMMON, "--epsilon", "0", *CSV], "epsilon = 0"),
     ([*COMMON, "--epsilon", "-2", *CSV], "epsilon = -2"),

@@ -23,11 +23,11 @@ def positive(where: str, **values: Any) -> None:
 
     >>> positive("clip", clip=-1)
     Traceback (most recent call last):
-    dpfl.core.errors.ConfigurationError: clip: clip = -1; give a number above 0
+    dpfl.core.errors.ConfigurationError: clip: clip = -1; give a finite number above 0
     """
     for name, value in values.items():
         good = _is_number(value) and math.isfinite(value) and value > 0
-        check(good, where, f"{name} = {value!r}", "give a number above 0")
+        check(good, where, f"{name} = {value!r}", "give a finite number above 0")
 
 
 def not_negative(where: str, **values: Any) -> None:

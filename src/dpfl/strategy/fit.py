@@ -21,10 +21,11 @@ class Strategy(Accounting):
     >>> from dpfl.core.types import ClientSettings
     >>> work = Sgd(client_settings=ClientSettings(lr=0.1, batch_size=8, local_steps=2))
     >>> promise = {"unit": Unit.CLIENT, "adjacency": Adjacency.ZERO_OUT}
-    >>> Strategy(name="open", observer=Observer.SERVER, local=work, **promise)
-    Traceback (most recent call last):
-    dpfl.core.errors.PrivacyRefusal: open: nothing protects a client from the server; clip and
-    add...
+    >>> try:
+    ...     Strategy(name="bare", observer=Observer.SERVER, local=work, **promise)
+    ... except PrivacyRefusal as refusal:
+    ...     print(refusal.problem)
+    nothing protects a client from the server
     """
 
     def __post_init__(self) -> None:
