@@ -49,7 +49,8 @@ def aggregate(
             bound, secret = strategy.contribution_bound(agreement.terms), run.secret("central", t)
             noised = strategy.central_noise.add(plugs["noise"], total, bound, secret)
             noisy, plugs["noise"], found = noised
-            metrics["noise"] = {name: weight * float(v) for name, v in found.items()}  # type: ignore[arg-type]
+            norms = {name: v for name, v in found.items() if isinstance(v, int | float)}
+            metrics["noise"] = {name: weight * value for name, value in norms.items()}
             noise = (weight * (noisy - total)).to(torch.float32)
         vector = (weight * noisy).to(torch.float32)
     # ---- denoise, step

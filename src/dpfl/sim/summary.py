@@ -85,7 +85,8 @@ def _epsilon_against(
     for observer in (Observer.SERVER, Observer.WORLD):
         complete = len(known) == len(simulation.members)
         same = complete and all(line.observer == observer for line in known.values())
-        lines = known if same else _statements(simulation, lambda _, against=observer: against)  # type: ignore[misc]
+        against = dict.fromkeys(simulation.members, observer)
+        lines = known if same else _statements(simulation, against.__getitem__)
         if (spread := EpsilonSpread.of(lines.values())) is not None:
             found[observer] = spread
     return found
