@@ -1,4 +1,10 @@
-"""``dpfl account``: noise to epsilon, epsilon to noise, or a ledger file to statements."""
+"""``dpfl account``: noise to epsilon, epsilon to noise, or a ledger file to statements.
+
+With numbers it runs without torch and without reading any data: the accountant needs only rates,
+steps and noise. Given an epsilon it finds the least noise that meets it. Given a ledger it prints
+one line for each account and adversary, with the flags of the ledger first, and with ``--page``
+writes the privacy report for an ethics board. A missing or edited ledger ends with exit code 5.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""``dpfl compare``: several methods on the same federations, seeds and first models."""
+"""``dpfl compare``: several methods on the same federations, seeds and first models.
+
+Seeds are paired: all methods see the same federation, the same first model and the same draws.
+Runs are kept by content, so that repeating the command goes on where it was, and adding a method
+runs only that method. Tables go to stdout, progress and flags to stderr.
+"""
 
 from __future__ import annotations
 

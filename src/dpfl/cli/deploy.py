@@ -1,4 +1,8 @@
-"""``dpfl deploy``: a complete example of a real federation, and a rehearsal on one machine."""
+"""``dpfl deploy``: a complete example of a real federation, and a rehearsal on one machine.
+
+The example is three hospitals and a server with certificates and keys, in one folder. The
+rehearsal starts all of them on this machine, over the same TLS connections that real sites use.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""``dpfl describe``: what would happen, to whom, against whom, at what cost; without running it."""
+"""``dpfl describe``: what would happen, to whom, against whom, at what cost; without running it.
+
+Nothing is trained and nothing is charged. Printed are the pipeline of one round, the promise with
+its assumptions, the planned epsilon against the server and against the world, the noise, and the
+bytes of a round; and a warning where the noise of a round drowns what could be learned in it.
+"""
 
 from __future__ import annotations
 

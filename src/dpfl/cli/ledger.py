@@ -1,4 +1,9 @@
-"""``dpfl ledger``: check the file in which a site or a run keeps what it was charged."""
+"""``dpfl ledger``: check the file in which a site or a run keeps what it was charged.
+
+The file, its hash chain and the head noted beside it are checked; a hash that was noted elsewhere,
+for instance on a printed report, must be in the chain. Whatever does not agree ends with exit
+code 5, and nothing is changed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``dpfl methods | datasets | budgets | models``: what there is, a line each."""
+"""``dpfl methods | datasets | budgets | models``: what there is, a line each.
+
+Methods come from dpfl and from every installed package that declares some. ``--json`` prints the
+same for programs, and ``methods --markdown`` the table that the documentation contains.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""``dpfl plan``: what the budgets will buy, before anything is trained."""
+"""``dpfl plan``: what the budgets will buy, before anything is trained.
+
+Methods are compared by closed forms only: noise in a round's aggregate over the longest that its
+signal can be. For each promise one method is recommended, with the reason; the simplest among
+those that would do about equally well.
+"""
 
 from __future__ import annotations
 

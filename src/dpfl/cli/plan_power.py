@@ -1,5 +1,8 @@
 """``dpfl plan-power``: how many directions, and how much of each client's power for noise, before
 anybody transmits.
+
+Printed are the number of directions, the noise and the bound on the optimality gap for a target
+epsilon, or the curves of the paper's figures. Nothing is trained.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""``dpfl report``: one page about one run or many, for an ethics board and for engineers."""
+"""``dpfl report``: one page about one run or many, for an ethics board and for engineers.
+
+The page is one HTML file that needs no network. ``--public`` leaves out whatever an adversary
+against whom sampling amplifies may not see, ``--figures`` writes every figure for a paper, and
+``--pdf`` prints the page with Chromium.
+"""
 
 from __future__ import annotations
 

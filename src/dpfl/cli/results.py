@@ -95,7 +95,8 @@ def show_standings(lines: Sequence[Standing]) -> None:
         c.out.print(outcome)
         c.out.print()
         c.out.print(privacy)
-        for meaning in sorted({_meaning(one) for one in mine if one.runs[0].epsilon}):
+        protecting = [one for one in mine if one.runs[0].protects and one.runs[0].epsilon]
+        for meaning in sorted(set(map(_meaning, protecting))):
             c.out.print(meaning)
         c.out.print(LEGEND)
         for remark in remarks(mine):

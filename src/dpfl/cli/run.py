@@ -1,4 +1,9 @@
-"""``dpfl run``: one experiment, in a folder, that survives being killed."""
+"""``dpfl run``: one experiment, in a folder, that survives being killed.
+
+Flags come first, then the result, then what every client spent. Ctrl-C and ``kill -9`` lose
+nothing that was charged: ``--resume`` goes on, with the same bits where the run is seeded. A run
+that nobody can afford, or that a method refuses, ends with exit code 4 before any folder is made.
+"""
 
 from __future__ import annotations
 

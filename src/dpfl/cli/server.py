@@ -1,4 +1,9 @@
-"""``dpfl server``: the side that offers a study, gathers the sites and trains."""
+"""``dpfl server``: the side that offers a study, gathers the sites and trains.
+
+``init`` makes a folder with certificates from a study file, ``run`` serves the study to its last
+round, ``resume`` goes on after a crash, ``status`` says how far it is. The server knows no budget
+and sees no record; whatever a site sends is checked.
+"""
 
 from __future__ import annotations
 

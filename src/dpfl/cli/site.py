@@ -1,4 +1,9 @@
-"""``dpfl site``: a hospital's side of a federation, from nothing to a running site."""
+"""``dpfl site``: a hospital's side of a federation, from nothing to a running site.
+
+``init`` makes a site's folder, ``run`` takes part in studies until Ctrl-C, ``spend`` says what the
+site has spent over all of them, ``evaluate`` tries a delivered model on the site's own records.
+What a site accepts stands in its own file, and its own ledger decides.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``dpfl study``: a table of a paper, from one file: tuned by one rule, several seeds, recorded."""
+"""``dpfl study``: a table of a paper, from one file: tuned by one rule, several seeds, recorded.
+
+Every method is tuned by the same rule on records that are set aside, then run with other seeds and
+tested once. ``--record`` writes the results beside the file, with the versions and the machine.
+"""
 
 from __future__ import annotations
 

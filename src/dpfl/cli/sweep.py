@@ -1,4 +1,8 @@
-"""``dpfl sweep``: what a field does to accuracy, from one end of a list to the other."""
+"""``dpfl sweep``: what a field does to accuracy, from one end of a list to the other.
+
+Any field of the experiment may vary, budgets included. The report draws accuracy over it, with
+bands over seeds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``dpfl tune``: the same search for every method, never on test records."""
+"""``dpfl tune``: the same search for every method, never on test records.
+
+All methods get the same candidates and the same number of runs. Tuning on private records costs
+privacy that no epsilon here covers: ``--tune-on`` searches on a public data set instead.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``dpfl watch``: the report of a run, while it is running."""
+"""``dpfl watch``: the report of a run, while it is running.
+
+The page is served on 127.0.0.1 only and asks for news once a second. It shows nothing that the
+finished report would not show.
+"""
 
 from __future__ import annotations
 

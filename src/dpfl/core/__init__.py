@@ -1,1 +1,14 @@
-"""Types, layout, randomness, linear algebra and errors: what every other room may use."""
+"""What every other package may use.
+
+``types``      the nouns of a round: budgets, claims, phases, terms, cohorts, rows, states
+``errors``     every error that dpfl raises on purpose, each with its exit code
+``checks``     refusals that constructors share, in one sentence each
+``seeds``      public randomness, which may be printed, stored and sent
+``random``     secret randomness, which has no serialiser, and the noise that is drawn from it
+``grid``       the grid on which all noise is added, and what rounding onto it costs
+``grid_noise`` the sampler: integers of round(N(0, S^2)) from a cipher
+``layout``     named tensors as one flat vector, so that clipping it clips everything
+``files``      writing that a kill at any moment cannot spoil
+
+``types``, ``errors``, ``checks``, ``seeds`` and ``grid`` are imported without torch.
+"""

@@ -1,1 +1,9 @@
-"""Experiments as files, run folders, checkpoints."""
+"""Runs as files: what describes one, what it leaves behind, and what it ended with.
+
+``experiment``  an experiment as TOML, complete and re-runnable; ``sections`` has its tables
+``deployment``  a study between real sites; ``site_file`` a site's own file
+``folder``      the run folder: ledger, checkpoint, the operator's record, results
+``result``      the summary of a run, typed from the loop to the report
+``loggers``     TensorBoard and MLflow, where they are installed
+``processes``   processes that end with their parent, and Ctrl-C that is held back
+"""
