@@ -26,10 +26,10 @@ LIBRARY = {
 }
 PAPERS = sorted(path for path in (PACKAGE / "methods").glob("*.py") if path.stem != "__init__")
 
-# The project's own limits. They may only fall: the goals are 7,000, 9,000 and 0.27.
+# The project's own limits. They may only fall: the goals are 7,000 and 9,000.
 MOST_LIBRARY_LINES = 11_200
 MOST_SHELL_LINES = 9_850
-LEAST_DOCSTRING_SHARE = 0.26
+LEAST_DOCSTRING_SHARE = 0.27
 LONG_FILES = 18  # of more than 260 lines
 
 

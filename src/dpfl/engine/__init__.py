@@ -3,6 +3,12 @@
 ``stacked`` (the default) computes many clients at once. ``one_by_one`` computes one client after
 the other and writes per-record gradients out: it is slow, and what the others are tested against.
 ``ray`` is the stacked engine on the workers of a cluster: the simulation spreads the blocks.
+
+Chains of linear layers are computed for many clients in one product (``stacks``,
+``private_stacks``), plain SGD on few records in the span of the records (``row_span``), and every
+other model client by client with ghost clipping (``ghost_clipping``), whose layers have rules of
+their own (``layer_rules``, ``convolutions``, ``recurrent``). All of them agree with
+``one_by_one`` to a relative error of 5e-5 of the update.
 """
 
 from collections.abc import Callable

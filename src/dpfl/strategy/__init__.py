@@ -1,4 +1,13 @@
-"""A strategy: plugs in a fixed order, checked for fit, folded over data and over exposures."""
+"""A strategy: plugs in a fixed order, checked for fit, folded over data and over exposures.
+
+``slots``         the slots and their order
+``accounting``    what a round releases of one unit, and to whom
+``fit``           :class:`Strategy`; building one proves that its pieces fit, or raises
+``method``        how a method declares itself
+``record_level``  what methods with DP-SGD at every client share
+``client_level``  what methods that protect whole clients share
+``wireless``      what methods over the air share
+"""
 
 from dpfl.strategy.fit import Strategy
 
