@@ -125,7 +125,10 @@ def encode_download(downlink: Downlink) -> bytes:
 
 
 def decode_download(payload: bytes, size: int) -> Downlink:
-    """Read a download whose start must hold ``size`` numbers."""
+    """Read a download whose start must hold ``size`` numbers.
+
+    Size, shape and type are checked before anything is used; whatever is not as agreed is refused.
+    """
     if len(payload) > LARGEST_DOWNLINK:
         raise PeerError("download", f"{len(payload)} bytes", f"send at most {LARGEST_DOWNLINK}")
     try:

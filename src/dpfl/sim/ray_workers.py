@@ -57,7 +57,11 @@ class _Worker:
 
 
 class RayWorkers:
-    """Looks like :class:`dpfl.sim.workers.Workers` to the simulation."""
+    """Looks like :class:`dpfl.sim.workers.Workers` to the simulation.
+
+    ``count`` processes are started on this machine, or as many as the cluster has processors where
+    ``RAY_ADDRESS`` names one.
+    """
 
     def __init__(self, context: WorkerContext, count: int) -> None:
         try:

@@ -1,4 +1,9 @@
-"""A strategy: building it proves that its pieces fit together, or raises."""
+"""A strategy: building it proves that its pieces fit together, or raises.
+
+What cannot be right is refused here, before any client is asked: noise over weights that depend on
+data, shares of noise that would tell who was drawn, an adjacency under which no bound is proven, a
+promise that nothing keeps.
+"""
 
 from __future__ import annotations
 

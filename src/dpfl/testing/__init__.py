@@ -1,9 +1,9 @@
 """Laws that every plug must pass, ours or a stranger's. Needs Hypothesis.
 
-``check_plug`` picks the laws of the slot that a plug is for; ``check_method`` checks a whole
-method: that it builds and describes itself, the laws of all its plugs, and that nothing its adversary sees
-depends on a client's data but through noisy integers. An AssertionError names the plug and the
-counterexample that was found.
+``check_plug`` picks the laws of the slot that a plug is for. ``check_method`` checks a whole
+method: that it builds and describes itself, the laws of all its plugs, and that nothing its
+adversary sees depends on a client's data but through noisy integers. An AssertionError names the
+plug and the counterexample that was found.
 
 >>> from dpfl.plugs.stages import Clip
 >>> check_plug(Clip(clip=1.0))
