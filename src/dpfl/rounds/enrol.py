@@ -260,7 +260,11 @@ def enrol(
 
 
 def first_state(agreement: Agreement, model: Tensor) -> State:
-    """Return the state before the first round."""
+    """Return the state before the first round.
+
+    Every plug begins with its own state. With releases before round one the round number is
+    negative, and the model's buffers are still those that it was built with.
+    """
     slots = agreement.strategy.slots()
     plugs = {slot: plug.start(agreement.terms, agreement.layout) for slot, plug in slots}
     return State(round=agreement.first_round, model=model, plugs=plugs)

@@ -83,7 +83,11 @@ def become_worker() -> None:
 
 
 def end_workers() -> None:
-    """End this process's workers at once; what they were doing can be resumed."""
+    """End this process's workers at once.
+
+    What they were doing was charged, and can be resumed: a seeded run repeats the round bit for
+    bit, an unseeded one loses it.
+    """
     for process in multiprocessing.active_children():
         process.terminate()
 
