@@ -2,7 +2,7 @@
 
 ::
 
-    DpflError                  1   a defect of ours, or the base to catch everything
+    DpflError                  1   an internal error, or the base to catch everything
     ├── ConfigurationError     2   usage, experiment file, arguments, pieces that do not fit
     ├── DataError              3   a data set that is absent, malformed or too small
     ├── PrivacyRefusal         4   what was asked cannot be done within the stated guarantee

@@ -112,13 +112,13 @@ class ShuffledBatches:
         return Draw(rng.permutations(epochs, self.examples).flatten()[:count], sizes.clone())
 
     def event(self, noise_multiplier: float, steps: int, parameters: int) -> Event:
-        """Refuse noise: shuffled batches billed as Poisson samples understate the loss several
+        """Refuse noise: shuffled batches charged as Poisson samples understate the loss several
         times over.
         """
         if noise_multiplier > 0:
             raise PrivacyRefusal(
                 "sampling",
-                "shuffled batches cannot be billed as Poisson samples",
+                "shuffled batches cannot be charged as Poisson samples",
                 "use sampling = 'poisson'",
             )
         return Event(noise_multiplier=0.0, steps=steps)
@@ -155,7 +155,7 @@ def _largest_batch(examples: int, rate: float) -> int:
 
 
 def sampler(phase: Phase, examples: int) -> PoissonBatches | ShuffledBatches:
-    """Return the sampler that a phase's work uses, and that its bill is asked of."""
+    """Return the sampler that a phase's work uses, and that is asked for its cost."""
     if examples < 1:
         raise DataError("client", "has no data", "leave it out of the federation")
     kind = PoissonBatches if phase.sampling == "poisson" else ShuffledBatches

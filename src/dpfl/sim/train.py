@@ -85,7 +85,7 @@ def train(
     adds up there, as it must. A file that is not there is refused, since it may have been mislaid,
     unless ``new_ledger`` says that this is its first run. ``filter`` is how runs add up in a new
     ledger (:mod:`dpfl.privacy.filters`). Without a file, the run is accounted for alone and its
-    ledger is gone with it. ``misreports`` claim a multiple of their epsilon; bills and noise
+    ledger is gone with it. ``misreports`` claim a multiple of their epsilon; costs and noise
     rest on the true one.
     """
     if not (isinstance(rounds, int) and rounds >= 1):

@@ -224,7 +224,7 @@ def check_local_work(local: LocalWork) -> None:
             written = tuple(
                 sampler(p, examples).event(p.noise_multiplier, p.steps, LAYOUT.size) for p in phases
             )
-            assert exposure.paid == written, f"{local} bills something else than it does"
+            assert exposure.paid == written, f"{local} charges something else than it does"
 
 
 def check_personal(personal: Personal) -> None:
