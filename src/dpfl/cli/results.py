@@ -7,6 +7,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,10 +65,10 @@ def finish(
 
     folder = asked.folder or free_name(Path("runs"), stem)
     folder.mkdir(parents=True, exist_ok=True)
-    result.write(folder / "results.json", kept=str(asked.kept.absolute()))
+    replace(result, kept=str(asked.kept.absolute())).write(folder / "results.json")
     ran = any(cell.runs for cell in result.cells)
     if ran:
-        write_report(of_results(result.to_dict(), asked.kept), folder / "report.html")
+        write_report(of_results(result, asked.kept), folder / "report.html")
     told = {"folder": str(folder), **result.to_dict()}
     c.answer(asked.json, lambda: told, lambda: show(result))
     c.note(f"Results: {folder}")

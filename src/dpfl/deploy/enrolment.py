@@ -55,7 +55,7 @@ class EnrolmentFile:
 
     @classmethod
     def read(cls, folder: Path) -> EnrolmentFile:
-        """Read it back."""
+        """Read back what was written when the sites enrolled."""
         try:
             told = json.loads((folder / ENROLMENT).read_text())
             return cls(

@@ -82,7 +82,7 @@ class Transport:
         return dict(zip(self.grid.push_messages(sent), messages, strict=True))
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Wait for this many seconds before asking again."""
         time.sleep(seconds)
 
 

@@ -173,7 +173,8 @@ class StudyResult:
     """The results of a comparison, a sweep, a search or a study.
 
     ``study`` is the file that repeats it; ``tuning`` says on whose records settings were chosen;
-    ``versions`` and ``machine`` where it was computed.
+    ``versions`` and ``machine`` where it was computed; ``kept`` is the folder of its runs, where it
+    was written down.
 
     ::
 
@@ -187,6 +188,7 @@ class StudyResult:
     tuning: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
+    kept: str = ""
 
     @property
     def cases(self) -> list[Values]:
@@ -209,7 +211,7 @@ class StudyResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as they are written to ``results.json``."""
-        told = {"tuning": self.tuning} if self.tuning else {}
+        told = {k: own for k, own in (("tuning", self.tuning), ("kept", self.kept)) if own}
         return {
             "format": RESULTS_FORMAT,
             "title": self.title,
@@ -223,13 +225,13 @@ class StudyResult:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> StudyResult:
         """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
-        names = ("title", "study", "tuning", "versions", "machine")
+        names = ("title", "study", "tuning", "versions", "machine", "kept")
         plain = {name: values[name] for name in names if name in values}
         return cls(**plain, cells=tuple(map(CellResult.from_dict, values["cells"])))
 
-    def write(self, path: Path, **more: Any) -> None:
-        """Write a results file; ``more`` are further keys."""
-        write_safely(path, (json.dumps({**self.to_dict(), **more}, indent=1) + "\n").encode())
+    def write(self, path: Path) -> None:
+        """Write a results file."""
+        write_safely(path, (json.dumps(self.to_dict(), indent=1) + "\n").encode())
 
     @classmethod
     def read(cls, path: Path, remedy: str = "name the folder of a comparison") -> StudyResult:
@@ -247,7 +249,7 @@ class StudyResult:
             raise FolderError(str(place), f"is not complete ({error})", remedy) from error
 
 
-def surroundings() -> dict[str, Mapping[str, Any]]:
+def surroundings() -> dict[str, Any]:
     """The versions and the machine that results come from, as fields of :class:`StudyResult`."""
     import torch
 

@@ -64,7 +64,7 @@ class HeadThenBody(LocalWork):
     private: ClassVar[bool] = False
 
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
-        """Plan two phases."""
+        """Plan the head's phase, then the body's."""
         (body,) = self.body.phases(terms, participant)
         steps = self.head_epochs * steps_per_epoch(participant.examples, body.batch_size)
         return replace(body, part="head", steps=steps), replace(body, part="body")

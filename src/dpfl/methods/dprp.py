@@ -122,7 +122,7 @@ class RandomProjection(Stage):
         return self.client_rows(x[None], shared)[0]
 
     def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:
-        """Project back."""
+        """Project the sum back to the length of the model."""
         return lift(
             y,
             PublicSeed.from_tensor(shared["seed"]),

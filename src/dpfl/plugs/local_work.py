@@ -131,7 +131,7 @@ class Sgd(LocalWork):
         positive("sgd", lr_decay=self.lr_decay, ball=1.0 if self.ball is None else self.ball)
 
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
-        """Plan one phase."""
+        """Plan one phase of shuffled batches, as the settings say."""
         own, examples = participant.client_settings, participant.examples
         work = _Work.of(own, self.client_settings, examples)
         return (

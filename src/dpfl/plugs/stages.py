@@ -94,7 +94,7 @@ class Clip(Stage):
         return clipping.clip(rows, self.clip)
 
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        """Clip the update."""
+        """Scale one client's update into the ball."""
         return clipping.clip(x, self.clip)
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
@@ -189,7 +189,7 @@ class SharedSubspace(Stage):
         return {name: basis for name, basis in state.items() if name.startswith("basis/")}
 
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        """Take coordinates."""
+        """Return the update's coordinates in the subspace."""
         if who.public or not shared:
             return x
         bases = [shared[name] for name in sorted(shared)]

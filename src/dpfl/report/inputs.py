@@ -44,7 +44,7 @@ class ReportRun:
 
     @property
     def seed(self) -> int:
-        """The public seed."""
+        """The seed of everything public in the run."""
         return self.experiment.run.seed
 
     @property

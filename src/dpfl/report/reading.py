@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import sqlite3
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, FolderError
+from dpfl.experiments.results import StudyResult
 from dpfl.report.inputs import Case, ReportInput, ReportRun
 from dpfl.runs.experiment import Experiment
-from dpfl.runs.folder import RESULTS_FORMAT, RunFolder
+from dpfl.runs.folder import RunFolder
 
 _FEDERATION = ("data", "partition", "budgets", "model", "clients", "client_settings")
 """Sections that make a federation: runs that differ in one of them do not compare."""
@@ -77,8 +77,8 @@ def of_folders(paths: Sequence[Path]) -> ReportInput:
     runs of a method may differ in their seeds only, and all methods must have the same seeds.
     """
     if len(paths) == 1 and (paths[0] / "results.json").exists():
-        results = read_results(paths[0])
-        kept = Path(results["kept"])
+        results = StudyResult.read(paths[0])
+        kept = Path(results.kept)
         beside = paths[0].resolve().parent / kept.name  # where the two were moved together
         return of_results(results, beside if beside.is_dir() and not kept.is_dir() else kept)
     runs = [read_run(path) for path in paths]
@@ -114,39 +114,19 @@ def _check_comparable(one: ReportRun, other: ReportRun) -> None:
     check(one.rounds == other.rounds, "runs", f"{pair} differ in rounds", _APART)
 
 
-def read_results(path: Path, remedy: str = "name the folder of a comparison") -> dict[str, Any]:
-    """Read the results of a study: a results.json, or a folder that holds one.
-
-    ``remedy`` is what an error tells the user to do.
-    """
-    file = path / "results.json" if path.is_dir() else path
-    try:
-        results = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise FolderError(str(file), f"cannot be read ({error})", remedy) from error
-    known = isinstance(results, dict) and results.get("format") == RESULTS_FORMAT
-    problem = "does not hold results of a study of this version"
-    check(known, str(file), problem, remedy, FolderError)
-    found: dict[str, Any] = results
-    return found
-
-
-def of_results(results: Mapping[str, Any], kept: Path) -> ReportInput:
+def of_results(results: StudyResult, kept: Path) -> ReportInput:
     """Read the runs behind the results of a comparison or a sweep.
 
-    ``results`` is what :func:`read_results` returns, and ``kept`` the folder that holds the folders
-    of its runs.
+    ``kept`` is the folder that holds the folders of its runs.
     """
-    final = any(cell["runs"] for cell in results["cells"])
+    final = any(cell.runs for cell in results.cells)
     remedy = "compare with --tuned, and report that"
     check(final, "results", "hold a search and no final runs", remedy, FolderError)
-    values: list[Mapping[str, Any]] = []
-    methods: list[dict[str, Sequence[ReportRun]]] = []
-    for cell in results["cells"]:
-        if cell["case"] not in values:
-            values.append(cell["case"])
-            methods.append({})
-        runs = [read_run(kept / run["folder"]) for run in cell["runs"]]
-        methods[values.index(cell["case"])][cell["label"]] = runs
-    cases = [Case(values=own, methods=tried) for own, tried in zip(values, methods, strict=True)]
-    return ReportInput(title=results["title"], cases=cases, tuning=results.get("tuning", ""))
+    cases = []
+    for case in results.cases:
+        methods = {
+            cell.label: [read_run(kept / run.folder) for run in cell.runs]
+            for cell in results.of_case(case)
+        }
+        cases.append(Case(values=case, methods=methods))
+    return ReportInput(title=results.title, cases=cases, tuning=results.tuning)
