@@ -5,8 +5,6 @@ now: papers in :mod:`dpfl.methods`, kernels in :mod:`dpfl.numerics`, planning ov
 :mod:`dpfl.experiments.power`.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import types

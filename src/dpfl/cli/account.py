@@ -6,8 +6,6 @@ one line for each account and adversary, with the flags of the ledger first, and
 writes the privacy report for an ethics board. A missing or edited ledger ends with exit code 5.
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import closing
 from pathlib import Path

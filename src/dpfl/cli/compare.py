@@ -5,8 +5,6 @@ Runs are kept by content, so that repeating the command goes on where it was, an
 runs only that method. Tables go to stdout, progress and flags to stderr.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -4,8 +4,6 @@ The example is three hospitals and a server with certificates and keys, in one f
 rehearsal starts all of them on this machine, over the same TLS connections that real sites use.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -5,8 +5,6 @@ for instance on a printed report, must be in the chain. Whatever does not agree 
 code 5, and nothing is changed.
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any

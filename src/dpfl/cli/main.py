@@ -5,8 +5,6 @@ A command's module is imported when the command runs, so that ``dpfl --help``, `
 and a misspelt command answer at once.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -5,8 +5,6 @@ Printed are the number of directions, the noise and the bound on the optimality 
 epsilon, or the curves of the paper's figures. Nothing is trained.
 """
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import asdict
 from pathlib import Path

@@ -5,8 +5,6 @@ against whom sampling amplifies may not see, ``--figures`` writes every figure f
 ``--pdf`` prints the page with Chromium.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

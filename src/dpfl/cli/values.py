@@ -3,8 +3,6 @@
 :data:`FIELDS` is the one table that says which option sets which field. Options win over the file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

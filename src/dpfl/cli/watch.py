@@ -4,8 +4,6 @@ The page is served on 127.0.0.1 only and asks for news once a second. It shows n
 finished report would not show.
 """
 
-from __future__ import annotations
-
 import time
 import webbrowser
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks that constructors share: each refuses in one clear sentence."""
 
-from __future__ import annotations
-
 import math
 import numbers
 from collections.abc import Collection

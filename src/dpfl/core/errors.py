@@ -17,8 +17,6 @@
 A message is one sentence of one shape: ``where: what was given and why it cannot be; what to do``.
 """
 
-from __future__ import annotations
-
 import difflib
 import errno
 from collections.abc import Iterable

@@ -23,8 +23,6 @@ surcharge for it is in :mod:`dpfl.privacy.accountant`. All of it is computationa
 a pseudo-random function.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Whatever cannot be used is refused with the client's name: arrays that are not n
 are not whole numbers from 0, lengths that differ, too few records.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Records are stored small; a batch is made ready when it is needed. The constants
 are fixed and public: statistics of private data would be releases that nobody charges.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

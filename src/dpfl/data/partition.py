@@ -3,8 +3,6 @@
 Every partition returns disjoint, non-empty index sets, one per client.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Errors name the file, and the line or the record and the column where there is one.
 """
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -5,8 +5,6 @@ list gets an indicator; a missing or unknown word leaves all of them 0. Left out
 (a survey weight), Bank's ``duration`` (known only after the call, that is after the answer).
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import math

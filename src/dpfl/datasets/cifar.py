@@ -3,8 +3,6 @@
 Records are one label byte and 3,072 pixel bytes (red, green, blue, each row by row).
 """
 
-from __future__ import annotations
-
 import lzma
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 The files come with the package. Numbers are scaled by ranges chosen here, not read off the data.
 """
 
-from __future__ import annotations
-
 from importlib import resources
 
 import numpy as np

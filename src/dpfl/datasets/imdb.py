@@ -8,8 +8,6 @@ A word is a run of letters (a to z, and those of Latin-1 with accents), apostrop
 included, in lower case; ``<br />`` and everything else separates.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

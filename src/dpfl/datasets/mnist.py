@@ -3,8 +3,6 @@
 Both sets have files of the same names; only their folders tell them apart.
 """
 
-from __future__ import annotations
-
 import gzip
 import struct
 from pathlib import Path

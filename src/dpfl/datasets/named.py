@@ -4,8 +4,6 @@ Features are scaled by fixed, public constants: statistics of private data would
 nobody charges.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable

@@ -5,8 +5,6 @@ domain. The alphabet is LEAF's (Caldas et al., 2018, arXiv:1812.01097), fixed an
 counted from the roles' own words would be a release that nobody charges.
 """
 
-from __future__ import annotations
-
 import re
 import string
 import unicodedata

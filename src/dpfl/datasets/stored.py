@@ -6,8 +6,6 @@ bytes. It is used only if that line and the file's size are as expected; else th
 again and it is replaced.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import hashlib

@@ -4,8 +4,6 @@ A new process may answer every message, so all state is in the site's folder, wh
 configuration names.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from flwr.app import Context

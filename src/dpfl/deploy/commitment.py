@@ -6,8 +6,6 @@ written to the site's ledger before anything leaves the site. A round that the p
 is not answered.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dpfl.core.checks import check

@@ -6,8 +6,6 @@ that name. The study lists the names. With TLS, Flower lets in registered keys o
 must come with every later answer; it is kept in ``enrolment.json`` over a restart.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

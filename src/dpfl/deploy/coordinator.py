@@ -15,8 +15,6 @@ The folder of a study holds, beside what every run folder holds ::
     failed.txt       why the server app ended, for the process that started it
 """
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ stand in for the server. Private keys are written readable by their owner only. 
 is needed to make another certificate; whoever has it can pretend to be the server.
 """
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Delivering the model releases nothing that the world has not been charged for. A
 reached is named in the summary, and gets the model by other means.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 

@@ -4,8 +4,6 @@ Three hospitals of the UCI heart-disease data, with budgets of their own, and a 
 that real machines would need is written: files, records, certificates and keys.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import subprocess

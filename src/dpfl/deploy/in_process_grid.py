@@ -5,8 +5,6 @@ task that creates messages. Setting it is the one private call, and it is made h
 notices when a new version of Flower moves it.
 """
 
-from __future__ import annotations
-
 import functools
 import uuid
 from collections.abc import Callable, Iterable, Mapping

@@ -7,8 +7,6 @@
     models/RUN/private.safetensors  the part that never left the site, where the method has one
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -5,8 +5,6 @@ in one sentence. A SuperNode ends when its server restarts: then the site waits 
 starts another one. A server that does not know the site's key is not asked again.
 """
 
-from __future__ import annotations
-
 import ssl
 import sys
 import time

@@ -5,8 +5,6 @@ any time. The section [policy] of ``site.toml`` holds the limits. A refusal name
 was offered, and is told to the server; nothing in it depends on the site's records.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from dpfl.core.checks import check

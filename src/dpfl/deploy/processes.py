@@ -5,8 +5,6 @@ on one machine and nothing is written to the user's own. Only processes that dpf
 ever ended.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -6,8 +6,6 @@ only, and this proxy passes on what sites need: the fleet interface, whose reque
 with its key. Everything else is not found.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 

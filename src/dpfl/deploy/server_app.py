@@ -4,8 +4,6 @@ Flower runs it in a process of its own, and shows its output to nobody. What wen
 to ``failed.txt``: the exit code, then the sentence.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from flwr.app import Context

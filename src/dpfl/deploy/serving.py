@@ -9,8 +9,6 @@ follows the study by the files in its folder, and ends what it has started. The 
     superlink.log, proxy.log
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

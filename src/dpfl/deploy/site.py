@@ -6,8 +6,6 @@ from the operating system. Nothing of the site's state lives in memory only: eve
 given by a new process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import closing
 

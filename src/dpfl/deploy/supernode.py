@@ -6,8 +6,6 @@ process that lives and does nothing: its site would be missing for good. Run as 
 module ignores the second signal, and the process ends with its main thread.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

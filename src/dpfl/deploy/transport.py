@@ -5,8 +5,6 @@ The real network and the in-process grid of tests are both grids, so that everyt
 is the same in a test and in a deployment.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """What an engine is given, and what it promises."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable

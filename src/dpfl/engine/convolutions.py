@@ -8,8 +8,6 @@
 | full | the rest | every patch |
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch

@@ -3,8 +3,6 @@
 For a simulation, or for a client's own eyes: no ledger covers these numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ changed in place; per-record gradients are then written out. Before a model is c
 all, it is tried on made-up records against the slow path (:func:`agrees`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack

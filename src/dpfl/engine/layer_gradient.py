@@ -10,8 +10,6 @@ added up in double precision from the start, because positions may cancel and si
 then lose more than the clip.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 

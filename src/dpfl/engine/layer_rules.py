@@ -15,8 +15,6 @@ of them at once.
 | LSTM, GRU, RNN | as Linear, on inputs and on hidden states, with d_t the gradient of the gates |
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

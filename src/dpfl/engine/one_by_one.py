@@ -3,8 +3,6 @@
 The other engines are tested against it; it is also the one to debug with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """How a process computes: with one thread, and without giving memory back between steps."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import sys

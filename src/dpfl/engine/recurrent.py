@@ -10,8 +10,6 @@ torch's own recurrent layers hide the gates. Here the layer is run step by step 
 parameters, all steps' input halves in one product; records stay apart throughout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

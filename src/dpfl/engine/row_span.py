@@ -8,8 +8,6 @@ costs records x records instead of records x features: much less for clients wit
 layer's bias is one more feature, of value 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -6,8 +6,6 @@ clients of a block at once (:mod:`dpfl.engine.stacks`); others run one client at
 clipping (:mod:`dpfl.engine.ghost_clipping`) where all of their layers have a rule.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -8,8 +8,6 @@ federations, the same seeds and the same first models. Runs are kept by content 
 method may be left out; settings that a method does not have are left out for it.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

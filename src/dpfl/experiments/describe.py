@@ -4,8 +4,6 @@ All clients are enrolled exactly as a run would enrol them, against a ledger in 
 components send, share and assume is asked of the components; nothing here knows a method.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from contextlib import closing

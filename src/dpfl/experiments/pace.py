@@ -2,8 +2,6 @@
 the right sizes.
 """
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ The recommendation compares ratios of noise to signal (:mod:`dpfl.sim.forecast`)
 promise the same. It does not predict accuracy.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A task runs in its own folder and can be repeated: a run that is there is read, 
 interrupted or halted goes on, and its bits do not depend on how often it stopped.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait

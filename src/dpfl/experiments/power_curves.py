@@ -3,8 +3,6 @@
 The theorems are those of :mod:`dpfl.experiments.power`.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ against the same adversary. A method that protects nobody, or that raises budget
 shown for reference and never ranked.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ accuracy at the end wins, the smaller one where two are equal. The final runs us
 are tested on the test part, which tuning has not seen.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ rounds. Every run is planned for all its rounds from the start, noise included, 
 goes on is the run that was halted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import statistics

@@ -5,8 +5,6 @@ Modules of this package are searched for declared factories, and so is every obj
 behind the entry-point group ``dpfl.methods`` of the packages that are installed.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import warnings

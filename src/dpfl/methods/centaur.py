@@ -26,8 +26,6 @@ Departures
     ModelTested are the clients' own models, each on its own records.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar

@@ -36,8 +36,6 @@ Departures
       factors into (s / r) (1 - r S) (1 - r S^T) with S the cyclic shift.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -33,8 +33,6 @@ Departures
       figures only.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar

@@ -25,8 +25,6 @@ Departures
     are charged for.
 """
 
-from __future__ import annotations
-
 from dpfl.core.types import Adjacency, ClientSettings, Observer, Unit
 from dpfl.plugs.local_work import Sgd
 from dpfl.plugs.selection import Everyone, Selection

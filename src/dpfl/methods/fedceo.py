@@ -37,8 +37,6 @@ Departures
       global model.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Literal, Self

@@ -22,8 +22,6 @@ Departures
     Deltas stay each client's own.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from dpfl.plugs.weights import UniformWeights

@@ -32,8 +32,6 @@ Departures
     - Algorithm 5 uses the public mean before defining it; the order here is the only possible one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar

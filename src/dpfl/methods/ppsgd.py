@@ -25,8 +25,6 @@ Departures
     ModelTested are the clients' own models, each on its own records.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -33,8 +33,6 @@ Departures
       one pass over the rows per iteration: never an SVD of p rows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

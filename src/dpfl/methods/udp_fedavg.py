@@ -30,8 +30,6 @@ Departures
     - Cohorts of random size are refused for shares: the size of a share would tell who was drawn.
 """
 
-from __future__ import annotations
-
 from dpfl.strategy import Strategy
 from dpfl.strategy.client_level import NoisyWork, noisy_updates
 from dpfl.strategy.method import method

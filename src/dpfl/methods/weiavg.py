@@ -20,8 +20,6 @@ Departures
     claim that is no positive number weighs nothing.
 """
 
-from __future__ import annotations
-
 from dpfl.plugs.weights import EpsilonWeights
 from dpfl.strategy import Strategy
 from dpfl.strategy.method import method

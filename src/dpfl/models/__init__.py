@@ -4,8 +4,6 @@
 is trained.
 """
 
-from __future__ import annotations
-
 import inspect
 
 import torch

@@ -4,8 +4,6 @@ Clipping one record at a time means something only where a model treats records 
 are known to mix them are refused by name; what a model does between its layers is tried.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call

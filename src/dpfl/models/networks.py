@@ -5,8 +5,6 @@ from the shape of a record (channels first for images) or the size of a vocabula
 classes, and the width of its hidden layers where the paper leaves it open.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

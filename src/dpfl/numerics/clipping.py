@@ -4,8 +4,6 @@ Norms and clip factors are computed in double precision, so that a clipped vecto
 bound from the smallest float32 number to the largest.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

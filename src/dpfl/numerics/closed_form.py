@@ -1,7 +1,5 @@
 """Theorems 1 and 2 of DP-Fed-LS: noise in closed form, for comparison with the accountant's."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """How noisy each of a few long rows is, from the rows alone."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

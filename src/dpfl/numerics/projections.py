@@ -6,8 +6,6 @@ E|z|^2 = |g|^2; or a random subset of a cosine transform of randomly signed entr
 matrix at all.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Literal

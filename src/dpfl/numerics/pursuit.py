@@ -5,8 +5,6 @@ Lin, Chen, Ma: *The Augmented Lagrange Multiplier Method for Exact Recovery of C
 Matrices*, 2010.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Laplacian smoothing by a recursive filter forth and back, exactly periodic."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

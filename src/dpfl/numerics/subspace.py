@@ -1,7 +1,5 @@
 """Top singular subspaces of a few long rows, through their Gram matrix."""
 
-from __future__ import annotations
-
 import warnings
 
 import torch

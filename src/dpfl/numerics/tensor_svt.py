@@ -1,7 +1,5 @@
 """Soft-thresholding of singular values, of a matrix and of a stack of matrices in Fourier space."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ state of its own; what it must remember between rounds is a dict of tensors that
 in and takes back, and that is checkpointed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self, runtime_checkable

@@ -1,7 +1,5 @@
 """Noise on the sum of all contributions, added by a trusted server."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self

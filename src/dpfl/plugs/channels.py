@@ -1,7 +1,5 @@
 """How uploads reach the server."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

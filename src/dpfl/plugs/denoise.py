@@ -1,7 +1,5 @@
 """Smoothing the aggregate (Laplacian smoothing, the low-rank mean)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 

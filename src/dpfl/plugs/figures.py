@@ -4,8 +4,6 @@ A plug names the metrics it reports and how they are best looked at. It draws no
 the report knows no plug by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum

@@ -15,8 +15,6 @@ counted on is ``noise_multiplier`` times what one client contributes. A round in
 is bad costs accuracy, never privacy.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

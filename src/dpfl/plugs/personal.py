@@ -1,7 +1,5 @@
 """Parts of the model that stay at their clients (PPSGD, CENTAUR)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from dpfl.core.layout import Layout

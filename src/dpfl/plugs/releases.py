@@ -10,8 +10,6 @@ Releases are accounted like rounds: their noise, sensitivity and number are fixe
 released, and the rounds get what they leave of each client's budget.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Cleaning the rows against each other, before they are weighed (PFA, FedCEO)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 

@@ -1,7 +1,5 @@
 """How records are drawn. The object that draws also writes the event, so the two cannot differ."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Only the sum of the uploads reaches the server."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """What a client does to its update before it sends it, and how the server undoes it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self

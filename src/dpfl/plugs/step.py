@@ -3,8 +3,6 @@
 A step sees the aggregate, which is private already, so whatever it does costs no privacy.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal

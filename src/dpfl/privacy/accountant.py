@@ -23,8 +23,6 @@ under the real one, for N <= 1e12. This is charged once per history, for N = sum
 *Caches.* Nothing here reads a file: a number rests on this process's own computations alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ it concerns that admits it under the ledger's filter. Where whole plans count ("
 second was decided when the plan was committed, and the answer is remembered.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

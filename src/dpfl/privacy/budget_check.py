@@ -1,7 +1,5 @@
 """How many releases fit a budget, found with few evaluations of an expensive accountant."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Where budgets come from (the papers' distributions, lists, files) and the ways to spend them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -6,8 +6,6 @@ suggestions, evaluated afresh by whoever asks. A file that cannot be read or wri
 without: it never changes a result.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sqlite3

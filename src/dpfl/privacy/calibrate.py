@@ -6,8 +6,6 @@ with the multiplier returned costs at most the target, as ``spend`` computes it 
 with the next smaller rung it would cost more.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import warnings

@@ -15,8 +15,6 @@ Servers do not countersign heads yet. The answers that a site keeps for sending 
 of the chain: they are replaced by later ones.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -9,8 +9,6 @@ AISTATS 2019, Theorem 27), where replacing one client by another moves a sum by 
 can prove justifies the number.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

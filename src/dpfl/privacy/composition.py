@@ -9,8 +9,6 @@ Chernoff and counted as infinite.
 dp-accounting composes such masses in about 100 times the time; the tests compare the two.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

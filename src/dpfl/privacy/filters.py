@@ -29,8 +29,6 @@ budget's.
 delta)-DP together.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

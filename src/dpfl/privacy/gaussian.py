@@ -10,8 +10,6 @@ above the exact mu: a candidate is accepted only if delta plus a bound on its ro
 below the target.
 """
 
-from __future__ import annotations
-
 import math
 
 _ROUNDING = 1e-14  # relative error allowed for each logarithm of a normal distribution function

@@ -18,8 +18,6 @@ clients). What the world sees is a function of what the server sees: a run witho
 the world counts there by its server plan.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sqlite3

@@ -4,8 +4,6 @@ Opening checks the file itself, its tables, its hash chain and the head that is 
 ledger that fails any check is refused with a :class:`LedgerError` that says what to do.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import sqlite3

@@ -5,8 +5,6 @@ Every method asks the database. To see several answers as of one moment, read th
 was planned for or charged to itself and its populations.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ it has released, and ``journal`` when. Their column ``entry`` says which entry o
 (``chain``) wrote the row.
 """
 
-from __future__ import annotations
-
 import functools
 import sqlite3
 from contextlib import closing

@@ -16,8 +16,6 @@ Masses are differences of the nearer tails of normal distributions, so that they
 to themselves.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

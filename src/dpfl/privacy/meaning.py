@@ -5,8 +5,6 @@ unit, adjacency and adversary of what is given in. Histories must be plans that 
 their first release; what was chosen by looking at outputs is covered by statements.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

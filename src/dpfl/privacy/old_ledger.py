@@ -6,8 +6,6 @@ without plans. What a run charged to an account counts as one plan of exactly th
 prices of the runs are added up.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sqlite3

@@ -16,8 +16,6 @@ single order, the best one, 0.247.
 replace-one (sigma 1, delta 1e-5: 4.73, where 9.997 is right). It is given half the multiplier here.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterable, Sequence

@@ -6,8 +6,6 @@ per kind of figure, and none that knows a method. A new kind needs a function an
 ``_DRAWN``.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A :class:`ReportInput` has one case, or one per combination of values in a sweep
 has several methods, and a method has a :class:`ReportRun` per seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@ Names are escaped, because plotly.js reads a little HTML in texts; numbers that 
 become gaps. Nothing here imports plotly: its script is taken from the files of the package.
 """
 
-from __future__ import annotations
-
 import html
 import math
 from collections.abc import Sequence

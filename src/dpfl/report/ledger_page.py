@@ -8,8 +8,6 @@ covers all studies that it took part in; that of a simulated run covers every cl
     write_ledger_page(ledger, Path("board.html"), "Privacy report of North Hospital")
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ Everything follows from points (epsilon, delta) at which a guarantee holds, by t
 :mod:`dpfl.privacy.meaning`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

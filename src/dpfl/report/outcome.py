@@ -4,8 +4,6 @@ Methods that protect different units never share an axis of accuracy, and epsilo
 promises have figures of their own. Methods that protect nobody are drawn beside every unit.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

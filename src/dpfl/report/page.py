@@ -4,8 +4,6 @@ Python chooses what a page shows: objects of the library for words and tables, a
 looks is a matter of the templates ``run.html.j2`` and ``running.html.j2``.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ The browser runs headless, with a profile of its own that is thrown away afterwa
 file and is told to do nothing in the background.
 """
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

@@ -6,8 +6,6 @@ number of clients where a change of it is what is hidden, and the seed (whoever 
 subtract the noise of a seeded run).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

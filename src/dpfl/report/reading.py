@@ -4,8 +4,6 @@ Runs that cannot be compared are refused with a ``ConfigurationError``, folders 
 with a ``FolderError``. This is the only module of the report that reads files of runs.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import tomllib

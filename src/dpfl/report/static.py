@@ -1,7 +1,5 @@
 """Draw a chart as an SVG, PNG or PDF file for a paper, with matplotlib and without a browser."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Every number in a sentence is rounded so that privacy never looks better than it
 said in pages is in ``templates/texts.html.j2``, and flags are worded by :mod:`dpfl.privacy.flags`.
 """
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections.abc import Mapping

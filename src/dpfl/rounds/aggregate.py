@@ -1,7 +1,5 @@
 """From rows or a sum to the next model: clean, weigh, central noise, denoise, step."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import replace
 

@@ -3,8 +3,6 @@ and a real site call :func:`client_round`. What differs is passed in: who charge
 secrets come from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ exact. The frame's tag binds it to one (run, round, client); a checksum finds da
 a safetensors document: the start and what the plugs share.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

@@ -1,7 +1,5 @@
 """What enrolment settles, and the nouns that pass between the functions of a round."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

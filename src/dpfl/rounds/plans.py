@@ -6,8 +6,6 @@ the secrecy of the draw is counted on, the world sees every round whoever is dra
 are planned and charged together, as populations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from dpfl.core.types import Budget, Observer

@@ -4,8 +4,6 @@ Releases have the round numbers -R, ..., -1. A client's answer is a noisy sum ov
 server turns the answers into a public buffer of the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -2,8 +2,6 @@
 known one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

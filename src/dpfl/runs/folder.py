@@ -10,8 +10,6 @@ that was released.
     halts.jsonl         accuracy where a search made the run wait
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Log a run to tools that people already use: TensorBoard and MLflow, where they are installed."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Other processes: whether they run, how to end with them, and who handles Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

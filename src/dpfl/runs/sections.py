@@ -1,7 +1,5 @@
 """The sections of an experiment file; unknown keys are refused, with the nearest known one."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -2,8 +2,6 @@
 problem.
 """
 
-from __future__ import annotations
-
 import tomllib
 import typing
 from collections.abc import Mapping

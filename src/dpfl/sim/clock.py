@@ -1,7 +1,5 @@
 """How long the stages of a round take."""
 
-from __future__ import annotations
-
 import time
 
 

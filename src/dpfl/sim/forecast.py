@@ -11,8 +11,6 @@ Client level    noise = z clip sqrt(d) / cohort with z the noise in the sum over
                 times the gains of the plugs behind it
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

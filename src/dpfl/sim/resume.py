@@ -1,7 +1,5 @@
 """Going on after an interruption: ledger, record and checkpoint must belong together."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from dpfl.core.errors import LedgerError

@@ -2,8 +2,6 @@
 its run folder.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import uuid

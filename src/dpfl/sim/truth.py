@@ -1,7 +1,5 @@
 """What only a simulator knows: the noise that was really added, and budgets that were raised."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

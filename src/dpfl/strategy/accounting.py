@@ -4,8 +4,6 @@ Noise, sensitivity and sampling are asked of the plugs that enforce them, so wha
 is done.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Self
 

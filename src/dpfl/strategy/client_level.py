@@ -2,8 +2,6 @@
 the clients, or from a trusted server.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

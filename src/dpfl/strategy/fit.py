@@ -5,8 +5,6 @@ data, shares of noise that would tell who was drawn, an adjacency under which no
 promise that nothing keeps.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dpfl.core.checks import check

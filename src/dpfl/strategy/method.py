@@ -18,8 +18,6 @@ A package of its own makes a method known through the entry-point group ``dpfl.m
     my_method = "my_package.my_module:my_method"
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import typing

@@ -2,8 +2,6 @@
 it post-processing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dpfl.core.types import Adjacency, ClientSettings, Observer, Unit

@@ -9,8 +9,6 @@ The same objects are folded twice: over data, by :mod:`dpfl.rounds`, and over an
 :mod:`dpfl.strategy.accounting`, to account for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Self

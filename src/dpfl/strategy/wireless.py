@@ -1,7 +1,5 @@
 """What the methods over the air share: one gradient a client, clipped, added up by the channel."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """What the laws are tried on: a small layout, terms, a cohort, and hostile vectors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -5,8 +5,6 @@ They test what a protocol's docstring promises, by behaviour only, so that a str
 checked without knowing how it works.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

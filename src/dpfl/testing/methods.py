@@ -1,7 +1,5 @@
 """Laws for a whole method: all of its plugs, and that nothing but noisy integers is released."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Laws of what the server does: weights, row denoisers, central noise, denoisers, steps."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

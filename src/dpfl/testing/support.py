@@ -10,8 +10,6 @@ Noise added in floating point fails this (:func:`float_noise` is the positive co
 :func:`impossible` is the attack itself, on a single release.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator
