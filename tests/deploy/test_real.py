@@ -111,7 +111,7 @@ def test_a_killed_superlink_is_resumed_and_an_unregistered_site_is_turned_away(
                 capture_output=True, text=True, timeout=PATIENCE, check=False,
             )  # fmt: skip
             assert stranger.returncode == 7, stranger.stderr
-            until(lambda: (server / "opened.json").exists(), first, log=log)
+            until(lambda: (server / "opened.bin").exists(), first, log=log)
             os.kill(int((server / "superlink.pid").read_text()), signal.SIGKILL)
             assert first.wait(timeout=60) == 7
             assert "dpfl server resume" in log.read_text().splitlines()[-1]

@@ -3,19 +3,18 @@
 It calls the same functions as a simulation. It knows no budget and sees no record. Whatever a site
 sends is a declaration, or an upload that is checked. A site that is silent, late, broken or refuses
 is missed in that round, with the reason, and the round continues. Everything needed to resume after
-a kill is on disk before the next message leaves. A round that was cut off is lost: its number is
-used up, and what sites paid for it stays paid.
+a kill is on disk before the next message leaves. A round that was cut off is asked for again: its
+sites answer with the same bytes, and nothing is charged twice.
 
 The folder of a study holds, beside what every run folder holds ::
 
     study.toml       what sites are offered
     enrolment.json   who takes part, and their tokens: secret
     nodes.json       which registered key belongs to which site
-    opened.json      the round that was opened last
+    opened.bin       the round that was opened last, and what its sites were sent
     failed.txt       why the server app ended, for the process that started it
 """
 
-import json
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -24,14 +23,14 @@ from pathlib import Path
 
 from dpfl.core.checks import check
 from dpfl.core.errors import CheckpointError, FolderError
-from dpfl.core.files import write_safely
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Claims, State
+from dpfl.core.types import Claims, Observer, State
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.delivery import deliver, summarise
 from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile, accepting_sites, gather, settle
 from dpfl.deploy.messages import Reply
+from dpfl.deploy.opened import OpenedRound
 from dpfl.deploy.requests import TrainingRequest
 from dpfl.deploy.summary import effective_noise
 from dpfl.deploy.transport import Transport
@@ -53,7 +52,6 @@ from dpfl.runs.deployment import StudyFile
 from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import RoundCount
 
-OPENED = "opened.json"
 ORPHAN_SECONDS = 30
 
 
@@ -62,8 +60,8 @@ class Coordinator:
 
     ``folder`` holds the study; ``transport`` carries messages to the sites.
 
-    *Formal guarantees.* Before a round's first message leaves, the round is noted as opened: after
-    a kill it is never repeated with other randomness. Where the secrecy of the draw is counted on,
+    *Formal guarantees.* Before a round's first message leaves, all of its messages are on disk:
+    after a kill it is repeated with the same bytes, never with other randomness. Where the secrecy of the draw is counted on,
     everyone is asked before the draw, and what comes of the draw never changes who may be drawn.
     """
 
@@ -123,19 +121,8 @@ class Coordinator:
         problem, remedy = "belongs to another run", "restore the right one"
         check(found.run == sites.run, where, problem, remedy, CheckpointError)
         history = self.folder.cut_back(agreement.first_round, found.state.round)
-        state = self._lose_cut_off_round(found.state, history)
         gather(sites)
-        self._play(agreement, state, history)
-
-    def _lose_cut_off_round(self, state: State, history: list[RoundRecord]) -> State:
-        """Skip a round that was opened and not finished: its charges stay."""
-        opened = self.folder.path / OPENED
-        if not opened.exists() or json.loads(opened.read_text())["round"] != state.round:
-            return state
-        reason = "the server was cut off; what sites paid for this round stays paid"
-        history.append(RoundRecord(round=state.round, lost=reason))
-        self.folder.append_round(history[-1])
-        return self._checkpoint(replace(state, round=state.round + 1))
+        self._play(agreement, found.state, history)
 
     def _enrol(self, claims: Mapping[str, Claims]) -> Agreement:
         """Settle the terms for these sites."""
@@ -193,13 +180,16 @@ class Coordinator:
         sites.hello()  # sites may have come back under a new connection
         if agreement.amplified and state.round > agreement.first_round:
             settle(self.sites, agreement)  # everyone is asked before the draw
-        # From here on the round is lost if the server dies: it is not repeated with other
-        # randomness.
-        opened = json.dumps({"round": state.round}).encode()
-        write_safely(self.folder.path / OPENED, opened)
-        plan = open_round(agreement, state, run, lambda site: sites.willing.get(site, False))
-        if plan.over:
-            return state, plan.over.replace("client", "site")
+        opened = OpenedRound.read(self.folder.path)
+        if opened is not None and opened.round == state.round:
+            plan = opened.plan(agreement, state)
+        elif self._charged(run, state.round):
+            return self._lose(state, history), ""
+        else:
+            plan = open_round(agreement, state, run, lambda site: sites.willing.get(site, False))
+            if plan.over:
+                return state, plan.over.replace("client", "site")
+            OpenedRound.of(plan).write(self.folder.path)
         request = TrainingRequest(
             study=self.study, run=sites.run, terms=agreement.terms, round=plan.round
         )
@@ -214,6 +204,17 @@ class Coordinator:
         self.folder.append_round(record)
         history.append(record)
         return self._checkpoint(state), ""
+
+    def _charged(self, run: Run, round_: int) -> bool:
+        """Whether the world was charged for a round that was drawn, and cut off before it left."""
+        return any(charged == round_ for charged, _ in run.ledger.charged(run.name, Observer.WORLD))
+
+    def _lose(self, state: State, history: list[RoundRecord]) -> State:
+        """Skip a round that was charged and never sent: another draw would be another release."""
+        reason = "the server was cut off between the draw and the first message"
+        history.append(RoundRecord(round=state.round, lost=reason))
+        self.folder.append_round(history[-1])
+        return self._checkpoint(replace(state, round=state.round + 1))
 
     def _uplink(self, agreement: Agreement, round_: int, site: str, reply: Reply) -> Uplink:
         """Read what came back from a site that was drawn: its upload, or why there is none.

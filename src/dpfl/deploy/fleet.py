@@ -11,8 +11,9 @@ file alone, and a test notices when a new version of Flower moves it.
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import httpx
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -32,6 +33,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
     push_objects,
 )
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
@@ -39,7 +41,6 @@ from dpfl.core.errors import ConfigurationError, PeerError
 
 # The server counts a site as connected for twice this long after its last sign of life.
 HEARTBEAT_SECONDS = 15.0
-_AWAY = (502, 503, 504)
 _REJECTED, _UNKNOWN_KEY, _STILL_CONNECTED = 401, 403, 412
 
 
@@ -97,6 +98,9 @@ class Fleet:
             public_key=self._public, heartbeat_interval=HEARTBEAT_SECONDS
         )
         self._node = Node(node_id=self._call("ActivateNode", request).node_id)
+        # Flower wants to know which task makes a message; a SuperNode numbers them for itself.
+        TaskIdentity.task_id, TaskIdentity.run_id = 1, 1
+        TaskIdentity.node_id = int(self._node.node_id)
         threading.Thread(target=self._beat, args=(self._node,), daemon=True).start()
         return int(self._node.node_id)
 
@@ -127,7 +131,7 @@ class Fleet:
         tree, run = found.message_object_trees[0], found.messages_list[0].metadata.run_id
         message = pull_and_inflate_object_from_tree(
             tree,
-            objects.make_pull_object_fn_protobuf(self._caller("PullObject"), self._node, run),
+            objects.make_pull_object_fn_protobuf(partial(self._call, "PullObject"), self._node, run),
             lambda _: None,
             return_type=FlowerMessage,
         )
@@ -138,7 +142,7 @@ class Fleet:
         """Tell the server that a message is safe here."""
         assert self._node is not None
         confirm = objects.make_confirm_message_received_fn_protobuf(
-            self._caller("ConfirmMessageReceived"), self._node, message.metadata.run_id
+            partial(self._call, "ConfirmMessageReceived"), self._node, message.metadata.run_id
         )
         confirm(message.metadata.message_id)
 
@@ -157,24 +161,30 @@ class Fleet:
             ),
         )
         push_object = objects.make_push_object_fn_protobuf(
-            self._caller("PushObject"), self._node, run, pushed.session_id
+            partial(self._call, "PushObject"), self._node, run, pushed.session_id
         )
         push_objects(own, push_object, object_ids_to_push=set(pushed.objects_to_push))
 
-    def _caller(self, name: str):  # noqa
-        return lambda request: self._call(name, request)
-
-    def _call(self, name: str, request):  # noqa
-        """Make a request; say what its failure means to a site."""
+    def _call(self, name: str, request: Any) -> Any:
+        """Make a request of the fleet interface, and say what its failure means to a site."""
         try:
             return getattr(self._client, name)(request)
         except httpx.HTTPStatusError as error:
-            raise self._failure(error.response.status_code, name) from error
+            status, connecting = error.response.status_code, name == "ActivateNode"
+            if status == _UNKNOWN_KEY:
+                problem = "does not know this site's key, and rejected it"
+                remedy = "send it the .pub file; keys are registered when dpfl server run starts"
+                raise PeerError(self._address, problem, remedy) from error
+            if status == _STILL_CONNECTED and connecting:
+                raise StillConnected from error
+            if status == _REJECTED and connecting:
+                problem = "rejected the signature of this site"
+                remedy = "compare the clocks of both machines, and the site's key"
+                raise PeerError(self._address, problem, remedy) from error
+            # Anything else on a connection that stood: the server was restarted.
+            raise ServerAway(f"it answered {status}") from error
         except httpx.TransportError as error:
             raise ServerAway(str(error) or type(error).__name__) from error
-
-    def _failure(self, status: int, name: str) -> Exception:
-        return ServerAway(f"{name}: {status}")
 
 
 def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:

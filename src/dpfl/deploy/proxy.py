@@ -4,22 +4,43 @@ Flower 1.41 serves everything on one port. Its control interface (start a run, r
 nobody who they are unless an identity provider is set up. So the SuperLink listens on this machine
 only, and this proxy passes on what sites need: the fleet interface, whose requests a site signs
 with its key. Everything else is not found.
+
+Keys and signatures are checked before anything of a body is read. Bodies are passed on while they
+arrive, counted, and cut off at a limit that follows from the size of the model.
 """
 
 import argparse
-from collections.abc import Mapping
+import asyncio
+import base64
+import datetime
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Collection, Mapping
+from pathlib import Path
 
 import httpx
-import uvicorn
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from dpfl.deploy.listener import TRUSTED, Listener
+from dpfl.runs.processes import end_with
+
 FLEET = "/v1/fleet/"
-LARGEST_BODY = 1 << 32
+CLOCK_AHEAD, CLOCK_BEHIND = 5.0, 305.0  # seconds that Flower allows a site's clock to be off
+UNKNOWN_KEY, BAD_SIGNATURE, TOO_LARGE, AWAY = 403, 401, 413, 503
+_BODY_SECONDS, _BYTES_A_SECOND = 60.0, 1 << 15  # how long a body may take to arrive
 _CONNECTION_HEADERS = {"connection", "keep-alive", "transfer-encoding", "te", "trailer"}
-_CONNECTION_HEADERS |= {"upgrade", "host", "content-length"}
+_CONNECTION_HEADERS |= {"upgrade", "host"}
+
+
+class TooLarge(Exception):
+    """A body is longer than anything that a site has to send."""
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
@@ -27,31 +48,96 @@ def _kept(headers: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in headers.items() if k.lower() not in _CONNECTION_HEADERS}
 
 
-def proxy(inner: str, certificate: str | None) -> Starlette:
+def _refused(status: int, reason: str) -> Response:
+    """Refuse a request, and close its connection: what follows is not read."""
+    return Response(f"{reason}\n", status, {"connection": "close"}, "text/plain")
+
+
+def read_keys(folder: Path) -> frozenset[bytes]:
+    """Return the public keys in a folder, in the form in which requests carry them."""
+    encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    keys = (serialization.load_ssh_public_key(path.read_bytes()) for path in folder.glob("*.pub"))
+    return frozenset(key.public_bytes(encoding, form) for key in keys)
+
+
+def check_signature(headers: Mapping[str, str], keys: Collection[bytes]) -> Response | None:
+    """Check that a request comes from one of the keys, now; return the refusal if it does not."""
+    try:
+        key = base64.b64decode(headers["flwr-public-key"], validate=True)
+        if key not in keys:
+            return _refused(UNKNOWN_KEY, "this key is not known")
+        stamp = headers["flwr-timestamp"]
+        signature = base64.b64decode(headers["flwr-signature"], validate=True)
+        public = serialization.load_pem_public_key(key)
+        assert isinstance(public, ec.EllipticCurvePublicKey)
+        public.verify(signature, stamp.encode(), ec.ECDSA(hashes.SHA256()))
+        ahead = datetime.datetime.fromisoformat(stamp).timestamp() - time.time()
+    except (KeyError, ValueError, InvalidSignature):
+        return _refused(BAD_SIGNATURE, "the request is not signed")
+    if not -CLOCK_BEHIND < ahead < CLOCK_AHEAD:
+        return _refused(BAD_SIGNATURE, f"the site's clock is {ahead:+.0f} s off")
+    return None
+
+
+def proxy(
+    inner: str, certificate: str | None, keys: Collection[bytes] | None, largest_body: int
+) -> Starlette:
     """Build an application that passes fleet requests on to the SuperLink at ``inner``.
 
     ``certificate``: the authority that the SuperLink's certificate is checked against.
+    ``keys``: the sites' public keys; None in a rehearsal without keys.
+    ``largest_body``: how many bytes a request may have.
     """
     client = httpx.AsyncClient(base_url=inner, verify=certificate or False, timeout=120)
 
     async def health(request: Request) -> Response:
-        """Say that the proxy is running; anyone may ask."""
-        return Response("ok\n", media_type="text/plain")
+        """Say that the proxy is running, and what time it is here; anyone may ask."""
+        return Response(json.dumps({"time": time.time()}), media_type="application/json")
 
     async def fleet(request: Request) -> Response:
-        """Pass a site's request on, unless it is too large or names something else."""
-        announced = request.headers.get("content-length", "0")
-        if not announced.isdigit() or int(announced) > LARGEST_BODY:
-            return Response("too large\n", status_code=413)
+        """Pass a site's request on, unless it is nobody's, too large, or names something else."""
         # The path is built from what was matched, so that no ".." leads elsewhere.
-        name, headers = request.path_params["name"], _kept(request.headers)
+        name = request.path_params["name"]
         if not name.replace("-", "").isalnum():
-            return Response("not found\n", status_code=404)
+            return _refused(404, "not found")
+        if keys is not None:
+            refusal = check_signature(request.headers, keys)
+            if refusal is not None:
+                return refusal
+            connection = request.scope.get("state", {}).get(TRUSTED)
+            if connection is not None:
+                connection.trusted = True
+        announced = request.headers.get("content-length", "0")
+        if not announced.isdigit() or int(announced) > largest_body:
+            return _refused(TOO_LARGE, f"at most {largest_body} bytes")
         try:
-            answer = await client.post(FLEET + name, content=await request.body(), headers=headers)
-        except httpx.HTTPError:
-            return Response("the server is not ready\n", status_code=503)
-        return Response(answer.content, answer.status_code, _kept(answer.headers))
+            asked = client.build_request(
+                "POST", FLEET + name, content=_counted(request), headers=_kept(request.headers)
+            )
+            answer = await client.send(asked, stream=True)
+        except TooLarge:
+            return _refused(TOO_LARGE, f"at most {largest_body} bytes")
+        except (httpx.HTTPError, ClientDisconnect, TimeoutError):
+            return _refused(AWAY, "the server is not ready")
+        return StreamingResponse(_passed(answer), answer.status_code, _kept(answer.headers))
+
+    async def _counted(request: Request) -> AsyncIterator[bytes]:
+        """Hand the body on in the pieces in which it arrives."""
+        size, limit = 0, _BODY_SECONDS + largest_body / _BYTES_A_SECOND
+        async with asyncio.timeout(limit):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > largest_body:
+                    raise TooLarge
+                if piece:
+                    yield piece
+
+    async def _passed(answer: httpx.Response) -> AsyncIterator[bytes]:
+        try:
+            async for piece in answer.aiter_raw():
+                yield piece
+        finally:
+            await answer.aclose()
 
     routes = [
         Route("/health", health, methods=["GET"]),
@@ -61,22 +147,22 @@ def proxy(inner: str, certificate: str | None) -> Starlette:
 
 
 def main() -> None:
-    """Run the proxy until the process is ended."""
+    """Run the proxy until the process is ended, or the process that started it has ended."""
     parser = argparse.ArgumentParser(description="Pass requests of sites on to a SuperLink.")
-    for name in ("host", "port", "inner"):
+    for name in ("host", "inner"):
         parser.add_argument(f"--{name}", required=True)
+    for name in ("port", "parent", "largest-body"):
+        parser.add_argument(f"--{name}", required=True, type=int)
     for name in ("ca", "certificate", "key"):
         parser.add_argument(f"--{name}")
+    parser.add_argument("--keys", type=Path)
     given = parser.parse_args()
-    uvicorn.run(
-        proxy(given.inner, given.ca),
-        host=given.host,
-        port=int(given.port),
-        ssl_certfile=given.certificate,
-        ssl_keyfile=given.key,
-        log_level="warning",
-        access_log=False,
-    )
+    end_with(given.parent)
+    keys = None if given.keys is None else read_keys(given.keys)
+    app = proxy(given.inner, given.ca, keys, given.largest_body)
+    family = socket.AF_INET6 if ":" in given.host else socket.AF_INET
+    listening = socket.create_server((given.host, given.port), family=family, backlog=128)
+    asyncio.run(Listener(app, given.certificate, given.key).serve(listening))
 
 
 if __name__ == "__main__":
