@@ -2,7 +2,9 @@
 either.
 """
 
+import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +18,17 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def append_line(path: Path, line: Mapping[str, object]) -> None:
+    """Add one line of JSON to a file, on disk before this returns."""
+    try:
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise disk_error(str(path), error) from error
 
 
 def write_safely(path: Path, content: bytes, *, secret: bool = False) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from dpfl.core.errors import PeerError
 from dpfl.core.types import Claims
 from dpfl.deploy.messages import Introduction, Message, Reply
+from dpfl.deploy.receipts import Countersigner
 from dpfl.deploy.requests import Hello
 from dpfl.deploy.transport import Transport
 from dpfl.runs.deployment import StudyFile
@@ -40,6 +41,7 @@ class Connections:
         self.willing: dict[str, bool] = {}
         self.refusals: dict[str, str] = {}
         self.asked: set[int] = set()  # nodes that need not be asked again who they are
+        self.signer = Countersigner(folder)
         self._registered = registered_keys(folder)
 
     @property

@@ -191,10 +191,16 @@ class Coordinator:
                 return state, plan.over.replace("client", "site")
             OpenedRound.of(plan).write(self.folder.path)
         request = TrainingRequest(
-            study=self.study, run=sites.run, terms=agreement.terms, round=plan.round
+            study=self.study,
+            run=sites.run,
+            terms=agreement.terms,
+            signer=sites.signer.key,
+            round=plan.round,
         )
         messages = {
-            site: replace(request, payload=plan.downloads[site]).to_message()
+            site: replace(
+                request, payload=plan.downloads[site], receipt=sites.signer.last.get(site)
+            ).to_message()
             for site in plan.cohort.ids
         }
         replies = sites.ask(messages, self.study.run.round_timeout)
@@ -232,6 +238,9 @@ class Coordinator:
         size, largest = len(reply.message.payload), FRAME_BYTES + 4 * numbers
         if not problem and size > largest:
             problem = f"sent {size} bytes, at most {largest} were agreed"
+        head = reply.message.header.get("head")
+        if not problem and isinstance(head, str):
+            self.sites.signer.sign(self.sites.run, site, round_, head)
         return Uplink(
             client=site, payload=None if problem else reply.message.payload, reason=problem
         )

@@ -6,6 +6,7 @@ reached is named in the summary, and gets the model by other means.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.requests import Delivery
@@ -17,8 +18,6 @@ from dpfl.rounds import Agreement
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.result import RoundCount, total_bytes
 
-DELIVERY_SECONDS = 60.0
-
 
 def deliver(sites: Connections, agreement: Agreement, model: bytes) -> dict[str, str]:
     """Send the model to every member; return why some did not get it.
@@ -27,9 +26,18 @@ def deliver(sites: Connections, agreement: Agreement, model: bytes) -> dict[str,
     that it agreed to, and keeps it. Nothing of the site comes back but whether it did.
     """
     study = sites.study
-    request = Delivery(study=study, run=sites.run, terms=agreement.terms, payload=model)
-    timeout = min(study.run.round_timeout, DELIVERY_SECONDS)
-    replies = sites.ask(dict.fromkeys(agreement.claims, request.to_message()), timeout)
+    request = Delivery(
+        study=study,
+        run=sites.run,
+        terms=agreement.terms,
+        signer=sites.signer.key,
+        payload=model,
+    )
+    last = sites.signer.last
+    messages = {
+        site: replace(request, receipt=last.get(site)).to_message() for site in agreement.claims
+    }
+    replies = sites.ask(messages, study.run.round_timeout)
     return {site: reply.problem for site, reply in replies.items() if reply.problem}
 
 

@@ -129,7 +129,10 @@ def ask_terms(sites: Connections, agreement: Agreement, *, binding: bool) -> dic
     With ``binding`` a site that accepts also commits to its plan. Returns a reply for each member.
     """
     study, terms = sites.study, agreement.terms
-    request = TermsRequest(study=study, run=sites.run, terms=terms, binding=binding).to_message()
+    signer = sites.signer.key
+    request = TermsRequest(
+        study=study, run=sites.run, terms=terms, signer=signer, binding=binding
+    ).to_message()
     return sites.ask(dict.fromkeys(agreement.claims, request), study.run.round_timeout)
 
 

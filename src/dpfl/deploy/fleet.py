@@ -131,7 +131,9 @@ class Fleet:
         tree, run = found.message_object_trees[0], found.messages_list[0].metadata.run_id
         message = pull_and_inflate_object_from_tree(
             tree,
-            objects.make_pull_object_fn_protobuf(partial(self._call, "PullObject"), self._node, run),
+            objects.make_pull_object_fn_protobuf(
+                partial(self._call, "PullObject"), self._node, run
+            ),
             lambda _: None,
             return_type=FlowerMessage,
         )

@@ -13,6 +13,7 @@ An answer's header holds ::
     more    whether the site will take another round
     token   in answers to a hello and to a round: proves that it is the same site
     round   in answers to a round
+    head    in answers to a round: the hash of the newest entry of the site's ledger
     claims  in answers to a hello: what the site says of its budget and records
 """
 

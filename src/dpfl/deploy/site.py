@@ -21,6 +21,7 @@ from dpfl.deploy.commitment import Commitment
 from dpfl.deploy.messages import Introduction, Message, acceptance, refusal
 from dpfl.deploy.outcome import keep_model
 from dpfl.deploy.policy import check_offer, check_plan
+from dpfl.deploy.receipts import check_held
 from dpfl.deploy.requests import Delivery, Hello, Request, TermsRequest, TrainingRequest, UnderTerms
 from dpfl.deploy.site_folder import SiteFolder
 from dpfl.engine import make_engine
@@ -44,7 +45,16 @@ class Site(SiteFolder):
     """
 
     def answer(self, message: Message) -> Message:
-        """Answer a server's message; a refusal is one sentence, and costs nothing."""
+        """Answer a server's message; a refusal is one sentence, and costs nothing.
+
+        What leaves is written to the site's log of everything that was sent.
+        """
+        answer = self._answered(message)
+        self.note_sent(message, answer)
+        return answer
+
+    def _answered(self, message: Message) -> Message:
+        """Answer a message, or say in one sentence why not."""
         try:
             return self._answer(Request.read(message))
         except (ConfigurationError, PrivacyRefusal, PeerError) as error:
@@ -159,6 +169,7 @@ class Site(SiteFolder):
             # What was planned and paid for is what is done.
             same, problem = ledger.agreed(run) == request.digest(), "is not under the agreed terms"
             check(same, "round", problem, "begin another run", PeerError)
+            self._check_receipt(ledger, request)
             last = ledger.answered(run)
             if last is not None and last.round == round_:  # the same bytes, already charged
                 return self._upload(ledger, commitment, request, last.payload)
@@ -181,6 +192,14 @@ class Site(SiteFolder):
             if not ledger.charge_and_store(run, round_, charges, payload, kept):
                 return self._out_of_budget(request)
             return self._upload(ledger, commitment, request, payload)
+
+    def _check_receipt(self, ledger: SiteLedger, request: UnderTerms) -> None:
+        """Check that the ledger holds what the server has signed, and keep the signature."""
+        receipt = request.receipt
+        if receipt is not None:
+            receipt.check(request.signer)
+            check_held(receipt, request.run, self.id, ledger.contains(receipt.head))
+            self.keep_receipt(receipt)
 
     def _out_of_budget(self, request: TrainingRequest) -> Message:
         """Refuse this round and every later one."""
@@ -226,7 +245,8 @@ class Site(SiteFolder):
         """Build the answer of a round, which also says whether the plan covers another one."""
         more = commitment.covers(ledger, request.run, request.round + 1)
         token = self.token(request.run)
-        return acceptance(self.id, payload, round=request.round, token=token, more=more)
+        head = ledger.head().digest
+        return acceptance(self.id, payload, round=request.round, token=token, more=more, head=head)
 
     def _keep(self, request: Delivery) -> Message:
         """Keep the model of a study that this site took part in; nothing of the site goes back."""
@@ -234,6 +254,7 @@ class Site(SiteFolder):
             agreed, remedy = ledger.agreed(request.run), "send its model to those who took part"
             known = agreed == request.digest()
             check(known, "study", "was not agreed to by this site", remedy, PeerError)
+            self._check_receipt(ledger, request)
             last = ledger.answered(request.run)
         private = b"" if last is None else last.private
         keep_model(self.folder, request.run, request.study, request.payload, private)

@@ -8,6 +8,8 @@
     site.key        the private key that the server knows the site by, and site.key.pub
     ca.crt          the study's certificate
     site.log        what was refused or went wrong, in words that may reveal records
+    sent.jsonl      everything that left the site: when, for which study and round, bytes and hash
+    receipts.jsonl  the servers' signatures under the entries of the ledger
     models/         the models of studies that have ended
 """
 
@@ -15,19 +17,22 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 import secrets
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DataError, DpflError, FolderError, LedgerError
-from dpfl.core.files import write_safely
+from dpfl.core.files import append_line, write_safely
 from dpfl.core.types import Observer, Unit
 from dpfl.data.federation import Federation
 from dpfl.data.tables import read_file
+from dpfl.deploy.messages import Message, write_header
+from dpfl.deploy.receipts import RECEIPTS, Receipt
 from dpfl.methods import METHODS
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.flags import Flag, RaisedFlag
@@ -38,7 +43,8 @@ from dpfl.runs.experiment import Experiment
 from dpfl.runs.processes import noted_process
 from dpfl.runs.site_file import SITE_FILE, SiteFile
 
-LEDGER, TOKEN, LOG, NODE_PROCESS = "ledger.sqlite", "token", "site.log", "supernode.pid"
+LEDGER, TOKEN, LOG, SENT = "ledger.sqlite", "token", "site.log", "sent.jsonl"
+NODE_PROCESS = "supernode.pid"
 
 
 class SiteFolder:
@@ -161,6 +167,29 @@ class SiteFolder:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         with (self.folder / LOG).open("a") as stream:
             stream.write(f"{now} {sentence}\n")
+
+    def note_sent(self, asked: Message, answer: Message) -> None:
+        """Write down what leaves the site: an append-only log, on disk before it is sent."""
+        told, study = asked.header, asked.header.get("study")
+        about = study.get("study") if isinstance(study, dict) else None
+        whole = write_header(answer.header).encode() + answer.payload
+        line = {
+            "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            "study": str(about.get("name") if isinstance(about, dict) else None)[:100],
+            "run": str(told.get("run"))[:100],
+            "kind": str(told.get("kind"))[:20],
+            "round": told.get("round") if isinstance(told.get("round"), int) else None,
+            "accepted": answer.accepted,
+            "bytes": len(whole),
+            "sha256": hashlib.sha256(whole).hexdigest(),
+        }
+        append_line(self.folder / SENT, line)
+
+    def keep_receipt(self, receipt: Receipt) -> None:
+        """Keep the server's signature under an entry of this site's ledger, once."""
+        path, line = self.folder / RECEIPTS, json.dumps(asdict(receipt))
+        if not path.exists() or line not in path.read_text().splitlines()[-20:]:
+            append_line(path, asdict(receipt))
 
     # -- for the people at the site ----------------------------------------------------------------
 

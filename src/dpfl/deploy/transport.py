@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from flwr.app import ConfigRecord, MessageType, RecordDict
 from flwr.app import Message as FlowerMessage
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from dpfl.core.errors import PeerError
@@ -17,6 +18,7 @@ from dpfl.deploy.messages import Message, Reply, read_header, write_header
 
 RECORD = "dpfl"
 _POLL_SECONDS = 0.2
+_RETURN_SECONDS = 120.0  # how long a node that went away is waited for
 _BOTH_SIDES = "run dpfl on both sides"
 
 
@@ -53,18 +55,24 @@ class Transport:
 
         ``messages`` are by node; ``timeout`` is in seconds. Returns a reply for every node: its
         answer, or why there is none. The first answer to a message counts. A second or a late one
-        is never read.
+        is never read. A node that goes away is asked again if it comes back in time.
         """
-        silence = Reply.none(f"did not answer within {timeout:g} s")
-        replies = dict.fromkeys(messages, silence)
-        waiting = self._send(messages, timeout)
+        replies = dict.fromkeys(messages, Reply.none(f"did not answer within {timeout:g} s"))
+        waiting, gone = self._send(messages, timeout), dict[int, float]()
         until = time.monotonic() + timeout
-        while waiting and time.monotonic() < until:
+        while (waiting or gone) and time.monotonic() < until:
             for answer in self.grid.pull_messages(list(waiting)):
                 node = waiting.pop(answer.metadata.reply_to_message_id, None)
                 if node is not None:
                     replies[node] = _read(answer)
-            if waiting:
+                    if answer.has_error() and answer.error.code == ErrorCode.NODE_UNAVAILABLE:
+                        gone[node] = time.monotonic() + _RETURN_SECONDS
+            here = set(self.nodes()) if gone else set()
+            back = {node: messages[node] for node in gone if node in here}
+            waiting |= self._send(back, until - time.monotonic())
+            now = time.monotonic()
+            gone = {node: end for node, end in gone.items() if node not in here and now < end}
+            if waiting or gone:
                 time.sleep(_POLL_SECONDS)
         return replies
 
