@@ -22,7 +22,7 @@ from tests.deploy.federation import Desk, Federation, charged, kind_of, make_sit
 
 
 def _ended(desk: Desk, payload: bytes) -> Message:
-    return Message(header=desk.header(END, terms=desk.told()), payload=payload)
+    return Message(header=desk.header(END, terms=desk.told(), signer=SIGNER), payload=payload)
 
 
 def _weights(desk: Desk, value: float = 0.5) -> dict[str, torch.Tensor]:

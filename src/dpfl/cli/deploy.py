@@ -43,12 +43,12 @@ def run(folder: Written) -> None:
     """Start the server and all sites of an example on this machine; show what each has spent."""
     from dpfl.deploy.example import run_example
     from dpfl.deploy.outcome import outcomes
-    from dpfl.deploy.site_folder import SiteFolder
+    from dpfl.deploy.records import LoadedSite
 
     with interruptible(folder, lambda: f"dpfl deploy run {folder}"):
         homes = run_example(folder)
     for home in homes:
-        site = SiteFolder(home)
+        site = LoadedSite(home)
         show_spent(site.spent())
         for outcome in outcomes(home)[-1:]:
             show_tried(outcome.tried(site.id, site.federation()))

@@ -89,7 +89,7 @@ def init(
 ) -> None:
     """Make a site: its file, its key, its ledger. Read the file: it decides what is accepted."""
     from dpfl.deploy.credentials import make_site_key
-    from dpfl.deploy.site_folder import SiteFolder
+    from dpfl.deploy.records import LoadedSite
 
     records: dict[str, Any] = {"file": str(data.absolute()), "classes": classes}
     budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "unit": unit, "filter": filter_}
@@ -101,7 +101,7 @@ def init(
         "policy": {"trust_server": trust_server},
         "server": {"address": server},
     }
-    site = SiteFolder.create(folder, values)
+    site = LoadedSite.create(folder, values)
     public = make_site_key(folder / site.file.server.key)
     count, per = site.member().shard.examples, f"epsilon {epsilon:g} at delta {delta:g} per {unit}"
     out.print(f"Site '{name}': {count} training records, {per}")
@@ -130,9 +130,9 @@ def spend(
     json: o.Json = False,
 ) -> None:
     """Print what the site has spent over all studies, against each adversary."""
-    from dpfl.deploy.site_folder import SiteFolder
+    from dpfl.deploy.records import LoadedSite
 
-    site = SiteFolder(folder)
+    site = LoadedSite(folder)
     lines, flags = site.spent(), site.flags()
     with closing(site.ledger()) as ledger:
         seeded = ledger.seeded_runs()
@@ -173,9 +173,9 @@ def evaluate(
 ) -> None:
     """Try the model of a study on the site's own test records. Nothing is sent."""
     from dpfl.deploy.outcome import find_outcome
-    from dpfl.deploy.site_folder import SiteFolder
+    from dpfl.deploy.records import LoadedSite
 
-    site = SiteFolder(folder)
+    site = LoadedSite(folder)
     found = find_outcome(folder, run, model, study).tried(site.id, site.federation())
     if json:
         print_json(found.to_dict())

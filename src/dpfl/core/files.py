@@ -2,13 +2,14 @@
 either.
 """
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dpfl.core.errors import disk_error
+from dpfl.core.errors import FolderError, disk_error
 
 
 def sync_folder(folder: Path) -> None:
@@ -50,3 +51,24 @@ def write_safely(path: Path, content: bytes, *, secret: bool = False) -> None:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise disk_error(str(path), error) from error
+
+
+@contextmanager
+def hold_folder(path: Path) -> Iterator[None]:
+    """Hold a folder for this process.
+
+    The lock is the operating system's: it ends with the process, however that ends. A folder that
+    another process holds is refused.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        stream = (path / ".lock").open("w")
+    except OSError as error:
+        raise disk_error(str(path), error) from error
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            problem, remedy = "is in use by another process", "wait for it, or end it"
+            raise FolderError(str(path), problem, remedy) from error
+        yield

@@ -61,8 +61,9 @@ class Coordinator:
     ``folder`` holds the study; ``transport`` carries messages to the sites.
 
     *Formal guarantees.* Before a round's first message leaves, all of its messages are on disk:
-    after a kill it is repeated with the same bytes, never with other randomness. Where the secrecy of the draw is counted on,
-    everyone is asked before the draw, and what comes of the draw never changes who may be drawn.
+    after a kill it is repeated with the same bytes, never with other randomness. Where the secrecy
+    of the draw is counted on, everyone is asked before the draw, and what comes of the draw never
+    changes who may be drawn.
     """
 
     def __init__(self, folder: Path, transport: Transport) -> None:

@@ -1,7 +1,7 @@
 """Listening on an open port: how many connections there may be, and how long each may be silent.
 
 A server library accepts whatever comes, and waits for it. Anyone who can reach the port could then
-hold it with connections that never send a request. Here there are at most ``MOST_CONNECTIONS``. A
+hold it with connections that never send a request. Here there is a limit to their number. A
 connection that has sent no request within ``SILENT_SECONDS`` is closed; where there are too many,
 the oldest one that has not proved to be a site's makes room for the next.
 """
@@ -16,12 +16,11 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-MOST_CONNECTIONS = 256
-SILENT_SECONDS = 15.0
+SILENT_SECONDS = 10.0
 HANDSHAKE_SECONDS = 10.0
 _LARGEST_HEADER = 16_384
 _SWEEP_SECONDS = 1.0
-TRUSTED = "trusted"  # the key in a request's state under which the proxy finds its connection
+CONNECTION = "connection"  # where a request's state holds its connection
 
 
 class Connection(H11Protocol):
@@ -30,7 +29,7 @@ class Connection(H11Protocol):
     trusted = False
 
     def __init__(self, config: uvicorn.Config, state: ServerState, since: float) -> None:
-        super().__init__(config, state, {TRUSTED: self})
+        super().__init__(config, state, {CONNECTION: self})
         self.since = since
 
     @property
@@ -45,9 +44,10 @@ class Connection(H11Protocol):
 
 
 class Listener:
-    """Accepts connections for an application, within limits."""
+    """Accepts connections for an application, at most ``most`` at a time."""
 
-    def __init__(self, app: Any, certificate: str | None, key: str | None) -> None:
+    def __init__(self, app: Any, most: int, certificate: str | None, key: str | None) -> None:
+        self._most = most
         self._config = uvicorn.Config(
             app,
             http="h11",
@@ -94,7 +94,7 @@ class Listener:
 
     def _make_room(self) -> bool:
         """Close the oldest connection that is no site's if there are too many; False if all are."""
-        if len(self._state.connections) + len(self._shaking) < MOST_CONNECTIONS:
+        if len(self._state.connections) + len(self._shaking) < self._most:
             return True
         strangers = [one for one in self.connections if not one.trusted]
         oldest = min(strangers, key=lambda one: one.since, default=None)

@@ -1,8 +1,9 @@
-"""The round that was opened last: what its sites were sent, so that they can be asked the same again.
+"""The round that was opened last, and what its sites were sent: they can be asked the same again.
 
 It is written before the first message of the round leaves. A server that comes back asks the same
 sites for the same round; a site that has answered already sends the same bytes again, and is not
-charged again. The file names who was drawn: it is secret where the secrecy of the draw is counted on.
+charged again. The file names who was drawn, which is secret where the secrecy of the draw is
+counted on.
 """
 
 import json

@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Message as FlowerMessage
 
-from dpfl.core.errors import DpflError, PeerError
-from dpfl.core.files import write_safely
-from dpfl.deploy.client_app import answer_with
+from dpfl.core.errors import PeerError
+from dpfl.core.files import hold_folder, write_safely
 from dpfl.deploy.fleet import Fleet, ServerAway, StillConnected, pack, unpack
-from dpfl.deploy.processes import check_server
-from dpfl.deploy.requests import END
-from dpfl.deploy.site_folder import CONNECTED, INBOX, SiteFolder
+from dpfl.deploy.messages import END, HELLO, TERMS, TRAIN, Message
+from dpfl.deploy.processes import check_server, note_process
+from dpfl.deploy.site_folder import CONNECTED, INBOX, SITE_PROCESS, SiteFolder
+from dpfl.deploy.transport import replied
 from dpfl.deploy.worker import Worker
-from dpfl.runs.folder import RunFolder
-from dpfl.runs.processes import this_folder
 
 RETRY_SECONDS = 2.0  # between looks for a server that is away
 POLL_SECONDS = 0.5
@@ -43,35 +42,34 @@ def take_part(folder: Path, tell: Callable[[str], None], *, insecure: bool) -> N
     """
     site = SiteFolder(folder)
     site.ledger().close()  # a missing or damaged ledger is refused before anything else
-    with RunFolder(folder).locked():
-        Participation(site, tell, insecure=insecure).run()
+    server = site.file.server
+    certificate, key = (
+        (None, None) if insecure else (folder / server.certificate, folder / server.key)
+    )
+    with hold_folder(folder):
+        note_process(folder / SITE_PROCESS, os.getpid())
+        Participation(site, tell).run(server.address, certificate, key)
 
 
-@dataclass
 class Participation:
-    """A site that takes part: its folder, its worker, and who watches it."""
+    """A site that takes part: its folder, its worker, and ``tell`` for those who watch it."""
 
-    site: SiteFolder
-    tell: Callable[[str], None]
-    insecure: bool = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        self._worker = Worker(self.site.folder)
+    def __init__(self, site: SiteFolder, tell: Callable[[str], None]) -> None:
+        self.site, self.tell = site, tell
+        self._worker = Worker(site.folder)
         self._told = ""
 
-    def run(self) -> None:
+    def run(self, address: str, certificate: Path | None, key: Path | None) -> None:
         """Connect, answer, and connect again, until interrupted."""
-        server, folder = self.site.file.server, self.site.folder
-        certificate = None if self.insecure else folder / server.certificate
-        key = None if self.insecure else folder / server.key
         try:
             while True:
-                self._wait_for_server(server.address, certificate)
-                with Fleet(server.address, certificate, key) as fleet:
+                self._wait_for_server(address, certificate)
+                with Fleet(address, certificate, key) as fleet:
                     self._serve(fleet)
         finally:
             self._worker.end()
-            (folder / CONNECTED).unlink(missing_ok=True)
+            for name in (CONNECTED, SITE_PROCESS):
+                (self.site.folder / name).unlink(missing_ok=True)
 
     def _say_once(self, sentence: str) -> None:
         if sentence != self._told:
@@ -110,17 +108,17 @@ class Participation:
         A copy of the folder on another disk or machine is not this folder: it waits, and is refused
         while the other one is connected.
         """
-        noted, own = self.site.folder / CONNECTED, this_folder(self.site.folder)
+        noted, own = self.site.folder / CONNECTED, _identity(self.site.folder)
         until = time.monotonic() + EXPIRES_SECONDS
         while True:
             try:
                 node = fleet.connect()
                 break
             except StillConnected:
-                earlier = _read(noted)
-                if earlier.get("folder") == own:
-                    fleet.disconnect(int(earlier["node"]))
+                node = _noted_node(noted, own)
+                if node is not None:
                     noted.unlink()
+                    fleet.disconnect(node)
                     continue
                 if time.monotonic() > until:
                     problem = "another process is connected with this site's key"
@@ -128,7 +126,7 @@ class Participation:
                     raise PeerError(f"site '{self.site.id}'", problem, remedy) from None
                 self._say_once("The server still counts an earlier connection of this site")
                 time.sleep(RETRY_SECONDS)
-        write_safely(noted, json.dumps({"node": node, "pid": os.getpid(), "folder": own}).encode())
+        write_safely(noted, json.dumps({"node": node, "folder": own}).encode())
 
     def _answer_kept(self, fleet: Fleet) -> None:
         """Answer the message that is kept in the folder, if there is one."""
@@ -140,9 +138,45 @@ class Participation:
         inbox.unlink()
 
     def _answered(self, message: FlowerMessage) -> FlowerMessage:
-        began = time.monotonic()
-        reply, asked, said = answer_with(message, lambda one: self._worker.answer(one, self.tell))
-        self.tell(_event(asked, said, time.monotonic() - began))
-        if asked.get("kind") == END:
-            self._worker.end()
-        return reply
+        """Let the worker answer, and say what came of it."""
+
+        def answer(asked: Message) -> Message:
+            began, kind = time.monotonic(), asked.header.get("kind")
+            said = self._worker.answer(asked, self.tell)
+            size, seconds = len(asked.payload) + len(said.payload), time.monotonic() - began
+            what = _KINDS.get(str(kind), "a message").format(round_=_round(asked))
+            outcome = "answered" if said.accepted else f"refused ({said.reason})"
+            self.tell(f"{what}: {outcome}; {seconds:.1f} s, {size} bytes")
+            if kind == END:
+                self._worker.end()
+            return said
+
+        return replied(message, answer)
+
+
+_KINDS = {
+    HELLO: "A server asks who this is",
+    TERMS: "Terms of a study",
+    TRAIN: "Round {round_}",
+    END: "The model of a study",
+}
+
+
+def _round(asked: Message) -> int:
+    number = asked.header.get("round")
+    return number + 1 if isinstance(number, int) else 0
+
+
+def _identity(folder: Path) -> list[Any]:
+    """Tell this very folder from a copy: its machine, its device and its place on it."""
+    status = folder.stat()
+    return [socket.gethostname(), status.st_dev, status.st_ino]
+
+
+def _noted_node(path: Path, own: list[Any]) -> int | None:
+    """Return the connection that this very folder had when its process was killed."""
+    try:
+        noted = json.loads(path.read_text())
+        return int(noted["node"]) if noted["folder"] == own else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

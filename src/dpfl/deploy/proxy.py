@@ -17,6 +17,7 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -28,11 +29,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from dpfl.deploy.listener import TRUSTED, Listener
+from dpfl.deploy.listener import CONNECTION, Listener
+from dpfl.deploy.processes import CLOCK_AHEAD, CLOCK_BEHIND
 from dpfl.runs.processes import end_with
 
 FLEET = "/v1/fleet/"
-CLOCK_AHEAD, CLOCK_BEHIND = 5.0, 305.0  # seconds that Flower allows a site's clock to be off
 UNKNOWN_KEY, BAD_SIGNATURE, TOO_LARGE, AWAY = 403, 401, 413, 503
 _BODY_SECONDS, _BYTES_A_SECOND = 60.0, 1 << 15  # how long a body may take to arrive
 _CONNECTION_HEADERS = {"connection", "keep-alive", "transfer-encoding", "te", "trailer"}
@@ -79,71 +80,80 @@ def check_signature(headers: Mapping[str, str], keys: Collection[bytes]) -> Resp
     return None
 
 
-def proxy(
-    inner: str, certificate: str | None, keys: Collection[bytes] | None, largest_body: int
-) -> Starlette:
-    """Build an application that passes fleet requests on to the SuperLink at ``inner``.
+@dataclass
+class Proxy:
+    """Passes fleet requests on to the SuperLink behind ``client``.
 
-    ``certificate``: the authority that the SuperLink's certificate is checked against.
     ``keys``: the sites' public keys; None in a rehearsal without keys.
     ``largest_body``: how many bytes a request may have.
     """
-    client = httpx.AsyncClient(base_url=inner, verify=certificate or False, timeout=120)
 
-    async def health(request: Request) -> Response:
+    client: httpx.AsyncClient
+    keys: Collection[bytes] | None
+    largest_body: int
+
+    def app(self) -> Starlette:
+        """Return the application; what it has no route for is not found."""
+        fleet = Route(FLEET + "{name}", self.fleet, methods=["POST"])
+        return Starlette(routes=[Route("/health", self.health, methods=["GET"]), fleet])
+
+    async def health(self, request: Request) -> Response:
         """Say that the proxy is running, and what time it is here; anyone may ask."""
         return Response(json.dumps({"time": time.time()}), media_type="application/json")
 
-    async def fleet(request: Request) -> Response:
+    async def fleet(self, request: Request) -> Response:
         """Pass a site's request on, unless it is nobody's, too large, or names something else."""
         # The path is built from what was matched, so that no ".." leads elsewhere.
-        name = request.path_params["name"]
+        name, headers = request.path_params["name"], _kept(request.headers)
+        refusal = self._refusal(name, request)
+        if refusal is not None:
+            return refusal
+        try:
+            asked = self.client.build_request(
+                "POST", FLEET + name, content=self._counted(request), headers=headers
+            )
+            answer = await self.client.send(asked, stream=True)
+        except TooLarge:
+            return _refused(TOO_LARGE, f"at most {self.largest_body} bytes")
+        except (httpx.HTTPError, ClientDisconnect, TimeoutError):
+            return _refused(AWAY, "the server is not ready")
+        return StreamingResponse(_pieces(answer), answer.status_code, _kept(answer.headers))
+
+    def _refusal(self, name: str, request: Request) -> Response | None:
+        """Check a request by its headers alone; return the refusal, None if it may pass."""
         if not name.replace("-", "").isalnum():
             return _refused(404, "not found")
-        if keys is not None:
-            refusal = check_signature(request.headers, keys)
+        if self.keys is not None:
+            refusal = check_signature(request.headers, self.keys)
             if refusal is not None:
                 return refusal
-            connection = request.scope.get("state", {}).get(TRUSTED)
+            connection = request.scope.get("state", {}).get(CONNECTION)
             if connection is not None:
                 connection.trusted = True
         announced = request.headers.get("content-length", "0")
-        if not announced.isdigit() or int(announced) > largest_body:
-            return _refused(TOO_LARGE, f"at most {largest_body} bytes")
-        try:
-            asked = client.build_request(
-                "POST", FLEET + name, content=_counted(request), headers=_kept(request.headers)
-            )
-            answer = await client.send(asked, stream=True)
-        except TooLarge:
-            return _refused(TOO_LARGE, f"at most {largest_body} bytes")
-        except (httpx.HTTPError, ClientDisconnect, TimeoutError):
-            return _refused(AWAY, "the server is not ready")
-        return StreamingResponse(_passed(answer), answer.status_code, _kept(answer.headers))
+        if not announced.isdigit() or int(announced) > self.largest_body:
+            return _refused(TOO_LARGE, f"at most {self.largest_body} bytes")
+        return None
 
-    async def _counted(request: Request) -> AsyncIterator[bytes]:
-        """Hand the body on in the pieces in which it arrives."""
-        size, limit = 0, _BODY_SECONDS + largest_body / _BYTES_A_SECOND
-        async with asyncio.timeout(limit):
+    async def _counted(self, request: Request) -> AsyncIterator[bytes]:
+        """Hand the body on in the pieces in which it arrives, up to the limit."""
+        size = 0
+        async with asyncio.timeout(_BODY_SECONDS + self.largest_body / _BYTES_A_SECOND):
             async for piece in request.stream():
                 size += len(piece)
-                if size > largest_body:
+                if size > self.largest_body:
                     raise TooLarge
                 if piece:
                     yield piece
 
-    async def _passed(answer: httpx.Response) -> AsyncIterator[bytes]:
-        try:
-            async for piece in answer.aiter_raw():
-                yield piece
-        finally:
-            await answer.aclose()
 
-    routes = [
-        Route("/health", health, methods=["GET"]),
-        Route(FLEET + "{name}", fleet, methods=["POST"]),
-    ]
-    return Starlette(routes=routes)
+async def _pieces(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """Hand an answer on in the pieces in which it arrives."""
+    try:
+        async for piece in answer.aiter_raw():
+            yield piece
+    finally:
+        await answer.aclose()
 
 
 def main() -> None:
@@ -151,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Pass requests of sites on to a SuperLink.")
     for name in ("host", "inner"):
         parser.add_argument(f"--{name}", required=True)
-    for name in ("port", "parent", "largest-body"):
+    for name in ("port", "parent", "largest-body", "connections"):
         parser.add_argument(f"--{name}", required=True, type=int)
     for name in ("ca", "certificate", "key"):
         parser.add_argument(f"--{name}")
@@ -159,10 +169,12 @@ def main() -> None:
     given = parser.parse_args()
     end_with(given.parent)
     keys = None if given.keys is None else read_keys(given.keys)
-    app = proxy(given.inner, given.ca, keys, given.largest_body)
+    client = httpx.AsyncClient(base_url=given.inner, verify=given.ca or False, timeout=120)
+    app = Proxy(client, keys, given.largest_body).app()
     family = socket.AF_INET6 if ":" in given.host else socket.AF_INET
     listening = socket.create_server((given.host, given.port), family=family, backlog=128)
-    asyncio.run(Listener(app, given.certificate, given.key).serve(listening))
+    listener = Listener(app, given.connections, given.certificate, given.key)
+    asyncio.run(listener.serve(listening))
 
 
 if __name__ == "__main__":

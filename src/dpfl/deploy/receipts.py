@@ -96,13 +96,11 @@ class Countersigner:
 def check_held(receipt: Receipt, run: str, site: str, holds: bool) -> None:
     """Refuse to go on with a ledger that does not hold what the server has signed.
 
-    ``run`` and ``site`` are those of the request, ``holds`` whether the site's ledger has the entry.
+    ``run`` and ``site`` are those of the request, ``holds`` says whether its ledger has the entry.
     """
     same = (receipt.run, receipt.site) == (run, site)
     check(same, "receipt", "is not this site's", "begin another run", PeerError)
-    problem = (
-        f"its ledger does not hold the entry that the server signed after round {receipt.round + 1}:"
-        " it was restored from a backup, or this is a copy of the site's folder"
-    )
+    signed = f"its ledger lacks the entry that the server signed after round {receipt.round + 1}"
+    problem = f"{signed}: it was restored from a backup, or this is a copy of the site's folder"
     remedy = "put back the newest ledger, and use one copy of the folder only"
     check(holds, f"site '{site}'", problem, remedy, PeerError)

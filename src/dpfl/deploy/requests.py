@@ -26,7 +26,11 @@ from dpfl.core.errors import PeerError
 from dpfl.core.types import Terms
 from dpfl.core.version import __version__
 from dpfl.deploy.messages import (
+    END,
+    HELLO,
     SAME_VERSION,
+    TERMS,
+    TRAIN,
     Message,
     integer,
     readable,
@@ -36,8 +40,6 @@ from dpfl.deploy.messages import (
 )
 from dpfl.deploy.receipts import Receipt
 from dpfl.runs.deployment import StudyFile
-
-HELLO, TERMS, TRAIN, END = "hello", "terms", "train", "end"
 
 
 @dataclass(frozen=True, kw_only=True)

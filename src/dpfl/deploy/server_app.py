@@ -4,6 +4,7 @@ Flower runs it in a process of its own, and shows its output to nobody. What wen
 to ``failed.txt``: the exit code, then the sentence.
 """
 
+import os
 from pathlib import Path
 
 from flwr.app import Context
@@ -12,11 +13,12 @@ from flwr.serverapp import Grid, ServerApp
 from dpfl.core.errors import DpflError
 from dpfl.core.files import write_safely
 from dpfl.deploy.coordinator import Coordinator
+from dpfl.deploy.processes import note_process, noted_process
 from dpfl.deploy.transport import Transport
 from dpfl.runs.deployment import LINK_PROCESS
-from dpfl.runs.processes import end_with, noted_process
+from dpfl.runs.processes import end_with
 
-FOLDER_KEY, FAILED = "dpfl-study", "failed.txt"
+FOLDER_KEY, FAILED, APP_PROCESS = "dpfl-study", "failed.txt", "server-app.pid"
 
 app = ServerApp()
 
@@ -30,6 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     """
     folder = Path(str(context.run_config[FOLDER_KEY]))
     (folder / FAILED).unlink(missing_ok=True)
+    note_process(folder / APP_PROCESS, os.getpid())
     link = noted_process(folder / LINK_PROCESS)
     if link is not None:
         # Flower itself waits minutes for a SuperLink that was killed, and would hold the folder.

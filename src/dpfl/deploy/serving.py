@@ -22,14 +22,29 @@ from dpfl.deploy import superlink
 from dpfl.deploy.connections import NODES
 from dpfl.deploy.credentials import make_certificates
 from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile
-from dpfl.deploy.processes import CERTIFICATES, SITES
-from dpfl.deploy.server_app import FAILED
+from dpfl.deploy.processes import (
+    CERTIFICATES,
+    READY_SECONDS,
+    SITES,
+    end_leftovers,
+    noted_process,
+)
+from dpfl.deploy.progress import PROGRESS, Progress
+from dpfl.deploy.server_app import APP_PROCESS, FAILED
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.deployment import LINK_PROCESS, STUDY_FILE, StudyFile
 from dpfl.runs.folder import RunFolder
-from dpfl.runs.processes import noted_process
 
-_ASK_FLOWER_SECONDS = 60.0  # asking Flower for a run's status starts a process
+_MOST_RESTARTS = 5
+_NOTES = {
+    "the server app": APP_PROCESS,
+    "the proxy": superlink.PROXY_PROCESS,
+    "the SuperLink": LINK_PROCESS,
+}
+
+
+class ProcessEnded(PeerError):
+    """A process of the server ended before the study did."""
 
 
 def make_study(folder: Path, study: StudyFile) -> None:
@@ -98,55 +113,86 @@ def serve(
     """Start the server of a study, and wait for the study's end.
 
     ``tell`` is given each sentence for the people who watch, ``show`` the rounds so far.
-    ``insecure`` leaves out TLS and keys, for a rehearsal on one machine. Whatever happens, the
-    processes that were started are ended. Raises the error that ended the study, if one did.
+    ``insecure`` leaves out TLS and keys, for a rehearsal on one machine. A process that ends before
+    the study does, by a kill or an error of Flower's, is started again with the others, a few times
+    at most. Whatever happens, the processes that were started are ended. Raises the error that
+    ended the study, if one did.
     """
+    notes = {name: folder / note for name, note in _NOTES.items()}
+    end_leftovers(notes, tell)
+    for left in range(_MOST_RESTARTS, -1, -1):
+        try:
+            _serve_once(folder, tell, show, insecure=insecure)
+            return
+        except ProcessEnded as error:
+            if left == 0:
+                raise
+            tell(f"{error.where} {error.problem}; starting again, the study goes on")
+
+
+def _serve_once(
+    folder: Path,
+    tell: Callable[[str], None],
+    show: Callable[[Sequence[RoundRecord]], None],
+    *,
+    insecure: bool,
+) -> None:
+    """Start the processes of a study once, and follow it to its end, or to theirs."""
     study = StudyFile.in_folder(folder)
     network = study.network
-    (folder / FAILED).unlink(missing_ok=True)
+    for name in (FAILED, APP_PROCESS, PROGRESS, NODES):
+        (folder / name).unlink(missing_ok=True)
     superlink.write_app(folder)
+    tell("Starting Flower's SuperLink")
     link = superlink.SuperLink.start(folder, network, insecure=insecure)
-    write_safely(folder / LINK_PROCESS, str(link.process.process.pid).encode())
     try:
         superlink.write_connection(folder, link.port, insecure=insecure)
-        (folder / NODES).unlink(missing_ok=True)
         if not insecure:
             nodes, refused = superlink.register_sites(folder)
             write_safely(folder / NODES, json.dumps(nodes).encode())
             for site, reason in refused.items():
                 tell(f"The key of '{site}' was not registered: {reason}")
         # Not before the keys are known: a site that comes early would be rejected for good.
-        link.start_proxy(network)
+        link.start_proxy(study)
         run_id, sites = superlink.start_run(folder), ", ".join(study.study.sites)
         tell(f"Listening on {network.host}:{network.port}; waiting for {sites}")
-        _follow(folder, link, run_id, show)
+        _follow(folder, link, run_id, tell, show)
     finally:
         link.end()
-        (folder / LINK_PROCESS).unlink(missing_ok=True)
+        for note in _NOTES.values():
+            (folder / note).unlink(missing_ok=True)
 
 
 def _follow(
     folder: Path,
     link: superlink.SuperLink,
     run_id: str,
+    tell: Callable[[str], None],
     show: Callable[[Sequence[RoundRecord]], None],
 ) -> None:
-    """Wait for the end of the run, showing its rounds."""
-    run, asked = RunFolder(folder), time.monotonic()
+    """Wait for the end of the run, showing its rounds and what becomes of its sites."""
+    run, began, told = RunFolder(folder), time.monotonic(), Progress.read(folder)
     while not run.summary.exists():
         time.sleep(0.5)
         show(run.read_rounds())
+        now = Progress.read(folder)
+        for sentence in now.since(told):
+            tell(sentence)
+        told = now
         if (folder / FAILED).exists():
             raise _failure(folder / FAILED)
         remedy = f"continue with: {resume_command(folder)}"
         ended = link.ended()
         if ended is not None:
-            raise PeerError(ended.log.stem, f"ended ({ended.log_tail(200)})", remedy)
-        if time.monotonic() - asked > _ASK_FLOWER_SECONDS:
-            asked = time.monotonic()
-            failed = superlink.run_status(folder, run_id).startswith("finished:fail")
-            where = f"see {link.process.log}, then {remedy}"
-            check(not failed, "Flower", "reports that the run has failed", where, PeerError)
+            raise ProcessEnded(ended.log.stem, f"ended ({ended.log_tail(200)})", remedy)
+        if (folder / APP_PROCESS).exists():
+            running = noted_process(folder / APP_PROCESS) is not None or run.summary.exists()
+            if not running and not (folder / FAILED).exists():
+                raise ProcessEnded("the server app", "was killed", remedy)
+        elif time.monotonic() - began > READY_SECONDS:
+            status = superlink.run_status(folder, run_id)
+            problem = f"has not started the server app within {READY_SECONDS:g} s ({status})"
+            raise ProcessEnded("Flower", problem, f"{link.process.see}, then {remedy}")
 
 
 def _failure(path: Path) -> DpflError:

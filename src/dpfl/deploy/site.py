@@ -8,6 +8,7 @@ given by a new process.
 
 from collections.abc import Mapping
 from contextlib import closing
+from pathlib import Path
 
 from safetensors import torch as safetensors
 from torch import Tensor
@@ -22,8 +23,8 @@ from dpfl.deploy.messages import Introduction, Message, acceptance, refusal
 from dpfl.deploy.outcome import keep_model
 from dpfl.deploy.policy import check_offer, check_plan
 from dpfl.deploy.receipts import check_held
+from dpfl.deploy.records import LoadedSite, Records
 from dpfl.deploy.requests import Delivery, Hello, Request, TermsRequest, TrainingRequest, UnderTerms
-from dpfl.deploy.site_folder import SiteFolder
 from dpfl.engine import make_engine
 from dpfl.models import check_model
 from dpfl.privacy.site_ledger import SiteLedger
@@ -35,7 +36,7 @@ from dpfl.runs.deployment import StudyFile
 _OUT_OF_BUDGET = "its budget does not cover another round"
 
 
-class Site(SiteFolder):
+class Site(LoadedSite):
     """A site that answers requests; :meth:`answer` is the only door.
 
     *Formal guarantees.* Nothing leaves the site that its ledger was not charged for in the same
@@ -259,6 +260,16 @@ class Site(SiteFolder):
         private = b"" if last is None else last.private
         keep_model(self.folder, request.run, request.study, request.payload, private)
         return acceptance(self.id)
+
+
+def answered(folder: Path, message: Message, records: Records | None = None) -> Message:
+    """Let the site in a folder answer a message; ``records`` keeps what it reads for the next."""
+    try:
+        site = Site(folder, records)
+    except DpflError as error:
+        reason = "the site's folder cannot be used; its operator must look at it"
+        return refusal(reason, code=error.exit_code)
+    return site.answer(message)
 
 
 def _packed(private: Mapping[str, Tensor]) -> bytes:

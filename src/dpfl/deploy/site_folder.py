@@ -20,62 +20,35 @@ import hashlib
 import json
 import secrets
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from dpfl.core.checks import check
-from dpfl.core.errors import ConfigurationError, DataError, DpflError, FolderError, LedgerError
+from dpfl.core.errors import ConfigurationError, DpflError, LedgerError
 from dpfl.core.files import append_line, write_safely
-from dpfl.core.types import Observer, Unit
-from dpfl.data.federation import Federation
-from dpfl.data.tables import read_file
+from dpfl.core.types import Observer
 from dpfl.deploy.messages import Message, write_header
+from dpfl.deploy.processes import noted_process
 from dpfl.deploy.receipts import RECEIPTS, Receipt
-from dpfl.methods import METHODS
 from dpfl.privacy.filters import FilterName
-from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.privacy.statement import Statement, statement
-from dpfl.rounds.members import Member, honest_members
-from dpfl.runs.experiment import Experiment
-from dpfl.runs.processes import noted_process
-from dpfl.runs.site_file import SITE_FILE, SiteFile
+from dpfl.runs.site_file import SiteFile
 
 LEDGER, TOKEN, LOG, SENT = "ledger.sqlite", "token", "site.log", "sent.jsonl"
-NODE_PROCESS = "supernode.pid"
+CONNECTED, INBOX, SITE_PROCESS = "connected.json", "inbox.bin", "site.pid"
 
 
 class SiteFolder:
     """One site's folder. Paths in its file are relative to the folder.
 
-    Nothing is kept in memory but the records: every answer may be given by a new process.
+    Everything that a site's small process needs; it reads no records, and imports no torch.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.file = SiteFile.in_folder(folder)
-
-    @classmethod
-    def create(cls, folder: Path, values: dict[str, Any]) -> Self:
-        """Make a new site.
-
-        ``values`` are those of its file, ``site.toml``. Where they are wrong, or the records cannot
-        be read, no site is made.
-        """
-        path, remedy = folder / SITE_FILE, "run it, or name another folder"
-        check(not path.exists(), str(folder), "already holds a site", remedy, FolderError)
-        file = SiteFile.from_dict(values, "options")
-        write_safely(path, file.to_toml().encode())
-        try:
-            site = cls(folder)
-            site.member()
-            site.prepare()
-        except Exception:
-            path.unlink()
-            raise
-        return site
 
     @property
     def id(self) -> str:
@@ -118,37 +91,6 @@ class SiteFolder:
             ledger.close()
             raise
         return ledger
-
-    @cached_property
-    def _federation(self) -> Federation:
-        """Load the records, once: from a file, or from a client of an embedded data set."""
-        data = self.file.data
-        if data.file is not None:
-            records = {self.id: read_file(self.folder / data.file, data.label)}
-            return Federation.from_arrays(records, classes=data.classes)
-        values = {
-            "data": {"name": data.dataset},
-            "partition": data.partition,
-            "method": {"name": next(name for name, one in METHODS.items() if one.reference)},
-            "run": {"rounds": 1, "seed": data.seed},
-        }
-        whole = Experiment.from_dict(values, f"{self.folder / SITE_FILE}, [data]").federation()
-        name, where = data.client or self.id, f"data set '{data.dataset}'"
-        problem, remedy = f"has no client '{name}'", "name one of its clients"
-        check(name in whole.shards, where, problem, remedy, DataError)
-        shards = {self.id: whole.shards[name]}
-        return Federation(shards=shards, classes=whole.classes, inputs=whole.inputs)
-
-    def federation(self) -> Federation:
-        """Return this site alone, as a federation of one."""
-        return self._federation
-
-    def member(self) -> Member:
-        """Return the site as a member that claims what it enforces."""
-        budget, settings = self.file.study_budget(), {self.id: self.file.own_settings()}
-        budgets = {} if budget is None else {self.id: budget}
-        own = replace(self.federation(), budgets=budgets, client_settings=settings)
-        return honest_members(own)[self.id]
 
     def token(self, run: str) -> str:
         """Derive what proves to the server of one run that messages come from the same site.
@@ -193,14 +135,6 @@ class SiteFolder:
 
     # -- for the people at the site ----------------------------------------------------------------
 
-    def flags(self) -> list[RaisedFlag]:
-        """Return what its ethics board must know of its budget beside the numbers."""
-        budget, records = self.file.own_budget(), self.member().shard.examples
-        if budget is None or budget.unit is not Unit.RECORD or budget.delta * records < 1:
-            return []
-        detail = f"delta {budget.delta:g} is not below 1 / {records} records: a method may disclose"
-        return [RaisedFlag(Flag.WEAK_DELTA, f"{detail} some records in full")]
-
     def spent(self) -> list[Statement]:
         """Return what the site has spent over all studies, against each adversary."""
         budget = self.file.own_budget()
@@ -229,7 +163,7 @@ class SiteStatus:
         with closing(site.ledger()) as ledger:
             titles = ledger.titles().items()
             studies = {run: (title, ledger.last_round(run)) for run, title in titles}
-        running = noted_process(site.folder / NODE_PROCESS) is not None
+        running = noted_process(site.folder / SITE_PROCESS) is not None
         return cls(site=site.id, running=running, studies=studies, spent=site.spent())
 
     def to_dict(self) -> dict[str, Any]:

@@ -17,13 +17,13 @@ from dpfl.core.errors import FolderError
 from dpfl.core.files import write_safely
 from dpfl.core.types import Adjacency, Observer, Promise, Unit
 from dpfl.core.version import __version__
+from dpfl.deploy.processes import noted_process
 from dpfl.privacy.flags import RaisedFlag
 from dpfl.privacy.statement import Statement
 from dpfl.rounds import Agreement, Plan
 from dpfl.rounds.record import EffectiveNoise, RoundRecord
 from dpfl.runs.deployment import LINK_PROCESS, StudyFile
 from dpfl.runs.folder import RunFolder
-from dpfl.runs.processes import noted_process
 from dpfl.runs.result import RoundCount
 
 FORMAT = "dpfl-deployment-1"

@@ -6,7 +6,7 @@ is the same in a test and in a deployment.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from flwr.app import ConfigRecord, MessageType, RecordDict
 from flwr.app import Message as FlowerMessage
@@ -14,7 +14,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from dpfl.core.errors import PeerError
-from dpfl.deploy.messages import Message, Reply, read_header, write_header
+from dpfl.deploy.messages import Message, Reply, read_header, refusal, write_header
 
 RECORD = "dpfl"
 _POLL_SECONDS = 0.2
@@ -38,6 +38,15 @@ def from_record(content: RecordDict) -> Message:
     if not isinstance(header, str) or not isinstance(payload, bytes):
         raise PeerError("message", "does not hold a header and bytes", _BOTH_SIDES)
     return Message(header=read_header(header), payload=payload)
+
+
+def replied(message: FlowerMessage, answer: Callable[[Message], Message]) -> FlowerMessage:
+    """Read a message, let a site answer it, and make the reply; what is not dpfl's is refused."""
+    try:
+        said = answer(from_record(message.content))
+    except PeerError as error:
+        said = refusal(str(error), code=error.exit_code)
+    return FlowerMessage(to_record(said), reply_to=message)
 
 
 class Transport:

@@ -94,7 +94,8 @@ class Worker:
 def main(folder: Path, pipe: Connection, parent: int) -> None:
     """Answer messages until the site's process closes the connection, or is gone."""
     end_with(parent)
-    from dpfl.deploy.site import Records, Site
+    from dpfl.deploy.records import Records
+    from dpfl.deploy.site import answered
 
     records = Records()
     while True:
@@ -102,7 +103,7 @@ def main(folder: Path, pipe: Connection, parent: int) -> None:
             header, payload = pipe.recv_bytes(), pipe.recv_bytes()
         except EOFError:
             return
-        answer = Site(folder, records).answer(Message(header=json.loads(header), payload=payload))
+        answer = answered(folder, Message(header=json.loads(header), payload=payload), records)
         pipe.send_bytes(write_header(answer.header).encode())
         pipe.send_bytes(answer.payload)
 

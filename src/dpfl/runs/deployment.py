@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, StrictInt
 from torch import nn
@@ -20,13 +20,12 @@ from dpfl.plugs.selection import Selection
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs.experiment import MethodSection, ModelSection, selection_of
 from dpfl.runs.sections import ServerSection as OptimizerSection
+from dpfl.runs.site_file import Name
 from dpfl.runs.toml_file import Section, TomlFile
 from dpfl.strategy import Strategy
 
 STUDY_FILE = "study.toml"
 LINK_PROCESS = "superlink.pid"  # holds the process id of the server's SuperLink
-Name = Annotated[str, Field(pattern=r"^[^./\\\s\x00-\x1f][^/\\\x00-\x1f]{0,99}$")]
-"""A site's name; it is also a file's name."""
 _PATIENCE = ("round_timeout", "enrol_timeout", "least_sites")
 
 

@@ -34,10 +34,10 @@ from dpfl.runs.sections import (
     RunSection,
     ServerSection,
 )
-from dpfl.runs.sections import ClientSection as ClientSection
 from dpfl.runs.sections import MethodSection as MethodSection
 from dpfl.runs.sections import ModelSection as ModelSection
 from dpfl.runs.sections import selection_of as selection_of
+from dpfl.runs.site_file import ClientSection
 from dpfl.runs.toml_file import TomlFile
 from dpfl.strategy import Strategy
 

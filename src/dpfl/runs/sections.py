@@ -90,23 +90,6 @@ class RunSection(Section):
     dropout: float = Field(default=0.0, ge=0, le=1)
 
 
-class ClientSection(Section):
-    """The settings of one client, where they differ from the method's."""
-
-    batch_size: int | None = None
-    local_steps: int | None = None
-    local_epochs: int | None = None
-    lr: float | None = None
-
-    def over(self, drawn: dict[str, Any]) -> ClientSettings:
-        """Return this client's settings, laid over those that were drawn for it."""
-        own = self.model_dump(exclude_none=True)
-        lengths = ("local_steps", "local_epochs")
-        if any(name in own for name in lengths):
-            drawn = {name: value for name, value in drawn.items() if name not in lengths}
-        return ClientSettings(**{**drawn, **own})
-
-
 class ClientSettingsSection(Section):
     """Settings that each client draws from a list, by the public seed; its own section wins."""
 
