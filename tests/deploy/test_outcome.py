@@ -18,7 +18,15 @@ from dpfl.deploy import coordinator as module
 from dpfl.deploy.messages import Message
 from dpfl.deploy.outcome import MODELS, outcomes
 from dpfl.deploy.requests import END
-from tests.deploy.federation import Desk, Federation, charged, kind_of, make_site, study_values
+from tests.deploy.federation import (
+    SIGNER,
+    Desk,
+    Federation,
+    charged,
+    kind_of,
+    make_site,
+    study_values,
+)
 
 
 def _ended(desk: Desk, payload: bytes) -> Message:

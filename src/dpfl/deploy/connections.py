@@ -13,6 +13,7 @@ from pathlib import Path
 from dpfl.core.errors import PeerError
 from dpfl.core.types import Claims
 from dpfl.deploy.messages import Introduction, Message, Reply
+from dpfl.deploy.progress import Progress, SiteProgress, SiteState
 from dpfl.deploy.receipts import Countersigner
 from dpfl.deploy.requests import Hello
 from dpfl.deploy.transport import Transport
@@ -42,6 +43,7 @@ class Connections:
         self.refusals: dict[str, str] = {}
         self.asked: set[int] = set()  # nodes that need not be asked again who they are
         self.signer = Countersigner(folder)
+        self.progress = Progress(folder, dict.fromkeys(study.study.sites, SiteProgress()))
         self._registered = registered_keys(folder)
 
     @property
@@ -60,8 +62,7 @@ class Connections:
         for node, reply in replies.items():
             self.asked.add(node)
             if reply.problem:
-                site = str(reply.message.header.get("site", f"node {node}"))[:100]
-                self.refusals[site] = reply.problem
+                self._refuse(str(reply.message.header.get("site", f"node {node}")), reply.problem)
             else:
                 self._admit(node, reply.message)
 
@@ -70,17 +71,23 @@ class Connections:
         try:
             said = Introduction.from_header(answer.header)
         except PeerError as error:
-            self.refusals[f"node {node}"] = str(error)
+            self._refuse(f"node {node}", str(error))
             return
         problem = self._impostor(node, said)
         if problem:
-            self.refusals[said.site] = problem
+            self._refuse(said.site, problem)
             return
         self.tokens[said.site] = said.token
         self.nodes[said.site] = node
         self.refusals.pop(said.site, None)
+        self.progress.note(said.site, SiteState.CONNECTED)
         if not self.members:
             self.introduced[said.site] = said.claims
+
+    def _refuse(self, site: str, reason: str) -> None:
+        """Keep why somebody takes no part, where people can see it at once."""
+        self.refusals[site[:100]] = reason
+        self.progress.note(site[:100], SiteState.REFUSED, reason)
 
     def _impostor(self, node: int, said: Introduction) -> str:
         """Say why somebody may not take part under this name; empty if they may."""
@@ -100,9 +107,16 @@ class Connections:
         Returns a reply for each of them; a site that is not connected has given no answer.
         """
         here = {self.nodes[site]: one for site, one in messages.items() if site in self.nodes}
+        for site in messages:
+            self.progress.note(site, SiteState.ASKED if site in self.nodes else SiteState.ABSENT)
         replies = self.transport.ask(here, timeout)
         absent = Reply.none("is not connected")
-        return {site: replies.get(self.nodes.get(site, -1), absent) for site in messages}
+        found = {site: replies.get(self.nodes.get(site, -1), absent) for site in messages}
+        for site, reply in found.items():
+            state = SiteState.REFUSED if reply.problem else SiteState.ANSWERED
+            state = state if reply.answered else SiteState.SILENT
+            self.progress.note(site, state, reply.problem)
+        return found
 
     def note(self, site: str, reply: Reply) -> str:
         """Remember whether a site will take another round.

@@ -32,12 +32,13 @@ from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile, accepting_sites, gat
 from dpfl.deploy.messages import Reply
 from dpfl.deploy.opened import OpenedRound
 from dpfl.deploy.requests import TrainingRequest
-from dpfl.deploy.summary import effective_noise
+from dpfl.deploy.summary import DeploymentSummary, effective_noise
 from dpfl.deploy.transport import Transport
 from dpfl.privacy.flags import public_note
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import (
     Agreement,
+    Plan,
     Run,
     Uplink,
     buffer_shapes,
@@ -53,6 +54,8 @@ from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import RoundCount
 
 ORPHAN_SECONDS = 30
+_ALL_HAVE_IT = "holds a study that has ended, and every site has the model"
+_NOTHING_TO_DO = "start another study in a new folder"
 
 
 class Coordinator:
@@ -75,10 +78,15 @@ class Coordinator:
         self.sites = Connections(self.study, transport, folder)
 
     def begin(self) -> None:
-        """Start the study, or resume it if it was cut off."""
+        """Start the study, or resume it if it was cut off.
+
+        Where it has ended, the model is delivered to those who did not get it.
+        """
         with ExitStack() as stack:
             self._hold_folder(stack)
-            if (self.folder.path / ENROLMENT).exists():
+            if self.folder.summary.exists():
+                self._deliver_again()
+            elif (self.folder.path / ENROLMENT).exists():
                 self._resume()
             else:
                 self._start()
@@ -110,12 +118,7 @@ class Coordinator:
 
     def _resume(self) -> None:
         """Continue from what is on disk; sites introduce themselves again, and must be the same."""
-        ended, remedy = self.folder.summary.exists(), "start another one in a new folder"
-        where = str(self.folder.path)
-        check(not ended, where, "holds a study that has ended", remedy, FolderError)
-        enrolled, sites = EnrolmentFile.read(self.folder.path), self.sites
-        sites.run, sites.members, sites.tokens = enrolled.run, enrolled.claims, enrolled.tokens
-        agreement = self._agreement()
+        sites, agreement = self.sites, self._read_members()
         if not self.folder.checkpoint.exists():
             self._first_checkpoint(agreement)
         found, where = self.folder.load_state(self.study.digest()), str(self.folder.checkpoint)
@@ -124,6 +127,23 @@ class Coordinator:
         history = self.folder.cut_back(agreement.first_round, found.state.round)
         gather(sites)
         self._play(agreement, found.state, history)
+
+    def _read_members(self) -> Agreement:
+        """Read who takes part, and return what was agreed on with them."""
+        enrolled, sites = EnrolmentFile.read(self.folder.path), self.sites
+        sites.run, sites.members, sites.tokens = enrolled.run, enrolled.claims, enrolled.tokens
+        return self._agreement()
+
+    def _deliver_again(self) -> None:
+        """Deliver the model to the members who did not get it when the study ended."""
+        summary = DeploymentSummary.load(self.folder)
+        assert summary is not None
+        agreement, absent = self._read_members(), set(summary.undelivered)
+        check(bool(absent), str(self.folder.path), _ALL_HAVE_IT, _NOTHING_TO_DO, FolderError)
+        gather(self.sites, absent, least=1)
+        undelivered = deliver(self.sites, agreement, self.folder.model.read_bytes(), absent)
+        got = {*summary.delivered, *(absent - set(undelivered))}
+        replace(summary, undelivered=undelivered, delivered=tuple(sorted(got))).save(self.folder)
 
     def _enrol(self, claims: Mapping[str, Claims]) -> Agreement:
         """Settle the terms for these sites."""
@@ -204,7 +224,9 @@ class Coordinator:
             ).to_message()
             for site in plan.cohort.ids
         }
-        replies = sites.ask(messages, self.study.run.round_timeout)
+        limit = self.study.run.round_timeout
+        sites.progress.expect(_waiting(plan, limit))
+        replies = sites.ask(messages, limit)
         uplinks = [self._uplink(agreement, plan.round, *one) for one in replies.items()]
         state, record = close_round(agreement, state, plan, uplinks, run)
         record = replace(record, effective_noise=effective_noise(agreement, plan, record))
@@ -259,7 +281,15 @@ class Coordinator:
         step = agreement.strategy.step
         model = step.published(dict(state.plugs["step"]), state.model)
         self.folder.save_model(model, self.layout, note, state.buffers)
-        absent = deliver(self.sites, agreement, self.folder.model.read_bytes())
+        everyone = set(agreement.claims)
+        absent = deliver(self.sites, agreement, self.folder.model.read_bytes(), everyone)
         early = f"after {max(done, 0)} of {planned} rounds: {ended}" if ended else None
         rounds = RoundCount(planned=planned, done=max(done, 0), ended_early=early)
         summarise(self.sites, agreement, rounds, history, absent, ledger).save(self.folder)
+
+
+def _waiting(plan: Plan, limit: float) -> str:
+    """Say which round goes on, with whom, and how long the server waits for them."""
+    what = "A release before round 1" if plan.round < 0 else f"Round {plan.round + 1}"
+    asked = f"{len(plan.cohort)} sites are asked, and waited for up to {limit:g} s"
+    return f"{what}: {asked}; whoever has not answered then is missed"

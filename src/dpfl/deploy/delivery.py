@@ -5,7 +5,7 @@ reached is named in the summary, and gets the model by other means.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from dpfl.deploy.connections import Connections
@@ -19,8 +19,10 @@ from dpfl.rounds.record import RoundRecord
 from dpfl.runs.result import RoundCount, total_bytes
 
 
-def deliver(sites: Connections, agreement: Agreement, model: bytes) -> dict[str, str]:
-    """Send the model to every member; return why some did not get it.
+def deliver(
+    sites: Connections, agreement: Agreement, model: bytes, to: Iterable[str]
+) -> dict[str, str]:
+    """Send the model to the members in ``to``; return why some did not get it.
 
     ``model`` is the content of the model's file. A site checks that the model is one of the study
     that it agreed to, and keeps it. Nothing of the site comes back but whether it did.
@@ -34,9 +36,7 @@ def deliver(sites: Connections, agreement: Agreement, model: bytes) -> dict[str,
         payload=model,
     )
     last = sites.signer.last
-    messages = {
-        site: replace(request, receipt=last.get(site)).to_message() for site in agreement.claims
-    }
+    messages = {site: replace(request, receipt=last.get(site)).to_message() for site in sorted(to)}
     replies = sites.ask(messages, study.run.round_timeout)
     return {site: reply.problem for site, reply in replies.items() if reply.problem}
 

@@ -8,9 +8,11 @@ resumed with the same members and terms. Only then does the coordinator make the
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -69,16 +71,21 @@ class EnrolmentFile:
             raise CheckpointError(str(folder / ENROLMENT), problem, "restore it") from error
 
 
-def gather(sites: Connections) -> None:
+def gather(
+    sites: Connections, wanted: AbstractSet[str] | None = None, least: int | None = None
+) -> None:
     """Wait until every site has introduced itself, or until time is up and there are enough.
 
-    Before enrolment these are the sites that the study names, afterwards those who take part. The
-    study says how long to wait (``enrol_timeout``), and how many must come (``least_sites``). A
-    node that was refused is asked again from time to time, since its site may have been fixed.
+    ``wanted``: before enrolment these are the sites that the study names, afterwards those who take
+    part. ``least``: how many must come (``least_sites``). The study says how long to wait
+    (``enrol_timeout``). A node that was refused is asked again from time to time, since its site
+    may have been fixed.
     """
     study, began, waited, asked = sites.study, time.monotonic(), 0.0, 0.0
-    timeout, wanted = study.run.enrol_timeout, set(sites.members) or set(study.study.sites)
+    timeout, least = study.run.enrol_timeout, study.run.least_sites if least is None else least
+    wanted = wanted or set(sites.members) or set(study.study.sites)
     while not wanted <= set(sites.nodes):
+        sites.progress.expect(_expectation(sites, wanted, least, timeout - waited))
         if waited - asked >= ASK_AGAIN:  # what was refused may have been fixed
             sites.asked &= set(sites.nodes.values())
             asked = waited
@@ -90,12 +97,22 @@ def gather(sites: Connections) -> None:
     here = wanted & set(sites.nodes)
     absent = f"without {', '.join(sorted(wanted - here))} ({sites.why or 'no message arrived'})"
     check(
-        len(here) >= study.run.least_sites,
+        len(here) >= least,
         f"study '{study.study.name}'",
         f"only {len(here)} of {len(wanted)} sites enrolled within {timeout:g} s, {absent}",
         "start those sites, or lower least_sites",
         PeerError,
     )
+
+
+def _expectation(sites: Connections, wanted: AbstractSet[str], least: int, left: float) -> str:
+    """Say whom the server waits for, until when, and what happens then."""
+    here, absent = len(wanted & set(sites.nodes)), ", ".join(sorted(wanted - set(sites.nodes)))
+    until = datetime.datetime.now() + datetime.timedelta(seconds=max(left, 0.0))
+    then = f"the study goes on with {here} of {len(wanted)} sites"
+    if here < least:
+        then = f"the study ends unless {least} sites are there (least_sites)"
+    return f"Waiting for {absent} until {until:%H:%M}; then {then}"
 
 
 def accepting_sites(

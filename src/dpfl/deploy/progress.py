@@ -84,7 +84,11 @@ class Progress:
             self._write()
 
     def _write(self) -> None:
-        write_safely(self.folder / PROGRESS, (json.dumps(self.to_dict(), indent=1) + "\n").encode())
+        write_safely(
+            self.folder / PROGRESS,
+            (json.dumps(self.to_dict(), indent=1) + "\n").encode(),
+            secret=True,
+        )
 
     def since(self, earlier: Progress) -> list[str]:
         """Return what is new, each thing in one line, for those who watch."""

@@ -1,7 +1,7 @@
 """The server as a Flower ServerApp: the study's folder is named in the run's configuration.
 
 Flower runs it in a process of its own, and shows its output to nobody. What went wrong is written
-to ``failed.txt``: the exit code, then the sentence.
+to ``failed.txt``: the exit code, then the sentence. ``finished.txt`` says that all went well.
 """
 
 import os
@@ -18,7 +18,8 @@ from dpfl.deploy.transport import Transport
 from dpfl.runs.deployment import LINK_PROCESS
 from dpfl.runs.processes import end_with
 
-FOLDER_KEY, FAILED, APP_PROCESS = "dpfl-study", "failed.txt", "server-app.pid"
+FOLDER_KEY, APP_PROCESS = "dpfl-study", "server-app.pid"
+FAILED, FINISHED = "failed.txt", "finished.txt"
 
 app = ServerApp()
 
@@ -39,6 +40,7 @@ def main(grid: Grid, context: Context) -> None:
         end_with(link)
     try:
         Coordinator(folder, Transport(grid)).begin()
+        write_safely(folder / FINISHED, b"")
     except DpflError as error:
         write_safely(folder / FAILED, f"{error.exit_code}\n{error}\n".encode())
         raise

@@ -30,7 +30,7 @@ from dpfl.deploy.processes import (
     noted_process,
 )
 from dpfl.deploy.progress import PROGRESS, Progress
-from dpfl.deploy.server_app import APP_PROCESS, FAILED
+from dpfl.deploy.server_app import APP_PROCESS, FAILED, FINISHED
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.deployment import LINK_PROCESS, STUDY_FILE, StudyFile
 from dpfl.runs.folder import RunFolder
@@ -86,7 +86,7 @@ def check_startable(folder: Path, *, resume: bool) -> None:
     begun, remedy = (folder / ENROLMENT).exists(), f"start it with: dpfl server run {folder}"
     if resume:
         check(begun, str(folder), "holds no study that has begun", remedy, FolderError)
-    remedy = f"see it with: dpfl server status {folder}"
+    remedy = f"see it with: dpfl server status {folder} (deliver its model: dpfl server deliver)"
     running = not RunFolder(folder).summary.exists()
     check(running, str(folder), "holds a study that has ended", remedy, FolderError)
     if resume:
@@ -140,7 +140,7 @@ def _serve_once(
     """Start the processes of a study once, and follow it to its end, or to theirs."""
     study = StudyFile.in_folder(folder)
     network = study.network
-    for name in (FAILED, APP_PROCESS, PROGRESS, NODES):
+    for name in (FAILED, FINISHED, APP_PROCESS, PROGRESS, NODES):
         (folder / name).unlink(missing_ok=True)
     superlink.write_app(folder)
     tell("Starting Flower's SuperLink")
@@ -172,7 +172,7 @@ def _follow(
 ) -> None:
     """Wait for the end of the run, showing its rounds and what becomes of its sites."""
     run, began, told = RunFolder(folder), time.monotonic(), Progress.read(folder)
-    while not run.summary.exists():
+    while not (folder / FINISHED).exists():
         time.sleep(0.5)
         show(run.read_rounds())
         now = Progress.read(folder)
@@ -186,8 +186,8 @@ def _follow(
         if ended is not None:
             raise ProcessEnded(ended.log.stem, f"ended ({ended.log_tail(200)})", remedy)
         if (folder / APP_PROCESS).exists():
-            running = noted_process(folder / APP_PROCESS) is not None or run.summary.exists()
-            if not running and not (folder / FAILED).exists():
+            running = noted_process(folder / APP_PROCESS) is not None
+            if not running and not any((folder / name).exists() for name in (FAILED, FINISHED)):
                 raise ProcessEnded("the server app", "was killed", remedy)
         elif time.monotonic() - began > READY_SECONDS:
             status = superlink.run_status(folder, run_id)

@@ -18,6 +18,7 @@ from dpfl.core.files import write_safely
 from dpfl.core.types import Adjacency, Observer, Promise, Unit
 from dpfl.core.version import __version__
 from dpfl.deploy.processes import noted_process
+from dpfl.deploy.progress import Progress
 from dpfl.privacy.flags import RaisedFlag
 from dpfl.privacy.statement import Statement
 from dpfl.rounds import Agreement, Plan
@@ -120,12 +121,14 @@ class StudyStatus:
     """How far a study is: its rounds so far, and its summary once it has ended.
 
     ``running``: whether its server runs on this machine now.
+    ``progress``: what becomes of its sites, as the server sees it.
     """
 
     study: StudyFile
     running: bool
     rounds: tuple[RoundRecord, ...]
     summary: DeploymentSummary | None
+    progress: Progress
 
     @classmethod
     def of(cls, path: Path) -> StudyStatus:
@@ -136,6 +139,7 @@ class StudyStatus:
             running=noted_process(path / LINK_PROCESS) is not None,
             rounds=tuple(folder.read_rounds()),
             summary=DeploymentSummary.load(folder),
+            progress=Progress.read(path),
         )
 
     def took_part(self, site: str) -> int:
@@ -154,6 +158,7 @@ class StudyStatus:
             "method": self.study.method.name,
             "running": self.running,
             "rounds": {"planned": self.study.run.rounds, "done": len(self.rounds)},
+            **self.progress.to_dict(),
             "last": self.rounds[-1].to_dict() if self.rounds else None,
             "summary": self.summary.to_dict() if self.summary else None,
         }
