@@ -21,11 +21,10 @@ import pytest
 import tomli_w
 
 from dpfl.cli.main import run_command
-from dpfl.core.errors import ConfigurationError, DataError
+from dpfl.core.errors import ConfigurationError, DataError, PeerError
 from dpfl.data.tables import read_file
 from dpfl.deploy.credentials import make_certificates
-from dpfl.deploy.participation import check_server
-from dpfl.deploy.processes import check_port, free_port
+from dpfl.deploy.processes import check_port, check_server, free_port, note_process
 from dpfl.deploy.site import Site
 from dpfl.deploy.superlink import write_app, write_connection
 from dpfl.runs.deployment import StudyFile
@@ -278,7 +277,7 @@ def test_certificates_are_not_renewed_under_a_running_server(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     make_server(tmp_path / "server", study_values())
-    (tmp_path / "server" / "superlink.pid").write_text(str(os.getpid()))
+    note_process(tmp_path / "server" / "superlink.pid", os.getpid())
     refused(capsys, 5, "its server is running", "server", "renew", "server")
     (tmp_path / "server" / "superlink.pid").unlink()
     assert _run(capsys, "server", "renew", "server")[0] == 0
@@ -460,18 +459,34 @@ def test_a_site_with_the_wrong_certificate_says_so_and_does_not_go_on(
         refused(capsys, 2, "is not a certificate", "site", "run", "home")
         (tmp_path / "home" / "ca.crt").write_bytes((tmp_path / "wrong" / "ca.crt").read_bytes())
         refused(capsys, 7, "is not signed by", "site", "run", "home")
-        assert not (tmp_path / "home" / "supernode.log").exists()  # nothing was started
-        check_server(f"127.0.0.1:{port}", tmp_path / "real" / "ca.crt", insecure=False)
+        assert not (tmp_path / "home" / "worker.log").exists()  # nothing was started
+        problem = check_server(f"127.0.0.1:{port}", tmp_path / "real" / "ca.crt")
+        assert problem is None or "status" in problem
 
 
-def test_a_server_that_cannot_be_reached_is_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_a_site_that_is_started_before_its_server_waits_and_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
     _home(capsys, port)
     make_certificates(tmp_path / "c", ["127.0.0.1"])
     (tmp_path / "home" / "ca.crt").write_bytes((tmp_path / "c" / "ca.crt").read_bytes())
-    refused(capsys, 7, f"127.0.0.1:{port}: cannot be reached", "site", "run", "home")
+    looks: list[float] = []
+
+    def look_thrice(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("dpfl.deploy.participation.time.sleep", look_thrice)
+    code, _, err = _run(capsys, "site", "run", "home")
+    assert code == 130
+    assert err.count(f"Waiting for the server: 127.0.0.1:{port} cannot be reached") == 1
+    assert not any((tmp_path / "home" / name).exists() for name in ("site.pid", "worker.log"))
+
+
+def test_somebody_else_at_the_address_is_named(tmp_path: Path) -> None:
+    make_certificates(tmp_path / "c", ["127.0.0.1"])
     with socket.socket() as plain:
         plain.bind(("127.0.0.1", 0))
         plain.listen()
@@ -484,10 +499,26 @@ def test_a_server_that_cannot_be_reached_is_named(
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        text = (tmp_path / "home" / "site.toml").read_text().replace(f":{port}", f":{there}")
-        (tmp_path / "home" / "site.toml").write_text(text)
-        refused(capsys, 7, f"127.0.0.1:{there}: ", "site", "run", "home")
+        problem = check_server(f"127.0.0.1:{there}", tmp_path / "c" / "ca.crt")
         thread.join(timeout=10)
+    assert problem is not None
+    assert f"127.0.0.1:{there}" in problem
+
+
+@pytest.mark.parametrize(
+    ("off", "words"),
+    [(4.5, "5 s ahead of"), (60.0, "60 s ahead of"), (-400.0, "400 s behind"), (-200.0, "")],
+)
+def test_a_clock_that_is_off_is_named_with_the_difference(
+    off: float, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpfl.deploy.processes.health", lambda *_: off)
+    if not words:
+        assert check_server("127.0.0.1:1", None) is None
+        return
+    with pytest.raises(PeerError, match=words) as caught:
+        check_server("127.0.0.1:1", None)
+    assert "timedatectl" in caught.value.remedy
 
 
 def test_a_site_without_its_ledger_does_not_connect(

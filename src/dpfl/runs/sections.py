@@ -5,7 +5,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dpfl.core.checks import check
-from dpfl.core.types import ClientSettings
 from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort, Selection
 from dpfl.plugs.step import (
     AveragedIterates,
