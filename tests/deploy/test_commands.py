@@ -507,7 +507,7 @@ def test_somebody_else_at_the_address_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("off", "words"),
-    [(4.5, "5 s ahead of"), (60.0, "60 s ahead of"), (-400.0, "400 s behind"), (-200.0, "")],
+    [(4.5, "4.5 s ahead"), (60.0, "60.0 s ahead"), (-400.0, "400.0 s behind"), (-200.0, "")],
 )
 def test_a_clock_that_is_off_is_named_with_the_difference(
     off: float, words: str, monkeypatch: pytest.MonkeyPatch

@@ -209,7 +209,7 @@ def _check_clock(address: str, ahead: float) -> None:
     """Refuse a clock that differs from the server's by more than Flower allows."""
     far = not -CLOCK_BEHIND < ahead < CLOCK_AHEAD - 1.0
     where, side = "this machine's clock", "ahead of" if ahead > 0 else "behind"
-    problem = f"is {abs(ahead):.0f} s {side} the server's at {address}, which rejects such a site"
+    problem = f"is {abs(ahead):.1f} s {side} the server's at {address}, which rejects such a site"
     remedy = "set both clocks, for example with: timedatectl set-ntp true"
     check(not far, where, problem, remedy, PeerError)
 
