@@ -33,21 +33,35 @@ Departures
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from dpfl.core.checks import check, whole_number
 from dpfl.core.layout import Layout
-from dpfl.core.types import Claims, Metrics, PlugOutput, PlugState, Rows, Terms, Total
+from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.core.types import (
+    Claims,
+    Cohort,
+    Metrics,
+    PlugOutput,
+    PlugState,
+    Rows,
+    Shared,
+    Terms,
+    Total,
+    Who,
+)
 from dpfl.numerics.budget_split import BudgetSplit, PublicRows
 from dpfl.numerics.subspace import bases, energy, project, spectra
 from dpfl.plugs.base import Gain
-from dpfl.plugs.figures import FigureSpec, by_round, spectrum_figure
-from dpfl.plugs.row_denoise import RowDenoiser
-from dpfl.plugs.stages import SharedSubspace
+from dpfl.plugs.denoise import RowDenoiser
+from dpfl.plugs.figures import FigureSpec, by_round, spectrum
+from dpfl.plugs.stages import Stage
 from dpfl.plugs.weights import EpsilonWeights
+from dpfl.privacy.exposure import Exposure
 from dpfl.strategy import Strategy
 from dpfl.strategy.method import method
 from dpfl.strategy.record_level import RecordWork, record_level
@@ -68,19 +82,30 @@ def _public(state: PlugState) -> set[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicProjection(RowDenoiser):
-    """Project private rows onto the subspace of the round's public ones, tensor by tensor."""
+    """Project private rows onto the subspace of the round's public ones, tensor by tensor.
+
+    ``k`` dimensions a tensor; the other settings say who is public (:class:`BudgetSplit`).
+    ``warm_up_only``: in the first round with a public client alone.
+    """
 
     k: int = 1
-    split: BudgetSplit = field(default_factory=BudgetSplit)
+    public: str | Sequence[str] = "gmm"
+    public_fraction: float = 0.1
+    public_threshold: float | None = None
     warm_up_only: bool = False
-    ordered: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         whole_number("pfa", "k", self.k)
+        self._split()
+
+    def _split(self) -> BudgetSplit:
+        rule = self.public if isinstance(self.public, str) else tuple(self.public)
+        fraction, threshold = self.public_fraction, self.public_threshold
+        return BudgetSplit(rule=rule, fraction=fraction, threshold=threshold)
 
     def resolve_terms(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
         """Decide who is public."""
-        return replace(terms, public=tuple(sorted(self.split(claims))))
+        return replace(terms, public=tuple(sorted(self._split()(claims))))
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Remember who is public."""
@@ -96,16 +121,15 @@ class PublicProjection(RowDenoiser):
         public = PublicRows.of(_public(state), rows)
         arrived = zip(rows.cohort.ids, public.named.tolist(), strict=True)
         metrics: Metrics = {"public": ", ".join(client for client, there in arrived if there)}
-        done = "done" in state
-        found = [] if done else bases(public.rows, public.weights, rows.layout, self.k)
+        found = [] if "done" in state else bases(public.rows, public.weights, rows.layout, self.k)
         if not found:
             return rows.matrix, state, metrics
         matrix, private = rows.matrix.clone(), ~public.named
+        mean = (public.weights.to(matrix.dtype) @ public.rows)[None]
+        inside = torch.zeros_like(mean)
         for block, basis in zip(rows.layout, found, strict=True):
             matrix[private, block.slice] = project(rows.matrix[private, block.slice], basis)
-        mean = (public.weights.to(matrix.dtype) @ public.rows)[None]
-        pairs = zip(rows.layout, found, strict=True)
-        inside = torch.cat([project(mean[:, block.slice], v) for block, v in pairs], dim=1)
+            inside[:, block.slice] = project(mean[:, block.slice], basis)
         metrics |= {
             "private_energy_kept": energy(matrix[private], rows.matrix[private]),
             "public_energy_kept": energy(inside, mean),
@@ -120,28 +144,32 @@ class PublicProjection(RowDenoiser):
         """
         if client is None or client in terms.public:
             return Gain()
-        kept = sum(min(self.k, block.size) for block in layout) / layout.size
-        return Gain(noise=kept, signal=0.0)
+        return Gain(noise=_coordinates(layout, self.k) / layout.size, signal=0.0)
 
     def figures(self) -> tuple[FigureSpec, ...]:
         """Show what the projection keeps, and the spectrum that k is chosen from."""
         kept = {"private_energy_kept": "private updates", "public_energy_kept": "public updates"}
-        share, about = "share of the squared norm", "energy inside the public subspace"
+        about = ("subspace", "energy inside the public subspace", "share of the squared norm")
         caption = "What a projection keeps. Noise spreads over all directions: hardly any is kept."
-        last = "Of the last round, tensor by tensor; the first k directions are kept."
-        title, value = "spectrum of the public updates", "singular value, share of the largest"
-        return (
-            by_round("subspace", about, share, kept, caption),
-            spectrum_figure("public-spectrum", title, "/spectrum", value, last),
-        )
+        energies = by_round(*about, kept, caption)
+        about = ("public-spectrum", "spectrum of the public updates", "singular value, relative")
+        caption = "Of the last round, tensor by tensor; the first k directions are kept."
+        return energies, spectrum(*about, {"/spectrum": ""}, caption, log_y=True)
 
 
 # -- PFA+ ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicSubspace(SharedSubspace):
-    """Private clients send coordinates in the last round's public subspace."""
+class PublicSubspace(Stage):
+    """Private clients send coordinates in the last round's public subspace, one basis a tensor;
+    public clients, and rounds without a subspace, send all of the update.
+
+    Bases are state tensors named ``basis/00000`` and so on, in the order of the model.
+    """
+
+    k: int = 1
+    linear: ClassVar[bool] = False
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Remember who is public; there is no subspace yet."""
@@ -154,39 +182,61 @@ class PublicSubspace(SharedSubspace):
         found = bases(public.rows, public.weights, rows.layout, self.k)
         return {**state, **{f"basis/{number:05d}": basis for number, basis in enumerate(found)}}
 
+    def open(self, state: PlugState, round_: int, cohort: Cohort, seed: PublicSeed) -> Shared:
+        """Send the subspace."""
+        return {name: basis for name, basis in state.items() if name.startswith("basis/")}
+
+    def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
+        """Return the update's coordinates in the subspace."""
+        if not (found := _bases(shared, who)):
+            return x
+        parts = torch.split(x, [basis.shape[0] for basis in found])
+        return torch.cat([part @ basis for part, basis in zip(parts, found, strict=True)])
+
+    def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:
+        """Rebuild the update from its coordinates."""
+        if not (found := _bases(shared, who)):
+            return y
+        parts = torch.split(y, [basis.shape[1] for basis in found])
+        return torch.cat([basis @ part for part, basis in zip(parts, found, strict=True)])
+
+    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
+        """What arrives here must be noisy already: coordinates are a function of it."""
+        return exposure.processed()
+
+    def upload_size(self, numbers: float, terms: Terms, layout: Layout) -> float:
+        """Private clients send k numbers a tensor once there is a subspace."""
+        public = len(terms.public) / terms.population
+        return public * numbers + (1 - public) * _coordinates(layout, self.k)
+
+    def download_size(self, layout: Layout) -> int:
+        """Return the numbers of the subspace."""
+        return sum(min(self.k, block.size) * block.size for block in layout)
+
+
+def _bases(shared: Shared, who: Who | None) -> list[Tensor]:
+    """The subspace that a private client's message lies in, tensor by tensor."""
+    return [] if who is None or who.public else [shared[name] for name in sorted(shared)]
+
+
+def _coordinates(layout: Layout, k: int) -> int:
+    """How many coordinates a model has in subspaces of k dimensions a tensor."""
+    return sum(min(k, block.size) for block in layout)
+
 
 # -- the two methods -------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, kw_only=True)
-class PfaWork(RecordWork):
-    """Settings of both: ``k`` dimensions a tensor, and who is public (see :class:`BudgetSplit`)."""
-
-    k: int = 1
-    public: str | Sequence[str] = "gmm"
-    public_fraction: float = 0.1
-    public_threshold: float | None = None
-
-    def projection(self, *, warm_up_only: bool = False) -> PublicProjection:
-        """Return the piece that projects private rows."""
-        rule = self.public if isinstance(self.public, str) else tuple(self.public)
-        fraction, threshold = self.public_fraction, self.public_threshold
-        split = BudgetSplit(rule=rule, fraction=fraction, threshold=threshold)
-        return PublicProjection(k=self.k, split=split, warm_up_only=warm_up_only)
+_PFA = {"family": "heterogeneous", "search": {"k": (1, 2)}, "needs": "claimed epsilons that differ"}
 
 
-_K = {"k": (1, 2)}
-_NEEDS = "claimed epsilons that differ"
-
-
-@method(family="heterogeneous", simplicity=50, search=_K, needs=_NEEDS)
-def pfa(work: PfaWork) -> Strategy:
+@method(**_PFA, simplicity=50, fixed=("warm_up_only",))
+def pfa(work: RecordWork, clean: PublicProjection) -> Strategy:
     """WeiAvg with the private updates projected onto the subspace of the public ones."""
-    return record_level("pfa", work, EpsilonWeights(), clean=work.projection())
+    return record_level("pfa", work, EpsilonWeights(), clean=clean)
 
 
-@method(family="heterogeneous", simplicity=60, search=_K, needs=_NEEDS)
-def pfa_plus(work: PfaWork) -> Strategy:
+@method(**_PFA, simplicity=60, fixed=("warm_up_only",))
+def pfa_plus(work: RecordWork, clean: PublicProjection) -> Strategy:
     """PFA in which private clients send k numbers per tensor."""
-    clean, stages = work.projection(warm_up_only=True), (PublicSubspace(k=work.k),)
-    return record_level("pfa_plus", work, EpsilonWeights(), clean=clean, stages=stages)
+    slots = {"clean": replace(clean, warm_up_only=True), "stages": (PublicSubspace(k=clean.k),)}
+    return record_level("pfa_plus", work, EpsilonWeights(), **slots)

@@ -2,30 +2,19 @@
 budget.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from dpfl.core.checks import check, not_negative, one_of, positive
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import multiplier_for
-from dpfl.core.types import (
-    Adjacency,
-    Budget,
-    Claims,
-    ClientSettings,
-    Phase,
-    Terms,
-    Unit,
-)
+from dpfl.core.types import Budget, Claims, ClientSettings, Phase, Terms, Unit
 from dpfl.plugs.base import Participant, Plug
-from dpfl.plugs.releases import calibrate_beside, release_history, release_noise
+from dpfl.plugs.releases import calibrate_rounds, release_noise
 from dpfl.plugs.sampling import PoissonBatches, sampler, steps_per_epoch
 from dpfl.privacy.budgets import SPENDINGS, Spending, planned_epsilon
-from dpfl.privacy.calibrate import calibrate
 from dpfl.privacy.exposure import Exposure
 
 
@@ -61,37 +50,27 @@ class LocalWork(Plug):
         return ()
 
 
-def _complete(where: str, settings: ClientSettings) -> None:
-    check(
-        None not in (settings.batch_size, settings.lr),
-        where,
-        "batch_size or lr is missing",
-        "give both",
-    )
-    length = settings.local_steps or settings.local_epochs
-    check(
-        length is not None,
-        where,
-        "the length of local work is missing",
-        "give local_steps or local_epochs",
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
-class _Work:
-    """Client settings with nothing left open, for a client with this many records."""
+class _OnePhase(LocalWork):
+    """Work in one phase: the client's own settings over those given here."""
 
-    batch_size: int
-    steps: int
-    lr: float
+    client_settings: ClientSettings
 
-    @classmethod
-    def of(cls, own: ClientSettings, default: ClientSettings, examples: int) -> _Work:
-        whole = own.over(default)
+    def __post_init__(self) -> None:
+        where, given = type(self).__name__, self.client_settings
+        good = given.batch_size is not None and given.lr is not None
+        check(good, where, "batch_size or lr is missing", "give both")
+        good = given.local_steps is not None or given.local_epochs is not None
+        problem = "the length of local work is missing"
+        check(good, where, problem, "give local_steps or local_epochs")
+
+    def _phase(self, own: ClientSettings, examples: int, **more: Any) -> Phase:
+        """The phase of a client with these settings and this many records."""
+        whole = own.over(self.client_settings)
         assert whole.batch_size is not None
-        assert whole.lr is not None
         epochs = (whole.local_epochs or 0) * steps_per_epoch(examples, whole.batch_size)
-        return cls(batch_size=whole.batch_size, steps=whole.local_steps or epochs, lr=whole.lr)
+        steps = whole.local_steps or epochs
+        return Phase(steps=steps, batch_size=whole.batch_size, lr=whole.lr or 0.0, **more)
 
 
 def noise_variance(phases: Sequence[Phase], examples: int, parameters: int) -> float:
@@ -103,22 +82,18 @@ def noise_variance(phases: Sequence[Phase], examples: int, parameters: int) -> f
     total = 0.0
     for phase in phases:
         size = PoissonBatches(examples, phase.batch_size).expected_size
-        total += (
-            phase.steps
-            * parameters
-            * (phase.lr * phase.noise_multiplier * (phase.clip or 0.0) / size) ** 2
-        )
+        std = phase.lr * phase.noise_multiplier * (phase.clip or 0.0) / size
+        total += phase.steps * parameters * std**2
     return total
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sgd(LocalWork):
+class Sgd(_OnePhase):
     """Plain SGD over shuffled batches, which hides nothing itself.
 
     ``ball`` keeps the model within that distance of its start after every step.
     """
 
-    client_settings: ClientSettings
     ball: float | None = None
     weight_decay: float = 0.0
     lr_decay: float = 1.0
@@ -126,25 +101,15 @@ class Sgd(LocalWork):
     private: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _complete("sgd", self.client_settings)
+        super().__post_init__()
         not_negative("sgd", weight_decay=self.weight_decay)
         positive("sgd", lr_decay=self.lr_decay, ball=1.0 if self.ball is None else self.ball)
 
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
         """Plan one phase of shuffled batches, as the settings say."""
+        kept = {name: getattr(self, name) for name in ("ball", "weight_decay", "lr_decay")}
         own, examples = participant.client_settings, participant.examples
-        work = _Work.of(own, self.client_settings, examples)
-        return (
-            Phase(
-                steps=work.steps,
-                batch_size=work.batch_size,
-                sampling="shuffle",
-                lr=work.lr,
-                ball=self.ball,
-                weight_decay=self.weight_decay,
-                lr_decay=self.lr_decay,
-            ),
-        )
+        return (self._phase(own, examples, sampling="shuffle", **kept),)
 
     def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
         """Nothing is promised: a ball is kept in the model's own arithmetic, and only a Clip
@@ -154,7 +119,7 @@ class Sgd(LocalWork):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DpSgd(LocalWork):
+class DpSgd(_OnePhase):
     """DP-SGD: Poisson batches, per-record clipping, Gaussian noise on the sum, fixed denominator.
 
     ``spending`` says which epsilon the noise is planned for (:mod:`dpfl.privacy.budgets`).
@@ -166,14 +131,13 @@ class DpSgd(LocalWork):
     one are part of the plan: the rounds get what they leave.
     """
 
-    client_settings: ClientSettings
     clip: float
     spending: Spending = "heterogeneous"
     unit: ClassVar[Unit] = Unit.RECORD  # type: ignore[misc]
     private: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _complete("dp-sgd", self.client_settings)
+        super().__post_init__()
         positive("dp-sgd", clip=self.clip)
         one_of("dp-sgd", SPENDINGS, spending=self.spending)
 
@@ -193,51 +157,33 @@ class DpSgd(LocalWork):
         check(bool(usable), "dp-sgd", problem, "one noise level for all needs one", PrivacyRefusal)
         middle = statistics.median_low(claim.epsilon for claim in usable.values())
         claim = next(claim for _, claim in sorted(usable.items()) if claim.epsilon == middle)
-        budget = Budget(epsilon=claim.epsilon, delta=claim.delta)
-        work = _Work.of(ClientSettings(), self.client_settings, claim.examples)
-        return terms.with_noise(self._multiplier(terms, budget, work, claim.examples))
+        median = Participant(
+            examples=claim.examples,
+            client_settings=ClientSettings(),
+            budget=Budget(epsilon=claim.epsilon, delta=claim.delta),
+        )
+        (phase,) = self.phases(replace(terms, noise_multiplier=None), median)
+        return terms.with_noise(phase.noise_multiplier)
 
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
         """Plan one phase with the least noise that keeps the whole plan within the client's own
         budget.
         """
-        budget, examples = participant.budget, participant.examples
+        budget, own = participant.budget, participant.client_settings
         if budget is None:
             problem = "a client without a budget cannot choose its noise"
             raise PrivacyRefusal("dp-sgd", problem, "give it a Budget(epsilon, delta)")
-        work = _Work.of(participant.client_settings, self.client_settings, examples)
-        multiplier = terms.noise_multiplier
-        if multiplier is None:
-            multiplier = self._multiplier(terms, budget, work, examples)
-        return (
-            Phase(
-                steps=work.steps,
-                batch_size=work.batch_size,
-                sampling="poisson",
-                lr=work.lr,
-                clip=self.clip,
-                noise_multiplier=multiplier,
-            ),
-        )
+        phase = self._phase(own, participant.examples, sampling="poisson", clip=self.clip)
+        noise = terms.noise_multiplier
+        if noise is None:
+            noise = self._multiplier(terms, budget, phase, participant.examples)
+        return (replace(phase, noise_multiplier=noise),)
 
-    def _multiplier(self, terms: Terms, budget: Budget, work: _Work, examples: int) -> float:
-        batches = PoissonBatches(examples, work.batch_size)
-        target, steps = planned_epsilon(self.spending, budget, terms), work.steps
-        if terms.releases:
-            noise = release_noise(terms.releases, budget, target, examples)
-            before = release_history(terms.releases, noise, examples)
-            planned = (batches.rate, steps * terms.participations, terms.parameters)
-            wanted = calibrate_beside(before, target, budget, *planned)
-        else:
-            wanted = calibrate(
-                target,
-                budget.delta,
-                batches.rate,
-                steps * terms.participations,
-                adjacency=Adjacency.ZERO_OUT,
-                accountant=budget.accountant,
-                numbers=terms.parameters,
-            )
+    def _multiplier(self, terms: Terms, budget: Budget, phase: Phase, examples: int) -> float:
+        batches = PoissonBatches(examples, phase.batch_size)
+        target = planned_epsilon(self.spending, budget, terms)
+        plan = batches.event(1.0, phase.steps * terms.participations, terms.parameters)
+        wanted = calibrate_rounds(terms.releases, plan, target, budget, examples)
         return multiplier_for(wanted, terms.parameters, batches.parts)
 
     def release_noise(self, terms: Terms, participant: Participant) -> tuple[float, ...]:
@@ -249,8 +195,8 @@ class DpSgd(LocalWork):
 
     def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
         """Everything is paid step by step; what follows is post-processing."""
-        paid = tuple(
+        paid = [
             sampler(phase, examples).event(phase.noise_multiplier, phase.steps, parameters)
             for phase in phases
-        )
-        return Exposure(unit=self.unit, numbers=parameters, paid=paid)
+        ]
+        return Exposure(unit=self.unit, numbers=parameters, paid=tuple(paid))

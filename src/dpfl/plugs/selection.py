@@ -38,8 +38,8 @@ class Selection(Plug):
         return 1
 
     def cohort_size(self, population: int) -> int | None:
-        """How many are drawn, where that number is fixed."""
-        raise NotImplementedError
+        """How many are drawn, where that number is fixed; None where it is random."""
+        return None
 
     def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
         """Return the candidates that are drawn, in drawing order.
@@ -84,12 +84,9 @@ class FixedCohort(Selection):
 
     def __post_init__(self) -> None:
         check(self.size >= 1, "cohort", f"size = {self.size}", "draw at least one client")
-        check(
-            self.least is None or self.least >= self.size,
-            "cohort",
-            f"{self.size} clients cannot be drawn when only {self.least} are willing",
-            "give a least number of willing clients that is at least the cohort's size",
-        )
+        problem = f"{self.size} clients cannot be drawn when only {self.least} are willing"
+        good = self.least is None or self.least >= self.size
+        check(good, "cohort", problem, "make least at least the cohort's size")
 
     def _within(self, population: int) -> None:
         for count, what in ((self.size, "clients"), (self.least or 0, "willing clients")):
@@ -108,7 +105,7 @@ class FixedCohort(Selection):
     def least_willing(self, population: int) -> int:
         """Return the least number of willing clients that the plan allows."""
         self._within(population)
-        return population if self.least is None else self.least
+        return self.least or population
 
     def cohort_size(self, population: int) -> int | None:
         """Return the fixed size."""
@@ -134,10 +131,6 @@ class PoissonCohort(Selection):
     def rate(self, population: int) -> float:
         """Return the sampling rate."""
         return self.sampling_rate
-
-    def cohort_size(self, population: int) -> int | None:
-        """Return None: the size is random."""
-        return None
 
     def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
         """Return the candidates whose coin came up."""

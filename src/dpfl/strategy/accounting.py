@@ -14,6 +14,7 @@ from dpfl.plugs.base import NoiseMaker
 from dpfl.privacy.accountant import SMALLEST_DELTA
 from dpfl.privacy.calibrate import calibrate
 from dpfl.privacy.costs import PrivacyCost
+from dpfl.privacy.events import Sampling
 from dpfl.privacy.exposure import Exposure
 from dpfl.strategy.slots import Slots
 
@@ -40,11 +41,7 @@ class Accounting(Slots):
         """
         work = self.local.exposure(phases, examples, terms.parameters)
         exposure = self.exposure(observer, work, terms)
-        if self.amplifies(observer):
-            rate = self.selection.charged_rate(terms.population)
-            events = exposure.events(self.selection.sampling, rate)
-        else:
-            events = exposure.events()
+        events = exposure.events(*self._sampling(observer, terms))
         return PrivacyCost(unit=self.unit, adjacency=self.adjacency, events=events)
 
     def exposure(self, observer: Observer, work: Exposure, terms: Terms) -> Exposure:
@@ -110,17 +107,22 @@ class Accounting(Slots):
         world = observer is Observer.WORLD and self.selection.sampling != "none"
         return world and self.hides_the_draw
 
+    def _sampling(self, observer: Observer, terms: Terms) -> tuple[Sampling, float]:
+        """How clients are sampled, and at which rate, as far as it may be counted on."""
+        if not self.amplifies(observer):
+            return "none", 1.0
+        return self.selection.sampling, self.selection.charged_rate(terms.population)
+
     @property
     def hides_the_draw(self) -> bool:
         """Whether nothing that is published tells who was drawn."""
-        on_air = isinstance(self.channel, NoiseMaker) and self.channel.makes_noise
         # Clients' own noise over a cohort of random size: how much noise is published would tell
         # how many were drawn.
-        counts = self.selection.sampling == "poisson" and any(
-            isinstance(stage, NoiseMaker) and stage.makes_noise for stage in self.stages
-        )
+        poisson = self.selection.sampling == "poisson"
+        telling = (self.channel, *(self.stages if poisson else ()))
+        tells = any(isinstance(plug, NoiseMaker) for plug in telling)
         fresh = self.personal is None and not self.releases
-        return self.unit is Unit.CLIENT and self.sums_only and fresh and not on_air and not counts
+        return self.unit is Unit.CLIENT and self.sums_only and fresh and not tells
 
     # -- noise from budgets ------------------------------------------------------------------------
 
@@ -129,39 +131,38 @@ class Accounting(Slots):
         the population.
         """
         if self.noise_makers():
-            multiplier = self.noise_multiplier
-            known = self._planned_noise(terms, claims) if multiplier is None else multiplier
-            terms = terms.with_noise(known)
+            given = self.noise_multiplier
+            terms = terms.with_noise(self._planned(terms, claims) if given is None else given)
         return self.resolve(terms), terms
 
-    def _planned_noise(self, terms: Terms, claims: Mapping[str, Claims]) -> float:
+    def _planned(self, terms: Terms, claims: Mapping[str, Claims]) -> float:
         """The least noise with which all planned rounds cost no more than the smallest claim.
 
         Found for an ideal mechanism first, then raised until the grid's rounding, which grows with
         the noise, is covered as well.
         """
         usable = [claim for claim in claims.values() if claim.usable]
-        missing = "neither a noise_multiplier nor a usable budget was given"
-        check(bool(usable), self.name, missing, "give one of the two", PrivacyRefusal)
-        exposure = self._seen_with(1.0, terms)
-        amplified = self.amplifies(self.observer)
-        steps = terms.rounds if amplified else terms.participations
-        delta = min(claim.delta for claim in usable) - exposure.failure * steps
-        check(
-            delta >= SMALLEST_DELTA,
-            self.name,
-            f"bounds that fail with probability {exposure.failure:g} a round use up all of delta "
-            f"in {steps} rounds",
-            "plan fewer rounds, raise delta, or use bounds that do not fail",
-            PrivacyRefusal,
+        problem = "neither a noise_multiplier nor a usable budget was given"
+        check(bool(usable), self.name, problem, "give one of the two", PrivacyRefusal)
+        exposure, (sampling, rate) = (
+            self._seen_with(1.0, terms),
+            self._sampling(self.observer, terms),
         )
+        steps = terms.participations if sampling == "none" else terms.rounds
+        delta = min(claim.delta for claim in usable) - exposure.failure * steps
+        problem = (
+            f"bounds that fail with probability {exposure.failure:g} in each of {steps} rounds"
+        )
+        remedy = "plan fewer rounds, raise delta, or use bounds that do not fail"
+        good = delta >= SMALLEST_DELTA
+        check(good, self.name, f"{problem} use up all of delta", remedy, PrivacyRefusal)
         wanted = max(
             calibrate(
                 min(claim.epsilon for claim in usable if claim.accountant == accountant),
                 delta,
-                self.selection.charged_rate(terms.population) if amplified else 1.0,
+                rate,
                 steps,
-                sampling=self.selection.sampling if amplified else "none",
+                sampling=sampling,
                 adjacency=self.adjacency,
                 accountant=accountant,
                 numbers=exposure.draws,

@@ -12,7 +12,7 @@ from dpfl.plugs.channels import Channel
 from dpfl.plugs.denoise import Denoiser
 from dpfl.plugs.local_work import LocalWork
 from dpfl.plugs.personal import Personal
-from dpfl.plugs.row_denoise import RowDenoiser
+from dpfl.plugs.denoise import RowDenoiser
 from dpfl.plugs.selection import Selection
 from dpfl.plugs.stages import Stage
 from dpfl.plugs.step import Step
