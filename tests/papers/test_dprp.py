@@ -1131,7 +1131,7 @@ def test_bounds_that_fail_too_often_for_delta_are_refused_before_anything_is_pla
         "largest_epsilon": 4.0,
     }
     plan["parameters"] = 700
-    with pytest.raises(PrivacyRefusal, match="delta in 10 rounds"):
+    with pytest.raises(PrivacyRefusal, match="10 rounds use up all of delta"):
         strategy.settle(Terms(rounds=10, participations=10, **plan), claims)  # type: ignore[arg-type]
     settled, terms = strategy.settle(Terms(rounds=5, participations=5, **plan), claims)  # type: ignore[arg-type]
     cost = settled.cost(dpfl.Observer.SERVER, (), 1, terms)
@@ -1148,7 +1148,7 @@ def test_bounds_that_fail_too_often_for_delta_are_refused_before_anything_is_pla
         ({"distortion": 2.0}, "distortion = 2"),
         ({"sparsity": 0.0}, "sparsity = 0"),
         ({"accounting": "x"}, "accounting = 'x'"),
-        ({"projection": "walsh"}, "kind = 'walsh'"),
+        ({"kind": "walsh"}, "kind = 'walsh'"),
     ],
 )
 def test_a_plan_s_settings_are_checked_whatever_the_target(

@@ -270,7 +270,7 @@ def test_a_round_s_work_is_the_head_for_its_epochs_and_then_the_body(
     participant = Participant(
         examples=examples, client_settings=ClientSettings(lr=0.2), budget=None
     )
-    first, second = HeadThenBody(body=body, head_epochs=3).phases(TERMS, participant)
+    first, second = HeadThenBody(**vars(body), head_epochs=3).phases(TERMS, participant)
     common = {
         "batch_size": 8,
         "sampling": "shuffle",
@@ -499,7 +499,7 @@ def test_orthonormalising_keeps_the_span_and_the_biases_and_a_frame_that_is_one(
 
 def test_the_pieces_obey_the_laws() -> None:
     body = Sgd(client_settings=ClientSettings(lr=0.1, batch_size=8, local_epochs=2))
-    testing.check_local_work(HeadThenBody(body=body, head_epochs=2))
+    testing.check_local_work(HeadThenBody(**vars(body), head_epochs=2))
     testing.check_denoiser(SharedBody())
     testing.check_denoiser(SharedBody(orthonormal=True))
 

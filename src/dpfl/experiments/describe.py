@@ -300,8 +300,7 @@ def _by_assumption(
         return {}
     ids = tuple(sorted(members))
     losses = strategy.channel.losses_by_assumption(ids, terms, agreement.layout, seed)
-    work = strategy.local.exposure((), 1, terms.parameters)
-    sent = strategy.exposure(Observer.SERVER, work, terms)
+    sent = strategy.exposure(Observer.SERVER, terms)
     stretch = sent.bound / getattr(strategy.channel, "clip", sent.bound)
     failure, delta = min(1.0, sent.failure * terms.rounds), _least_delta(members)
 

@@ -35,6 +35,7 @@ Departures
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -128,16 +129,16 @@ class RandomProjection(Stage):
 
 # -- the methods -----------------------------------------------------------------------------------
 
-_AIR = {"family": "wireless", "needs": "a simulated channel", "fixed": ("numbers",)}
+_air = partial(method, family="wireless", needs="a simulated channel", fixed=("numbers",))
 
 
-@method(**_AIR, simplicity=10)
+@_air(simplicity=10)
 def airsgd(work: AirWork, channel: OverTheAir) -> Strategy:
     """Gradients noised and added up over the air, all of them: DPRP without the projection."""
     return over_the_air("airsgd", work, channel)
 
 
-@method(**_AIR, simplicity=20, search={"dimension": (1 / 64, 1 / 8)})
+@_air(simplicity=20, search={"dimension": (1 / 64, 1 / 8)})
 def dprp(work: AirWork, channel: OverTheAir, stage: RandomProjection) -> Strategy:
     """Gradients projected onto a few shared random directions, noised, and added up over the
     air.

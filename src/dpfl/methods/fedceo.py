@@ -133,7 +133,6 @@ class LowRank(Plug):
         return (spectrum(*about, metrics, caption, threshold=level),)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LowRankStack(LowRank, RowDenoiser):
     """Smooth the cohort's models against each other; each client starts next from its own."""
 
@@ -172,7 +171,6 @@ class LowRankStack(LowRank, RowDenoiser):
         return (*super().figures(), FigureSpec(FigureKind.CLIENT_MAP, *about))
 
 
-@dataclass(frozen=True, kw_only=True)
 class LowRankMean(LowRank, Denoiser):
     """Smooth the mean of the models alone, at threshold / clients: the same global model, from the
     sum alone.
@@ -186,7 +184,8 @@ class LowRankMean(LowRank, Denoiser):
         mean, metrics = aggregate.model + aggregate.vector, Metrics()
         for block in self.matrices(aggregate.layout):
             matrix = mean[block.slice].reshape(block.shape[0], -1).T
-            level = self.threshold(aggregate.round, *matrix.shape, round(clients)) / clients
+            rest, out = matrix.shape
+            level = self.threshold(aggregate.round, rest, out, round(clients)) / clients
             tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
             smoothed, values = svt.thresholded(tall, level)
             metrics |= svt.spectrum_metrics(block.name, values[None], level)

@@ -34,6 +34,7 @@ Departures
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -226,17 +227,23 @@ def _coordinates(layout: Layout, k: int) -> int:
 
 # -- the two methods -------------------------------------------------------------------------------
 
-_PFA = {"family": "heterogeneous", "search": {"k": (1, 2)}, "needs": "claimed epsilons that differ"}
+_pfa = partial(
+    method,
+    family="heterogeneous",
+    search={"k": (1, 2)},
+    needs="claimed epsilons that differ",
+    fixed=("warm_up_only",),
+)
 
 
-@method(**_PFA, simplicity=50, fixed=("warm_up_only",))
+@_pfa(simplicity=50)
 def pfa(work: RecordWork, clean: PublicProjection) -> Strategy:
     """WeiAvg with the private updates projected onto the subspace of the public ones."""
     return record_level("pfa", work, EpsilonWeights(), clean=clean)
 
 
-@method(**_PFA, simplicity=60, fixed=("warm_up_only",))
+@_pfa(simplicity=60)
 def pfa_plus(work: RecordWork, clean: PublicProjection) -> Strategy:
     """PFA in which private clients send k numbers per tensor."""
-    slots = {"clean": replace(clean, warm_up_only=True), "stages": (PublicSubspace(k=clean.k),)}
-    return record_level("pfa_plus", work, EpsilonWeights(), **slots)
+    clean, stages = replace(clean, warm_up_only=True), (PublicSubspace(k=clean.k),)
+    return record_level("pfa_plus", work, EpsilonWeights(), clean=clean, stages=stages)

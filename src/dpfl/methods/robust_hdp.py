@@ -118,7 +118,7 @@ class NoiseAwareWeights(Weights):
             estimates = torch.zeros(len(rows), dtype=torch.float64)
             if int(there.sum()) >= 3:
                 estimates[there], metrics = self._estimated(self._sampled(rows, round_)[there])
-            own = zip(ids, estimates.split(1), strict=True)
+            own = zip(ids, estimates[:, None], strict=True)
             state = state | {client: estimate.clone() for client, estimate in own}
         weights = torch.zeros(len(rows), dtype=torch.float64)
         some = there if bool(there.any()) else torch.ones_like(there)

@@ -1,7 +1,6 @@
 """Noise on the sum of all contributions, added by a trusted server."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from dpfl.plugs.base import NoiseMaker
 from dpfl.plugs.figures import FigureSpec, by_round
 
 
-@dataclass(frozen=True, kw_only=True)
 class CentralNoise(NoiseMaker):
     """Gaussian noise of std ``noise_multiplier`` x (the bound of one client's contribution), on a
     grid, on the sum.

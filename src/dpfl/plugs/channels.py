@@ -75,7 +75,6 @@ class Channel(Plug):
         return exposure
 
 
-@dataclass(frozen=True, kw_only=True)
 class Digital(Channel):
     """Every message arrives as it was sent, and the server sees it."""
 
@@ -83,7 +82,6 @@ class Digital(Channel):
     simulated: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class SecureSum(Channel):
     """Only the sum arrives. Simulated: the cryptography that would make it true is not here, so
     deployment refuses it.

@@ -28,7 +28,7 @@ class LocalWork(Plug):
     """
 
     unit: Unit
-    private: ClassVar[bool]
+    private: ClassVar[bool] = False
 
     @property
     def hypothetical(self) -> bool:
@@ -42,8 +42,11 @@ class LocalWork(Plug):
         raise NotImplementedError
 
     def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
-        """What the result of these phases, on a model of so many parameters, shows of one unit."""
-        raise NotImplementedError
+        """What the result of these phases, on a model of so many parameters, shows of one unit.
+
+        The default promises nothing.
+        """
+        return Exposure(unit=self.unit, numbers=parameters)
 
     def release_noise(self, terms: Terms, participant: Participant) -> tuple[float, ...]:
         """Plan the noise multiplier of each release before round one."""
@@ -64,11 +67,12 @@ class _OnePhase(LocalWork):
         problem = "the length of local work is missing"
         check(good, where, problem, "give local_steps or local_epochs")
 
-    def _phase(self, own: ClientSettings, examples: int, **more: Any) -> Phase:
-        """The phase of a client with these settings and this many records."""
-        whole = own.over(self.client_settings)
+    def _phase(self, participant: Participant, **more: Any) -> Phase:
+        """The participant's phase."""
+        whole = participant.client_settings.over(self.client_settings)
         assert whole.batch_size is not None
-        epochs = (whole.local_epochs or 0) * steps_per_epoch(examples, whole.batch_size)
+        an_epoch = steps_per_epoch(participant.examples, whole.batch_size)
+        epochs = (whole.local_epochs or 0) * an_epoch
         steps = whole.local_steps or epochs
         return Phase(steps=steps, batch_size=whole.batch_size, lr=whole.lr or 0.0, **more)
 
@@ -91,14 +95,14 @@ def noise_variance(phases: Sequence[Phase], examples: int, parameters: int) -> f
 class Sgd(_OnePhase):
     """Plain SGD over shuffled batches, which hides nothing itself.
 
-    ``ball`` keeps the model within that distance of its start after every step.
+    ``ball`` keeps the model within that distance of its start after every step: in the model's own
+    arithmetic, so that only a Clip stage is a bound to charge.
     """
 
     ball: float | None = None
     weight_decay: float = 0.0
     lr_decay: float = 1.0
     unit: Unit = Unit.CLIENT
-    private: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,14 +112,7 @@ class Sgd(_OnePhase):
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
         """Plan one phase of shuffled batches, as the settings say."""
         kept = {name: getattr(self, name) for name in ("ball", "weight_decay", "lr_decay")}
-        own, examples = participant.client_settings, participant.examples
-        return (self._phase(own, examples, sampling="shuffle", **kept),)
-
-    def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
-        """Nothing is promised: a ball is kept in the model's own arithmetic, and only a Clip
-        stage is a bound to charge.
-        """
-        return Exposure(unit=self.unit, numbers=parameters)
+        return (self._phase(participant, sampling="shuffle", **kept),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,11 +154,8 @@ class DpSgd(_OnePhase):
         check(bool(usable), "dp-sgd", problem, "one noise level for all needs one", PrivacyRefusal)
         middle = statistics.median_low(claim.epsilon for claim in usable.values())
         claim = next(claim for _, claim in sorted(usable.items()) if claim.epsilon == middle)
-        median = Participant(
-            examples=claim.examples,
-            client_settings=ClientSettings(),
-            budget=Budget(epsilon=claim.epsilon, delta=claim.delta),
-        )
+        budget, own = Budget(epsilon=claim.epsilon, delta=claim.delta), ClientSettings()
+        median = Participant(examples=claim.examples, client_settings=own, budget=budget)
         (phase,) = self.phases(replace(terms, noise_multiplier=None), median)
         return terms.with_noise(phase.noise_multiplier)
 
@@ -169,29 +163,27 @@ class DpSgd(_OnePhase):
         """Plan one phase with the least noise that keeps the whole plan within the client's own
         budget.
         """
-        budget, own = participant.budget, participant.client_settings
-        if budget is None:
-            problem = "a client without a budget cannot choose its noise"
-            raise PrivacyRefusal("dp-sgd", problem, "give it a Budget(epsilon, delta)")
-        phase = self._phase(own, participant.examples, sampling="poisson", clip=self.clip)
+        phase = self._phase(participant, sampling="poisson", clip=self.clip)
+        budget, target = self._target(terms, participant)
         noise = terms.noise_multiplier
         if noise is None:
-            noise = self._multiplier(terms, budget, phase, participant.examples)
+            batches = PoissonBatches(participant.examples, phase.batch_size)
+            plan = batches.event(1.0, phase.steps * terms.participations, terms.parameters)
+            wanted = calibrate_rounds(terms.releases, plan, target, budget, participant.examples)
+            noise = multiplier_for(wanted, terms.parameters, batches.parts)
         return (replace(phase, noise_multiplier=noise),)
 
-    def _multiplier(self, terms: Terms, budget: Budget, phase: Phase, examples: int) -> float:
-        batches = PoissonBatches(examples, phase.batch_size)
-        target = planned_epsilon(self.spending, budget, terms)
-        plan = batches.event(1.0, phase.steps * terms.participations, terms.parameters)
-        wanted = calibrate_rounds(terms.releases, plan, target, budget, examples)
-        return multiplier_for(wanted, terms.parameters, batches.parts)
+    def _target(self, terms: Terms, participant: Participant) -> tuple[Budget, float]:
+        """The participant's budget, and the epsilon that its noise is planned for."""
+        if participant.budget is None:
+            problem = "a client without a budget cannot choose its noise"
+            raise PrivacyRefusal("dp-sgd", problem, "give it a Budget(epsilon, delta)")
+        return participant.budget, planned_epsilon(self.spending, participant.budget, terms)
 
     def release_noise(self, terms: Terms, participant: Participant) -> tuple[float, ...]:
         """Plan each release with its share of the client's own budget."""
-        if participant.budget is None:
-            return ()
-        target = planned_epsilon(self.spending, participant.budget, terms)
-        return release_noise(terms.releases, participant.budget, target, participant.examples)
+        plan = self._target(terms, participant)
+        return release_noise(terms.releases, *plan, participant.examples)
 
     def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
         """Everything is paid step by step; what follows is post-processing."""

@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -66,25 +67,19 @@ class Release(Plug):
 
     def statistic(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:
         """Return one row of numbers per record, before clipping; ``inputs`` has one row a
-        record.
+        record, and is the default.
         """
-        raise NotImplementedError
+        return inputs
 
     def result(self, mean: Tensor, shape: Shape) -> Tensor:
         """Return the buffer from the noisy mean of the statistic over all records."""
         return mean.reshape(shape)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Mean(Release):
-    """The mean of the inputs."""
-
-    def statistic(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:
-        """Return the inputs themselves."""
-        return inputs
+    """The mean of the inputs themselves."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class GramMatrix(Release):
     """The second moments x x^T of the inputs, a d x d buffer.
 
@@ -219,9 +214,8 @@ def release_exposure(noise_multiplier: float, numbers: int, examples: int) -> Ex
 
 def release_history(shares: Shares, noise: Sequence[float], examples: int) -> History:
     """What all releases show of one record, one event each."""
-    pairs = zip(shares, noise, strict=True)
-    found = [release_exposure(z, numbers, examples).events() for (_, numbers), z in pairs]
-    return tuple(event for events in found for event in events)
+    planned = zip(noise, (numbers for _, numbers in shares), strict=True)
+    return tuple(chain(*(release_exposure(*one, examples).events() for one in planned)))
 
 
 def calibrate_rounds(

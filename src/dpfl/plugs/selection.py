@@ -23,7 +23,10 @@ class Selection(Plug):
 
     def rate(self, population: int) -> float:
         """Probability that a given client takes part in a given round."""
-        raise NotImplementedError
+        size = self.cohort_size(population)
+        if size is None:
+            raise NotImplementedError
+        return size / population
 
     def charged_rate(self, population: int) -> float:
         """The largest probability with which a client is ever drawn: what amplification is charged
@@ -49,15 +52,10 @@ class Selection(Plug):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, kw_only=True)
 class Everyone(Selection):
     """All candidates, every round."""
 
     sampling: ClassVar[Sampling] = "none"
-
-    def rate(self, population: int) -> float:
-        """Return 1: every client takes part in every round."""
-        return 1.0
 
     def cohort_size(self, population: int) -> int | None:
         """Return the population."""
@@ -92,11 +90,6 @@ class FixedCohort(Selection):
         for count, what in ((self.size, "clients"), (self.least or 0, "willing clients")):
             problem = f"{count} {what} are more than the {population} there are"
             check(count <= population, "cohort", problem, f"give at most {population}")
-
-    def rate(self, population: int) -> float:
-        """Return size / population."""
-        self._within(population)
-        return self.size / population
 
     def charged_rate(self, population: int) -> float:
         """Return size / (least number of willing clients)."""

@@ -108,11 +108,12 @@ class ServerSgd(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveStep(Step):
-    """A server optimiser with a learning rate per coordinate, after Reddi et al., *Adaptive
-    Federated Optimization*, ICLR 2021.
+class ServerAdam(Step):
+    """FedAdam, a learning rate per coordinate (Reddi et al., *Adaptive Federated Optimization*,
+    ICLR 2021).
 
-    m <- beta1 m + (1 - beta1) u;  v as the kind says;  model <- model + lr m / (sqrt(v) + tau).
+    m <- beta1 m + (1 - beta1) u;  v <- beta2 v + (1 - beta2) u^2;  model <- model + lr m / (sqrt(v)
+    + tau).
     """
 
     lr: LearningRate
@@ -128,33 +129,24 @@ class AdaptiveStep(Step):
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Return zero moments; the second one begins at tau^2, as in the paper."""
-        second = torch.full((layout.size,), self.tau**2)
-        return {"first": torch.zeros(layout.size), "second": second}
+        first = torch.zeros(layout.size)
+        return {"first": first, "second": torch.full_like(first, self.tau**2)}
 
     def second_moment(self, v: Tensor, squares: Tensor) -> Tensor:
-        """Return the next second moment."""
-        raise NotImplementedError
+        """Return the next second moment: the exponential mean of the squares."""
+        return self.beta2 * v + (1 - self.beta2) * squares
 
     def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Move along the first moment, coordinate by coordinate."""
         u = aggregate.vector
         first = self.beta1 * state["first"] + (1 - self.beta1) * u
         second = self.second_moment(state["second"], u * u)
-        lr = self.lr.at(aggregate.round)
-        model = aggregate.model + lr * first / (second.sqrt() + self.tau)
-        return model, {**state, "first": first, "second": second}, {}
+        moved = self.lr.at(aggregate.round) * first / (second.sqrt() + self.tau)
+        return aggregate.model + moved, {**state, "first": first, "second": second}, {}
 
 
-class ServerAdam(AdaptiveStep):
-    """FedAdam: v <- beta2 v + (1 - beta2) u^2."""
-
-    def second_moment(self, v: Tensor, squares: Tensor) -> Tensor:
-        """Return the exponential mean of the squares."""
-        return self.beta2 * v + (1 - self.beta2) * squares
-
-
-class ServerYogi(AdaptiveStep):
-    """FedYogi: v <- v - (1 - beta2) u^2 sign(v - u^2)."""
+class ServerYogi(ServerAdam):
+    """FedYogi: the same, but v <- v - (1 - beta2) u^2 sign(v - u^2)."""
 
     def second_moment(self, v: Tensor, squares: Tensor) -> Tensor:
         """Return a second moment that shrinks no faster than it grows."""

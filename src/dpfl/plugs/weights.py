@@ -59,7 +59,6 @@ class Weights(Plug):
         return dict(zip(cohort.ids, self({}, rows, 0)[0].tolist(), strict=True))
 
 
-@dataclass(frozen=True, kw_only=True)
 class UniformWeights(Weights):
     """1 / (number that arrived): the plain mean."""
 
@@ -70,7 +69,6 @@ class UniformWeights(Weights):
         return shares([1.0] * len(received.cohort)), state, {}
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClaimWeights(Weights):
     """Proportional to something that clients claim.
 

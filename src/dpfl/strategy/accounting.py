@@ -39,21 +39,22 @@ class Accounting(Slots):
         depend on them. Where the secrecy of the draw is counted on, the event is that of a sampled
         mechanism, at the largest rate that the selection ever has.
         """
-        work = self.local.exposure(phases, examples, terms.parameters)
-        exposure = self.exposure(observer, work, terms)
+        exposure = self.exposure(observer, terms, phases, examples)
         events = exposure.events(*self._sampling(observer, terms))
         return PrivacyCost(unit=self.unit, adjacency=self.adjacency, events=events)
 
-    def exposure(self, observer: Observer, work: Exposure, terms: Terms) -> Exposure:
+    def exposure(
+        self, observer: Observer, terms: Terms, phases: Sequence[Phase] = (), examples: int = 1
+    ) -> Exposure:
         """Fold the pieces over what local work shows, as far as the adversary can see.
 
         The server sees what the channel delivers. The world sees less where the published model
         depends on the rows through a sum with constant weights only: then the noise of all shares
         that are counted on, and central noise, protect every contribution to that sum.
         """
-        exposure = self._sent(work, terms)
+        exposure = self._sent(terms, phases, examples)
         seen = self.channel.exposure(exposure, max(1, round(terms.expected_cohort)))
-        if observer is not Observer.WORLD or work.paid:
+        if observer is not Observer.WORLD or seen.paid:
             return seen
         if not self.sums_only:
             return seen.processed()
@@ -64,18 +65,19 @@ class Accounting(Slots):
             total = total.noised(self.central_noise.std(total.bound), summands=terms.population)
         return total.scaled(self.weights.value(terms))
 
-    def _sent(self, work: Exposure, terms: Terms) -> Exposure:
-        """Fold the client stages: what leaves a client."""
-        size = self.selection.cohort_size(terms.population)
+    def _sent(self, terms: Terms, phases: Sequence[Phase] = (), examples: int = 1) -> Exposure:
+        """Fold local work and the client stages: what leaves a client."""
+        drawn = self.selection.cohort_size(terms.population) or round(terms.expected_cohort)
+        exposure = self.local.exposure(phases, examples, terms.parameters)
         for stage in self.stages:
-            work = stage.exposure(work, size or max(1, round(terms.expected_cohort)))
-        return work
+            exposure = stage.exposure(exposure, max(1, drawn))
+        return exposure
 
     def contribution_bound(self, terms: Terms) -> float:
         """Return the largest norm of what one client adds to the sum: what central noise is scaled
         by.
         """
-        return self._sent(self.local.exposure((), 1, terms.parameters), terms).bound
+        return self._sent(terms).bound
 
     # -- whose noise, and whose draw, is counted on ------------------------------------------------
 
@@ -92,8 +94,7 @@ class Accounting(Slots):
             return 0
         if self.channel.shares_noise or any(stage.shares_noise for stage in self.stages):
             return max(1, drawn - self.tolerated_dropouts)  # shares were made for those drawn
-        work = self.local.exposure((), 1, terms.parameters)
-        return self.shares(terms) if self._sent(work, terms).noise > 0 else 0
+        return self.shares(terms) if self._sent(terms).noise > 0 else 0
 
     def amplifies(self, observer: Observer) -> bool:
         """Whether the sampling of clients hides who took part: from the world, never from the
@@ -118,8 +119,7 @@ class Accounting(Slots):
         """Whether nothing that is published tells who was drawn."""
         # Clients' own noise over a cohort of random size: how much noise is published would tell
         # how many were drawn.
-        poisson = self.selection.sampling == "poisson"
-        telling = (self.channel, *(self.stages if poisson else ()))
+        telling = (self.channel, *(self.stages if self.selection.sampling == "poisson" else ()))
         tells = any(isinstance(plug, NoiseMaker) for plug in telling)
         fresh = self.personal is None and not self.releases
         return self.unit is Unit.CLIENT and self.sums_only and fresh and not tells
@@ -144,18 +144,15 @@ class Accounting(Slots):
         usable = [claim for claim in claims.values() if claim.usable]
         problem = "neither a noise_multiplier nor a usable budget was given"
         check(bool(usable), self.name, problem, "give one of the two", PrivacyRefusal)
-        exposure, (sampling, rate) = (
-            self._seen_with(1.0, terms),
-            self._sampling(self.observer, terms),
-        )
+        sampling, rate = self._sampling(self.observer, terms)
+        exposure = self._seen_with(1.0, terms)
         steps = terms.participations if sampling == "none" else terms.rounds
         delta = min(claim.delta for claim in usable) - exposure.failure * steps
         problem = (
-            f"bounds that fail with probability {exposure.failure:g} in each of {steps} rounds"
+            f"bounds that fail at {exposure.failure:g} in {steps} rounds use up all of delta"
         )
         remedy = "plan fewer rounds, raise delta, or use bounds that do not fail"
-        good = delta >= SMALLEST_DELTA
-        check(good, self.name, f"{problem} use up all of delta", remedy, PrivacyRefusal)
+        check(delta >= SMALLEST_DELTA, self.name, problem, remedy, PrivacyRefusal)
         wanted = max(
             calibrate(
                 min(claim.epsilon for claim in usable if claim.accountant == accountant),
@@ -180,6 +177,4 @@ class Accounting(Slots):
 
     def _seen_with(self, noise_multiplier: float, terms: Terms) -> Exposure:
         """What the strategy's adversary sees of a client at this noise level."""
-        resolved = self.resolve(terms.with_noise(noise_multiplier))
-        work = resolved.local.exposure((), 1, terms.parameters)
-        return resolved.exposure(self.observer, work, terms)
+        return self.resolve(terms.with_noise(noise_multiplier)).exposure(self.observer, terms)

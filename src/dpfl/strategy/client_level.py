@@ -51,8 +51,8 @@ class ClientWork(Work):
     def local(self, *, lr: float | None = None, ball: float | None = None) -> Sgd:
         """Plain SGD with these settings."""
         settings = ClientSettings(lr=lr).over(self.client_settings)
-        decay = {"weight_decay": self.weight_decay, "lr_decay": self.lr_decay}
-        return Sgd(client_settings=settings, ball=ball, **decay)
+        kept: dict[str, Any] = {"weight_decay": self.weight_decay, "lr_decay": self.lr_decay}
+        return Sgd(client_settings=settings, ball=ball, **kept)
 
     @property
     def adjacency(self) -> Adjacency:

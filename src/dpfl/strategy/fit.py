@@ -11,7 +11,6 @@ from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Adjacency, Observer, Phase, Terms, Unit
 from dpfl.plugs.stages import Stage
-from dpfl.privacy.exposure import Exposure
 from dpfl.strategy.accounting import Accounting
 
 
@@ -90,9 +89,11 @@ class Strategy(Accounting):
         problem = f"fixed-size cohorts have no proven bound under {self.adjacency}"
         good = not fixed or self.adjacency is Adjacency.REPLACE_ONE
         self._refuse_unless(good, problem, "charge them as replace_one")
+        phases = (_PHASE,) if self.local.private else ()
+        prototype = self.resolve(_TERMS).exposure(self.observer, _TERMS, phases, 10)
         problem = f"nothing protects a {self.unit} from the {self.observer}"
         remedy = "clip and add noise, or declare observer = NOBODY"
-        self._refuse_unless(self._prototype().finite, problem, remedy)
+        self._refuse_unless(prototype.finite, problem, remedy)
 
     def _check_releases(self) -> None:
         good = self.unit is Unit.RECORD and self.local.private and self.channel.sees_rows
@@ -102,13 +103,8 @@ class Strategy(Accounting):
         problem = f"the releases take {total:g} of the budget and leave nothing for the rounds"
         self._refuse_unless(total < 1, problem, "give shares that sum to less than 1")
 
-    def _prototype(self) -> Exposure:
-        """Fold once with stand-in numbers: only whether the result is finite matters."""
-        phases = (_PHASE,) if self.local.private else ()
-        work = self.local.exposure(phases, 10, 1)
-        return self.resolve(_TERMS).exposure(self.observer, work, _TERMS)
 
-
+# Stand-in numbers to fold once: only whether the result is finite matters.
 _PHASE = Phase(steps=1, batch_size=1, sampling="poisson", lr=1.0, clip=1.0, noise_multiplier=1.0)
 _TERMS = Terms(
     rounds=1,

@@ -65,12 +65,10 @@ def over_the_air(
 
 
 def _counted_on(honest: Honest) -> str:
+    if not isinstance(honest, str):
+        others = f"that of {100 * float(honest):g} % of the other clients"
+        return f"the receiver's noise and {others} are counted on"
     if honest == "own":
         return "nobody's noise but the client's own is counted on"
-    if honest == "own_and_receiver":
-        return (
-            "the client's own noise and the receiver's are counted on: the receiver's hardware is "
-            "not the adversary's"
-        )
-    others = f"that of {100 * float(honest):g} % of the other clients"
-    return f"the receiver's noise and {others} are counted on"
+    why = "the receiver's hardware is not the adversary's"
+    return f"the client's own noise and the receiver's are counted on: {why}"
