@@ -121,9 +121,7 @@ def test_noise_follows_the_object_that_clips(clip: float, multiplier: float, coh
         weights=ExpectedCohortWeights(expected_cohort=cohort),
     )
     assert strategy.contribution_bound(TERMS) == clip
-    exposure = strategy.exposure(
-        Observer.WORLD, strategy.local.exposure((), 1, TERMS.parameters), TERMS
-    )
+    exposure = strategy.exposure(Observer.WORLD, TERMS)
     assert exposure.bound == pytest.approx(clip / cohort, rel=1e-4)
     assert strategy.cost(Observer.WORLD, (), 1, TERMS).events[0].noise_multiplier == charged(
         multiplier

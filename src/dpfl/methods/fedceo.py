@@ -124,13 +124,13 @@ class LowRank(Plug):
 
     def figures(self) -> tuple[FigureSpec, ...]:
         """Show the spectrum."""
-        about = ("spectrum", "spectrum and threshold", "singular value")
-        metrics, level = {"/singular_values": "first slice"}, "/threshold"
+        title, level = "spectrum and threshold", "/threshold"
+        values = {"/singular_values": "first slice"}
         caption = (
             "What is below the dashed line is taken away; what is above loses as much. The first "
             "slice is the sum over clients."
         )
-        return (spectrum(*about, metrics, caption, threshold=level),)
+        return (spectrum("spectrum", title, "singular value", values, caption, threshold=level),)
 
 
 class LowRankStack(LowRank, RowDenoiser):
@@ -167,8 +167,9 @@ class LowRankStack(LowRank, RowDenoiser):
         """Show the spectrum, and how far clients are from each other (the paper's Figure 1)."""
         maps = {f"smoothness_map_{when}": f"{when} smoothing" for when in ("before", "after")}
         caption = "Mean squared distance of a client's weights of a class from the others'."
-        about = ("smoothness", "roughness", "class", maps, f"{caption} Small is smooth.", "client")
-        return (*super().figures(), FigureSpec(FigureKind.CLIENT_MAP, *about))
+        about = (FigureKind.CLIENT_MAP, "smoothness", "roughness", "class")
+        roughness = FigureSpec(*about, maps, f"{caption} Small is smooth.", x_label="client")
+        return (*super().figures(), roughness)
 
 
 class LowRankMean(LowRank, Denoiser):

@@ -67,15 +67,13 @@ from dpfl.strategy import Strategy
 from dpfl.strategy.method import method
 from dpfl.strategy.record_level import RecordWork, record_level
 
-_PREFIX = "public/"
-
 
 def _public_state(terms: Terms) -> PlugState:
-    return {f"{_PREFIX}{client}": torch.ones(1) for client in terms.public}
+    return {f"public/{client}": torch.ones(1) for client in terms.public}
 
 
-def _public(state: PlugState) -> set[str]:
-    return {name.removeprefix(_PREFIX) for name in state if name.startswith(_PREFIX)}
+def _public_rows(state: PlugState, rows: Rows) -> PublicRows:
+    return PublicRows.of([c for c in rows.cohort.ids if f"public/{c}" in state], rows)
 
 
 # -- PFA -------------------------------------------------------------------------------------------
@@ -119,7 +117,7 @@ class PublicProjection(RowDenoiser):
         """Return the rows with the private ones projected; all as they are if nobody public
         arrived.
         """
-        public = PublicRows.of(_public(state), rows)
+        public = _public_rows(state, rows)
         arrived = zip(rows.cohort.ids, public.named.tolist(), strict=True)
         metrics: Metrics = {"public": ", ".join(client for client, there in arrived if there)}
         found = [] if "done" in state else bases(public.rows, public.weights, rows.layout, self.k)
@@ -150,12 +148,13 @@ class PublicProjection(RowDenoiser):
     def figures(self) -> tuple[FigureSpec, ...]:
         """Show what the projection keeps, and the spectrum that k is chosen from."""
         kept = {"private_energy_kept": "private updates", "public_energy_kept": "public updates"}
-        about = ("subspace", "energy inside the public subspace", "share of the squared norm")
+        title, share = "energy inside the public subspace", "share of the squared norm"
         caption = "What a projection keeps. Noise spreads over all directions: hardly any is kept."
-        energies = by_round(*about, kept, caption)
-        about = ("public-spectrum", "spectrum of the public updates", "singular value, relative")
+        energies = by_round("subspace", title, share, kept, caption)
+        title, share = "spectrum of the public updates", "singular value, share of the largest"
         caption = "Of the last round, tensor by tensor; the first k directions are kept."
-        return energies, spectrum(*about, {"/spectrum": ""}, caption, log_y=True)
+        values = {"/spectrum": ""}
+        return energies, spectrum("public-spectrum", title, share, values, caption, log_y=True)
 
 
 # -- PFA+ ------------------------------------------------------------------------------------------
@@ -179,7 +178,7 @@ class PublicSubspace(Stage):
     def learn(self, state: PlugState, rows: Rows | Total) -> PlugState:
         """Take this round's public updates for the next round's subspace."""
         assert isinstance(rows, Rows)
-        public = PublicRows.of(_public(state), rows)
+        public = _public_rows(state, rows)
         found = bases(public.rows, public.weights, rows.layout, self.k)
         return {**state, **{f"basis/{number:05d}": basis for number, basis in enumerate(found)}}
 

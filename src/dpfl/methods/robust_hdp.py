@@ -108,12 +108,13 @@ class NoiseAwareWeights(Weights):
         """Return the weights, what is remembered of the estimates, and how the pursuit went."""
         assert isinstance(received, Rows)
         ids, rows, metrics = received.cohort.ids, received.matrix, Metrics()
-        there = rows.ne(0).any(dim=1)
-        known = all(client in state for client in ids)
-        if self.estimator == "oracle":
-            estimates = self._true(state, ids)
-        elif known and (self.refresh is None or round_ % self.refresh != 0):
-            estimates = torch.stack([state[client] for client in ids]).flatten()
+        there, oracle = rows.ne(0).any(dim=1), self.needs_true_noise
+        names = [f"{TRUE_NOISE}{client}" if oracle else client for client in ids]
+        known = all(name in state for name in names)
+        problem = "estimator = 'oracle' knows the clients' true noise"
+        check(known or not oracle, "robust_hdp", problem, "use it in a simulation only")
+        if oracle or (known and (self.refresh is None or round_ % self.refresh != 0)):
+            estimates = torch.stack([state[name] for name in names]).flatten().to(torch.float64)
         else:
             estimates = torch.zeros(len(rows), dtype=torch.float64)
             if int(there.sum()) >= 3:
@@ -137,9 +138,10 @@ class NoiseAwareWeights(Weights):
     def figures(self) -> tuple[FigureSpec, ...]:
         """Show estimates beside the noise that was really added."""
         about = ("noise-estimates", "estimated and true noise", "estimated")
-        metrics, x_label = {"estimated_noise": "clients"}, "true noise variance"
+        metrics, true = {"estimated_noise": "clients"}, "true noise variance"
         caption = "A point a client, means over rounds. Only ratios between clients matter."
-        return (FigureSpec(FigureKind.AGAINST_TRUE_NOISE, *about, metrics, caption, x_label),)
+        kind = FigureKind.AGAINST_TRUE_NOISE
+        return (FigureSpec(kind, *about, metrics, caption, x_label=true),)
 
     def _sampled(self, rows: Tensor, round_: int) -> Tensor:
         """Some coordinates, drawn anew each round; the noise of an update is the same in all of
@@ -159,14 +161,6 @@ class NoiseAwareWeights(Weights):
         if float(estimates.sum()) <= 1e-14 * signal:  # identical updates: rounding is not noise
             estimates = torch.zeros_like(estimates)
         return estimates, metrics
-
-    @staticmethod
-    def _true(state: PlugState, ids: tuple[str, ...]) -> Tensor:
-        known = all(f"{TRUE_NOISE}{client}" in state for client in ids)
-        problem = "estimator = 'oracle' knows the clients' true noise"
-        check(known, "robust_hdp", problem, "use it in a simulation only")
-        found = [state[f"{TRUE_NOISE}{client}"] for client in ids]
-        return torch.stack(found).flatten().to(torch.float64)
 
 
 @method(family="heterogeneous", simplicity=40)

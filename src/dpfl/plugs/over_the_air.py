@@ -155,9 +155,7 @@ class OverTheAir(Channel, NoiseMaker):
     # -- one round ---------------------------------------------------------------------------------
 
     def send(self, message: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        """Scale the message to the common strength at the receiver; spare power goes into noise,
-        drawn in the air.
-        """
+        """Scale the message to the common strength; spare power goes into noise in the air."""
         length, planned = message.numel(), int(shared["power"][4])
         problem = f"a message of {length} numbers, noise was planned for {planned}"
         check(length == planned, "over the air", problem, "make numbers and the length agree")
@@ -165,9 +163,7 @@ class OverTheAir(Channel, NoiseMaker):
         return message * (math.sqrt(float(shared["power"][0])) / (gain * self.clip))
 
     def artificial_noise(self, gain: float, shared: Shared) -> float:
-        """Variance of the noise that a client adds to what it sends, with the power that its signal
-        leaves.
-        """
+        """Variance of the noise that a client adds, with the power that its signal leaves."""
         signal, level, _, _, numbers = shared["power"].tolist()
         spare = max(0.0, 1 - signal / (self.power * gain**2))
         return float(level * spare * self.power / max(1.0, numbers))
@@ -175,9 +171,7 @@ class OverTheAir(Channel, NoiseMaker):
     def deliver(
         self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed, rng: SecretRng
     ) -> dict[str, Tensor] | Summed:
-        """What the receiver hears, divided by the strength at which one client's message
-        arrives.
-        """
+        """What the receiver hears, over the strength at which one message arrives."""
         ids, gains = tuple(sorted(messages)), PublicSeed.from_tensor(shared["seed"])
         heard = torch.zeros_like(messages[ids[0]], dtype=torch.float64)
         variance = self.receiver_noise
@@ -196,9 +190,7 @@ class OverTheAir(Channel, NoiseMaker):
         return exposure.noised(self.planned_noise * self.clip, summands=drawn)
 
     def metrics(self, shared: Shared) -> Metrics:
-        """Signal, artificial noise, what noise arrived per client's contribution, the weakest gain,
-        channel uses.
-        """
+        """Signal, artificial noise, all noise over one contribution, weakest gain, channel uses."""
         signal, level, noise, weakest, numbers = shared["power"].tolist()
         return {
             "signal": signal,
@@ -211,9 +203,7 @@ class OverTheAir(Channel, NoiseMaker):
     def multipliers(
         self, ids: Sequence[str], numbers: int, seed: PublicSeed, honest: Honest
     ) -> list[float]:
-        """For each client of a round: noise over one's own contribution, if only these are counted
-        on.
-        """
+        """For each client: noise over its own contribution, if only these are counted on."""
         kappas = self.strengths(ids, seed)
         split = self.split_power(kappas, numbers)
         own = [split.level * (k - split.signal) / numbers for k in kappas]
@@ -241,9 +231,7 @@ class OverTheAir(Channel, NoiseMaker):
                 yield heard, own
 
     def noise_in_sum(self, ids: tuple[str, ...], terms: Terms, seed: PublicSeed) -> float | None:
-        """Return the noise that arrives over one client's signal, averaged over the first
-        rounds.
-        """
+        """Return the noise over one client's signal, averaged over the first rounds."""
         numbers, rounds = self.numbers or terms.parameters, min(terms.rounds, _FORECAST_ROUNDS)
         strengths = [self.strengths(*heard) for heard in self._rounds(ids, rounds, seed)]
         splits = [self.split_power(kappas, numbers) for kappas in strengths]

@@ -5,6 +5,7 @@ is done.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Self
 
 from dpfl.core.checks import check
@@ -148,24 +149,14 @@ class Accounting(Slots):
         exposure = self._seen_with(1.0, terms)
         steps = terms.participations if sampling == "none" else terms.rounds
         delta = min(claim.delta for claim in usable) - exposure.failure * steps
-        problem = (
-            f"bounds that fail at {exposure.failure:g} in {steps} rounds use up all of delta"
-        )
+        problem = f"bounds that fail at {exposure.failure:g} in {steps} rounds use up all of delta"
         remedy = "plan fewer rounds, raise delta, or use bounds that do not fail"
         check(delta >= SMALLEST_DELTA, self.name, problem, remedy, PrivacyRefusal)
-        wanted = max(
-            calibrate(
-                min(claim.epsilon for claim in usable if claim.accountant == accountant),
-                delta,
-                rate,
-                steps,
-                sampling=sampling,
-                adjacency=self.adjacency,
-                accountant=accountant,
-                numbers=exposure.draws,
-            )
-            for accountant in {claim.accountant for claim in usable}
-        )
+        least = partial(calibrate, adjacency=self.adjacency, sampling=sampling, steps=steps)
+        least = partial(least, delta=delta, sampling_rate=rate, numbers=exposure.draws)
+        falling = sorted(usable, key=lambda claim: -claim.epsilon)
+        smallest = {claim.accountant: claim.epsilon for claim in falling}  # the last one counts
+        wanted = max(least(epsilon, accountant=kind) for kind, epsilon in smallest.items())
         multiplier = wanted * exposure.bound / exposure.noise
         for _ in range(50):  # more noise has a coarser grid, which needs a little more noise again
             exposure = self._seen_with(multiplier, terms)
