@@ -240,6 +240,10 @@ def schedule(**changes: object) -> LowRankStack:
     return LowRankStack(**{**SAME, **changes})  # type: ignore[arg-type]
 
 
+def automatic(**changes: object) -> LowRankStack:
+    return schedule(coefficient="auto", noise="local", expected_cohort=1.0, **changes)
+
+
 @pytest.mark.parametrize(
     ("interval", "rounds"),
     [(1, [0, 1, 2, 3, 4, 5, 6]), (2, [1, 3, 5]), (3, [2, 5]), (7, [6]), (8, [])],
@@ -261,16 +265,16 @@ def test_the_paper_s_threshold_grows_by_its_factor_from_smoothing_to_smoothing(
 
 @pytest.mark.parametrize("shape", [(120, 60, 8), (60, 120, 5), (300, 40, 4)])
 def test_the_automatic_threshold_is_where_pure_noise_ends(shape: tuple[int, int, int]) -> None:
-    plan = schedule(coefficient="auto", noise="local", noise_multiplier=0.7)
+    plan = automatic(noise_multiplier=0.7)
     threshold = plan.threshold(2, *shape)
     tops = plain_values(0.7 * normal(*shape))[:, 0]
     assert float(tops.min()) > 0.9 * threshold
     assert float(tops.max()) < 1.1 * threshold
     assert not bool(tensor_svt(0.7 * normal(*shape), 1.1 * threshold).any())
     assert bool(tensor_svt(0.7 * normal(*shape), 0.8 * threshold).any())
-    assert schedule(coefficient="auto", noise="local", noise_multiplier=0.7, growth=1.5).threshold(
-        2, *shape
-    ) == pytest.approx(1.5 * threshold)
+    assert automatic(noise_multiplier=0.7, growth=1.5).threshold(2, *shape) == pytest.approx(
+        1.5 * threshold
+    )
 
 
 def terms(noise_multiplier: float | None, cohort: float) -> Terms:

@@ -33,8 +33,6 @@ Departures
       averaged instead, and the record says so.
     - Half of the spectrum is the other half's mirror image; slices are thresholded through their
       Gram matrices.
-    - Without personal starts the smoothing acts on the mean itself, at threshold / n: the same
-      global model.
 """
 
 import math
@@ -42,6 +40,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 import torch
+from torch import Tensor
 
 from dpfl.core.checks import check, one_of, positive, whole_number
 from dpfl.core.layout import Block, Layout
@@ -54,6 +53,7 @@ from dpfl.strategy import Strategy
 from dpfl.strategy.client_level import Noise, NoisyWork, noisy_updates
 from dpfl.strategy.method import method
 
+TRIED = {"coefficient": ("auto", 1.0, 10.0)}
 PERSONAL = (
     "clients that start from their own smoothed models show the world more than a sum: its privacy "
     "cost is the server's"
@@ -101,10 +101,8 @@ class LowRank(Plug):
     def row_std(self) -> float:
         """The noise in every entry of one client's model."""
         std = planned(self.noise_multiplier, "fedceo") * self.clip
-        if self.noise == "local":
-            return std
-        cohort = planned(self.expected_cohort, "fedceo")
-        return std / math.sqrt(max(1.0, cohort - self.tolerated_dropouts))
+        shares = planned(self.expected_cohort, "fedceo") - self.tolerated_dropouts
+        return std / math.sqrt(max(1.0, shares)) if self.noise == "distributed" else std
 
     def due(self, round_: int) -> bool:
         """Whether this round (from 0) ends in smoothing."""
@@ -122,15 +120,33 @@ class LowRank(Plug):
         matrices = [block for block in layout if len(block.shape) >= 2]
         return matrices if self.layers == "all" else matrices[-self.layers :]
 
+    def smooth(
+        self, models: Tensor, layout: Layout, round_: int, clients: float
+    ) -> tuple[Metrics, Metrics]:
+        """Smooth models in place, a row each: those of all clients, or their mean alone. Return
+        what became of singular values, and how far clients are from each other.
+        """
+        spectra, roughness, matrices = Metrics(), Metrics(), self.matrices(layout)
+        for block in matrices:
+            stack = models[:, block.slice].reshape(len(models), block.shape[0], -1).permute(2, 1, 0)
+            rest, out, rows = stack.shape
+            level = self.threshold(round_, rest, out, round(clients)) / (clients / rows)
+            smoothed, values = svt.svt_with_values(stack, level)
+            if float(values[0, 0]) <= level:  # nothing would be left of what the models share
+                smoothed = stack.mean(dim=2, keepdim=True).expand_as(stack)
+            spectra |= svt.spectrum_metrics(block.name, values, level)
+            if block is matrices[-1]:
+                roughness = svt.smoothness_metrics(stack, smoothed)
+            models[:, block.slice] = smoothed.permute(2, 1, 0).reshape(len(models), -1)
+        return spectra, roughness
+
     def figures(self) -> tuple[FigureSpec, ...]:
         """Show the spectrum."""
         title, level = "spectrum and threshold", "/threshold"
         values = {"/singular_values": "first slice"}
-        caption = (
-            "What is below the dashed line is taken away; what is above loses as much. The first "
-            "slice is the sum over clients."
-        )
-        return (spectrum("spectrum", title, "singular value", values, caption, threshold=level),)
+        caption = "What is below the dashed line is taken away; what is above loses as much."
+        about = (title, "singular value", values, f"{caption} First slice: the sum over clients.")
+        return (spectrum("spectrum", *about, threshold=level),)
 
 
 class LowRankStack(LowRank, RowDenoiser):
@@ -146,62 +162,34 @@ class LowRankStack(LowRank, RowDenoiser):
         """Return the smoothed rows, and what became of the singular values."""
         if not self.due(round_) or len(rows.cohort) == 0:
             return rows.matrix, state, {}
-        models, matrices = (rows.origin + rows.matrix).to(torch.float32), self.matrices(rows.layout)
-        metrics: Metrics = {}
+        models = (rows.origin + rows.matrix).to(torch.float32)
         for block in (b for b in rows.layout if len(b.shape) < 2):
             models[:, block.slice] = models[:, block.slice].mean(dim=0)
-        for block in matrices:
-            shaped = models[:, block.slice].reshape(len(models), block.shape[0], -1)
-            stack = shaped.permute(2, 1, 0)
-            level = self.threshold(round_, *stack.shape)
-            smoothed, values = svt.svt_with_values(stack, level)
-            if float(values[0, 0]) <= level:  # nothing would be left of what the models share
-                smoothed = stack.mean(dim=2, keepdim=True).expand_as(stack)
-            metrics |= svt.spectrum_metrics(block.name, values, level)
-            if block is matrices[-1]:
-                metrics |= svt.smoothness_metrics(stack, smoothed)
-            models[:, block.slice] = smoothed.permute(2, 1, 0).reshape(len(models), -1)
-        return models - rows.origin, state, metrics
+        spectra, roughness = self.smooth(models, rows.layout, round_, len(models))
+        return models - rows.origin, state, spectra | roughness
 
     def figures(self) -> tuple[FigureSpec, ...]:
         """Show the spectrum, and how far clients are from each other (the paper's Figure 1)."""
         maps = {f"smoothness_map_{when}": f"{when} smoothing" for when in ("before", "after")}
-        caption = "Mean squared distance of a client's weights of a class from the others'."
-        about = (FigureKind.CLIENT_MAP, "smoothness", "roughness", "class")
-        roughness = FigureSpec(*about, maps, f"{caption} Small is smooth.", x_label="client")
-        return (*super().figures(), roughness)
+        caption = "Mean squared distance of a class's weights from the others'; small is smooth."
+        about = (FigureKind.CLIENT_MAP, "smoothness", "roughness", "class", maps, caption)
+        return (*super().figures(), FigureSpec(*about, x_label="client"))
 
 
 class LowRankMean(LowRank, Denoiser):
-    """Smooth the mean of the models alone, at threshold / clients: the same global model, from the
-    sum alone.
-    """
+    """Smooth the mean of the models alone, at threshold / clients: the same global model."""
 
     def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Return the update that leads to the smoothed mean."""
         if not self.due(aggregate.round):
             return aggregate.vector, state, {}
         clients = planned(self.expected_cohort, "fedceo")
-        mean, metrics = aggregate.model + aggregate.vector, Metrics()
-        for block in self.matrices(aggregate.layout):
-            matrix = mean[block.slice].reshape(block.shape[0], -1).T
-            rest, out = matrix.shape
-            level = self.threshold(aggregate.round, rest, out, round(clients)) / clients
-            tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-            smoothed, values = svt.thresholded(tall, level)
-            metrics |= svt.spectrum_metrics(block.name, values[None], level)
-            if float(values[0]) > level:
-                shaped = smoothed if tall is matrix else smoothed.T
-                mean[block.slice] = shaped.T.reshape(-1)
-        return mean - aggregate.model, state, metrics
+        mean = (aggregate.model + aggregate.vector)[None]
+        spectra, _ = self.smooth(mean, aggregate.layout, aggregate.round, clients)
+        return mean[0] - aggregate.model, state, spectra
 
 
-@method(
-    family="client",
-    simplicity=40,
-    search={"coefficient": ("auto", 1.0, 10.0)},
-    fixed=("expected_cohort",),
-)
+@method(family="client", simplicity=40, search=TRIED, fixed=("expected_cohort",))
 def fedceo(work: NoisyWork, stack: LowRankStack, *, personal_starts: bool = True) -> Strategy:
     """UDP-FedAvg with a low-rank step on the stack of noisy models; the threshold comes from the
     noise, or from you.

@@ -35,34 +35,19 @@ Departures
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from dpfl.core.checks import check, whole_number
 from dpfl.core.layout import Layout
-from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import (
-    Claims,
-    Cohort,
-    Metrics,
-    PlugOutput,
-    PlugState,
-    Rows,
-    Shared,
-    Terms,
-    Total,
-    Who,
-)
+from dpfl.core.types import Claims, Metrics, PlugOutput, PlugState, Rows, Terms, Total
 from dpfl.numerics.budget_split import BudgetSplit, PublicRows
 from dpfl.numerics.subspace import bases, energy, project, spectra
 from dpfl.plugs.base import Gain
 from dpfl.plugs.denoise import RowDenoiser
 from dpfl.plugs.figures import FigureSpec, by_round, spectrum
-from dpfl.plugs.stages import Stage
+from dpfl.plugs.stages import SharedSubspace
 from dpfl.plugs.weights import EpsilonWeights
-from dpfl.privacy.exposure import Exposure
 from dpfl.strategy import Strategy
 from dpfl.strategy.method import method
 from dpfl.strategy.record_level import RecordWork, record_level
@@ -143,7 +128,8 @@ class PublicProjection(RowDenoiser):
         """
         if client is None or client in terms.public:
             return Gain()
-        return Gain(noise=_coordinates(layout, self.k) / layout.size, signal=0.0)
+        kept = sum(min(self.k, block.size) for block in layout) / layout.size
+        return Gain(noise=kept, signal=0.0)
 
     def figures(self) -> tuple[FigureSpec, ...]:
         """Show what the projection keeps, and the spectrum that k is chosen from."""
@@ -160,16 +146,8 @@ class PublicProjection(RowDenoiser):
 # -- PFA+ ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublicSubspace(Stage):
-    """Private clients send coordinates in the last round's public subspace, one basis a tensor;
-    public clients, and rounds without a subspace, send all of the update.
-
-    Bases are state tensors named ``basis/00000`` and so on, in the order of the model.
-    """
-
-    k: int = 1
-    linear: ClassVar[bool] = False
+class PublicSubspace(SharedSubspace):
+    """Private clients send coordinates in the last round's public subspace."""
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Remember who is public; there is no subspace yet."""
@@ -181,47 +159,6 @@ class PublicSubspace(Stage):
         public = _public_rows(state, rows)
         found = bases(public.rows, public.weights, rows.layout, self.k)
         return {**state, **{f"basis/{number:05d}": basis for number, basis in enumerate(found)}}
-
-    def open(self, state: PlugState, round_: int, cohort: Cohort, seed: PublicSeed) -> Shared:
-        """Send the subspace."""
-        return {name: basis for name, basis in state.items() if name.startswith("basis/")}
-
-    def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        """Return the update's coordinates in the subspace."""
-        if not (found := _bases(shared, who)):
-            return x
-        parts = torch.split(x, [basis.shape[0] for basis in found])
-        return torch.cat([part @ basis for part, basis in zip(parts, found, strict=True)])
-
-    def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:
-        """Rebuild the update from its coordinates."""
-        if not (found := _bases(shared, who)):
-            return y
-        parts = torch.split(y, [basis.shape[1] for basis in found])
-        return torch.cat([basis @ part for part, basis in zip(parts, found, strict=True)])
-
-    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
-        """What arrives here must be noisy already: coordinates are a function of it."""
-        return exposure.processed()
-
-    def upload_size(self, numbers: float, terms: Terms, layout: Layout) -> float:
-        """Private clients send k numbers a tensor once there is a subspace."""
-        public = len(terms.public) / terms.population
-        return public * numbers + (1 - public) * _coordinates(layout, self.k)
-
-    def download_size(self, layout: Layout) -> int:
-        """Return the numbers of the subspace."""
-        return sum(min(self.k, block.size) * block.size for block in layout)
-
-
-def _bases(shared: Shared, who: Who | None) -> list[Tensor]:
-    """The subspace that a private client's message lies in, tensor by tensor."""
-    return [] if who is None or who.public else [shared[name] for name in sorted(shared)]
-
-
-def _coordinates(layout: Layout, k: int) -> int:
-    """How many coordinates a model has in subspaces of k dimensions a tensor."""
-    return sum(min(k, block.size) for block in layout)
 
 
 # -- the two methods -------------------------------------------------------------------------------

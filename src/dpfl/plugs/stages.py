@@ -4,13 +4,15 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from dpfl.core.checks import check, not_negative, positive
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import Grid
+from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import PlugState, Rows, Shared, Terms, Total, Who
+from dpfl.core.types import Cohort, PlugState, Rows, Shared, Terms, Total, Who
 from dpfl.numerics import clipping
 from dpfl.plugs.base import NoiseMaker, Plug
 from dpfl.privacy.exposure import Exposure
@@ -148,3 +150,49 @@ class GaussianNoise(Stage, NoiseMaker):
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
         """The bound grows by the grid's rounding."""
         return exposure.noised(self.std(drawn))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedSubspace(Stage):
+    """Send coordinates in a subspace that everyone was sent, one basis a tensor; public clients,
+    and rounds without a subspace, send all of the update.
+
+    Bases are state tensors named ``basis/00000`` and so on, in the order of the model.
+    """
+
+    k: int = 1
+    linear: ClassVar[bool] = False
+
+    def open(self, state: PlugState, round_: int, cohort: Cohort, seed: PublicSeed) -> Shared:
+        """Send the subspace."""
+        return {name: basis for name, basis in state.items() if name.startswith("basis/")}
+
+    def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
+        """Return the update's coordinates in the subspace."""
+        if who.public or not shared:
+            return x
+        bases = [shared[name] for name in sorted(shared)]
+        parts = torch.split(x, [len(basis) for basis in bases])
+        return torch.cat([part @ basis for part, basis in zip(parts, bases, strict=True)])
+
+    def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:
+        """Rebuild the update from its coordinates."""
+        if who is None or who.public or not shared:
+            return y
+        bases = [shared[name] for name in sorted(shared)]
+        parts = torch.split(y, [basis.shape[1] for basis in bases])
+        return torch.cat([basis @ part for part, basis in zip(parts, bases, strict=True)])
+
+    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
+        """What arrives here must be noisy already: coordinates are a function of it."""
+        return exposure.processed()
+
+    def upload_size(self, numbers: float, terms: Terms, layout: Layout) -> float:
+        """Private clients send k numbers a tensor once there is a subspace."""
+        public = len(terms.public) / terms.population
+        coordinates = sum(min(self.k, block.size) for block in layout)
+        return public * numbers + (1 - public) * coordinates
+
+    def download_size(self, layout: Layout) -> int:
+        """Return the numbers of the subspace."""
+        return sum(min(self.k, block.size) * block.size for block in layout)
