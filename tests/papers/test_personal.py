@@ -480,7 +480,7 @@ def test_orthonormalising_keeps_the_span_and_the_biases_and_a_frame_that_is_one(
     model = linear_model()
     layout = Layout.of_module(model)
     start, step = layout.read(model), normal(layout.size, seed=1)
-    plug = SharedBody(orthonormal=True)
+    plug = SharedBody(linear_representation=True)
     place = Aggregate(vector=step, model=start, layout=layout, round=0)
     update, _, _ = plug({}, place)
     wanted, found = layout.unflatten(start + step), layout.unflatten(start + update)
@@ -501,7 +501,7 @@ def test_the_pieces_obey_the_laws() -> None:
     body = Sgd(client_settings=ClientSettings(lr=0.1, batch_size=8, local_epochs=2))
     testing.check_local_work(HeadThenBody(**vars(body), head_epochs=2))
     testing.check_denoiser(SharedBody())
-    testing.check_denoiser(SharedBody(orthonormal=True))
+    testing.check_denoiser(SharedBody(linear_representation=True))
 
 
 # ---- what both keep to themselves ------------------------------------------------------------------------------------

@@ -90,17 +90,17 @@ class PersonalHead(Personal):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedBody(Denoiser):
-    """Only the body moves: what arrives for the head is noise. ``orthonormal``: every matrix of it,
-    after the step.
+    """Only the body moves: what arrives for the head is noise. Every matrix of a
+    ``linear_representation`` is made orthonormal after the step.
     """
 
-    orthonormal: bool = False
+    linear_representation: bool = False
 
     def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Return the update that leads there."""
         model, head = aggregate.model + aggregate.vector, aggregate.layout.head
         model[head] = aggregate.model[head]
-        for block in aggregate.layout if self.orthonormal else ():
+        for block in aggregate.layout if self.linear_representation else ():
             if len(block.shape) != 2 or block.start >= head.start:
                 continue
             matrix = model[block.slice].reshape(block.shape)
@@ -113,9 +113,7 @@ class SharedBody(Denoiser):
 
 
 @method(family="client", simplicity=50, needs="a model of two layers or more")
-def centaur(
-    work: NoisyWork, *, head_epochs: int = 1, linear_representation: bool = False
-) -> Strategy:
+def centaur(work: NoisyWork, denoise: SharedBody, *, head_epochs: int = 1) -> Strategy:
     """A shared representation, clipped and noised, under a last layer that never leaves its
     client.
     """
@@ -123,7 +121,7 @@ def centaur(
         "centaur",
         work,
         local=HeadThenBody(**vars(work.local()), head_epochs=head_epochs),
-        denoise=(SharedBody(orthonormal=linear_representation),),
+        denoise=(denoise,),
         personal=PersonalHead(),
         assumptions=(STAYS,),
     )

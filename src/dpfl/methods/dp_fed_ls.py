@@ -42,7 +42,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from dpfl.core.checks import one_of, positive
+from dpfl.core.checks import one_of
 from dpfl.core.layout import Layout
 from dpfl.core.types import Aggregate, Observer, PlugOutput, PlugState, Terms, Unit
 from dpfl.numerics.recursive_filter import check_smoothing, laplacian_smoothing, noise_gain
@@ -109,15 +109,14 @@ Project = Literal["every_step", "once"]
 
 def _dp_fed(name: str, work: ClientWork, project: Project, *denoise: Denoiser) -> Strategy:
     one_of(name, ("every_step", "once"), project=project)
-    positive(name, clip=work.clip)
     return Strategy(
         name=name,
         unit=Unit.CLIENT,
         observer=Observer.WORLD,
         adjacency=work.adjacency,
+        stages=(Clip(clip=work.clip),),
         local=work.local(ball=work.clip if project == "every_step" else None),
         selection=work.cohorts,
-        stages=(Clip(clip=work.clip),),
         weights=ExpectedCohortWeights(),
         central_noise=CentralNoise(noise_multiplier=work.noise_multiplier),
         denoise=denoise,

@@ -9,8 +9,9 @@
 
 A positional argument that is annotated with a dataclass (the settings that methods of a kind share,
 or a plug of the method's own) is assembled from keyword arguments, one for each of its fields, so
-that no factory repeats them. What :func:`method` returns is called with keywords only:
-``my_method(lr=0.1, clip=1.0, batch_size=32, local_steps=4, power=2.0)``.
+that no factory repeats them; a name that two of them share goes to both. What :func:`method`
+returns is called with keywords only: ``my_method(lr=0.1, clip=1.0, batch_size=32, local_steps=4,
+power=2.0)``.
 
 A package of its own makes a method known through the entry-point group ``dpfl.methods``::
 
