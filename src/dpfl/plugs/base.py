@@ -7,7 +7,7 @@ in and takes back, and that is checkpointed.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from dpfl.core.checks import positive
@@ -50,7 +50,7 @@ class Plug:
         A setting that is None and has the name of a term (a noise multiplier, the expected cohort)
         takes its value.
         """
-        left_open = [name for name, value in vars(self).items() if value is None]
+        left_open = [f.name for f in fields(self) if getattr(self, f.name) is None]
         known = {name: getattr(terms, name) for name in left_open if hasattr(terms, name)}
         return replace(self, **known) if known else self
 

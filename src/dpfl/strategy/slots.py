@@ -10,7 +10,7 @@ The same objects are folded twice: over data, by :mod:`dpfl.rounds`, and over an
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Self
 
 from dpfl.core.grid import Grid
@@ -148,12 +148,12 @@ _SLOTS = {
 
 
 def _words(plug: Plug) -> str:
-    settings = ", ".join(f"{name}={_setting(value)}" for name, value in vars(plug).items())
-    return f"{type(plug).__name__}({settings})"
+    settings = [f"{f.name}={_setting(getattr(plug, f.name))}" for f in fields(plug)]
+    return f"{type(plug).__name__}({', '.join(settings)})"
 
 
 def _setting(value: object) -> str:
     if not is_dataclass(value):
         return str(value)
-    kept = {name: v for name, v in vars(value).items() if v is not None}
-    return "{" + ", ".join(f"{name}={v}" for name, v in kept.items()) + "}"
+    kept = {f.name: getattr(value, f.name) for f in fields(value)}
+    return "{" + ", ".join(f"{name}={v}" for name, v in kept.items() if v is not None) + "}"
