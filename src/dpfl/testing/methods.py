@@ -9,10 +9,9 @@ from dpfl.core.types import Observer
 from dpfl.plugs.base import NoiseMaker, Plug
 from dpfl.plugs.central_noise import CentralNoise
 from dpfl.plugs.channels import Channel
-from dpfl.plugs.denoise import Denoiser
+from dpfl.plugs.denoise import Denoiser, RowDenoiser
 from dpfl.plugs.local_work import LocalWork
 from dpfl.plugs.personal import Personal
-from dpfl.plugs.denoise import RowDenoiser
 from dpfl.plugs.selection import Selection
 from dpfl.plugs.stages import Stage
 from dpfl.plugs.step import Step

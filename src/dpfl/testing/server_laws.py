@@ -10,8 +10,7 @@ from torch import Tensor
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Aggregate, Claims, Cohort, PlugState, Rows
 from dpfl.plugs.central_noise import CentralNoise
-from dpfl.plugs.denoise import Denoiser
-from dpfl.plugs.denoise import RowDenoiser
+from dpfl.plugs.denoise import Denoiser, RowDenoiser
 from dpfl.plugs.step import Step
 from dpfl.plugs.weights import Weights
 from dpfl.testing.fixtures import LAYOUT, SEED, TERMS, always, cohort_of, std_ratio
