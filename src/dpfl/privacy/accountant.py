@@ -225,7 +225,7 @@ def _curve(
             pair = pair if poisson else "mirrored"
             std = event.noise_multiplier if poisson else event.noise_multiplier / 2
             plan.append(Step(std=std, rate=event.sampling_rate, steps=event.steps, pair=pair))
-    return composition(plan, delta, accuracy).epsilon
+    return composition(plan, delta, accuracy)
 
 
 def _released(history: Iterable[Event]) -> History:
