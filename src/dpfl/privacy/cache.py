@@ -1,20 +1,16 @@
-"""What this process has computed, and a small file on disk that may propose calibrated noise.
+"""A small file on disk that may propose calibrated noise.
 
-Two things that must not be confused. ``remembered`` keeps results of this process in memory: they
-decide statements. ``proposed`` reads numbers from a file that anyone could have edited: they are
-suggestions, evaluated afresh by whoever asks. A file that cannot be read or written is done
-without: it never changes a result.
+Anyone could have edited it: what it holds are suggestions, evaluated afresh by whoever asks. A file
+that cannot be read or written is done without: it never changes a result.
 """
 
-import contextlib
 import os
 import sqlite3
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-_memory: dict[Hashable, float] = {}
-_MOST_REMEMBERED = 200_000
 _TABLE = """CREATE TABLE IF NOT EXISTS results
     (key TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID"""
 
@@ -26,26 +22,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpfl"
 
 
-def remembered(key: Hashable, compute: Callable[[], float]) -> float:
-    """Return what this process computed for ``key`` before, else compute it."""
-    if key not in _memory:
-        value = compute()
-        if len(_memory) >= _MOST_REMEMBERED:
-            _memory.clear()
-        _memory[key] = value
-    return _memory[key]
-
-
-def forget() -> None:
-    """Drop what this process remembers (the disk keeps its proposals)."""
-    _memory.clear()
-
-
 def proposed(key: str) -> object:
     """Return the value on disk for ``key``, or None. Anyone may have edited it."""
-    with contextlib.suppress(sqlite3.Error, OSError), contextlib.closing(_connect()) as connection:
-        row = connection.execute("SELECT value FROM results WHERE key = ?", (key,)).fetchone()
-        return None if row is None else row[0]
+    with suppress(sqlite3.Error, OSError), _database() as database:
+        row = database.execute("SELECT value FROM results WHERE key = ?", (key,)).fetchone()
+        return row and row[0]
     return None
 
 
@@ -55,22 +36,20 @@ def propose(key: str, value: float) -> None:
     The key holds the whole question and the accounting version.
     """
     try:
-        with contextlib.closing(_connect()) as connection, connection:
-            connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", (key, value))
+        with _database() as database:
+            database.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", (key, value))
     except (sqlite3.Error, OSError) as error:
-        text = f"calibrated noise is not cached on disk: {error}"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"calibrated noise is not cached on disk: {error}", RuntimeWarning, stacklevel=2
+        )
 
 
-def _connect() -> sqlite3.Connection:
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(folder / "accounting.sqlite", timeout=10)
-    try:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute(_TABLE)
-    except sqlite3.Error:
-        connection.close()
-        raise
-    return connection
+@contextmanager
+def _database() -> Iterator[sqlite3.Connection]:
+    """Open the file for one transaction, and make it where there is none."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    path = cache_folder() / "accounting.sqlite"
+    with closing(sqlite3.connect(path, timeout=10)) as connection, connection:
+        for command in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", _TABLE):
+            connection.execute(command)
+        yield connection

@@ -16,7 +16,6 @@ import numpy as np
 
 from dpfl.core.checks import check, one_of
 
-CLASSIC = "classic-rdp"
 POISSON_REMARK = "classic RDP: valid, looser than ours"
 UNIFORM_REMARK = "classic RDP with sensitivity clip: NOT a bound for replacing a client"
 MISREAD_REMARK = "classic RDP of Poisson samples: NOT a bound for cohorts of fixed size"
