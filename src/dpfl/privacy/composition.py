@@ -194,7 +194,8 @@ def _aim(
 ) -> Aim:
     total = sum(step.steps for step in plan)
     tail = max(_NEGLIGIBLE * delta / total, 1e-300)
-    moments = sum(step.steps * _log_moments(step, tail, reverse=reverse) for step in plan)
+    costs = [step.steps * _log_moments(step, tail, reverse=reverse) for step in plan]
+    moments = sum(costs, start=np.zeros(len(_TILTS)))
     # Epsilon by the conversion from Renyi divergences, minimal near the saddle point
     bounds = (moments - math.log(delta) - np.log1p(_TILTS)) / _TILTS - np.log1p(1 / _TILTS)
     best = int(np.argmin(bounds[:-1]))

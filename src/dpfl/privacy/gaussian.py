@@ -12,6 +12,7 @@ below the target.
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 _ROUNDING = 1e-14  # relative error allowed for each logarithm of a normal distribution function
 
@@ -31,6 +32,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return _edge(lambda epsilon: not _meets(epsilon, mu, delta), start)[1]
 
 
+@lru_cache(maxsize=1024)
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """Return the largest mu with delta(epsilon, mu) <= delta, rounded down.
 
