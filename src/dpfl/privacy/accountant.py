@@ -115,19 +115,31 @@ def spend(
     *,
     adjacency: Adjacency,
     accountant: AccountantName | None = None,
+    accuracy: float = FINE,
 ) -> Spend:
     """Upper bound on epsilon of a whole history, by the tightest accountant unless one is named.
 
     >>> round(spend((Event(noise_multiplier=1.0),), 1e-5, adjacency=Adjacency.ZERO_OUT).epsilon, 4)
     4.3772
     """
-    value, label = _bound(history, delta, adjacency, accountant, FINE)
+    check_delta(delta)
+    events = merged(event for event in history if event.sampling_rate > 0)
+    check_covered(events, adjacency, accountant)
+    name, value = accountant or "pld", 0.0
+    label = name.upper()
+    left = delta - math.fsum(event.failure * event.steps for event in events)
+    if any(event.noise_multiplier < SMALLEST_NOISE for event in events) or left < SMALLEST_DELTA:
+        value, label = math.inf, "none: not private"
+    elif events:
+        numbers = sum(event.numbers * event.steps for event in events)
+        ideal = merged(replace(event, failure=0.0, numbers=0) for event in events)
+        value = _with_sampler(name, ideal, left, delta, numbers, adjacency, accuracy)
     return Spend(epsilon=value, delta=delta, adjacency=adjacency, accountant=label)
 
 
 def quick_epsilon(history: Iterable[Event], delta: float, *, adjacency: Adjacency) -> float:
     """Upper bound on epsilon with a coarser discretisation: 0.3 % higher, in a millisecond."""
-    return _bound(history, delta, adjacency, None, QUICK)[0]
+    return spend(history, delta, adjacency=adjacency, accuracy=QUICK).epsilon
 
 
 def shown(value: float, digits: int = 3) -> str:
@@ -150,28 +162,6 @@ def sampler_delta(numbers: int, epsilon: float) -> float:
         return 0.0
     rate = SAMPLER_DELTA_PER_NUMBER * numbers + SAMPLER_DELTA_ONCE
     return math.exp(min(math.log(rate) + math.log1p(math.exp(-epsilon)) + epsilon, 0.0))
-
-
-def _bound(
-    history: Iterable[Event],
-    delta: float,
-    adjacency: Adjacency,
-    accountant: AccountantName | None,
-    accuracy: float,
-) -> tuple[float, str]:
-    """Epsilon and the name of the accountant that found it."""
-    check_delta(delta)
-    events = merged(event for event in history if event.sampling_rate > 0)
-    check_covered(events, adjacency, accountant)
-    name = accountant or "pld"
-    if not events:
-        return 0.0, name.upper()
-    left = delta - math.fsum(event.failure * event.steps for event in events)
-    if any(event.noise_multiplier < SMALLEST_NOISE for event in events) or left < SMALLEST_DELTA:
-        return math.inf, "none: not private"
-    numbers = sum(event.numbers * event.steps for event in events)
-    ideal = merged(replace(event, failure=0.0, numbers=0) for event in events)
-    return _with_sampler(name, ideal, left, delta, numbers, adjacency, accuracy), name.upper()
 
 
 @lru_cache(maxsize=200_000)
