@@ -122,9 +122,8 @@ def spend(
     >>> round(spend((Event(noise_multiplier=1.0),), 1e-5, adjacency=Adjacency.ZERO_OUT).epsilon, 4)
     4.3772
     """
-    check_delta(delta)
     events = merged(event for event in history if event.sampling_rate > 0)
-    check_covered(events, adjacency, accountant)
+    check_question(events, delta, adjacency, accountant)
     name, value = accountant or "pld", 0.0
     label = name.upper()
     left = delta - math.fsum(event.failure * event.steps for event in events)
@@ -158,8 +157,8 @@ def shown(value: float, digits: int = 3) -> str:
 
 def sampler_delta(numbers: int, epsilon: float) -> float:
     """The sampler's own part of delta for ``numbers`` noise values in all, beside ``epsilon``."""
-    if not numbers:
-        return 0.0
+    if numbers == 0 or numbers > MOST_NUMBERS:
+        return math.inf if numbers else 0.0
     rate = SAMPLER_DELTA_PER_NUMBER * numbers + SAMPLER_DELTA_ONCE
     return math.exp(min(math.log(rate) + math.log1p(math.exp(-epsilon)) + epsilon, 0.0))
 
@@ -182,7 +181,7 @@ def _with_sampler(
     needed, most = sampler_delta(numbers, value + SAMPLER_EPSILON), LARGEST_SAMPLER_SHARE * delta
     # A quarter more than at this epsilon: room for the rise that leaving it causes
     room = min(1.25 * needed, most)
-    if numbers > MOST_NUMBERS or needed > most or room > left / 2:
+    if needed > most or room > left / 2:
         return math.inf
     value = curve((left - room) * math.exp(-SAMPLER_DELTA_EXPONENT)) + SAMPLER_EPSILON
     return value if sampler_delta(numbers, value) <= room else math.inf
@@ -218,16 +217,17 @@ def _curve(
     return composition(plan, delta, accuracy)
 
 
-def check_delta(delta: float) -> None:
-    """Refuse a delta that is not a probability, or so small that rounding would matter."""
+def check_question(
+    events: History, delta: float, adjacency: Adjacency, accountant: AccountantName | None
+) -> None:
+    """Refuse a delta that is not a probability, or so small that rounding would matter.
+
+    Also an unknown accountant, and what the named one (or any) has no proven bound for.
+    """
     remedy = f"give one well below 1 / records, and at least {SMALLEST_DELTA:g}"
     check(0 < delta < 1, "accountant", f"delta = {delta} is not between 0 and 1", remedy)
     problem = f"delta = {delta:g} is so small that the accountant's rounding would matter"
     check(delta >= SMALLEST_DELTA, "accountant", problem, remedy, PrivacyRefusal)
-
-
-def check_covered(events: History, adjacency: Adjacency, accountant: AccountantName | None) -> None:
-    """Refuse an unknown accountant, and what the named one (or any) has no proven bound for."""
     one_of("accountant", ACCOUNTANTS, accountant="pld" if accountant is None else accountant)
     for event in events:
         check_sampling(event, adjacency, by_moments=accountant in ("rdp", "renyi"))

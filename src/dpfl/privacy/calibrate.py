@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 
 from dpfl.core.checks import check, positive
@@ -25,6 +25,8 @@ from dpfl.privacy.gaussian import gaussian_mu
 LADDER = 1.005  # the ratio of neighbouring multipliers
 _FIRST, _LAST = -923, 2309
 _STRIDE = 220  # rungs between multipliers of a ratio of about 3
+# Whose numbers a proposal rests on
+_RULES = f"dp-accounting {version('dp-accounting')}, dpfl accounting {bounds.ACCOUNTING_VERSION}"
 
 
 def rung(index: int) -> float:
@@ -76,28 +78,29 @@ def _calibrated(
 ) -> float:
     """Take a proposal from the disk if it proves right, else search."""
 
-    def fine(index: int) -> float:
+    def fine(index: int, accuracy: float = bounds.FINE) -> float:
         event = replace(plan, noise_multiplier=rung(index))
-        return bounds.spend((event,), delta, adjacency=adjacency, accountant=accountant).epsilon
+        return bounds.spend(
+            (event,), delta, adjacency=adjacency, accountant=accountant, accuracy=accuracy
+        ).epsilon
 
-    def quick(index: int) -> float:
-        event = replace(plan, noise_multiplier=rung(index))
-        return bounds.quick_epsilon((event,), delta, adjacency=adjacency)
-
-    bounds.check_delta(delta)
-    bounds.check_covered((plan,), adjacency, accountant)
-    _check_sampler(target, delta, plan)
-    rules = f"dp-accounting {version('dp-accounting')}, dpfl accounting {bounds.ACCOUNTING_VERSION}"
+    bounds.check_question((plan,), delta, adjacency, accountant)
+    sampler = bounds.sampler_delta(plan.numbers * plan.steps, target)
+    problem = f"at epsilon = {target} the noise sampler takes over a tenth of delta = {delta}"
+    remedy = "plan fewer steps or parameters, a smaller epsilon, or a larger delta"
+    good = sampler <= bounds.LARGEST_SAMPLER_SHARE * delta
+    check(good, "calibrate", problem, remedy, PrivacyRefusal)
     question = [str(accountant), adjacency, repr(target), repr(delta), plan.to_json()]
-    key = "|".join(["calibrate", rules, *question])
+    key = "|".join(["calibrate", _RULES, *question])
     if (found := proposed(key)) is not None:
         index = next((i for i in range(_FIRST, _LAST + 1) if rung(i) == found), _LAST + 1)
         if _is_smallest(fine, index, target):
             return rung(index)
         text = "a calibrated multiplier in the cache does not verify: it was computed anew"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
-    guess = _guess(target, delta, plan, adjacency)
-    index = _descend(fine, _search(quick if accountant is None else fine, target, guess), target)
+    rough = partial(fine, accuracy=bounds.QUICK) if accountant is None else fine
+    start = _search(rough, target, _guess(target, delta, plan, adjacency))
+    index = _descend(fine, start, target)
     if index > _LAST:
         problem = f"no finite noise reaches epsilon = {target} at delta = {delta}"
         reach = f"the smallest epsilon this plan can reach is {fine(_LAST):.4g}"
@@ -105,15 +108,6 @@ def _calibrated(
         raise PrivacyRefusal("calibrate", problem, remedy)
     propose(key, rung(index))
     return rung(index)
-
-
-def _check_sampler(target: float, delta: float, plan: Event) -> None:
-    numbers = plan.numbers * plan.steps
-    most = bounds.LARGEST_SAMPLER_SHARE * delta
-    good = numbers <= bounds.MOST_NUMBERS and bounds.sampler_delta(numbers, target) <= most
-    problem = f"at epsilon = {target} the noise sampler takes over a tenth of delta = {delta}"
-    remedy = "plan fewer steps or parameters, a smaller epsilon, or a larger delta"
-    check(good, "calibrate", problem, remedy, PrivacyRefusal)
 
 
 def _is_smallest(fine: Callable[[int], float], index: int, target: float) -> bool:

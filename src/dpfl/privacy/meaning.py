@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dpfl.core.checks import check, whole_number
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Adjacency
-from dpfl.privacy.accountant import SMALLEST_DELTA, check_covered, spend
+from dpfl.privacy.accountant import SMALLEST_DELTA, check_question, spend
 from dpfl.privacy.events import Event, merged
 from dpfl.privacy.gaussian import gaussian_log_delta
 from dpfl.privacy.statement import Statement
@@ -52,7 +52,7 @@ def group_epsilon(history: Iterable[Event], k: int, delta: float, *, adjacency: 
     [0.82, 1.76, 3.85]
     """
     k, events = whole_number("group", "k", k), merged(history)
-    check_covered(events, adjacency, None)
+    check_question(events, delta, adjacency, None)
     if k == 1:
         return spend(events, delta, adjacency=adjacency).epsilon
     moved = [
