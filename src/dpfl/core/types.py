@@ -95,8 +95,8 @@ class Budget:
 
     def __post_init__(self) -> None:
         positive("budget", epsilon=self.epsilon)
-        good, remedy = 0 < self.delta < 1, "give a delta well below 1 / records"
-        check(good, "budget", f"delta = {self.delta} is not between 0 and 1", remedy)
+        good = 0 < self.delta < 1
+        check(good, "budget", f"delta = {self.delta}", "give a number well below 1 / records")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +128,9 @@ class ClientSettings:
 class Phase:
     """A stretch of local work, as data, so that one engine can run many clients at once.
 
-    ``clip`` bounds each record's gradient and ``noise_multiplier`` x ``clip`` is the noise on their
-    sum; without ``clip`` the phase is plain SGD. ``ball`` keeps the model within that distance of
-    its start after every step. ``part`` says what moves: everything, the head (the last layer), or
-    the body (all but the head). ``lr_decay`` multiplies the learning rate once a round.
+    ``clip`` bounds each record's gradient, ``noise_multiplier`` x ``clip`` is the noise on the sum;
+    without them it is plain SGD. ``ball`` keeps the model within that distance of its start. Of the
+    model the head (last layer), the body (the rest) or all moves; ``lr_decay`` acts once a round.
     """
 
     steps: int
@@ -261,8 +260,7 @@ class Downlink:
 class State:
     """All a server must remember between rounds; all of it goes into the checkpoint.
 
-    Releases before round one have negative numbers, the last of them -1. ``buffers`` are their
-    results: public buffers of the model, by name.
+    Releases before round one count up to -1; ``buffers`` are their results, public ones by name.
     """
 
     round: int

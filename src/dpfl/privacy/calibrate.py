@@ -70,27 +70,21 @@ def calibrate(
 
 @lru_cache(maxsize=200_000)
 def _calibrated(
-    target: float,
-    delta: float,
-    plan: Event,
-    adjacency: Adjacency,
-    accountant: AccountantName | None,
+    target: float, delta: float, plan: Event, adjacency: Adjacency, name: AccountantName | None
 ) -> float:
     """Take a proposal from the disk if it proves right, else search."""
+    cost = partial(bounds.spend, delta=delta, adjacency=adjacency, accountant=name)
 
     def fine(index: int, accuracy: float = bounds.FINE) -> float:
-        event = replace(plan, noise_multiplier=rung(index))
-        return bounds.spend(
-            (event,), delta, adjacency=adjacency, accountant=accountant, accuracy=accuracy
-        ).epsilon
+        return cost([replace(plan, noise_multiplier=rung(index))], accuracy=accuracy).epsilon
 
-    bounds.check_question((plan,), delta, adjacency, accountant)
+    bounds.check_question((plan,), delta, adjacency, name)
     sampler = bounds.sampler_delta(plan.numbers * plan.steps, target)
     problem = f"at epsilon = {target} the noise sampler takes over a tenth of delta = {delta}"
     remedy = "plan fewer steps or parameters, a smaller epsilon, or a larger delta"
     good = sampler <= bounds.LARGEST_SAMPLER_SHARE * delta
     check(good, "calibrate", problem, remedy, PrivacyRefusal)
-    question = [str(accountant), adjacency, repr(target), repr(delta), plan.to_json()]
+    question = [str(name), adjacency, repr(target), repr(delta), plan.to_json()]
     key = "|".join(["calibrate", _RULES, *question])
     if (found := proposed(key)) is not None:
         index = next((i for i in range(_FIRST, _LAST + 1) if rung(i) == found), _LAST + 1)
@@ -98,7 +92,7 @@ def _calibrated(
             return rung(index)
         text = "a calibrated multiplier in the cache does not verify: it was computed anew"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
-    rough = partial(fine, accuracy=bounds.QUICK) if accountant is None else fine
+    rough = partial(fine, accuracy=bounds.QUICK) if name is None else fine
     start = _search(rough, target, _guess(target, delta, plan, adjacency))
     index = _descend(fine, start, target)
     if index > _LAST:

@@ -22,6 +22,8 @@ from scipy.special import ndtri
 
 from dpfl.privacy.losses import Floats, Step, extent, loss_at, one_step
 
+Plan = Sequence[Step]
+
 _MOST_POINTS = 2_000_000  # of a grid: bounds memory at tiny noise; coarser, still a bound
 _NEGLIGIBLE = 1e-7  # of delta: tails that are counted as infinite, and rounding
 _ROUGH = 1e-3
@@ -102,13 +104,13 @@ class Curve:
         return found
 
 
-def composition(plan: Sequence[Step], delta: float, accuracy: float) -> Callable[[float], float]:
+def composition(plan: Plan, delta: float, accuracy: float) -> Callable[[float], float]:
     """Compose steps to epsilon as a function of delta, for deltas of at least half of ``delta``.
 
     Epsilon at ``delta`` is about ``accuracy`` x min(epsilon, 3) too high. Both directions of the
     pair must hold: the larger epsilon of the two is returned.
     """
-    curves = [_reaching(plan, delta, accuracy, reverse=False)]
+    curves = [_reaching(plan, delta, accuracy)]
     if any(step.pair == "sampled" and step.rate < 1 for step in plan):
         # The reverse direction is almost always smaller, which a rough bound usually shows.
         known = curves[0].epsilon(delta) or 0.0
@@ -125,7 +127,7 @@ def composition(plan: Sequence[Step], delta: float, accuracy: float) -> Callable
 
 
 def _reaching(
-    plan: Sequence[Step], delta: float, accuracy: float, *, reverse: bool, known: float = 0.0
+    plan: Plan, delta: float, accuracy: float, reverse: bool = False, known: float = 0.0
 ) -> Curve:
     """Return a curve that reaches down to epsilon at ``delta``; below ``known`` none matters."""
     compose = partial(composed, plan, delta, reverse=reverse, known=known)
@@ -141,7 +143,7 @@ def _reaching(
 
 
 def composed(
-    plan: Sequence[Step],
+    plan: Plan,
     delta: float,
     accuracy: float,
     *,
@@ -185,12 +187,7 @@ def _power(values: NDArray[np.complex128], exponent: int) -> NDArray[np.complex1
 
 
 def _aim(
-    plan: Sequence[Step],
-    delta: float,
-    accuracy: float,
-    reverse: bool,
-    known: float,
-    low: float | None,
+    plan: Plan, delta: float, accuracy: float, reverse: bool, known: float, low: float | None
 ) -> Aim:
     total = sum(step.steps for step in plan)
     tail = max(_NEGLIGIBLE * delta / total, 1e-300)

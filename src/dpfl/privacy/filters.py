@@ -24,8 +24,7 @@ the whole plan is the price. Across plans, one of these rules holds, fixed when 
 The last two keep a fixed part of delta (``RESERVED``) and an epsilon of 1e-7 for bounds that may
 fail and for the noise sampler: "delta" and "epsilon" above are what is left of the budget's.
 
-*Formal guarantees.* Whatever is chosen adaptively, all releases that a filter admits are (epsilon,
-delta)-DP together.
+*Formal guarantees.* All that a filter admits, however chosen, is (epsilon, delta)-DP together.
 """
 
 import math
@@ -46,8 +45,7 @@ from dpfl.privacy.renyi import ORDERS, RESERVED, renyi_admits, renyi_costs, reny
 
 FilterName = Literal["allotments", "renyi", "gaussian"]
 
-# Most noise values that a ledger with a filter covers: some ten thousand rounds of a model of a
-# million parameters.
+# Most noise values that a ledger with a filter covers: 10,000 rounds of a million parameters.
 MOST_FILTERED = 10**10
 # Relative: sums of floats are compared on the safe side; shares of one delta may add up to it.
 _ROUNDING = 1e-12
@@ -180,11 +178,9 @@ class PayAsYouGo(Generic[Used]):
 
     def admits(self, portions: Portions, limit: Limit) -> bool:
         """Whether everything together stays within the limit."""
-        ceiling, delta = self._beside_reserve(portions, limit.delta)
-        epsilon = min(limit.epsilon, ceiling) - SAMPLER_EPSILON
-        return epsilon > -math.inf and self.holds(
-            self.used(portions, limit.adjacency), epsilon, delta
-        )
+        top, delta = self._beside_reserve(portions, limit.delta)
+        epsilon = min(limit.epsilon, top) - SAMPLER_EPSILON
+        return top > -math.inf and self.holds(self.used(portions, limit.adjacency), epsilon, delta)
 
     def most(self, portions: Portions, new: Portion, limit: Limit) -> int:
         """Return the largest count up to ``new.count`` that is admitted on top of the portions."""
