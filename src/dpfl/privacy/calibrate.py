@@ -4,21 +4,26 @@ Multipliers are powers of 1.005. Clients with equal rate and steps share the poi
 epsilon(z), and a multiplier says no more about a budget than its rung. *Formal guarantee:* the plan
 with the multiplier returned costs at most the target, as ``spend`` computes it in this process;
 with the next smaller rung it would cost more.
+
+A small file in the cache folder proposes what was calibrated before. Anyone could have edited it: a
+proposal is evaluated afresh. A file that cannot be read or written is done without.
 """
 
 import math
+import sqlite3
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from importlib.metadata import version
 
 from dpfl.core.checks import check, positive
 from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.files import cache_folder
 from dpfl.core.types import Adjacency
 from dpfl.privacy import accountant as bounds
 from dpfl.privacy.accountant import AccountantName
-from dpfl.privacy.cache import propose, proposed
 from dpfl.privacy.events import Event, Sampling
 from dpfl.privacy.gaussian import gaussian_mu
 
@@ -86,7 +91,7 @@ def _calibrated(
     check(good, "calibrate", problem, remedy, PrivacyRefusal)
     question = [str(name), adjacency, repr(target), repr(delta), plan.to_json()]
     key = "|".join(["calibrate", _RULES, *question])
-    if (found := proposed(key)) is not None:
+    if (found := _proposed(key)) is not None:
         index = next((i for i in range(_FIRST, _LAST + 1) if rung(i) == found), _LAST + 1)
         if _is_smallest(fine, index, target):
             return rung(index)
@@ -100,7 +105,7 @@ def _calibrated(
         reach = f"the smallest epsilon this plan can reach is {fine(_LAST):.4g}"
         remedy = f"{reach}: allow more, plan fewer steps, or raise delta"
         raise PrivacyRefusal("calibrate", problem, remedy)
-    propose(key, rung(index))
+    _propose(key, rung(index))
     return rung(index)
 
 
@@ -150,3 +155,39 @@ def _guess(target: float, delta: float, plan: Event, adjacency: Adjacency) -> in
         per_step = min(mu / (plan.sampling_rate * math.sqrt(plan.steps)), 1e100)
         multiplier = 1 / math.sqrt(math.log1p(per_step**2))
     return math.ceil(math.log(multiplier) / math.log(LADDER))
+
+
+_TABLE = """CREATE TABLE IF NOT EXISTS results
+    (key TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID"""
+
+
+def _proposed(key: str) -> object:
+    """Return the value on disk for ``key``, or None. Anyone may have edited it."""
+    with suppress(sqlite3.Error, OSError), _database() as database:
+        row = database.execute("SELECT value FROM results WHERE key = ?", (key,)).fetchone()
+        return row and row[0]
+    return None
+
+
+def _propose(key: str, value: float) -> None:
+    """Write a proposal for later processes; where that fails, warn and go on.
+
+    The key holds the whole question and the accounting version.
+    """
+    try:
+        with _database() as database:
+            database.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", (key, value))
+    except (sqlite3.Error, OSError) as error:
+        text = f"calibrated noise is not cached on disk: {error}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+@contextmanager
+def _database() -> Iterator[sqlite3.Connection]:
+    """Open the file for one transaction, and make it where there is none."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    path = cache_folder() / "accounting.sqlite"
+    with closing(sqlite3.connect(path, timeout=10)) as connection, connection:
+        for command in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", _TABLE):
+            connection.execute(command)
+        yield connection
