@@ -50,8 +50,7 @@ _COUNTS = """
 COUNTS = tuple(map(int, _COUNTS.split()))
 _CENTRES = np.arange(1 - len(COUNTS), len(COUNTS))
 _TABLE = np.repeat(_CENTRES * CELL, [COUNTS[abs(c)] for c in _CENTRES]).astype(np.float32)
-_HEIGHTS = np.zeros(CELLS + 2)
-_HEIGHTS[: len(COUNTS)] = COUNTS
+_HEIGHTS = np.pad(np.array(COUNTS, np.float64), (0, CELLS + 2 - len(COUNTS)))
 
 _LONGEST_GAP = 4096
 GAPS = np.array(

@@ -110,7 +110,8 @@ class ClientSettings:
 
     def __post_init__(self) -> None:
         one = self.local_steps is None or self.local_epochs is None
-        check(one, "client settings", "local steps and epochs were both given", "give one of them")
+        problem = "local_steps and local_epochs were both given"
+        check(one, "client settings", problem, "give one of the two")
         for name in ("batch_size", "local_steps", "local_epochs"):
             if (value := getattr(self, name)) is not None:
                 whole_number("client settings", name, value)
