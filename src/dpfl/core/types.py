@@ -62,15 +62,12 @@ class Promise:
 
 @dataclass(frozen=True, kw_only=True)
 class Claims:
-    """What a client *says* of itself: no charge rests on it.
-
-    ``accountant`` is the curve by which its ledger counts, where that is not the tightest.
-    """
+    """What a client *says* of itself: no charge rests on it."""
 
     epsilon: float
     delta: float
     examples: int
-    accountant: Literal["renyi"] | None = None
+    accountant: Literal["renyi"] | None = None  # its ledger's curve, if not the tightest
 
     @property
     def usable(self) -> bool:
@@ -127,23 +124,18 @@ class ClientSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A stretch of local work, as data, so that one engine can run many clients at once.
-
-    ``clip`` bounds each record's gradient, ``noise_multiplier`` x ``clip`` is the noise on the sum;
-    without them it is plain SGD. ``ball`` keeps the model within that distance of its start. Of the
-    model the head (last layer), the body (the rest) or all moves; ``lr_decay`` acts once a round.
-    """
+    """A stretch of local work, as data, so that one engine can run many clients at once."""
 
     steps: int
     batch_size: int
     sampling: Literal["poisson", "shuffle"]
     lr: float
-    clip: float | None = None
-    noise_multiplier: float = 0.0
-    ball: float | None = None
+    clip: float | None = None  # bounds each record's gradient; without it this is plain SGD
+    noise_multiplier: float = 0.0  # times clip: the noise on the sum of gradients
+    ball: float | None = None  # the model stays within this distance of its start
     weight_decay: float = 0.0
-    lr_decay: float = 1.0
-    part: Literal["all", "head", "body"] = "all"
+    lr_decay: float = 1.0  # multiplies the learning rate once a round
+    part: Literal["all", "head", "body"] = "all"  # what moves; the head is the last layer
 
     def __post_init__(self) -> None:
         whole_number("phase", "steps", self.steps)
@@ -162,11 +154,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What enrolment settles once, from claims and the model's size alone, and tells everyone.
-
-    ``parameters`` is how many numbers the model has, and so how many coordinates carry noise.
-    ``releases`` holds each early release's share of a budget and how many numbers it has.
-    """
+    """What enrolment settles once, from claims and the model's size alone, and tells everyone."""
 
     rounds: int
     population: int
@@ -174,9 +162,10 @@ class Terms:
     participations: int
     smallest_epsilon: float
     largest_epsilon: float
-    parameters: int
+    parameters: int  # how many numbers the model has, and so how many coordinates carry noise
     noise_multiplier: float | None = None
     public: tuple[str, ...] = ()
+    # Of each release before round one, its share of a budget and how many numbers it has
     releases: tuple[tuple[float, int], ...] = ()
 
     def with_noise(self, noise_multiplier: float) -> Terms:
@@ -259,13 +248,11 @@ class Downlink:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """All a server must remember between rounds; all of it goes into the checkpoint.
+    """All a server must remember between rounds; all of it goes into the checkpoint."""
 
-    Releases before round one count up to -1; ``buffers`` are their results, public ones by name.
-    """
-
-    round: int
+    round: int  # below 0 for releases before round one, the last of which is -1
     model: Tensor
     starts: Mapping[str, Tensor] = field(default_factory=dict)
     plugs: Mapping[str, PlugState] = field(default_factory=dict)
+    # Results of early releases: public buffers of the model, by name
     buffers: Mapping[str, Tensor] = field(default_factory=dict)

@@ -89,9 +89,7 @@ def spectrum_metrics(name: str, values: Tensor, level: float) -> Metrics:
     """
     return {
         f"{name}/threshold": level,
-        f"{name}/singular_values": [
-            round(value, 6) for value in values[:, :_REPORTED].flatten().tolist()
-        ],
+        f"{name}/singular_values": [round(v, 6) for v in values[:, :_REPORTED].flatten().tolist()],
         f"{name}/survived": (values > level).sum(dim=-1, dtype=torch.float64).tolist(),
         f"{name}/slices": len(values),
     }

@@ -60,9 +60,8 @@ class Exposure:
         """
         if self.noise > 0:
             return replace(self.processed(), numbers=numbers)
-        return replace(
-            self, bound=self.bound * stretch, numbers=numbers, failure=self.failure + failure
-        )
+        failure += self.failure
+        return replace(self, bound=self.bound * stretch, numbers=numbers, failure=failure)
 
     def noised(self, std: float, *, summands: int = 1) -> Exposure:
         """Add noise of this std on the grid; the bound grows by what rounding may move.

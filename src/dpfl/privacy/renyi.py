@@ -106,16 +106,12 @@ def _main_orders(delta: float) -> tuple[tuple[float, float, float], ...]:
     found, low = [], 0.0
     main = max(reversed(ORDERS), key=lambda order: (low - cost[order]) / order)
     while True:
-        crossings = [
-            ((cost[main] * order - cost[order] * main) / (order - main), order)
-            for order in ORDERS
-            if order < main
-        ]
-        high, following = min(
-            (pair for pair in crossings if pair[0] > low), default=(math.inf, main)
-        )
+        smaller = [order for order in ORDERS if order < main]
+        crossings = [((cost[main] * a - cost[a] * main) / (a - main), a) for a in smaller]
+        ahead = [pair for pair in crossings if pair[0] > low]
+        high, following = min(ahead, default=(math.inf, main))
         found.append((main, low, high))
-        if high == math.inf:
+        if not ahead:
             return tuple(found)
         main, low = following, high
 
