@@ -31,7 +31,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from dpfl.core.checks import check, one_of
-from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.errors import PrivacyRefusal, unknown_name
 from dpfl.core.types import Adjacency
 from dpfl.privacy.classic_rdp import classic_epsilon
 from dpfl.privacy.events import Event, History, Sampling, merged
@@ -105,7 +105,8 @@ def epsilon(
 
 def adjacency_named(name: Adjacency | str) -> Adjacency:
     """Return the adjacency of this name."""
-    one_of("accountant", list(Adjacency), adjacency=name)
+    if name not in list(Adjacency):
+        raise unknown_name("accountant", "adjacency", name, list(Adjacency))
     return Adjacency(name)
 
 
