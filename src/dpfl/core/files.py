@@ -1,12 +1,17 @@
-"""Writing files so that a kill, or a power cut, leaves the old content or the new, never half of
-either.
-"""
+"""Where caches are, and writing that leaves the old content or the new, never half of either."""
 
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from dpfl.core.errors import disk_error
+
+
+def cache_folder() -> Path:
+    """``DPFL_CACHE``, else the user's cache folder."""
+    if named := os.environ.get("DPFL_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpfl"
 
 
 def sync_folder(folder: Path) -> None:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from dpfl.core.errors import unknown_name
+from dpfl.core.files import cache_folder
 from dpfl.data.inputs import NUMBERS, Inputs, Pixels, Tokens
 from dpfl.data.records import Dataset, spans_of
 from dpfl.datasets import census, imdb, mnist, shakespeare
 from dpfl.datasets.cifar import read_cifar10
 from dpfl.datasets.heart import read_heart_disease
 from dpfl.datasets.stored import Four, not_found
-from dpfl.privacy.cache import cache_folder
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import numpy as np
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DataError
-from dpfl.privacy.cache import cache_folder
+from dpfl.core.files import cache_folder
 
 Arrays = dict[str, np.ndarray]
 Four = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
