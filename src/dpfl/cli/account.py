@@ -9,25 +9,25 @@ writes the privacy report for an ethics board. A missing or edited ledger ends w
 import math
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
+from dpfl.cli import console as c
 from dpfl.cli import options as o
-from dpfl.cli.console import answer, epsilon_text, note, out, print_facts, print_json, warn
 from dpfl.core.checks import check, one_of
 
 
 def account(
-    ledger: Annotated[Path | None, o.opt("A ledger file: print every account's spend.")] = None,
-    noise_multiplier: Annotated[float | None, o.opt("Noise std / clip: print epsilon.")] = None,
-    epsilon: Annotated[float | None, o.opt("Target: print the least noise that meets it.")] = None,
-    sampling_rate: Annotated[float, o.opt("Rate at which units are drawn.")] = 1.0,
-    steps: Annotated[int, o.opt("Number of releases.")] = 1,
-    delta: Annotated[float | None, o.opt("Delta (a ledger knows its own).")] = None,
-    sampling: Annotated[str, o.opt("poisson, uniform or none.")] = "poisson",
-    adjacency: Annotated[str, o.opt("add_remove, zero_out or replace_one.")] = "add_remove",
-    accountant: Annotated[str | None, o.opt("pld, rdp or renyi (default: the tightest).")] = None,
-    page: Annotated[Path | None, o.opt("With --ledger: a privacy report for a board.")] = None,
-    json: o.Json = False,
+    ledger: Path | None = o.opt("A ledger file: print every account's spend."),
+    noise_multiplier: float | None = o.opt("Noise std / clip: print epsilon."),
+    epsilon: float | None = o.opt("Target: print the least noise that meets it."),
+    sampling_rate: float = o.opt("Rate at which units are drawn.", 1.0),
+    steps: int = o.opt("Number of releases.", 1),
+    delta: float | None = o.opt("Delta (a ledger knows its own)."),
+    sampling: str = o.opt("poisson, uniform or none.", "poisson"),
+    adjacency: str = o.opt("add_remove, zero_out or replace_one.", "add_remove"),
+    accountant: str | None = o.opt("pld, rdp or renyi (default: the tightest)."),
+    page: Path | None = o.opt("With --ledger: a privacy report for a board."),
+    json: bool = o.JSON,
 ) -> None:
     """Turn noise into epsilon, epsilon into noise, or a ledger into statements.
 
@@ -47,7 +47,7 @@ def account(
     told: dict[str, Any] = {"noise_multiplier": noise_multiplier, "epsilon": epsilon}
     told |= {"delta": delta, "steps": steps, "sampling": sampling, "sampling_rate": sampling_rate}
     found = _from_numbers({**told, "adjacency": adjacency, "accountant": accountant})
-    answer(json, lambda: found, lambda: _show(found))
+    c.answer(json, found, _show, found)
 
 
 def _from_numbers(asked: dict[str, Any]) -> dict[str, Any]:
@@ -57,34 +57,32 @@ def _from_numbers(asked: dict[str, Any]) -> dict[str, Any]:
     from dpfl.privacy.calibrate import calibrate
     from dpfl.privacy.events import SAMPLINGS, Event
 
-    sampling, accountant = asked["sampling"], asked["accountant"]
+    sampling, accountant, noise = asked["sampling"], asked["accountant"], asked["noise_multiplier"]
     one_of("--sampling", SAMPLINGS, sampling=sampling)
     one_of("--adjacency", [str(one) for one in Adjacency], adjacency=asked["adjacency"])
     one_of("--accountant", ("pld", "rdp", "renyi"), accountant=accountant or "pld")
     by: dict[str, Any] = {"adjacency": Adjacency(asked["adjacency"]), "accountant": accountant}
-    noise, delta, steps = asked["noise_multiplier"], asked["delta"], asked["steps"]
-    rate = asked["sampling_rate"]
+    delta, steps, rate = asked["delta"], asked["steps"], asked["sampling_rate"]
     if noise is None:
         noise = calibrate(asked["epsilon"], delta, rate, steps, sampling=sampling, **by)
     rate = 1.0 if sampling == "none" else rate
     event = Event(noise_multiplier=noise, steps=steps, sampling=sampling, sampling_rate=rate)
     spent = spend((event,), delta, **by)
     epsilon = spent.epsilon if math.isfinite(spent.epsilon) else "infinite"
-    found = {"noise_multiplier": noise, "epsilon": epsilon, "accountant": spent.accountant}
-    return asked | found
+    return asked | {"noise_multiplier": noise, "epsilon": epsilon, "accountant": spent.accountant}
 
 
 def _show(found: dict[str, Any]) -> None:
     """Print noise and epsilon for people."""
-    print_facts(
+    c.print_facts(
         {
             "noise multiplier (std / clip)": f"{found['noise_multiplier']:.6g}",
-            "epsilon": f"{epsilon_text(found['epsilon'], 4)} at delta {found['delta']:g}",
+            "epsilon": f"{c.epsilon_text(found['epsilon'], 4)} at delta {found['delta']:g}",
             "adjacency, accountant": "{adjacency}, {accountant}".format(**found),
             "releases": "{steps}, {sampling} sampling at rate {sampling_rate:g}".format(**found),
         }
     )
-    out.print("Unit and adversary are those of whatever is clipped and sampled. Rounded up.")
+    c.out.print("Unit and adversary are those of whatever is clipped and sampled. Rounded up.")
 
 
 def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool) -> None:
@@ -107,15 +105,14 @@ def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool)
         told |= {"seeded_runs": seeded, "hypothetical_runs": raised}
         told["flags"] = [one.to_dict() for one in flags]
         own = [line.to_dict() for line in lines]
-        print_json({"ledger": str(path), **told, "statements": own})
+        c.print_json({"ledger": str(path), **told, "statements": own})
         return
-    flagged = {Flag.SEEDED: seeded, Flag.HYPOTHETICAL: raised}
-    warn(flags)
-    warn(RaisedFlag(flag, f"run {run}") for flag, runs in flagged.items() for run in runs)
+    c.warn(flags)
+    for flag, runs in ((Flag.SEEDED, seeded), (Flag.HYPOTHETICAL, raised)):
+        c.warn(RaisedFlag(flag, f"run {run}") for run in runs)
     if any(line.delta is None for line in lines):
-        note("Some accounts have no budget, so no delta is known for them: give --delta.")
+        c.note("Some accounts have no budget, so no delta is known for them: give --delta.")
     show_statements(lines)
-    out.print(f"Filter across studies: {rule}. Entries in the ledger: {head.number}.")
-    out.print(f"Head: {head.digest}", soft_wrap=True)
-    if page is not None:
-        note(f"Page: {page}")
+    c.out.print(f"Filter across studies: {rule}. Entries in the ledger: {head.number}.")
+    c.out.print(f"Head: {head.digest}", soft_wrap=True)
+    c.note_files({"Page": page} if page else {})

@@ -6,7 +6,6 @@ runs only that method. Tables go to stdout, progress and flags to stderr.
 """
 
 from pathlib import Path
-from typing import Annotated
 
 from dpfl.cli import options as o
 from dpfl.cli import results as r
@@ -17,10 +16,8 @@ from dpfl.core.checks import check
 @o.takes_experiment(o.MANY, o.STORE)
 def compare(
     asked: o.Asked,
-    seeds: o.Seeds = "3",
-    tuned: Annotated[
-        Path | None, o.opt("Results of dpfl tune: every method with its best settings.")
-    ] = None,
+    seeds: str = o.SEEDS,
+    tuned: Path | None = o.opt("Results of dpfl tune: every method with its best settings."),
 ) -> None:
     """Compare methods over paired seeds: one table per privacy unit, spread beside every mean.
 
@@ -34,24 +31,20 @@ def compare(
     from dpfl.experiments import compare as library
     from dpfl.experiments.ranking import standings
 
-    values, settings = asked.values(), _settings(tuned)
-    names = asked.method_names(values, settings)
+    values, settings = asked.values(), _settings(tuned) if tuned else {}
+    names, numbers = asked.method_names(values, settings), seeds_of(seeds)
     for name in names if tuned else ():
         remedy = "tune it as well, or leave it out"
         check(name in settings, "--tuned", f"{tuned} does not hold '{name}'", remedy)
-    numbers = seeds_of(seeds)
     with r.open_store(asked, "compare") as store:
         result = library.compare(values, names, seeds=numbers, settings=settings, store=store)
     r.finish(result, asked, "compare", lambda found: r.show_standings(standings(found.cells)))
 
 
-def _settings(path: Path | None) -> dict[str, Values]:
+def _settings(path: Path) -> dict[str, Values]:
     """What a search chose, by method."""
     from dpfl.experiments.results import StudyResult
 
-    if path is None:
-        return {}
-    remedy = "name the folder of a dpfl tune"
-    result = StudyResult.read(path, remedy)
+    result = StudyResult.read(path, remedy := "name the folder of a dpfl tune")
     check(bool(result.tuning), "--tuned", f"{path} holds no search", remedy)
     return result.settings()

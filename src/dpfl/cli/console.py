@@ -9,13 +9,18 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
+from dpfl.core.errors import Interrupted
+
 if TYPE_CHECKING:
+    from rich.console import JustifyMethod
     from rich.progress import Progress
 
     from dpfl.privacy.flags import RaisedFlag
@@ -45,7 +50,13 @@ def note(text: str, style: str | None = None) -> None:
 def warn(flags: Iterable[RaisedFlag | str]) -> None:
     """Print flags and warnings on stderr, in yellow."""
     for flag in flags:
-        err.print(str(flag), style="yellow")
+        note(str(flag), style="yellow")
+
+
+def note_files(written: Mapping[str, object]) -> None:
+    """Say on stderr what was written where."""
+    for kind, place in written.items():
+        note(f"{kind}: {place}")
 
 
 def print_json(value: Any) -> None:
@@ -53,12 +64,21 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def answer(as_json: bool, document: Callable[[], Any], show: Callable[[], None]) -> None:
-    """Write the JSON document, or show the result for people."""
+def answer(as_json: bool, document: Any, show: Callable[..., None], *shown: Any) -> None:
+    """Write a result as a JSON document, or show it for people."""
     if as_json:
-        print_json(document())
+        print_json(document)
     else:
-        show()
+        show(*shown)
+
+
+@contextmanager
+def interruptible(where: Path, remedy: Callable[[], str]) -> Iterator[None]:
+    """Turn Ctrl-C into an error that says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(str(where), "stopped by you", remedy()) from None
 
 
 def progress_bar(quiet: bool = False) -> Progress:
@@ -79,9 +99,15 @@ def progress_bar(quiet: bool = False) -> Progress:
     )
 
 
-def table(*columns: str, title: str | None = None, left: int = 1) -> Table:
-    """Return a table whose first ``left`` columns are words and the rest numbers."""
-    made = Table(
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Iterable[str]],
+    *,
+    title: str | None = None,
+    left: int = 1,
+) -> None:
+    """Print a table whose first ``left`` columns are words and the rest numbers."""
+    lines = Table(
         title=title,
         title_justify="left",
         min_width=len(title or ""),
@@ -93,25 +119,35 @@ def table(*columns: str, title: str | None = None, left: int = 1) -> Table:
     for number, column in enumerate(columns):
         words = number < left
         narrowest = 9 if number == 0 and left == 1 else None  # a row needs its name
-        made.add_column(
-            column, justify="left" if words else "right", no_wrap=not words, min_width=narrowest
-        )
-    return made
-
-
-def print_facts(facts: dict[str, str]) -> None:
-    """Print names and values in two columns."""
-    lines = table("", "", left=2)
-    for name, value in facts.items():
-        lines.add_row(name, value)
+        side: JustifyMethod = "left" if words else "right"
+        lines.add_column(column, justify=side, no_wrap=not words, min_width=narrowest)
+    for row in rows:
+        lines.add_row(*row)
     out.print(lines)
 
 
+def print_lines(*lines: str) -> None:
+    """Print lines on stdout, wrapped to its width."""
+    for line in lines:
+        out.print(line)
+
+
+def print_facts(facts: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
+    """Print names and values in two columns."""
+    rows = facts.items() if isinstance(facts, Mapping) else facts
+    print_table(("", ""), rows, left=2)
+
+
+def number_text(value: float | None, form: str = "g") -> str:
+    """Show a number in a format; a dash where there is none."""
+    return "-" if value is None else format(value, form)
+
+
 def epsilon_text(value: Any, digits: int = 3) -> str:
-    """Show an epsilon, rounded up; infinity may be a word, as in JSON."""
+    """Show an epsilon, rounded up; infinity may be a word, as in JSON, and None is a dash."""
     from dpfl.privacy.accountant import shown
 
-    return "infinite" if value == "infinite" else shown(float(value), digits)
+    return {None: "-", "infinite": "infinite"}.get(value) or shown(float(value), digits)
 
 
 def format_spread(spread: Spread | None) -> list[str]:
@@ -125,11 +161,14 @@ def bytes_text(count: float) -> str:
     >>> bytes_text(1536)
     '1.5 KiB'
     """
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
+    from dpfl.report.words import size
+
+    return size(count)
+
+
+def traffic_text(up: float, down: float) -> str:
+    """Show the bytes of uploads and of downloads."""
+    return f"{bytes_text(up)} / {bytes_text(down)}"
 
 
 def time_text(seconds: float | None) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dpfl.cli import console as c
 from dpfl.cli import options as o
-from dpfl.cli.console import answer, bytes_text, format_spread, out, table, warn
 
 if TYPE_CHECKING:
     from dpfl.experiments.describe import Description
@@ -26,54 +26,47 @@ def describe(asked: o.Asked) -> None:
     from dpfl.experiments import describe as library
 
     described = library.describe(asked.experiment(), asked.data)
-    answer(asked.json, described.to_dict, lambda: show(described))
+    c.answer(asked.json, described.to_dict(), show, described)
 
 
 def show(described: Description) -> None:
     """Print a description for people."""
-    pipeline = table("step", "component", left=2, title=f"{described.method}: one round")
-    for step, piece in described.pipeline:
-        pipeline.add_row(step, piece)
-    out.print(pipeline)
-    promise = described.promise
-    hidden = f"protects a {promise.unit} against the {promise.observer}"
-    said = f"{hidden} ({promise.adjacency} adjacency)" if described.protects else "protects nobody"
-    out.print(f"\nPromise: {said}")
-    for assumption in described.assumptions:
-        out.print(f"  - {assumption}")
-    out.print()
+    title = f"{described.method}: one round"
+    c.print_table(("step", "component"), described.pipeline, left=2, title=title)
+    promise, said = described.promise, "protects nobody"
+    if described.protects:
+        hidden = f"protects a {promise.unit} against the {promise.observer}"
+        said = f"{hidden} ({promise.adjacency} adjacency)"
+    c.print_lines(f"\nPromise: {said}", *(f"  - {one}" for one in described.assumptions), "")
     _show_costs(described)
     if described.running_out:
         early = f"{described.running_out} client(s) will run out of budget"
-        out.print(f"{early} before their planned participations, and leave")
+        c.out.print(f"{early} before their planned participations, and leave")
     if described.noise_multiplier:
         spread = " / ".join(f"{value:.3g}" for value in vars(described.noise_multiplier).values())
-        out.print(f"noise multiplier (std / clip): {spread}  (smallest / median / largest)")
-    out.print(
-        f"{described.rounds} rounds, {len(described.clients)} clients, about "
-        f"{described.cohort:g} a round, {described.participations} planned participations each"
-    )
-    up, down = bytes_text(described.bytes_up), bytes_text(described.bytes_down)
-    out.print(f"{described.parameters} parameters; per client and round {up} up, {down} down")
+        c.out.print(f"noise multiplier (std / clip): {spread}  (smallest / median / largest)")
+    size = f"{described.rounds} rounds, {len(described.clients)} clients"
+    cohort = f"about {described.cohort:g} a round"
+    c.out.print(f"{size}, {cohort}, {described.participations} planned participations each")
+    up, down = c.bytes_text(described.bytes_up), c.bytes_text(described.bytes_down)
+    c.out.print(f"{described.parameters} parameters; per client and round {up} up, {down} down")
     if described.forecast.warning:
-        warn([f"WARNING: {described.forecast.warning}"])
+        c.warn([f"WARNING: {described.forecast.warning}"])
 
 
 def _show_costs(described: Description) -> None:
     """Print epsilons by adversary, as published, and by whose noise is counted on."""
-    headings = ("smallest", "median", "largest")
-    costs = table("planned epsilon", *headings, "accountant")
-    for observer, planned in described.epsilon.items():
-        accountants = ", ".join(planned.accountants)
-        costs.add_row(f"against the {observer}", *format_spread(planned.spread), accountants)
-    published = described.published
+    headings, published = ("smallest", "median", "largest"), described.published
+    costs = [
+        [f"against the {observer}", *c.format_spread(one.spread), ", ".join(one.accountants)]
+        for observer, one in described.epsilon.items()
+    ]
     if published:
-        costs.add_row("as published", "", "", f"{published.epsilon:.2f}", "display only")
-    out.print(costs)
+        costs.append(["as published", "", "", f"{published.epsilon:.2f}", "display only"])
+    c.print_table(("planned epsilon", *headings, "accountant"), costs)
     if published:
-        out.print(f"as published: {published.remark}")
+        c.out.print(f"as published: {published.remark}")
     if described.by_assumption:
-        assumed = table("over this run's channel, if", *headings)
-        for name, spread in described.by_assumption.items():
-            assumed.add_row(name, *format_spread(spread))
-        out.print(assumed)
+        assumed = described.by_assumption.items()
+        rows = [[name, *c.format_spread(spread)] for name, spread in assumed]
+        c.print_table(("over this run's channel, if", *headings), rows)

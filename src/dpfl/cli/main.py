@@ -5,10 +5,10 @@ A command's module is imported when the command runs, so that ``dpfl --help``, `
 and a misspelt command answer at once.
 """
 
-import importlib
 import os
 import sys
 import traceback
+from pkgutil import resolve_name
 from typing import Any
 
 import click
@@ -54,15 +54,14 @@ class LazyGroup(TyperGroup):
         """Import a command's module and build the command."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        found: Any = getattr(importlib.import_module(f"dpfl.cli.{module}"), attribute)
-        if isinstance(found, typer.Typer):
-            group = typer.main.get_group(found)
-            group.name = cmd_name
-            return group
-        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(cmd_name)(found)
-        return typer.main.get_command(alone)
+        found: Any = resolve_name(f"dpfl.cli.{COMMANDS[cmd_name][0]}")
+        group = found
+        if not isinstance(found, typer.Typer):
+            group = typer.Typer(add_completion=False, rich_markup_mode=None)
+            group.command(cmd_name)(found)
+        command = typer.main.get_command(group)
+        command.name = cmd_name
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table of commands without importing any."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from dpfl.cli import console as c
 from dpfl.cli import options as o
 
 if TYPE_CHECKING:
+    from dpfl.core.types import Promise
     from dpfl.experiments.describe import Description
     from dpfl.experiments.plan import MethodPlan, Plan
 
@@ -28,10 +29,13 @@ noise / signal: noise in a round's aggregate over the longest that its signal ca
 forms; it ranks methods of one promise and does not predict accuracy"""
 
 
+HEADINGS = ("method", "noise / signal", "server eps", "world eps", "up", "down", "time")
+
+
 @o.takes_experiment(o.MANY)
 def plan(
     asked: o.Asked,
-    timing: Annotated[bool, o.opt("Estimate the time by a few rounds on made-up records.")] = True,
+    timing: bool = o.opt("Estimate the time by a few rounds on made-up records.", True),
 ) -> None:
     """Before training: noise per client, epsilons, bytes, noise to signal, time, and what to try
     first.
@@ -51,53 +55,49 @@ def plan(
     for one in planned.methods:
         if one.untimed:
             c.note(f"no time for {one.method}: {one.untimed}")
-    c.answer(asked.json, planned.to_dict, lambda: show(planned))
+    c.answer(asked.json, planned.to_dict(), show, planned)
 
 
 def show(planned: Plan) -> None:
     """Print one table per promise, the noise of single clients, warnings and the advice."""
-    first = planned.methods[0].description
+    described = [one.description for one in planned.methods]
+    first = described[0]
     size = f"{len(first.clients)} clients, {first.rounds} rounds, {first.parameters} parameters"
     c.out.print(f"{size}; nothing was trained")
-    promises = {str(one.description.promise): one.description for one in planned.methods}
-    for promise in sorted(promises, key=lambda name: (not promises[name].protects, name)):
+    for open_, promise in sorted({(not one.protects, str(one.promise)) for one in described}):
         own = [one for one in planned.methods if str(one.description.promise) == promise]
+        protected = "nobody" if open_ else _protected(own[0].description.promise)
         c.out.print()
-        c.out.print(_methods_table(own, promises[promise]))
+        c.print_table(HEADINGS, map(_row, own), title=f"Protecting {protected}")
     c.out.print(LEGEND)
-    _show_noise([one.description for one in planned.methods if one.description.protects])
+    _show_noise([one for one in described if one.protects])
     c.out.print()
-    warned = [one for one in planned.methods if one.description.forecast.warning]
-    c.warn(f"WARNING: {one.method}: {one.description.forecast.warning}" for one in warned)
+    warned = [one for one in described if one.forecast.warning]
+    c.warn(f"WARNING: {one.method}: {one.forecast.warning}" for one in warned)
     for tip in planned.recommendations:
-        protected = f"To protect a {tip.promise.unit} against the {tip.promise.observer}"
-        advice = f"({tip.promise.adjacency}), try {tip.method} first: {tip.reason}."
-        c.out.print(f"{protected} {advice}")
+        advice = f"try {tip.method} first: {tip.reason}."
+        c.out.print(f"To protect {_protected(tip.promise)}, {advice}")
     if planned.recommendations:
-        c.out.print(
-            "Then compare: dpfl compare with the same options. "
-            "Tune on public data: dpfl tune --tune-on."
-        )
+        tuning = "Tune on public data: dpfl tune --tune-on."
+        c.out.print(f"Then compare: dpfl compare with the same options. {tuning}")
 
 
-def _methods_table(own: Sequence[MethodPlan], first: Description) -> object:
-    """Return the table of the methods that promise the same."""
-    promise = first.promise
-    title = f"Protecting a {promise.unit} against the {promise.observer} ({promise.adjacency})"
-    headings = ("noise / signal", "server eps", "world eps", "up", "down", "time")
-    lines = c.table("method", *headings, title=title if first.protects else "Protecting nobody")
-    for one in own:
-        described = one.description
-        ratio = described.forecast.noise_to_signal
-        lines.add_row(
-            one.method,
-            "-" if ratio is None else f"{ratio:.3g}",
-            *(c.epsilon_text(planned.spread.largest) for planned in described.epsilon.values()),
-            c.bytes_text(described.bytes_up * described.cohort),
-            c.bytes_text(described.bytes_down * described.cohort),
-            c.time_text(one.seconds),
-        )
-    return lines
+def _protected(promise: Promise) -> str:
+    """What is protected, and against whom."""
+    return f"a {promise.unit} against the {promise.observer} ({promise.adjacency})"
+
+
+def _row(one: MethodPlan) -> list[str]:
+    """One method before training, as cells of a table."""
+    described = one.description
+    return [
+        one.method,
+        c.number_text(described.forecast.noise_to_signal, ".3g"),
+        *(c.epsilon_text(planned.spread.largest) for planned in described.epsilon.values()),
+        c.bytes_text(described.bytes_up * described.cohort),
+        c.bytes_text(described.bytes_down * described.cohort),
+        c.time_text(one.seconds),
+    ]
 
 
 def _show_noise(described: Sequence[Description]) -> None:
@@ -106,20 +106,19 @@ def _show_noise(described: Sequence[Description]) -> None:
     for one in described:
         noise = tuple(round(client.noise_multiplier or 0.0, 6) for client in one.clients)
         columns.setdefault(noise, []).append(one.method)
+    names = [own[0] + (f" (+{len(own) - 1})" if own[1:] else "") for own in columns.values()]
     real = [one for one in described if not one.forecast.hypothetical] or described
-    for start in range(0, len(columns), MOST_COLUMNS):
-        part = list(columns.items())[start : start + MOST_COLUMNS]
+    clients = real[0].clients if real else ()
+    known = [[one.client, str(one.records), c.number_text(one.budget, ".4g")] for one in clients]
+    noises = [[f"{value:.3g}" for value in own] for own in zip(*columns, strict=True)]
+    for start in range(0, len(names), MOST_COLUMNS):
+        part = slice(start, start + MOST_COLUMNS)
+        rows = [[*one, *own[part]] for one, own in zip(known, noises, strict=True)]
         title = "Noise multiplier (std / clip) by client" if start == 0 else None
-        names = [own[0] + (f" (+{len(own) - 1})" if len(own) > 1 else "") for _, own in part]
-        lines = c.table("client", "records", "budget", *names, title=title)
-        for number, client in enumerate(real[0].clients[: c.MOST_LINES]):
-            budget = "-" if client.budget is None else f"{client.budget:.4g}"
-            shown = [f"{key[number]:.3g}" for key, _ in part]
-            lines.add_row(client.client, str(client.records), budget, *shown)
         c.out.print()
-        c.out.print(lines)
-    if columns and len(real[0].clients) > c.MOST_LINES:
-        c.out.print(f"... and {len(real[0].clients) - c.MOST_LINES} more: use --json")
-    for own in columns.values():
-        if len(own) > 1:
-            c.out.print(f"(+{len(own) - 1}): {', '.join(own)}")
+        c.print_table(
+            ("client", "records", "budget", *names[part]), rows[: c.MOST_LINES], title=title
+        )
+    if len(known) > c.MOST_LINES:
+        c.out.print(f"... and {len(known) - c.MOST_LINES} more: use --json")
+    c.print_lines(*(f"(+{len(own) - 1}): {', '.join(own)}" for own in columns.values() if own[1:]))

@@ -6,29 +6,20 @@ against whom sampling amplifies may not see, ``--figures`` writes every figure f
 """
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from dpfl.cli import options as o
-from dpfl.cli.console import note, print_json
+from dpfl.cli.console import answer, note_files
 
 
 def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(help="Folders of runs, or of one comparison.", show_default=False),
-    ],
-    path: Annotated[
-        Path | None, o.opt("File (default: report.html in the first folder).", "--out")
-    ] = None,
-    public: Annotated[
-        bool,
-        o.opt("Leave out whatever an outsider may not see; writes public.html.", "--public"),
-    ] = False,
-    pdf: Annotated[bool, o.opt("Print it to a PDF as well (needs Chromium).", "--pdf")] = False,
-    figures: Annotated[Path | None, o.opt("Folder for every figure as SVG and PNG.")] = None,
-    json: o.Json = False,
+    runs: list[Path] = o.arg("Folders of runs, or of one comparison."),
+    path: Path | None = o.opt("File (default: report.html in the first folder).", None, "--out"),
+    public: bool = o.flag(
+        "--public", "Leave out whatever an outsider may not see; writes public.html."
+    ),
+    pdf: bool = o.flag("--pdf", "Print it to a PDF as well (needs Chromium)."),
+    figures: Path | None = o.opt("Folder for every figure as SVG and PNG."),
+    json: bool = o.JSON,
 ) -> None:
     """Write one self-contained HTML page: what was promised, budgeted, spent and learned.
 
@@ -49,8 +40,5 @@ def report(
     if figures is not None:
         written["figures"] = str(figures)
         write_figures([] if public else all_charts(shown), figures)
-    if json:
-        print_json(written)
-        return
-    for kind, place in written.items():
-        note(f"{kind.capitalize()}: {place}")
+    named = {kind.capitalize(): place for kind, place in written.items()}
+    answer(json, written, note_files, named)

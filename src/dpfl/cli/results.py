@@ -5,7 +5,7 @@ the files they leave.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from dpfl.cli import console as c
 from dpfl.cli.options import Asked
-from dpfl.core.errors import Interrupted
 
 if TYPE_CHECKING:
     from dpfl.experiments.ranking import Standing
@@ -36,19 +35,15 @@ def open_store(asked: Asked, title: str) -> Iterator[RunStore]:
     """
     from dpfl.experiments.tuning import RunStore
 
-    with c.progress_bar(asked.quiet) as bar:
+    again = "repeat the command: it goes on where it was"
+    with c.progress_bar(asked.quiet) as bar, c.interruptible(asked.kept, lambda: again):
         task = bar.add_task(title, total=None, note="")
 
         def progress(stage: str, done: int, total: int) -> None:
             bar.update(task, completed=done, total=total, note=stage)
 
-        try:
-            yield RunStore(
-                kept=asked.kept, data_folder=asked.data, workers=asked.workers, progress=progress
-            )
-        except KeyboardInterrupt:
-            remedy = "repeat the command: it goes on where it was"
-            raise Interrupted(str(asked.kept), "stopped by you", remedy) from None
+        kept, data, workers = asked.kept, asked.data, asked.workers
+        yield RunStore(kept=kept, data_folder=data, workers=workers, progress=progress)
 
 
 def finish(
@@ -66,14 +61,12 @@ def finish(
     folder = asked.folder or free_name(Path("runs"), stem)
     folder.mkdir(parents=True, exist_ok=True)
     replace(result, kept=str(asked.kept.absolute())).write(folder / "results.json")
-    ran = any(cell.runs for cell in result.cells)
-    if ran:
-        write_report(of_results(result, asked.kept), folder / "report.html")
-    told = {"folder": str(folder), **result.to_dict()}
-    c.answer(asked.json, lambda: told, lambda: show(result))
-    c.note(f"Results: {folder}")
-    if ran:
-        c.note(f"Report: {folder / 'report.html'}")
+    written = {"Results": folder}
+    if any(cell.runs for cell in result.cells):
+        page = folder / "report.html"
+        written["Report"] = write_report(of_results(result, asked.kept), page)
+    c.answer(asked.json, {"folder": str(folder), **result.to_dict()}, show, result)
+    c.note_files(written)
     return folder
 
 
@@ -84,56 +77,16 @@ def show_standings(lines: Sequence[Standing]) -> None:
     from dpfl.experiments.ranking import grouped, remarks
 
     for unit, mine in grouped(lines).items():
+        headings = ("method", "accuracy %", "gap", "p", "left", "up", "down")
         title = f"Protecting a {unit}: outcome over {len(mine[0].runs)} seed(s)"
-        outcome = c.table("method", "accuracy %", "gap", "p", "left", "up", "down", title=title)
-        headings = ("spent: min", "median", "max", "budget: min", "median", "max")
-        privacy = c.table("method", *headings, title="Epsilon over clients (averaged over seeds)")
-        for one in mine:
-            outcome.add_row(one.label, *_outcome(one))
-            spent = [run.epsilon.spent for run in one.runs if run.epsilon]
-            budgets = [run.epsilon.budget for run in one.runs if run.epsilon]
-            privacy.add_row(one.label, *_averaged(spent), *_averaged(budgets))
-        c.out.print(outcome)
+        c.print_table(headings, map(_outcome, mine), title=title)
         c.out.print()
-        c.out.print(privacy)
+        headings = ("method", "spent: min", "median", "max", "budget: min", "median", "max")
+        title = "Epsilon over clients (averaged over seeds)"
+        c.print_table(headings, map(_privacy, mine), title=title)
         protecting = [one for one in mine if one.runs[0].protects and one.runs[0].epsilon]
-        for meaning in sorted(set(map(_meaning, protecting))):
-            c.out.print(meaning)
-        c.out.print(LEGEND)
-        for remark in remarks(mine):
-            c.out.print(remark)
-        c.out.print(COMPOSE)
-        c.out.print()
-    _show_flags(lines)
-
-
-def _outcome(one: Standing) -> list[str]:
-    """The outcome of one method, as cells of a table."""
-
-    def mean(name: str) -> float:
-        return statistics.mean(float(getattr(run, name)) for run in one.runs)
-
-    return [
-        c.mean_and_spread(one.accuracies),
-        _gap(one),
-        "-" if one.p_value is None else f"{one.p_value:.2g}",
-        f"{mean('clients_left'):g}/{one.runs[0].clients}",
-        c.bytes_text(mean("bytes_up")),
-        c.bytes_text(mean("bytes_down")),
-    ]
-
-
-def _gap(one: Standing) -> str:
-    """Its gap to the best, or why it has none."""
-    if one.reference:
-        return "reference"
-    if one.best or one.alone:
-        return "best" if one.best else "alone"
-    return "-" if one.gap is None else f"{100 * one.gap:.1f}"
-
-
-def _show_flags(lines: Sequence[Standing]) -> None:
-    """Print the flags that void or limit privacy, each with the methods that raise it."""
+        meanings = sorted(set(map(_meaning, protecting)))
+        c.print_lines(*meanings, LEGEND, *remarks(mine), COMPOSE, "")
     raised: dict[str, list[str]] = {}
     for one in lines:
         for flag in one.runs[0].flags:
@@ -142,16 +95,37 @@ def _show_flags(lines: Sequence[Standing]) -> None:
     c.warn(f"{flag} [{', '.join(dict.fromkeys(who))}]" for flag, who in sorted(raised.items()))
 
 
-def _averaged(spreads: Sequence[Spread | None]) -> list[str]:
-    """Means over seeds of smallest, median and largest."""
-    from dpfl.runs.result import Spread
+def _outcome(one: Standing) -> list[str]:
+    """The outcome of one method, as cells of a table."""
 
-    known = [vars(spread) for spread in spreads if spread]
-    if not known:
-        return c.format_spread(None)
-    return c.format_spread(
-        Spread(**{name: statistics.mean(one[name] for one in known) for name in known[0]})
-    )
+    def mean(name: str) -> float:
+        return statistics.mean(float(getattr(run, name)) for run in one.runs)
+
+    kinds = {"reference": one.reference, "best": one.best, "alone": one.alone}
+    gap = None if one.gap is None else 100 * one.gap
+    return [
+        one.label,
+        c.mean_and_spread(one.accuracies),
+        next((kind for kind, holds in kinds.items() if holds), c.number_text(gap, ".1f")),
+        c.number_text(one.p_value, ".2g"),
+        f"{mean('clients_left'):g}/{one.runs[0].clients}",
+        c.bytes_text(mean("bytes_up")),
+        c.bytes_text(mean("bytes_down")),
+    ]
+
+
+def _privacy(one: Standing) -> list[str]:
+    """What clients spent with one method, beside their budgets, as cells of a table."""
+    known = [run.epsilon for run in one.runs if run.epsilon]
+    spent, budgets = (epsilon.spent for epsilon in known), (epsilon.budget for epsilon in known)
+    return [one.label, *_averaged(spent), *_averaged(budgets)]
+
+
+def _averaged(spreads: Iterable[Spread | None]) -> list[str]:
+    """Means over seeds of smallest, median and largest."""
+    known = [vars(spread).values() for spread in spreads if spread]
+    means = [c.epsilon_text(statistics.mean(column)) for column in zip(*known, strict=True)]
+    return means or ["-"] * 3
 
 
 def _meaning(one: Standing) -> str:
@@ -159,6 +133,11 @@ def _meaning(one: Standing) -> str:
     epsilon = one.runs[0].epsilon
     by = f", by {', '.join(epsilon.accountants)}" if epsilon and epsilon.accountants else ""
     return f"epsilon: {one.promise}{by}; rounded up"
+
+
+def field_names(case: Iterable[str]) -> list[str]:
+    """The varied fields of a case, without their sections."""
+    return [field.rpartition(".")[2] for field in case]
 
 
 def value_text(value: Any) -> str:

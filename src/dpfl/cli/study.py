@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from dpfl.cli import options as o
 from dpfl.cli import results as r
-from dpfl.cli.console import answer, mean_and_spread, note, out, table
+from dpfl.cli.console import answer, mean_and_spread, note, print_lines, print_table
 
 if TYPE_CHECKING:
     from dpfl.experiments.results import CellResult, StudyResult
@@ -23,18 +21,16 @@ NOISE = "noise_over_least"
 
 
 def study(
-    file: Annotated[Path, typer.Argument(help="Study file (TOML).", show_default=False)],
-    data: o.Data = None,
-    workers: o.Workers = 2,
-    folder: Annotated[
-        Path | None, o.opt("Folder of the runs; what is there is not run again.", "--out")
-    ] = None,
-    record: Annotated[bool, o.opt("Write the results beside the study file.", "--record")] = False,
-    show_recorded: Annotated[
-        bool, o.opt("Run nothing; show the recorded results.", "--show")
-    ] = False,
-    json: o.Json = False,
-    quiet: o.Quiet = False,
+    file: Path = o.arg("Study file (TOML)."),
+    data: Path | None = o.DATA,
+    workers: int = o.WORKERS,
+    folder: Path | None = o.opt(
+        "Folder of the runs; what is there is not run again.", None, "--out"
+    ),
+    record: bool = o.flag("--record", "Write the results beside the study file."),
+    show_recorded: bool = o.flag("--show", "Run nothing; show the recorded results."),
+    json: bool = o.JSON,
+    quiet: bool = o.QUIET,
 ) -> None:
     """Run a study: tune every method by the same rule, then the final seeds; or show what was
     recorded.
@@ -59,7 +55,7 @@ def study(
         if record:
             result.write(recorded)
             note(f"Recorded: {recorded}")
-    answer(json, result.to_dict, lambda: show(result))
+    answer(json, result.to_dict(), show, result)
 
 
 def show(result: StudyResult) -> None:
@@ -68,28 +64,24 @@ def show(result: StudyResult) -> None:
     """
     runs = [run for cell in result.cells for run in cell.runs]
     noisy = any(NOISE in run.metrics for run in runs)
-    fields = [field.rpartition(".")[2] for field in result.cells[0].case]
-    headings = ["accuracy %", "tuned", *(["noise ratio"] if noisy else [])]
-    lines = table(*fields, "method", *headings, title=result.title, left=len(fields) + 1)
-    for cell in result.cells:
-        lines.add_row(*_row(cell, noisy))
-    out.print(lines)
-    for meaning in sorted({f"epsilon: {run.promise}" for run in runs if run.protects}):
-        out.print(meaning)
-    seeds = len(result.cells[0].runs)
-    out.print(f"accuracy: final model, test records, mean ± standard deviation, {seeds} seed(s)")
+    fields = r.field_names(result.cells[0].case)
+    headings = [*fields, "method", "accuracy %", "tuned", *(["noise ratio"] if noisy else [])]
+    rows = [_row(cell)[: len(headings)] for cell in result.cells]
+    print_table(headings, rows, title=result.title, left=len(fields) + 1)
+    print_lines(*sorted({f"epsilon: {run.promise}" for run in runs if run.protects}))
+    seeds = f"mean ± standard deviation, {len(result.cells[0].runs)} seed(s)"
+    print_lines(f"accuracy: final model, test records, {seeds}")
     if noisy:
-        out.print("noise ratio: noise variance in the aggregate over the optimal variance, mean")
+        print_lines("noise ratio: noise variance in the aggregate over the optimal variance, mean")
 
 
-def _row(cell: CellResult, noisy: bool) -> list[str]:
-    """One method in one case, as cells of a table."""
+def _row(cell: CellResult) -> list[str]:
+    """One method in one case, as cells of a table; the last is the noise ratio."""
     ratios = [run.metrics[NOISE]["mean"] for run in cell.runs if NOISE in run.metrics]
-    ratio = f"{statistics.mean(ratios):.3g}" if ratios else "-"
     return [
         *map(r.value_text, cell.case.values()),
         cell.label,
         mean_and_spread([run.accuracy for run in cell.runs]),
         ", ".join(map(r.value_text, cell.chosen.values())) or "-",
-        *([ratio] if noisy else []),
+        f"{statistics.mean(ratios):.3g}" if ratios else "-",
     ]

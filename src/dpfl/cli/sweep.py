@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dpfl.cli import options as o
 from dpfl.cli import results as r
-from dpfl.cli.console import mean_and_spread, out, table
+from dpfl.cli.console import mean_and_spread, out, print_table
 from dpfl.cli.values import lists_of, seeds_of
 from dpfl.core.checks import check
 
@@ -23,7 +23,7 @@ MOST_COLUMNS = 3
 
 
 @o.takes_experiment(o.MANY, o.STORE)
-def sweep(asked: o.Asked, over: o.Over = None, seeds: o.Seeds = "3") -> None:
+def sweep(asked: o.Asked, over: list[str] | None = o.OVER, seeds: str = o.SEEDS) -> None:
     """Vary fields (budgets.scale, partition.clients, method.k, server.lr, ...): accuracy by value,
     for each method.
 
@@ -34,10 +34,8 @@ def sweep(asked: o.Asked, over: o.Over = None, seeds: o.Seeds = "3") -> None:
     from dpfl.experiments import compare as library
     from dpfl.experiments.study import set_fields
 
-    lists = lists_of(over or [])
-    example = "give for instance --over budgets.scale=0.5,1,2,4"
-    check(bool(lists), "--over", "was not given", example)
-    values = asked.values()
+    lists, values = lists_of(over or []), asked.values()
+    check(bool(lists), "--over", "was not given", "give for instance --over budgets.scale=0.5,1,2")
     first = set_fields(values, {field: choices[0] for field, choices in lists.items()})
     names, numbers = asked.method_names(first), seeds_of(seeds)
     with r.open_store(asked, "sweep") as store:
@@ -53,25 +51,25 @@ def show(result: StudyResult) -> None:
     from dpfl.experiments.ranking import grouped, standings
 
     cases = [(case, standings(result.of_case(case))) for case in result.cases]
-    fields = [field.rpartition(".")[2] for field in cases[0][0]]
-    seeds = len(cases[0][1][0].runs)
-    for unit, mine in grouped(cases[0][1]).items():
+    fields, first = r.field_names(cases[0][0]), cases[0][1]
+    for unit, mine in grouped(first).items():
         labels = [one.label for one in mine]
         wide = len(labels) <= MOST_COLUMNS
-        title = f"Protecting a {unit}: accuracy %"
-        headings = labels if wide else ["method", "accuracy %"]
-        lines = table(*fields, *headings, title=title, left=len(fields) + (not wide))
+        rows = []
         for case, ranked in cases:
             shown = {one.label: _accuracy(one) for one in ranked}
             values = [r.value_text(value) for value in case.values()]
             if wide:
-                lines.add_row(*values, *(shown[label] for label in labels))
-            for number, label in enumerate(() if wide else labels):
-                lines.add_row(*(values if number == 0 else [""] * len(values)), label, shown[label])
-        out.print(lines)
-        spread = f"mean ± standard deviation over {seeds} seed(s)"
-        out.print(f"{spread}; * best of those that promise the same")
-        out.print()
+                rows.append([*values, *(shown[label] for label in labels)])
+                continue
+            for label in labels:
+                rows.append([*values, label, shown[label]])
+                values = [""] * len(values)  # they stand in the first of its lines
+        headings = labels if wide else ["method", "accuracy %"]
+        title = f"Protecting a {unit}: accuracy %"
+        print_table([*fields, *headings], rows, title=title, left=len(fields) + (not wide))
+        spread = f"mean ± standard deviation over {len(first[0].runs)} seed(s)"
+        out.print(f"{spread}; * best of those that promise the same\n")
 
 
 def _accuracy(one: Standing) -> str:

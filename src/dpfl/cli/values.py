@@ -54,8 +54,8 @@ def lay_over(values: Values, options: Values) -> Values:
 
     given = {name: value for name, value in options.items() if value is not None}
     fields: Values = {FIELDS[name][0]: own for name, own in given.items() if name in FIELDS}
-    if "run.cohort" in fields:
-        fields["run.cohort"] = cohort = number(fields["run.cohort"])
+    if "cohort" in given:
+        fields["run.cohort"] = cohort = number(given["cohort"])
         remedy = "give a number of clients or a fraction"
         check(not isinstance(cohort, str), "--cohort", f"'{cohort}' is not a number", remedy)
     if given.get("system_noise"):
@@ -133,12 +133,15 @@ def seeds_of(text: str) -> list[int]:
     >>> seeds_of("3"), seeds_of("5,2")
     ([0, 1, 2], [5, 2])
     """
-    numbers = [number(word) for word in text.split(",")]
-    good, remedy = all(isinstance(one, int) for one in numbers), "give 3, or 0,1,2"
-    check(good, "--seeds", f"'{text}' is not a number or a list of numbers", remedy)
-    seeds = numbers if "," in text else list(range(numbers[0]))
-    distinct = bool(seeds) and len(set(seeds)) == len(seeds)
-    check(distinct, "--seeds", f"'{text}' names no seed, or one twice", remedy)
+    seeds = [number(word) for word in text.split(",")]
+    whole = all(isinstance(one, int) for one in seeds)
+    if whole and "," not in text:
+        seeds = list(range(seeds[0]))
+    good, problem = (
+        whole and 0 < len(seeds) == len(set(seeds)),
+        f"'{text}' names no different seeds",
+    )
+    check(good, "--seeds", problem, "give how many, such as 3, or a list such as 0,1,2")
     return seeds
 
 
@@ -152,12 +155,13 @@ def lists_of(texts: Iterable[str]) -> dict[str, list[Any]]:
     for text in texts:
         name, _, values = text.partition("=")
         words = [word.strip() for word in values.split(",") if word.strip()]
-        example = "write for instance --over budgets.scale=0.5,1,2"
-        good = "." in name and bool(words)
+        good, example = "." in name and bool(words), "write for instance --over method.lr=0.1,0.3"
         check(good, "--over", f"'{text}' is not FIELD=VALUE,VALUE,...", example)
-        taken = name in ("run.seed", "method.name")
-        problem = f"'{name}' is set by the command itself"
-        check(not taken, "--over", problem, "use --seeds, or --methods")
+        free, problem = (
+            name not in ("run.seed", "method.name"),
+            f"'{name}' has an option of its own",
+        )
+        check(free, "--over", problem, "use --seeds, or --methods")
         check(name not in lists, "--over", f"'{name}' was given twice", "give each field one list")
         lists[name] = [number(word) for word in words]
     return lists

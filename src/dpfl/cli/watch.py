@@ -7,9 +7,6 @@ finished report would not show.
 import time
 import webbrowser
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from dpfl.cli import options as o
 from dpfl.cli.console import note
@@ -18,12 +15,10 @@ from dpfl.core.errors import FolderError
 
 
 def watch(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder of a run, running or finished.", show_default=False)
-    ],
-    port: o.Port = 0,
-    open_browser: Annotated[bool, o.opt("Open it in a browser.", "--open")] = False,
-    until_done: Annotated[bool, o.opt("End when the run has.", "--until-done")] = False,
+    folder: Path = o.arg("Folder of a run, running or finished."),
+    port: int = o.PORT,
+    open_browser: bool = o.flag("--open", "Open it in a browser."),
+    until_done: bool = o.flag("--until-done", "End when the run has."),
 ) -> None:
     """Serve a run's report on this machine while it is running.
 
@@ -33,8 +28,7 @@ def watch(
     from dpfl.report.live import LiveServer
     from dpfl.runs.folder import RunFolder
 
-    remedy = "name the folder of a run, as dpfl run prints it"
-    held = RunFolder(folder).experiment.exists()
+    held, remedy = RunFolder(folder).experiment.exists(), "name a folder that dpfl run prints"
     check(held, str(folder), "holds no run", remedy, FolderError)
     with LiveServer(folder, port) as server:
         note(f"Live view: {server.address} (Ctrl-C ends it)")
