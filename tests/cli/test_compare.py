@@ -14,7 +14,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dpfl.cli import results as r
+from dpfl.cli import compare as r
 from dpfl.cli.main import run_command
 from dpfl.cli.options import Asked
 from dpfl.experiments import compare as library

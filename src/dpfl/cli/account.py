@@ -11,9 +11,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from dpfl import report
 from dpfl.cli import console as c
 from dpfl.cli import options as o
-from dpfl.core.checks import check, one_of
+from dpfl.core.checks import check
 
 
 def account(
@@ -52,22 +53,17 @@ def account(
 
 def _from_numbers(asked: dict[str, Any]) -> dict[str, Any]:
     """Find the noise if it is missing, and what it costs; torch is not needed for that."""
-    from dpfl.core.types import Adjacency
-    from dpfl.privacy.accountant import spend
+    from dpfl.privacy.accountant import adjacency_named, spend
     from dpfl.privacy.calibrate import calibrate
-    from dpfl.privacy.events import SAMPLINGS, Event
+    from dpfl.privacy.events import Event
 
-    sampling, accountant, noise = asked["sampling"], asked["accountant"], asked["noise_multiplier"]
-    one_of("--sampling", SAMPLINGS, sampling=sampling)
-    one_of("--adjacency", [str(one) for one in Adjacency], adjacency=asked["adjacency"])
-    one_of("--accountant", ("pld", "rdp", "renyi"), accountant=accountant or "pld")
-    by: dict[str, Any] = {"adjacency": Adjacency(asked["adjacency"]), "accountant": accountant}
-    delta, steps, rate = asked["delta"], asked["steps"], asked["sampling_rate"]
+    noise, delta, adjacency = asked["noise_multiplier"], asked["delta"], asked["adjacency"]
+    by = {"adjacency": adjacency_named(adjacency), "accountant": asked["accountant"]}
+    rate = 1.0 if asked["sampling"] == "none" else asked["sampling_rate"]
+    drawn = {"sampling": asked["sampling"], "sampling_rate": rate, "steps": asked["steps"]}
     if noise is None:
-        noise = calibrate(asked["epsilon"], delta, rate, steps, sampling=sampling, **by)
-    rate = 1.0 if sampling == "none" else rate
-    event = Event(noise_multiplier=noise, steps=steps, sampling=sampling, sampling_rate=rate)
-    spent = spend((event,), delta, **by)
+        noise = calibrate(asked["epsilon"], delta, **drawn, **by)
+    spent = spend((Event(noise_multiplier=noise, **drawn),), delta, **by)
     epsilon = spent.epsilon if math.isfinite(spent.epsilon) else "infinite"
     return asked | {"noise_multiplier": noise, "epsilon": epsilon, "accountant": spent.accountant}
 
@@ -94,9 +90,7 @@ def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool)
 
     with closing(Ledger.open(path, read_only=True)) as book, book.snapshot():
         if page is not None:
-            from dpfl.report.ledger_page import write_ledger_page
-
-            write_ledger_page(book, page, f"Privacy report of {book.identity()}", delta)
+            report.write_ledger_page(book, page, f"Privacy report of {book.identity()}", delta)
         lines, head, rule = statements(book, delta), book.head(), book.filter
         seeded, titles, flags = book.seeded_runs(), book.titles(), book.flags
     raised = [run for run, title in titles.items() if Flag.HYPOTHETICAL in title.lower()]

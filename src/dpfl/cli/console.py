@@ -11,6 +11,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,18 @@ from dpfl.core.errors import Interrupted
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
-    from rich.progress import Progress
 
     from dpfl.privacy.flags import RaisedFlag
     from dpfl.runs.result import Spread
 
 MOST_LINES = 24
 """Clients or accounts that a table shows; JSON has them all."""
+
+MOST_COLUMNS = 3
+"""Methods side by side in a terminal of 80 columns."""
+
+Rows = Iterable[Iterable[str]]
+Update = Callable[..., None]
 
 
 class _Pipe(Console):
@@ -42,15 +48,15 @@ out = _Pipe(highlight=False, soft_wrap=False, markup=False)
 err = _Pipe(stderr=True, highlight=False, markup=False)
 
 
-def note(text: str, style: str | None = None) -> None:
+def note(text: str) -> None:
     """Print a line on stderr, however long."""
-    err.print(text, style=style, soft_wrap=True)
+    err.print(text, soft_wrap=True)
 
 
 def warn(flags: Iterable[RaisedFlag | str]) -> None:
     """Print flags and warnings on stderr, in yellow."""
     for flag in flags:
-        note(str(flag), style="yellow")
+        err.print(str(flag), style="yellow")
 
 
 def note_files(written: Mapping[str, object]) -> None:
@@ -81,41 +87,25 @@ def interruptible(where: Path, remedy: Callable[[], str]) -> Iterator[None]:
         raise Interrupted(str(where), "stopped by you", remedy()) from None
 
 
-def progress_bar(quiet: bool = False) -> Progress:
-    """Return a bar on stderr; silent where stderr is not a terminal."""
-    from rich import progress
+@contextmanager
+def progress_bar(title: str, note: str, total: int | None, quiet: bool) -> Iterator[Update]:
+    """Show a bar on stderr, if that is a terminal, and yield the function that moves it.
 
-    text = progress.TextColumn
-    return progress.Progress(
-        text("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        text("rounds"),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-        text("{task.fields[note]}"),
-        console=err,
-        disable=quiet or not err.is_terminal,
-    )
+    ``note`` says what is going on, ``total`` counts the rounds.
+    """
+    from rich import progress as p
+
+    counts = (p.BarColumn(), p.MofNCompleteColumn(), "rounds")
+    times = (p.TimeElapsedColumn(), p.TimeRemainingColumn())
+    columns = ("{task.description}", *counts, *times, "{task.fields[note]}")
+    with p.Progress(*columns, console=err, disable=quiet or not err.is_terminal) as bar:
+        yield partial(bar.update, bar.add_task(title, total=total, note=note))
 
 
-def print_table(
-    columns: Sequence[str],
-    rows: Iterable[Iterable[str]],
-    *,
-    title: str | None = None,
-    left: int = 1,
-) -> None:
+def print_table(columns: Sequence[str], rows: Rows, title: str = "", left: int = 1) -> None:
     """Print a table whose first ``left`` columns are words and the rest numbers."""
-    lines = Table(
-        title=title,
-        title_justify="left",
-        min_width=len(title or ""),
-        box=None,
-        pad_edge=False,
-        header_style="bold",
-        padding=(0, 2, 0, 0),
-    )
+    lines = Table(title=title or None, title_justify="left", min_width=len(title), box=None)
+    lines.pad_edge, lines.padding = False, (0, 2, 0, 0)
     for number, column in enumerate(columns):
         words = number < left
         narrowest = 9 if number == 0 and left == 1 else None  # a row needs its name
@@ -132,10 +122,9 @@ def print_lines(*lines: str) -> None:
         out.print(line)
 
 
-def print_facts(facts: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
+def print_facts(facts: Mapping[str, str]) -> None:
     """Print names and values in two columns."""
-    rows = facts.items() if isinstance(facts, Mapping) else facts
-    print_table(("", ""), rows, left=2)
+    print_table(("", ""), facts.items(), left=2)
 
 
 def number_text(value: float | None, form: str = "g") -> str:
@@ -147,7 +136,7 @@ def epsilon_text(value: Any, digits: int = 3) -> str:
     """Show an epsilon, rounded up; infinity may be a word, as in JSON, and None is a dash."""
     from dpfl.privacy.accountant import shown
 
-    return {None: "-", "infinite": "infinite"}.get(value) or shown(float(value), digits)
+    return value or "-" if value in (None, "infinite") else shown(value, digits)
 
 
 def format_spread(spread: Spread | None) -> list[str]:

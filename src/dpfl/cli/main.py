@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 import typer
-from click.shell_completion import CompletionItem
 from typer.core import TyperGroup
 
 import dpfl
@@ -29,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan:plan", "Plan methods before training, and say what to try first."),
     "plan-power": ("plan_power:plan_power", "Plan a static over-the-air channel."),
     "report": ("report:report", "Write an HTML page about runs."),
-    "watch": ("watch:watch", "Serve the report of a run while it is running."),
+    "watch": ("report:watch", "Serve the report of a run while it is running."),
     "account": ("account:account", "Turn noise into epsilon, epsilon into noise."),
     "ledger": ("ledger:app", "Check that nothing in a ledger was changed or lost."),
     "site": ("site:app", "One site of a deployed federation."),
@@ -44,39 +43,31 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 class LazyGroup(TyperGroup):
-    """A group whose commands are imported when they are needed, not when they are listed."""
+    """A group that lists and completes its commands by name, and imports the one that is used."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all commands."""
-        return list(COMMANDS)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, (_, about) in COMMANDS.items():
+            self.add_command(click.Command(name, short_help=about))
 
-    def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
-        """Import a command's module and build the command."""
-        if cmd_name not in COMMANDS:
-            return None
-        found: Any = resolve_name(f"dpfl.cli.{COMMANDS[cmd_name][0]}")
-        group = found
-        if not isinstance(found, typer.Typer):
-            group = typer.Typer(add_completion=False, rich_markup_mode=None)
-            group.command(cmd_name)(found)
-        command = typer.main.get_command(group)
-        command.name = cmd_name
-        return command
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is used, and import it."""
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, listed and imported(str(listed.name)), rest
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the table of commands without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete names of commands without importing any; options are completed as always."""
-        if incomplete.startswith("-"):
-            return super().shell_complete(ctx, incomplete)
-        return [
-            CompletionItem(name, help=about)
-            for name, (_, about) in COMMANDS.items()
-            if name.startswith(incomplete)
-        ]
+def imported(name: str) -> click.Command:
+    """Import a command's module and build the command."""
+    found: Any = resolve_name(f"dpfl.cli.{COMMANDS[name][0]}")
+    if not isinstance(found, typer.Typer):
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command()(found)
+        found = alone
+    command = typer.main.get_command(found)
+    command.name = name
+    return command
 
 
 app = typer.Typer(
@@ -124,15 +115,12 @@ def run_command(arguments: list[str]) -> int:
     2
     """
     try:
-        command = typer.main.get_command(app)
-        result = command.main(arguments, prog_name="dpfl", standalone_mode=False)
+        result = typer.main.get_command(app)(arguments, prog_name="dpfl", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return 2
-    except click.exceptions.Exit as error:
-        return int(error.exit_code)
     except BrokenPipeError:  # the reader left, which is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -158,14 +146,11 @@ def _explained(error: BaseException) -> tuple[str, int]:
 
 def _with_hint(error: click.UsageError) -> str:
     """Name the nearest command for one that does not exist."""
-    message, context = error.format_message(), error.ctx
-    if not message.startswith("No such command") or context is None:
+    message, group = error.format_message(), error.ctx and error.ctx.command
+    if not message.startswith("No such command") or not isinstance(group, click.Group):
         return message
-    known = (
-        context.command.list_commands(context) if isinstance(context.command, click.Group) else ()
-    )
     name = message.split("'")[1]
-    return f"No such command '{name}'; {did_you_mean(name, known)}"
+    return f"No such command '{name}'; {did_you_mean(name, group.commands)}"
 
 
 if __name__ == "__main__":

@@ -144,10 +144,11 @@ class Asked:
         """Lay the options over the file. Without a file, what does not decide privacy has a light
         default.
         """
-        from dpfl.runs.toml_file import read_toml
+        from dpfl.runs.experiment import Experiment
+        from dpfl.runs.toml_file import read_toml, with_new_names
 
         if self.file is not None:
-            return lay_over(read_toml(self.file), self.given)
+            return lay_over(with_new_names(read_toml(self.file), Experiment.renamed), self.given)
         values = lay_over({}, self.given)
         method = values.setdefault("method", {})
         for name, value in LIGHT_DEFAULTS.items():

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from dpfl.experiments.describe import Description
     from dpfl.experiments.plan import MethodPlan, Plan
 
-MOST_COLUMNS = 3
-"""Methods side by side in a terminal of 80 columns."""
-
 LEGEND = """\
 eps: largest planned epsilon of any client; up, down: a round, all clients; \
 time: this machine, one worker
@@ -111,10 +108,10 @@ def _show_noise(described: Sequence[Description]) -> None:
     clients = real[0].clients if real else ()
     known = [[one.client, str(one.records), c.number_text(one.budget, ".4g")] for one in clients]
     noises = [[f"{value:.3g}" for value in own] for own in zip(*columns, strict=True)]
-    for start in range(0, len(names), MOST_COLUMNS):
-        part = slice(start, start + MOST_COLUMNS)
+    for start in range(0, len(names), c.MOST_COLUMNS):
+        part = slice(start, start + c.MOST_COLUMNS)
         rows = [[*one, *own[part]] for one, own in zip(known, noises, strict=True)]
-        title = "Noise multiplier (std / clip) by client" if start == 0 else None
+        title = "Noise multiplier (std / clip) by client" if start == 0 else ""
         c.out.print()
         c.print_table(
             ("client", "records", "budget", *names[part]), rows[: c.MOST_LINES], title=title

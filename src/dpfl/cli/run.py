@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpfl import report
 from dpfl.cli import console as c
 from dpfl.cli import options as o
 from dpfl.core.checks import check
@@ -47,27 +48,22 @@ def run(
     For instance: dpfl run --dataset digits --clients 10 --budgets mixgauss1 --delta 1e-3 --clip 1
     --method weiavg
     """
-    from dpfl.report.live import LiveServer
-    from dpfl.report.page import write_report
-    from dpfl.report.reading import of_folders
     from dpfl.runs.loggers import logging_to
     from dpfl.sim.train import run_experiment
 
-    asked.given["system_noise"] = system_noise or None
+    if system_noise:
+        asked.given["set"] = [*(asked.given["set"] or ()), "run.noise=system"]
     folder, experiment = _interrupted(asked, resume) if resume else _new(asked, folder)
     again = f"what was charged stays charged; go on with: dpfl run --resume {folder}"
-    with ExitStack() as stack:
-        if live:
-            server = stack.enter_context(LiveServer(folder, port))
-            c.note(f"Live view: {server.address}")
-        logger = stack.enter_context(logging_to(log, folder, experiment, c.note))
-        bar = stack.enter_context(c.progress_bar(quiet))
-        task = bar.add_task(experiment.method.name, total=experiment.run.rounds, note="planning")
+    live_page = report.LiveServer(folder, port) if live else nullcontext()
+    bar = c.progress_bar(experiment.method.name, "planning", experiment.run.rounds, quiet)
+    with live_page as page, logging_to(log, folder, experiment, c.note) as logger, bar as update:
+        if page:
+            c.note(f"Live view: {page.address}")
 
         def progress(done: int, total: int, record: RoundRecord) -> None:
             scores = record.scores
-            accuracy = f"accuracy {100 * scores.accuracy:.1f} %" if scores else ""
-            bar.update(task, completed=done, note=accuracy)
+            update(completed=done, note=f"accuracy {100 * scores.accuracy:.1f} %" if scores else "")
             if logger is not None:
                 logger.round(done, record)
 
@@ -82,7 +78,7 @@ def run(
             )
         if logger is not None:
             logger.end(result.summary)
-        write_report(of_folders([folder]), folder / "report.html")
+        report.write_report(report.of_folders([folder]), folder / "report.html")
         if live:
             time.sleep(LAST_LOOK)
     told = {"folder": str(folder), **result.summary.to_dict()}

@@ -70,13 +70,13 @@ def _serve(folder: Path, insecure: bool, quiet: bool, *, resume: bool) -> None:
     check_startable(folder, resume=resume)
     study = StudyFile.in_folder(folder)
     warn_insecure(insecure)
-    with until_stopped(folder, lambda: resume_command(folder)), c.progress_bar(quiet) as bar:
-        task = bar.add_task(study.study.name, total=study.run.rounds, note="waiting for sites")
+    bar = c.progress_bar(study.study.name, "waiting for sites", study.run.rounds, quiet)
+    with until_stopped(folder, lambda: resume_command(folder)), bar as update:
 
         def progress(rounds: Sequence[RoundRecord]) -> None:
             for last in rounds[-1:]:
-                note = f"{len(last.arrived)} of {len(last.cohort)} sites answered"
-                bar.update(task, completed=last.round + 1, note=note)
+                answered = f"{len(last.arrived)} of {len(last.cohort)} sites answered"
+                update(completed=last.round + 1, note=answered)
 
         serve(folder, c.note, progress, insecure=insecure)
     _show(folder, StudyStatus.of(folder))
@@ -108,7 +108,7 @@ def _show(folder: Path, now: StudyStatus) -> None:
     if lost := [str(record.round + 1) for record in now.rounds if record.lost]:
         facts.append(("lost rounds", ", ".join(lost)))
     traffic = c.traffic_text(total["bytes_up"], total["bytes_down"])
-    c.print_facts([*facts, ("bytes up / down", traffic)])
+    c.print_table(("", ""), [*facts, ("bytes up / down", traffic)], left=2)
     if summary is None:
         return
     c.warn(summary.flags)

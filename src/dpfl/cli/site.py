@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpfl import report
 from dpfl.cli import console as c
 from dpfl.cli import options as o
 
@@ -97,14 +98,13 @@ def spend(
     """Print what the site has spent over all studies, against each adversary."""
     from dpfl.deploy.site_folder import SiteFolder
     from dpfl.privacy.flags import Flag, RaisedFlag
-    from dpfl.report.ledger_page import write_ledger_page
 
     site = SiteFolder(folder)
     lines, flags = site.spent(), site.flags()
     with closing(site.ledger()) as ledger:
         if page is not None:
             title = f"Budget and spending of '{site.id}'"
-            write_ledger_page(ledger, page, title, warnings=[str(flag) for flag in flags])
+            report.write_ledger_page(ledger, page, title, warnings=[str(flag) for flag in flags])
         if ledger.seeded_runs():
             flags.append(RaisedFlag(Flag.SEEDED, "some of it was a rehearsal"))
     c.warn(flags)

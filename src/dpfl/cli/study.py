@@ -10,8 +10,8 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpfl.cli import compare as r
 from dpfl.cli import options as o
-from dpfl.cli import results as r
 from dpfl.cli.console import answer, mean_and_spread, note, print_lines, print_table
 
 if TYPE_CHECKING:

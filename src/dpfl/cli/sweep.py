@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dpfl.cli import compare as r
 from dpfl.cli import options as o
-from dpfl.cli import results as r
-from dpfl.cli.console import mean_and_spread, out, print_table
+from dpfl.cli.console import MOST_COLUMNS, mean_and_spread, out, print_table
 from dpfl.cli.values import lists_of, seeds_of
 from dpfl.core.checks import check
 
 if TYPE_CHECKING:
     from dpfl.experiments.ranking import Standing
     from dpfl.experiments.results import StudyResult
-
-MOST_COLUMNS = 3
-"""Methods side by side in a terminal of 80 columns."""
 
 
 @o.takes_experiment(o.MANY, o.STORE)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dpfl.cli import compare as r
 from dpfl.cli import options as o
-from dpfl.cli import results as r
 from dpfl.cli.console import note, out, print_table
 from dpfl.cli.values import data_values, lists_of
 
