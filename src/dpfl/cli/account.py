@@ -1,9 +1,13 @@
-"""``dpfl account``: noise to epsilon, epsilon to noise, or a ledger file to statements.
+"""``dpfl account`` and ``dpfl ledger``: noise to epsilon, epsilon to noise, a ledger to statements.
 
-With numbers it runs without torch and without reading any data: the accountant needs only rates,
-steps and noise. Given an epsilon it finds the least noise that meets it. Given a ledger it prints
-one line for each account and adversary, with the flags of the ledger first, and with ``--page``
-writes the privacy report for an ethics board. A missing or edited ledger ends with exit code 5.
+With numbers ``account`` runs without torch and without reading any data: the accountant needs only
+rates, steps and noise. Given an epsilon it finds the least noise that meets it. Given a ledger it
+prints one line for each account and adversary, with the flags of the ledger first, and with
+``--page`` writes the privacy report for an ethics board.
+
+``ledger verify`` checks the file, its hash chain and the head noted beside it; a hash that was
+noted elsewhere, for instance on a printed report, must be in the chain. A missing or edited ledger
+ends with exit code 5, and nothing is changed.
 """
 
 import math
@@ -11,10 +15,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dpfl import report
+import dpfl.report as pages
 from dpfl.cli import console as c
 from dpfl.cli import options as o
 from dpfl.core.checks import check
+from dpfl.core.errors import LedgerError
+
+_ACCEPT = "Write the missing head file: this is the newest copy."
+ledger_app = o.group("A ledger file: check that nothing in it was changed or lost.")
 
 
 def account(
@@ -70,14 +78,13 @@ def _from_numbers(asked: dict[str, Any]) -> dict[str, Any]:
 
 def _show(found: dict[str, Any]) -> None:
     """Print noise and epsilon for people."""
-    c.print_facts(
-        {
-            "noise multiplier (std / clip)": f"{found['noise_multiplier']:.6g}",
-            "epsilon": f"{c.epsilon_text(found['epsilon'], 4)} at delta {found['delta']:g}",
-            "adjacency, accountant": "{adjacency}, {accountant}".format(**found),
-            "releases": "{steps}, {sampling} sampling at rate {sampling_rate:g}".format(**found),
-        }
-    )
+    facts = {
+        "noise multiplier (std / clip)": f"{found['noise_multiplier']:.6g}",
+        "epsilon": f"{c.epsilon_text(found['epsilon'], 4)} at delta {found['delta']:g}",
+        "adjacency, accountant": "{adjacency}, {accountant}".format(**found),
+        "releases": "{steps}, {sampling} sampling at rate {sampling_rate:g}".format(**found),
+    }
+    c.print_facts(facts)
     c.out.print("Unit and adversary are those of whatever is clipped and sampled. Rounded up.")
 
 
@@ -90,7 +97,7 @@ def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool)
 
     with closing(Ledger.open(path, read_only=True)) as book, book.snapshot():
         if page is not None:
-            report.write_ledger_page(book, page, f"Privacy report of {book.identity()}", delta)
+            pages.write_ledger_page(book, page, f"Privacy report of {book.identity()}", delta)
         lines, head, rule = statements(book, delta), book.head(), book.filter
         seeded, titles, flags = book.seeded_runs(), book.titles(), book.flags
     raised = [run for run, title in titles.items() if Flag.HYPOTHETICAL in title.lower()]
@@ -110,3 +117,58 @@ def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool)
     c.out.print(f"Filter across studies: {rule}. Entries in the ledger: {head.number}.")
     c.out.print(f"Head: {head.digest}", soft_wrap=True)
     c.note_files({"Page": page} if page else {})
+
+
+@ledger_app.command()
+def verify(
+    file: Path = o.arg("The ledger file."),
+    head: str | None = o.opt("A hash noted earlier, which must be in the ledger."),
+    accept_head: bool = o.flag("--accept-head", _ACCEPT),
+    json: bool = o.JSON,
+) -> None:
+    """Check a ledger's file, its hash chain, and the head noted beside it.
+
+    The chain has no key: whoever can rewrite the ledger and its head file together is only found
+    out by a hash that was noted elsewhere, for instance on a printed report. Give it with --head.
+    """
+    from dpfl.privacy.chain import read_head
+    from dpfl.privacy.ledger import Ledger
+
+    accepted = accept_head and read_head(str(file)) is None
+    if accept_head:
+        Ledger.accept_head(file)
+    noted = read_head(str(file))
+    wanted = (head or "").strip().lower().rpartition(":")[2]
+    with closing(Ledger.open(file, read_only=True)) as book, book.snapshot():
+        problem = f"has no hash chain to check ({', '.join(map(str, book.flags))})"
+        remedy = "keep it with the version that wrote it; dpfl account --ledger reads it"
+        check(not book.flags, str(file), problem, remedy, LedgerError)
+        held = head is None or book.contains(wanted)
+        problem = f"does not contain entry {wanted}, which was noted earlier"
+        remedy = "find the ledger that does: this one was rolled back, rewritten, or is another one"
+        check(held, str(file), problem, remedy, LedgerError)
+        facts: dict[str, Any] = {"ledger": str(file), "identity": book.identity()}
+        newest = book.head()
+        facts |= {"filter": book.filter, "entries": newest.number, "head": newest.digest}
+        facts |= {"accounts": len(book.accounts()), "runs": len(book.titles())}
+    facts["head_file"] = None if noted is None else noted.number
+    facts["checked"] = ["file", "hash chain", "head file", *(["given head"] if wanted else [])]
+    c.answer(json, facts, _show_verified, facts, accepted)
+
+
+def _show_verified(facts: dict[str, Any], accepted: bool) -> None:
+    """Print what was found in a ledger."""
+    if accepted:
+        c.note(f"Wrote {facts['ledger']}.head")
+    later = facts["entries"] - (facts["head_file"] or 0)
+    shown = {
+        "ledger of": facts["identity"],
+        "filter across studies": facts["filter"],
+        "entries, runs, accounts": "{entries}, {runs}, {accounts}".format(**facts),
+        "head file": f"agrees; {later} entries were written since" if later else "agrees",
+    }
+    if "given head" in facts["checked"]:
+        shown["given head"] = "is in the ledger"
+    c.print_facts(shown)
+    c.out.print(f"Head: {facts['head']}", soft_wrap=True)
+    c.out.print("Nothing was changed since the entries were written. Note the head elsewhere.")

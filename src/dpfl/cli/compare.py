@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfl import report
+import dpfl.report as pages
 from dpfl.cli import console as c
 from dpfl.cli import options as o
 from dpfl.cli.values import seeds_of
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from dpfl.experiments.ranking import Standing
     from dpfl.experiments.results import StudyResult
     from dpfl.experiments.tuning import RunStore
-    from dpfl.runs.result import Spread
 
 COMPOSE = "Runs are accounted separately; releases on the same data compose."
 LEGEND = """\
@@ -35,7 +34,7 @@ those that promise the same; p: paired t-test against it, Holm's adjustment; lef
 budget ran out early"""
 
 
-@o.takes_experiment(o.MANY, o.STORE)
+@o.takes_experiment(o.MANY | o.STORE)
 def compare(
     asked: o.Asked,
     seeds: str = o.SEEDS,
@@ -101,8 +100,8 @@ def finish(
     replace(result, kept=str(asked.kept.absolute())).write(folder / "results.json")
     written = {"Results": folder}
     if any(cell.runs for cell in result.cells):
-        shown = report.of_results(result, asked.kept)
-        written["Report"] = report.write_report(shown, folder / "report.html")
+        shown = pages.of_results(result, asked.kept)
+        written["Report"] = pages.write_report(shown, folder / "report.html")
     c.answer(asked.json, {"folder": str(folder), **result.to_dict()}, show, result)
     c.note_files(written)
     return folder
@@ -153,17 +152,15 @@ def _outcome(one: Standing) -> list[str]:
 
 
 def _privacy(one: Standing) -> list[str]:
-    """What clients spent with one method, beside their budgets, as cells of a table."""
-    known = [run.epsilon for run in one.runs if run.epsilon]
-    spent, budgets = (epsilon.spent for epsilon in known), (epsilon.budget for epsilon in known)
-    return [one.label, *_averaged(spent), *_averaged(budgets)]
-
-
-def _averaged(spreads: Iterable[Spread | None]) -> list[str]:
-    """Means over seeds of smallest, median and largest."""
-    known = [vars(spread).values() for spread in spreads if spread]
-    means = [c.epsilon_text(statistics.mean(column)) for column in zip(*known, strict=True)]
-    return means or ["-"] * 3
+    """What clients spent with one method, beside their budgets: means over seeds of smallest,
+    median and largest, as cells of a table.
+    """
+    cells = [one.label]
+    for name in ("spent", "budget"):
+        spreads = [getattr(run.epsilon, name, None) for run in one.runs]
+        columns = zip(*(vars(spread).values() for spread in spreads if spread), strict=True)
+        cells += [c.epsilon_text(statistics.mean(own)) for own in columns] or c.format_spread(None)
+    return cells
 
 
 def _meaning(one: Standing) -> str:

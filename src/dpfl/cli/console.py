@@ -54,9 +54,9 @@ def note(text: str) -> None:
 
 
 def warn(flags: Iterable[RaisedFlag | str]) -> None:
-    """Print flags and warnings on stderr, in yellow."""
+    """Print flags and warnings on stderr, in yellow; a terminal breaks them between words."""
     for flag in flags:
-        err.print(str(flag), style="yellow")
+        err.print(str(flag), style="yellow", soft_wrap=not err.is_terminal)
 
 
 def note_files(written: Mapping[str, object]) -> None:

@@ -4,26 +4,19 @@ Methods come from dpfl and from every installed package that declares some. ``--
 same for programs, and ``methods --markdown`` the table that the documentation contains.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import typer
 
 from dpfl.cli import console as c
 from dpfl.cli import options as o
 
-if TYPE_CHECKING:
-    from dpfl.strategy.method import Method
-
-HEADINGS = ("method", "what it is", "family", "needs")
 PAGE = """\
 # Methods
 
 This table is written by `dpfl methods --markdown`. Methods of one family are worth comparing;
 [choosing a method](choosing-a-method.md) says which to try first.
 
-"""
+| method | what it is | family | needs |
+|---|---|---|---|"""
 
 
 def methods(
@@ -35,19 +28,14 @@ def methods(
     from dpfl.methods import METHODS
 
     found = [METHODS[name] for name in (METHODS if family is None else o.methods_of(family))]
-    if markdown:
-        typer.echo(methods_page(found), nl=False)
-        return
-    keys = ("about", "family", "needs")
-    told = {one.name: {key: getattr(one, key) for key in keys} for one in found}
     rows = [(one.name, one.about, one.family, one.needs or "-") for one in found]
-    c.answer(json, told, lambda: c.print_table(HEADINGS, rows, left=4))
-
-
-def methods_page(methods: list[Method]) -> str:
-    """Return the page of the documentation that lists the methods."""
-    rows = [f"| `{m.name}` | {m.about} | {m.family} | {m.needs or '-'} |" for m in methods]
-    return PAGE + "\n".join([f"| {' | '.join(HEADINGS)} |", "|---|---|---|---|", *rows]) + "\n"
+    if markdown:
+        lines = [f"| `{name}` | {' | '.join(cells)} |" for name, *cells in rows]
+        typer.echo("\n".join([PAGE, *lines]))
+        return
+    keys, headings = ("about", "family", "needs"), ("method", "what it is", "family", "needs")
+    told = {one.name: {key: getattr(one, key) for key in keys} for one in found}
+    c.answer(json, told, lambda: c.print_table(headings, rows, left=4))
 
 
 def _show(tables: dict[str, dict[str, str]]) -> None:

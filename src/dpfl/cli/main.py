@@ -16,21 +16,22 @@ import typer
 from typer.core import TyperGroup
 
 import dpfl
+from dpfl.cli.options import opt
 from dpfl.core.errors import DpflError, did_you_mean, disk_error
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run:run", "Train one model with one method, and say what every client spent."),
     "compare": ("compare:compare", "Compare methods over paired seeds."),
-    "sweep": ("sweep:sweep", "Vary a field: accuracy by value, for each method."),
-    "tune": ("tune:tune", "Choose every method's settings by the same search."),
-    "study": ("study:study", "Run a study file, or show what was recorded."),
-    "describe": ("describe:describe", "Print pipeline, promise, epsilons, noise and bytes."),
+    "sweep": ("studies:sweep", "Vary a field: accuracy by value, for each method."),
+    "tune": ("studies:tune", "Choose every method's settings by the same search."),
+    "study": ("studies:study", "Run a study file, or show what was recorded."),
+    "describe": ("plan:describe", "Print pipeline, promise, epsilons, noise and bytes."),
     "plan": ("plan:plan", "Plan methods before training, and say what to try first."),
     "plan-power": ("plan_power:plan_power", "Plan a static over-the-air channel."),
     "report": ("report:report", "Write an HTML page about runs."),
     "watch": ("report:watch", "Serve the report of a run while it is running."),
     "account": ("account:account", "Turn noise into epsilon, epsilon into noise."),
-    "ledger": ("ledger:app", "Check that nothing in a ledger was changed or lost."),
+    "ledger": ("account:ledger_app", "Check that nothing in a ledger was changed or lost."),
     "site": ("site:app", "One site of a deployed federation."),
     "server": ("server:app", "The server of a deployed federation."),
     "deploy": ("deploy:app", "Try a deployment on this machine."),
@@ -91,13 +92,12 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
+_VERSION = opt("Print the version.", False, "--version", callback=_version, is_eager=True)
+
+
 @app.callback()
-def _top(
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version."
-    ),
-) -> None:
-    pass
+def _top(version: bool = _VERSION) -> None:
+    """Take the options of ``dpfl`` itself."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -15,8 +15,7 @@ import typer
 
 import dpfl
 from dpfl.cli.values import FIELDS, LIGHT_DEFAULTS, ROUNDS, Values, check_complete, lay_over, wanted
-from dpfl.core.checks import check
-from dpfl.core.errors import unknown_name
+from dpfl.core.checks import check, one_of
 
 if TYPE_CHECKING:
     from dpfl.runs.experiment import Experiment
@@ -82,6 +81,7 @@ def group(text: str) -> typer.Typer:
     return made
 
 
+FILE = arg("Experiment file (TOML).", None)
 DATA = opt("Where data sets that do not ship with dpfl lie.")
 JSON = flag("--json", "Write one JSON document to stdout.")
 QUIET = flag("--quiet", "No progress bar.")
@@ -90,6 +90,7 @@ SEEDS = opt("How many seeds, or a list such as 0,1,2.", "3")
 OVER = opt("A field and its values.", metavar="FIELD=VALUE,...")
 PORT = opt("Port on 127.0.0.1; 0 takes a free one.", 0, min=0, max=65535)
 
+Command = Callable[..., None]
 Options = dict[str, tuple[Any, Any]]
 """Options by the name of their parameter: the kind of value, and what typer knows of it."""
 
@@ -205,27 +206,23 @@ def methods_of(family: str) -> list[str]:
     """The names of the methods of a family."""
     from dpfl.methods import families
 
-    if family not in families():
-        raise unknown_name("--family", "family", family, families())
+    one_of("--family", families(), family=family)
     return list(families()[family])
 
 
-def takes_experiment(
-    *more: Options, one_method: bool = False
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes_experiment(more: Options | None = None) -> Callable[[Command], Command]:
     """Give a command the options that describe an experiment.
 
     The command receives them as its first argument, an :class:`Asked`; its other arguments are
-    options of its own. ``more`` are tables of further options, such as :data:`MANY`. With
-    ``one_method`` the experiment has a --method and a --seed.
+    options of its own. ``more`` are further options, :data:`MANY` for instance, of a command that
+    takes several methods; without them the experiment has a --method and a --seed.
     """
-    left_out = () if one_method else ("method", "seed", "workers")
+    left_out = ("method", "seed", "workers") if more else ()
     given = {name: own for name, own in _EXPERIMENT.items() if name not in left_out}
-    common: Options = {"file": (Path | None, arg("Experiment file (TOML).", None)), **given}
-    for table in ({"data": (Path | None, DATA)}, *more, {"json": (bool, JSON)}):
-        common |= table
+    common: Options = {"file": (Path | None, FILE), **given, "data": (Path | None, DATA)}
+    common |= {**(more or {}), "json": (bool, JSON)}
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Command) -> Command:
         """Put the options into the signature that typer reads."""
 
         @functools.wraps(command)

@@ -1,7 +1,12 @@
-"""``dpfl plan``: what the budgets will buy, before anything is trained.
+"""``dpfl describe`` and ``dpfl plan``: what would happen, to whom, at what cost, without a run.
 
-Methods are compared by closed forms only: noise in a round's aggregate over the longest that its
-signal can be. For each promise one method is recommended, with the reason; the simplest among
+Nothing is trained and nothing is charged. ``describe`` prints the pipeline of one round, the
+promise with its assumptions, the planned epsilon against the server and against the world, the
+noise, and the bytes of a round; and a warning where the noise of a round drowns what could be
+learned in it.
+
+``plan`` compares methods by closed forms only: noise in a round's aggregate over the longest that
+its signal can be. For each promise one method is recommended, with the reason; the simplest among
 those that would do about equally well.
 """
 
@@ -29,6 +34,62 @@ forms; it ranks methods of one promise and does not predict accuracy"""
 HEADINGS = ("method", "noise / signal", "server eps", "world eps", "up", "down", "time")
 
 
+@o.takes_experiment()
+def describe(asked: o.Asked) -> None:
+    """Print the pipeline, the promise, epsilon by adversary, noise and bytes, without training.
+
+    Says which assumptions the promise rests on, how many clients will run out of budget, and warns
+    where noise would drown the signal. Takes the same options as dpfl run.
+    """
+    from dpfl.experiments import describe as library
+
+    described = library.describe(asked.experiment(), asked.data)
+    c.answer(asked.json, described.to_dict(), show_description, described)
+
+
+def show_description(described: Description) -> None:
+    """Print a description for people."""
+    title = f"{described.method}: one round"
+    c.print_table(("step", "component"), described.pipeline, left=2, title=title)
+    promise, said = described.promise, "protects nobody"
+    if described.protects:
+        hidden = f"protects a {promise.unit} against the {promise.observer}"
+        said = f"{hidden} ({promise.adjacency} adjacency)"
+    c.print_lines(f"\nPromise: {said}", *(f"  - {one}" for one in described.assumptions), "")
+    _show_costs(described)
+    if described.running_out:
+        early = f"{described.running_out} client(s) will run out of budget"
+        c.out.print(f"{early} before their planned participations, and leave")
+    if described.noise_multiplier:
+        spread = " / ".join(f"{value:.3g}" for value in vars(described.noise_multiplier).values())
+        c.out.print(f"noise multiplier (std / clip): {spread}  (smallest / median / largest)")
+    size = f"{described.rounds} rounds, {len(described.clients)} clients"
+    cohort = f"about {described.cohort:g} a round"
+    c.out.print(f"{size}, {cohort}, {described.participations} planned participations each")
+    up, down = c.bytes_text(described.bytes_up), c.bytes_text(described.bytes_down)
+    c.out.print(f"{described.parameters} parameters; per client and round {up} up, {down} down")
+    if described.forecast.warning:
+        c.warn([f"WARNING: {described.forecast.warning}"])
+
+
+def _show_costs(described: Description) -> None:
+    """Print epsilons by adversary, as published, and by whose noise is counted on."""
+    headings, published = ("smallest", "median", "largest"), described.published
+    costs = [
+        [f"against the {observer}", *c.format_spread(one.spread), ", ".join(one.accountants)]
+        for observer, one in described.epsilon.items()
+    ]
+    if published:
+        costs.append(["as published", "", "", f"{published.epsilon:.2f}", "display only"])
+    c.print_table(("planned epsilon", *headings, "accountant"), costs)
+    if published:
+        c.out.print(f"as published: {published.remark}")
+    if described.by_assumption:
+        assumed = described.by_assumption.items()
+        rows = [[name, *c.format_spread(spread)] for name, spread in assumed]
+        c.print_table(("over this run's channel, if", *headings), rows)
+
+
 @o.takes_experiment(o.MANY)
 def plan(
     asked: o.Asked,
@@ -52,10 +113,10 @@ def plan(
     for one in planned.methods:
         if one.untimed:
             c.note(f"no time for {one.method}: {one.untimed}")
-    c.answer(asked.json, planned.to_dict(), show, planned)
+    c.answer(asked.json, planned.to_dict(), show_plan, planned)
 
 
-def show(planned: Plan) -> None:
+def show_plan(planned: Plan) -> None:
     """Print one table per promise, the noise of single clients, warnings and the advice."""
     described = [one.description for one in planned.methods]
     first = described[0]

@@ -64,17 +64,16 @@ def plan_power(
         return
     mean, most = 100 * statistics.mean(found.artificial), 100 * max(found.artificial)
     uses = f"({found.dimension} channel uses a round)"
-    print_facts(
-        {
-            "project onto": f"{found.dimension} of {parameters} numbers {uses}",
-            "epsilon": f"{epsilon_text(found.epsilon)} (target {epsilon:g})",
-            "meaning": f"per client, {adjacency} adjacency, against the server",
-            "composition": accounting,
-            "noise / signal": f"{found.noise_multiplier:.4g}",
-            "bound (Theorem 3)": f"{found.bound:.6g}",
-            "power for noise": f"{mean:.1f} % on average, most {most:.1f} %",
-        }
-    )
+    facts = {
+        "project onto": f"{found.dimension} of {parameters} numbers {uses}",
+        "epsilon": f"{epsilon_text(found.epsilon)} (target {epsilon:g})",
+        "meaning": f"per client, {adjacency} adjacency, against the server",
+        "composition": accounting,
+        "noise / signal": f"{found.noise_multiplier:.4g}",
+        "bound (Theorem 3)": f"{found.bound:.6g}",
+        "power for noise": f"{mean:.1f} % on average, most {most:.1f} %",
+    }
+    print_facts(facts)
     if len(named) <= MOST_LINES:
         signal = [100 * (min(known) / gain) ** 2 for gain in known]
         rows = [

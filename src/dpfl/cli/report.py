@@ -11,7 +11,7 @@ import time
 import webbrowser
 from pathlib import Path
 
-from dpfl import report as pages
+import dpfl.report as pages
 from dpfl.cli import options as o
 from dpfl.cli.console import answer, note, note_files
 from dpfl.core.checks import check

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpfl import report
+import dpfl.report as pages
 from dpfl.cli import console as c
 from dpfl.cli import options as o
 from dpfl.core.checks import check
@@ -29,7 +29,7 @@ LAST_LOOK = 2.5
 """Seconds that a live page, which asks once a second, is served after the end."""
 
 
-@o.takes_experiment(one_method=True)
+@o.takes_experiment()
 def run(
     asked: o.Asked,
     system_noise: bool = o.flag("--system-noise", "Draw noise from the system: not repeatable."),
@@ -55,7 +55,7 @@ def run(
         asked.given["set"] = [*(asked.given["set"] or ()), "run.noise=system"]
     folder, experiment = _interrupted(asked, resume) if resume else _new(asked, folder)
     again = f"what was charged stays charged; go on with: dpfl run --resume {folder}"
-    live_page = report.LiveServer(folder, port) if live else nullcontext()
+    live_page = pages.LiveServer(folder, port) if live else nullcontext()
     bar = c.progress_bar(experiment.method.name, "planning", experiment.run.rounds, quiet)
     with live_page as page, logging_to(log, folder, experiment, c.note) as logger, bar as update:
         if page:
@@ -78,7 +78,7 @@ def run(
             )
         if logger is not None:
             logger.end(result.summary)
-        report.write_report(report.of_folders([folder]), folder / "report.html")
+        pages.write_report(pages.of_folders([folder]), folder / "report.html")
         if live:
             time.sleep(LAST_LOOK)
     told = {"folder": str(folder), **result.summary.to_dict()}

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpfl import report
+import dpfl.report as pages
 from dpfl.cli import console as c
 from dpfl.cli import options as o
 
@@ -104,7 +104,7 @@ def spend(
     with closing(site.ledger()) as ledger:
         if page is not None:
             title = f"Budget and spending of '{site.id}'"
-            report.write_ledger_page(ledger, page, title, warnings=[str(flag) for flag in flags])
+            pages.write_ledger_page(ledger, page, title, warnings=[str(flag) for flag in flags])
         if ledger.seeded_runs():
             flags.append(RaisedFlag(Flag.SEEDED, "some of it was a rehearsal"))
     c.warn(flags)
