@@ -100,9 +100,9 @@ def _top(version: bool = _VERSION) -> None:
     """Take the options of ``dpfl`` itself."""
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main() -> None:
     """Run a command and end with its exit code."""
-    sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
+    sys.exit(run_command(sys.argv[1:]))
 
 
 def run_command(arguments: list[str]) -> int:

@@ -29,8 +29,6 @@ eps: largest planned epsilon of any client; up, down: a round, all clients; \
 time: this machine, one worker
 noise / signal: noise in a round's aggregate over the longest that its signal can be, by closed \
 forms; it ranks methods of one promise and does not predict accuracy"""
-
-
 HEADINGS = ("method", "noise / signal", "server eps", "world eps", "up", "down", "time")
 
 

@@ -24,7 +24,6 @@ from dpfl.cli.values import Values, data_values, lists_of, seeds_of
 from dpfl.core.checks import check
 
 if TYPE_CHECKING:
-    from dpfl.experiments.ranking import Standing
     from dpfl.experiments.results import CellResult, StudyResult
 
 NOISE = "noise_over_least"
@@ -66,7 +65,9 @@ def show_sweep(result: StudyResult) -> None:
         wide = len(labels) <= c.MOST_COLUMNS
         rows = []
         for case, ranked in cases:
-            shown = {one.label: _accuracy(one) for one in ranked}
+            shown = {
+                one.label: c.mean_and_spread(one.accuracies) + "*" * one.best for one in ranked
+            }
             values = [value_text(value) for value in case.values()]
             if wide:
                 rows.append([*values, *(shown[label] for label in labels)])
@@ -79,11 +80,6 @@ def show_sweep(result: StudyResult) -> None:
         c.print_table([*fields, *headings], rows, title=title, left=len(fields) + (not wide))
         spread = f"mean ± standard deviation over {len(first[0].runs)} seed(s)"
         c.out.print(f"{spread}; * best of those that promise the same\n")
-
-
-def _accuracy(one: Standing) -> str:
-    """The accuracy of a method; the best is marked."""
-    return c.mean_and_spread(one.accuracies) + ("*" if one.best else "")
 
 
 @o.takes_experiment(o.MANY | o.STORE)
