@@ -71,7 +71,11 @@ def print_json(value: Any) -> None:
 
 
 def answer(as_json: bool, document: Any, show: Callable[..., None], *shown: Any) -> None:
-    """Write a result as a JSON document, or show it for people."""
+    """Write a result as a JSON document, or show it for people.
+
+    ``show`` prints what people read, and is called with ``shown``. Notes and warnings go to stderr
+    in both cases, so that stdout holds one document or one answer.
+    """
     if as_json:
         print_json(document)
     else:
@@ -80,7 +84,11 @@ def answer(as_json: bool, document: Any, show: Callable[..., None], *shown: Any)
 
 @contextmanager
 def interruptible(where: Path, remedy: Callable[[], str]) -> Iterator[None]:
-    """Turn Ctrl-C into an error that says how to go on."""
+    """Turn Ctrl-C into an error that says how to go on.
+
+    ``where`` is the folder that was worked on. ``remedy`` is asked for when it happens: it may
+    depend on how far the command got.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -103,7 +111,11 @@ def progress_bar(title: str, note: str, total: int | None, quiet: bool) -> Itera
 
 
 def print_table(columns: Sequence[str], rows: Rows, title: str = "", left: int = 1) -> None:
-    """Print a table whose first ``left`` columns are words and the rest numbers."""
+    """Print a table whose first ``left`` columns are words and the rest numbers.
+
+    Words are wrapped where the terminal is narrow, numbers never are. With one column of words, as
+    for a table of methods, that column keeps at least nine characters.
+    """
     lines = Table(title=title or None, title_justify="left", min_width=len(title), box=None)
     lines.pad_edge, lines.padding = False, (0, 2, 0, 0)
     for number, column in enumerate(columns):

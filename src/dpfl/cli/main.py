@@ -60,7 +60,7 @@ class LazyGroup(TyperGroup):
 
 
 def imported(name: str) -> click.Command:
-    """Import a command's module and build the command."""
+    """Import a command's module and build the command: from a function, or from a group."""
     found: Any = resolve_name(f"dpfl.cli.{COMMANDS[name][0]}")
     if not isinstance(found, typer.Typer):
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -131,7 +131,11 @@ def run_command(arguments: list[str]) -> int:
 
 
 def _explained(error: BaseException) -> tuple[str, int]:
-    """One sentence and the exit code for what went wrong."""
+    """One sentence and the exit code for what went wrong.
+
+    Usage errors come from typer; errors of dpfl bring their own code; one of the operating system
+    becomes the error of dpfl that fits it; anything else is shown with its traceback.
+    """
     if isinstance(error, click.UsageError):
         return f"usage: {_with_hint(error)}", 2
     if isinstance(error, KeyboardInterrupt | click.Abort):

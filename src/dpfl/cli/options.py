@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def method_names() -> list[str]:
     """The names of the methods that ship with dpfl, read from their files: importing them takes too
-    long for the shell.
+    long for the shell. Methods of other packages are not offered, but can be typed.
     """
     folder = Path(dpfl.__file__).parent / "methods"
     texts = [path.read_text() for path in sorted(folder.glob("*.py"))]
@@ -57,7 +57,10 @@ def completing(option: str) -> dict[str, Any]:
 
 
 def arg(text: str, default: Any = ...) -> Any:
-    """Return an argument with this help; without a default it must be given."""
+    """Return an argument with this help; without a default it must be given.
+
+    Like :func:`opt`, it is the default of a parameter, from which typer reads it.
+    """
     return typer.Argument(default, help=text, show_default=False)
 
 
@@ -70,7 +73,7 @@ def opt(text: str, default: Any = None, name: str = "", **more: Any) -> Any:
 
 
 def flag(name: str, text: str) -> Any:
-    """Return an option that is off unless it is given."""
+    """Return an option that is off unless it is given, without a --no-... beside it."""
     return opt(text, False, name)
 
 
@@ -169,6 +172,9 @@ class Asked:
     def method_names(self, values: Values, settings: dict[str, Values] | None = None) -> list[str]:
         """The methods asked for; of ``all`` or a family, those that this federation cannot run are
         named and left out.
+
+        ``values`` is the experiment as plain values, ``settings`` what single methods have of their
+        own, by name. A method that was named and lacks something it needs is refused.
         """
         from dpfl.cli.console import note
         from dpfl.experiments.compare import fitting

@@ -36,7 +36,10 @@ def warn_insecure(insecure: bool) -> None:
 
 
 def until_stopped(folder: Path, command: Callable[[], str]) -> AbstractContextManager[None]:
-    """End in order on Ctrl-C or a request to terminate; ``command`` continues from there."""
+    """End in order on Ctrl-C or a request to terminate; ``command`` continues from there.
+
+    Service managers stop a process by SIGTERM, which is handled like Ctrl-C from here on.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     return c.interruptible(folder, lambda: f"continue with: {command()}")
 

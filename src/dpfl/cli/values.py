@@ -86,7 +86,10 @@ def _misreport(text: str) -> tuple[str, float]:
 
 
 def wanted(method: Values, setting: str) -> bool:
-    """Whether a method needs a setting; one that is not named yet may need anything."""
+    """Whether a method needs a setting; one that is not named yet may need anything.
+
+    ``method`` is the method's section so far. Local steps are not needed beside local epochs.
+    """
     from dpfl.methods import METHODS
 
     if setting == "local_steps" and "local_epochs" in method:
@@ -154,7 +157,10 @@ def lists_of(texts: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def check_complete(values: Values, method: str | None, *, any_method: bool = False) -> None:
-    """Name what is missing in the words of the command line."""
+    """Name what is missing in the words of the command line.
+
+    With ``any_method``, the methods are not known yet, and only the data set is asked for.
+    """
     from dpfl.methods import find
 
     remedy = "give --dataset, or an experiment file; dpfl datasets lists them"
