@@ -172,5 +172,6 @@ def check_complete(values: Values, method: str | None, *, any_method: bool = Fal
     if "clip" in find(str(method)).settings:
         given, remedy = "clip" in values["method"], "give --clip: the largest norm of a gradient"
         check(given, "options", "no clip was given, and it has no default", remedy)
-        given, remedy = "epsilon" in values.get("budgets", {}), "give --budgets; see dpfl budgets"
+        given = "epsilon" in values.get("budgets", {})
+        remedy = "give --budgets and --delta; dpfl budgets lists distributions"
         check(given, "options", "no budgets were given, and they have no default", remedy)
