@@ -14,7 +14,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dpfl.cli import results as r
+from dpfl.cli import compare as r
 from dpfl.cli.main import run_command
 from dpfl.cli.options import Asked
 from dpfl.experiments import compare as library
@@ -314,10 +314,10 @@ BAD: list[tuple[list[str], int, str]] = [
     ([*FULL, "--methods", "weiavgg"], 2, "did you mean 'weiavg'"),
     ([*FULL, "--family", "heterogenous"], 2, "did you mean 'heterogeneous'"),
     ([*FULL, "--family", "client", "--methods", "dp_fed"], 2, "give one of the two"),
-    ([*FULL, "--methods", "weiavg", "--seeds", "0"], 2, "names no seed"),
-    ([*FULL, "--methods", "weiavg", "--seeds=-2"], 2, "names no seed"),
-    ([*FULL, "--methods", "weiavg", "--seeds", "1,1"], 2, "one twice"),
-    ([*FULL, "--methods", "weiavg", "--seeds", "1,"], 2, "list of numbers"),
+    ([*FULL, "--methods", "weiavg", "--seeds", "0"], 2, "list of different numbers"),
+    ([*FULL, "--methods", "weiavg", "--seeds=-2"], 2, "list of different numbers"),
+    ([*FULL, "--methods", "weiavg", "--seeds", "1,1"], 2, "list of different numbers"),
+    ([*FULL, "--methods", "weiavg", "--seeds", "1,"], 2, "list of different numbers"),
     ([*FULL, "--methods", "weiavg", "--seeds", "1.5"], 2, "not a number"),
     ([*FULL, "--methods", "weiavg", "--workers", "0"], 2, "--workers"),
     (

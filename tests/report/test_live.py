@@ -158,7 +158,7 @@ def test_watching_a_folder_without_a_run_is_one_sentence(
 def test_watch_ends_with_the_run_where_asked_to(
     weiavg: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("dpfl.cli.watch.time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr("dpfl.cli.report.time", SimpleNamespace(sleep=lambda seconds: None))
     assert run_command(["watch", str(weiavg), "--until-done"]) == 0
     assert "Live view: http://127.0.0.1:" in capsys.readouterr().err
 
