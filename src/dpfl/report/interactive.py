@@ -21,6 +21,12 @@ _LAYOUT = {
     "hovermode": "closest",
     "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
 }
+_MARKERS: dict[str, dict[str, Any]] = {
+    "points": {"size": 7, "opacity": 0.85},
+    "rings": {"symbol": "circle-open", "size": 12},
+}
+_HIDDEN = {"line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+_BAND = {"type": "scatter", "mode": "lines", "fill": "toself", **_HIDDEN}
 
 
 def plotly_script() -> str:
@@ -68,7 +74,7 @@ def _heat_map(heat: Heat) -> dict[str, Any]:
 
 
 def _traces(series: Series, colour: str) -> list[dict[str, Any]]:
-    """The trace of a series, after that of its band if it has one."""
+    """The trace of a series, after that of its band if it has one; points have error bars."""
     name, x = _literal(series.name), [_literal(x) if isinstance(x, str) else x for x in series.x]
     where = "%{x}" if series.text is None else "%{text}"
     hover = f"{where}: %{{y:.4g}}<extra>{name}</extra>"
@@ -77,43 +83,22 @@ def _traces(series: Series, colour: str) -> list[dict[str, Any]]:
         trace["text"] = [_literal(one) for one in series.text]
     if series.kind == "bars":
         return [trace | {"type": "bar", "marker": {"color": colour}}]
-    if series.kind in ("points", "rings"):
-        return [trace | _markers(series, colour)]
+    trace["type"] = "scatter"
+    if series.kind in _MARKERS:
+        trace |= {"mode": "markers", "marker": {"color": colour, **_MARKERS[series.kind]}}
+        if series.high is not None:
+            up = [high - y for high, y in zip(series.high, series.y, strict=True) if y is not None]
+            trace["error_y"] = {"type": "data", "array": up, "color": colour}
+        return [trace]
     marked = len(series.x) <= 30 and series.kind == "line"
     dash = "dash" if series.kind == "dashes" else "solid"
-    trace |= {
-        "type": "scatter",
-        "mode": "lines+markers" if marked else "lines",
-        "line": {"color": colour, "width": 2, "dash": dash},
-        "marker": {"size": 5},
-    }
+    trace |= {"mode": "lines+markers" if marked else "lines", "marker": {"size": 5}}
+    trace["line"] = {"color": colour, "width": 2, "dash": dash}
     if series.low is None or series.high is None:
         return [trace]
-    band = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [*x, *reversed(x)],
-        "y": [*series.high, *reversed(series.low)],
-        "fill": "toself",
-        "fillcolor": colour + "26",
-        "line": {"width": 0},
-        "hoverinfo": "skip",
-        "showlegend": False,
-        "legendgroup": name,
-    }
+    around = {"x": [*x, *reversed(x)], "y": [*series.high, *reversed(series.low)]}
+    band = {**_BAND, **around, "fillcolor": colour + "26", "legendgroup": name}
     return [band, trace | {"legendgroup": name}]
-
-
-def _markers(series: Series, colour: str) -> dict[str, Any]:
-    """What points and rings add to a trace; a band is shown as error bars."""
-    look: dict[str, Any] = {"size": 7, "opacity": 0.85}
-    if series.kind == "rings":
-        look = {"symbol": "circle-open", "size": 12}
-    markers = {"type": "scatter", "mode": "markers", "marker": {"color": colour, **look}}
-    if series.high is not None:
-        up = [high - y for high, y in zip(series.high, series.y, strict=True) if y is not None]
-        markers["error_y"] = {"type": "data", "array": up, "color": colour}
-    return markers
 
 
 def _scale(log: bool, values: Sequence[Place]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from markupsafe import Markup
 
 from dpfl.core.files import write_safely
 from dpfl.core.version import __version__
+from dpfl.experiments.ranking import remarks
 from dpfl.privacy.accountant import shown
 from dpfl.report import words
 from dpfl.report.charts import Chart
@@ -67,21 +68,14 @@ def render(page: Page, *, live: str = "", version: str = "") -> str:
     It fetches nothing, except news from the address ``live`` of its own server while the run is
     running; ``version`` names the state that it shows.
     """
-    return (
-        _environment()
-        .get_template("layout.html.j2")
-        .render(
-            title=page.title,
-            parts=page.parts,
-            figures=page.figures(),
-            css=_asset("page.css"),
-            scripts=[
-                Markup(plotly_script() if page.charts or live else _NOTHING_TO_DRAW),
-                _asset("page.js"),
-            ],
-            live="" if page.finished else live,
-            version=version,
-        )
+    drawing = plotly_script() if page.charts or live else _NOTHING_TO_DRAW
+    template = _environment().get_template("layout.html.j2")
+    return template.render(
+        page=page,
+        css=_asset("page.css"),
+        scripts=[Markup(drawing), _asset("page.js")],
+        live="" if page.finished else live,
+        version=version,
     )
 
 
@@ -111,6 +105,7 @@ def _environment() -> Environment:
         "is_finite": math.isfinite,
         "mean": statistics.mean,
         "stdev": statistics.stdev,
+        "remarks": remarks,
         "size": words.size,
         "duration": words.duration,
         "moment": words.moment,

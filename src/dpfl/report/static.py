@@ -8,6 +8,12 @@ from dpfl.core.errors import disk_error
 from dpfl.report.charts import MANY, Chart, Series
 
 FORMATS = ("svg", "png")
+_POINTS = {"marker": "o", "linestyle": ""}
+_LOOKS: dict[str, dict[str, Any]] = {
+    "points": {**_POINTS, "markersize": 4},
+    "rings": {**_POINTS, "markersize": 7, "markerfacecolor": "none"},
+    "dashes": {"linestyle": "--"},
+}
 
 
 def write_figures(
@@ -65,12 +71,9 @@ def drawn(chart: Chart) -> Any:
         else:
             for number, series in enumerate(chart.series):
                 _draw_line(axes, series, chart.colour(number))
-        axes.set_xlabel(_literal(chart.x_label))
-        axes.set_ylabel(_literal(chart.y_label))
-        if chart.log_x:
-            axes.set_xscale("log")
-        if chart.log_y:
-            axes.set_yscale("log")
+        axes.set(xlabel=_literal(chart.x_label), ylabel=_literal(chart.y_label))
+        logarithmic = {"xscale": chart.log_x, "yscale": chart.log_y}
+        axes.set(**{scale: "log" for scale, wanted in logarithmic.items() if wanted})
         if chart.has_names:
             axes.tick_params(axis="x", labelrotation=60)
         axes.grid(color="#e6e6e6", linewidth=0.6)
@@ -97,12 +100,7 @@ def _draw_bars(axes: Any, chart: Chart) -> None:
 def _draw_line(axes: Any, series: Series, colour: str) -> None:
     """A line, points, rings or dashes, with the band if there is one."""
     x: list[Any] = [_literal(place) if isinstance(place, str) else place for place in series.x]
-    marks: dict[str, dict[str, Any]] = {
-        "points": {"marker": "o", "linestyle": "", "markersize": 4},
-        "rings": {"marker": "o", "linestyle": "", "markersize": 7, "markerfacecolor": "none"},
-        "dashes": {"linestyle": "--"},
-    }
-    look = marks.get(series.kind, {})
+    look = _LOOKS.get(series.kind, {})
     axes.plot(x, _heights(series), color=colour, label=_literal(series.name), **look)
     if series.low is None or series.high is None:
         return
