@@ -145,13 +145,10 @@ def describe(experiment: Experiment, data_folder: Path | None = None) -> Descrip
         found = describe(Experiment.from_file(Path("experiment.toml")))
         print(found.promise, found.epsilon[Observer.SERVER].spread, found.forecast.warning)
     """
-    sim = prepared(experiment, data_folder)
-    agreement, members, strategy = sim.agreement, sim.members, sim.strategy
-    terms, layout = agreement.terms, agreement.layout
-    clients = tuple(_client(agreement, members[client]) for client in sorted(members))
-    noise = [one.noise_multiplier for one in clients if one.noise_multiplier]
-    rounding = arithmetic_assumptions(sim.model, layout) if strategy.local.private else ()
-    observers = (Observer.SERVER, Observer.WORLD)
+    sim, seed = prepared(experiment, data_folder), experiment.public_seed()
+    agreement, strategy, terms = sim.agreement, sim.strategy, sim.agreement.terms
+    clients = tuple(_client(agreement, sim.members[client]) for client in sorted(sim.members))
+    rounding = arithmetic_assumptions(sim.model, sim.layout) if strategy.local.private else ()
     return Description(
         method=strategy.name,
         pipeline=tuple(strategy.describe()),
@@ -160,15 +157,15 @@ def describe(experiment: Experiment, data_folder: Path | None = None) -> Descrip
         rounds=terms.rounds,
         participations=terms.participations,
         cohort=terms.expected_cohort,
-        parameters=layout.size,
+        parameters=sim.layout.size,
         bytes_up=_bytes_up(agreement),
         bytes_down=_bytes_down(sim),
-        epsilon={observer: _planned(agreement, members, observer) for observer in observers},
-        published=_published(agreement, members),
-        by_assumption=_by_assumption(agreement, members, experiment.public_seed().child("run")),
-        noise_multiplier=Spread.of(noise),
+        epsilon={one: _planned(sim, one) for one in (Observer.SERVER, Observer.WORLD)},
+        published=_published(sim),
+        by_assumption=_by_assumption(sim, seed.child("run")),
+        noise_multiplier=Spread.of(one.noise_multiplier for one in clients if one.noise_multiplier),
         clients=clients,
-        forecast=forecast(agreement, members, experiment.public_seed()),
+        forecast=forecast(agreement, sim.members, seed),
     )
 
 
@@ -179,9 +176,11 @@ def noise_forecast(experiment: Experiment, data_folder: Path | None = None) -> N
     the noise of everyone would take as long as a short run.
     """
     sim = prepared(experiment, data_folder)
-    ordered = sorted(
-        sim.members.values(), key=lambda one: one.budget.epsilon if one.budget else math.inf
-    )
+
+    def epsilon(member: Member) -> float:
+        return member.budget.epsilon if member.budget else math.inf
+
+    ordered = sorted(sim.members.values(), key=epsilon)
     few = ordered[:: math.ceil(len(ordered) / MOST_FORECAST)]
     members = {member.id: member for member in few}
     return forecast(sim.agreement, members, experiment.public_seed())
@@ -245,15 +244,13 @@ def _spent(cost: PrivacyCost, times: int, delta: float) -> Spend:
     return spend(history, delta, adjacency=cost.adjacency)
 
 
-def _planned(
-    agreement: Agreement, members: Mapping[str, Member], observer: Observer
-) -> PlannedEpsilon:
+def _planned(sim: Simulation, observer: Observer) -> PlannedEpsilon:
     """The cost of all rounds, or of as many as fit a budget that is enforced."""
-    strategy, terms = agreement.strategy, agreement.terms
+    agreement, strategy, terms = sim.agreement, sim.strategy, sim.agreement.terms
     # What sampling amplifies is charged every round to everyone, drawn or not.
     times = terms.rounds if strategy.amplifies(observer) else terms.participations
     epsilons, accountants, early = [], set(), 0
-    for member in members.values():
+    for member in sim.members.values():
         cost, budget, limit = agreement.cost(observer, member.participant), member.budget, math.inf
         delta = budget.delta if budget else USUAL_DELTA
         if budget and not strategy.local.hypothetical:
@@ -268,42 +265,42 @@ def _planned(
     return PlannedEpsilon(spread=spread, accountants=tuple(sorted(accountants)), running_out=early)
 
 
-def _least_delta(members: Mapping[str, Member]) -> float:
+def _least_delta(sim: Simulation) -> float:
     """The smallest delta of any client."""
-    return min(member.budget.delta if member.budget else USUAL_DELTA for member in members.values())
+    budgets = [member.budget for member in sim.members.values()]
+    return min(budget.delta if budget else USUAL_DELTA for budget in budgets)
 
 
-def _published(agreement: Agreement, members: Mapping[str, Member]) -> Published | None:
+def _published(sim: Simulation) -> Published | None:
     """What the method's paper would print: the moments accountant over sampled clients."""
-    strategy, terms = agreement.strategy, agreement.terms
+    strategy, terms = sim.strategy, sim.agreement.terms
     sampling, noise = strategy.selection.sampling, strategy.noise_multiplier
     if strategy.unit is not Unit.CLIENT or noise is None or sampling == "none":
         return None
     # Papers without central noise read cohorts of a fixed size as Poisson samples.
     read = sampling if strategy.central_noise is not None else "poisson"
     rate = strategy.selection.rate(terms.population)
-    value = classic_rdp.classic_epsilon(noise, rate, terms.rounds, _least_delta(members), read)
+    value = classic_rdp.classic_epsilon(noise, rate, terms.rounds, _least_delta(sim), read)
     remark = _REMARKS.get((sampling, read), classic_rdp.MISREAD_REMARK)
     if not strategy.amplifies(strategy.observer):
         remark = classic_rdp.UNAMPLIFIED_REMARK
     return Published(epsilon=value, remark=remark)
 
 
-def _by_assumption(
-    agreement: Agreement, members: Mapping[str, Member], seed: PublicSeed
-) -> dict[str, Spread]:
+def _by_assumption(sim: Simulation, seed: PublicSeed) -> dict[str, Spread]:
     """Epsilons of all rounds by whose noise is counted on; Gaussians compose exactly, and bounds
     that may fail take their part of delta.
     """
-    strategy, terms = agreement.strategy, agreement.terms
+    strategy, terms = sim.strategy, sim.agreement.terms
     if strategy.selection.sampling != "none":
         return {}
-    ids = tuple(sorted(members))
-    losses = strategy.channel.losses_by_assumption(ids, terms, agreement.layout, seed)
-    work = strategy.local.exposure((), 1, terms.parameters)
-    sent = strategy.exposure(Observer.SERVER, work, terms)
+    ids = tuple(sorted(sim.members))
+    losses = strategy.channel.losses_by_assumption(ids, terms, sim.layout, seed)
+    sent = strategy.exposure(
+        Observer.SERVER, strategy.local.exposure((), 1, terms.parameters), terms
+    )
     stretch = sent.bound / getattr(strategy.channel, "clip", sent.bound)
-    failure, delta = min(1.0, sent.failure * terms.rounds), _least_delta(members)
+    failure, delta = min(1.0, sent.failure * terms.rounds), _least_delta(sim)
 
     def composed(loss: float) -> float:
         """The epsilon of a sum of 1 / z^2."""
@@ -312,9 +309,8 @@ def _by_assumption(
         event = Event(noise_multiplier=loss**-0.5 / stretch, failure=failure)
         return spend([event], delta, adjacency=strategy.adjacency).epsilon
 
-    spreads = {name: Spread.of(found) for name, found in losses.items()}
-    return {
-        name: Spread(**{key: composed(loss) for key, loss in vars(one).items()})
-        for name, one in spreads.items()
-        if one is not None
-    }
+    found = {}
+    for name, own in losses.items():
+        if spread := Spread.of(own):
+            found[name] = Spread(**{key: composed(loss) for key, loss in vars(spread).items()})
+    return found
