@@ -31,10 +31,7 @@ from dpfl.runs.experiment import Experiment, for_method
 from dpfl.runs.folder import RunFolder
 from dpfl.sim.train import rehearse
 
-GRID: Mapping[str, list[Any]] = {
-    "method.lr": [0.03, 0.1, 0.3, 1.0],
-    "method.clip": [0.3, 1.0, 3.0],
-}
+GRID: Mapping[str, list[Any]] = {"method.lr": [0.03, 0.1, 0.3, 1.0], "method.clip": [0.3, 1.0, 3.0]}
 """What a search tries of every method, unless it is told otherwise."""
 
 TUNING_SEED = 1000
@@ -240,13 +237,9 @@ def _score(task: Task, metrics: Sequence[str]) -> RunScore:
         values = [_number_at(line.to_dict(), name) for line in history]
         if known := [value for value in values if value is not None]:
             numbers[name] = {"mean": statistics.mean(known), "last": known[-1]}
-    return RunScore.of(
-        folder.read_summary(),
-        seed=task.experiment.run.seed,
-        folder=folder.path.name,
-        curve=tuple(round(line.scores.accuracy, 4) for line in history if line.scores),
-        metrics=numbers,
-    )
+    curve = tuple(round(line.scores.accuracy, 4) for line in history if line.scores)
+    more = {"folder": folder.path.name, "curve": curve, "metrics": numbers}
+    return RunScore.of(folder.read_summary(), seed=task.experiment.run.seed, **more)
 
 
 def _number_at(line: Mapping[str, Any], path: str) -> float | None:

@@ -114,38 +114,39 @@ def recommend(forecasts: Sequence[NoiseForecast]) -> list[Recommendation]:
     """Return one method per promise: the one with the least noise, and of those that are alike the
     simplest. Methods that protect nobody, and hypothetical ones, are left out.
     """
-    groups: dict[Promise, list[tuple[float, NoiseForecast]]] = {}
+    groups: dict[Promise, list[NoiseForecast]] = {}
     for one in forecasts:
         real = one.promise.observer is not Observer.NOBODY and not one.hypothetical
-        ratio = one.noise_to_signal
-        if real and ratio is not None and math.isfinite(ratio):
-            groups.setdefault(one.promise, []).append((ratio, one))
+        if real and _ratio(one) < math.inf:
+            groups.setdefault(one.promise, []).append(one)
     found = []
     for promise in sorted(groups, key=str):
-        least = min(ratio for ratio, _ in groups[promise])
-        alike = [one for ratio, one in groups[promise] if ratio <= ALIKE * least]
+        least = min(map(_ratio, groups[promise]))
+        alike = [one for one in groups[promise] if _ratio(one) <= ALIKE * least]
         best = min(alike, key=lambda one: find(one.method).simplicity)
-        others = [one for _, one in groups[promise] if one not in alike]
+        others = [one for one in groups[promise] if one not in alike]
         reason = _reason(best, [one for one in alike if one is not best], others)
         found.append(Recommendation(method=best.method, promise=promise, reason=reason))
     return found
+
+
+def _ratio(one: NoiseForecast) -> float:
+    """Its noise over its signal; infinite where that is not known."""
+    return math.inf if one.noise_to_signal is None else one.noise_to_signal
 
 
 def _reason(
     best: NoiseForecast, alike: Sequence[NoiseForecast], others: Sequence[NoiseForecast]
 ) -> str:
     """Say why: how much noise, who would leave as much, who more, and what to bear in mind."""
-    least = "about the least" if alike else "the least"
-    ratio = f"{best.noise_to_signal:.3g} of the longest possible signal"
-    said = [f"its aggregate carries {least} noise, {ratio}"]
+    least = f"{'about ' if alike else ''}the least noise, {best.noise_to_signal:.3g}"
+    said = [f"its aggregate carries {least} of the longest possible signal"]
     if alike:
         names = ", ".join(one.method for one in alike)
-        values = ", ".join(f"{one.noise_to_signal:.3g}" for one in alike)
-        said.append(
-            f"{names} would leave about as much ({values}), and {best.method} is the simpler one"
-        )
+        much = f"about as much ({', '.join(f'{one.noise_to_signal:.3g}' for one in alike)})"
+        said.append(f"{names} would leave {much}, and {best.method} is the simpler one")
     if others:
-        worst = max(others, key=lambda one: one.noise_to_signal or 0.0)
+        worst = max(others, key=_ratio)
         said.append(f"{worst.method} would carry {worst.noise_to_signal:.3g}")
     said += [find(best.method).remark, best.warning]
     return "; ".join(filter(None, said))

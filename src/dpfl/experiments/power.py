@@ -218,7 +218,8 @@ def plan_power(
     if accounting == "paper":
         least, stretch = smallest_jl_dimension(len(kappas), failure, distortion), 1 + distortion
         why = f"below {least} dimensions no norm is kept"
-    few, remedy = f"{parameters} parameters are too few: {why}", "use accounting = 'tight'"
+    few = f"{parameters} parameters are fewer than the {least} dimensions that keep norms"
+    remedy = "use accounting = 'tight', which clips after the projection"
     check(parameters >= least, "plan", few, remedy, PrivacyRefusal)
     weakest, named = float(kappas.min()), adjacency_named(adjacency)
     needed, reached = _composed(target, rounds, delta, named, weakest, stretch)

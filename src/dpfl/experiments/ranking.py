@@ -49,13 +49,6 @@ class Standing:
         return self.runs[0].reference
 
     @property
-    def tested(self) -> str:
-        """On what its accuracy was measured: one common model, or each client's own on its own
-        records.
-        """
-        return self.runs[0].tested
-
-    @property
     def unit(self) -> str:
         """What is protected."""
         return str(self.promise.unit)
@@ -84,7 +77,7 @@ def standings(cells: Sequence[CellResult]) -> list[Standing]:
     groups: dict[tuple[Promise, str], list[Standing]] = {}
     for one in plain:
         if not one.reference:
-            groups.setdefault((one.promise, one.tested), []).append(one)
+            groups.setdefault((one.promise, one.runs[0].tested), []).append(one)
     ranked = {one.label: one for group in groups.values() for one in _ranked(group)}
     return [ranked.get(one.label, one) for one in plain]
 
@@ -117,9 +110,10 @@ def remarks(lines: Sequence[Standing]) -> list[str]:
         elif server != world:
             meaning = f"{shown(max(server))}, per {one.unit}, {one.promise.adjacency} adjacency"
             found.append(f"{one.label}: against the server itself epsilon is up to {meaning}")
-    if len({one.tested for one in lines if one.tested}) > 1:
-        personal = [one for one in lines if one.tested.startswith("each client")]
-        found += [f"{one.label}: {one.tested}; ranked apart" for one in personal]
+    tested = {one.label: one.runs[0].tested for one in lines}
+    if len({*tested.values()} - {""}) > 1:
+        personal = {label: said for label, said in tested.items() if said.startswith("each client")}
+        found += [f"{label}: {said}; ranked apart" for label, said in personal.items()]
     return found
 
 

@@ -51,15 +51,10 @@ class RunScore:
     @classmethod
     def of(cls, summary: Summary, *, seed: int, **more: Any) -> RunScore:
         """Condense the summary of a run; ``more`` are fields that a summary does not have."""
-        same = ("accuracy", "promise", "flags", "clients", "rounds", "bytes_up", "bytes_down")
-        return cls(
-            seed=seed,
-            **{name: getattr(summary, name) for name in (*same, "epsilon", "epsilon_against")},
-            loss=summary.scores.loss,
-            tested=str(summary.tested),
-            clients_left=len(summary.clients_left),
-            **more,
-        )
+        names = [one.name for one in fields(cls) if hasattr(summary, one.name)]
+        same = {name: getattr(summary, name) for name in names} | {"loss": summary.scores.loss}
+        same |= {"tested": str(summary.tested), "clients_left": len(summary.clients_left)}
+        return cls(seed=seed, **same, **more)
 
     @property
     def protects(self) -> bool:
@@ -211,14 +206,11 @@ class StudyResult:
         place = path / "results.json" if path.is_dir() else path
         try:
             values = json.loads(place.read_text())
-        except (OSError, ValueError) as error:
-            raise FolderError(str(place), f"cannot be read ({error})", remedy) from error
-        good = isinstance(values, dict) and values.get("format") == RESULTS_FORMAT
-        check(good, str(place), "holds no results of a study", remedy, FolderError)
-        try:
+            good = isinstance(values, dict) and values.get("format") == RESULTS_FORMAT
+            check(good, str(place), "holds no results of a study", remedy, FolderError)
             return cls.from_dict(values)
-        except (KeyError, TypeError, ValueError) as error:
-            raise FolderError(str(place), f"is not complete ({error})", remedy) from error
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise FolderError(str(place), f"cannot be read ({error})", remedy) from error
 
 
 def promise_in(values: Mapping[str, Any]) -> Promise:
