@@ -4,9 +4,8 @@ A task runs in its own folder and can be repeated: a run that is there is read, 
 interrupted or halted goes on, and its bits do not depend on how often it stopped.
 """
 
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,11 +146,10 @@ def _in_processes(
                 futures = [pool.submit(_in_worker, n, task) for n, task in enumerate(tasks)]
             waiting = set(futures)
             while waiting:
-                finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+                finished, waiting = wait(futures, timeout=0.2, return_when=FIRST_EXCEPTION)
                 progress(sum(counters[:]))
                 for future in finished:
                     future.result()
-                time.sleep(0.02)
         except BaseException:
             end_workers()
             pool.shutdown(cancel_futures=True)

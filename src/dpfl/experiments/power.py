@@ -67,13 +67,9 @@ def paper_epsilon(
     ``dimension`` is d.
     """
     kappas, zetas = _channel(strengths, artificial)
-    if theorem == 1:
-        stretch = 1 + distortion
-    elif theorem == 2:
-        ratio = math.log(1 / failure) / dimension
-        stretch = 1 + 8 * sparsity * (math.sqrt(ratio) if ratio <= 1 else ratio)
-    else:
-        stretch = 1.0
+    ratio = math.log(1 / failure) / dimension
+    stretched = {1: distortion, 2: 8 * sparsity * max(ratio, math.sqrt(ratio))}
+    stretch = 1 + stretched.get(theorem, 0.0)
     noise = float(zetas @ kappas) / dimension + receiver_noise
     root = math.sqrt(2 * kappas.min() * math.log(1.25 / delta) / noise)
     return rounds * 2 * math.sqrt(stretch) * root

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpfl.core.types import Observer, Promise
 from dpfl.experiments.ranking import Standing, grouped, standings
 from dpfl.experiments.results import CellResult, RunScore
 from dpfl.privacy.flags import Flag, RaisedFlag
@@ -62,24 +61,9 @@ class ReportRun:
         return self.summary
 
     @property
-    def promise(self) -> Promise:
-        """What the epsilons of a finished run are about."""
-        return self.result.promise
-
-    @property
-    def protects(self) -> bool:
-        """Whether the method of a finished run protects anybody."""
-        return self.promise.observer is not Observer.NOBODY
-
-    @property
     def score(self) -> RunScore:
-        """A finished run as comparisons take it."""
+        """A finished run as comparisons take it: its promise, and whether it protects anybody."""
         return RunScore.of(self.result, seed=self.seed)
-
-    @property
-    def reference(self) -> bool:
-        """Whether a finished run protects nobody, or only in a hypothetical federation."""
-        return self.score.reference
 
     @property
     def flags(self) -> list[RaisedFlag]:
@@ -156,8 +140,3 @@ class ReportInput:
     def varied(self) -> list[str]:
         """The fields in which the cases differ."""
         return list(self.cases[0].values)
-
-    @property
-    def single(self) -> ReportRun | None:
-        """The run, if there is only one."""
-        return self.runs[0] if len(self.runs) == 1 else None

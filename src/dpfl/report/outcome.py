@@ -94,10 +94,10 @@ def accuracy_by_epsilon(shown: ReportInput) -> list[Chart]:
     for case in shown.cases:
         for label, runs in case.methods.items():
             spent = [run.result.epsilon.spent.median for run in runs if run.result.epsilon]
-            if len(spent) < len(runs) or not math.isfinite(sum(spent)) or runs[0].reference:
+            if len(spent) < len(runs) or not math.isfinite(sum(spent)) or runs[0].score.reference:
                 continue
             point = (statistics.mean(spent), [100 * run.result.accuracy for run in runs])
-            found.setdefault(runs[0].promise, {}).setdefault(label, []).append(point)
+            found.setdefault(runs[0].result.promise, {}).setdefault(label, []).append(point)
     charts = []
     for number, promise in enumerate(sorted(found), start=1):
         series = []
@@ -119,7 +119,7 @@ def budget_chart(label: str, run: ReportRun) -> Chart | None:
         for line in run.result.statements
         if line.budget is not None and math.isfinite(line.epsilon)
     )
-    if not lines or run.reference:
+    if not lines or run.score.reference:
         return None
     budgets, names, spent = (list(column) for column in zip(*lines, strict=True))
     x, axis = client_axis(names)
@@ -127,7 +127,7 @@ def budget_chart(label: str, run: ReportRun) -> Chart | None:
         Series(name="budget", x=x, y=budgets, text=names, kind="rings"),
         Series(name="spent", x=x, y=spent, text=names, kind="points"),
     ]
-    words = {"label": label, "axis": axis, "promise": run.promise}
+    words = {"label": label, "axis": axis, "promise": run.result.promise}
     return Chart.of("epsilon", series, log_y=wide([*budgets, *spent]), **words)
 
 

@@ -55,15 +55,16 @@ def full_page(shown: ReportInput) -> Page:
     It holds names, participation and measured accuracy, and is not meant for others; see
     :func:`dpfl.report.public.public_page`. Methods are looked into by the run of their first seed.
     """
-    run, runs = shown.single, shown.cases[0].first
+    runs = shown.cases[0].first
+    run = shown.runs[0] if len(shown.runs) == 1 else None
     budgets = {label: budget_chart(label, one) for label, one in runs.items()}
     meaning = None
-    if run is not None and run.protects and not run.float_noise:
+    if run is not None and run.score.protects and not run.float_noise:
         meaning = meaning_in_run(run.result.statements, run.folder / "ledger.sqlite")
     sites = [
         (label, budgets[label], one)
         for label, one in runs.items()
-        if one.protects and one.result.statements
+        if one.score.protects and one.result.statements
     ]
     values = {
         "flags": _flags(shown),

@@ -106,9 +106,6 @@ def _environment() -> Environment:
         "mean": statistics.mean,
         "stdev": statistics.stdev,
         "remarks": remarks,
-        "size": words.size,
-        "duration": words.duration,
-        "moment": words.moment,
     }
     environment.globals |= {"words": words, "dpfl_version": __version__}
     for name in ("texts.html.j2", "macros.html.j2"):

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpfl.core.errors import disk_error
 from dpfl.report.charts import MANY, Chart, Series
 
@@ -86,33 +88,28 @@ def drawn(chart: Chart) -> Any:
 def _draw_bars(axes: Any, chart: Chart) -> None:
     """Bars on each other if the chart is stacked, else beside each other."""
     count, names = len(chart.series), [_literal(str(x)) for x in chart.series[0].x]
-    bottoms, width = [0.0] * len(names), 0.8 if chart.stacked else 0.8 / count
+    spots, bottoms = np.arange(len(names)), np.zeros(len(names))
+    width = 0.8 if chart.stacked else 0.8 / count
     for number, series in enumerate(chart.series):
-        heights = _heights(series)
+        heights = np.asarray(series.y, dtype=float)
         shift = 0.0 if chart.stacked else (number - (count - 1) / 2) * width
         look = {"width": width, "color": chart.colour(number), "label": _literal(series.name)}
-        axes.bar([spot + shift for spot in range(len(names))], heights, bottom=bottoms, **look)
-        if chart.stacked:
-            bottoms = [below + own for below, own in zip(bottoms, heights, strict=True)]
-    axes.set_xticks(range(len(names)), names)
+        axes.bar(spots + shift, heights, bottom=bottoms, **look)
+        bottoms = bottoms + heights if chart.stacked else bottoms
+    axes.set_xticks(spots, names)
 
 
 def _draw_line(axes: Any, series: Series, colour: str) -> None:
     """A line, points, rings or dashes, with the band if there is one."""
     x: list[Any] = [_literal(place) if isinstance(place, str) else place for place in series.x]
-    look = _LOOKS.get(series.kind, {})
-    axes.plot(x, _heights(series), color=colour, label=_literal(series.name), **look)
+    look = {"color": colour, "label": _literal(series.name), **_LOOKS.get(series.kind, {})}
+    axes.plot(x, np.asarray(series.y, dtype=float), **look)  # gaps become nan
     if series.low is None or series.high is None:
         return
     if series.kind == "points":
         axes.vlines(x, series.low, series.high, color=colour)
     else:
         axes.fill_between(x, series.low, series.high, color=colour, alpha=0.15, linewidth=0)
-
-
-def _heights(series: Series) -> list[float]:
-    """The heights of a series, with gaps as matplotlib knows them."""
-    return [float("nan") if value is None else value for value in series.y]
 
 
 def _literal(text: str) -> str:
