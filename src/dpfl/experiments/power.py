@@ -68,7 +68,7 @@ def paper_epsilon(
     """
     kappas, zetas = _channel(strengths, artificial)
     ratio = math.log(1 / failure) / dimension
-    stretched = {1: distortion, 2: 8 * sparsity * max(ratio, math.sqrt(ratio))}
+    stretched: dict[object, float] = {1: distortion, 2: 8 * sparsity * max(ratio, math.sqrt(ratio))}
     stretch = 1 + stretched.get(theorem, 0.0)
     noise = float(zetas @ kappas) / dimension + receiver_noise
     root = math.sqrt(2 * kappas.min() * math.log(1.25 / delta) / noise)

@@ -15,18 +15,31 @@ import statistics
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
+
+def asset(name: str) -> str:
+    """The text of a file in the folder ``assets``."""
+    return resources.files("dpfl.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def toml_asset(name: str) -> dict[str, dict[str, Any]]:
+    """A table of tables in the folder ``assets``."""
+    return tomllib.loads(asset(name))
+
+
 Place = int | float | str
 """A position along the x axis: a number, or a name."""
+
+Kind = Literal["line", "points", "rings", "bars", "dashes"]
 
 MANY = 40
 """Names that fit under an axis; more clients than this are numbered."""
 
 _FIRST = ("#1f6f8b", "#d1603d", "#5b8c3e", "#8a5a9e", "#b8860b")
 COLOURS = (*_FIRST, "#c44569", "#4a4e8f", "#2a9d8f", "#7f5539", "#6c757d")
+_WORDS = toml_asset("figures.toml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +56,11 @@ class Series:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     text: Sequence[str] | None = None
-    kind: Literal["line", "points", "rings", "bars", "dashes"] = "line"
+    kind: Kind = "line"
 
     @classmethod
     def over_seeds(
-        cls,
-        name: str,
-        x: Sequence[Place],
-        columns: Sequence[Sequence[float]],
-        kind: Literal["line", "points"] = "line",
+        cls, name: str, x: Sequence[Place], columns: Sequence[Sequence[float]], kind: Kind = "line"
     ) -> Series:
         """Draw the mean of each column, with a band of one standard deviation if there are seeds.
 
@@ -108,7 +117,7 @@ class Chart:
         The values ``log_x`` and ``log_y`` ask for logarithmic axes.
         """
         words: dict[str, Any] = {k: values[k] for k in ("log_x", "log_y") if k in values}
-        for name, text in _words()[kind].items():
+        for name, text in _WORDS[kind].items():
             words[name] = text.format(**values) if isinstance(text, str) else text
         return cls(series=series, **words)
 
@@ -132,13 +141,6 @@ class Chart:
         """The colour of a series; a dashed line has that of the solid one before it."""
         before = sum(series.kind != "dashes" for series in self.series[: number + 1])
         return COLOURS[max(0, before - 1) % len(COLOURS)]
-
-
-@cache
-def _words() -> dict[str, dict[str, str | bool]]:
-    """The words of all figures that are not declared by components."""
-    file = resources.files("dpfl.report").joinpath("assets", "figures.toml")
-    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def wide(values: Sequence[Place]) -> bool:

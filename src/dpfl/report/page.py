@@ -18,6 +18,8 @@ from dpfl.report.public import public_page
 from dpfl.report.reading import of_folders
 from dpfl.report.rendering import Page, write_page
 
+Charts = Sequence[Chart]
+
 
 def write_report(
     source: ReportInput | Path | str | Sequence[Path | str],
@@ -66,46 +68,43 @@ def full_page(shown: ReportInput) -> Page:
         for label, one in runs.items()
         if one.score.protects and one.result.statements
     ]
-    values = {
-        "flags": _flags(shown),
-        "shown": shown,
-        "run": run,
-        "rankings": [] if run else [case.rankings() for case in shown.cases],
-        "sites": sites,
-        "meanings": [meaning] if meaning else [],
-        "promises": words.promises({label: one.result for label, one in runs.items()}),
-    }
-    before = [*filter(None, budgets.values()), *(meaning.charts if meaning else [])]
-    return _page(shown.title, "run", values, runs, accuracy_charts(shown), before)
+    return _page(
+        shown.title,
+        runs,
+        accuracy_charts(shown),
+        [*filter(None, budgets.values()), *(meaning.charts if meaning else [])],
+        flags=_flags(shown),
+        shown=shown,
+        run=run,
+        rankings=[] if run else [case.rankings() for case in shown.cases],
+        sites=sites,
+        meanings=[meaning] if meaning else [],
+        promises=words.promises({label: one.result for label, one in runs.items()}),
+    )
 
 
 def running_page(run: ReportRun) -> Page:
     """The page of a run that has not ended: how far it has come, and what is known so far."""
-    values = {"run": run, "flags": [(raised, "") for raised in run.flags]}
-    outcome, runs = accuracy_by_round(Case(methods={run.method: [run]})), {run.method: run}
-    return _page(f"{run.method}: running", "running", values, runs, outcome)
+    outcome = accuracy_by_round(Case(methods={run.method: [run]}))
+    flags = [(raised, "") for raised in run.flags]
+    return _page(f"{run.method}: running", {run.method: run}, outcome, [], flags=flags, run=run)
 
 
 def _page(
-    title: str,
-    template: str,
-    values: Mapping[str, object],
-    runs: Mapping[str, ReportRun],
-    outcome: Sequence[Chart],
-    before: Sequence[Chart] = (),
+    title: str, runs: Mapping[str, ReportRun], outcome: Charts, before: Charts, **values: object
 ) -> Page:
-    """A page with what both pages have: diagnostics and cost of each method, and its experiment.
+    """A page with what both have: diagnostics and cost of each method, and its experiment.
 
     ``outcome`` are the figures of accuracy, ``before`` those that come before them.
     """
     found = {label: diagnostics(label, run) for label, run in runs.items()}
     inside, cost = {label: own for label, own in found.items() if own}, cost_charts(runs)
-    experiments = {label: run.toml for label, run in runs.items()}
-    both = {"outcome": outcome, "diagnostics": inside, "cost": cost, "experiments": experiments}
+    values |= {"outcome": outcome, "diagnostics": inside, "cost": cost}
+    values["experiments"] = {label: run.toml for label, run in runs.items()}
     charts = [*before, *outcome, *(chart for own in inside.values() for chart in own), *cost]
     finished = all(run.finished for run in runs.values())
-    shown = {**values, **both}
-    return Page(title=title, template=template, values=shown, charts=charts, finished=finished)
+    template = "run" if finished else "running"
+    return Page(title=title, template=template, values=values, charts=charts, finished=finished)
 
 
 def _flags(shown: ReportInput) -> list[tuple[RaisedFlag, str]]:
