@@ -4,7 +4,6 @@ Runs that cannot be compared are refused with a ``ConfigurationError``, folders 
 with a ``FolderError``. This is the only module of the report that reads files of runs.
 """
 
-import json
 import sqlite3
 import tomllib
 from collections.abc import Sequence
@@ -83,7 +82,7 @@ def of_folders(paths: Sequence[Path]) -> ReportInput:
     for run in sorted(runs, key=lambda run: run.seed):
         methods[run.method].append(run)
     for label, own in methods.items():
-        repeated = len({_settings(run) for run in own}) == 1
+        repeated = all(_settings(run) == _settings(own[0]) for run in own)
         good = repeated and len({run.seed for run in own}) == len(own)
         check(good, "runs", f"two runs of '{label}' differ in settings or repeat a seed", _APART)
     seeds = {tuple(run.seed for run in own) for own in methods.values()}
@@ -93,10 +92,9 @@ def of_folders(paths: Sequence[Path]) -> ReportInput:
     return ReportInput(title=title, cases=[Case(methods=methods)])
 
 
-def _settings(run: ReportRun) -> str:
+def _settings(run: ReportRun) -> object:
     """Everything but the seed, and what never changes a result."""
-    own = run.experiment.run.model_dump(exclude={"seed", "workers"})
-    return json.dumps([run.experiment.method.model_dump(), own], sort_keys=True)
+    return run.experiment.method, run.experiment.run.model_dump(exclude={"seed", "workers"})
 
 
 def _check_comparable(one: ReportRun, other: ReportRun) -> None:

@@ -34,8 +34,7 @@ def write_figures(
             for kind in formats:
                 path = folder / f"{chart.name}.{kind}"
                 with _style():
-                    undated = {"Date": None} if kind == "svg" else None
-                    figure.savefig(path, dpi=200, metadata=undated)
+                    figure.savefig(path, metadata={"Date": None} if kind == "svg" else None)
                 written.append(path)
     except OSError as error:
         raise disk_error(str(folder), error) from error
@@ -43,12 +42,10 @@ def write_figures(
 
 
 def _style() -> Any:
-    """Fixed names for the parts of a file, so that the same figure is the same file."""
+    """The look of all figures."""
     import matplotlib as mpl
 
-    return mpl.rc_context(
-        {"svg.hashsalt": "dpfl", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False}
-    )
+    return mpl.rc_context(fname=Path(__file__).parent / "assets" / "paper.mplstyle")
 
 
 def drawn(chart: Chart) -> Any:
@@ -59,9 +56,8 @@ def drawn(chart: Chart) -> Any:
     from matplotlib.figure import Figure
 
     with _style():
-        figure = Figure(figsize=(5.2, 3.4), layout="constrained")
+        figure = Figure(layout="constrained")
         axes = figure.subplots()
-        axes.spines["right"].set_visible(False)
         if chart.heat is not None:
             image = axes.imshow(chart.heat.z, aspect="auto", interpolation="nearest")
             figure.colorbar(image, ax=axes)
@@ -78,10 +74,9 @@ def drawn(chart: Chart) -> Any:
         axes.set(**{scale: "log" for scale, wanted in logarithmic.items() if wanted})
         if chart.has_names:
             axes.tick_params(axis="x", labelrotation=60)
-        axes.grid(color="#e6e6e6", linewidth=0.6)
-        axes.set_axisbelow(True)
+        axes.grid()
         if len(chart.series) > 1:  # beside the lines, never on them
-            figure.legend(frameon=False, fontsize=8, loc="outside right center")
+            figure.legend(loc="outside right center")
     return figure
 
 
