@@ -113,8 +113,8 @@ def test_a_comparison_is_read_from_its_results(comparison: Path) -> None:
         cell["label"]: sum(run["accuracy"] for run in cell["runs"]) / len(cell["runs"])
         for cell in told["cells"]
     }
-    ranks = [rank for found in material.cases[0].rankings().values() for rank in found.ranks]
-    found = {one.label: sum(run.accuracy for run in one.results) / 2 for one in ranks}
+    ranks = [rank for found in material.cases[0].rankings().values() for rank in found]
+    found = {one.label: sum(run.accuracy for run in one.runs) / 2 for one in ranks}
     assert found == pytest.approx(means)
 
 
