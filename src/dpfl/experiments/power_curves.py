@@ -73,15 +73,17 @@ def curves(
     failure: float = 5e-5,
     total_delta: float = 1e-5,
     strong_convexity: float = 1e-3,
-    dimensions: Sequence[int],
-    targets: Sequence[float],
+    dimensions: Sequence[int] = (),
+    targets: Sequence[float] = (),
 ) -> Curves:
     """Figures 1 to 3: epsilon and bound over r with all spare power as noise, bound over epsilon;
     beside tight composition.
 
     ``delta`` and ``failure`` are the paper's, per round; ``total_delta`` is that of the tight
-    epsilons.
+    epsilons. ``dimensions`` and ``targets`` are those of the paper's figures, unless given.
     """
+    dimensions = dimensions or sorted({round(parameters ** (i / 24)) for i in range(4, 25)})
+    targets = targets or [float(f"{10 ** (i / 5):.3g}") for i in range(-2, 14)]
     kappas = np.asarray(gains, dtype=np.float64) ** 2
     weakest, all_spare = float(kappas.min()), 1 - kappas.min() / kappas
     noise, channel = float(all_spare @ kappas), (kappas.tolist(), all_spare.tolist())
@@ -141,15 +143,7 @@ def paper_curves(
     gains: Sequence[float], parameters: int, rounds: int, delta: float, strong_convexity: float
 ) -> PaperCurves:
     """Return the curves at the points of the paper's figures, with the setting they belong to."""
-    found = curves(
-        gains,
-        parameters,
-        rounds,
-        delta,
-        strong_convexity=strong_convexity,
-        dimensions=sorted({round(parameters ** (i / 24)) for i in range(4, 25)}),
-        targets=[float(f"{10 ** (i / 5):.3g}") for i in range(-2, 14)],
-    )
+    found = curves(gains, parameters, rounds, delta, strong_convexity=strong_convexity)
     setting = {"clients": len(gains), "parameters": parameters, "rounds": rounds}
     deltas = {"delta_per_round": delta, "weakest_gain": min(gains), "tight_delta": 1e-5}
     return {"setting": setting | deltas, **found}
