@@ -20,6 +20,7 @@ from dpfl.cli.options import Asked
 from dpfl.experiments import compare as library
 from dpfl.experiments import pool as compare
 from dpfl.experiments.ranking import standings
+from dpfl.experiments.results import CellResult
 from dpfl.methods import METHODS, families
 from dpfl.runs.experiment import Experiment
 
@@ -171,7 +172,7 @@ def test_everything_fits_80_columns(
                 "bytes_up": 2**30 - 2**19,
             }
             run["bytes_down"] = 2**30 - 2**19
-    r.show_standings(standings(cells))
+    r.show_standings(standings([CellResult.from_dict(cell) for cell in cells]))
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text

@@ -60,7 +60,7 @@ def test_a_request_under_another_name_is_refused(weiavg: Path) -> None:
 def test_only_this_machine_is_listened_to(weiavg: Path) -> None:
     with LiveServer(weiavg) as server:
         assert server.address == f"http://127.0.0.1:{port_of(server)}/"
-        assert server._server.socket.getsockname()[0] == "127.0.0.1"
+        assert server.socket.getsockname()[0] == "127.0.0.1"
         for other in (
             "127.0.0.2",
             "127.1.2.3",
