@@ -37,8 +37,8 @@ def true_claims(budget: Budget | None, examples: int) -> Claims:
     """What a client says that claims what it enforces."""
     if budget is None:
         return Claims(epsilon=float("inf"), delta=0.0, examples=examples)
-    known = {"epsilon": budget.epsilon, "delta": budget.delta, "accountant": budget.accountant}
-    return Claims(examples=examples, **known)  # type: ignore[arg-type]
+    curve = budget.accountant
+    return Claims(epsilon=budget.epsilon, delta=budget.delta, examples=examples, accountant=curve)
 
 
 def honest_members(
@@ -66,15 +66,10 @@ def false_claims(federation: Federation, misreports: Mapping[str, float]) -> dic
     """
     claims = {}
     for name, factor in misreports.items():
-        numbered = name not in federation.shards and name.isdecimal()
-        known = numbered and int(name) < len(federation.ids)
-        client, where = (
-            federation.ids[int(name)] if known else name,
-            f"misreporting client '{name}'",
-        )
-        there = client in federation.shards and client in federation.budgets
-        remedy = "name a client, or its number from 0"
-        check(there, where, "is not a client with a budget", remedy)
+        where, remedy = f"misreporting client '{name}'", "name a client, or its number from 0"
+        numbered = dict(zip(map(str, range(len(federation.ids))), federation.ids, strict=True))
+        client = name if name in federation.shards else numbered.get(name, name)
+        check(client in federation.budgets, where, "is not a client with a budget", remedy)
         positive(where, factor=factor)
         budget, examples = federation.budgets[client], federation.shards[client].examples
         epsilon = budget.epsilon * factor
