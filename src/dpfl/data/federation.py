@@ -1,4 +1,8 @@
-"""A federation: who holds which records, and the budget of each client."""
+"""A federation: who holds which records, and the budget of each client.
+
+It is built from arrays, torch datasets, files or a named data set; whatever cannot be used is
+refused when it is built, with the client's name.
+"""
 
 from __future__ import annotations
 
@@ -113,12 +117,10 @@ class Federation:
         set aside.
         """
         if all(shard.train.features.is_contiguous() for shard in self.shards.values()):
-            parts = {
-                client: split_off(
-                    client, shard.features, shard.labels, seed.child("validation", client)
-                )
-                for client, shard in sorted(self.shards.items())
-            }
+            parts = {}
+            for client in self.ids:
+                shard, own = self.shards[client], seed.child("validation", client)
+                parts[client] = split_off(client, shard.features, shard.labels, own)
             return replace(self, shards=lay_out(parts))
         shards = {}
         for client, shard in self.shards.items():

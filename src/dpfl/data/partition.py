@@ -1,6 +1,8 @@
-"""Who holds which record.
+"""Who holds which record of a named data set.
 
-Every partition returns disjoint, non-empty index sets, one per client.
+Every partition returns disjoint, non-empty index sets, one per client. A data set that comes with
+silos (hospitals, roles of plays) can be taken by those instead. Draws depend on a public seed
+alone, so that everyone who knows the experiment file can repeat them.
 """
 
 from collections.abc import Callable

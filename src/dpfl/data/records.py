@@ -22,6 +22,8 @@ from dpfl.core.errors import DataError
 from dpfl.data.inputs import NUMBERS, Inputs
 
 check_data = partial(check, kind=DataError)
+"""Refuse data unless they are good: where, what is wrong, what to do."""
+
 Span = tuple[int, int]
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 """One client's training features and labels, then its test features and labels."""

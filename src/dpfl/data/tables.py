@@ -1,5 +1,11 @@
 """The user's own files: one CSV or Parquet file per client, columns of numbers, one the label.
 
+A CSV file has a header line and one record a line; here ``ill`` is the label::
+
+    age,dose,ill
+    61,0.5,1
+    47,0.25,0
+
 Errors name the file, and the line or the record and the column where there is one.
 """
 

@@ -3,7 +3,7 @@ says of itself.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dpfl.core.checks import check, positive
 from dpfl.core.types import Budget, Claims, ClientSettings, Observer, Unit
@@ -64,16 +64,14 @@ def false_claims(federation: Federation, misreports: Mapping[str, float]) -> dic
 
     A client is named by its id, or by its number in the order of ids.
     """
-    claims = {}
+    claims, numbered = {}, {str(i): client for i, client in enumerate(federation.ids)}
     for name, factor in misreports.items():
         where, remedy = f"misreporting client '{name}'", "name a client, or its number from 0"
-        numbered = dict(zip(map(str, range(len(federation.ids))), federation.ids, strict=True))
-        client = name if name in federation.shards else numbered.get(name, name)
+        client = name if name in federation.shards else numbered.get(name, "")
         check(client in federation.budgets, where, "is not a client with a budget", remedy)
         positive(where, factor=factor)
-        budget, examples = federation.budgets[client], federation.shards[client].examples
-        epsilon = budget.epsilon * factor
-        claims[client] = Claims(epsilon=epsilon, delta=budget.delta, examples=examples)
+        honest = true_claims(federation.budgets[client], federation.shards[client].examples)
+        claims[client] = replace(honest, epsilon=honest.epsilon * factor, accountant=None)
     return claims
 
 

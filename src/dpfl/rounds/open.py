@@ -2,10 +2,9 @@
 downloads.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from dpfl.core.random import PublicSeed
 from dpfl.core.types import Cohort, Downlink, Shared, State
 from dpfl.plugs.selection import Everyone
 from dpfl.rounds.codec import encode_download
@@ -35,25 +34,28 @@ def open_round(
     strategy, round_ = agreement.strategy, state.round
     seed, everyone = run.round_seed(round_), sorted(agreement.claims)
     on_air = seed.child("channel")
-    candidates = [c for c in everyone if strategy.channel.reachable(c, round_, on_air)]
-    if not candidates:  # nobody can be heard: the round passes, and releases nothing
+    eligible = [c for c in everyone if strategy.channel.reachable(c, round_, on_air)]
+    if not eligible:  # nobody can be heard: the round passes, and releases nothing
         return Plan(round=round_)
     accounts, secret = plan_world(agreement, run), run.secret("cohort", round_).secret_seed()
-    eligible: list[str] = []
+    drawn: list[str] = []
+    unwilling: list[str] = []
     if agreement.amplified:
-        eligible = [client for client in candidates if client in accounts and willing(client)]
-        unwilling = sorted(set(candidates) - set(eligible))
+        asked, eligible = eligible, [c for c in eligible if c in accounts and willing(c)]
+        unwilling = sorted(set(asked) - set(eligible))
         least = strategy.selection.least_willing(agreement.terms.population)
         if len(eligible) < least:
             few = f"{len(eligible)} of {len(everyone)} clients can afford another round"
             why = f"{few}, and the plan needs {least}" if eligible else _NOBODY
             return Plan(round=round_, over=why, unwilling=tuple(unwilling))
-        size = strategy.selection.cohort_size(agreement.terms.population)
-        drawn = strategy.selection.order(eligible, secret)[:size]
-    else:
-        drawn, unwilling = _first_willing(agreement, candidates, secret, willing, round_)
-        if not drawn and not any(willing(client) for client in everyone):
-            return Plan(round=round_, over=_NOBODY, unwilling=tuple(everyone))
+    selection = Everyone() if round_ < 0 else strategy.selection
+    size = selection.cohort_size(agreement.terms.population)
+    for client in selection.order(eligible, secret):  # the next replaces who is not willing
+        if len(drawn) == size:
+            break
+        (drawn if agreement.amplified or willing(client) else unwilling).append(client)
+    if not (agreement.amplified or drawn or any(map(willing, everyone))):
+        return Plan(round=round_, over=_NOBODY, unwilling=tuple(everyone))
     cohort = Cohort.of({client: agreement.claims[client] for client in drawn})
     charge_world(agreement, run, round_, cohort.ids, eligible)
     shared: dict[str, Shared] = {"buffers": dict(state.buffers)} if state.buffers else {}
@@ -72,24 +74,3 @@ def open_round(
         starts=starts,
         unwilling=tuple(sorted(unwilling)),
     )
-
-
-def _first_willing(
-    agreement: Agreement,
-    candidates: Sequence[str],
-    secret: PublicSeed,
-    willing: Callable[[str], bool],
-    round_: int,
-) -> tuple[list[str], list[str]]:
-    """Draw, and replace those who are not willing by the next in the order; only those who come up
-    are asked. Everyone is asked for a release before round one.
-    """
-    selection = Everyone() if round_ < 0 else agreement.strategy.selection
-    size = selection.cohort_size(agreement.terms.population)
-    drawn: list[str] = []
-    unwilling: list[str] = []
-    for client in selection.order(candidates, secret):
-        if len(drawn) == size:
-            break
-        (drawn if willing(client) else unwilling).append(client)
-    return drawn, unwilling
