@@ -239,26 +239,21 @@ def check_engine(engine: Engine, *, tolerance: float = 5e-5) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     layout = Layout.of_module(model)
     start = layout.read(model)
-    plans = []
-    for i, (batch, steps, lr) in enumerate([(4, 3, 0.1), (4, 3, 0.5), (7, 2, 0.3), (50, 3, 0.2)]):
+    work = [(4, 3, 0.1), (4, 3, 0.5), (7, 2, 0.3), (50, 3, 0.2)]
+
+    def job(i: int, batch: int, steps: int, lr: float) -> Job:
+        generator, rng = PublicSeed(i).generator(), SecretRng.simulated(PublicSeed(100 + i))
         phase = Phase(steps=steps, batch_size=batch, sampling="poisson", lr=lr, clip=0.5 + 0.1 * i)
-        plans.append((replace(phase, noise_multiplier=0.1 * i),))
+        own = (replace(phase, noise_multiplier=0.1 * i),)
+        x = torch.randn(20, 6, generator=generator)
+        y = torch.randint(0, 3, (20,), generator=generator)
+        return Job(client=str(i), start=start, phases=own, features=x, labels=y, rng=rng)
 
-    def jobs() -> list[Job]:
-        made = []
-        for i, phases in enumerate(plans):
-            generator, rng = PublicSeed(i).generator(), SecretRng.simulated(PublicSeed(100 + i))
-            x = torch.randn(20, 6, generator=generator)
-            y = torch.randint(0, 3, (20,), generator=generator)
-            made.append(
-                Job(client=str(i), start=start, phases=phases, features=x, labels=y, rng=rng)
-            )
-        return made
-
-    covered = sorted(i for block in engine.blocks(plans) for i in block)
-    whole = covered == list(range(len(plans)))
+    mine, theirs = ([job(i, *how) for i, how in enumerate(work)] for _ in range(2))
+    blocks = engine.blocks([own.phases for own in mine])
+    whole = sorted(i for block in blocks for i in block) == list(range(len(work)))
     assert whole, f"{engine} leaves someone out, or takes someone twice"
-    results = engine.run(model, layout, jobs())
-    for mine, oracle in zip(results, OneByOne().run(model, layout, jobs()), strict=True):
-        error = float((mine - oracle).norm() / (oracle - start).norm())
+    found, oracle = engine.run(model, layout, mine), OneByOne().run(model, layout, theirs)
+    for own, right in zip(found, oracle, strict=True):
+        error = float((own - right).norm() / (right - start).norm())
         assert error < tolerance, f"{engine} is {error:.2e} off"
