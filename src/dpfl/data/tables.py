@@ -41,8 +41,8 @@ def read_folder(folder: Path, label: str | None = None) -> dict[str, Arrays]:
     for path in files:
         names, table = _READERS[path.suffix.lower()](path)
         first, where = first or names, str(path)
-        problem, remedy = f"has columns {names}, unlike {files[0].name}", "use the same columns"
-        check_data(names == first, where, problem, remedy)
+        problem = f"has columns {names}, unlike {files[0].name}"
+        check_data(names == first, where, problem, "use the same columns in the same order")
         problem = f"client '{path.stem}' has two files"
         check_data(path.stem not in clients, where, problem, "keep one file per client")
         clients[path.stem] = _split(path, names, table, label)

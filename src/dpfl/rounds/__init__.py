@@ -5,7 +5,7 @@ Order of a round:
 
 1.  the server asks who can afford it, and draws the cohort (:mod:`dpfl.rounds.open`);
 2.  what the world will see is **charged, durably**; an amplified cost to everyone eligible, drawn
-    or not;
+    or not (:mod:`dpfl.rounds.plans`);
 3.  one message goes to each client: the model, what the plugs share, how many were drawn;
 4.  a client checks and charges its own ledger, before any noise is drawn
     (:mod:`dpfl.rounds.client`);

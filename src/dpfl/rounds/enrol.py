@@ -23,8 +23,8 @@ Seen = tuple[PrivacyCost, frozenset[Observer]]
 """A cost, and the adversaries who see what it pays for."""
 
 
-class _Asker:
-    """Asks the same question once."""
+class _Memory:
+    """Asks the same question once, and remembers the answer."""
 
     @cached_property
     def _answers(self) -> dict[tuple[object, ...], Any]:
@@ -40,7 +40,7 @@ class _Asker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreement(_Asker):
+class Agreement(_Memory):
     """What enrolment settles: the strategy, its terms, the layout of the model, and what everyone
     said of themselves.
     """
@@ -118,7 +118,7 @@ class Agreement(_Asker):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(_Asker):
+class Run(_Memory):
     """Which run this is, where it is charged, and where its randomness comes from (None: the
     operating system).
 
