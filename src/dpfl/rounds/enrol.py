@@ -27,12 +27,11 @@ class _Memory:
     """Asks the same question once, and remembers the answer."""
 
     @cached_property
-    def _answers(self) -> dict[tuple[object, ...], Any]:
+    def _answers(self) -> dict[object, Any]:
         return {}
 
-    def once(self, ask: Callable[..., Answer], *question: object) -> Answer:
-        """What ``ask`` answers, now or when the same was asked before."""
-        key = (ask.__name__, *question)
+    def once(self, key: object, ask: Callable[..., Answer], *question: object) -> Answer:
+        """What ``ask`` answers, now or when it was asked under this key before."""
         if key not in self._answers:
             self._answers[key] = ask(*question)
         answer: Answer = self._answers[key]
@@ -55,7 +54,7 @@ class Agreement(_Memory):
         """Plan a participant's local work for one round: the same every round, so it is planned
         once.
         """
-        return self.once(self.strategy.local.phases, self.terms, participant)
+        return self.once(participant, self.strategy.local.phases, self.terms, participant)
 
     def who(self, client: str, claims: Claims, drawn: int) -> Who:
         """What a stage may know of a client."""
@@ -81,7 +80,7 @@ class Agreement(_Memory):
 
     def plan(self, observer: Observer, participant: Participant) -> PrivacyCost:
         """What a round costs, and before it all releases: what a participant commits to."""
-        return self.once(self._whole_cost, observer, participant)
+        return self.once((observer, participant), self._whole_cost, observer, participant)
 
     def _whole_cost(self, observer: Observer, participant: Participant) -> PrivacyCost:
         phases, examples = self.phases(participant), participant.examples
@@ -137,7 +136,7 @@ class Run(_Memory):
         """How many rounds each account has committed to at most, against an adversary; read once,
         then kept up to date.
         """
-        return self.once(self.ledger.planned, self.name, observer)
+        return self.once(observer, self.ledger.planned, self.name, observer)
 
     def secret(self, *labels: str | int) -> SecretRng:
         """Make the secret generator for a named purpose: seeded in a simulation, fresh from the

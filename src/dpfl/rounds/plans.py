@@ -145,10 +145,11 @@ def can_go_on(
             continue  # a round is charged at most once
         every_round = False
         if releases is None:
-            good = not amplified and run.once(ledger.affordable_releases, client, plan, seen_by, 1)
+            key, ask = (client, seen_by), ledger.affordable_releases
+            good = not amplified and run.once(key, ask, client, plan, seen_by, 1) > 0
         else:
-            cost = agreement.cost(observer, participant, round_)
-            good = run.once(ledger.can_release, run.name, round_, account, observer, cost)
+            which, cost = (round_, account, observer), agreement.cost(observer, participant, round_)
+            good = run.once(which, ledger.can_release, run.name, *which, cost)
         if not good:
             return False
     if every_round:
