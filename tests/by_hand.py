@@ -59,7 +59,7 @@ def train_with_losses(
             run=Run(name="lossy", ledger=ledger, seed=secret, public=shared),
             dropout=dropout,
         )
-        outcome = simulation.run(simulation.start(), [])
+        outcome = simulation.play(simulation.start(), [])
     assert outcome.summary is not None
     simulation.layout.write(outcome.state.model, simulation.model)
     return dpfl.Result(

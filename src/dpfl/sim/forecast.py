@@ -14,7 +14,6 @@ Client level    noise = z clip sqrt(d) / cohort with z the noise in the sum over
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Observer, Promise, Unit
@@ -63,11 +62,13 @@ def forecast(
     ``public`` is the run's seed, from which a simulated channel has its gains.
     """
     strategy = agreement.strategy
-    ratio: float | None = 0.0
-    if strategy.observer is not Observer.NOBODY:
-        by_record = strategy.unit is Unit.RECORD
-        seed = (public or PublicSeed(0)).child("run")
-        ratio = _records(agreement, members) if by_record else _clients(agreement, members, seed)
+    seed = (public or PublicSeed(0)).child("run")
+    if strategy.observer is Observer.NOBODY:
+        ratio: float | None = 0.0
+    elif strategy.unit is Unit.RECORD:
+        ratio = _records(agreement, members)
+    else:
+        ratio = _clients(agreement, members, seed)
     return NoiseForecast(
         method=strategy.name,
         promise=strategy.promise,
@@ -111,12 +112,8 @@ def _gain(agreement: Agreement, client: str | None) -> Gain:
     """What all plugs do to noise and signal together."""
     plugs = [plug for _, plug in agreement.strategy.slots()]
     gains = [plug.noise_gain(agreement.terms, agreement.layout, client) for plug in plugs]
-    return reduce(
-        lambda one, other: Gain(
-            noise=one.noise * other.noise,
-            signal=one.signal * other.signal,
-            error=math.hypot(one.error, other.error),
-        ),
-        gains,
-        Gain(),
+    return Gain(
+        noise=math.prod(gain.noise for gain in gains),
+        signal=math.prod(gain.signal for gain in gains),
+        error=math.hypot(*(gain.error for gain in gains)),
     )

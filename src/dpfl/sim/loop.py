@@ -4,20 +4,21 @@ deployment calls.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
 
 from torch import Tensor, nn
 
 from dpfl.core.checks import check
-from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.errors import LedgerError, PrivacyRefusal
 from dpfl.core.layout import Layout
-from dpfl.core.types import Budget, Observer, State
+from dpfl.core.types import Observer, State
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Evaluation, Scores
 from dpfl.models import check_model
 from dpfl.rounds import (
-    Agreement,
+    Plan,
     Run,
     Uplink,
     blocks_of,
@@ -34,20 +35,14 @@ from dpfl.rounds.members import check_budget, false_claims, honest_members
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import RoundCount, Summary
-from dpfl.sim.clock import Clock
+from dpfl.sim import truth
 from dpfl.sim.ray_workers import RayWorkers
 from dpfl.sim.summary import summarise
-from dpfl.sim.truth import (
-    compared,
-    lost_on_the_way,
-    true_noise,
-    with_largest_budget,
-    with_true_noise,
-)
-from dpfl.sim.workers import WorkerContext, Workers
+from dpfl.sim.workers import Pool, WorkerContext, Workers
 from dpfl.strategy import Strategy
 
 Progress = Callable[[int, int, RoundRecord], None]
+_STAGES = ("open", "clients", "close", "evaluate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +59,9 @@ class Outcome:
     summary: Summary | None
 
 
+@dataclass(kw_only=True, eq=False)
 class Simulation:
-    """A prepared federation: members, agreement, budgets. :meth:`run` plays the rounds.
+    """A prepared federation: members, agreement, budgets. :meth:`play` plays the rounds.
 
     ``run`` says which run this is, where it is charged and where randomness comes from. ``engine``
     names how local work is executed, ``workers`` how many processes do it; neither changes a
@@ -76,50 +72,44 @@ class Simulation:
     to.
     """
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        federation: Federation,
-        strategy: Strategy,
-        rounds: int,
-        run: Run,
-        engine: str = "stacked",
-        device: str = "cpu",
-        workers: int = 1,
-        evaluate_every: int = 1,
-        misreports: Mapping[str, float] | None = None,
-        dropout: float = 0.0,
-        folder: RunFolder | None = None,
-        digest: str = "",
-    ) -> None:
-        check_model(model, federation.feature_shape, federation.classes, federation.inputs)
+    model: nn.Module
+    federation: Federation
+    strategy: Strategy
+    rounds: int
+    run: Run
+    engine: str = "stacked"
+    device: str = "cpu"
+    workers: int = 1
+    evaluate_every: int = 1
+    misreports: Mapping[str, float] = field(default_factory=dict)
+    dropout: float = 0.0
+    folder: RunFolder | None = None
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        federation, strategy, run = self.federation, self.strategy, self.run
+        check_model(self.model, federation.feature_shape, federation.classes, federation.inputs)
+        check(0 <= self.dropout <= 1, "dropout", f"rate = {self.dropout}", "give a probability")
         if run.ledger.filter == "renyi":  # plan with the curve that the ledger will hold it against
-            federation = replace(federation, budgets=_planned_by(federation.budgets, "renyi"))
-        self.misreports = dict(misreports or {})
+            own = federation.budgets.items()
+            budgets = {client: replace(budget, accountant="renyi") for client, budget in own}
+            federation = replace(federation, budgets=budgets)
         self.members = honest_members(federation, false_claims(federation, self.misreports))
         if strategy.local.hypothetical:
-            self.members = with_largest_budget(self.members)
-        for member in self.members.values():
+            self.members = truth.with_largest_budget(self.members)
+        for client, member in self.members.items():
             check_budget(member, unit=strategy.unit, observer=strategy.observer)
-            if member.budget is None and strategy.observer is not Observer.NOBODY:
-                raise PrivacyRefusal(
-                    f"client '{member.id}'",
-                    "has no budget",
-                    "give every client a Budget(epsilon, delta), or use a method without privacy",
-                )
-        self.model, self.layout = model, Layout.of_module(model)
-        self.run_, self.folder, self.digest = run, folder, digest
-        self.engine, self.device, self.workers = engine, device, workers
-        self.evaluate_every, self.dropout = evaluate_every, dropout
-        check(0 <= dropout <= 1, "dropout", f"rate = {dropout}", "give a probability")
+            given = member.budget is not None or not self.protects
+            remedy = "give every client a Budget(epsilon, delta), or use a method without privacy"
+            check(given, f"client '{client}'", "has no budget", remedy, PrivacyRefusal)
+        self.layout = Layout.of_module(self.model)
         claims = {client: member.claims for client, member in self.members.items()}
-        shapes = buffer_shapes(model, strategy.releases)
-        self.agreement: Agreement = enrol(strategy, claims, rounds, self.layout, shapes)
-        self._admit = charging(self.agreement, run)
+        shapes = buffer_shapes(self.model, strategy.releases)
+        self.agreement = enrol(strategy, claims, self.rounds, self.layout, shapes)
         self.strategy = self.agreement.strategy  # with nothing left open
-        self.evaluation = Evaluation(
-            model=model, layout=self.layout, federation=federation, device=device
+        self._admit = charging(self.agreement, run)
+        self._evaluation = Evaluation(
+            model=self.model, layout=self.layout, federation=federation, device=self.device
         )
         self.private: dict[str, Tensor] = {}  # what stays at clients, by client
         self.timings: list[dict[str, float]] = []
@@ -132,15 +122,42 @@ class Simulation:
         """Whether the strategy promises anything to anyone."""
         return self.strategy.observer is not Observer.NOBODY
 
-    # -- the loop ----------------------------------------------------------------------------------
-
     def start(self) -> State:
         """Return the state before the first round; in a folder, it is the first checkpoint."""
         state = first_state(self.agreement, self.layout.read(self.model))
-        self.checkpoint(state)
+        self._checkpoint(state)
         return state
 
-    def run(
+    def resume(self, found: Checkpoint) -> tuple[State, list[RoundRecord]]:
+        """Check that ledger, record and checkpoint belong together, and say from where to go on.
+
+        Seeded: a round that was charged but not checkpointed is repeated, bit for bit, without a
+        new charge. Otherwise its noise is gone: the round is lost, its number and its charge are
+        not.
+        """
+        assert self.folder is not None
+        state, self.private = found.state, dict(found.private)
+        where, first = str(self.folder.ledger), self.agreement.first_round
+        ledger, name = self.run.ledger, self.run.name
+        charged = ledger.last_round(name)
+        good = (first - 1 if charged is None else charged) >= state.round - 1
+        problem = f"ends at round {charged}, the checkpoint at {state.round - 1}"
+        check(good, where, problem, "restore the newest ledger", LedgerError)
+        history, charged_to = self.folder.cut_back(first, state.round), ledger.charged(name)
+        for line in history:
+            for client in line.arrived:
+                problem = f"does not hold round {line.round}'s charge to '{client}', who took part"
+                remedy = "restore the ledger this run has written"
+                check((line.round, client) in charged_to, where, problem, remedy, LedgerError)
+        while self.run.seed is None and charged is not None and state.round <= charged:
+            reason = "charged, but interrupted before it was published"
+            history.append(RoundRecord(round=state.round, lost=reason))
+            self.folder.append_round(history[-1])
+            state = replace(state, round=state.round + 1)
+            self._checkpoint(state)
+        return state, history
+
+    def play(
         self,
         state: State,
         history: list[RoundRecord],
@@ -149,101 +166,98 @@ class Simulation:
     ) -> Outcome:
         """Play the rounds that are left.
 
-        ``state`` and ``history`` are where to begin: those of :meth:`start`, or of a checkpoint.
+        ``state`` and ``history`` are where to begin: those of :meth:`start` or :meth:`resume`.
         ``history`` is extended in place. ``progress`` is called after every round. With ``until``
         the simulation halts at that round, as a search does that compares candidates early.
         """
-        began = time.perf_counter()
-        rounds = self.agreement.terms.rounds
-        ended_early: str | None = None
+        began, rounds = time.perf_counter(), self.rounds
+        halt, ended_early = min(until or rounds, rounds), None
         left: tuple[str, ...] = ()
-        halt = min(until or rounds, rounds)
         with self._workers() as workers:
             while state.round < halt:
-                clock = Clock()
-                plan = open_round(self.agreement, state, self.run_, self._willing(state.round))
+                marks, willing = [time.perf_counter()], partial(self._willing, state.round)
+                plan = open_round(self.agreement, state, self.run, willing)
                 if plan.over:
                     left = plan.unwilling
                     ended_early = f"after {state.round} of {rounds} rounds: {plan.over}"
                     break
-                clock.lap("open")
-                # ---- clients: each charges its own account, then works ---------------------------
-                members = {client: self.members[client] for client in plan.cohort.ids}
-                abstaining = self._admit(state.round, members)
-                active = {c: m for c, m in members.items() if c not in abstaining}
-                blocks = blocks_of(self.agreement, active, workers.engine)
-                uplinks = workers.run(plan.downloads, blocks, self.private)
-                uplinks = lost_on_the_way(uplinks, self.dropout, self.run_, state.round)
-                uplinks += [
-                    Uplink(client=c, payload=None, reason=why)
-                    for c, why in sorted(abstaining.items())
-                ]
-                clock.lap("clients")
-                # ---- server: aggregate, evaluate, write down -------------------------------------
-                noise = true_noise(self.agreement, active)
-                if self.strategy.weights.needs_true_noise:
-                    state = with_true_noise(state, noise)
-                state, record = close_round(self.agreement, state, plan, uplinks, self.run_)
-                clock.lap("close")
-                record = compared(self.agreement, record, noise)
-                trained = state.round > 0
-                if trained and (state.round % self.evaluate_every == 0 or state.round == rounds):
-                    record = replace(record, scores=self.evaluate(state))
-                clock.lap("evaluate")
+                state, record = self._round(state, plan, workers, marks)
                 history.append(record)
-                self._keep(state, record, clock)
+                self._keep(state, record, marks)
                 if progress is not None:
                     progress(state.round, rounds, record)
-        if halt < rounds and ended_early is None:
-            return self._halted(state, history)
-        count = RoundCount(planned=rounds, done=state.round, ended_early=ended_early)
-        summary = summarise(self, state, history, count, left, time.perf_counter() - began)
-        return Outcome(state=state, history=history, scores=summary.scores, summary=summary)
+        summary = None
+        if halt == rounds or ended_early:
+            count = RoundCount(planned=rounds, done=state.round, ended_early=ended_early)
+            seconds = time.perf_counter() - began
+            summary = summarise(self, state, history, count, left, seconds)
+        scores = summary.scores if summary else self.evaluate(state)
+        if summary is None and self.folder is not None:
+            self.folder.append_halt(state.round, scores)
+        return Outcome(state=state, history=history, scores=scores, summary=summary)
 
-    def _workers(self) -> Workers | RayWorkers:
+    def _workers(self) -> Workers:
         context = WorkerContext(
             agreement=self.agreement,
             members=self.members,
             model=self.model,
             engine=self.engine,
             device=self.device,
-            run=self.run_.name,
-            seed=self.run_.seed,
+            run=self.run.name,
+            seed=self.run.seed,
         )
-        kind = RayWorkers if self.engine == "ray" else Workers
-        return kind(context, self.workers)
+        if self.engine == "ray":
+            return RayWorkers(context, self.workers)
+        return Pool(context, self.workers) if self.workers > 1 else Workers(context)
 
-    def _halted(self, state: State, history: list[RoundRecord]) -> Outcome:
-        scores = self.evaluate(state)
-        if self.folder is not None:
-            self.folder.append_halt(state.round, scores)
-        return Outcome(state=state, history=history, scores=scores, summary=None)
+    def _willing(self, round_: int, client: str) -> bool:
+        """Ask a member whether its own ledger covers this round."""
+        participant = self.members[client].participant
+        return can_go_on(self.agreement, self.run, round_, client, participant)
 
-    def _keep(self, state: State, record: RoundRecord, clock: Clock) -> None:
-        timing = {"round": record.round, "seconds": sum(clock.laps.values()), **clock.laps}
-        self.timings.append(timing)
+    def _round(
+        self, state: State, plan: Plan, workers: Workers, marks: list[float]
+    ) -> tuple[State, RoundRecord]:
+        """A round that was opened; ``marks`` are the moments at which its stages end."""
+        marks.append(time.perf_counter())
+        # ---- clients: each charges its own account, then works -----------------------------------
+        members = {client: self.members[client] for client in plan.cohort.ids}
+        abstaining = self._admit(state.round, members)
+        active = {client: own for client, own in members.items() if client not in abstaining}
+        blocks = blocks_of(self.agreement, active, workers.engine)
+        uplinks = workers.run(plan.downloads, blocks, self.private)
+        uplinks = truth.lost_on_the_way(uplinks, self.dropout, self.run, state.round)
+        for client, why in sorted(abstaining.items()):
+            uplinks.append(Uplink(client=client, payload=None, reason=why))
+        marks.append(time.perf_counter())
+        # ---- server: aggregate, evaluate ---------------------------------------------------------
+        noise = truth.true_noise(self.agreement, active)
+        if self.strategy.weights.needs_true_noise:
+            state = truth.with_true_noise(state, noise)
+        state, record = close_round(self.agreement, state, plan, uplinks, self.run)
+        marks.append(time.perf_counter())
+        record = truth.compared(self.agreement, record, noise)
+        due = state.round % self.evaluate_every == 0 or state.round == self.rounds
+        if state.round > 0 and due:
+            record = replace(record, scores=self.evaluate(state))
+        marks.append(time.perf_counter())
+        return state, record
+
+    def _keep(self, state: State, record: RoundRecord, marks: list[float]) -> None:
+        """Write a round down. Seconds differ from run to run, so they are kept apart from it."""
+        laps = {stage: b - a for stage, (a, b) in zip(_STAGES, pairwise(marks), strict=True)}
+        self.timings.append({"round": record.round, "seconds": sum(laps.values()), **laps})
         if self.folder is not None:
             self.folder.append_round(record)
-            self.folder.append(self.folder.timings, timing)
-            self.checkpoint(state)
+            self.folder.append(self.folder.timings, self.timings[-1])
+            self._checkpoint(state)
 
-    def checkpoint(self, state: State) -> None:
+    def _checkpoint(self, state: State) -> None:
         """Write the state to go on from, where there is a folder."""
         if self.folder is not None:
-            self.folder.save_state(
-                Checkpoint(
-                    state=state, run=self.run_.name, experiment=self.digest, private=self.private
-                )
-            )
-
-    def _willing(self, round_: int) -> Callable[[str], bool]:
-        """Ask a member whether its own ledger covers this round."""
-
-        def willing(client: str) -> bool:
-            participant = self.members[client].participant
-            return can_go_on(self.agreement, self.run_, round_, client, participant)
-
-        return willing
+            run, digest = self.run.name, self.digest
+            own = Checkpoint(state=state, run=run, experiment=digest, private=self.private)
+            self.folder.save_state(own)
 
     def published(self, state: State) -> Tensor:
         """The model that is evaluated and handed out: the current one, unless the step averages."""
@@ -252,8 +266,4 @@ class Simulation:
     def evaluate(self, state: State) -> Scores:
         """Accuracy and loss on test records: for simulations only, and not accounted."""
         write_buffers(self.model, state.buffers)
-        return self.evaluation(self.published(state), self.strategy.personal, self.private)
-
-
-def _planned_by(budgets: Mapping[str, Budget], accountant: Literal["renyi"]) -> dict[str, Budget]:
-    return {client: replace(budget, accountant=accountant) for client, budget in budgets.items()}
+        return self._evaluation(self.published(state), self.strategy.personal, self.private)
