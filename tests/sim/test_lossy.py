@@ -14,7 +14,7 @@ from dpfl.plugs.channels import Summed
 from dpfl.plugs.secure_sum import SecureSum
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Run, Uplink
-from dpfl.runs.experiment import RunSection
+from dpfl.runs.sections import RunSection
 from dpfl.sim.truth import lost_on_the_way
 
 SEED = PublicSeed(0)

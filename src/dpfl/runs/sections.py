@@ -1,11 +1,18 @@
 """The sections of an experiment file; unknown keys are refused, with the nearest known one."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import nn
 
 from dpfl.core.checks import check
+from dpfl.core.random import PublicSeed
 from dpfl.core.types import ClientSettings
+from dpfl.data.inputs import NUMBERS, Inputs
+from dpfl.methods import find, make_strategy
+from dpfl.models import make_model
 from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort, Selection
 from dpfl.plugs.step import (
     AveragedIterates,
@@ -16,7 +23,9 @@ from dpfl.plugs.step import (
     ServerYogi,
     Step,
 )
+from dpfl.privacy.budgets import is_budget_file, read_budget_file
 from dpfl.runs.toml_file import Section
+from dpfl.strategy import Strategy
 
 
 class DataSection(Section):
@@ -47,12 +56,34 @@ class BudgetsSection(Section):
     """The budget of each client: a distribution's name, a number, a list, a file or a table; and
     delta. Neither has a default.
 
-    ``scale`` multiplies every epsilon, to see what more or less would buy.
+    A file is read in, since it may change later. ``scale`` multiplies every epsilon, to see what
+    more or less would buy.
     """
 
     epsilon: str | float | list[float] | dict[str, float] | None = None
     delta: float | list[float] | dict[str, float] | None = None
     scale: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, values: Any) -> Any:
+        """Replace the name of a file by what it holds."""
+        source = values.get("epsilon") if isinstance(values, dict) else None
+        if not (isinstance(source, str) and is_budget_file(source)):
+            return values
+        where, (epsilons, deltas) = f"budgets file {source}", read_budget_file(Path(source))
+        delta = common = values.get("delta")
+        if isinstance(common, float) and set(deltas) == set(epsilons):
+            remedy = "leave one out; a delta for all fills only empty cells of the column"
+            for client, own in deltas.items():
+                problem = f"gives '{client}' delta {own:g}, and {common:g} was given for all"
+                check(own == common, where, problem, remedy)
+        if deltas and isinstance(common, float | None):
+            delta = {client: deltas.get(client, common) for client in epsilons}
+            for client, own in delta.items():
+                problem, remedy = f"has no delta for '{client}'", "give a delta column or --delta"
+                check(own is not None, where, problem, remedy)
+        return {**values, "epsilon": epsilons, "delta": delta}
 
 
 class ModelSection(Section):
@@ -61,25 +92,46 @@ class ModelSection(Section):
     name: str = "logistic"
     hidden: int = 64
 
-
-class MethodSection(BaseModel):
-    """A method by name, with its own settings beside it."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    name: str
-
-    def settings(self) -> dict[str, Any]:
-        """Everything but the name."""
-        return dict(self.__pydantic_extra__ or {})
+    def build(
+        self, shape: tuple[int, ...], classes: int, seed: PublicSeed, inputs: Inputs = NUMBERS
+    ) -> nn.Module:
+        """Build the model with its reproducible start."""
+        return make_model(self.name, shape, classes, seed.child("model"), self.hidden, inputs)
 
 
-class RunSection(Section):
-    """How many rounds, with whom, and where randomness comes from."""
+class RoundsSection(Section):
+    """How many rounds, and with how many clients."""
 
     rounds: int = Field(ge=1)
     cohort: int | float | None = None
     least_willing: int | None = Field(default=None, ge=1)
     sampling: Literal["uniform", "poisson"] | None = None
+
+    def selection(self, method: str, population: int) -> Selection:
+        """Return who takes part: everyone, a number of clients, or a fraction of the population."""
+        cohort, least = self.cohort, self.least_willing
+        sampling = self.sampling or find(method).sampling
+        check(
+            least is None or (cohort is not None and sampling != "poisson"),
+            "[run] least_willing",
+            f"{least} is a number for cohorts of a fixed size, and this study draws none",
+            "leave it out, or give a cohort with sampling = 'uniform'",
+        )
+        if cohort is None:
+            return Everyone()
+        share = isinstance(cohort, float)
+        remedy = "give a whole number of clients, or a fraction above 0 and at most 1"
+        good = 0 < cohort <= (1 if share else population)
+        check(good, "[run] cohort", f"{cohort} of {population} clients", remedy)
+        if sampling == "poisson":
+            return PoissonCohort(sampling_rate=cohort if share else cohort / population)
+        size = max(1, round(cohort * population)) if share else int(cohort)
+        return FixedCohort(size=size, least=least)
+
+
+class RunSection(RoundsSection):
+    """How many rounds, with whom, and where randomness comes from."""
+
     seed: int = 0
     noise: Literal["seeded", "system"] = "seeded"
     engine: str = "stacked"
@@ -98,13 +150,9 @@ class ClientSection(Section):
     local_epochs: int | None = None
     lr: float | None = None
 
-    def over(self, drawn: dict[str, Any]) -> ClientSettings:
-        """Return this client's settings, laid over those that were drawn for it."""
-        own = self.model_dump(exclude_none=True)
-        lengths = ("local_steps", "local_epochs")
-        if any(name in own for name in lengths):
-            drawn = {name: value for name, value in drawn.items() if name not in lengths}
-        return ClientSettings(**{**drawn, **own})
+    def settings(self) -> ClientSettings:
+        """Return the settings, checked."""
+        return ClientSettings(**self.model_dump())
 
 
 class ClientSettingsSection(Section):
@@ -141,40 +189,31 @@ class ServerSection(Section):
 
     def step(self, own: Step, rounds: int) -> Step:
         """Return the step that this section asks for, in place of a method's ``own``."""
-        step = own
-        if self.model_dump(exclude_none=True, exclude={"average"}):
-            known = own.lr if isinstance(own, ServerSgd) else LearningRate()
-            lr = self._learning_rate(known, rounds)
-            step = self._sgd(own, lr) if self.optimizer in (None, "sgd") else self._adaptive(lr)
-        if self.average is None:
+        step, given = own, self.model_dump(exclude_none=True)
+        average = given.pop("average", None)
+        if given:
+            kind, kept = self.optimizer or "sgd", own if isinstance(own, ServerSgd) else ServerSgd()
+            lr = self._learning_rate(kept.lr, rounds)
+            for name in _OF_OTHERS[kind]:
+                remedy = "leave it out, or choose the optimizer that has it"
+                check(name not in given, f"[server] {name}", f"{kind} has none", remedy)
+            more = {name: given[name] for name in _OWN if name in given}
+            adaptive = ServerAdam if kind == "adam" else ServerYogi
+            step = replace(kept, lr=lr, **more) if kind == "sgd" else adaptive(lr=lr, **more)
+        if average is None:
             return step
-        return AveragedIterates(
-            step=step, decay=None if self.average == "uniform" else self.average
-        )
+        return AveragedIterates(step=step, decay=None if average == "uniform" else average)
 
     def _learning_rate(self, own: LearningRate, rounds: int) -> LearningRate:
         """The learning rate, over what the method's own step has."""
-        adaptive = self.optimizer in ("adam", "yogi")
-        self._need(
-            not adaptive or self.lr is not None or own != LearningRate(),
-            "lr",
-            f"{self.optimizer} has no default",
-            "give lr, for instance 0.1",
-        )
-        decay = self.schedule or own.decay
-        exponential, factor = decay == "exponential", self.factor
-        self._need(
-            exponential or factor is None,
-            "factor",
-            f"a schedule '{decay}' has none",
-            "leave it out",
-        )
-        self._need(
-            not exponential or factor is not None or own.decay == decay,
-            "factor",
-            "an exponential schedule needs it",
-            "give a number below 1",
-        )
+        known = self.lr is not None or own != LearningRate() or self.optimizer in (None, "sgd")
+        problem = f"{self.optimizer} has no default"
+        check(known, "[server] lr", problem, "give lr, for instance 0.1")
+        decay, factor = self.schedule or own.decay, self.factor
+        exponential, where = decay == "exponential", "[server] factor"
+        check(exponential or factor is None, where, f"'{decay}' has none", "leave it out")
+        known = not exponential or factor is not None or own.decay == decay
+        check(known, where, "an exponential schedule needs it", "give a number below 1")
         return LearningRate(
             rate=own.rate if self.lr is None else self.lr,
             decay=decay,
@@ -182,52 +221,32 @@ class ServerSection(Section):
             rounds=rounds if decay == "cosine" else None,
         )
 
-    def _sgd(self, own: Step, lr: LearningRate) -> Step:
-        """Plain averaging, or with momentum."""
-        for name in ("beta1", "beta2", "tau"):
-            problem = "belongs to adam and yogi"
-            self._need(getattr(self, name) is None, name, problem, "leave it out, or say which")
-        kept = own if isinstance(own, ServerSgd) else ServerSgd()
-        momentum = kept.momentum if self.momentum is None else self.momentum
-        nesterov = kept.nesterov if self.nesterov is None else self.nesterov
-        looks_ahead = "looks ahead along the momentum, and there is none"
-        self._need(momentum > 0 or not nesterov, "nesterov", looks_ahead, "give momentum")
-        return ServerSgd(lr=lr, momentum=momentum, nesterov=nesterov)
 
-    def _adaptive(self, lr: LearningRate) -> Step:
-        """Adam or Yogi."""
-        for name in ("momentum", "nesterov"):
-            problem = f"{self.optimizer} has a momentum of its own"
-            self._need(getattr(self, name) is None, name, problem, "give beta1 instead")
-        names = ("beta1", "beta2", "tau")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return (ServerAdam if self.optimizer == "adam" else ServerYogi)(lr=lr, **given)
-
-    def _need(self, good: bool, key: str, problem: str, remedy: str) -> None:
-        """Refuse a key of this section unless ``good``."""
-        check(good, f"[server] {key}", problem, remedy)
+_ADAPTIVE, _MOMENTUM = ("beta1", "beta2", "tau"), ("momentum", "nesterov")
+_OWN = (*_ADAPTIVE, *_MOMENTUM)
+_OF_OTHERS = {"sgd": _ADAPTIVE, "adam": _MOMENTUM, "yogi": _MOMENTUM}
 
 
-def selection_of(
-    cohort: int | float | None, sampling: str, population: int, least_willing: int | None = None
-) -> Selection:
-    """Return who takes part: everyone, a number of clients, or a fraction of the population."""
-    check(
-        least_willing is None or (cohort is not None and sampling != "poisson"),
-        "[run] least_willing",
-        f"{least_willing} is a number for cohorts of a fixed size, and this study draws none",
-        "leave it out, or give a cohort with sampling = 'uniform'",
-    )
-    if cohort is None:
-        return Everyone()
-    share = isinstance(cohort, float)
-    check(
-        cohort > 0 and cohort <= (1 if share else population),
-        "[run] cohort",
-        f"{cohort} of {population} clients",
-        "give a whole number of clients, or a fraction above 0 and at most 1",
-    )
-    if sampling == "poisson":
-        return PoissonCohort(sampling_rate=cohort if share else cohort / population)
-    size = max(1, round(cohort * population)) if isinstance(cohort, float) else cohort
-    return FixedCohort(size=size, least=least_willing)
+class MethodSection(BaseModel):
+    """A method by name, with its own settings beside it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    def settings(self) -> dict[str, Any]:
+        """Everything but the name."""
+        return dict(self.__pydantic_extra__ or {})
+
+    def strategy(
+        self, run: RoundsSection, server: ServerSection | None, population: int | None = None
+    ) -> Strategy:
+        """Build the method with its settings, a server optimiser, and who takes part if the
+        population is known.
+        """
+        settings = self.settings()
+        if population is not None:
+            settings["selection"] = run.selection(self.name, population)
+        strategy = make_strategy(self.name, settings)
+        if server is None:
+            return strategy
+        return replace(strategy, step=server.step(strategy.step, run.rounds))

@@ -2,6 +2,8 @@
 problem.
 """
 
+import hashlib
+import json
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -11,7 +13,8 @@ from typing import Any, ClassVar, Self
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dpfl.core.errors import ConfigurationError, did_you_mean
+from dpfl.core.checks import check
+from dpfl.core.errors import ConfigurationError, FolderError, did_you_mean
 
 
 class Section(BaseModel):
@@ -23,12 +26,15 @@ class Section(BaseModel):
 class TomlFile(Section):
     """A whole file, made of sections.
 
-    A subclass names its sections as fields. ``called`` names the file in messages where there is no
-    path; ``renamed`` maps dotted keys of version 0.1 to what they are now, so that old files open.
+    A subclass names its sections as fields. ``called`` names the file where there is no path, and
+    in a folder that was ``made_with`` a command. ``renamed`` maps dotted keys of version 0.1 to
+    what they are now, so that old files open. ``incidental`` keys do not change the digest.
     """
 
-    called: ClassVar[str] = "file"  # in messages, where there is no path
-    renamed: ClassVar[Mapping[str, str]] = {}  # dotted keys of version 0.1, and what they are now
+    called: ClassVar[str] = "file"
+    made_with: ClassVar[str] = "an editor"
+    renamed: ClassVar[Mapping[str, str]] = {}
+    incidental: ClassVar[dict[str, Any]] = {}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str | None = None) -> Self:
@@ -50,6 +56,13 @@ class TomlFile(Section):
         """Read a TOML file."""
         return cls.from_dict(read_toml(path), str(path))
 
+    @classmethod
+    def in_folder(cls, folder: Path) -> Self:
+        """Read the file of a folder that belongs to a server or a site."""
+        path, remedy = folder / f"{cls.called}.toml", f"make one with {cls.made_with}"
+        check(path.exists(), str(folder), f"holds no {cls.called}", remedy, FolderError)
+        return cls.from_file(path)
+
     def agrees(self, where: str) -> None:
         """Refuse values that are right one by one and wrong together."""
 
@@ -62,15 +75,19 @@ class TomlFile(Section):
         """Write a complete file."""
         return tomli_w.dumps(self.to_dict())
 
+    def digest(self) -> str:
+        """Name what the file describes: equal digests give equal bits."""
+        values = self.model_dump(exclude_none=True, exclude=self.incidental)
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file as plain values."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise ConfigurationError(
-            str(path), f"cannot be read ({error.strerror})", "check the path"
-        ) from error
+        problem = f"cannot be read ({error.strerror})"
+        raise ConfigurationError(str(path), problem, "check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(str(path), f"is not TOML ({error})", "fix that line") from error
 
@@ -83,10 +100,8 @@ def _explained(where: str, error: ValidationError, top: type[TomlFile]) -> Confi
     path = [str(part) for part in first["loc"]]
     at = f"{where}, [{path[0]}] {'.'.join(path[1:])}".rstrip() if path else where
     if first["type"] == "extra_forbidden":
-        known = _section_at(top, path[:-1]).model_fields
-        return ConfigurationError(
-            at, f"there is no key '{path[-1]}'", did_you_mean(path[-1], known)
-        )
+        near = did_you_mean(path[-1], _section_at(top, path[:-1]).model_fields)
+        return ConfigurationError(at, f"there is no key '{path[-1]}'", near)
     if first["type"] == "missing":
         return ConfigurationError(at, "is missing", "give a value: it has no default")
     said = f"{first['input']!r} was given: {first['msg']}"
