@@ -5,22 +5,31 @@ problem.
 import hashlib
 import json
 import tomllib
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, FolderError, did_you_mean
 
 
 class Section(BaseModel):
-    """A table of the file: unknown keys are refused."""
+    """A table of the file: unknown keys are refused, with the nearest known one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, values: Any) -> Any:
+        for key in values if isinstance(values, dict) else ():
+            if key not in cls.model_fields:
+                told = {"key": key, "near": did_you_mean(key, cls.model_fields)}
+                raise PydanticCustomError("unknown_key", "there is no key '{key}'", told)
+        return values
 
 
 class TomlFile(Section):
@@ -47,7 +56,7 @@ class TomlFile(Section):
         try:
             found = cls.model_validate(with_new_names(values, cls.renamed))
         except ValidationError as error:
-            raise _explained(place, error, cls) from error
+            raise _explained(place, error, cls.called) from error
         found.agrees(place)
         return found
 
@@ -92,39 +101,20 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(str(path), f"is not TOML ({error})", "fix that line") from error
 
 
-def _explained(where: str, error: ValidationError, top: type[TomlFile]) -> ConfigurationError:
+def _explained(where: str, error: ValidationError, called: str) -> ConfigurationError:
     """Make one sentence of the first problem."""
     # A misspelt key also makes the right one missing: name the misspelling.
     problems = error.errors()
-    first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    path = [str(part) for part in first["loc"]]
+    first = next((p for p in problems if p["type"] == "unknown_key"), problems[0])
+    told = first.get("ctx", {})
+    path = [str(part) for part in (*first["loc"], *filter(None, [told.get("key")]))]
     at = f"{where}, [{path[0]}] {'.'.join(path[1:])}".rstrip() if path else where
-    if first["type"] == "extra_forbidden":
-        near = did_you_mean(path[-1], _section_at(top, path[:-1]).model_fields)
-        return ConfigurationError(at, f"there is no key '{path[-1]}'", near)
+    if first["type"] == "unknown_key":
+        return ConfigurationError(at, first["msg"], told["near"])
     if first["type"] == "missing":
         return ConfigurationError(at, "is missing", "give a value: it has no default")
     said = f"{first['input']!r} was given: {first['msg']}"
-    return ConfigurationError(at, said, f"see the documentation of the {top.called} file")
-
-
-def _section_at(top: type[BaseModel], path: list[str]) -> type[BaseModel]:
-    """The section that a problem lies in; names that a table is free to choose (``[clients.NAME]``)
-    are passed over.
-    """
-    section = top
-    for part in path:
-        if part in section.model_fields:
-            section = _section_in(section.model_fields[part].annotation) or section
-    return section
-
-
-def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field holds, also where it may be absent or is one of many."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    inside = (_section_in(part) for part in typing.get_args(annotation))
-    return next((section for section in inside if section is not None), None)
+    return ConfigurationError(at, said, f"see the documentation of the {called} file")
 
 
 def with_new_names(values: dict[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 deployment calls.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ from dpfl.rounds import (
     open_round,
     write_buffers,
 )
-from dpfl.rounds.members import check_budget, false_claims, honest_members
+from dpfl.rounds.members import Member, check_budget, false_claims, honest_members
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import RoundCount, Summary
@@ -42,26 +43,14 @@ from dpfl.sim.workers import Pool, WorkerContext, Workers
 from dpfl.strategy import Strategy
 
 Progress = Callable[[int, int, RoundRecord], None]
+MOST_REHEARSED = 64  # clients whose noise is planned before a run starts
 _STAGES = ("open", "clients", "close", "evaluate")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """Where a simulation stopped.
-
-    ``scores`` are those of the model at that point. ``summary`` is None if the simulation was
-    halted, to go on another time.
-    """
-
-    state: State
-    history: list[RoundRecord]
-    scores: Scores
-    summary: Summary | None
 
 
 @dataclass(kw_only=True, eq=False)
 class Simulation:
-    """A prepared federation: members, agreement, budgets. :meth:`play` plays the rounds.
+    """A prepared federation: members, agreement, budgets. :meth:`play` plays the rounds, from the
+    first one or from a checkpoint (:meth:`resume`); ``state`` and ``history`` are what came out.
 
     ``run`` says which run this is, where it is charged and where randomness comes from. ``engine``
     names how local work is executed, ``workers`` how many processes do it; neither changes a
@@ -111,7 +100,9 @@ class Simulation:
         self._evaluation = Evaluation(
             model=self.model, layout=self.layout, federation=federation, device=self.device
         )
+        self.state: State = first_state(self.agreement, self.layout.read(self.model))
         self.private: dict[str, Tensor] = {}  # what stays at clients, by client
+        self.history: list[RoundRecord] = []
         self.timings: list[dict[str, float]] = []
         if self.protects:
             budgets = {c: m.budget for c, m in self.members.items() if m.budget is not None}
@@ -122,79 +113,74 @@ class Simulation:
         """Whether the strategy promises anything to anyone."""
         return self.strategy.observer is not Observer.NOBODY
 
-    def start(self) -> State:
-        """Return the state before the first round; in a folder, it is the first checkpoint."""
-        state = first_state(self.agreement, self.layout.read(self.model))
-        self._checkpoint(state)
-        return state
+    def rehearse(self) -> None:
+        """Plan the noise of the clients that are hardest to serve: what cannot be done is refused.
 
-    def resume(self, found: Checkpoint) -> tuple[State, list[RoundRecord]]:
-        """Check that ledger, record and checkpoint belong together, and say from where to go on.
+        It fails first where epsilon is smallest, or where few records make for a high sampling
+        rate. Other clients plan when they are drawn.
+        """
+
+        def epsilon_and_size(member: Member) -> tuple[float, int]:
+            return member.budget.epsilon if member.budget else math.inf, member.shard.examples
+
+        hardest = sorted(self.members.values(), key=epsilon_and_size)
+        smallest = min(hardest, key=lambda member: member.shard.examples)
+        for member in [*hardest[: MOST_REHEARSED - 1], smallest]:
+            self.agreement.phases(member.participant)
+
+    def resume(self, found: Checkpoint) -> None:
+        """Go on from a checkpoint, if ledger and record belong together with it.
 
         Seeded: a round that was charged but not checkpointed is repeated, bit for bit, without a
         new charge. Otherwise its noise is gone: the round is lost, its number and its charge are
         not.
         """
         assert self.folder is not None
-        state, self.private = found.state, dict(found.private)
+        self.state, self.private, done = found.state, dict(found.private), found.state.round
         where, first = str(self.folder.ledger), self.agreement.first_round
         ledger, name = self.run.ledger, self.run.name
         charged = ledger.last_round(name)
-        good = (first - 1 if charged is None else charged) >= state.round - 1
-        problem = f"ends at round {charged}, the checkpoint at {state.round - 1}"
+        good = (first - 1 if charged is None else charged) >= done - 1
+        problem = f"ends at round {charged}, the checkpoint at {done - 1}"
         check(good, where, problem, "restore the newest ledger", LedgerError)
-        history, charged_to = self.folder.cut_back(first, state.round), ledger.charged(name)
-        for line in history:
+        self.history, charged_to = self.folder.cut_back(first, done), ledger.charged(name)
+        for line in self.history:
             for client in line.arrived:
                 problem = f"does not hold round {line.round}'s charge to '{client}', who took part"
                 remedy = "restore the ledger this run has written"
                 check((line.round, client) in charged_to, where, problem, remedy, LedgerError)
-        while self.run.seed is None and charged is not None and state.round <= charged:
+        while self.run.seed is None and charged is not None and self.state.round <= charged:
             reason = "charged, but interrupted before it was published"
-            history.append(RoundRecord(round=state.round, lost=reason))
-            self.folder.append_round(history[-1])
-            state = replace(state, round=state.round + 1)
-            self._checkpoint(state)
-        return state, history
+            self.history.append(RoundRecord(round=self.state.round, lost=reason))
+            self.folder.append_round(self.history[-1])
+            self.state = replace(self.state, round=self.state.round + 1)
+            self._checkpoint()
 
-    def play(
-        self,
-        state: State,
-        history: list[RoundRecord],
-        progress: Progress | None = None,
-        until: int | None = None,
-    ) -> Outcome:
-        """Play the rounds that are left.
+    def play(self, progress: Progress | None = None, until: int | None = None) -> Summary | None:
+        """Play the rounds that are left, and return the summary.
 
-        ``state`` and ``history`` are where to begin: those of :meth:`start` or :meth:`resume`.
-        ``history`` is extended in place. ``progress`` is called after every round. With ``until``
-        the simulation halts at that round, as a search does that compares candidates early.
+        ``progress`` is called after every round. With ``until`` the simulation halts at that round,
+        as a search does that compares candidates early; there is no summary yet.
         """
-        began, rounds = time.perf_counter(), self.rounds
-        halt, ended_early = min(until or rounds, rounds), None
-        left: tuple[str, ...] = ()
+        began, rounds, ended_early = time.perf_counter(), self.rounds, None
+        halt, left = min(until or rounds, rounds), frozenset[str]()
+        self._checkpoint()
         with self._workers() as workers:
-            while state.round < halt:
-                marks, willing = [time.perf_counter()], partial(self._willing, state.round)
-                plan = open_round(self.agreement, state, self.run, willing)
+            while self.state.round < halt:
+                marks, round_ = [time.perf_counter()], self.state.round
+                willing = partial(self._willing, round_)
+                plan = open_round(self.agreement, self.state, self.run, willing)
                 if plan.over:
-                    left = plan.unwilling
-                    ended_early = f"after {state.round} of {rounds} rounds: {plan.over}"
+                    left = frozenset(plan.unwilling)
+                    ended_early = f"after {round_} of {rounds} rounds: {plan.over}"
                     break
-                state, record = self._round(state, plan, workers, marks)
-                history.append(record)
-                self._keep(state, record, marks)
+                self._keep(self._round(plan, workers, marks), marks)
                 if progress is not None:
-                    progress(state.round, rounds, record)
-        summary = None
-        if halt == rounds or ended_early:
-            count = RoundCount(planned=rounds, done=state.round, ended_early=ended_early)
-            seconds = time.perf_counter() - began
-            summary = summarise(self, state, history, count, left, seconds)
-        scores = summary.scores if summary else self.evaluate(state)
-        if summary is None and self.folder is not None:
-            self.folder.append_halt(state.round, scores)
-        return Outcome(state=state, history=history, scores=scores, summary=summary)
+                    progress(self.state.round, rounds, self.history[-1])
+        if halt < rounds and ended_early is None:
+            return None
+        count = RoundCount(planned=rounds, done=self.state.round, ended_early=ended_early)
+        return summarise(self, count, left, time.perf_counter() - began)
 
     def _workers(self) -> Workers:
         context = WorkerContext(
@@ -215,13 +201,11 @@ class Simulation:
         participant = self.members[client].participant
         return can_go_on(self.agreement, self.run, round_, client, participant)
 
-    def _round(
-        self, state: State, plan: Plan, workers: Workers, marks: list[float]
-    ) -> tuple[State, RoundRecord]:
+    def _round(self, plan: Plan, workers: Workers, marks: list[float]) -> RoundRecord:
         """A round that was opened; ``marks`` are the moments at which its stages end."""
         marks.append(time.perf_counter())
         # ---- clients: each charges its own account, then works -----------------------------------
-        members = {client: self.members[client] for client in plan.cohort.ids}
+        state, members = self.state, {client: self.members[client] for client in plan.cohort.ids}
         abstaining = self._admit(state.round, members)
         active = {client: own for client, own in members.items() if client not in abstaining}
         blocks = blocks_of(self.agreement, active, workers.engine)
@@ -234,36 +218,36 @@ class Simulation:
         noise = truth.true_noise(self.agreement, active)
         if self.strategy.weights.needs_true_noise:
             state = truth.with_true_noise(state, noise)
-        state, record = close_round(self.agreement, state, plan, uplinks, self.run)
+        self.state, record = close_round(self.agreement, state, plan, uplinks, self.run)
         marks.append(time.perf_counter())
-        record = truth.compared(self.agreement, record, noise)
-        due = state.round % self.evaluate_every == 0 or state.round == self.rounds
-        if state.round > 0 and due:
-            record = replace(record, scores=self.evaluate(state))
+        record, done = truth.compared(self.agreement, record, noise), self.state.round
+        if done > 0 and (done % self.evaluate_every == 0 or done == self.rounds):
+            record = replace(record, scores=self.evaluate())
         marks.append(time.perf_counter())
-        return state, record
+        return record
 
-    def _keep(self, state: State, record: RoundRecord, marks: list[float]) -> None:
+    def _keep(self, record: RoundRecord, marks: list[float]) -> None:
         """Write a round down. Seconds differ from run to run, so they are kept apart from it."""
         laps = {stage: b - a for stage, (a, b) in zip(_STAGES, pairwise(marks), strict=True)}
         self.timings.append({"round": record.round, "seconds": sum(laps.values()), **laps})
+        self.history.append(record)
         if self.folder is not None:
             self.folder.append_round(record)
             self.folder.append(self.folder.timings, self.timings[-1])
-            self._checkpoint(state)
+            self._checkpoint()
 
-    def _checkpoint(self, state: State) -> None:
+    def _checkpoint(self) -> None:
         """Write the state to go on from, where there is a folder."""
         if self.folder is not None:
             run, digest = self.run.name, self.digest
-            own = Checkpoint(state=state, run=run, experiment=digest, private=self.private)
+            own = Checkpoint(state=self.state, run=run, experiment=digest, private=self.private)
             self.folder.save_state(own)
 
-    def published(self, state: State) -> Tensor:
+    def published(self) -> Tensor:
         """The model that is evaluated and handed out: the current one, unless the step averages."""
-        return self.strategy.step.published(dict(state.plugs["step"]), state.model)
+        return self.strategy.step.published(dict(self.state.plugs["step"]), self.state.model)
 
-    def evaluate(self, state: State) -> Scores:
+    def evaluate(self) -> Scores:
         """Accuracy and loss on test records: for simulations only, and not accounted."""
-        write_buffers(self.model, state.buffers)
-        return self._evaluation(self.published(state), self.strategy.personal, self.private)
+        write_buffers(self.model, self.state.buffers)
+        return self._evaluation(self.published(), self.strategy.personal, self.private)

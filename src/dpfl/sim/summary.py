@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dpfl.core.types import Observer, State, Unit
+from dpfl.core.types import Observer, Unit
 from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.privacy.flags import Flag, RaisedFlag, public_note
 from dpfl.privacy.statement import Statement, statement
-from dpfl.rounds.record import RoundRecord
 from dpfl.runs.result import EpsilonSpread, ModelTested, RoundCount, Summary, total_bytes
 
 if TYPE_CHECKING:
@@ -17,17 +16,13 @@ if TYPE_CHECKING:
 
 
 def summarise(
-    simulation: Simulation,
-    state: State,
-    history: Sequence[RoundRecord],
-    rounds: RoundCount,
-    left: tuple[str, ...],
-    seconds: float,
+    simulation: Simulation, rounds: RoundCount, left: frozenset[str], seconds: float
 ) -> Summary:
     """Condense a run; in a folder, write the summary and the published model.
 
     ``left`` names clients that could not afford a round that was never opened.
     """
+    state, history = simulation.state, simulation.history
     strategy, model, layout = simulation.strategy, simulation.model, simulation.layout
     lines, private = _statements(simulation), strategy.local.private
     arithmetic = arithmetic_assumptions(model, layout, simulation.device) if private else ()
@@ -36,16 +31,16 @@ def summarise(
         method=strategy.name,
         run=simulation.run.name,
         promise=strategy.promise,
-        flags=_flags(simulation, history),
+        flags=_flags(simulation),
         assumptions=(*strategy.assumptions, *arithmetic),
         clients=len(simulation.members),
         parameters=layout.size,
         rounds=rounds,
-        scores=last or simulation.evaluate(state),
+        scores=last or simulation.evaluate(),
         tested=ModelTested.COMMON if strategy.personal is None else ModelTested.PERSONAL,
         epsilon=EpsilonSpread.of(lines),
         epsilon_against=_epsilon_against(simulation, lines),
-        clients_left=tuple(sorted({*left, *(c for line in history for c in line.left)})),
+        clients_left=tuple(sorted(left.union(*(line.left for line in history)))),
         **total_bytes(history),
         statements=tuple(lines),
         seconds=round(seconds, 3),
@@ -53,7 +48,7 @@ def summarise(
     if (folder := simulation.folder) is not None:
         # The model file is for the world: no count of rounds, no name, nothing measured.
         note = public_note(summary.flags)
-        folder.save_model(simulation.published(state), layout, note, state.buffers)
+        folder.save_model(simulation.published(), layout, note, state.buffers)
         folder.save_summary(summary)
     return summary
 
@@ -85,7 +80,7 @@ def _epsilon_against(
     return found
 
 
-def _flags(simulation: Simulation, history: Sequence[RoundRecord]) -> tuple[RaisedFlag, ...]:
+def _flags(simulation: Simulation) -> tuple[RaisedFlag, ...]:
     """What must be said of everything a run leaves behind.
 
     Flags follow from how the run was made: seeded noise, a method that protects nobody, budgets
@@ -94,7 +89,7 @@ def _flags(simulation: Simulation, history: Sequence[RoundRecord]) -> tuple[Rais
     """
     named = (f"{client} (x {factor:g})" for client, factor in simulation.misreports.items())
     misreports, weak = ", ".join(sorted(named)), _weak_deltas(simulation)
-    silent = sum(line.silent for line in history)
+    history, silent = simulation.history, sum(line.silent for line in simulation.history)
     raised = {
         # this run, or an earlier one from the same accounts
         RaisedFlag(Flag.SEEDED): simulation.run.ledger.seeded_runs(),

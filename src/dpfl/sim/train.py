@@ -3,7 +3,6 @@ its run folder.
 """
 
 import copy
-import math
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping
@@ -17,26 +16,19 @@ from torch import nn
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError, LedgerError
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import State
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Scores
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.flags import Flag
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import Statement
-from dpfl.rounds import Run, first_state, write_buffers
-from dpfl.rounds.members import Member
+from dpfl.rounds import Run, write_buffers
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import Summary
-from dpfl.sim.loop import Outcome, Progress, Simulation
+from dpfl.sim.loop import Progress, Simulation
 from dpfl.strategy import Strategy
-
-MOST_REHEARSED = 64
-"""Clients whose noise is planned before a run starts: the hardest to serve. The others plan when
-they are drawn.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +99,7 @@ def train(
             evaluate_every=evaluate_every,
             misreports=misreports or {},
         )
-        result = _result(simulation, simulation.play(simulation.start(), [], progress))
+        result = _result(simulation, simulation.play(progress))
     if result.summary.rounds.ended_early:
         said = f"training ended {result.summary.rounds.ended_early}"
         warnings.warn(said, RuntimeWarning, stacklevel=2)
@@ -130,8 +122,8 @@ def run_experiment(
     experiment's number of processes. ``progress`` is called after every round with its number, how
     many there are, and its record.
     """
-    with _opened(experiment, folder, resume, data_folder, workers) as (simulation, begin):
-        return _result(simulation, simulation.play(*begin, progress))
+    with _opened(experiment, folder, resume, data_folder, workers) as simulation:
+        return _result(simulation, simulation.play(progress))
 
 
 def run_until(
@@ -147,8 +139,12 @@ def run_until(
 
     The run can go on later as if it had never halted: the same bits, and no charge twice.
     """
-    with _opened(experiment, folder, resume, data_folder, None) as (simulation, begin):
-        return simulation.play(*begin, progress, until).scores
+    with _opened(experiment, folder, resume, data_folder, None) as simulation:
+        if summary := simulation.play(progress, until):
+            return summary.scores
+        scores = simulation.evaluate()
+        RunFolder(folder).append_halt(simulation.state.round, scores)
+        return scores
 
 
 def rehearse(experiment: Experiment, data_folder: Path | None = None) -> None:
@@ -164,8 +160,8 @@ def rehearse(experiment: Experiment, data_folder: Path | None = None) -> None:
 @contextmanager
 def _opened(
     experiment: Experiment, folder: Path, resume: bool, data: Path | None, workers: int | None
-) -> Iterator[tuple[Simulation, tuple[State, list[RoundRecord]]]]:
-    """Hold the folder of a run, its ledger open; yields the simulation, and where it begins."""
+) -> Iterator[Simulation]:
+    """Hold the folder of a run, its ledger open, and yield the simulation."""
     experiment.check()
     place, federation = RunFolder(folder), experiment.federation(data)
     digest = f"{experiment.digest()}:{federation.fingerprint()}"
@@ -180,8 +176,9 @@ def _opened(
         with closing(Ledger.open(place.ledger, name)) as book:
             more = {"workers": workers or experiment.run.workers, "folder": place, "digest": digest}
             simulation = _simulation(experiment, federation, name, book, **more)
-            begin = simulation.resume(checkpoint) if checkpoint else (simulation.start(), [])
-            yield simulation, begin
+            if checkpoint is not None:
+                simulation.resume(checkpoint)
+            yield simulation
 
 
 def _simulation(
@@ -206,22 +203,9 @@ def _simulation(
 
 
 def _plan(experiment: Experiment, federation: Federation) -> None:
-    """Plan everything against a ledger in memory: what cannot be done is refused before a folder
-    is made.
-    """
+    """Plan everything against a ledger in memory, before a folder is made."""
     with closing(Ledger.create(":memory:", "rehearsal")) as book:
-        simulation = _simulation(experiment, federation, "rehearsal", book)
-
-    def epsilon_and_size(member: Member) -> tuple[float, int]:
-        return member.budget.epsilon if member.budget else math.inf, member.shard.examples
-
-    # What cannot be done fails first where epsilon is smallest, or where few records make for a
-    # high sampling rate.
-    hardest = sorted(simulation.members.values(), key=epsilon_and_size)
-    smallest = min(hardest, key=lambda member: member.shard.examples)
-    for member in [*hardest[: MOST_REHEARSED - 1], smallest]:
-        simulation.agreement.phases(member.participant)
-    first_state(simulation.agreement, simulation.layout.read(simulation.model))
+        _simulation(experiment, federation, "rehearsal", book).rehearse()
 
 
 def _interrupted(
@@ -244,9 +228,7 @@ def _interrupted(
 
 
 def _new_ledger(place: RunFolder, experiment: Experiment) -> str:
-    """Make the ledger of a run, and name both: by the run's content where it can be repeated, by
-    chance where it cannot.
-    """
+    """Make the ledger of a run; its name is the run's: by content where it can be repeated."""
     name = f"{experiment.method.name}-{experiment.digest()[:16]}"
     if experiment.run.noise != "seeded":
         name += f"-{uuid.uuid4().hex[:8]}"
@@ -273,10 +255,9 @@ def _registered(
     return Run(name=name, ledger=ledger, seed=secret, public=seed.child("run"))
 
 
-def _result(simulation: Simulation, outcome: Outcome) -> Result:
-    assert outcome.summary is not None
-    model = simulation.model
-    simulation.layout.write(simulation.published(outcome.state), model)
-    write_buffers(model, outcome.state.buffers)
-    history, timings = outcome.history, simulation.timings
-    return Result(model=model, history=history, summary=outcome.summary, timings=timings)
+def _result(simulation: Simulation, summary: Summary | None) -> Result:
+    assert summary is not None
+    model, history, timings = simulation.model, simulation.history, simulation.timings
+    simulation.layout.write(simulation.published(), model)
+    write_buffers(model, simulation.state.buffers)
+    return Result(model=model, history=history, summary=summary, timings=timings)
