@@ -73,16 +73,15 @@ class BudgetsSection(Section):
             return values
         where, (epsilons, deltas) = f"budgets file {source}", read_budget_file(Path(source))
         delta = common = values.get("delta")
-        if isinstance(common, float) and set(deltas) == set(epsilons):
-            remedy = "leave one out; a delta for all fills only empty cells of the column"
-            for client, own in deltas.items():
-                problem = f"gives '{client}' delta {own:g}, and {common:g} was given for all"
-                check(own == common, where, problem, remedy)
         if deltas and isinstance(common, float | None):
             delta = {client: deltas.get(client, common) for client in epsilons}
+            full = common is not None and set(deltas) == set(epsilons)
             for client, own in delta.items():
                 problem, remedy = f"has no delta for '{client}'", "give a delta column or --delta"
                 check(own is not None, where, problem, remedy)
+                problem = f"gives '{client}' delta {own}, and {common} was given for all"
+                remedy = "leave one out; a delta for all fills only empty cells of the column"
+                check(not full or own == common, where, problem, remedy)
         return {**values, "epsilon": epsilons, "delta": delta}
 
 
