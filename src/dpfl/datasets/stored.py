@@ -30,8 +30,8 @@ from dpfl.privacy.cache import cache_folder
 Arrays = Sequence[np.ndarray]
 """From most readers: training features and labels, then test features and labels."""
 
-_PACKED = (EOFError, tarfile.TarError, lzma.LZMAError, zlib.error)
-_TEXT = (ValueError, KeyError, TypeError, csv.Error, struct.error)
+_DAMAGED = (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error)
+_MALFORMED = (ValueError, KeyError, TypeError, csv.Error, struct.error)
 
 
 def check_file(good: bool, where: object, problem: str) -> None:
@@ -50,9 +50,8 @@ def readable(where: object, verb: str = "read") -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, *_PACKED, *_TEXT) as error:
-        reason = getattr(error, "strerror", None) or error
-        problem = f"cannot be {verb} ({reason})"
+    except (*_DAMAGED, *_MALFORMED) as error:
+        problem = f"cannot be {verb} ({getattr(error, 'strerror', None) or error})"
         raise DataError(str(where), problem, "fetch the file again") from error
 
 

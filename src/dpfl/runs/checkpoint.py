@@ -1,4 +1,9 @@
-"""The checkpoint of a run: one file of safetensors, never pickle, with a digest of its content."""
+"""The checkpoint of a run: one file of safetensors, never pickle, with a digest of its content.
+
+Tensors are named ``model``, ``starts/CLIENT``, ``private/CLIENT``, ``buffers/NAME`` and
+``plugs/SLOT/NAME``. The metadata names the round, the run and the experiment. A file whose digest
+does not fit is refused: a run that went on from it would release something else.
+"""
 
 import hashlib
 import json
@@ -22,8 +27,10 @@ _RESTORE = "restore it from a backup"
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A state to go on from, the run and the experiment it belongs to, and what clients keep to
-    themselves.
+    """A state to go on from, and what it belongs to.
+
+    ``run`` is the name of the run in its ledger, ``experiment`` a digest of the experiment and its
+    data. ``private`` holds the parts of the model that stay at clients, by client.
     """
 
     state: State

@@ -131,13 +131,10 @@ class Experiment(TomlFile):
         assert name is not None
         dataset = load_dataset(name, data_folder)
         kind, clients = self.partition.kind, self.partition.clients
-        check(
-            not dataset.silos or kind is not None or clients is None,
-            "[partition] clients",
-            f"'{name}' comes in {len(dataset.silos or ())} natural silos",
-            "leave the number out, say --partition natural to draw some of them, or name another "
-            "partition",
-        )
+        problem = f"'{name}' comes in {len(dataset.silos or ())} natural silos"
+        remedy = "leave the number out, or name a partition (natural draws some of them)"
+        fits = not dataset.silos or kind is not None or clients is None
+        check(fits, "[partition] clients", problem, remedy)
         kind = kind or ("natural" if dataset.silos else "iid")
         settings = self.partition.model_dump(exclude={"clients", "kind", "validation"})
         return Federation.from_dataset(dataset, Partition(**settings, kind=kind), clients, seed)

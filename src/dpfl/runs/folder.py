@@ -206,6 +206,7 @@ class RunFolder:
 
 
 def _table(text: str) -> dict[str, Any]:
+    """Read one JSON object; anything else is a ValueError."""
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError("it is no table of names and values")

@@ -83,22 +83,18 @@ class EpsilonSpread:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        told: dict[str, Any] = {"spent": self.spent.to_dict()}
-        if self.budget is not None:
-            told["budget"] = self.budget.to_dict()
-        return told | {"accountant": list(self.accountants)}
+        parts = {"spent": self.spent, "budget": self.budget}
+        told = {name: own.to_dict() for name, own in parts.items() if own is not None}
+        return {**told, "accountant": list(self.accountants)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self | None:
         """Read back; version 0.1 called a budget a grant."""
         if not values.get("spent"):
             return None
-        budget = values.get("budget") or values.get("granted")
-        return cls(
-            spent=Spread.from_dict(values["spent"]),
-            budget=Spread.from_dict(budget) if budget else None,
-            accountants=tuple(values["accountant"]),
-        )
+        spent, told = Spread.from_dict(values["spent"]), values.get("budget", values.get("granted"))
+        budget = Spread.from_dict(told) if told else None
+        return cls(spent=spent, budget=budget, accountants=tuple(values["accountant"]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,23 +13,18 @@ from dpfl.core.types import ClientSettings
 from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.methods import find, make_strategy
 from dpfl.models import make_model
+from dpfl.plugs import step as steps
 from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort, Selection
-from dpfl.plugs.step import (
-    AveragedIterates,
-    Decay,
-    LearningRate,
-    ServerAdam,
-    ServerSgd,
-    ServerYogi,
-    Step,
-)
 from dpfl.privacy.budgets import is_budget_file, read_budget_file
 from dpfl.runs.toml_file import Section
 from dpfl.strategy import Strategy
 
 
 class DataSection(Section):
-    """Which records: a named data set, or a ``folder`` with one CSV or Parquet file per client."""
+    """Which records: a named data set, or a ``folder`` with one CSV or Parquet file per client.
+
+    ``label`` names the column of the classes in the files of a folder.
+    """
 
     name: str | None = None
     folder: str | None = None
@@ -39,6 +34,9 @@ class DataSection(Section):
 class PartitionSection(Section):
     """How records are shared out: a law and its settings.
 
+    ``kind`` names the law (:mod:`dpfl.data.partition`); left out, it is the data set's natural
+    silos, or equal shares where it has none. The other keys are settings of single laws.
+    ``validation`` tests on records that are set aside from the training part, as tuning must.
     Data from a folder is shared out already.
     """
 
@@ -86,7 +84,7 @@ class BudgetsSection(Section):
 
 
 class ModelSection(Section):
-    """A model by name."""
+    """A model by name; ``hidden`` is the width of the models that leave it open."""
 
     name: str = "logistic"
     hidden: int = 64
@@ -99,7 +97,12 @@ class ModelSection(Section):
 
 
 class RoundsSection(Section):
-    """How many rounds, and with how many clients."""
+    """How many rounds, and with how many clients.
+
+    ``cohort`` is a whole number of clients, or a fraction of them; left out, everyone takes part.
+    ``least_willing`` clients must be able to pay for a round, or the plan ends: amplification by
+    sampling is charged at this number. ``sampling`` left out is the one of the method.
+    """
 
     rounds: int = Field(ge=1)
     cohort: int | float | None = None
@@ -110,12 +113,10 @@ class RoundsSection(Section):
         """Return who takes part: everyone, a number of clients, or a fraction of the population."""
         cohort, least = self.cohort, self.least_willing
         sampling = self.sampling or find(method).sampling
-        check(
-            least is None or (cohort is not None and sampling != "poisson"),
-            "[run] least_willing",
-            f"{least} is a number for cohorts of a fixed size, and this study draws none",
-            "leave it out, or give a cohort with sampling = 'uniform'",
-        )
+        problem = f"{least} is a number for cohorts of a fixed size, and this study draws none"
+        remedy = "leave it out, or give a cohort with sampling = 'uniform'"
+        fixed = cohort is not None and sampling != "poisson"
+        check(least is None or fixed, "[run] least_willing", problem, remedy)
         if cohort is None:
             return Everyone()
         share = isinstance(cohort, float)
@@ -129,7 +130,13 @@ class RoundsSection(Section):
 
 
 class RunSection(RoundsSection):
-    """How many rounds, with whom, and where randomness comes from."""
+    """How many rounds, with whom, and where randomness comes from.
+
+    ``noise``: "seeded" can be repeated and protects nobody, "system" is drawn by the operating
+    system. ``engine``, ``device`` and ``workers`` say how local work is executed. ``misreports``
+    are clients that claim a multiple of their epsilon, ``dropout`` is the probability that an
+    upload gets lost.
+    """
 
     seed: int = 0
     noise: Literal["seeded", "system"] = "seeded"
@@ -171,13 +178,13 @@ class ServerSection(Section):
     ``average``: evaluate and publish the mean of all models ("uniform"), or an exponential mean
     with this decay.
 
-    >>> ServerSection(lr=0.1).step(ServerSgd(), rounds=10).lr.rate
+    >>> ServerSection(lr=0.1).step(steps.ServerSgd(), rounds=10).lr.rate
     0.1
     """
 
     optimizer: Literal["sgd", "adam", "yogi"] | None = None
     lr: float | None = None
-    schedule: Decay | None = None
+    schedule: steps.Decay | None = None
     factor: float | None = None
     momentum: float | None = None
     nesterov: bool | None = None
@@ -186,26 +193,29 @@ class ServerSection(Section):
     tau: float | None = None
     average: Literal["uniform"] | float | None = None
 
-    def step(self, own: Step, rounds: int) -> Step:
+    def step(self, own: steps.Step, rounds: int) -> steps.Step:
         """Return the step that this section asks for, in place of a method's ``own``."""
-        step, given = own, self.model_dump(exclude_none=True)
-        average = given.pop("average", None)
+        step, given = own, self.model_dump(exclude_none=True, exclude={"average"})
         if given:
-            kind, kept = self.optimizer or "sgd", own if isinstance(own, ServerSgd) else ServerSgd()
-            lr = self._learning_rate(kept.lr, rounds)
-            for name in _OF_OTHERS[kind]:
+            kept = own if isinstance(own, steps.ServerSgd) else steps.ServerSgd()
+            lr, name = self._learning_rate(kept.lr, rounds), given.pop("optimizer", "sgd")
+            start: steps.ServerSgd | steps.AdaptiveStep = kept
+            if name != "sgd":
+                start = (steps.ServerAdam if name == "adam" else steps.ServerYogi)(lr=lr)
+            more = {key: given[key] for key in given.keys() - {"lr", "schedule", "factor"}}
+            for key in more:
                 remedy = "leave it out, or choose the optimizer that has it"
-                check(name not in given, f"[server] {name}", f"{kind} has none", remedy)
-            more = {name: given[name] for name in _OWN if name in given}
-            adaptive = ServerAdam if kind == "adam" else ServerYogi
-            step = replace(kept, lr=lr, **more) if kind == "sgd" else adaptive(lr=lr, **more)
-        if average is None:
+                check(hasattr(start, key), f"[server] {key}", f"{name} has none", remedy)
+            step = replace(start, lr=lr, **more)
+        if self.average is None:
             return step
-        return AveragedIterates(step=step, decay=None if average == "uniform" else average)
+        decay = None if self.average == "uniform" else self.average
+        return steps.AveragedIterates(step=step, decay=decay)
 
-    def _learning_rate(self, own: LearningRate, rounds: int) -> LearningRate:
+    def _learning_rate(self, own: steps.LearningRate, rounds: int) -> steps.LearningRate:
         """The learning rate, over what the method's own step has."""
-        known = self.lr is not None or own != LearningRate() or self.optimizer in (None, "sgd")
+        adaptive, plain = self.optimizer not in (None, "sgd"), own == steps.LearningRate()
+        known = self.lr is not None or not (adaptive and plain)
         problem = f"{self.optimizer} has no default"
         check(known, "[server] lr", problem, "give lr, for instance 0.1")
         decay, factor = self.schedule or own.decay, self.factor
@@ -213,17 +223,12 @@ class ServerSection(Section):
         check(exponential or factor is None, where, f"'{decay}' has none", "leave it out")
         known = not exponential or factor is not None or own.decay == decay
         check(known, where, "an exponential schedule needs it", "give a number below 1")
-        return LearningRate(
+        return steps.LearningRate(
             rate=own.rate if self.lr is None else self.lr,
             decay=decay,
             factor=own.factor if factor is None else factor,
             rounds=rounds if decay == "cosine" else None,
         )
-
-
-_ADAPTIVE, _MOMENTUM = ("beta1", "beta2", "tau"), ("momentum", "nesterov")
-_OWN = (*_ADAPTIVE, *_MOMENTUM)
-_OF_OTHERS = {"sgd": _ADAPTIVE, "adam": _MOMENTUM, "yogi": _MOMENTUM}
 
 
 class MethodSection(BaseModel):

@@ -25,6 +25,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, values: Any) -> Any:
+        """Refuse unknown keys here, where the known ones are known."""
         for key in values if isinstance(values, dict) else ():
             if key not in cls.model_fields:
                 told = {"key": key, "near": did_you_mean(key, cls.model_fields)}

@@ -32,7 +32,8 @@ REMEDY = "raise the budgets, ask more clients, or train a smaller model for fewe
 class NoiseForecast:
     """One method on one federation, before anything is run.
 
-    ``noise_to_signal`` is None where no closed form is known.
+    ``noise_to_signal`` is None where no closed form is known. ``hypothetical`` methods plan with
+    larger budgets than clients have.
     """
 
     method: str
@@ -78,6 +79,7 @@ def forecast(
 
 
 def _records(agreement: Agreement, members: Mapping[str, Member]) -> float:
+    """The ratio where each client adds noise to its own records' gradients."""
     strategy, layout, terms = agreement.strategy, agreement.layout, agreement.terms
     ids, noise, signal = sorted(members), {}, {}
     for client in ids:
@@ -98,6 +100,7 @@ def _records(agreement: Agreement, members: Mapping[str, Member]) -> float:
 
 
 def _clients(agreement: Agreement, members: Mapping[str, Member], seed: PublicSeed) -> float | None:
+    """The ratio where noise on the sum hides a client; None where no closed form is known."""
     ids, terms = tuple(sorted(members)), agreement.terms
     found = [maker.noise_in_sum(ids, terms, seed) for maker in agreement.strategy.noise_makers()]
     if not found or found[0] is None:

@@ -1,5 +1,8 @@
 """The simulator: a federation in one process (or a few), through the same three functions a
 deployment calls.
+
+A round is opened, computed by the clients of its cohort (each charges its own account first), and
+closed. Its record, its seconds and a checkpoint are on disk before the next round is opened.
 """
 
 import math
@@ -16,12 +19,14 @@ from dpfl.core.errors import LedgerError, PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.types import Observer, State
 from dpfl.data.federation import Federation
+from dpfl.engine import make_engine
 from dpfl.engine.evaluation import Evaluation, Scores
 from dpfl.models import check_model
 from dpfl.rounds import (
     Plan,
     Run,
     Uplink,
+    Workshop,
     blocks_of,
     buffer_shapes,
     can_go_on,
@@ -32,14 +37,15 @@ from dpfl.rounds import (
     open_round,
     write_buffers,
 )
+from dpfl.rounds.enrol import secret_for
 from dpfl.rounds.members import Member, check_budget, false_claims, honest_members
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import RoundCount, Summary
 from dpfl.sim import truth
-from dpfl.sim.ray_workers import RayWorkers
+from dpfl.sim.ray_workers import RayWorkers, run_secret
 from dpfl.sim.summary import summarise
-from dpfl.sim.workers import Pool, WorkerContext, Workers
+from dpfl.sim.workers import Pool, Worker, Workers
 from dpfl.strategy import Strategy
 
 Progress = Callable[[int, int, RoundRecord], None]
@@ -183,18 +189,19 @@ class Simulation:
         return summarise(self, count, left, time.perf_counter() - began)
 
     def _workers(self) -> Workers:
-        context = WorkerContext(
+        """Who computes the clients' part: this process, a pool of processes, or a Ray cluster."""
+        seed, on_ray = self.run.seed, self.engine == "ray"
+        workshop = Workshop(
             agreement=self.agreement,
-            members=self.members,
-            model=self.model,
-            engine=self.engine,
-            device=self.device,
             run=self.run.name,
-            seed=self.run.seed,
+            engine=make_engine(self.engine, self.device),
+            model=self.model,
+            secret=partial(secret_for, run_secret(seed) if on_ray else seed, "client"),
         )
-        if self.engine == "ray":
-            return RayWorkers(context, self.workers)
-        return Pool(context, self.workers) if self.workers > 1 else Workers(context)
+        worker, count = Worker(workshop, self.members), self.workers
+        if on_ray:
+            return RayWorkers(worker, count)
+        return Pool(worker, count) if count > 1 else Workers(worker)
 
     def _willing(self, round_: int, client: str) -> bool:
         """Ask a member whether its own ledger covers this round."""

@@ -11,25 +11,28 @@ was released. The cluster is one domain of trust: it holds the simulated clients
 import importlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from dpfl.core.errors import ConfigurationError, PeerError
-from dpfl.core.random import SecretRng
-from dpfl.sim.workers import Block, Done, Worker, WorkerContext, Workers
+from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.sim.workers import Block, Done, Worker, Workers
 
 RETRIES = 3
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
+def run_secret(seed: PublicSeed | None) -> PublicSeed:
+    """The root of all clients' noise in a run: its seed, else a secret drawn for the run."""
+    return seed or SecretRng.from_system().secret_seed().child("secret")
+
+
 class _RayWorker(Worker):
     """One process of the cluster. It keeps nothing that one that replaces it would lack."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __post_init__(self) -> None:
         torch.set_num_threads(1)
-        super().__init__(context)
 
 
 class RayWorkers(Workers):
@@ -39,15 +42,13 @@ class RayWorkers(Workers):
     ``RAY_ADDRESS`` names one.
     """
 
-    def __init__(self, context: WorkerContext, count: int) -> None:
+    def __init__(self, worker: Worker, count: int) -> None:
+        super().__init__(worker)
         try:
             ray: Any = importlib.import_module("ray")
         except ImportError as error:
             remedy = "run: pip install 'dpfl[ray]'"
             raise ConfigurationError("engine 'ray'", "Ray is not installed", remedy) from error
-        seed = context.seed or SecretRng.from_system().secret_seed().child("secret")
-        own = replace(context, engine="stacked", seed=seed)
-        super().__init__(own)
         self.ray = ray
         self._started = not ray.is_initialized()
         if self._started:
@@ -55,8 +56,8 @@ class RayWorkers(Workers):
         number = count if count > 1 else max(1, int(ray.cluster_resources().get("CPU", 1)))
         # A worker that is lost is started again, and its blocks with it.
         kind = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=RETRIES)(_RayWorker)
-        shared = ray.put(own)
-        self.workers = [kind.remote(shared) for _ in range(number)]
+        shared = ray.put(worker.workshop), ray.put(worker.members)
+        self.workers = [kind.remote(*shared) for _ in range(number)]
 
     def _connect(self, count: int) -> None:
         """Start Ray on this machine, or reach the cluster that ``RAY_ADDRESS`` names."""

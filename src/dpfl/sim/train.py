@@ -161,7 +161,11 @@ def rehearse(experiment: Experiment, data_folder: Path | None = None) -> None:
 def _opened(
     experiment: Experiment, folder: Path, resume: bool, data: Path | None, workers: int | None
 ) -> Iterator[Simulation]:
-    """Hold the folder of a run, its ledger open, and yield the simulation."""
+    """Hold the folder of a run, its ledger open, and yield the simulation.
+
+    A new run is planned as a whole before its folder is made. ``data`` is where data sets lie that
+    do not ship with dpfl.
+    """
     experiment.check()
     place, federation = RunFolder(folder), experiment.federation(data)
     digest = f"{experiment.digest()}:{federation.fingerprint()}"
@@ -184,7 +188,10 @@ def _opened(
 def _simulation(
     experiment: Experiment, federation: Federation, name: str, ledger: Ledger, **more: Any
 ) -> Simulation:
-    """The simulation that an experiment describes; ``more`` is what it does not say."""
+    """The simulation that an experiment describes, registered in a ledger under a name.
+
+    ``more`` are settings of the simulation that an experiment does not have.
+    """
     own, strategy = experiment.run, experiment.strategy(len(federation.ids))
     seed, seeded = experiment.public_seed(), own.noise == "seeded"
     return Simulation(

@@ -1,6 +1,8 @@
 """Who computes the clients' part of a round: this process, or worker processes of one thread each.
 
-Workers take whole blocks of clients, so their number never changes a bit.
+Workers take whole blocks of clients, so their number never changes a bit. :class:`Workers` computes
+in this process, :class:`Pool` in several, and :class:`dpfl.sim.ray_workers.RayWorkers` on a
+cluster; they differ in :meth:`Workers.compute` alone.
 """
 
 import multiprocessing
@@ -11,13 +13,10 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch.multiprocessing
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpfl.core.errors import DpflError
-from dpfl.core.random import PublicSeed
-from dpfl.engine import make_engine
-from dpfl.rounds import Agreement, Uplink, Workshop, client_round
-from dpfl.rounds.enrol import secret_for
+from dpfl.rounds import Uplink, Workshop, client_round
 from dpfl.rounds.members import Member
 from dpfl.runs.processes import ctrl_c_held, end_with, ignore_ctrl_c
 
@@ -31,42 +30,22 @@ Done = tuple[list[Uplink], Private]
 """What the clients of a block send, and what stays with them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerContext:
-    """What every worker holds: everything but the round itself.
+@dataclass(frozen=True)
+class Worker:
+    """Works for blocks of clients that were charged.
 
-    ``engine`` and ``device`` name how and where local work is executed. ``seed`` is the root of the
-    clients' secret generators in a simulation; None draws them from the operating system.
+    ``workshop`` is what local work is done with, ``members`` are all clients of the run. A worker
+    is sent to its process once, as a whole; secret generators are made where they are used.
     """
 
-    agreement: Agreement
+    workshop: Workshop
     members: Mapping[str, Member]
-    model: nn.Module
-    engine: str
-    device: str
-    run: str
-    seed: PublicSeed | None
-
-
-class Worker:
-    """Works for blocks of clients that were charged, with an engine of its own."""
-
-    def __init__(self, context: WorkerContext) -> None:
-        self.context = context
-        self.engine = make_engine(context.engine, context.device)
 
     def block(self, downloads: Mapping[str, bytes], block: Block) -> Done:
-        """Work for one block. Secret generators are made here, where they are used."""
-        (ids, private), context = block, self.context
-        workshop = Workshop(
-            agreement=context.agreement,
-            run=context.run,
-            engine=self.engine,
-            model=context.model,
-            secret=lambda round_, client: secret_for(context.seed, "client", round_, client),
-        )
-        members = {client: context.members[client] for client in ids}
-        return client_round(workshop, downloads, members, private), private
+        """Work for one block."""
+        ids, private = block
+        members = {client: self.members[client] for client in ids}
+        return client_round(self.workshop, downloads, members, private), private
 
 
 class Workers:
@@ -76,9 +55,8 @@ class Workers:
     managers, and end their processes at the end.
     """
 
-    def __init__(self, context: WorkerContext) -> None:
-        self._worker = Worker(context)
-        self.engine = self._worker.engine
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self.engine = worker, worker.workshop.engine
 
     def run(
         self, downloads: Mapping[str, bytes], blocks: Sequence[Sequence[str]], private: Private
@@ -110,12 +88,10 @@ class Pool(Workers):
     Ctrl-C is held back while processes start, and ends them at once.
     """
 
-    def __init__(self, context: WorkerContext, count: int) -> None:
-        super().__init__(context)
+    def __init__(self, worker: Worker, count: int) -> None:
+        super().__init__(worker)
         spawn = torch.multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(
-            count, mp_context=spawn, initializer=_hold, initargs=(context,)
-        )
+        self._pool = ProcessPoolExecutor(count, spawn, initializer=_hold, initargs=(worker,))
 
     def compute(self, downloads: Mapping[str, bytes], blocks: Sequence[Block]) -> list[Done]:
         """Work for each block in a process that is free."""
@@ -141,10 +117,10 @@ class Pool(Workers):
 _held: Worker | None = None
 
 
-def _hold(context: WorkerContext) -> None:
+def _hold(worker: Worker) -> None:
     global _held
     become_worker()
-    _held = Worker(context)
+    _held = worker
 
 
 def _work(downloads: Mapping[str, bytes], block: Block) -> Done:
