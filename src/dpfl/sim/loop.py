@@ -19,7 +19,6 @@ from dpfl.core.errors import LedgerError, PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.types import Observer, State
 from dpfl.data.federation import Federation
-from dpfl.engine import make_engine
 from dpfl.engine.evaluation import Evaluation, Scores
 from dpfl.models import check_model
 from dpfl.rounds import (
@@ -190,15 +189,11 @@ class Simulation:
 
     def _workers(self) -> Workers:
         """Who computes the clients' part: this process, a pool of processes, or a Ray cluster."""
-        seed, on_ray = self.run.seed, self.engine == "ray"
-        workshop = Workshop(
-            agreement=self.agreement,
-            run=self.run.name,
-            engine=make_engine(self.engine, self.device),
-            model=self.model,
-            secret=partial(secret_for, run_secret(seed) if on_ray else seed, "client"),
-        )
-        worker, count = Worker(workshop, self.members), self.workers
+        seed, on_ray, count = self.run.seed, self.engine == "ray", self.workers
+        secret = partial(secret_for, run_secret(seed) if on_ray else seed, "client")
+        agreement, name, model = self.agreement, self.run.name, self.model
+        workshop = partial(Workshop, agreement=agreement, run=name, model=model, secret=secret)
+        worker = Worker(workshop, self.engine, self.device, self.members)
         if on_ray:
             return RayWorkers(worker, count)
         return Pool(worker, count) if count > 1 else Workers(worker)

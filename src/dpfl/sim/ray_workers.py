@@ -31,8 +31,9 @@ def run_secret(seed: PublicSeed | None) -> PublicSeed:
 class _RayWorker(Worker):
     """One process of the cluster. It keeps nothing that one that replaces it would lack."""
 
-    def __post_init__(self) -> None:
+    def __init__(self, worker: Worker) -> None:
         torch.set_num_threads(1)
+        super().__init__(*worker.arguments)
 
 
 class RayWorkers(Workers):
@@ -56,8 +57,8 @@ class RayWorkers(Workers):
         number = count if count > 1 else max(1, int(ray.cluster_resources().get("CPU", 1)))
         # A worker that is lost is started again, and its blocks with it.
         kind = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=RETRIES)(_RayWorker)
-        shared = ray.put(worker.workshop), ray.put(worker.members)
-        self.workers = [kind.remote(*shared) for _ in range(number)]
+        shared = ray.put(worker)
+        self.workers = [kind.remote(shared) for _ in range(number)]
 
     def _connect(self, count: int) -> None:
         """Start Ray on this machine, or reach the cluster that ``RAY_ADDRESS`` names."""

@@ -9,13 +9,14 @@ import multiprocessing
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import torch.multiprocessing
 from torch import Tensor
 
 from dpfl.core.errors import DpflError
+from dpfl.engine import make_engine
 from dpfl.rounds import Uplink, Workshop, client_round
 from dpfl.rounds.members import Member
 from dpfl.runs.processes import ctrl_c_held, end_with, ignore_ctrl_c
@@ -30,16 +31,23 @@ Done = tuple[list[Uplink], Private]
 """What the clients of a block send, and what stays with them."""
 
 
-@dataclass(frozen=True)
 class Worker:
     """Works for blocks of clients that were charged.
 
-    ``workshop`` is what local work is done with, ``members`` are all clients of the run. A worker
-    is sent to its process once, as a whole; secret generators are made where they are used.
+    ``workshop`` makes what local work is done with from an engine; ``engine`` and ``device`` name
+    that engine, and ``members`` are all clients of the run. A worker is sent to other processes as
+    these arguments: each process makes an engine of its own, and secret generators are made where
+    they are used.
     """
 
-    workshop: Workshop
-    members: Mapping[str, Member]
+    def __init__(
+        self, workshop: partial[Workshop], engine: str, device: str, members: Mapping[str, Member]
+    ) -> None:
+        self.arguments = (workshop, engine, device, members)
+        self.workshop, self.members = workshop(engine=make_engine(engine, device)), members
+
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
+        return type(self), self.arguments
 
     def block(self, downloads: Mapping[str, bytes], block: Block) -> Done:
         """Work for one block."""
