@@ -13,7 +13,7 @@ from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.plugs.channels import SecureSum, Summed
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Run, Uplink
-from dpfl.runs.experiment import RunSection
+from dpfl.runs.sections import RunSection
 from dpfl.sim.truth import lost_on_the_way
 
 SEED = PublicSeed(0)
