@@ -2,13 +2,10 @@
 
 | way | where | what is copied |
 |---|---|---|
-| one convolution | few outputs, channels in eights, rows skipped | nothing: a record is a group |
 | planes | few channels, no column skipped | the shifted image for every entry of the kernel |
 | strips | many channels, nothing skipped | patches of one row of the kernel; other rows are views |
 | full | the rest | every patch |
 """
-
-from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +13,12 @@ from torch.nn import functional as F
 
 from dpfl.engine.layer_gradient import (
     LayerGradient,
-    Weighted,
+    Piece,
     added,
     by_gram,
     products,
+    rows,
     squared,
-    weight_and_bias,
     weighted_sum,
     written_out,
 )
@@ -29,7 +26,6 @@ from dpfl.numerics.clipping import stacked_product
 
 _WIDE = 64  # columns from which a product with one kernel row is as fast as one with all of them
 _IN_CACHE = 1 << 20  # numbers of patches copied at once: beyond, they no longer stay in the cache
-_NARROW = 32  # outputs up to which a convolution is faster than products of matrices
 
 
 def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> LayerGradient:
@@ -38,8 +34,6 @@ def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> LayerGradient:
     In planes, output positions are the innermost axis of every copy, and a bias is one more input,
     of value 1. Else channels are the innermost axis.
     """
-    if _in_one_convolution(layer, a, d):
-        return _one_convolution(layer, a, d)
     each, outputs = layer.in_channels // layer.groups, layer.out_channels // layer.groups
     planes = layer.stride[1] == 1 and layer.kernel_size[1] * each < _WIDE
     a = _padded(layer, a) if planes else _padded(layer, a).permute(0, 2, 3, 1).contiguous()
@@ -65,44 +59,8 @@ def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> LayerGradient:
 
     if planes:
         return LayerGradient(squares, of_planes)
-    return weight_and_bias(squares, of_patches, None if layer.bias is None else slopes.sum(dim=1))
-
-
-@cache
-def _has_fast_groups() -> bool:
-    """Whether convolutions of many groups have a kernel of their own here (oneDNN on x86)."""
-    return torch._C._has_mkldnn and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-
-
-def _in_one_convolution(layer: nn.Conv2d, a: Tensor, d: Tensor) -> bool:
-    each, outputs = layer.in_channels // layer.groups, layer.out_channels // layer.groups
-    (kh, kw), positions = layer.kernel_size, d.shape[2] * d.shape[3]
-    zero_padded = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    return (
-        (a.device.type == "cpu" and a.dtype is torch.float32 and zero_padded)
-        and (kh * kw > 1 and positions > 1 and not _in_strips(layer, each))
-        and (each % 8 == 0 and outputs % 16 == 0 and outputs <= _NARROW)
-        and written_out(len(a), positions, kh * kw * each, outputs)
-        and _has_fast_groups()
-    )
-
-
-def _one_convolution(layer: nn.Conv2d, a: Tensor, d: Tensor) -> LayerGradient:
-    """Per-record gradients as the weight's gradient of one convolution.
-
-    It has a group (or several) for every record.
-    """
-    records, biased = len(a), layer.bias is not None
-    channels = records * layer.out_channels
-    shape_only = layer.weight.new_empty(1).expand(channels, *layer.weight.shape[1:])
-    flat = d.reshape(1, channels, *d.shape[2:]), a.reshape(1, -1, *a.shape[2:]), shape_only
-    how = layer.stride, layer.padding, layer.dilation, False, [0, 0], records * layer.groups
-    _, weight, bias = torch.ops.aten.convolution_backward(
-        *flat, [channels] if biased else None, *how, [False, True, biased]
-    )
-    weight = weight.view(records, -1)
-    bias = bias.view(records, -1) if biased else None
-    return weight_and_bias(squared(weight), lambda factor: weighted_sum(factor, weight), bias)
+    bias = None if layer.bias is None else rows(slopes.sum(dim=1))
+    return LayerGradient.of(weight=(squares, of_patches), bias=bias)
 
 
 def _padded(layer: nn.Conv2d, a: Tensor) -> Tensor:
@@ -123,7 +81,7 @@ def _in_strips(layer: nn.Conv2d, channels: int) -> bool:
     return kh > 1 and layer.stride[0] == 1 and layer.dilation == (1, 1) and kw * channels >= _WIDE
 
 
-def _products_of_planes(layer: nn.Conv2d, a: Tensor, d: Tensor) -> tuple[Tensor, Weighted]:
+def _products_of_planes(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
     """One group's products.
 
     Where they are written out, planes of a few records at a time stay in the cache.

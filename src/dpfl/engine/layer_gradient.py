@@ -10,6 +10,8 @@ added up in double precision from the start, because positions may cancel and si
 then lose more than the clip.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -23,6 +25,8 @@ MOST_NUMBERS = 1 << 24  # entries of per-record gradients or patches held at onc
 _ROUNDING = 5e-7
 
 Weighted = Callable[[Tensor], Tensor]
+Piece = tuple[Tensor, Weighted]
+"""Squared norms of the per-record gradients of one parameter, and their weighted sum."""
 
 
 @dataclass(frozen=True)
@@ -30,26 +34,20 @@ class LayerGradient:
     """One layer's per-record gradients, without writing them out where that is cheaper.
 
     ``squares`` are their squared norms. ``weighted`` turns a factor per record into the weighted
-    sum of the gradients, by the names of the layer's parameters. ``of_inputs``, where a rule gives
-    it, are the squared norms of the layer's input: a record with too large a one is taken out.
+    sum of the gradients, by the names of the layer's parameters.
     """
 
     squares: Tensor
     weighted: Callable[[Tensor], dict[str, Tensor]]
-    of_inputs: Tensor | None = None
 
-
-def weight_and_bias(
-    squares: Tensor, weight: Weighted, bias: Tensor | None, of_inputs: Tensor | None = None
-) -> LayerGradient:
-    """A layer's gradient from its weight's, and the per-record gradient of its bias, (B, out)."""
-    if bias is None:
-        return LayerGradient(squares, lambda factor: {"weight": weight(factor)}, of_inputs)
-    return LayerGradient(
-        squares + squared(bias),
-        lambda factor: {"weight": weight(factor), "bias": weighted_sum(factor, bias)},
-        of_inputs,
-    )
+    @classmethod
+    def of(cls, **pieces: Piece | None) -> LayerGradient:
+        """Put a layer's gradient together from those of its parameters (None: there is none)."""
+        known = {name: piece for name, piece in pieces.items() if piece is not None}
+        squares = added(squares for squares, _ in known.values())
+        return cls(
+            squares, lambda factor: {name: sums(factor) for name, (_, sums) in known.items()}
+        )
 
 
 def squared(x: Tensor) -> Tensor:
@@ -73,7 +71,7 @@ def written_out(records: int, positions: int, inputs: int, outputs: int) -> bool
     return not by_gram(positions, inputs, outputs) and records * inputs * outputs <= MOST_NUMBERS
 
 
-def products(a: Tensor, d: Tensor, of_inputs: Tensor | None = None) -> tuple[Tensor, Weighted]:
+def products(a: Tensor, d: Tensor, of_inputs: Tensor | None = None) -> Piece:
     """Squared norms and weighted sum of sum_t d_t a_t^T, for a (B, T, in) and d (B, T, out).
 
     ``a`` may come in blocks of columns, (B, blocks, T, in / blocks). With one position the norm
@@ -110,7 +108,7 @@ def _outer_products(a: Tensor, d: Tensor) -> Weighted:
     return outer
 
 
-def _by_gram_matrices(a: Tensor, d: Tensor) -> tuple[Tensor, Weighted]:
+def _by_gram_matrices(a: Tensor, d: Tensor) -> Piece:
     """The same as :func:`products`, for a (B, blocks, T, in / blocks), from Gram matrices."""
     records, blocks, positions, width = a.shape
     outputs = d.shape[2]
@@ -148,6 +146,11 @@ def weighted_sum(factor: Tensor, rows: Tensor) -> Tensor:
     """
     rows = rows.flatten(1)
     return _in_parts(lambda some: factor[some] @ rows[some], len(factor))
+
+
+def rows(gradients: Tensor) -> Piece:
+    """Per-record gradients that are written out, (B, ...)."""
+    return squared(gradients), lambda factor: weighted_sum(factor, gradients)
 
 
 def gram(x: Tensor) -> Tensor:

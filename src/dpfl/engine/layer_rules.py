@@ -25,22 +25,24 @@ from torch.nn import functional as F
 from dpfl.engine.convolutions import conv2d
 from dpfl.engine.layer_gradient import (
     LayerGradient,
-    added,
     gram,
     products,
+    rows,
     squared,
     sum_of_products,
-    weight_and_bias,
-    weighted_sum,
 )
+from dpfl.numerics.clipping import LARGEST_INPUT
 
 
 def linear(layer: nn.Linear, a: Tensor, d: Tensor) -> LayerGradient:
     """A dense layer on the last axis; the axes between are positions."""
     records, of_inputs = len(a), squared(a)
     a, d = a.reshape(records, -1, layer.in_features), d.reshape(records, -1, layer.out_features)
-    bias = None if layer.bias is None else d.sum(dim=1)
-    return weight_and_bias(*products(a, d, of_inputs), bias, of_inputs)
+    squares, weighted = products(a, d, of_inputs)
+    # A record whose input is too large is taken out.
+    squares = squares.masked_fill(~(of_inputs <= LARGEST_INPUT**2), math.inf)
+    bias = None if layer.bias is None else rows(d.sum(dim=1))
+    return LayerGradient.of(weight=(squares, weighted), bias=bias)
 
 
 def embedding(layer: nn.Embedding, a: Tensor, d: Tensor) -> LayerGradient:
@@ -51,19 +53,19 @@ def embedding(layer: nn.Embedding, a: Tensor, d: Tensor) -> LayerGradient:
         d = d * (tokens != layer.padding_idx)[..., None]
     same = (tokens[:, :, None] == tokens[:, None, :]).double()
 
-    def weighted(factor: Tensor) -> dict[str, Tensor]:
+    def weighted(factor: Tensor) -> Tensor:
         table = d.new_zeros(layer.weight.shape, dtype=torch.float64)
         weighted = (d.double() * factor[:, None, None]).flatten(0, 1)
-        return {"weight": table.index_add_(0, tokens.flatten(), weighted)}
+        return table.index_add_(0, tokens.flatten(), weighted)
 
-    return LayerGradient(sum_of_products(same, gram(d)), weighted)
+    return LayerGradient.of(weight=(sum_of_products(same, gram(d)), weighted))
 
 
 def group_norm(layer: nn.GroupNorm, a: Tensor, d: Tensor) -> LayerGradient:
     """Scale and shift per channel."""
     normalised = F.group_norm(a, layer.num_groups, eps=layer.eps)
     scale, shift = (d * normalised).flatten(2).sum(dim=2), d.flatten(2).sum(dim=2)
-    return weight_and_bias(squared(scale), lambda factor: weighted_sum(factor, scale), shift)
+    return LayerGradient.of(weight=rows(scale), bias=rows(shift))
 
 
 def layer_norm(layer: nn.LayerNorm, a: Tensor, d: Tensor) -> LayerGradient:
@@ -71,29 +73,8 @@ def layer_norm(layer: nn.LayerNorm, a: Tensor, d: Tensor) -> LayerGradient:
     normalised = F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
     shape = (len(a), -1, math.prod(layer.normalized_shape))
     scale = (d * normalised).reshape(shape).sum(dim=1)
-    shift = None if layer.bias is None else d.reshape(shape).sum(dim=1)
-    return weight_and_bias(squared(scale), lambda factor: weighted_sum(factor, scale), shift)
-
-
-def recurrent(
-    layer: nn.Module, suffix: str, x: Tensor, hidden: Tensor, slopes: list[Tensor]
-) -> LayerGradient:
-    """One direction of one recurrent layer: two dense layers whose positions are the steps.
-
-    ``suffix`` ends the names of its parameters. ``slopes`` are the gradients of the gates: one
-    where inputs and hidden states share them, else one for each.
-    """
-    weights = {"weight_ih": products(x, slopes[0]), "weight_hh": products(hidden, slopes[-1])}
-    biases = {"bias_ih": slopes[0].sum(dim=1), "bias_hh": slopes[-1].sum(dim=1)}
-    biases = biases if hasattr(layer, f"bias_ih{suffix}") else {}
-
-    def weighted(factor: Tensor) -> dict[str, Tensor]:
-        found = {name: weight(factor) for name, (_, weight) in weights.items()}
-        found |= {name: weighted_sum(factor, bias) for name, bias in biases.items()}
-        return {f"{name}{suffix}": gradient for name, gradient in found.items()}
-
-    squares = [squares for squares, _ in weights.values()]
-    return LayerGradient(added([*squares, *map(squared, biases.values())]), weighted)
+    shift = None if layer.bias is None else rows(d.reshape(shape).sum(dim=1))
+    return LayerGradient.of(weight=rows(scale), bias=shift)
 
 
 RULES: dict[type[nn.Module], Callable[..., LayerGradient]] = {

@@ -8,16 +8,16 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from dpfl.core.errors import DpflError
 from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
 from dpfl.core.random import NoiseAhead, SecretRng
 from dpfl.core.types import Phase
 from dpfl.engine.base import Batch, Job
-from dpfl.engine.process import check_arithmetic, one_thread
+from dpfl.engine.process import check_arithmetic, failures_of, one_thread
+from dpfl.models.checks import outputs_of
 from dpfl.numerics.clipping import LARGEST_NORM, clip_factor, squared_norms
 from dpfl.plugs.sampling import PoissonBatches, sampler
 
@@ -40,20 +40,15 @@ class OneByOne:
 
     def run(self, model: nn.Module, layout: Layout, jobs: Sequence[Job]) -> list[Tensor]:
         """Run every job; an error names the client and the phase."""
-        if any(phase.noise_multiplier > 0 for job in jobs for phase in job.phases):
-            check_arithmetic()
+        check_arithmetic(jobs)
         with one_thread():
             return [self._run_job(model, layout, job) for job in jobs]
 
     def _run_job(self, model: nn.Module, layout: Layout, job: Job) -> Tensor:
         vector = job.start.to(self.device, copy=True)
         for number in range(len(job.phases)):
-            try:
+            with failures_of(f"client '{job.client}', phase {number}"):
                 vector = self._run_phase(model, layout, job, number, vector)
-            except (RuntimeError, IndexError) as error:
-                where = f"client '{job.client}', phase {number}"
-                problem = f"the model failed on its data ({error})"
-                raise DpflError(where, problem, "check model and data") from error
         return vector.cpu()
 
     def _run_phase(
@@ -97,18 +92,15 @@ class OneByOne:
         Only the generator of this device: ``torch.manual_seed`` seeks out every accelerator, at a
         tenth of a small step's cost.
         """
-        seed = rng.integer()
+        generator = torch.default_generator
         if self.device.type == "cuda":
-            with torch.random.fork_rng(devices=[self.device]):
-                torch.cuda.manual_seed(seed)
-                yield
-            return
-        state = torch.default_generator.get_state()
-        torch.default_generator.manual_seed(seed)
+            generator = torch.cuda.default_generators[self.device.index or 0]
+        state = generator.get_state()
+        generator.manual_seed(rng.integer())
         try:
             yield
         finally:
-            torch.default_generator.set_state(state)
+            generator.set_state(state)
 
     def mean_gradient(
         self, model: nn.Module, layout: Layout, vector: Tensor, batch: Batch
@@ -128,8 +120,7 @@ class OneByOne:
         parameters = layout.unflatten(vector)
 
         def loss(parameters: dict[str, Tensor], feature: Tensor, label: Tensor) -> Tensor:
-            logits = functional_call(model, with_buffers(model, parameters), (feature[None],))
-            return F.cross_entropy(logits, label[None])
+            return F.cross_entropy(outputs_of(model, parameters, feature[None]), label[None])
 
         # torch has no batched recurrent layers, nor buffers written to in a batch.
         alone = self.one_at_a_time or any(isinstance(m, nn.RNNBase) for m in model.modules())
@@ -160,8 +151,7 @@ def _gradients(model: nn.Module, parameters: dict[str, Tensor], batch: Batch) ->
     """Gradients of the mean loss of a batch, by plain autograd; zero where nothing is used."""
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
     with torch.enable_grad():
-        outputs = functional_call(model, with_buffers(model, leaves), (batch.features,))
-        loss = F.cross_entropy(outputs, batch.labels)
+        loss = F.cross_entropy(outputs_of(model, leaves, batch.features), batch.labels)
     wanted = list(leaves.values())
     found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
@@ -180,13 +170,3 @@ def _into_ball(vector: Tensor, centre: Tensor, radius: float) -> Tensor:
     difference = vector - centre
     factor = clip_factor(squared_norms(difference).sqrt().unsqueeze(-1), radius).to(vector.dtype)
     return centre + difference * factor if bool((factor < 1).any()) else vector
-
-
-def with_buffers(model: nn.Module, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Add copies of the model's buffers to its parameters, on the same device.
-
-    What a layer writes into a buffer then stays in the copy.
-    """
-    device = next(iter(parameters.values())).device
-    buffers = {name: buffer.to(device, copy=True) for name, buffer in model.named_buffers()}
-    return {**parameters, **buffers}

@@ -7,10 +7,11 @@ is a clip, noise or a ball. The values differ, and are held as columns with one 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +19,8 @@ from torch import Tensor
 
 from dpfl.core.grid import Grid
 from dpfl.core.types import Phase
-from dpfl.engine.base import Batch, Job
-from dpfl.engine.stacks import Chain, Stack, backward
+from dpfl.engine.base import Job
+from dpfl.engine.stacks import Chain, backward
 from dpfl.plugs.sampling import Draw, PoissonBatches, sampler
 
 
@@ -53,7 +54,7 @@ class PhaseBlock:
         """The clients' phases."""
         return [job.phases[self.number] for job in self.jobs]
 
-    @property
+    @cached_property
     def noisy(self) -> bool:
         """Whether noise is added to the sums."""
         return self.phases[0].noise_multiplier > 0
@@ -80,12 +81,11 @@ class PhaseBlock:
         The denominator of a clipped Poisson sample is fixed and public. Elsewhere it is the batch's
         own size.
         """
-        fixed = [0.0] * len(self.jobs)
+        denominators = np.maximum(self.sizes, 1).astype(np.float64)
         for i, (phase, job) in enumerate(zip(self.phases, self.jobs, strict=True)):
             records = sampler(phase, len(job.labels))
             if phase.clip is not None and isinstance(records, PoissonBatches):
-                fixed[i] = records.expected_size
-        denominators = np.where(np.array(fixed) > 0, fixed, np.maximum(self.sizes, 1))
+                denominators[:, i] = records.expected_size
         rates = np.array([phase.lr for phase in self.phases]) / denominators * self.grid_steps
         return torch.as_tensor(rates, dtype=torch.float32, device=self.device)[..., None]
 
@@ -93,7 +93,7 @@ class PhaseBlock:
     def decay(self) -> Tensor | None:
         """The share of the weights that weight decay takes off in a step, if it takes any."""
         decay = [phase.weight_decay * phase.lr for phase in self.phases]
-        return self.column(decay) if any(phase.weight_decay for phase in self.phases) else None
+        return self.column(decay) if any(decay) else None
 
     @cached_property
     def balls(self) -> Tensor | None:
@@ -101,33 +101,62 @@ class PhaseBlock:
         radii = [phase.ball or math.inf for phase in self.phases]
         return None if self.phases[0].ball is None else self.column(radii)
 
+    @cached_property
+    def moving(self) -> slice:
+        """Which columns of the clients' vectors the phase moves."""
+        head = self.chain.layers[-1].weight.start
+        return {"all": slice(None), "head": slice(head, None), "body": slice(head)}[
+            self.phases[0].part
+        ]
+
+
+class Part(NamedTuple):
+    """Some records of every client, in a table of (clients, width) places.
+
+    ``rows`` says where the features lie, and ``counts`` which places hold a record. The same parts
+    of several steps have one more axis in front.
+    """
+
+    rows: Tensor
+    labels: Tensor
+    counts: Tensor
+
 
 class BlockRecords:
     """All clients' records in one tensor, and where the batches of every step lie in it."""
 
     def __init__(self, block: PhaseBlock) -> None:
+        self._block = block
         self.features, starts = side_by_side([job.features for job in block.jobs])
-        self.labels, label_starts = side_by_side([job.labels for job in block.jobs])
+        self._labels, label_starts = side_by_side([job.labels for job in block.jobs])
         self.starts = np.array(starts)[:, None]
-        self.drawn = torch.cat([draw.records for draw in block.draws]).numpy()
-        self._sizes = block.sizes
-        self._shift = np.array(label_starts)[:, None] - self.starts
-        # Where each client's share of each step begins in ``drawn``, which holds one client after
-        # the other.
+        self._label_starts = np.array(label_starts)[:, None]
+        # A record more, so that there is one where nothing was drawn.
+        self._drawn = torch.cat([*(draw.records for draw in block.draws), torch.zeros(1).long()])
+        # Where each client's share of each step begins in what was drawn, which holds one client
+        # after the other.
         before = np.concatenate([[0], np.cumsum(block.sizes.sum(axis=0))[:-1]])
         self._begins = before + np.cumsum(block.sizes, axis=0) - block.sizes
 
-    def look_up(self, steps: slice, places: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray]:
+    def look_up(self, steps: slice, places: np.ndarray) -> Part:
         """Look up some places of the batches of some steps, for all clients at once.
 
-        Returns the rows of the features and of the labels, and which of them count, all (steps,
-        clients, places). A place without a record has the client's first one, and does not count.
+        A place without a record has the client's first one, and does not count.
         """
-        counted = places < self._sizes[steps, :, None]
-        chosen = np.minimum(self._begins[steps, :, None] + places, max(len(self.drawn) - 1, 0))
-        own = np.where(counted, self.drawn[chosen], 0) if len(self.drawn) else chosen * 0
-        rows = torch.from_numpy(own + self.starts)
-        return rows, rows + torch.from_numpy(self._shift) if self._shift.any() else rows, counted
+        counted = places < self._block.sizes[steps, :, None]
+        chosen = np.where(counted, self._begins[steps, :, None] + places, 0)
+        own = np.where(counted, self._drawn.numpy()[chosen], 0)
+        labels = self._labels[torch.from_numpy(own + self._label_starts)]
+        return Part(
+            torch.from_numpy(own + self.starts),
+            labels.to(self._block.device),
+            torch.from_numpy(counted).to(self._block.device),
+        )
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Gather features as the model takes them, client after client."""
+        found = self.features.index_select(0, rows.flatten()).to(self._block.device)
+        return self._block.jobs[0].inputs(found)
 
 
 def side_by_side(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
@@ -151,40 +180,26 @@ def side_by_side(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
     return first.as_strided((height, *first.shape[1:]), first.stride(), origin), starts
 
 
-class PlainSums:
-    """Each client's sum of per-record gradients in a step of plain SGD.
+def plain_sums(block: PhaseBlock, vectors: Tensor) -> Iterator[Tensor]:
+    """Each client's sum of per-record gradients, step by step of plain SGD.
 
-    ``stacks`` are the clients' weights; they are read, and moved by the caller.
+    ``vectors`` are the clients' weights; they are read, and moved by the caller. The sums are
+    written anew at every step.
     """
-
-    def __init__(self, block: PhaseBlock, stacks: list[Stack]) -> None:
-        self._block, self._stacks = block, stacks
-        self._records = BlockRecords(block)
-        self._totals = [stack.like() for stack in stacks]
-
-    def of(self, step: int) -> list[Stack]:
-        """The sums of one step: one forward, one backward.
-
-        The stacks returned are written anew at every step.
-        """
-        places = np.arange(self._block.sizes[step].max())
-        rows, label_rows, counted = self._records.look_up(slice(step, step + 1), places)
-        if len(places) == 0:
-            for tensor in (tensor for total in self._totals for tensor in total.tensors):
-                tensor.zero_()
-            return self._totals
-        batch = self._batch(rows.flatten(), label_rows.flatten())
-        counts = torch.from_numpy(counted[0]).to(self._block.device)
-        found = backward(self._block.chain, self._stacks, *batch, counts.shape)
-        with torch.no_grad():
-            # What does not count must not be multiplied by zero if it is not finite.
-            broken = ~counts & ~torch.isfinite(found.slopes[-1]).all(dim=-1)
-            found = found.without(broken) if bool(broken.any()) else found
-            found.add_up(counts.to(torch.float32), self._totals)
-        return self._totals
-
-    def _batch(self, rows: Tensor, label_rows: Tensor) -> Batch:
-        """Gather records, client after client."""
-        device, inputs = self._block.device, self._block.jobs[0].inputs
-        features = inputs(self._records.features.index_select(0, rows).to(device))
-        return Batch(features, self._records.labels.index_select(0, label_rows).to(device))
+    records, totals = BlockRecords(block), torch.empty_like(vectors)
+    stacks, into = block.chain.of_vectors(vectors), block.chain.of_vectors(totals)
+    for step, width in enumerate(block.sizes.max(axis=1)):
+        rows, labels, counts = (
+            x[0] for x in records.look_up(slice(step, step + 1), np.arange(width))
+        )
+        if width == 0:
+            totals.zero_()
+        else:
+            found = backward(
+                block.chain, stacks, records.gather(rows), labels.flatten(), rows.shape
+            )
+            with torch.no_grad():
+                # What does not count must not be multiplied by zero if it is not finite.
+                broken = ~counts & ~torch.isfinite(found.slopes[-1]).all(dim=-1)
+                found.without(broken).add_up(counts.to(torch.float32), into)
+        yield totals

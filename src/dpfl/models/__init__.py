@@ -56,9 +56,9 @@ def make_model(
         raise unknown_name("model", "model", name, [*MODELS, *TEXT_MODELS])
     where, tokens = f"model '{name}'", isinstance(inputs, Tokens)
     have, want = ("tokens", "numbers") if tokens else ("numbers", "tokens")
-    remedy = f"choose one of {', '.join(sorted(TEXT_MODELS if tokens else MODELS))}"
-    fits = tokens == (name in TEXT_MODELS)
-    check(fits, where, f"reads {want}, and the data are {have}", remedy)
+    fitting = TEXT_MODELS if tokens else MODELS
+    remedy = f"choose one of {', '.join(sorted(fitting))}"
+    check(name in fitting, where, f"reads {want}, and the data are {have}", remedy)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed.value % 2**63)
