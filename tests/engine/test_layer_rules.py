@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.engine import convolutions, ghost_clipping, layer_gradient
+from dpfl.engine import convolutions, ghost_clipping
 from dpfl.engine import layer_rules as rules
 from dpfl.engine.base import Batch
 from dpfl.engine.ghost_clipping import GhostClipping, can_ghost_clip
@@ -206,7 +206,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
     """Fill a set with (how patches are copied, how norms are taken), while convolutions run."""
     taken: set[tuple[str, str]] = set()
     copied = ["linear"]
-    planes, patches, products = convolutions._planes, convolutions._patches, layer_gradient.products
+    planes, patches, products = convolutions._planes, convolutions._patches, rules.products
     of_planes = convolutions._products_of_planes
 
     def spy_planes(*arguments: object, **options: object) -> Tensor:
@@ -230,7 +230,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
         inputs, (records, positions, outputs) = blocks.shape[1] * blocks.shape[3], d.shape
         if positions == 1:
             norms = "factored"
-        elif not layer_gradient.written_out(records, positions, inputs, outputs):
+        elif not rules.written_out(records, positions, inputs, outputs):
             norms = "gram"
         else:
             norms = "written, transposed" if blocks.stride(2) == 1 else "written"
@@ -324,7 +324,7 @@ def test_what_does_not_fit_is_done_in_pieces_by_gram_matrices(
     way: tuple[str, str], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Strips are asked for their Gram matrices only here."""
-    monkeypatch.setattr(layer_gradient, "MOST_NUMBERS", most)
+    monkeypatch.setattr(rules, "MOST_NUMBERS", most)
     taken = ways(monkeypatch)
     for seed, (channels, size, kernel, options) in enumerate(CONVOLUTIONS[way]):
         agree(conv(seed, channels, size, kernel, **options), draw(seed, 5, channels[0], *size), 0.3)
@@ -411,7 +411,7 @@ def test_both_ways_of_taking_norms_give_the_same_for_any_shape(
 ) -> None:
     model = made(lambda: Head(nn.Linear(inputs, outputs), (positions, inputs)), seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layer_gradient, "by_gram", lambda *_: gram)
+        patch.setattr(rules, "by_gram", lambda *_: gram)
         agree(model, draw(seed, batch, positions, inputs), clip)
 
 

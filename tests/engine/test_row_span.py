@@ -44,7 +44,7 @@ def after(engine: str, network: nn.Module, jobs: list[Job]) -> list[Tensor]:
 def block_of(network: nn.Module, jobs: list[Job]) -> PhaseBlock:
     chain = Chain.of(network, Layout.of_module(network))
     assert chain is not None
-    return PhaseBlock.drawn(chain, jobs, 0, torch.device("cpu"))
+    return PhaseBlock(chain, jobs, 0, torch.device("cpu"))
 
 
 def in_row_span(network: nn.Module, jobs: list[Job]) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpfl.engine.layer_gradient import (
+from dpfl.engine.layer_rules import (
     LayerGradient,
     Piece,
     added,

@@ -24,8 +24,8 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.data.inputs import Inputs
 from dpfl.engine.base import Batch, Job
-from dpfl.engine.layer_gradient import added
-from dpfl.engine.one_by_one import OneByOne, batches_of, record_norms
+from dpfl.engine.layer_rules import added
+from dpfl.engine.one_by_one import OneByOne, batches_of, within_bounds
 from dpfl.engine.trace import (
     NotCovered,
     Trace,
@@ -69,10 +69,9 @@ def clipped_sum(
         loss = F.cross_entropy(outputs, batch.labels, reduction="sum")
         slopes = torch.autograd.grad(loss, trace.wanted(), allow_unused=True)
     with torch.no_grad():
-        of_records = record_norms(batch.features)
         gradients, squares = trace.gradients(slopes)
         # Whatever is not finite in an input or an output gradient shows in the squares.
-        broken = ~(squares <= LARGEST_NORM**2) | ~(of_records <= LARGEST_NORM)
+        broken = ~((squares <= LARGEST_NORM**2) & within_bounds(batch.features))
         if bool(broken.any()):
             gradients, squares = trace.gradients(slopes, broken)
         # In units of the clip: products with the factor itself may fall below the smallest normal

@@ -59,6 +59,7 @@ class OneByOne:
         records = sampler(phase, len(job.labels))
         noise = NoiseAhead(job.rng.child("noise", number), layout.size, phase.steps)
         dropout = job.rng.child("dropout", number)
+        still = {"all": slice(0), "head": slice(layout.head.start), "body": layout.head}[phase.part]
         for rows in records.draw(job.rng.child("records", number), phase.steps):
             features = job.inputs(job.features[rows].to(self.device))
             batch = Batch(features, job.labels[rows].to(self.device))
@@ -71,18 +72,17 @@ class OneByOne:
                 if phase.noise_multiplier > 0:  # drawn where its generator is, on the CPU
                     grid = Grid.of(phase.noise_multiplier * phase.clip)
                     gradient = grid.noised(gradient, noise)
-                size: float = max(len(rows), 1)
-                if isinstance(records, PoissonBatches):
-                    size = records.expected_size
+                poisson = isinstance(records, PoissonBatches)
+                size = records.expected_size if poisson else max(len(rows), 1)
                 gradient = gradient.div_(size).to(vector.dtype)
             if phase.weight_decay:
-                gradient = gradient.add_(vector, alpha=phase.weight_decay)
-            if phase.part != "all":
-                head = layout.head
-                gradient[head if phase.part == "body" else slice(0, head.start)] = 0.0
-            vector = vector.sub_(gradient, alpha=phase.lr)
+                gradient.add_(vector, alpha=phase.weight_decay)
+            gradient[still] = 0.0
+            vector.sub_(gradient, alpha=phase.lr)
             if phase.ball is not None:
-                vector = _into_ball(vector, start, phase.ball)
+                apart = vector - start
+                factor = clip_factor(squared_norms(apart).sqrt(), phase.ball).to(vector.dtype)
+                vector = start + apart * factor if bool(factor < 1) else vector
         return vector
 
     @contextmanager
@@ -131,7 +131,7 @@ class OneByOne:
             found = _gradients(model, parameters, some) if alone else gradients(parameters, *some)
             rows = torch.cat([found[b.name].reshape(len(some.labels), -1) for b in layout], dim=1)
             norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-            whole = (norms <= LARGEST_NORM) & (record_norms(some.features) <= LARGEST_NORM)
+            whole = (norms <= LARGEST_NORM) & within_bounds(some.features)
             rows = torch.where(whole[:, None], rows, torch.zeros_like(rows))
             total += clip_factor(norms, clip) @ rows.to(torch.float64)
         return total
@@ -157,16 +157,6 @@ def _gradients(model: nn.Module, parameters: dict[str, Tensor], batch: Batch) ->
     return dict(zip(leaves, found, strict=True))
 
 
-def record_norms(features: Tensor) -> Tensor:
-    """Norm of every record, in double precision."""
-    rows = features.flatten(1)
-    rows = rows if rows.is_floating_point() else rows.to(torch.float64)
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return norms
-
-
-def _into_ball(vector: Tensor, centre: Tensor, radius: float) -> Tensor:
-    """Move a vector back to within ``radius`` of ``centre``; one that is within stays as it is."""
-    difference = vector - centre
-    factor = clip_factor(squared_norms(difference).sqrt().unsqueeze(-1), radius).to(vector.dtype)
-    return centre + difference * factor if bool((factor < 1).any()) else vector
+def within_bounds(features: Tensor) -> Tensor:
+    """Which records are finite and not too large."""
+    return squared_norms(features.flatten(1).to(torch.float32)) <= LARGEST_NORM**2

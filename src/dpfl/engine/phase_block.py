@@ -4,12 +4,8 @@ Clients of a block share the shape of a phase: its steps, batch size and samplin
 is a clip, noise or a ball. The values differ, and are held as columns with one row per client.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -18,96 +14,62 @@ import torch
 from torch import Tensor
 
 from dpfl.core.grid import Grid
-from dpfl.core.types import Phase
 from dpfl.engine.base import Job
 from dpfl.engine.stacks import Chain, backward
 from dpfl.plugs.sampling import Draw, PoissonBatches, sampler
 
 
-@dataclass(frozen=True)
 class PhaseBlock:
     """Phase ``number`` of some jobs, which are computed together.
 
     ``chain`` is their model as a chain of layers. ``draws`` are the records that each job takes,
-    step by step. Everything else is derived from these, once.
+    step by step; drawn from the jobs' own generators unless given.
+
+    ``sizes`` are batch sizes, (steps, clients). ``grid_steps`` are the steps of the clients' noise
+    grids (1 where there is no noise), and ``rates`` what a sum of gradients in steps of the grid is
+    multiplied by, (steps, clients, 1). ``decay`` is the share of the weights that weight decay
+    takes off in a step, and ``balls`` the largest distances from the start; None if there are none.
+    ``moving`` are the columns of the clients' vectors that the phase moves.
     """
 
-    chain: Chain
-    jobs: Sequence[Job]
-    number: int
-    device: torch.device
-    draws: Sequence[Draw]
-
-    @classmethod
-    def drawn(
-        cls, chain: Chain, jobs: Sequence[Job], number: int, device: torch.device
-    ) -> PhaseBlock:
-        """Draw every client's records from its own generator."""
-        draws = []
-        for job in jobs:
-            phase, rng = job.phases[number], job.rng.child("records", number)
-            draws.append(sampler(phase, len(job.labels)).draw(rng, phase.steps))
-        return cls(chain, jobs, number, device, draws)
-
-    @cached_property
-    def phases(self) -> list[Phase]:
-        """The clients' phases."""
-        return [job.phases[self.number] for job in self.jobs]
-
-    @cached_property
-    def noisy(self) -> bool:
-        """Whether noise is added to the sums."""
-        return self.phases[0].noise_multiplier > 0
-
-    @cached_property
-    def sizes(self) -> np.ndarray:
-        """Batch sizes, (steps, clients)."""
-        return torch.stack([draw.sizes for draw in self.draws], dim=1).numpy()
+    def __init__(
+        self,
+        chain: Chain,
+        jobs: Sequence[Job],
+        number: int,
+        device: torch.device,
+        draws: Sequence[Draw] | None = None,
+    ) -> None:
+        self.chain, self.jobs, self.number, self.device = chain, jobs, number, device
+        self.phases = [job.phases[number] for job in jobs]
+        records = [sampler(p, len(job.labels)) for p, job in zip(self.phases, jobs, strict=True)]
+        self.first = first = self.phases[0]
+        rngs = (job.rng.child("records", number) for job in jobs)
+        self.draws = draws or [
+            r.draw(own, first.steps) for r, own in zip(records, rngs, strict=True)
+        ]
+        self.sizes = torch.stack([draw.sizes for draw in self.draws], dim=1).numpy()
+        self.noisy = first.noise_multiplier > 0
+        noises = [phase.noise_multiplier * (phase.clip or 0.0) for phase in self.phases]
+        self.grid_steps = np.array([Grid.of(std).step if self.noisy else 1.0 for std in noises])
+        denominators = np.maximum(self.sizes, 1).astype(np.float64)
+        for i, batches in enumerate(records):
+            # That of a clipped Poisson sample is fixed and public.
+            if first.clip is not None and isinstance(batches, PoissonBatches):
+                denominators[:, i] = batches.expected_size
+        rates = np.array([phase.lr for phase in self.phases]) / denominators * self.grid_steps
+        self.rates = torch.as_tensor(rates, dtype=torch.float32, device=device)[..., None]
+        decay = [phase.weight_decay * phase.lr for phase in self.phases]
+        self.decay = self.column(decay) if any(decay) else None
+        radii = [phase.ball or math.inf for phase in self.phases]
+        self.balls = None if first.ball is None else self.column(radii)
+        head = chain.layers[-1].weight.start
+        parts = {"all": slice(None), "head": slice(head, None), "body": slice(head)}
+        self.moving = parts[first.part]
 
     def column(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
         """One number per client, as a column."""
         return torch.as_tensor(values, dtype=dtype, device=self.device)[:, None]
-
-    @cached_property
-    def grid_steps(self) -> np.ndarray:
-        """The step of each client's noise grid; 1 where there is no noise."""
-        noises = [phase.noise_multiplier * (phase.clip or 0.0) for phase in self.phases]
-        return np.array([Grid.of(std).step if self.noisy else 1.0 for std in noises])
-
-    @cached_property
-    def rates(self) -> Tensor:
-        """What a sum of gradients (in steps of the grid) is multiplied by, (steps, clients, 1).
-
-        The denominator of a clipped Poisson sample is fixed and public. Elsewhere it is the batch's
-        own size.
-        """
-        denominators = np.maximum(self.sizes, 1).astype(np.float64)
-        for i, (phase, job) in enumerate(zip(self.phases, self.jobs, strict=True)):
-            records = sampler(phase, len(job.labels))
-            if phase.clip is not None and isinstance(records, PoissonBatches):
-                denominators[:, i] = records.expected_size
-        rates = np.array([phase.lr for phase in self.phases]) / denominators * self.grid_steps
-        return torch.as_tensor(rates, dtype=torch.float32, device=self.device)[..., None]
-
-    @cached_property
-    def decay(self) -> Tensor | None:
-        """The share of the weights that weight decay takes off in a step, if it takes any."""
-        decay = [phase.weight_decay * phase.lr for phase in self.phases]
-        return self.column(decay) if any(decay) else None
-
-    @cached_property
-    def balls(self) -> Tensor | None:
-        """The largest distances from the start, if there are any."""
-        radii = [phase.ball or math.inf for phase in self.phases]
-        return None if self.phases[0].ball is None else self.column(radii)
-
-    @cached_property
-    def moving(self) -> slice:
-        """Which columns of the clients' vectors the phase moves."""
-        head = self.chain.layers[-1].weight.start
-        return {"all": slice(None), "head": slice(head, None), "body": slice(head)}[
-            self.phases[0].part
-        ]
 
 
 class Part(NamedTuple):

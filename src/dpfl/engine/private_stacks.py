@@ -47,7 +47,7 @@ class ClippedSums:
 
     def __init__(self, block: PhaseBlock, vectors: Tensor) -> None:
         self._block, self._records = block, BlockRecords(block)
-        self.width = part_width(block.phases[0].batch_size)
+        self.width = part_width(block.first.batch_size)
         self._stacks = block.chain.of_vectors(vectors)
         rooms = torch.empty_like(vectors), torch.empty_like(vectors)
         self._rooms = [(room, block.chain.of_vectors(room)) for room in rooms]
@@ -63,9 +63,8 @@ class ClippedSums:
         """Squared norms of all records, where that is less work than those of every step."""
         norms = torch.zeros(len(self._records.features), dtype=torch.float64)
         for job, start in zip(self._block.jobs, self._records.starts[:, 0], strict=True):
-            for first in range(0, len(job.features), 1024):
-                some = job.inputs(job.features[first : first + 1024]).flatten(1)
-                norms[start + first : start + first + len(some)] = squared_norms(some)
+            some = [job.inputs(part).flatten(1) for part in job.features.split(1024)]
+            norms[start : start + len(job.features)] = torch.cat([*map(squared_norms, some)])
         return norms
 
     def parts(self) -> Iterator[list[Part]]:

@@ -45,20 +45,21 @@ def check_arithmetic(jobs: Sequence[Job]) -> None:
     """
     if not any(phase.noise_multiplier > 0 for job in jobs for phase in job.phases):
         return
+    autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    tf32 = torch.cuda.is_available() and torch.backends.cudnn.allow_tf32
+    reduced = {
+        "autocast is on": autocast,
+        "matrix products have a reduced precision": torch.get_float32_matmul_precision()
+        != "highest",
+        "convolutions may use TF32": tf32,
+    }
+    what = ", ".join(name for name, found in reduced.items() if found)
+    problem = f"{what}, and private training is proven for single precision only"
     remedy = (
         "leave autocast, call torch.set_float32_matmul_precision('highest') and set "
         "torch.backends.cudnn.allow_tf32 = False"
     )
-    autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-    tf32 = torch.cuda.is_available() and torch.backends.cudnn.allow_tf32
-    reduced = torch.get_float32_matmul_precision() != "highest"
-    for found, what in (
-        (autocast, "autocast is on"),
-        (reduced, "matrix products have a reduced precision"),
-        (tf32, "convolutions may use TF32"),
-    ):
-        problem = f"{what}, and private training is proven for single precision only"
-        check(not found, "engine", problem, remedy, PrivacyRefusal)
+    check(not what, "engine", problem, remedy, PrivacyRefusal)
 
 
 @contextmanager

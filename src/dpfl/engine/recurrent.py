@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpfl.engine.layer_gradient import LayerGradient, products, rows
+from dpfl.engine.layer_rules import LayerGradient, products, rows
 
 State = tuple[Tensor, ...]
 

@@ -23,18 +23,21 @@ def fits_row_span(block: PhaseBlock) -> bool:
 
     It must also look at every record twice or more: products of records are computed first.
     """
-    first = block.phases[0]
+    first, most = block.first, max(len(job.labels) for job in block.jobs)
     if not block.chain.one_layer or first.clip is not None or first.part != "all":
         return False
-    features, most = block.chain.layers[0].weight.shape[1], max(len(j.labels) for j in block.jobs)
-    often = first.steps * first.batch_size >= 2 * most
-    return often and 4 * most <= features and len(block.jobs) * most * features <= _MOST_NUMBERS
+    features, often = block.chain.layers[0].weight.shape[1], first.steps * first.batch_size
+    few = 2 * most <= often and 4 * most <= features
+    return few and len(block.jobs) * most * features <= _MOST_NUMBERS
 
 
 def run_row_span(block: PhaseBlock, start: Tensor) -> Tensor | None:
-    """Run a phase from the rows of ``start``; None where products of records are not finite."""
-    span = _RowSpan(block, start)
-    return span.run() if bool(torch.isfinite(span.products).all()) else None
+    """Run a phase from the rows of ``start``; None if it does not fit.
+
+    Neither does it where products of records are not finite.
+    """
+    span = _RowSpan(block, start) if fits_row_span(block) else None
+    return span.run() if span and bool(torch.isfinite(span.products).all()) else None
 
 
 class _RowSpan:
@@ -71,19 +74,17 @@ class _RowSpan:
         flat_products = self.products.reshape(clients * most, most)
         known = torch.cat([self.at_start, self.wanted], dim=2).view(clients * most, 2 * classes)
         for step, width in enumerate(block.sizes.max(axis=1)):
-            shape, flat = (clients, width, -1), rows[step, :, :width].flatten()
-            if width:
-                outputs = self.moved.view(clients * most, classes).index_select(0, flat).view(shape)
-                errors = self._errors(outputs, known.index_select(0, flat).view(shape))
-                errors.mul_(rates[step, :, :width])
+            flat = rows[step, :, :width].flatten()
+            outputs = self.moved.view(clients * most, classes).index_select(0, flat)
+            errors = self._errors(outputs, known.index_select(0, flat), width)
+            errors.mul_(rates[step, :, :width])
             if block.decay is not None:
                 self._shrink(keep)
                 self.factor = self.factor * keep
-            if width:
-                across = flat_products.index_select(0, flat).view(shape).transpose(1, 2)
-                changes = errors.view(clients * width, classes)
-                self.own.view(clients * most, classes).index_add_(0, flat, changes, alpha=-1.0)
-                self.moved.baddbmm_(across, errors, alpha=-1.0)
+            across = flat_products.index_select(0, flat).view(clients, width, most).transpose(1, 2)
+            changes = errors.view(clients * width, classes)
+            self.own.view(clients * most, classes).index_add_(0, flat, changes, alpha=-1.0)
+            self.moved.baddbmm_(across, errors, alpha=-1.0)
             if block.balls is not None:
                 self._into_balls(block.balls[:, 0])
         return self._vectors()
@@ -100,10 +101,11 @@ class _RowSpan:
         rows = chosen + torch.arange(clients)[:, None] * most
         return rows.to(block.device), rates.to(block.device)
 
-    def _errors(self, outputs: Tensor, known: Tensor) -> Tensor:
+    def _errors(self, outputs: Tensor, known: Tensor, width: int) -> Tensor:
         """Softmax of K A + s X W0^T, less the one-hot labels; in place."""
-        classes = self.wanted.shape[2]
-        outputs.addcmul_(self.factor, known[..., :classes])
+        clients, _, classes = self.wanted.shape
+        known = known.view(clients, width, 2 * classes)
+        outputs = outputs.view(clients, width, classes).addcmul_(self.factor, known[..., :classes])
         # Written out: three times as fast as torch's for few classes.
         outputs.sub_(outputs.amax(dim=2, keepdim=True)).exp_()
         return outputs.div_(outputs.sum(dim=2, keepdim=True)).sub_(known[..., classes:])

@@ -21,7 +21,7 @@ from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.phase_block import PhaseBlock, plain_sums
 from dpfl.engine.private_stacks import ClippedSums, step_noise
 from dpfl.engine.process import check_arithmetic, failures_of, one_thread
-from dpfl.engine.row_span import fits_row_span, run_row_span
+from dpfl.engine.row_span import run_row_span
 from dpfl.engine.stacks import Chain, same_at_every_place
 from dpfl.numerics.clipping import clip_factor, squared_norms
 
@@ -114,9 +114,8 @@ class Stacked:
         with failures_of(f"client '{jobs[0].client}'{last}"):
             vectors = torch.stack([job.start for job in jobs]).to(self.device)
             for number in range(len(jobs[0].phases)):
-                block, after = PhaseBlock.drawn(chain, jobs, number, self.device), None
-                if fits_row_span(block):
-                    after = run_row_span(block, vectors)
+                block = PhaseBlock(chain, jobs, number, self.device)
+                after = run_row_span(block, vectors)
                 vectors = run_phase(block, vectors) if after is None else after
             return list(vectors.cpu())
 
@@ -127,7 +126,7 @@ def run_phase(block: PhaseBlock, start: Tensor) -> Tensor:
     Every step adds up gradients, adds noise if there is any, moves what the phase moves, and brings
     clients back into their balls.
     """
-    size, moving, private = start.shape[1], block.moving, block.phases[0].clip is not None
+    size, moving, private = start.shape[1], block.moving, block.first.clip is not None
     vectors = nn.functional.pad(start, (0, -size % 16))[:, :size]  # rows are aligned in memory
     sums = ClippedSums(block, vectors) if private else plain_sums(block, vectors)
     noise = step_noise(block, size) if block.noisy else [None] * len(block.sizes)

@@ -4,7 +4,7 @@ A forward hook keeps the input and output of every layer that has a rule; recurr
 unrolled (:mod:`dpfl.engine.recurrent`). What the rules do not cover raises :class:`NotCovered`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -12,9 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpfl.engine.layer_gradient import LayerGradient, added
-from dpfl.engine.layer_rules import RULES
+from dpfl.engine import layer_rules as rules
+from dpfl.engine.convolutions import conv2d
 from dpfl.engine.recurrent import Tap, can_unroll, unroll
+
+RULES: dict[type[nn.Module], Callable[..., rules.LayerGradient]] = {
+    nn.Linear: rules.linear,
+    nn.Conv2d: conv2d,
+    nn.Embedding: rules.embedding,
+    nn.GroupNorm: rules.group_norm,
+    nn.LayerNorm: rules.layer_norm,
+}
+"""The rule of each kind of layer: ``rule(layer, a, d)``."""
 
 
 class NotCovered(Exception):
@@ -112,7 +121,7 @@ class Trace:
 
     def gradients(
         self, slopes: Sequence[Tensor | None], broken: Tensor | None = None
-    ) -> tuple[list[tuple[str, LayerGradient]], Tensor]:
+    ) -> tuple[list[tuple[str, rules.LayerGradient]], Tensor]:
         """Ask every layer's rule, with the gradients of the tensors that were wanted.
 
         Returns gradients by layer, and squared norms of whole gradients. Broken records are taken
@@ -129,4 +138,4 @@ class Trace:
             if len(known) == len(tap.wanted):  # else the layer has no part in the loss
                 gradient = tap.rule(*map(whole, [*tap.given, *known]))
                 gradients.append((self._names[module], gradient))
-        return gradients, added(gradient.squares for _, gradient in gradients)
+        return gradients, rules.added(gradient.squares for _, gradient in gradients)
