@@ -77,6 +77,11 @@ def added(tensors: Iterable[Tensor]) -> Tensor:
     return sum(others, first)
 
 
+def slices(count: int, at_once: int) -> list[slice]:
+    """Cut so many records into stretches of ``at_once``."""
+    return [slice(first, first + at_once) for first in range(0, count, at_once)]
+
+
 def by_gram(positions: int, inputs: int, outputs: int) -> bool:
     """Whether two Gram matrices of positions cost less than writing out and reading gradients."""
     return positions**2 * (inputs + outputs) < 32 * inputs * outputs
@@ -124,7 +129,7 @@ def _by_gram_matrices(a: Tensor, d: Tensor) -> Piece:
     records, blocks, positions, width = a.shape
     outputs = d.shape[2]
     at_once = max(1, MOST_NUMBERS // (2 * positions * (positions + blocks * width + outputs)))
-    parts = [slice(first, first + at_once) for first in range(0, records, at_once)]
+    parts = slices(records, at_once)
     squares = torch.zeros(records, dtype=torch.float64, device=d.device)
     for some in parts:
         of_inputs = added(gram(part) for part in a[some].unbind(1))
@@ -143,10 +148,7 @@ def _by_gram_matrices(a: Tensor, d: Tensor) -> Piece:
 
 def _in_parts(product: Callable[[slice], Tensor], records: int) -> Tensor:
     """Add up in double precision what ``product`` gives for ``SUMMANDS`` records at a time."""
-    total = product(slice(0, SUMMANDS)).to(torch.float64)
-    for first in range(SUMMANDS, records, SUMMANDS):
-        total += product(slice(first, first + SUMMANDS))
-    return total
+    return added(product(some).to(torch.float64) for some in slices(records, SUMMANDS))
 
 
 def weighted_sum(factor: Tensor, rows: Tensor) -> Tensor:
