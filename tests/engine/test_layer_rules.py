@@ -17,9 +17,9 @@ from dpfl.core.random import PublicSeed
 from dpfl.engine import convolutions, ghost_clipping
 from dpfl.engine import layer_rules as rules
 from dpfl.engine.base import Batch
-from dpfl.engine.ghost_clipping import GhostClipping, can_ghost_clip
+from dpfl.engine.ghost_clipping import GhostClipping
 from dpfl.engine.one_by_one import OneByOne
-from dpfl.engine.trace import NotCovered
+from dpfl.engine.trace import NotCovered, can_ghost_clip
 
 CLASSES = 3
 
@@ -241,7 +241,6 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
     monkeypatch.setattr(convolutions, "_planes", spy_planes)
     monkeypatch.setattr(convolutions, "_products_of_planes", spy_products_of_planes)
     monkeypatch.setattr(convolutions, "_patches", spy_patches)
-    monkeypatch.setattr(convolutions, "products", spy_products)
     monkeypatch.setattr(rules, "products", spy_products)
     return taken
 

@@ -11,16 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpfl.engine.layer_rules import (
-    LayerGradient,
-    Piece,
-    added,
-    by_gram,
-    products,
-    rows,
-    slices,
-    written_out,
-)
+from dpfl.engine import layer_rules as rules
+from dpfl.engine.layer_rules import LayerGradient, Piece
 from dpfl.numerics.clipping import stacked_product
 
 _WIDE = 64  # columns from which a product with one kernel row is as fast as one with all of them
@@ -46,7 +38,7 @@ def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> LayerGradient:
         strict=True,
     )
     pieces = [of_group(layer, own.contiguous(), mine.contiguous()) for own, mine in groups]
-    squares, inputs = added(squares for squares, _ in pieces), layer.weight[0].numel()
+    squares, inputs = rules.added(squares for squares, _ in pieces), layer.weight[0].numel()
 
     def weighted(factor: Tensor) -> Tensor:
         return torch.cat([of_own(factor) for _, of_own in pieces])
@@ -60,7 +52,7 @@ def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> LayerGradient:
         return LayerGradient(
             squares, lambda factor: dict(zip(names, weighted(factor).split(inputs, 1), strict=True))
         )
-    bias = None if layer.bias is None else rows(slopes.sum(dim=1))
+    bias = None if layer.bias is None else rules.rows(slopes.sum(dim=1))
     return LayerGradient.of(weight=(squares, of_patches), bias=bias)
 
 
@@ -80,12 +72,12 @@ def _products_of_planes(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
     """
     (records, positions, outputs), biased = d.shape, layer.bias is not None
     inputs = layer.weight[0].numel() + biased
-    if positions == 1 or not written_out(records, positions, inputs, outputs):
-        return products(_planes(layer, a, biased).transpose(1, 2), d)
+    if positions == 1 or not rules.written_out(records, positions, inputs, outputs):
+        return rules.products(_planes(layer, a, biased).transpose(1, 2), d)
     gradients, at_once = a.new_empty(records, inputs, outputs), _IN_CACHE // (inputs * positions)
-    for some in slices(records, max(1, at_once)):
+    for some in rules.slices(records, max(1, at_once)):
         stacked_product(_planes(layer, a[some], biased), d[some], out=gradients[some])
-    squares, weighted = rows(gradients)
+    squares, weighted = rules.rows(gradients)
     return squares, lambda factor: weighted(factor).reshape(inputs, outputs).T
 
 
@@ -107,7 +99,7 @@ def _planes(layer: nn.Conv2d, a: Tensor, biased: bool) -> Tensor:
 
 def _products_of_patches(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
     """One group's products, with channels innermost."""
-    return products(_patches(layer, a, *d.shape[1:]), d)
+    return rules.products(_patches(layer, a, *d.shape[1:]), d)
 
 
 def _patches(layer: nn.Conv2d, a: Tensor, positions: int, outputs: int) -> Tensor:
@@ -122,7 +114,7 @@ def _patches(layer: nn.Conv2d, a: Tensor, positions: int, outputs: int) -> Tenso
     rows, columns = (height - dh * (kh - 1) - 1) // sh + 1, (width - dw * (kw - 1) - 1) // sw + 1
     rs, hs, ws, _ = a.stride()
     wide = kw * channels
-    if _in_strips(layer, channels) and not by_gram(positions, kh * wide, outputs):
+    if _in_strips(layer, channels) and not rules.by_gram(positions, kh * wide, outputs):
         strips = a.as_strided((records, height, columns, wide), (rs, hs, sw * ws, 1)).contiguous()
         shape = (records, kh, rows * columns, wide)
         return strips.as_strided(shape, (strips.stride(0), columns * wide, wide, 1))

@@ -26,13 +26,7 @@ from dpfl.data.inputs import Inputs
 from dpfl.engine.base import Batch, Job
 from dpfl.engine.layer_rules import added
 from dpfl.engine.one_by_one import OneByOne, batches_of, within_bounds
-from dpfl.engine.trace import (
-    NotCovered,
-    Trace,
-    channels_last,
-    layers_with_rules,
-    slopes_channels_last,
-)
+from dpfl.engine.trace import NotCovered, Trace, channels_last, slopes_channels_last
 from dpfl.models.checks import in_mode, outputs_of
 from dpfl.numerics.clipping import LARGEST_NORM, clip_factor
 
@@ -41,16 +35,6 @@ _AGREEMENT = 1e-2  # deep networks round that differently; a layer left out cost
 _MOST_NUMBERS = 1 << 27  # float32 numbers held for one micro-batch
 
 Shape = tuple[int, ...]
-
-
-def can_ghost_clip(model: nn.Module) -> bool:
-    """Whether every parameter belongs to a layer that has a rule."""
-    layers = layers_with_rules(model)
-    covered = {id(p) for layer in layers for p in layer.parameters(recurse=False)}
-    return {id(p) for p in model.parameters()} == covered and not any(
-        isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq)
-        for layer in layers
-    )
 
 
 def clipped_sum(

@@ -63,9 +63,8 @@ class PhaseBlock:
         self.decay = self.column(decay) if any(decay) else None
         radii = [phase.ball or math.inf for phase in self.phases]
         self.balls = None if first.ball is None else self.column(radii)
-        head = chain.layers[-1].weight.start
-        parts = {"all": slice(None), "head": slice(head, None), "body": slice(head)}
-        self.moving = parts[first.part]
+        head = chain.layout.head
+        self.moving = {"all": slice(None), "head": head, "body": slice(head.start)}[first.part]
 
     def column(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
         """One number per client, as a column."""
@@ -149,7 +148,7 @@ def plain_sums(block: PhaseBlock, vectors: Tensor) -> Iterator[Tensor]:
     written anew at every step.
     """
     records, totals = BlockRecords(block), torch.empty_like(vectors)
-    stacks, into = block.chain.of_vectors(vectors), block.chain.of_vectors(totals)
+    stacks, into = block.chain.stacks(vectors), block.chain.stacks(totals)
     for step, width in enumerate(block.sizes.max(axis=1)):
         rows, labels, counts = (
             x[0] for x in records.look_up(slice(step, step + 1), np.arange(width))

@@ -29,7 +29,7 @@ from dpfl.core.grid import part_width
 from dpfl.core.grid_noise import SCALE
 from dpfl.core.random import fill_grid_noise, look_ahead
 from dpfl.engine.phase_block import BlockRecords, Part, PhaseBlock
-from dpfl.engine.stacks import Linear, Slopes, Stack, backward, layer_outputs
+from dpfl.engine.stacks import Slopes, Stack, backward, layer_outputs
 from dpfl.numerics.clipping import LARGEST_INPUT, LARGEST_NORM, clip_factor, squared_norms
 
 _NOISE_AT_ONCE = 1 << 15  # values of one client: all clients' together should stay in the cache
@@ -48,14 +48,14 @@ class ClippedSums:
     def __init__(self, block: PhaseBlock, vectors: Tensor) -> None:
         self._block, self._records = block, BlockRecords(block)
         self.width = part_width(block.first.batch_size)
-        self._stacks = block.chain.of_vectors(vectors)
+        self._stacks = block.chain.stacks(vectors)
         rooms = torch.empty_like(vectors), torch.empty_like(vectors)
-        self._rooms = [(room, block.chain.of_vectors(room)) for room in rooms]
+        self._rooms = [(room, block.chain.stacks(room)) for room in rooms]
         self._clips = block.column([p.clip or 0.0 for p in block.phases], torch.float64)
         self._inverse = block.column((1 / block.grid_steps).tolist(), torch.float64)
         # Whether the first linear layer is given the records themselves.
         first = next(step for step in block.chain.steps if not isinstance(step, nn.Flatten))
-        self._raw_first = isinstance(first, Linear)
+        self._raw_first = isinstance(first, nn.Linear)
         often = block.sizes.sum() >= sum(len(job.labels) for job in block.jobs)
         self._norms = self._all_norms() if often else None
 

@@ -47,10 +47,10 @@ def check_arithmetic(jobs: Sequence[Job]) -> None:
         return
     autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
     tf32 = torch.cuda.is_available() and torch.backends.cudnn.allow_tf32
+    precision = torch.get_float32_matmul_precision()
     reduced = {
         "autocast is on": autocast,
-        "matrix products have a reduced precision": torch.get_float32_matmul_precision()
-        != "highest",
+        "matrix products have a reduced precision": precision != "highest",
         "convolutions may use TF32": tf32,
     }
     what = ", ".join(name for name, found in reduced.items() if found)

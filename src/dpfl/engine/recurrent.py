@@ -59,8 +59,7 @@ _CELLS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
 
 def can_unroll(layer: nn.Module) -> bool:
     """Whether :func:`unroll` can stand in for the layer."""
-    known = type(layer) in (nn.LSTM, nn.GRU, nn.RNN)
-    return known and isinstance(layer, nn.RNNBase) and layer.proj_size == 0
+    return type(layer) in (nn.LSTM, nn.GRU, nn.RNN) and not layer.proj_size
 
 
 def unroll(layer: nn.RNNBase, x: Tensor) -> tuple[Tensor, Tensor | State, list[Tap]]:
@@ -95,23 +94,20 @@ def _one_direction(layer: nn.RNNBase, x: Tensor, suffix: str) -> tuple[Tensor, S
     extra = torch.zeros_like(gates, requires_grad=True) if layer.mode == "GRU" else None
     h = x.new_zeros(len(x), layer.hidden_size)
     state: State = (h, h) if layer.mode == "LSTM" else (h,)
-    outputs, before = [], []
+    outputs = []
     for t, part in enumerate(gates.unbind(1)):
-        before.append(state[0].detach())
         half = F.linear(state[0], recurrent, biases[1])
         state = _CELLS[layer.mode](part, half if extra is None else half + extra[:, t], state)
         outputs.append(state[0])
     tap = Tap(
-        partial(_gradient, suffix, biases[0] is not None),
-        [x.detach(), torch.stack(before, dim=1)],
+        partial(_rule, suffix, biases[0] is not None),
+        [x.detach(), torch.stack([h, *outputs[:-1]], dim=1).detach()],
         [gates] if extra is None else [gates, extra],
     )
     return torch.stack(outputs, dim=1), state, tap
 
 
-def _gradient(
-    suffix: str, biased: bool, x: Tensor, hidden: Tensor, *slopes: Tensor
-) -> LayerGradient:
+def _rule(suffix: str, biased: bool, x: Tensor, hidden: Tensor, *slopes: Tensor) -> LayerGradient:
     """One direction of one layer: two dense layers whose positions are the steps.
 
     ``suffix`` ends the names of its parameters. ``slopes`` are the gradients of the gates: one

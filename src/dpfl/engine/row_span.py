@@ -26,7 +26,7 @@ def fits_row_span(block: PhaseBlock) -> bool:
     first, most = block.first, max(len(job.labels) for job in block.jobs)
     if not block.chain.one_layer or first.clip is not None or first.part != "all":
         return False
-    features, often = block.chain.layers[0].weight.shape[1], first.steps * first.batch_size
+    features, often = block.chain.layers[0].in_features, first.steps * first.batch_size
     few = 2 * most <= often and 4 * most <= features
     return few and len(block.jobs) * most * features <= _MOST_NUMBERS
 
@@ -49,7 +49,7 @@ class _RowSpan:
 
     def __init__(self, block: PhaseBlock, start: Tensor) -> None:
         self.block, self.start = block, start
-        weights, biases = block.chain.layers[0].of(start)
+        weights, biases = block.chain.stacks(start)[0]
         stored = [job.inputs(job.features).flatten(1) for job in block.jobs]
         self.records = pad_sequence(stored, batch_first=True).to(block.device)
         labels = pad_sequence([job.labels for job in block.jobs], batch_first=True)
@@ -131,7 +131,7 @@ class _RowSpan:
     def _vectors(self) -> Tensor:
         """The clients' vectors, s W0 + A^T X."""
         vectors = torch.empty_like(self.start)
-        weights, biases = self.block.chain.layers[0].of(vectors)
+        weights, biases = self.block.chain.stacks(vectors)[0]
         stacked_product(self.own.transpose(1, 2), self.records, out=weights)
         if biases is not None:
             biases.copy_(self.own.sum(dim=1))

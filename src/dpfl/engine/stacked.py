@@ -16,13 +16,14 @@ from dpfl.core.grid import WIDTHS
 from dpfl.core.layout import Layout
 from dpfl.core.types import Phase
 from dpfl.engine.base import Job
-from dpfl.engine.ghost_clipping import GhostClipping, can_ghost_clip
+from dpfl.engine.ghost_clipping import GhostClipping
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.phase_block import PhaseBlock, plain_sums
 from dpfl.engine.private_stacks import ClippedSums, step_noise
 from dpfl.engine.process import check_arithmetic, failures_of, one_thread
 from dpfl.engine.row_span import run_row_span
 from dpfl.engine.stacks import Chain, same_at_every_place
+from dpfl.engine.trace import can_ghost_clip
 from dpfl.numerics.clipping import clip_factor, squared_norms
 
 KERNELS = (
@@ -143,8 +144,9 @@ def run_phase(block: PhaseBlock, start: Tensor) -> Tensor:
 
 def _into_balls(chain: Chain, vectors: Tensor, centres: Tensor, radii: Tensor) -> None:
     """Move clients that have left their ball back to its border; those within stay as they are."""
-    apart, tensors = vectors - centres, chain.tensors
-    squares = torch.stack([squared_norms(apart[:, tensor.slice]) for tensor in tensors]).sum(dim=0)
+    apart = vectors - centres
+    pieces = [squared_norms(apart[:, block.slice]) for block in chain.layout]
+    squares = torch.stack(pieces).sum(dim=0)
     factor = clip_factor(squares[:, None].sqrt(), radii).to(vectors.dtype)
     outside = (factor < 1).flatten()
     some = slice(None) if bool(outside.all()) else outside

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpfl.core.layout import Block, Layout
+from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.numerics.clipping import stacked_product
 
@@ -32,23 +32,14 @@ class Stack(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Linear:
-    """Where a linear layer's weight and bias lie in a client's vector."""
-
-    weight: Block
-    bias: Block | None
-
-    def of(self, vectors: Tensor) -> Stack:
-        """View the layer in the clients' vectors, one a row."""
-        weight = vectors[:, self.weight.slice].view(-1, *self.weight.shape)
-        return Stack(weight, None if self.bias is None else vectors[:, self.bias.slice])
-
-
-@dataclass(frozen=True)
 class Chain:
-    """A model that is a chain of linear and elementwise layers."""
+    """A model that is a chain of linear and elementwise layers.
 
-    steps: tuple[Linear | nn.Module, ...]
+    ``layout`` holds the weight, and the bias if there is one, of every linear layer in turn.
+    """
+
+    steps: tuple[nn.Module, ...]
+    layout: Layout
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> Chain | None:
@@ -58,34 +49,26 @@ class Chain:
         >>> [type(step).__name__ for step in Chain.of(model, Layout.of_module(model)).steps]
         ['Linear', 'ReLU']
         """
-        blocks, steps = {block.name: block for block in layout}, list[Linear | nn.Module]()
+        steps, names = [], []
         for name, module in model.named_modules(remove_duplicate=False):
-            weight, bias = (f"{name}.{part}".removeprefix(".") for part in ("weight", "bias"))
             flattens = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
-            if type(module) is nn.Linear and weight in blocks:
-                steps.append(Linear(blocks[weight], blocks.get(bias)))
-            elif flattens or type(module) in ELEMENTWISE:
-                steps.append(module)
-            elif type(module) is not nn.Sequential:
+            if type(module) is nn.Linear:
+                parts = ("weight",) if module.bias is None else ("weight", "bias")
+                names += [f"{name}.{part}".removeprefix(".") for part in parts]
+            elif not (flattens or type(module) in (nn.Sequential, *ELEMENTWISE)):
                 return None
-        found = cls(tuple(steps))
-        return found if found.layers and len(found.tensors) == len(blocks) else None
+            steps += [] if type(module) is nn.Sequential else [module]
+        return cls(tuple(steps), layout) if names and names == [b.name for b in layout] else None
 
     @functools.cached_property
-    def layers(self) -> list[Linear]:
+    def layers(self) -> list[nn.Linear]:
         """The linear layers."""
-        return [step for step in self.steps if isinstance(step, Linear)]
-
-    @functools.cached_property
-    def tensors(self) -> list[Block]:
-        """Where the linear layers' weights and biases lie in a client's vector."""
-        both = [(layer.weight, layer.bias) for layer in self.layers]
-        return [block for pair in both for block in pair if block is not None]
+        return [step for step in self.steps if isinstance(step, nn.Linear)]
 
     @functools.cached_property
     def one_layer(self) -> bool:
         """Whether there is one linear layer, and nothing else to compute."""
-        flat = all(isinstance(step, Linear | nn.Flatten) for step in self.steps)
+        flat = all(isinstance(step, nn.Linear | nn.Flatten) for step in self.steps)
         return flat and len(self.layers) == 1
 
     def takes(self, records: Tensor) -> bool:
@@ -93,9 +76,10 @@ class Chain:
         before = self.steps[: self.steps.index(self.layers[0])]
         return records.ndim == 2 or any(isinstance(step, nn.Flatten) for step in before)
 
-    def of_vectors(self, vectors: Tensor) -> list[Stack]:
-        """View all linear layers in the clients' vectors."""
-        return [layer.of(vectors) for layer in self.layers]
+    def stacks(self, vectors: Tensor) -> list[Stack]:
+        """View all linear layers in the clients' vectors, one a row."""
+        views = (vectors[:, block.slice].view(-1, *block.shape) for block in self.layout)
+        return [Stack(next(views), None if x.bias is None else next(views)) for x in self.layers]
 
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -165,10 +149,10 @@ def backward(
     # Records are the innermost axis of every stack: their number divides the 32 numbers that
     # elementwise functions work on at once, so that a record is computed alike at every place.
     x = features.reshape(clients, width, -1)
-    if not isinstance(chain.steps[0], Linear | nn.Flatten):
+    if not isinstance(chain.steps[0], nn.Linear | nn.Flatten):
         x = x.transpose(1, 2).contiguous().transpose(1, 2)
     for step in chain.steps:
-        if isinstance(step, Linear):
+        if isinstance(step, nn.Linear):
             inputs.append(x.detach().contiguous())
             x = layer_outputs(stacks[len(outputs)], x)
             outputs.append(x if x.requires_grad else x.requires_grad_())

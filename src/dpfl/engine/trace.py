@@ -68,6 +68,16 @@ def layers_with_rules(model: nn.Module) -> dict[nn.Module, str]:
     return {m: name for m, name in modules if type(m) in RULES or can_unroll(m)}
 
 
+def can_ghost_clip(model: nn.Module) -> bool:
+    """Whether every parameter belongs to a layer that has a rule."""
+    layers = layers_with_rules(model)
+    covered = {id(p) for layer in layers for p in layer.parameters(recurse=False)}
+    return {id(p) for p in model.parameters()} == covered and not any(
+        isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq)
+        for layer in layers
+    )
+
+
 class Trace:
     """What every layer with a rule was given in one forward, and what it gave."""
 
