@@ -32,11 +32,8 @@ def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> LayerGradient:
     a = a if planes else a.permute(0, 2, 3, 1)
     slopes = d.permute(0, 2, 3, 1).reshape(len(a), -1, layer.out_channels)
     of_group = _products_of_planes if planes else _products_of_patches
-    groups = zip(
-        a.split(each, 1 if planes else 3),
-        slopes.split(layer.out_channels // layer.groups, 2),
-        strict=True,
-    )
+    outputs = layer.out_channels // layer.groups
+    groups = zip(a.split(each, 1 if planes else 3), slopes.split(outputs, 2), strict=True)
     pieces = [of_group(layer, own.contiguous(), mine.contiguous()) for own, mine in groups]
     squares, inputs = rules.added(squares for squares, _ in pieces), layer.weight[0].numel()
 

@@ -111,7 +111,7 @@ def products(a: Tensor, d: Tensor, of_inputs: Tensor | None = None) -> Piece:
 
         return squares, outer
     if not written_out(records, positions, inputs, outputs):
-        return _by_gram_matrices(a, d)
+        return _by_gram_matrices(a.transpose(1, 2).flatten(2), d)
     if a.stride(2) == 1:  # positions innermost: the other way round is faster
         found = stacked_product(a.transpose(2, 3), d[:, None])
         return squared(found), lambda factor: weighted_sum(factor, found).view(inputs, outputs).T
@@ -125,25 +125,17 @@ def products(a: Tensor, d: Tensor, of_inputs: Tensor | None = None) -> Piece:
 
 
 def _by_gram_matrices(a: Tensor, d: Tensor) -> Piece:
-    """The same as :func:`products`, for a (B, blocks, T, in / blocks), from Gram matrices."""
-    records, blocks, positions, width = a.shape
-    outputs = d.shape[2]
-    at_once = max(1, MOST_NUMBERS // (2 * positions * (positions + blocks * width + outputs)))
+    """The same as :func:`products`, for a (B, T, in), from Gram matrices."""
+    (records, positions, inputs), outputs = a.shape, d.shape[2]
+    at_once = max(1, MOST_NUMBERS // (2 * positions * (positions + inputs + outputs)))
     parts = slices(records, at_once)
-    squares = torch.zeros(records, dtype=torch.float64, device=d.device)
-    for some in parts:
-        of_inputs = added(gram(part) for part in a[some].unbind(1))
-        squares[some] = sum_of_products(of_inputs, gram(d[some]))
 
-    def summed(factor: Tensor) -> Tensor:
-        total = torch.zeros(outputs, blocks * width, dtype=torch.float64, device=d.device)
-        for some in parts:
-            weighted = (d[some].double() * factor[some, None, None]).flatten(0, 1).T
-            columns = [weighted @ part.double().flatten(0, 1) for part in a[some].unbind(1)]
-            total += torch.cat(columns, dim=1)
-        return total
+    def product(factor: Tensor, some: slice) -> Tensor:
+        weighted = (d[some].double() * factor[some, None, None]).flatten(0, 1)
+        return weighted.T @ a[some].double().flatten(0, 1)
 
-    return squares, summed
+    squares = [sum_of_products(gram(a[some]), gram(d[some])) for some in parts]
+    return torch.cat(squares), lambda factor: added(product(factor, some) for some in parts)
 
 
 def _in_parts(product: Callable[[slice], Tensor], records: int) -> Tensor:

@@ -108,11 +108,8 @@ class BlockRecords:
         chosen = np.where(counted, self._begins[steps, :, None] + places, 0)
         own = np.where(counted, self._drawn.numpy()[chosen], 0)
         labels = self._labels[torch.from_numpy(own + self._label_starts)]
-        return Part(
-            torch.from_numpy(own + self.starts),
-            labels.to(self._block.device),
-            torch.from_numpy(counted).to(self._block.device),
-        )
+        rows, device = torch.from_numpy(own + self.starts), self._block.device
+        return Part(rows, labels.to(device), torch.from_numpy(counted).to(device))
 
     def gather(self, rows: Tensor) -> Tensor:
         """Gather features as the model takes them, client after client."""

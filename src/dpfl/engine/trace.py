@@ -106,7 +106,7 @@ class Trace:
         # torch raises a tensor's version whenever it is changed in place. It may have added a bias
         # in place itself: that is in the output's version already. An activation that works in
         # place on what follows gets a copy.
-        kept = given if self._in_place else (given[0], output)
+        kept = given[:1] if self._in_place else (given[0], output)
         self._versions += [(tensor, tensor._version) for tensor in kept]
         return output.clone() if self._in_place else None
 

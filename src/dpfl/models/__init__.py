@@ -20,10 +20,8 @@ _NUMBERS = "alexnet cnn cnn_cifar cnn_small lenet5 logistic mlp resnet18"
 MODELS: dict[str, networks.Build] = {name: getattr(networks, name) for name in _NUMBERS.split()}
 """Models of numbers and images: ``MODELS[name](shape, classes, hidden)``."""
 
-TEXT_MODELS: dict[str, networks.BuildText] = {
-    "lstm": networks.lstm,
-    "lstm_shakespeare": networks.lstm_shakespeare,
-}
+_TEXTS = ("lstm", "lstm_shakespeare")
+TEXT_MODELS: dict[str, networks.BuildText] = {name: getattr(networks, name) for name in _TEXTS}
 """Models of tokens: ``TEXT_MODELS[name](vocabulary, classes, hidden)``."""
 
 

@@ -54,10 +54,10 @@ def check_model(
     """
     for name, module in model.named_modules():
         mixes = isinstance(module, nn.modules.batchnorm._BatchNorm)
-        mixes = mixes or bool(getattr(module, "track_running_stats", False))
+        good = not (mixes or getattr(module, "track_running_stats", False))
         kept = "mixes the records of a batch and keeps their statistics, which nobody charges"
-        problem, remedy = f"{type(module).__name__} {kept}", "use GroupNorm or LayerNorm instead"
-        check(not mixes, f"model layer '{name}'", problem, remedy)
+        problem = f"{type(module).__name__} {kept}"
+        check(good, f"model layer '{name}'", problem, "use GroupNorm or LayerNorm instead")
     _check_parameters(model)
     try:
         for training in (True, False):
