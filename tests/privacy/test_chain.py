@@ -325,7 +325,9 @@ def test_an_entry_notices_rows_that_were_not_taken() -> None:
         connection.execute(
             "CREATE TABLE journal (run, round, at, entry, UNIQUE (run) ON CONFLICT IGNORE)"
         )
-        entry = Entry(connection, first_head({}))
+        connection.execute("CREATE TABLE chain (number, digest)")
+        connection.execute("INSERT INTO chain VALUES (?, ?)", first_head({}))
+        entry = Entry(connection)
         entry.insert("journal", [("a", 1, 0.0)])
         with pytest.raises(LedgerError, match="took 0 of 1 rows"):
             entry.insert("journal", [("a", 2, 0.0)])

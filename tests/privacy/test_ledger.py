@@ -229,8 +229,8 @@ def test_the_same_round_of_another_run_account_or_observer_is_another_key(ledger
 def test_the_same_budget_may_be_written_again(ledger: Ledger) -> None:
     set_budgets(ledger, 3, "a", "b")
     set_budgets(ledger, 3, "b", "a")
-    assert set(ledger.budgets()) == {"a", "b"}
-    assert ledger.budgets()["a"] == Budget(
+    assert ledger.accounts() == ["a", "b"]
+    assert ledger.budget_of("a") == Budget(
         epsilon=cap_for(3), delta=DELTA, unit=Unit.CLIENT, observer=SERVER
     )
 
@@ -250,16 +250,16 @@ def test_a_different_grant_for_a_known_account_is_refused_and_changes_nothing(
     ledger: Ledger, other: Budget
 ) -> None:
     ledger.set_budgets({"a": Budget(epsilon=1.0, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER)
-    before = ledger.budgets()
+    before = ledger.budget_of("a")
     with pytest.raises(LedgerError, match=r"the budget of .a. is epsilon 1\.0"):
         ledger.set_budgets({"0": other, "a": other, "z": other}, unit=Unit.CLIENT, observer=SERVER)
-    assert ledger.budgets() == before
+    assert (ledger.accounts(), ledger.budget_of("a")) == (["a"], before)
 
 
 def test_a_budget_that_names_its_own_unit_and_observer_keeps_them(ledger: Ledger) -> None:
     own = Budget(epsilon=1.0, delta=DELTA, unit=Unit.RECORD, observer=WORLD)
     ledger.set_budgets({"a": own}, unit=Unit.CLIENT, observer=SERVER)
-    assert ledger.budgets() == {"a": own}
+    assert ledger.budget_of("a") == own
 
 
 # ---- observers -----------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_an_account_refused_against_one_observer_is_charged_against_none(
         assert pay(ledger, "run", round_, both) == (frozenset() if round_ == 0 else {"a"})
     assert ledger.participations("a", SERVER) == ledger.participations("a", WORLD) == 1
     spent = spend(history(ledger, "a", against), DELTA, adjacency=Adjacency.ADD_REMOVE)
-    assert spent.epsilon <= ledger.budgets()["a"].epsilon
+    assert spent.epsilon <= ledger.budget_of("a").epsilon
 
 
 # ---- populations ---------------------------------------------------------------------------------
@@ -429,7 +429,7 @@ def test_a_population_is_never_charged_beyond_a_members_grant(ledger: Ledger) ->
     for round_ in range(4):
         pay(ledger, "run", round_, [charge(crowd)])
     spent = spend(history(ledger, "a"), DELTA, adjacency=Adjacency.ADD_REMOVE).epsilon
-    assert spent <= ledger.budgets()["a"].epsilon
+    assert spent <= ledger.budget_of("a").epsilon
 
 
 def test_the_worlds_plan_of_a_population_stands_in_for_a_members_server_plan(

@@ -32,7 +32,7 @@ from dpfl.privacy import filters
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.events import Event
-from dpfl.privacy.filters import FilterName
+from dpfl.privacy.filters import FilterName, plan_price
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import statement
 
@@ -255,7 +255,8 @@ def test_a_stronger_adjacency_reprices_every_study_of_the_account() -> None:
         assert not ledger.commit("run", [plan(releases=40, delta=DELTA / 2)])
         strong = cost(1000.0, adjacency=Adjacency.REPLACE_ONE)
         assert ledger.commit("other", [plan("a", strong, releases=1, delta=DELTA / 2)]) == {"a"}
-        assert [one.adjacency for one in ledger.plans("a")] == [Adjacency.ADD_REMOVE]
+        price = plan_price(cost(), 40, DELTA / 2, Adjacency.ADD_REMOVE)
+        assert [one.epsilon for one in ledger.plans("a")] == [price.epsilon]
 
 
 def test_a_population_is_committed_only_if_every_member_can_pay() -> None:

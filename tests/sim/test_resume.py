@@ -221,11 +221,10 @@ def _chain_anew(path: Path) -> None:
         ((last,),) = book.execute("SELECT max(number) FROM chain")
         for number in range(1, last + 1):
             own: dict[str, list[chain.Row]] = {}
-            for table, columns in chain.TABLES.items():
-                query = f"SELECT {', '.join(columns)} FROM {table} WHERE entry = ?"
-                found = book.execute(query, (number,)).fetchall()
+            for table in chain.TABLES:
+                found = book.execute(f"SELECT * FROM {table} WHERE entry = ?", (number,)).fetchall()
                 if found:
-                    own[table] = found
+                    own[table] = [row[:-1] for row in found]
             previous = chain.digest_of(number, previous, own)
             book.execute("UPDATE chain SET digest = ? WHERE number = ?", (previous, number))
     chain.head_path(str(path)).unlink()

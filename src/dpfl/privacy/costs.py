@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dpfl.core.checks import check, whole_number
-from dpfl.core.errors import LedgerError
+from dpfl.core.errors import ConfigurationError, LedgerError
 from dpfl.core.types import Adjacency, Observer, Unit
 from dpfl.privacy.events import Event, History, merged
 
@@ -50,33 +50,23 @@ class PrivacyCost:
 
     def to_json(self) -> str:
         """Write canonically; "before" is left out where there is nothing before round one."""
-        body = {"unit": self.unit, "adjacency": self.adjacency, "events": _plain(self.events)}
-        if self.before:
-            body["before"] = [_plain(events) for events in self.before]
-        return json.dumps(body, sort_keys=True)
+        body = {name: value for name, value in vars(self).items() if value or name != "before"}
+        return json.dumps(body, sort_keys=True, default=vars)
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyCost:
         """Read back what :meth:`to_json` wrote."""
         try:
             body = json.loads(text)
-            return cls(
-                unit=Unit(body["unit"]),
-                adjacency=Adjacency(body["adjacency"]),
-                events=_history(body["events"]),
-                before=tuple(_history(events) for events in body.get("before", [])),
+            events, *before = (
+                tuple(map(Event.from_dict, history))
+                for history in (body["events"], *body.get("before", ()))
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            unit, adjacency = Unit(body["unit"]), Adjacency(body["adjacency"])
+            return cls(unit=unit, adjacency=adjacency, events=events, before=tuple(before))
+        except (ValueError, KeyError, TypeError, AttributeError, ConfigurationError) as error:
             problem = f"holds a privacy cost that cannot be read ({error})"
             raise LedgerError("ledger", problem, "use the version of dpfl that wrote it") from error
-
-
-def _plain(events: History) -> list[object]:
-    return [json.loads(event.to_json()) for event in events]
-
-
-def _history(events: Iterable[object]) -> History:
-    return tuple(Event.from_json(json.dumps(event)) for event in events)
 
 
 @lru_cache(maxsize=4096)
@@ -138,14 +128,15 @@ class AccountHistory:
     history: History
     mixed: bool = False
 
-    def adjacency_as(self, unit: Unit) -> Adjacency | None:
+    def adjacency_as(self, unit: Unit | None) -> Adjacency | None:
         """Under which adjacency the history speaks of this unit; None if it does not.
 
-        A client-level history also protects records; a record-level one says nothing of clients.
+        ``unit`` None is its own. A client-level history also protects records; a record-level one
+        says nothing of clients.
         One changed record may change a client's whole contribution into another: for records,
         client-level events count under replace-one.
         """
-        if unit is self.unit and not self.mixed:
+        if unit is None or (unit is self.unit and not self.mixed):
             return self.adjacency
         return Adjacency.REPLACE_ONE if unit is Unit.RECORD else None
 
