@@ -175,7 +175,8 @@ def test_a_missing_head_file_is_refused_until_a_person_accepts_the_ledger(path: 
     said = refusal(path)
     assert "head file ledger.sqlite.head is missing" in said
     assert f"dpfl ledger verify {path} --accept-head" in said
-    assert Ledger.accept_head(path) == head == read_head(str(path))
+    Ledger.open(path, read_only=True, accept_head=True).close()
+    assert read_head(str(path)) == head
     Ledger.open(path, "test").close()
 
 
@@ -185,7 +186,7 @@ def test_a_head_that_disagrees_is_never_replaced(path: Path, tmp_path: Path) -> 
     noted = read_head(str(path))
     shutil.copy(tmp_path / "old", path)
     with pytest.raises(LedgerError, match="old copy"):
-        Ledger.accept_head(path)
+        Ledger.open(path, accept_head=True)
     assert read_head(str(path)) == noted
 
 

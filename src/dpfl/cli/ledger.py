@@ -45,7 +45,7 @@ def verify(
 
     accepted = accept_head and read_head(str(file)) is None
     if accept_head:
-        Ledger.accept_head(file)
+        Ledger.open(file, read_only=True, accept_head=True).close()
     noted = read_head(str(file))
     with closing(Ledger.open(file, read_only=True)) as ledger, ledger.snapshot():
         problem = f"has no hash chain to check ({ledger.flags[0]})" if ledger.flags else ""

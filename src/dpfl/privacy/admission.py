@@ -8,11 +8,12 @@ second was decided when the plan was committed, and the answer is remembered.
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from dpfl.core.types import Budget, Observer
 from dpfl.privacy.costs import Charge, PrivacyCost, account_history, written
 from dpfl.privacy.filters import Limit, Portion
-from dpfl.privacy.ledger_reader import OWN, LedgerReader
+from dpfl.privacy.ledger_reader import ALL, OWN, LedgerReader, Round
 
 POPULATION = "population:"  # how the names of populations begin
 
@@ -79,11 +80,9 @@ class Admission(LedgerReader):
         itself.
         """
         charge = Charge(account=account, observer=observer, cost=cost)
-        return bool(self._paying_plan(run, round_, charge, replayed=True))
+        return bool(self._plan_for(run, round_, charge, replayed=True))
 
-    def _paying_plan(
-        self, run: str, round_: int, charge: Charge, *, replayed: bool = False
-    ) -> str | None:
+    def _plan_for(self, run: str, round_: int, charge: Charge, replayed: bool) -> str | None:
         """Return the account whose plan covers a charge that every budget it concerns admits.
 
         The answer is "" if no plan has such a release left or a budget does not admit it, and None
@@ -94,15 +93,11 @@ class Admission(LedgerReader):
         if not owner:
             return owner
         keys = frozenset({(run, owner, str(charge.observer))})
-        for payer in self._payers(charge.account, keys):
-            if self._filter.reserves:
-                good = self._covers(payer, keys)
-            else:
-                before = (run, round_) if replayed else (None, 0)
-                good = self._admits(payer, keys, early=round_ < 0, before=before)
-            if not good:
-                return ""
-        return owner
+        payers = self._payers(charge.account, keys)
+        if self._filter.reserves:
+            return owner if all(self._covers(payer, keys) for payer in payers) else ""
+        rounds, before = int(round_ >= 0), (run, round_) if replayed else ALL
+        return owner if all(self._admits(one, keys, rounds, before) for one in payers) else ""
 
     def _plan_left(self, run: str, round_: int, charge: Charge, replayed: bool) -> str | None:
         """Return whose plan has such a release left, "" if none has, None if there is no plan.
@@ -119,8 +114,9 @@ class Admission(LedgerReader):
             AND (:account = :owner OR account IN (:owner, :account))
             AND {"round < 0 AND bill = :bill" if early else "round >= 0"}
             AND (NOT :replayed OR round < :round) GROUP BY account"""
-        place = {"run": run, "account": charge.account, "observer": charge.observer}
-        place |= {"round": round_, "bill": written(charge.cost)[0], "replayed": replayed}
+        place: dict[str, Any] = {"run": run, "round": round_, "replayed": replayed}
+        place |= {"account": charge.account, "observer": charge.observer}
+        place["bill"] = written(charge.cost)[0]
         found = self._rows(plans, **place)
         for owner, digest, releases in found:
             planned = self._cost(digest)
@@ -157,30 +153,21 @@ class Admission(LedgerReader):
             self._covered[payer, keys] = self._admits(payer, keys)
         return self._covered[payer, keys]
 
-    def _admits(
-        self,
-        payer: str,
-        keys: PlanKeys,
-        *,
-        early: bool = False,
-        before: tuple[str | None, int] = (None, 0),
-    ) -> bool:
+    def _admits(self, payer: str, keys: PlanKeys, rounds: int = 1, before: Round = ALL) -> bool:
         """Whether one account's budget admits one more round of these plans, or all of them.
 
-        ``early`` asks for a release before round one; ``before`` is that of :meth:`committed`.
+        ``rounds`` 0 asks for a release before round one; ``before`` is that of :meth:`committed`.
         """
         budget = self.budget_of(payer)
         if budget is None or budget.observer is None:
             return True
-        counted, concerned = [], False
-        for plan in self.committed(payer, budget.observer, before=before):
-            own = (plan.run, plan.account, plan.observer) in keys
-            concerned |= own
-            used, released = plan.used + (own and not early), plan.early + (own and early)
-            counted.append(replace(plan, used=used, early=released))
-        if not concerned:
+        plans = self.committed(payer, budget.observer, before)
+        own = [plan for plan in plans if (plan.run, plan.account, plan.observer) in keys]
+        if not own:
             return True  # the adversary of this budget does not see the release
-        portions = self.portions(counted)
+        others = [plan for plan in plans if plan not in own]
+        asked = [replace(plan, used=plan.used + rounds, early=1) for plan in own]
+        portions = self.portions([*others, *asked])
         limit = _limit(portions, budget)
         return limit is not None and self._filter.admits(portions, limit)
 
@@ -188,5 +175,7 @@ class Admission(LedgerReader):
 def _limit(portions: Sequence[Portion], budget: Budget) -> Limit | None:
     """Read a budget for these portions; None if they say nothing of its unit."""
     counted = account_history((portion.cost, portion.count) for portion in portions)
-    adjacency = counted and counted.adjacency_as(budget.unit)
-    return adjacency and Limit(epsilon=budget.epsilon, delta=budget.delta, adjacency=adjacency)
+    adjacency = counted.adjacency_as(budget.unit) if counted else None
+    if adjacency is None:
+        return None
+    return Limit(epsilon=budget.epsilon, delta=budget.delta, adjacency=adjacency)

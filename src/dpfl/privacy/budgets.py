@@ -1,14 +1,16 @@
 """Where budgets come from (the papers' distributions, lists, files) and the ways to spend them."""
 
 import csv
+import functools
 import itertools
 import json
 import math
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, unknown_name
@@ -24,17 +26,24 @@ SPENDINGS: dict[str, str] = {
 }
 
 
+# Normal (mean, std), uniform (low, high) and Pareto (shape, scale).
+_LAWS: dict[str, Callable[[np.random.Generator, float, float], float]] = {
+    "N": np.random.Generator.normal,
+    "U": np.random.Generator.uniform,
+    "Pareto": lambda generator, shape, scale: scale * (1 + generator.pareto(shape)),
+}
+
+
 @dataclass(frozen=True)
 class Distribution:
-    """A law for epsilon, or a mixture of normal laws.
+    """A law for epsilon, or a mixture of them.
 
-    ``parts`` are a share and two parameters each: mean and std of a normal law, low and high of a
-    uniform one, shape and scale of a Pareto law. Counts follow the shares exactly, and draws at or
-    below ``floor`` are redrawn.
+    ``parts`` are a share and the two parameters of the law each. Counts follow the shares exactly,
+    and draws at or below ``floor`` are redrawn.
     """
 
     source: str
-    law: Literal["normal", "uniform", "pareto"]
+    law: Literal["N", "U", "Pareto"]
     parts: tuple[tuple[float, float, float], ...]
     floor: float = 0.0
 
@@ -45,25 +54,18 @@ class Distribution:
         >>> sum(value > 5 for value in values)
         2
         """
-        generator = seed.numpy()
-        laws = {
-            "normal": generator.normal,
-            "uniform": generator.uniform,
-            "pareto": lambda shape, scale: scale * (1 + generator.pareto(shape)),
-        }
-        values: list[float] = []
+        generator, values = seed.numpy(), list[float]()
         counts = _exact_counts([share for share, *_ in self.parts], clients)
-        for (_, *parameters), count in zip(self.parts, counts, strict=True):
-            draws = (float(laws[self.law](*parameters)) for _ in itertools.count())
-            values += itertools.islice((value for value in draws if value > self.floor), count)
+        for (_, first, second), count in zip(self.parts, counts, strict=True):
+            draw = functools.partial(_LAWS[self.law], generator, first, second)
+            allowed = (value for value in iter(draw, None) if value > self.floor)
+            values += itertools.islice(allowed, count)
         generator.shuffle(values)
         return values
 
     def __str__(self) -> str:
-        letter = {"normal": "N", "uniform": "U", "pareto": "Pareto"}[self.law]
-        weights = ["" if share == 1 else f"{share:g} " for share, *_ in self.parts]
-        laws = [f"{letter}({first:g}, {second:g})" for _, first, second in self.parts]
-        return " + ".join(map(operator.add, weights, laws))
+        texts = [f"{share:g} {self.law}({one:g}, {two:g})" for share, one, two in self.parts]
+        return " + ".join(texts).removeprefix("1 ")
 
 
 def _exact_counts(shares: Sequence[float], total: int) -> list[int]:
@@ -78,22 +80,22 @@ def _exact_counts(shares: Sequence[float], total: int) -> list[int]:
 
 _PFA, _HDP = "PFA, Table 1", "Robust-HDP, Table 7"
 DISTRIBUTIONS: dict[str, Distribution] = {
-    "uniform": Distribution(_PFA, "uniform", ((1, 1, 10),)),
-    "gauss": Distribution(_PFA, "normal", ((1, 3, 1),)),
-    "pareto": Distribution(f"{_PFA} (no shape there: 2, scale 1)", "pareto", ((1, 2, 1),)),
-    "mixgauss1": Distribution(_PFA, "normal", ((0.9, 0.1, 0.01), (0.1, 10, 0.1))),
-    "mixgauss2": Distribution(_PFA, "normal", ((0.9, 0.5, 0.01), (0.1, 10, 0.1))),
-    "mixgauss3": Distribution(_PFA, "normal", ((0.9, 1, 0.1), (0.1, 10, 0.1))),
-    "mixgauss4": Distribution(_PFA, "normal", ((0.5, 0.1, 0.01), (0.4, 1, 0.1), (0.1, 10, 1))),
-    "dist1": Distribution(_HDP, "normal", ((1, 2, 1),), 0.05),
-    "dist2": Distribution(_HDP, "normal", ((0.2, 0.2, 0.01), (0.6, 1, 0.1), (0.2, 5, 1)), 0.05),
-    "dist3": Distribution(_HDP, "uniform", ((1, 0.2, 5),), 0.05),
-    "dist4": Distribution(_HDP, "normal", ((0.2, 0.2, 0.01), (0.6, 0.5, 0.1), (0.2, 2, 1)), 0.05),
-    "dist5": Distribution(_HDP, "uniform", ((1, 0.2, 2),), 0.05),
-    "dist6": Distribution(_HDP, "normal", ((0.3, 0.2, 0.01), (0.5, 0.5, 0.1), (0.2, 1, 0.1)), 0.05),
-    "dist7": Distribution(_HDP, "uniform", ((1, 0.2, 1),), 0.05),
-    "dist8": Distribution(_HDP, "normal", ((0.6, 0.2, 0.01), (0.4, 0.5, 0.1)), 0.05),
-    "dist9": Distribution(_HDP, "uniform", ((1, 0.2, 0.5),), 0.05),
+    "uniform": Distribution(_PFA, "U", ((1, 1, 10),)),
+    "gauss": Distribution(_PFA, "N", ((1, 3, 1),)),
+    "pareto": Distribution(f"{_PFA} (no shape there: 2, scale 1)", "Pareto", ((1, 2, 1),)),
+    "mixgauss1": Distribution(_PFA, "N", ((0.9, 0.1, 0.01), (0.1, 10, 0.1))),
+    "mixgauss2": Distribution(_PFA, "N", ((0.9, 0.5, 0.01), (0.1, 10, 0.1))),
+    "mixgauss3": Distribution(_PFA, "N", ((0.9, 1, 0.1), (0.1, 10, 0.1))),
+    "mixgauss4": Distribution(_PFA, "N", ((0.5, 0.1, 0.01), (0.4, 1, 0.1), (0.1, 10, 1))),
+    "dist1": Distribution(_HDP, "N", ((1, 2, 1),), 0.05),
+    "dist2": Distribution(_HDP, "N", ((0.2, 0.2, 0.01), (0.6, 1, 0.1), (0.2, 5, 1)), 0.05),
+    "dist3": Distribution(_HDP, "U", ((1, 0.2, 5),), 0.05),
+    "dist4": Distribution(_HDP, "N", ((0.2, 0.2, 0.01), (0.6, 0.5, 0.1), (0.2, 2, 1)), 0.05),
+    "dist5": Distribution(_HDP, "U", ((1, 0.2, 2),), 0.05),
+    "dist6": Distribution(_HDP, "N", ((0.3, 0.2, 0.01), (0.5, 0.5, 0.1), (0.2, 1, 0.1)), 0.05),
+    "dist7": Distribution(_HDP, "U", ((1, 0.2, 1),), 0.05),
+    "dist8": Distribution(_HDP, "N", ((0.6, 0.2, 0.01), (0.4, 0.5, 0.1)), 0.05),
+    "dist9": Distribution(_HDP, "U", ((1, 0.2, 0.5),), 0.05),
 }
 
 

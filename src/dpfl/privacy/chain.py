@@ -29,7 +29,8 @@ from typing import NamedTuple
 from dpfl.core.checks import check
 from dpfl.core.errors import LedgerError, disk_error
 
-Row = tuple[str | int | float | None, ...]
+Value = str | int | float | None
+Row = tuple[Value, ...]
 # The tables that the chain covers and the types of their columns, which ``entry`` follows.
 TABLES: Mapping[str, tuple[type, ...]] = {
     "runs": (str, int, str),
@@ -116,8 +117,14 @@ class Entry:
         return head
 
 
-def verify_chain(connection: sqlite3.Connection, name: str) -> Head:
-    """Recompute every digest from the rows; refuse a ledger whose rows and chain do not agree."""
+def verify_chain(
+    connection: sqlite3.Connection, name: str, noted: Head | None, accept: bool = False
+) -> Head:
+    """Recompute every digest from the rows, and return the newest entry.
+
+    A ledger is refused whose rows and chain do not agree, or whose chain does not contain the head
+    noted beside it. Without a noted head, a ledger with entries must be accepted by a person.
+    """
     rows: defaultdict[int, dict[str, list[Row]]] = defaultdict(dict)
     for table in TABLES:
         for *row, entry in connection.execute(f"SELECT * FROM {table}"):
@@ -138,6 +145,16 @@ def verify_chain(connection: sqlite3.Connection, name: str) -> Head:
     for (digest,) in connection.execute("SELECT bill FROM plans UNION SELECT bill FROM charges"):
         intact = hashlib.sha256(str(costs.get(digest, "")).encode()).hexdigest() == digest
         require(intact, name, f"privacy cost {digest[:12]} is missing or was changed")
+    if noted is None:
+        problem = f"its head file {head_path(name).name} is missing: this may be an old copy"
+        require(accept or head.number == 0, name, problem, f"put it back; or, {_accept(name)}")
+        return head
+    problem = f"is an old copy: it ends at entry {head.number}, and entry {noted.number} was made"
+    remedy = "restore the newest copy (with its -wal file): this one lacks the charges made since"
+    require(noted.number <= head.number, name, problem, remedy)
+    problem = f"is another copy: its entry {noted.number} is not the one that was noted beside it"
+    remedy = "put back the ledger that belongs to the head file: copies do not share charges"
+    require(contains(connection, noted), name, problem, remedy)
     return head
 
 
@@ -196,19 +213,3 @@ def write_head(name: str, head: Head) -> None:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise disk_error(str(path), error) from error
-
-
-def check_head(connection: sqlite3.Connection, name: str, noted: Head | None) -> None:
-    """Refuse a ledger that does not contain the head noted beside it."""
-    newest = last_head(connection)
-    if noted is None:
-        problem = f"its head file {head_path(name).name} is missing: this may be an old copy"
-        # Without any entry, nothing was written yet.
-        require(newest.number == 0, name, problem, f"put it back; or, {_accept(name)}")
-        return
-    problem = f"is an old copy: it ends at entry {newest.number}, and entry {noted.number} was made"
-    remedy = "restore the newest copy (with its -wal file): this one lacks the charges made since"
-    require(noted.number <= newest.number, name, problem, remedy)
-    problem = f"is another copy: its entry {noted.number} is not the one that was noted beside it"
-    remedy = "put back the ledger that belongs to the head file: copies do not share charges"
-    require(contains(connection, noted), name, problem, remedy)

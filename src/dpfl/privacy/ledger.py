@@ -22,19 +22,17 @@ import hashlib
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from dpfl.core.types import Budget, Observer, Unit
 from dpfl.privacy.admission import POPULATION, Admission
-from dpfl.privacy.chain import Entry, Row, require
+from dpfl.privacy.chain import Entry, Row, Value
 from dpfl.privacy.costs import Charge, PrivacyPlan, written
-from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger_file import backup
 from dpfl.privacy.ledger_reader import OWN
-from dpfl.privacy.ledger_schema import FORMAT
 
-__all__ = ["FORMAT", "FilterName", "Ledger", "PrivacyPlan", "backup"]
+__all__ = ["Ledger", "backup"]
 
+Columns = dict[str, Value]
 _KIN = """(SELECT :account UNION SELECT population FROM members WHERE account = :account
            UNION SELECT account FROM members WHERE population = :account)"""
 
@@ -64,7 +62,7 @@ class Ledger(Admission):
 
         ``seeded`` says that anyone who knows the seed can reproduce its noise.
         """
-        require(bool(run), self._name, "a run without a name", "name it")
+        self._require(bool(run), "a run without a name", "name it")
         problem = f"knows run {run} with another kind of randomness"
         with self._transaction() as entry:
             if self._is_new("runs", {"run": run}, {"seeded": seeded}, problem, "name it otherwise"):
@@ -84,7 +82,7 @@ class Ledger(Admission):
                 own = Budget(epsilon=budget.epsilon, delta=budget.delta, unit=per, observer=against)
                 known = self.budget_of(account)
                 problem = f"the budget of '{account}' is {_words(known or own)}, not {_words(own)}"
-                require(known in (None, own), self._name, problem, remedy)
+                self._require(known in (None, own), problem, remedy)
                 if known is None:
                     new.append((account, against, per, own.epsilon, own.delta))
             entry.insert("grants", new)
@@ -101,13 +99,11 @@ class Ledger(Admission):
                 entry.insert("members", [(account, name) for account in dict.fromkeys(accounts)])
         return name
 
-    def _is_new(
-        self, table: str, key: dict[str, Any], values: dict[str, Any], problem: str, remedy: str
-    ) -> bool:
+    def _is_new(self, table: str, key: Columns, values: Columns, problem: str, remedy: str) -> bool:
         """Whether a row is not there yet; the same key with other values is refused."""
         same = " AND ".join(f"{column} = :{column}" for column in key)
         known = self._one(f"SELECT {', '.join(values)} FROM {table} WHERE {same}", **key)
-        require(known in (None, tuple(values.values())), self._name, problem, remedy)
+        self._require(known in (None, tuple(values.values())), problem, remedy)
         return known is None
 
     # -- plans -------------------------------------------------------------------------------------
@@ -124,8 +120,7 @@ class Ledger(Admission):
         self._covered.clear()
         with self._transaction() as entry:
             known = self._one("SELECT 1 FROM runs WHERE run = :run", run=run) is not None
-            remedy = "register it before it plans anything"
-            require(known, self._name, f"run {run} is not known", remedy)
+            self._require(known, f"run {run} is not known", "register it before it plans anything")
             accepted: dict[str, list[Row]] = {}
             refused: set[str] = set()
 
@@ -156,11 +151,12 @@ class Ledger(Admission):
         costs = (plan.cost, plan.cost.of_round, *plan.cost.of_releases)
         rows = [written(cost) for cost in costs]
         entry.connection.executemany("INSERT OR IGNORE INTO bills VALUES (?, ?)", rows)
-        key = {"run": run, "account": plan.account, "observer": plan.observer}
-        values = {"bill": rows[0][0], "releases": plan.releases, "delta": plan.delta}
+        key: Columns = {"run": run, "account": plan.account, "observer": plan.observer}
+        values: Columns = {"bill": rows[0][0], "releases": plan.releases, "delta": plan.delta}
         problem = f"run {run} has another plan for '{plan.account}' against the {plan.observer}"
-        remedy = "keep to the plan, or begin another run: a committed plan is not changed"
-        if not self._is_new("plans", key, values, problem, remedy):
+        if not self._is_new(
+            "plans", key, values, problem, "keep to the plan, or begin another run"
+        ):
             return None
         if plan.observer is Observer.WORLD:
             self._refuse_late_world_plan(run, plan.account)
@@ -174,8 +170,7 @@ class Ledger(Admission):
                 WHERE observer = 'world' AND run = :run AND account IN {OWN})"""
         late = self._one(query, run=run, account=account) is not None
         problem = f"run {run} was already charged to '{account}' against the server and the world"
-        remedy = "plan against the world before the first release, or not at all"
-        require(not late, self._name, problem, remedy)
+        self._require(not late, problem, "plan against the world before the first release")
 
     def _plannable(self, account: str, rows: Sequence[Row]) -> bool:
         keys = frozenset((str(run), str(owner), str(against)) for run, owner, against, *_ in rows)
@@ -191,11 +186,9 @@ class Ledger(Admission):
         filter does not admit it. An account without any plan is an error.
         """
         with self._transaction() as entry:
-            return self._charge(entry, run, round_, charges)
+            return frozenset(self._charge(entry, run, round_, charges))
 
-    def _charge(
-        self, entry: Entry, run: str, round_: int, charges: Sequence[Charge]
-    ) -> frozenset[str]:
+    def _charge(self, entry: Entry, run: str, round_: int, charges: Sequence[Charge]) -> set[str]:
         """Charge inside a transaction, which may write more that belongs to the charges."""
         by_account: dict[str, list[Charge]] = {}
         for charge in charges:
@@ -210,26 +203,22 @@ class Ledger(Admission):
         known = "SELECT 1 FROM journal WHERE run = :run AND round = :round"
         if entry.rows["charges"] or self._one(known, run=run, round=round_) is None:
             entry.insert("journal", [(run, round_, time.time())])
-        return frozenset(refused)
+        return refused
 
     def _accepted(self, run: str, round_: int, charges: Sequence[Charge]) -> list[Row] | None:
         """Return the rows that charge one account, without replays; None if any is refused."""
         rows: list[Row] = []
         for charge in charges:
-            key = {"run": run, "round": round_, "account": charge.account}
-            key["observer"] = charge.observer
+            account, observer = charge.account, charge.observer
+            key: Columns = {"run": run, "round": round_, "account": account, "observer": observer}
             # What is drawn anew has no token, and is never the charge that is there.
-            values = {"bill": written(charge.cost)[0], "draw": charge.draw or None}
-            problem = f"round {round_} of run {run} was already charged to '{charge.account}'"
-            remedy = "go on with the next round: a charged round is not repeated with fresh noise"
-            if not self._is_new("charges", key, values, problem, remedy):
+            values: Columns = {"bill": written(charge.cost)[0], "draw": charge.draw or None}
+            problem = f"round {round_} of run {run} was already charged to '{account}'"
+            if not self._is_new("charges", key, values, problem, "go on with the next round"):
                 continue
-            owner = self._paying_plan(run, round_, charge)
-            problem = (
-                f"run {run} was not planned for '{charge.account}' against the {charge.observer}"
-            )
-            remedy = "commit a plan before the first release"
-            require(owner is not None, self._name, problem, remedy)
+            owner = self._plan_for(run, round_, charge, replayed=False)
+            problem = f"run {run} was not planned for '{account}' against the {observer}"
+            self._require(owner is not None, problem, "commit a plan before the first release")
             if not owner:
                 return None
             rows.append((*key.values(), owner, values["bill"], charge.draw))

@@ -90,62 +90,55 @@ class LedgerFile:
 
     @classmethod
     def open(
-        cls, path: Path | str, identity: str | None = None, *, read_only: bool = False
+        cls,
+        path: Path | str,
+        identity: str | None = None,
+        *,
+        read_only: bool = False,
+        accept_head: bool = False,
     ) -> Self:
         """Open a ledger and check all of it: the file, its hash chain, and its head file.
 
         ``identity``, if given, must be the one the ledger was made for. A ledger of dpfl 0.1 opens
-        with ``read_only`` only, and raises a flag (``flags``).
+        with ``read_only`` only, and raises a flag (``flags``). ``accept_head`` writes a missing
+        head file anew: only a person can know that no newer copy of the ledger exists. A head file
+        that is there is never replaced.
         """
-        noted = chain.read_head(str(path))
-        if noted is None and Path(path).is_file():
+        name = str(path)
+        # Read before the ledger: what others write since puts the ledger ahead.
+        noted = chain.read_head(name)
+        if noted is None and Path(name).is_file():
             time.sleep(0.2)  # another process may just have made it, and not yet noted its head
-            noted = chain.read_head(str(path))
-        return cls._opened(str(path), "ro" if read_only else "rw", identity, noted)
-
-    @classmethod
-    def accept_head(cls, path: Path | str) -> Head:
-        """Check a ledger whose head file is missing, and write the file anew.
-
-        Only a person can know that no newer copy of the ledger exists; a head file that is there is
-        never replaced.
-        """
-        noted = chain.read_head(str(path))
-        with closing(cls._opened(str(path), "ro", None, noted, headless=True)) as ledger:
-            if noted is None and not ledger.flags:
-                chain.write_head(str(path), ledger.head())
-            return ledger.head()
-
-    @classmethod
-    def _opened(
-        cls, name: str, mode: str, identity: str | None, noted: Head | None, headless: bool = False
-    ) -> Self:
-        """Open and check. The head was read before: what others write since puts the file ahead."""
+            noted = chain.read_head(name)
         remedy = "check the path, or restore the file: a run does not go on without its ledger"
         require(Path(name).is_file(), name, "there is no ledger", remedy)
-        ledger = cls(_connect(name, mode), name)
-        connection = ledger._connection
+        ledger = cls(_connect(name, "ro" if read_only else "rw"), name)
         try:
             with ledger.snapshot():
-                (found,) = connection.execute("PRAGMA integrity_check").fetchone()
-                require(found == "ok", name, f"is damaged ({found})")
-                meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
-                owner, found = meta.get("identity"), str(meta.get("format"))
-                problem = f"belongs to another run or site: to '{owner}', not to '{identity}'"
-                remedy = "put back the ledger, or the name, that this one was started with"
-                require(identity in (None, owner), name, problem, remedy)
-                if found == old_ledger.FORMAT and mode == "ro":
-                    ledger._convert(str(owner))
-                    return ledger
-                require(found == FORMAT, name, *old_ledger.refusal(found))
-                check_schema(connection, name)
-                ledger._known = chain.verify_chain(connection, name)
-                if noted is not None or not headless:
-                    chain.check_head(connection, name, noted)
+                ledger._check(identity, read_only)
+                if not ledger.flags:
+                    ledger._known = chain.verify_chain(ledger._connection, name, noted, accept_head)
         except BaseException:
             ledger.close()
             raise
+        if accept_head and ledger._known is not None:
+            chain.write_head(name, ledger._known)
         return ledger
+
+    def _check(self, identity: str | None, read_only: bool) -> None:
+        """Check that the file is whole, the one that is meant, and of a format that can be read."""
+        (found,) = self._one("PRAGMA integrity_check")
+        require(found == "ok", self._name, f"is damaged ({found})")
+        meta = dict(self._rows("SELECT key, value FROM meta"))
+        owner, found = meta.get("identity"), str(meta.get("format"))
+        problem = f"belongs to another run or site: to '{owner}', not to '{identity}'"
+        remedy = "put back the ledger, or the name, that this one was started with"
+        self._require(identity in (None, owner), problem, remedy)
+        if found == old_ledger.FORMAT and read_only:
+            self._convert(str(owner))
+        else:
+            self._require(found == FORMAT, *old_ledger.refusal(found))
+            check_schema(self._connection, self._name)
 
     def _convert(self, identity: str) -> None:
         """Go on with a copy in memory, in today's form, of a ledger of dpfl 0.1."""
@@ -154,6 +147,9 @@ class LedgerFile:
             old_ledger.copy(self._connection, self._name, entry)
         self.close()
         self._connection, self.flags = copied._connection, old_ledger.FLAGS
+
+    def _require(self, good: bool, problem: str, remedy: str) -> None:
+        require(good, self._name, problem, remedy)
 
     def close(self) -> None:
         """Close the file."""
@@ -219,11 +215,11 @@ class LedgerFile:
     @contextmanager
     def _transaction(self) -> Iterator[Entry]:
         """Write one entry of the chain, or nothing; after the commit, note its head."""
-        require(not self.flags, self._name, *old_ledger.refusal(old_ledger.FORMAT))
+        self._require(not self.flags, *old_ledger.refusal(old_ledger.FORMAT))
         with self._begun("IMMEDIATE"):
             same = self._known is None or chain.contains(self._connection, self._known)
-            problem = "was replaced by another copy while it was open"
-            require(same, self._name, problem, "put back the newest copy, and begin again there")
+            remedy = "put back the newest copy, and begin again there"
+            self._require(same, "was replaced by another copy while it was open", remedy)
             entry = Entry(self._connection)
             yield entry
             head = entry.seal()
@@ -256,8 +252,7 @@ def backup(source: Path, target: Path) -> None:
         closing(sqlite3.connect(target)) as new,
     ):
         old.backup(new)
-        head = chain.verify_chain(new, str(source))
-        chain.check_head(new, str(source), noted)
+        head = chain.verify_chain(new, str(source), noted)
     chain.head_path(str(target)).unlink(missing_ok=True)  # of an earlier backup
     chain.write_head(str(target), head)
 

@@ -19,6 +19,10 @@ from dpfl.privacy.ledger_file import LedgerFile
 OWN = "(SELECT :account UNION SELECT population FROM members WHERE account = :account)"
 
 
+Round = tuple[str | None, int]  # run, round
+ALL: Round = (None, 0)
+
+
 @dataclass(frozen=True)
 class LedgerRun:
     """A run that a ledger knows; ``first`` and ``last`` are seconds since 1970."""
@@ -71,13 +75,13 @@ class LedgerReader(LedgerFile):
     # -- plans and privacy costs -------------------------------------------------------------------
 
     def committed(
-        self, account: str, observer: Observer, *, before: tuple[str | None, int] = (None, 0)
+        self, account: str, observer: Observer, before: Round = ALL
     ) -> list[CommittedPlan]:
         """Return the plans through which an adversary learns about an account.
 
         They are its own and its populations'. Against the world, a run counts by its world plans; a
         run without any counts by its server plans, because the world sees no more than the server.
-        ``before`` (run, round) leaves out charges of that run from that round on.
+        ``before`` leaves out charges of that run from that round on.
         """
         seen = "p.observer = :observer"
         if observer is Observer.WORLD:

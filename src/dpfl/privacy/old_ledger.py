@@ -24,12 +24,6 @@ _BY_WORLD = """EXISTS (SELECT 1 FROM charges AS w WHERE w.run = c.run AND w.obse
         OR w.account IN (SELECT population FROM members WHERE account = c.account))"""
 _MIXED = f"""SELECT 1 FROM charges AS c WHERE observer = 'server'
     AND {_BY_WORLD}) AND NOT {_BY_WORLD} AND w.round = c.round)"""
-_COLUMNS = {
-    "runs": "run, seeded, title",
-    "grants": "account, observer, unit, epsilon, delta",
-    "members": "account, population",
-    "journal": "run, round, at",
-}
 
 
 def refusal(found: str) -> tuple[str, str]:
@@ -52,8 +46,8 @@ def copy(old: sqlite3.Connection, name: str, entry: Entry) -> None:
         cost = _cost(digest, bodies.get(digest, ""), name)
         charged[run, account, observer].append(cost)
         charges.append((run, round_, account, observer, account, _stored(cost, entry), draw))
-    for table, columns in _COLUMNS.items():
-        entry.insert(table, old.execute(f"SELECT {columns} FROM {table}"))
+    for table in ("runs", "grants", "members", "journal"):
+        entry.insert(table, old.execute(f"SELECT * FROM {table}"))
     for key, costs in charged.items():
         cost, releases = _plan(costs)
         entry.insert("plans", [(*key, _stored(cost, entry), releases, None)])
