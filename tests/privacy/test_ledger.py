@@ -29,10 +29,11 @@ from tests.privacy.ledgers import (
 from dpfl.core.errors import LedgerError, PrivacyRefusal
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy.accountant import spend
-from dpfl.privacy.costs import AccountHistory, Charge, PrivacyCost, account_history
+from dpfl.privacy.costs import Charge, PrivacyCost, adjacency_of, speak_of
 from dpfl.privacy.events import Event, merged
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger import Ledger
+from dpfl.privacy.statement import statements
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_the_events_derived_from_storage_are_those_charged() -> None:
     assert history(ledger, "a") == merged([*several.events * 4, Event(noise_multiplier=10.0)])
     assert history(ledger, "b") == merged(cost().events * 4)
     assert ledger.participations("a", SERVER) == 5
-    assert ledger.history("nobody", SERVER) is None
+    assert ledger.history("nobody", SERVER) == ()
 
 
 def test_charging_stops_exactly_where_the_grant_ends(ledger: Ledger) -> None:
@@ -212,7 +213,7 @@ def test_another_release_under_the_same_key_is_refused_and_changes_nothing(
     with pytest.raises(LedgerError, match="already charged to 'a'"):
         ledger.charge("run", 0, [charge("z", draw="x"), second])
     assert ledger.history("a", SERVER) == before
-    assert ledger.history("z", SERVER) is None
+    assert ledger.history("z", SERVER) == ()
 
 
 def test_the_same_round_of_another_run_account_or_observer_is_another_key(ledger: Ledger) -> None:
@@ -300,7 +301,7 @@ def test_a_server_plan_that_released_nothing_may_still_get_a_world_plan(ledger: 
 
 def test_a_bill_against_the_world_tells_nothing_of_the_server(ledger: Ledger) -> None:
     pay(ledger, "run", 0, [charge(observer=WORLD)])
-    assert ledger.history("a", SERVER) is None
+    assert ledger.history("a", SERVER) == ()
     assert history(ledger, "a", WORLD) == (Event(noise_multiplier=10.0),)
 
 
@@ -364,7 +365,7 @@ def test_one_row_bills_every_member_of_a_population(ledger: Ledger) -> None:
     assert history(ledger, "c7", WORLD) == merged(
         [Event(noise_multiplier=10.0, steps=3), Event(noise_multiplier=3.0)]
     )
-    assert ledger.history("stranger", WORLD) is None
+    assert ledger.history("stranger", WORLD) == ()
     assert ledger.accounts() == sorted(crowd)
     assert ledger.observers("c0") == [WORLD]
 
@@ -465,10 +466,9 @@ def test_a_history_is_read_under_the_strongest_adjacency_any_bill_states(ledger:
     ):
         ledger.register(adjacency, seeded=False, title=adjacency)
         pay(ledger, adjacency, round_, [charge(what=cost(adjacency=adjacency))])
-    tab = ledger.history("a", SERVER)
-    assert tab is not None
-    assert tab.adjacency is Adjacency.REPLACE_ONE
-    assert tab.history == (Event(noise_multiplier=10.0, steps=3),)
+    (line,) = statements(ledger, DELTA)
+    assert line.adjacency == Adjacency.REPLACE_ONE
+    assert ledger.history("a", SERVER) == (Event(noise_multiplier=10.0, steps=3),)
 
 
 def test_a_record_level_bill_never_fits_a_client_level_grant(ledger: Ledger) -> None:
@@ -480,29 +480,25 @@ def test_a_record_level_bill_never_fits_a_client_level_grant(ledger: Ledger) -> 
 
 def test_units_meet_only_as_records_under_replace_one() -> None:
     """Changing one record replaces a client's contribution by another; it does not take it away."""
-    tab = account_history([(cost(unit=Unit.CLIENT), 2), (cost(unit=Unit.RECORD), 3)])
-    assert tab == AccountHistory(
-        unit=Unit.RECORD,
-        adjacency=Adjacency.REPLACE_ONE,
-        history=(Event(noise_multiplier=10.0, steps=5),),
-        mixed=True,
-    )
-    assert tab.adjacency_as(Unit.RECORD) and not tab.adjacency_as(Unit.CLIENT)
+    costs = [cost(unit=Unit.CLIENT), cost(unit=Unit.RECORD)]
+    assert speak_of(costs, Unit.RECORD) and not speak_of(costs, Unit.CLIENT)
+    assert adjacency_of(costs) is adjacency_of(costs, Unit.RECORD) is Adjacency.REPLACE_ONE
 
 
-def test_a_client_level_history_also_protects_records() -> None:
-    """As the docstring of adjacency_as says; whether it stands alone or beside a
+def test_a_client_level_history_also_protects_records_under_replace_one() -> None:
+    """As the docstring of adjacency_of says; whether it stands alone or beside a
     record-level bill.
     """
-    alone = account_history([(cost(unit=Unit.CLIENT), 2)])
-    assert alone is not None and alone.adjacency_as(Unit.CLIENT)
-    assert alone.adjacency_as(Unit.RECORD)
+    alone = [cost(unit=Unit.CLIENT)]
+    assert speak_of(alone, Unit.CLIENT) and speak_of(alone, Unit.RECORD)
+    assert adjacency_of(alone, Unit.CLIENT) is alone[0].adjacency is Adjacency.ADD_REMOVE
+    assert adjacency_of(alone, Unit.RECORD) is Adjacency.REPLACE_ONE
 
 
 def test_a_record_level_history_says_nothing_of_clients() -> None:
-    tab = account_history([(cost(unit=Unit.RECORD), 2)])
-    assert tab is not None and tab.adjacency_as(Unit.RECORD)
-    assert not tab.adjacency_as(Unit.CLIENT)
+    costs = [cost(unit=Unit.RECORD)]
+    assert speak_of(costs, Unit.RECORD) and not speak_of(costs, Unit.CLIENT)
+    assert adjacency_of(costs, Unit.RECORD) is Adjacency.ADD_REMOVE
 
 
 @given(

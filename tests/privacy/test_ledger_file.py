@@ -21,7 +21,6 @@ from tests.privacy.ledgers import (
 )
 
 from dpfl.core.errors import LedgerError
-from dpfl.privacy.chain import Head
 from dpfl.privacy.events import Event
 from dpfl.privacy.ledger import Ledger, backup
 
@@ -207,7 +206,7 @@ def test_a_ledger_made_meanwhile_is_never_replaced(
     path = tmp_path / "ledger.sqlite"
     original = Ledger._set_up
 
-    def overtaken(self: Ledger, identity: str, rule: str) -> Head:
+    def overtaken(self: Ledger, identity: str, rule: str) -> Ledger:
         made = original(self, identity, rule)
         if identity == "second":
             first = Ledger.create(path, "first")

@@ -62,7 +62,7 @@ def test_a_release_without_a_plan_is_an_error_and_changes_nothing(ledger: Ledger
             ledger.charge("run", 0, [charge("a"), unplanned])
     with pytest.raises(LedgerError, match="was not planned"):
         ledger.charge("other", 0, [charge("a")])
-    assert ledger.history("a", SERVER) is None
+    assert ledger.history("a", SERVER) == ()
     assert ledger.last_round("run") is None
     assert not ledger.can_release("run", 0, "b", SERVER, cost())
 
@@ -89,7 +89,7 @@ def test_another_release_than_the_planned_one_is_refused(
     ledger.commit("run", [plan(releases=3)])
     assert ledger.charge("run", 0, [charge(what=other)]) == {"a"}
     assert not ledger.can_release("run", 0, "a", SERVER, other)
-    assert ledger.history("a", SERVER) is None
+    assert ledger.history("a", SERVER) == ()
 
 
 def test_the_same_plan_again_is_free_and_another_one_is_an_error(ledger: Ledger) -> None:

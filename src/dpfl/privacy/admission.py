@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from dpfl.core.types import Budget, Observer
-from dpfl.privacy.costs import Charge, PrivacyCost, account_history, written
+from dpfl.privacy.costs import Charge, PrivacyCost, adjacency_of, speak_of, written
 from dpfl.privacy.filters import Limit, Portion
 from dpfl.privacy.ledger_reader import ALL, OWN, LedgerReader, Round
 
@@ -60,7 +60,7 @@ class Admission(LedgerReader):
         budget = self.budget_of(account)
         if budget is None or budget.observer is None or budget.observer not in seen_by:
             return most
-        self._filter.check(account, cost)
+        self.rule.check(account, cost)
         portions = tuple(self.portions(self.committed(account, budget.observer)))
         new = Portion(cost=cost, count=most, delta=delta)
         limit = _limit([*portions, new], budget)
@@ -68,7 +68,7 @@ class Admission(LedgerReader):
             return 0  # a record-level release says nothing of a client
         question = (portions, new, limit)
         if question not in self._answers:
-            self._answers[question] = self._filter.most(portions, new, limit)
+            self._answers[question] = self.rule.most(portions, new, limit)
         return self._answers[question]
 
     def can_release(
@@ -94,7 +94,7 @@ class Admission(LedgerReader):
             return owner
         keys = frozenset({(run, owner, str(charge.observer))})
         payers = self._payers(charge.account, keys)
-        if self._filter.reserves:
+        if self.rule.reserves:
             return owner if all(self._covers(payer, keys) for payer in payers) else ""
         rounds, before = int(round_ >= 0), (run, round_) if replayed else ALL
         return owner if all(self._admits(one, keys, rounds, before) for one in payers) else ""
@@ -145,7 +145,7 @@ class Admission(LedgerReader):
 
     def _covers(self, payer: str, keys: PlanKeys) -> bool:
         """As :meth:`_admits` for whole plans: an answer stands until plans or budgets change."""
-        (version,) = self._one("PRAGMA data_version")
+        ((version,),) = self._rows("PRAGMA data_version")
         if version != self._version:
             self._covered.clear()
             self._version = version
@@ -169,13 +169,13 @@ class Admission(LedgerReader):
         asked = [replace(plan, used=plan.used + rounds, early=1) for plan in own]
         portions = self.portions([*others, *asked])
         limit = _limit(portions, budget)
-        return limit is not None and self._filter.admits(portions, limit)
+        return limit is not None and self.rule.admits(portions, limit)
 
 
 def _limit(portions: Sequence[Portion], budget: Budget) -> Limit | None:
     """Read a budget for these portions; None if they say nothing of its unit."""
-    counted = account_history((portion.cost, portion.count) for portion in portions)
-    adjacency = counted.adjacency_as(budget.unit) if counted else None
-    if adjacency is None:
+    costs = [portion.cost for portion in portions]
+    if not speak_of(costs, budget.unit):
         return None
+    adjacency = adjacency_of(costs, budget.unit)
     return Limit(epsilon=budget.epsilon, delta=budget.delta, adjacency=adjacency)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -116,42 +116,26 @@ class Charge:
     draw: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AccountHistory:
-    """Everything an account was charged against an adversary, ready for an accountant.
+def unit_of(costs: Iterable[PrivacyCost]) -> Unit:
+    """Of what costs speak together: of records, where any of them does."""
+    return Unit.RECORD if any(cost.unit is Unit.RECORD for cost in costs) else Unit.CLIENT
 
-    ``mixed`` is true where some costs are per record and others per client.
+
+def speak_of(costs: Iterable[PrivacyCost], unit: Unit | None) -> bool:
+    """Whether costs say anything of this unit.
+
+    A client-level cost also protects records; a record-level one says nothing of clients.
     """
-
-    unit: Unit
-    adjacency: Adjacency
-    history: History
-    mixed: bool = False
-
-    def adjacency_as(self, unit: Unit | None) -> Adjacency | None:
-        """Under which adjacency the history speaks of this unit; None if it does not.
-
-        ``unit`` None is its own. A client-level history also protects records; a record-level one
-        says nothing of clients.
-        One changed record may change a client's whole contribution into another: for records,
-        client-level events count under replace-one.
-        """
-        if unit is None or (unit is self.unit and not self.mixed):
-            return self.adjacency
-        return Adjacency.REPLACE_ONE if unit is Unit.RECORD else None
+    return unit is not Unit.CLIENT or unit_of(costs) is Unit.CLIENT
 
 
-def account_history(costs: Iterable[tuple[PrivacyCost, int]]) -> AccountHistory | None:
-    """Combine costs, each with its number of rounds, under the strongest adjacency of any."""
-    counted = list(costs)
-    if not counted:
-        return None
-    units = {cost.unit for cost, _ in counted}
-    adjacencies = {cost.adjacency for cost, _ in counted}
+def adjacency_of(costs: Collection[PrivacyCost], unit: Unit | None = None) -> Adjacency:
+    """Under which adjacency costs count together, read for a unit: the strongest of any.
+
+    One changed record may change a client's whole contribution into another: for records,
+    client-level costs count under replace-one.
+    """
+    adjacencies = {cost.adjacency for cost in costs}
+    units = {cost.unit for cost in costs} | ({unit} if unit else set())
     strict = Adjacency.REPLACE_ONE in adjacencies or len(units) > 1
-    return AccountHistory(
-        unit=Unit.RECORD if Unit.RECORD in units else Unit.CLIENT,
-        adjacency=Adjacency.REPLACE_ONE if strict else max(adjacencies),
-        history=merged(event for cost, count in counted for event in cost.times(count)),
-        mixed=len(units) > 1,
-    )
+    return Adjacency.REPLACE_ONE if strict else max(adjacencies, default=Adjacency.ZERO_OUT)

@@ -101,10 +101,9 @@ class Ledger(Admission):
 
     def _is_new(self, table: str, key: Columns, values: Columns, problem: str, remedy: str) -> bool:
         """Whether a row is not there yet; the same key with other values is refused."""
-        same = " AND ".join(f"{column} = :{column}" for column in key)
-        known = self._one(f"SELECT {', '.join(values)} FROM {table} WHERE {same}", **key)
-        self._require(known in (None, tuple(values.values())), problem, remedy)
-        return known is None
+        known = self._select(", ".join(values), table, **key)
+        self._require(known in ([], [tuple(values.values())]), problem, remedy)
+        return not known
 
     # -- plans -------------------------------------------------------------------------------------
 
@@ -119,7 +118,7 @@ class Ledger(Admission):
         """
         self._covered.clear()
         with self._transaction() as entry:
-            known = self._one("SELECT 1 FROM runs WHERE run = :run", run=run) is not None
+            known = bool(self._select("1", "runs", run=run))
             self._require(known, f"run {run} is not known", "register it before it plans anything")
             accepted: dict[str, list[Row]] = {}
             refused: set[str] = set()
@@ -147,7 +146,7 @@ class Ledger(Admission):
 
     def _new_plan(self, entry: Entry, run: str, plan: PrivacyPlan) -> Row | None:
         """Return the row of a plan that is not there yet; None if it is."""
-        self._filter.check(plan.account, plan.cost)
+        self.rule.check(plan.account, plan.cost)
         costs = (plan.cost, plan.cost.of_round, *plan.cost.of_releases)
         rows = [written(cost) for cost in costs]
         entry.connection.executemany("INSERT OR IGNORE INTO bills VALUES (?, ?)", rows)
@@ -168,7 +167,7 @@ class Ledger(Admission):
             WHERE observer = 'server' AND run = :run AND account IN {_KIN} AND NOT EXISTS (
                 SELECT 1 FROM plans
                 WHERE observer = 'world' AND run = :run AND account IN {OWN})"""
-        late = self._one(query, run=run, account=account) is not None
+        late = self._rows(query + " LIMIT 1", run=run, account=account)
         problem = f"run {run} was already charged to '{account}' against the server and the world"
         self._require(not late, problem, "plan against the world before the first release")
 
@@ -200,8 +199,7 @@ class Ledger(Admission):
                 refused.add(account)
             else:
                 entry.insert("charges", rows)
-        known = "SELECT 1 FROM journal WHERE run = :run AND round = :round"
-        if entry.rows["charges"] or self._one(known, run=run, round=round_) is None:
+        if entry.rows["charges"] or not self._select("1", "journal", run=run, round=round_):
             entry.insert("journal", [(run, round_, time.time())])
         return refused
 

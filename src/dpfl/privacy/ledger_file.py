@@ -57,16 +57,14 @@ class LedgerFile:
         """
         name, remedy = str(path), "open or restore it, or name another file"
         if name == ":memory:":
-            ledger = cls(_connect(name, "rwc"), name)
-            ledger._set_up(identity, filter)
-            return ledger
+            return cls(_connect(name, "rwc"), name)._set_up(identity, filter)
         for end, problem in _TAKEN.items():
             require(not Path(name + end).exists(), name, problem, remedy)
         # Written under a name of its own and linked into place: a ledger that exists is complete.
         draft = Path(f"{name}.{uuid.uuid4().hex}.new")
         try:
-            with closing(_connect(str(draft), "rwc")) as connection:
-                first = cls(connection, name)._set_up(identity, filter)
+            with closing(cls(_connect(str(draft), "rwc"), name)._set_up(identity, filter)) as made:
+                first = made.head()
             os.link(draft, path)
             sync_folder(Path(path).parent)
         except FileExistsError as error:
@@ -78,7 +76,7 @@ class LedgerFile:
         chain.write_head(name, first)
         return cls.open(name, identity)
 
-    def _set_up(self, identity: str, rule: str) -> Head:
+    def _set_up(self, identity: str, rule: str) -> Self:
         meta = {"format": FORMAT, "identity": identity, "filter": filter_named(rule).name}
         first = chain.first_head(meta)
         with database_errors(self._name):
@@ -86,7 +84,7 @@ class LedgerFile:
             self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
             self._connection.execute("INSERT INTO chain VALUES (?, ?)", first)
             self._connection.execute("COMMIT")
-        return first
+        return self
 
     @classmethod
     def open(
@@ -127,26 +125,22 @@ class LedgerFile:
 
     def _check(self, identity: str | None, read_only: bool) -> None:
         """Check that the file is whole, the one that is meant, and of a format that can be read."""
-        (found,) = self._one("PRAGMA integrity_check")
+        found = self._rows("PRAGMA integrity_check")[0][0]
         require(found == "ok", self._name, f"is damaged ({found})")
         meta = dict(self._rows("SELECT key, value FROM meta"))
         owner, found = meta.get("identity"), str(meta.get("format"))
         problem = f"belongs to another run or site: to '{owner}', not to '{identity}'"
         remedy = "put back the ledger, or the name, that this one was started with"
         self._require(identity in (None, owner), problem, remedy)
-        if found == old_ledger.FORMAT and read_only:
-            self._convert(str(owner))
+        if found == old_ledger.FORMAT and read_only:  # go on with a copy in today's form
+            copied = type(self).create(":memory:", str(owner))
+            with copied._transaction() as entry:
+                old_ledger.copy(self._connection, self._name, entry)
+            self.close()
+            self._connection, self.flags = copied._connection, old_ledger.FLAGS
         else:
             self._require(found == FORMAT, *old_ledger.refusal(found))
             check_schema(self._connection, self._name)
-
-    def _convert(self, identity: str) -> None:
-        """Go on with a copy in memory, in today's form, of a ledger of dpfl 0.1."""
-        copied = type(self).create(":memory:", identity)
-        with copied._transaction() as entry:
-            old_ledger.copy(self._connection, self._name, entry)
-        self.close()
-        self._connection, self.flags = copied._connection, old_ledger.FLAGS
 
     def _require(self, good: bool, problem: str, remedy: str) -> None:
         require(good, self._name, problem, remedy)
@@ -162,23 +156,24 @@ class LedgerFile:
         with database_errors(self._name):
             return self._connection.execute(query, place).fetchall()
 
-    def _one(self, query: str, **place: Any) -> Any:
-        """Return the first row of a query with named places, None if there is none."""
-        with database_errors(self._name):
-            return self._connection.execute(query, place).fetchone()
+    def _select(self, columns: str, table: str, **same: Any) -> list[Any]:
+        """Return these columns of the rows of a table that have these values in others."""
+        where = " AND ".join(f"{column} = :{column}" for column in same)
+        return self._rows(f"SELECT {columns} FROM {table} WHERE {where}", **same)
 
     def identity(self) -> str:
         """Which run, or which site, this ledger was made for."""
-        return str(self._one("SELECT value FROM meta WHERE key = 'identity'")[0])
+        return str(self._select("value", "meta", key="identity")[0][0])
 
     @property
     def filter(self) -> FilterName:
-        """The rule across studies that the ledger was made with."""
-        return self._filter.name
+        """The name of the rule across studies."""
+        return self.rule.name
 
     @functools.cached_property
-    def _filter(self) -> Filter:
-        return filter_named(self._one("SELECT value FROM meta WHERE key = 'filter'")[0])
+    def rule(self) -> Filter:
+        """The rule across studies that the ledger was made with."""
+        return filter_named(self._select("value", "meta", key="filter")[0][0])
 
     def head(self) -> Head:
         """Return the newest entry of the hash chain; noted elsewhere, it reveals a rewriting."""
@@ -187,7 +182,7 @@ class LedgerFile:
 
     def contains(self, digest: str) -> bool:
         """Whether an entry of the chain has this digest."""
-        return self._one("SELECT 1 FROM chain WHERE digest = :digest", digest=digest) is not None
+        return bool(self._select("1", "chain", digest=digest))
 
     # -- transactions ------------------------------------------------------------------------------
 
@@ -209,7 +204,7 @@ class LedgerFile:
             yield
             return
         with self._begun("DEFERRED"):
-            self._one("SELECT 1 FROM sqlite_master")  # the first read fixes the snapshot
+            self._rows("SELECT 1 FROM sqlite_master")  # the first read fixes the snapshot
             yield
 
     @contextmanager

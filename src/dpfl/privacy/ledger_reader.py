@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from dpfl.core.types import Budget, Observer, Unit
 from dpfl.privacy.chain import require
-from dpfl.privacy.costs import AccountHistory, PrivacyCost, account_history, written
+from dpfl.privacy.costs import PrivacyCost, adjacency_of, speak_of, written
+from dpfl.privacy.events import History, merged
 from dpfl.privacy.filters import Portion
 from dpfl.privacy.ledger_file import LedgerFile
 
 # The account itself and the populations that it belongs to.
 OWN = "(SELECT :account UNION SELECT population FROM members WHERE account = :account)"
-
 
 Round = tuple[str | None, int]  # run, round
 ALL: Round = (None, 0)
@@ -107,7 +107,7 @@ class LedgerReader(LedgerFile):
 
         Releases before round one count all together as soon as anything was charged.
         """
-        whole = self._filter.reserves
+        whole = self.rule.reserves
         return [
             Portion(cost=plan.cost, count=plan.releases if whole else plan.used, delta=plan.delta)
             for plan in plans
@@ -125,31 +125,30 @@ class LedgerReader(LedgerFile):
             for observer in Observer:
                 plans = self.committed(account, observer)
                 own = [plan for plan in plans if plan.observer is observer]
-                counted = account_history((p.cost, p.count) for p in self.portions(own))
-                adjacency = counted and counted.adjacency_as(budget.unit if budget else None)
+                costs, unit = [one.cost for one in self.portions(own)], budget and budget.unit
                 for plan in own:
                     delta = budget.delta if budget and plan.delta is None else plan.delta
-                    portions, epsilon = self.portions([plan]), math.inf if counted else 0.0
-                    if adjacency and (delta or not portions):
-                        epsilon = self._filter.spent(portions, delta or 1.0, adjacency).epsilon
+                    portions, epsilon = self.portions([plan]), math.inf
+                    if speak_of(costs, unit) and (delta or not portions):
+                        at, adjacency = delta or 1.0, adjacency_of(costs, unit)
+                        epsilon = self.rule.spent(portions, at, adjacency).epsilon
                     found.append(PricedPlan(**vars(plan), epsilon=epsilon, priced_at=delta))
         return found
 
-    def history(self, account: str, observer: Observer) -> AccountHistory | None:
+    def history(self, account: str, observer: Observer) -> History:
         """Everything charged to an account against an adversary, over all runs.
 
         This is a record, not a price. A plan's releases before round one count all together.
         """
-        plans = self.committed(account, observer)
-        return account_history((plan.cost, plan.used) for plan in plans if plan.used or plan.early)
+        plans = [plan for plan in self.committed(account, observer) if plan.used or plan.early]
+        return merged(event for plan in plans for event in plan.cost.times(plan.used))
 
     def _cost(self, digest: str) -> PrivacyCost:
         if digest not in self._costs:
-            query = "SELECT body FROM bills WHERE digest = :digest"
-            (body,) = self._one(query, digest=digest) or ("",)
-            self._costs[digest] = cost = PrivacyCost.from_json(body)
-            problem = f"privacy cost {digest[:12]} was changed"
-            require(written(cost)[0] == digest, self._name, problem)
+            bodies = self._select("body", "bills", digest=digest)
+            cost = PrivacyCost.from_json(bodies[0][0] if bodies else "")
+            require(written(cost)[0] == digest, self._name, f"cost {digest[:12]} was changed")
+            self._costs[digest] = cost
         return self._costs[digest]
 
     # -- accounts ----------------------------------------------------------------------------------
@@ -163,16 +162,16 @@ class LedgerReader(LedgerFile):
 
     def budget_of(self, account: str) -> Budget | None:
         """What an account enforces, if it said so; it names its unit and its adversary."""
-        query = "SELECT epsilon, delta, unit, observer FROM grants WHERE account = :account"
-        for epsilon, delta, unit, observer in self._rows(query, account=account):
-            unit, observer = Unit(unit), Observer(observer)
-            return Budget(epsilon=epsilon, delta=delta, unit=unit, observer=observer)
+        columns = "epsilon, delta, unit, observer"
+        for epsilon, delta, unit, against in self._select(columns, "grants", account=account):
+            observer = Observer(against)
+            return Budget(epsilon=epsilon, delta=delta, unit=Unit(unit), observer=observer)
         return None
 
     def observers(self, account: str) -> list[Observer]:
         """Against whom the account was charged or, where whole plans count, planned."""
         query = f"SELECT DISTINCT observer FROM charges WHERE account IN {OWN}"
-        if self._filter.reserves:
+        if self.rule.reserves:
             query += f" UNION SELECT observer FROM plans WHERE account IN {OWN}"
         return sorted(Observer(name) for (name,) in self._rows(query, account=account))
 
@@ -180,24 +179,22 @@ class LedgerReader(LedgerFile):
         """How many rounds were charged to the account, itself or through a population."""
         query = f"""SELECT COUNT(*) FROM charges
             WHERE observer = :observer AND account IN {OWN} AND round >= 0"""
-        return int(self._one(query, account=account, observer=observer)[0])
+        return int(self._rows(query, account=account, observer=observer)[0][0])
 
     def members(self, population: str) -> list[str]:
         """Return the accounts that a population stands for."""
-        query = "SELECT account FROM members WHERE population = :name ORDER BY account"
-        return [account for (account,) in self._rows(query, name=population)]
+        rows = self._select("account", "members", population=population)
+        return sorted(account for (account,) in rows)
 
     # -- runs --------------------------------------------------------------------------------------
 
     def charged(self, run: str, observer: Observer = Observer.SERVER) -> set[tuple[int, str]]:
         """Return every (round, account) that a run has charged against an adversary."""
-        query = "SELECT round, account FROM charges WHERE run = :run AND observer = :observer"
-        return set(self._rows(query, run=run, observer=observer))
+        return set(self._select("round, account", "charges", run=run, observer=observer))
 
     def planned(self, run: str, observer: Observer) -> dict[str, int]:
         """Return how many rounds each account of a run is planned for, against an adversary."""
-        query = "SELECT account, releases FROM plans WHERE run = :run AND observer = :observer"
-        return dict(self._rows(query, run=run, observer=observer))
+        return dict(self._select("account, releases", "plans", run=run, observer=observer))
 
     def studies(self) -> list[LedgerRun]:
         """Every run with its times, the oldest first."""

@@ -13,7 +13,8 @@ from collections import defaultdict
 from functools import lru_cache
 
 from dpfl.privacy.chain import Entry, Row, require
-from dpfl.privacy.costs import PrivacyCost, account_history, written
+from dpfl.privacy.costs import PrivacyCost, adjacency_of, unit_of, written
+from dpfl.privacy.events import merged
 from dpfl.privacy.flags import Flag, RaisedFlag
 
 FORMAT = "dpfl-ledger-1"
@@ -74,6 +75,6 @@ def _plan(charged: list[PrivacyCost]) -> tuple[PrivacyCost, int]:
     """Return the plan that holds these rounds: equal rounds, or all of them as one release."""
     if len(set(charged)) == 1:
         return charged[0], len(charged)
-    whole = account_history((cost, 1) for cost in charged)
-    assert whole is not None
-    return PrivacyCost(unit=whole.unit, adjacency=whole.adjacency, events=whole.history), 1
+    unit, adjacency = unit_of(charged), adjacency_of(charged)
+    events = merged(event for cost in charged for event in cost.events)
+    return PrivacyCost(unit=unit, adjacency=adjacency, events=events), 1

@@ -43,13 +43,12 @@ class SiteLedger(Ledger):
 
     def agreed(self, run: str) -> str | None:
         """What was agreed on for a run."""
-        row = self._one("SELECT digest FROM agreed WHERE run = :run", run=run)
-        return None if row is None else str(row[0])
+        return next((str(digest) for (digest,) in self._select("digest", "agreed", run=run)), None)
 
     def answered(self, run: str) -> Answered | None:
         """The last answer to a run."""
-        row = self._one("SELECT round, payload, private FROM outbox WHERE run = :run", run=run)
-        return None if row is None else Answered(*row)
+        rows = self._select("round, payload, private", "outbox", run=run)
+        return Answered(*rows[0]) if rows else None
 
     def charge_and_store(
         self, run: str, round_: int, charges: Sequence[Charge], payload: bytes, private: bytes

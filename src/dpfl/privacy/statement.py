@@ -14,8 +14,8 @@ from typing import Any
 
 from dpfl.core.types import Adjacency, Budget, Observer
 from dpfl.privacy.accountant import Spend
-from dpfl.privacy.costs import AccountHistory, account_history
-from dpfl.privacy.filters import Filter, Portion, filter_named
+from dpfl.privacy.costs import adjacency_of, speak_of, unit_of
+from dpfl.privacy.filters import Filter, Portion
 from dpfl.privacy.ledger import Ledger
 
 
@@ -76,20 +76,14 @@ def statement(
     with ledger.snapshot():
         budget = ledger.budget_of(account)
         portions = ledger.portions(ledger.committed(account, observer))
-        counted = account_history((portion.cost, portion.count) for portion in portions)
-        if counted is None and budget and budget.unit and budget.observer is observer:
-            # A budget that was never used
-            zero_out = Adjacency.ZERO_OUT
-            counted = AccountHistory(unit=budget.unit, adjacency=zero_out, history=())
-        if counted is None:
+        costs = [portion.cost for portion in portions]
+        if not costs and (budget is None or budget.observer is not observer):
             return None
-        unit = budget.unit if budget and budget.unit else counted.unit
-        readable = counted.adjacency_as(unit)
-        adjacency, rule = readable or counted.adjacency, filter_named(ledger.filter)
-        spent = _spent(rule, portions, adjacency, budget.delta if budget else None, delta)
-        limits = (
-            budget is not None and spent is not None and _limits(budget, observer, spent, delta)
-        )
+        unit = budget.unit if budget and budget.unit else unit_of(costs)
+        readable = speak_of(costs, unit)
+        adjacency = adjacency_of(costs, unit if readable else None)
+        spent = _spent(ledger.rule, portions, adjacency, budget.delta if budget else None, delta)
+        limits = budget and spent and _limits(budget, observer, spent, delta)
         rounds = ledger.participations(account, observer)
         return Statement(
             account=account,
