@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.privacy.ledgers import SERVER, WORLD, charge, cost, plan, set_budgets
 
 from dpfl.core.errors import LedgerError
-from dpfl.privacy.chain import TABLES, Entry, Head, digest_of, first_head, head_path, read_head
+from dpfl.privacy.chain import TABLES, Entry, Head, digest_of, head_path, read_head
 from dpfl.privacy.ledger import Ledger, backup
 
 ACCOUNTS = ("a", "b")
@@ -327,7 +327,7 @@ def test_an_entry_notices_rows_that_were_not_taken() -> None:
             "CREATE TABLE journal (run, round, at, entry, UNIQUE (run) ON CONFLICT IGNORE)"
         )
         connection.execute("CREATE TABLE chain (number, digest)")
-        connection.execute("INSERT INTO chain VALUES (?, ?)", first_head({}))
+        connection.execute("INSERT INTO chain VALUES (?, ?)", Head(0, ""))
         entry = Entry(connection)
         entry.insert("journal", [("a", 1, 0.0)])
         with pytest.raises(LedgerError, match="took 0 of 1 rows"):

@@ -11,12 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from dpfl.core.types import Budget, Observer
-from dpfl.privacy.costs import Charge, PrivacyCost, adjacency_of, speak_of, written
+from dpfl.privacy.costs import Charge, Delta, PrivacyCost, adjacency_of, speak_of, written
 from dpfl.privacy.filters import Limit, Portion
 from dpfl.privacy.ledger_reader import ALL, OWN, LedgerReader, Round
 
 POPULATION = "population:"  # how the names of populations begin
 
+Observers = Iterable[Observer]
 PlanKeys = frozenset[tuple[str, str, str]]  # run, account, observer
 Question = tuple[tuple[Portion, ...], Portion, Limit]
 
@@ -43,12 +44,7 @@ class Admission(LedgerReader):
         self._version = -1
 
     def affordable_releases(
-        self,
-        account: str,
-        cost: PrivacyCost,
-        seen_by: Iterable[Observer],
-        most: int,
-        delta: float | None = None,
+        self, account: str, cost: PrivacyCost, seen_by: Observers, most: int, delta: Delta = None
     ) -> int:
         """How many rounds of this cost, up to ``most``, a new plan of the account could contain.
 

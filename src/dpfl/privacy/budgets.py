@@ -114,8 +114,11 @@ def make_budgets(
     >>> make_budgets("0.5, 2", 1e-5, ["a", "b"], PublicSeed(0))["b"].epsilon
     2.0
     """
-    epsilons, own_deltas = _epsilons(source, ids, seed)
-    deltas = {**_per_client("delta", delta, ids), **own_deltas}
+    own_deltas: dict[str, float] = {}
+    if isinstance(source, str):
+        source, own_deltas = _read(source.strip(), len(ids), seed)
+    epsilons = _per_client("epsilon", source, ids)
+    deltas = _per_client("delta", delta, ids) | own_deltas
     budgets = {}
     for client in ids:
         try:
@@ -126,26 +129,19 @@ def make_budgets(
     return budgets
 
 
-def _epsilons(
-    source: str | PerClient, ids: Sequence[str], seed: PublicSeed
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Epsilons of all clients, and the deltas that a file states."""
-    deltas: dict[str, float] = {}
-    if isinstance(source, str):
-        text = source.strip()
-        if text.lower() in DISTRIBUTIONS:
-            source = DISTRIBUTIONS[text.lower()].draw(len(ids), seed)
-        elif is_budget_file(text):
-            source, deltas = read_budget_file(Path(text))
-        else:
-            try:
-                numbers = [float(word) for word in text.replace(",", " ").split()]
-            except ValueError:
-                problem = f"'{text}' is neither .csv nor .json"
-                check(not Path(text).exists(), "budgets", problem, "name the file so")
-                raise unknown_name("budgets", "distribution", text, DISTRIBUTIONS) from None
-            source = numbers[0] if len(numbers) == 1 else numbers
-    return _per_client("epsilon", source, ids), deltas
+def _read(text: str, clients: int, seed: PublicSeed) -> tuple[PerClient, dict[str, float]]:
+    """The epsilons that a distribution, a file or numbers stand for, and the deltas of a file."""
+    if text.lower() in DISTRIBUTIONS:
+        return DISTRIBUTIONS[text.lower()].draw(clients, seed), {}
+    if is_budget_file(text):
+        return read_budget_file(Path(text))
+    try:
+        numbers = [float(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        problem = f"'{text}' is neither .csv nor .json"
+        check(not Path(text).exists(), "budgets", problem, "name the file so")
+        raise unknown_name("budgets", "distribution", text, DISTRIBUTIONS) from None
+    return numbers[0] if len(numbers) == 1 else numbers, {}
 
 
 def _per_client(what: str, value: PerClient, ids: Sequence[str]) -> dict[str, float]:

@@ -65,11 +65,6 @@ def digest_of(number: int, previous: str, rows: Mapping[str, Sequence[Row]]) -> 
     return hashlib.sha256(json.dumps(body).encode()).hexdigest()
 
 
-def first_head(meta: Mapping[str, str]) -> Head:
-    """Return entry 0, which fixes format, identity and filter."""
-    return Head(0, digest_of(0, "", {"meta": list(meta.items())}))
-
-
 def last_head(connection: sqlite3.Connection) -> Head:
     """Return the newest entry in the database."""
     query = "SELECT number, digest FROM chain ORDER BY number DESC LIMIT 1"
@@ -83,21 +78,18 @@ class Entry:
         self.connection = connection
         self.rows: defaultdict[str, list[Row]] = defaultdict(list)
         self._before = last_head(connection)
+        self._number = self._before.number + 1
 
     def insert(self, table: str, rows: Iterable[Row]) -> None:
         """Insert rows of a chained table.
 
         Every value gets the type of its column, so that it is hashed as it will be read.
         """
-        kinds, number = TABLES[table], self._before.number + 1
-        plain: list[Row] = []
-        for row in rows:
-            pairs = zip(kinds, row, strict=True)
-            plain.append(tuple(None if value is None else kind(value) for kind, value in pairs))
-        query = f"INSERT INTO {table} VALUES ({', '.join('?' * (len(kinds) + 1))})"
-        taken = self.connection.executemany(query, [(*row, number) for row in plain]).rowcount
-        problem = f"took {taken} of {len(plain)} rows into {table}"
-        require(taken == len(plain), "ledger", problem)
+        pairs = [zip(TABLES[table], row, strict=True) for row in rows]
+        plain = [tuple(None if v is None else kind(v) for kind, v in row) for row in pairs]
+        query = f"INSERT INTO {table} VALUES ({'?, ' * len(TABLES[table])}?)"
+        taken = self.connection.executemany(query, [(*row, self._number) for row in plain]).rowcount
+        require(taken == len(plain), "ledger", f"took {taken} of {len(plain)} rows into {table}")
         self.rows[table] += plain
 
     def retract_plan(self, row: Row) -> None:
@@ -111,8 +103,7 @@ class Entry:
         rows = {table: own for table, own in self.rows.items() if own}
         if not rows:
             return None
-        number = self._before.number + 1
-        head = Head(number, digest_of(number, self._before.digest, rows))
+        head = Head(self._number, digest_of(self._number, self._before.digest, rows))
         self.connection.execute("INSERT INTO chain VALUES (?, ?)", head)
         return head
 

@@ -13,6 +13,8 @@ from dpfl.core.errors import ConfigurationError, LedgerError
 from dpfl.core.types import Adjacency, Observer, Unit
 from dpfl.privacy.events import Event, History, merged
 
+Delta = float | None  # None where no share of delta is set aside, or none is known
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyCost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -37,14 +38,13 @@ class Event:
     def __post_init__(self) -> None:
         not_negative("event", noise_multiplier=self.noise_multiplier)
         one_of("event", SAMPLINGS, sampling=self.sampling)
-        for name in ("sampling_rate", "failure"):
-            value = getattr(self, name)
-            check(0 <= value <= 1, "event", f"{name} = {value}", "give 0 to 1")
         sampled, problem = self.sampling != "none", f"sampling_rate = {self.sampling_rate}"
         check(sampled or self.sampling_rate == 1, "event", problem, "name the sampling")
         # Equal events must be written equally: 2 and 2.0 are one number.
-        for name in ("noise_multiplier", "sampling_rate", "failure"):
-            object.__setattr__(self, name, float(getattr(self, name)))
+        for name, most in (("noise_multiplier", math.inf), ("sampling_rate", 1), ("failure", 1)):
+            value = getattr(self, name)
+            check(0 <= value <= most, "event", f"{name} = {value}", f"give 0 to {most}")
+            object.__setattr__(self, name, float(value))
         for name in ("steps", "numbers"):
             object.__setattr__(self, name, whole_number("event", name, getattr(self, name), 0))
 

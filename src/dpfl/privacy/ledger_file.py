@@ -78,7 +78,7 @@ class LedgerFile:
 
     def _set_up(self, identity: str, rule: str) -> Self:
         meta = {"format": FORMAT, "identity": identity, "filter": filter_named(rule).name}
-        first = chain.first_head(meta)
+        first = Head(0, chain.digest_of(0, "", {"meta": list(meta.items())}))
         with database_errors(self._name):
             self._connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}")
             self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())

@@ -122,10 +122,11 @@ class LedgerReader(LedgerFile):
         """
         with self.snapshot():
             budget, found = self.budget_of(account), []
+            unit = budget.unit if budget else None
             for observer in Observer:
                 plans = self.committed(account, observer)
                 own = [plan for plan in plans if plan.observer is observer]
-                costs, unit = [one.cost for one in self.portions(own)], budget and budget.unit
+                costs = [one.cost for one in self.portions(own)]
                 for plan in own:
                     delta = budget.delta if budget and plan.delta is None else plan.delta
                     portions, epsilon = self.portions([plan]), math.inf

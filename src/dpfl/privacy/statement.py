@@ -14,7 +14,7 @@ from typing import Any
 
 from dpfl.core.types import Adjacency, Budget, Observer
 from dpfl.privacy.accountant import Spend
-from dpfl.privacy.costs import adjacency_of, speak_of, unit_of
+from dpfl.privacy.costs import Delta, adjacency_of, speak_of, unit_of
 from dpfl.privacy.filters import Filter, Portion
 from dpfl.privacy.ledger import Ledger
 
@@ -65,7 +65,7 @@ class Statement:
 
 
 def statement(
-    ledger: Ledger, account: str, observer: Observer, delta: float | None = None
+    ledger: Ledger, account: str, observer: Observer, delta: Delta = None
 ) -> Statement | None:
     """One account's spend against one adversary, None if nothing was planned or charged.
 
@@ -100,7 +100,7 @@ def statement(
         )
 
 
-def _limits(budget: Budget, observer: Observer, spent: Spend, delta: float | None) -> bool:
+def _limits(budget: Budget, observer: Observer, spent: Spend, delta: Delta) -> bool:
     """Whether a budget is a limit of this epsilon, and may stand beside it.
 
     A budget at a smaller delta is not. One against the server also limits what the world learns.
@@ -111,11 +111,7 @@ def _limits(budget: Budget, observer: Observer, spent: Spend, delta: float | Non
 
 
 def _spent(
-    rule: Filter,
-    portions: list[Portion],
-    adjacency: Adjacency,
-    own: float | None,
-    delta: float | None,
+    rule: Filter, portions: list[Portion], adjacency: Adjacency, own: Delta, delta: Delta
 ) -> Spend | None:
     """Price the portions, at the deltas :func:`statement` describes; None if none is known.
 
@@ -130,7 +126,7 @@ def _spent(
     return None if own is None else rule.spent(portions, own, adjacency)
 
 
-def statements(ledger: Ledger, delta: float | None = None) -> list[Statement]:
+def statements(ledger: Ledger, delta: Delta = None) -> list[Statement]:
     """State every account against every adversary it was charged against, as of one moment.
 
     A charge against the server covers the world, which sees less; the world is listed apart only
