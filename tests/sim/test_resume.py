@@ -243,7 +243,7 @@ def test_a_run_does_not_go_on_with_a_ledger_that_lost_charges(
         book.execute("DELETE FROM charges WHERE round = 1")
     if forged:
         _chain_anew(folder / "ledger.sqlite")
-    noticed = "does not hold round 1's charge" if forged else r"entry \d+ of \d+ was changed"
+    noticed = "does not hold round 1's charge" if forged else r"entry \d+ was changed"
     with pytest.raises(LedgerError, match=noticed):
         run_experiment(experiment, folder, resume=True)
 

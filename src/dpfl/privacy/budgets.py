@@ -24,8 +24,6 @@ SPENDINGS: dict[str, str] = {
     "smallest": "every client plans with the smallest claimed epsilon (Minimum)",
     "largest": "every client plans with the largest claimed epsilon (Maximum)",
 }
-
-
 # Normal (mean, std), uniform (low, high) and Pareto (shape, scale).
 _LAWS: dict[str, Callable[[np.random.Generator, float, float], float]] = {
     "N": np.random.Generator.normal,
@@ -54,7 +52,8 @@ class Distribution:
         >>> sum(value > 5 for value in values)
         2
         """
-        generator, values = seed.numpy(), list[float]()
+        generator = seed.numpy()
+        values: list[float] = []
         counts = _exact_counts([share for share, *_ in self.parts], clients)
         for (_, first, second), count in zip(self.parts, counts, strict=True):
             draw = functools.partial(_LAWS[self.law], generator, first, second)

@@ -102,14 +102,12 @@ class LedgerFile:
         head file anew: only a person can know that no newer copy of the ledger exists. A head file
         that is there is never replaced.
         """
-        name = str(path)
-        # Read before the ledger: what others write since puts the ledger ahead.
-        noted = chain.read_head(name)
-        if noted is None and Path(name).is_file():
+        name, remedy = str(path), "check the path, or restore it: no run goes on without its ledger"
+        require(Path(name).is_file(), name, "there is no ledger", remedy)
+        # The head is read before the ledger: what others write since puts the ledger ahead.
+        if (noted := chain.read_head(name)) is None:
             time.sleep(0.2)  # another process may just have made it, and not yet noted its head
             noted = chain.read_head(name)
-        remedy = "check the path, or restore the file: a run does not go on without its ledger"
-        require(Path(name).is_file(), name, "there is no ledger", remedy)
         ledger = cls(_connect(name, "ro" if read_only else "rw"), name)
         try:
             with ledger.snapshot():
@@ -119,7 +117,7 @@ class LedgerFile:
         except BaseException:
             ledger.close()
             raise
-        if accept_head and ledger._known is not None:
+        if accept_head and noted is None and ledger._known is not None:
             chain.write_head(name, ledger._known)
         return ledger
 
