@@ -800,8 +800,8 @@ def test_only_who_was_drawn_pays_for_personal_starts_and_everyone_for_a_secret_d
         for client in setting.members:
             drawn = client in plan.cohort.ids
             tab = setting.run.ledger.history(client, Observer.WORLD)
-            assert (tab is not None) == (drawn or not personal)
-            assert (setting.run.ledger.history(client, Observer.SERVER) is not None) == drawn
+            assert (tab != ()) == (drawn or not personal)
+            assert (setting.run.ledger.history(client, Observer.SERVER) != ()) == drawn
             if personal and drawn:
                 assert tab == setting.run.ledger.history(client, Observer.SERVER)
 

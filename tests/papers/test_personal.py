@@ -667,7 +667,7 @@ def test_what_is_sent_is_billed_as_udp_fedavg_and_what_stays_is_not(
             setting.run.ledger.history(client, observer)
             for observer in (Observer.SERVER, Observer.WORLD)
         ]
-        assert all((tab is not None) == (client in plan.cohort.ids) for tab in tabs)
+        assert all((tab != ()) == (client in plan.cohort.ids) for tab in tabs)
 
 
 @BOTH

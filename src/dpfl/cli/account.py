@@ -136,7 +136,7 @@ def verify(
 
     accepted = accept_head and read_head(str(file)) is None
     if accept_head:
-        Ledger.accept_head(file)
+        Ledger.open(file, read_only=True, accept_head=True).close()
     noted = read_head(str(file))
     wanted = (head or "").strip().lower().rpartition(":")[2]
     with closing(Ledger.open(file, read_only=True)) as book, book.snapshot():
