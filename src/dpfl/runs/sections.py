@@ -199,7 +199,7 @@ class ServerSection(Section):
         if given:
             kept = own if isinstance(own, steps.ServerSgd) else steps.ServerSgd()
             lr, name = self._learning_rate(kept.lr, rounds), given.pop("optimizer", "sgd")
-            start: steps.ServerSgd | steps.AdaptiveStep = kept
+            start: steps.ServerSgd | steps.ServerAdam = kept
             if name != "sgd":
                 start = (steps.ServerAdam if name == "adam" else steps.ServerYogi)(lr=lr)
             more = {key: given[key] for key in given.keys() - {"lr", "schedule", "factor"}}
