@@ -333,9 +333,7 @@ def test_an_amplified_bill_is_charged_to_everyone_drawn_or_not() -> None:
     assert 0 < len(plan.cohort) < 8
     for client in setting.members:
         tab = setting.ledger.history(client, Observer.WORLD)
-        assert [(e.sampling, e.sampling_rate, e.steps) for e in tab] == [
-            ("poisson", 0.4, 1)
-        ]
+        assert [(e.sampling, e.sampling_rate, e.steps) for e in tab] == [("poisson", 0.4, 1)]
         assert (setting.ledger.history(client, Observer.SERVER) != ()) == (
             client in plan.cohort.ids
         )
@@ -483,9 +481,7 @@ def test_an_amplified_world_bill_is_everyone_s_even_where_the_promise_is_against
     plan = setting.open()
     setting.work(plan)
     assert 0 < len(plan.cohort) < 10
-    assert all(
-        setting.ledger.history(client, Observer.WORLD) != () for client in setting.members
-    )
+    assert all(setting.ledger.history(client, Observer.WORLD) != () for client in setting.members)
 
 
 def test_uploads_that_are_not_finite_are_no_noise_shares() -> None:
