@@ -83,6 +83,8 @@ WRITTEN = json.loads(Event(noise_multiplier=1.0).to_json())
 @pytest.mark.parametrize(
     "text",
     [
+        ",",
+        "{",
         "[]",
         "5",
         "null",
@@ -100,8 +102,9 @@ WRITTEN = json.loads(Event(noise_multiplier=1.0).to_json())
 )
 def test_text_that_is_no_event_is_a_ledger_error_and_never_guessed_at(text: str) -> None:
     body = f'{{"unit": "record", "adjacency": "zero_out", "events": [{text}]}}'
-    with pytest.raises(LedgerError, match="cannot be read"):
-        PrivacyCost.from_json(body)
+    for stored in (body, text):
+        with pytest.raises(LedgerError, match="cannot be read"):
+            PrivacyCost.from_json(stored)
 
 
 @given(st.lists(events(), max_size=6), st.randoms(use_true_random=False))
