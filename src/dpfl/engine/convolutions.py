@@ -33,7 +33,9 @@ def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> LayerGradient:
     slopes = d.permute(0, 2, 3, 1).reshape(len(a), -1, layer.out_channels)
     of_group = _products_of_planes if planes else _products_of_patches
     outputs = layer.out_channels // layer.groups
-    groups = zip(a.split(each, 1 if planes else 3), slopes.split(outputs, 2), strict=True)
+    groups = zip(
+        torch.split(a, each, 1 if planes else 3), torch.split(slopes, outputs, 2), strict=True
+    )
     pieces = [of_group(layer, own.contiguous(), mine.contiguous()) for own, mine in groups]
     squares, inputs = rules.added(squares for squares, _ in pieces), layer.weight[0].numel()
 
@@ -47,7 +49,8 @@ def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> LayerGradient:
     if planes:
         names = ("weight", "bias") if layer.bias is not None else ("weight",)
         return LayerGradient(
-            squares, lambda factor: dict(zip(names, weighted(factor).split(inputs, 1), strict=True))
+            squares,
+            lambda factor: dict(zip(names, torch.split(weighted(factor), inputs, 1), strict=True)),
         )
     bias = None if layer.bias is None else rules.rows(slopes.sum(dim=1))
     return LayerGradient.of(weight=(squares, of_patches), bias=bias)

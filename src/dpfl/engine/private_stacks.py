@@ -63,7 +63,7 @@ class ClippedSums:
         """Squared norms of all records, where that is less work than those of every step."""
         norms = torch.zeros(len(self._records.features), dtype=torch.float64)
         for job, start in zip(self._block.jobs, self._records.starts[:, 0], strict=True):
-            some = [job.inputs(part).flatten(1) for part in job.features.split(1024)]
+            some = [job.inputs(part).flatten(1) for part in torch.split(job.features, 1024)]
             norms[start : start + len(job.features)] = torch.cat([*map(squared_norms, some)])
         return norms
 
