@@ -72,9 +72,8 @@ class OneByOne:
                 if phase.noise_multiplier > 0:  # drawn where its generator is, on the CPU
                     grid = Grid.of(phase.noise_multiplier * phase.clip)
                     gradient = grid.noised(gradient, noise)
-                size: float = max(len(rows), 1)
-                if isinstance(records, PoissonBatches):
-                    size = records.expected_size
+                count = max(len(rows), 1)
+                size = records.expected_size if isinstance(records, PoissonBatches) else count
                 gradient = gradient.div_(size).to(vector.dtype)
             if phase.weight_decay:
                 gradient.add_(vector, alpha=phase.weight_decay)

@@ -149,5 +149,7 @@ def _into_balls(chain: Chain, vectors: Tensor, centres: Tensor, radii: Tensor) -
     squares = torch.stack(pieces).sum(dim=0)
     factor = clip_factor(squares[:, None].sqrt(), radii).to(vectors.dtype)
     outside = (factor < 1).flatten()
-    some = slice(None) if bool(outside.all()) else outside
-    vectors[some] = torch.addcmul(centres[some], apart[some], factor[some])
+    if bool(outside.all()):
+        torch.addcmul(centres, apart, factor, out=vectors)
+    elif bool(outside.any()):
+        vectors[outside] = torch.addcmul(centres[outside], apart[outside], factor[outside])
