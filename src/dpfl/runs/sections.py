@@ -78,7 +78,7 @@ class BudgetsSection(Section):
                 problem, remedy = f"has no delta for '{client}'", "give a delta column or --delta"
                 check(own is not None, where, problem, remedy)
                 problem = f"gives '{client}' delta {own}, and {common} was given for all"
-                remedy = "leave one out; a delta for all fills only empty cells of the column"
+                remedy = "leave one of the two out; a delta for all fills empty cells of the column"
                 check(not full or own == common, where, problem, remedy)
         return {**values, "epsilon": epsilons, "delta": delta}
 
