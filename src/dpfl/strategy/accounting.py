@@ -12,6 +12,8 @@ from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Claims, Observer, Phase, Terms, Unit
 from dpfl.plugs.base import NoiseMaker
+from dpfl.plugs.channels import Channel
+from dpfl.plugs.stages import Stage
 from dpfl.privacy.accountant import SMALLEST_DELTA
 from dpfl.privacy.calibrate import calibrate
 from dpfl.privacy.costs import PrivacyCost
@@ -120,8 +122,12 @@ class Accounting(Slots):
         """Whether nothing that is published tells who was drawn."""
         # Clients' own noise over a cohort of random size: how much noise is published would tell
         # how many were drawn.
-        telling = (self.channel, *(self.stages if self.selection.sampling == "poisson" else ()))
-        tells = any(isinstance(plug, NoiseMaker) for plug in telling)
+        telling: list[Channel | Stage] = [self.channel]
+        telling += self.stages if self.selection.sampling == "poisson" else ()
+        bounded = Exposure(unit=Unit.CLIENT, bound=1.0)
+        tells = any(
+            isinstance(plug, NoiseMaker) or plug.exposure(bounded, 1).noise > 0 for plug in telling
+        )
         fresh = self.personal is None and not self.releases
         return self.unit is Unit.CLIENT and self.sums_only and fresh and not tells
 
