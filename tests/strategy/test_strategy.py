@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -331,3 +331,22 @@ def test_noise_of_clients_over_a_cohort_of_random_size_amplifies_nothing() -> No
     )
     assert not strategy.amplifies(Observer.WORLD)
     assert strategy.cost(Observer.WORLD, (), 1, TERMS).events[0].sampling == "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignNoise(Stage):
+    """A stage of another package that adds noise, and says so by its exposure alone."""
+
+    std: float
+
+    def client(self, x: Tensor, shared: Any, who: Any, rng: Any) -> Tensor:
+        return x + self.std
+
+    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
+        return exposure.noised(self.std)
+
+
+def test_noise_that_is_declared_by_its_exposure_alone_amplifies_nothing_either() -> None:
+    strategy = central(stages=(Clip(clip=1.0), ForeignNoise(std=2.0)), central_noise=None)
+    assert not strategy.amplifies(Observer.WORLD)
+    assert central(central_noise=CentralNoise(noise_multiplier=2.0)).amplifies(Observer.WORLD)

@@ -35,7 +35,6 @@ Departures
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -129,16 +128,22 @@ class RandomProjection(Stage):
 
 # -- the methods -----------------------------------------------------------------------------------
 
-_air = partial(method, family="wireless", needs="a simulated channel", fixed=("numbers",))
+_NEEDS, _FIXED = "a simulated channel", ("numbers",)
 
 
-@_air(simplicity=10)
+@method(family="wireless", simplicity=10, needs=_NEEDS, fixed=_FIXED)
 def airsgd(work: AirWork, channel: OverTheAir) -> Strategy:
     """Gradients noised and added up over the air, all of them: DPRP without the projection."""
     return over_the_air("airsgd", work, channel)
 
 
-@_air(simplicity=20, search={"dimension": (1 / 64, 1 / 8)})
+@method(
+    family="wireless",
+    simplicity=20,
+    search={"dimension": (1 / 64, 1 / 8)},
+    needs=_NEEDS,
+    fixed=_FIXED,
+)
 def dprp(work: AirWork, channel: OverTheAir, stage: RandomProjection) -> Strategy:
     """Gradients projected onto a few shared random directions, noised, and added up over the
     air.

@@ -34,7 +34,6 @@ Departures
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
@@ -163,22 +162,17 @@ class PublicSubspace(SharedSubspace):
 
 # -- the two methods -------------------------------------------------------------------------------
 
-_pfa = partial(
-    method,
-    family="heterogeneous",
-    search={"k": (1, 2)},
-    needs="claimed epsilons that differ",
-    fixed=("warm_up_only",),
-)
+_TRIED, _NEEDS = {"k": (1, 2)}, "claimed epsilons that differ"
+_FIXED = ("warm_up_only",)
 
 
-@_pfa(simplicity=50)
+@method(family="heterogeneous", simplicity=50, search=_TRIED, needs=_NEEDS, fixed=_FIXED)
 def pfa(work: RecordWork, clean: PublicProjection) -> Strategy:
     """WeiAvg with the private updates projected onto the subspace of the public ones."""
     return record_level("pfa", work, EpsilonWeights(), clean=clean)
 
 
-@_pfa(simplicity=60)
+@method(family="heterogeneous", simplicity=60, search=_TRIED, needs=_NEEDS, fixed=_FIXED)
 def pfa_plus(work: RecordWork, clean: PublicProjection) -> Strategy:
     """PFA in which private clients send k numbers per tensor."""
     clean, stages = replace(clean, warm_up_only=True), (PublicSubspace(k=clean.k),)

@@ -1,7 +1,7 @@
 """Show what happened: pages for a board and for an engineer, figures for papers, a live view.
 
 >>> from dpfl import report
->>> report.__all__[:3]
+>>> dir(report)[:3]
 ['LiveServer', 'ReportInput', 'all_charts']
 
 ``write_report`` writes the page of a run or a comparison, ``write_ledger_page`` the privacy report
@@ -18,22 +18,40 @@ and ``meaning`` turn them into charts; ``page``, ``public`` and ``ledger_page`` 
 a page; ``rendering`` puts them into templates.
 """
 
-from dpfl.report.inputs import ReportInput
-from dpfl.report.ledger_page import write_ledger_page
-from dpfl.report.live import LiveServer
-from dpfl.report.page import all_charts, write_report
-from dpfl.report.printing import print_page
-from dpfl.report.reading import of_folders, of_results
-from dpfl.report.static import write_figures
+from __future__ import annotations
 
-__all__ = [
-    "LiveServer",
-    "ReportInput",
-    "all_charts",
-    "of_folders",
-    "of_results",
-    "print_page",
-    "write_figures",
-    "write_ledger_page",
-    "write_report",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpfl.report.inputs import ReportInput as ReportInput
+    from dpfl.report.ledger_page import write_ledger_page as write_ledger_page
+    from dpfl.report.live import LiveServer as LiveServer
+    from dpfl.report.page import all_charts as all_charts
+    from dpfl.report.page import write_report as write_report
+    from dpfl.report.printing import print_page as print_page
+    from dpfl.report.reading import of_folders as of_folders
+    from dpfl.report.reading import of_results as of_results
+    from dpfl.report.static import write_figures as write_figures
+
+_HOMES = {
+    "LiveServer": "live",
+    "ReportInput": "inputs",
+    "all_charts": "page",
+    "of_folders": "reading",
+    "of_results": "reading",
+    "print_page": "printing",
+    "write_figures": "static",
+    "write_ledger_page": "ledger_page",
+    "write_report": "page",
+}
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dpfl.report' has no attribute '{name}'")
+    return getattr(import_module(f"dpfl.report.{_HOMES[name]}"), name)

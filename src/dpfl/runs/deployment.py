@@ -103,11 +103,8 @@ class StudyFile(TomlFile):
         problem += " one by one, and the guarantee rests on their sum"
         remedy = "use another method, or simulate it"
         check(not strategy.channel.simulated, where, problem, remedy, PrivacyRefusal)
-        problem, hypothetical = (
-            "plans with larger budgets than the sites have",
-            strategy.local.hypothetical,
-        )
-        check(not hypothetical, where, problem, remedy, PrivacyRefusal)
+        problem, remedy = "plans with larger budgets than the sites have", "use it in a simulation"
+        check(not strategy.local.hypothetical, where, problem, remedy, PrivacyRefusal)
         return strategy
 
     def build_model(self) -> nn.Module:
