@@ -59,12 +59,12 @@ def train_with_losses(
             run=Run(name="lossy", ledger=ledger, seed=secret, public=shared),
             dropout=dropout,
         )
-        outcome = simulation.run(simulation.start(), [])
-    assert outcome.summary is not None
-    simulation.layout.write(outcome.state.model, simulation.model)
+        summary = simulation.play()
+    assert summary is not None
+    simulation.layout.write(simulation.state.model, simulation.model)
     return dpfl.Result(
         model=simulation.model,
-        history=outcome.history,
-        summary=outcome.summary,
+        history=simulation.history,
+        summary=summary,
         timings=simulation.timings,
     )

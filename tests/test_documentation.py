@@ -71,7 +71,7 @@ def test_every_command_and_option_in_the_documents_exists() -> None:
             if not line.startswith("dpfl ") or "|" in line:
                 continue
             words = shlex.split(line.split("#")[0])
-            command, rest = group.get_command(context, words[1]), words[2:]
+            _, command, rest = group.resolve_command(context, words[1:])
             assert command is not None, line
             if isinstance(command, click.Group):
                 command, rest = command.commands[words[2]], words[3:]

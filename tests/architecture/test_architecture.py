@@ -27,10 +27,10 @@ LIBRARY = {
 PAPERS = sorted(path for path in (PACKAGE / "methods").glob("*.py") if path.stem != "__init__")
 
 # The project's own limits. They may only fall: the goals are 7,000 and 9,000.
-MOST_LIBRARY_LINES = 11_200
-MOST_SHELL_LINES = 9_850
+MOST_LIBRARY_LINES = 9_380
+MOST_SHELL_LINES = 9_000
 LEAST_DOCSTRING_SHARE = 0.27
-LONG_FILES = 18  # of more than 260 lines
+LONG_FILES = 2  # of more than 260 lines
 
 
 def docstrings(tree: ast.Module) -> Iterator[ast.Expr]:
@@ -87,7 +87,7 @@ def test_the_project_does_not_outgrow_its_limits() -> None:
 def test_hardly_a_file_is_long_and_no_line_is() -> None:
     lengths = {path: path.read_text().splitlines() for path in SOURCES}
     assert sum(len(lines) > 260 for lines in lengths.values()) <= LONG_FILES
-    assert max(map(len, lengths.values())) <= 430
+    assert max(map(len, lengths.values())) <= 270
     wide = [path for path, lines in lengths.items() if any(len(line) > 100 for line in lines)]
     assert not wide
     assert not {path.stem for path in SOURCES} & {"utils", "helpers", "common", "misc"}

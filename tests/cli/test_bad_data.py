@@ -20,7 +20,6 @@ import torch
 from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, DataError
 from dpfl.datasets.named import DATASETS, load_dataset
-from dpfl.datasets.shakespeare import encode
 from dpfl.engine import make_engine
 
 PRIVATE = [
@@ -475,23 +474,3 @@ def test_cuda_where_there_is_none_ends_with_2(
     assert "device 'cuda': cannot be used here" in err
     assert len(err.strip().splitlines()) == 1
     assert not list(Path().rglob("experiment.toml"))
-
-
-# ---- characters ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "odd", "place"),
-    [("a$b", "$", 1), ("café", "é", 3), ("\t", "\t", 0), ("日本", "日", 0)],
-)
-def test_a_character_outside_the_alphabet_is_named_with_its_place(
-    text: str, odd: str, place: int
-) -> None:
-    with pytest.raises(DataError) as caught:
-        encode(text, strict=True)
-    assert f"character {odd!r} at position {place} is not in the alphabet of 80" in str(
-        caught.value
-    )
-    assert "encode without strict" in caught.value.remedy
-    assert caught.value.exit_code == 3
-    assert len(encode(text)) == len(text)

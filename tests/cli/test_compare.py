@@ -14,12 +14,13 @@ import pytest
 import torch
 from scipy import stats
 
-from dpfl.cli import results as r
+from dpfl.cli import compare as r
 from dpfl.cli.main import run_command
 from dpfl.cli.options import Asked
 from dpfl.experiments import compare as library
 from dpfl.experiments import pool as compare
 from dpfl.experiments.ranking import standings
+from dpfl.experiments.results import CellResult
 from dpfl.methods import METHODS, families
 from dpfl.runs.experiment import Experiment
 
@@ -171,7 +172,7 @@ def test_everything_fits_80_columns(
                 "bytes_up": 2**30 - 2**19,
             }
             run["bytes_down"] = 2**30 - 2**19
-    r.show_standings(standings(cells))
+    r.show_standings(standings([CellResult.from_dict(cell) for cell in cells]))
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
@@ -314,10 +315,10 @@ BAD: list[tuple[list[str], int, str]] = [
     ([*FULL, "--methods", "weiavgg"], 2, "did you mean 'weiavg'"),
     ([*FULL, "--family", "heterogenous"], 2, "did you mean 'heterogeneous'"),
     ([*FULL, "--family", "client", "--methods", "dp_fed"], 2, "give one of the two"),
-    ([*FULL, "--methods", "weiavg", "--seeds", "0"], 2, "names no seed"),
-    ([*FULL, "--methods", "weiavg", "--seeds=-2"], 2, "names no seed"),
-    ([*FULL, "--methods", "weiavg", "--seeds", "1,1"], 2, "one twice"),
-    ([*FULL, "--methods", "weiavg", "--seeds", "1,"], 2, "list of numbers"),
+    ([*FULL, "--methods", "weiavg", "--seeds", "0"], 2, "list of different numbers"),
+    ([*FULL, "--methods", "weiavg", "--seeds=-2"], 2, "list of different numbers"),
+    ([*FULL, "--methods", "weiavg", "--seeds", "1,1"], 2, "list of different numbers"),
+    ([*FULL, "--methods", "weiavg", "--seeds", "1,"], 2, "list of different numbers"),
     ([*FULL, "--methods", "weiavg", "--seeds", "1.5"], 2, "not a number"),
     ([*FULL, "--methods", "weiavg", "--workers", "0"], 2, "--workers"),
     (

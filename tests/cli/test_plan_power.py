@@ -14,7 +14,7 @@ from scipy import optimize, special
 
 from dpfl.cli.main import run_command
 from dpfl.core.types import Adjacency
-from dpfl.experiments import describe as library
+from dpfl.experiments import planned_costs as library
 from dpfl.experiments.power import plan_power
 from dpfl.privacy.accountant import Spend
 from dpfl.privacy.events import Event

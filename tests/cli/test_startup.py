@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from dpfl.cli.main import COMMANDS, LazyGroup, app, run_command
@@ -58,12 +59,14 @@ def test_accounting_for_numbers_needs_no_torch() -> None:
 
 def test_every_command_can_be_loaded_and_says_what_it_does() -> None:
     group = LazyGroup(name="dpfl")
-    assert group.get_command(None, "nothing") is None
     for name in COMMANDS:
-        command = group.get_command(None, name)
+        used, command, rest = group.resolve_command(click.Context(group), [name, "--help"])
         assert command is not None
-        assert command.name == name
+        assert used == command.name == name
         assert command.help
+        assert rest == ["--help"]
+    with pytest.raises(click.UsageError):
+        group.resolve_command(click.Context(group), ["nothing"])
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dpfl.cli import sweep as command
+from dpfl.cli import studies as command
 from dpfl.cli.main import run_command
 from dpfl.cli.values import lists_of, seeds_of
 from dpfl.core.errors import ConfigurationError
@@ -162,7 +162,7 @@ def test_a_whole_family_fits_80_columns_with_its_values(capsys: pytest.CaptureFi
         for scale in (0.125, 0.25)
         for name in names
     ]
-    command.show(StudyResult(title="t", cells=tuple(cells)))
+    command.show_sweep(StudyResult(title="t", cells=tuple(cells)))
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out

@@ -27,7 +27,7 @@ from dpfl.data.inputs import NUMBERS, Pixels, Tokens
 from dpfl.data.partition import Partition
 from dpfl.data.records import Dataset, Records, Shard
 from dpfl.datasets.named import load_dataset
-from dpfl.datasets.shakespeare import WINDOW, decode, read_shakespeare
+from dpfl.datasets.shakespeare import WINDOW, read_shakespeare
 from dpfl.models import make_model
 
 NATURAL = Partition(kind="natural")
@@ -453,12 +453,12 @@ def test_a_label_is_the_character_that_follows(real_data: Path, plays: Dataset) 
     federation = Federation.from_dataset(plays, NATURAL, None, PublicSeed(0))
     for name in ("hamlet/HAMLET", roles.names[0], roles.names[-1], "macbeth/LADY MACBETH"):
         shard = federation.shards[name]
-        train, test = (decode(part.numpy()) for part in roles.split(roles.names.index(name)))
+        train, test = (part.tolist() for part in roles.split(roles.names.index(name)))
         for place in (0, 1, shard.examples // 2, shard.examples - 1):
-            assert decode(shard.features[place].numpy()) == train[place : place + WINDOW]
-            assert decode(shard.labels[place : place + 1].numpy()) == train[place + WINDOW]
-        assert decode(shard.labels.numpy()) == train[WINDOW:]
-        assert decode(shard.test_labels.numpy()) == test[WINDOW::WINDOW][: len(shard.test_labels)]
+            assert shard.features[place].tolist() == train[place : place + WINDOW]
+            assert shard.labels[place : place + 1].tolist() == [train[place + WINDOW]]
+        assert shard.labels.tolist() == train[WINDOW:]
+        assert shard.test_labels.tolist() == test[WINDOW::WINDOW][: len(shard.test_labels)]
 
 
 @pytest.mark.data

@@ -21,7 +21,6 @@ from dpfl.datasets.shakespeare import (
     VOCABULARY,
     WINDOW,
     Roles,
-    decode,
     encode,
     read_shakespeare,
     spoken,
@@ -29,6 +28,11 @@ from dpfl.datasets.shakespeare import (
 )
 
 ARCHIVE = "moby-shakespeare.tar.xz"
+
+
+def decode(tokens: np.ndarray) -> str:
+    """The text of tokens; what was unknown is the replacement character."""
+    return "".join((ALPHABET + "\N{REPLACEMENT CHARACTER}")[token] for token in tokens.tolist())
 
 
 @pytest.fixture(autouse=True)
@@ -46,11 +50,10 @@ def test_the_alphabet_has_80_characters_and_the_vocabulary_one_more() -> None:
 
 @given(st.text(alphabet=ALPHABET, max_size=200))
 def test_text_over_the_alphabet_comes_back_as_it_was(text: str) -> None:
-    tokens = encode(text, strict=True)
+    tokens = encode(text)
     assert tokens.dtype == np.uint8
     assert len(tokens) == len(text)
     assert decode(tokens) == text
-    assert np.array_equal(encode(text), tokens)
 
 
 @given(st.text(max_size=100))
@@ -72,27 +75,6 @@ def test_any_text_is_encoded_and_decoding_changes_nothing_more(text: str) -> Non
 )
 def test_accents_are_dropped_and_other_characters_become_unknown(text: str, expected: str) -> None:
     assert decode(encode(text)) == expected
-
-
-@given(
-    st.text(alphabet=ALPHABET, max_size=30),
-    st.characters(exclude_characters=ALPHABET),
-    st.text(max_size=30),
-)
-def test_strict_names_the_first_unknown_character_and_its_position(
-    before: str, odd: str, after: str
-) -> None:
-    with pytest.raises(DataError) as caught:
-        encode(before + odd + after, strict=True)
-    assert f"character {odd!r} at position {len(before)} is not in the alphabet of 80" in str(
-        caught.value
-    )
-
-
-@pytest.mark.parametrize("token", [81, 255, -1])
-def test_a_token_outside_the_vocabulary_is_refused(token: int) -> None:
-    with pytest.raises(DataError, match=f"{token} is outside the vocabulary of 81"):
-        decode(np.array([0, token, 3]))
 
 
 # ---- windows -------------------------------------------------------------------------------------
@@ -117,12 +99,6 @@ def test_windows_are_views_and_no_copies() -> None:
     tokens[100] = 7
     assert features.data_ptr() == tokens.data_ptr()
     assert int((features == 7).sum()) == WINDOW
-
-
-@pytest.mark.parametrize("length", [0, WINDOW])
-def test_a_text_too_short_for_a_window_is_refused(length: int) -> None:
-    with pytest.raises(DataError, match=f"{length} characters hold no window of 80"):
-        windows(torch.zeros(length, dtype=torch.uint8))
 
 
 # ---- what is spoken ------------------------------------------------------------------------------
@@ -259,7 +235,6 @@ def test_roles_of_one_name_are_apart_by_play_and_come_sorted(tmp_path: Path) -> 
     for _ in range(2):  # unpacked, then from the cache
         roles = read_shakespeare(path)
         assert roles.names == ("april/ANNA", "zorn/ANNA", "zorn/ZOE")
-        assert len(roles) == 3
         assert texts(roles) == {
             "april/ANNA": "\n".join(["april", *long]),
             "zorn/ANNA": "\n".join(["zorn", *long]),
@@ -325,7 +300,7 @@ def test_the_real_plays_give_their_roles(real_data: Path) -> None:
     roles = read_shakespeare(real_data / "shakespeare" / ARCHIVE)
     assert list(roles.names) == sorted(set(roles.names))
     assert len({name.split("/")[0] for name in roles.names}) == 37
-    assert (len(roles), len(roles.tokens)) == (857, 4_227_715)
+    assert (len(roles.names), len(roles.tokens)) == (857, 4_227_715)
     assert int((roles.tokens == UNKNOWN).sum()) == 1  # a dollar sign: "my sea sha$l suck them dry"
     said = texts(roles)
     assert said["hamlet/HAMLET"].startswith(
@@ -337,7 +312,7 @@ def test_the_real_plays_give_their_roles(real_data: Path) -> None:
     assert said["hamlet/HAMLET"].count("\n") == 1_494
     assert "comedyoferrors/ANTIPHOLUS OF EPHESUS" in said
     assert not any("Exeunt" in text or "SCENE" in text or "|" in text for text in said.values())
-    lengths = [[len(part) for part in roles.split(i)] for i in range(len(roles))]
+    lengths = [[len(part) for part in roles.split(i)] for i in range(len(roles.names))]
     assert min(map(min, lengths)) == WINDOW + 1
     again = read_shakespeare(real_data / "shakespeare" / ARCHIVE)
     assert again.names == roles.names

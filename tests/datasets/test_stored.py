@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfl.core.errors import DataError
-from dpfl.datasets.stored import archive_members, stored_arrays
+from dpfl.datasets.stored import Arrays, archive_members, stored_arrays
 
 
 @pytest.fixture
@@ -39,19 +39,14 @@ class Maker:
         self.calls = 0
         self.values = values
 
-    def __call__(self) -> dict[str, np.ndarray]:
+    def __call__(self) -> Arrays:
         self.calls += 1
         pixels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)[::-1]
-        return {
-            "values": np.array(self.values, np.int64),
-            "pixels": pixels,
-            "none": np.zeros((0, 5), np.int16),
-        }
+        more = [np.full(1, i, np.int16) for i in range(10)]  # "10" sorts before "2"
+        return [np.array(self.values, np.int64), pixels, np.zeros((0, 5), np.int16), *more]
 
 
-def load(
-    source: Path, maker: Callable[[], dict[str, np.ndarray]], version: int = 1
-) -> dict[str, np.ndarray]:
+def load(source: Path, maker: Callable[[], Arrays], version: int = 1) -> Arrays:
     return stored_arrays("made-up", [source], maker, version=version)
 
 
@@ -64,25 +59,24 @@ def test_the_second_load_makes_nothing_and_returns_the_same_writable_arrays(
     maker = Maker(3, -4)
     first, second = load(source, maker), load(source, maker)
     assert maker.calls == 1
-    assert list(first) == list(second) == ["values", "pixels", "none"]
-    for name in first:
-        assert np.array_equal(first[name], second[name])
-        assert first[name].dtype == second[name].dtype
-        assert second[name].flags.writeable
-    assert second["pixels"][0, 0, 0] == 12
-    assert second["none"].shape == (0, 5)
+    for made, kept in zip(first, second, strict=True):
+        assert np.array_equal(made, kept)
+        assert made.dtype == kept.dtype
+        assert kept.flags.writeable
+    assert second[1][0, 0, 0] == 12
+    assert second[2].shape == (0, 5)
 
 
 def test_a_changed_source_is_read_anew_and_takes_the_place_of_the_old(
     cache: Path, source: Path
 ) -> None:
-    assert load(source, Maker(1))["values"].tolist() == [1]
+    assert load(source, Maker(1))[0].tolist() == [1]
     source.write_bytes(b"123456")
-    assert load(source, Maker(2))["values"].tolist() == [2]
+    assert load(source, Maker(2))[0].tolist() == [2]
     os.utime(source, ns=(1, 1))  # same size, another time
-    assert load(source, Maker(3))["values"].tolist() == [3]
-    assert load(source, Maker(4), version=2)["values"].tolist() == [4]
-    assert load(source, Maker(5), version=2)["values"].tolist() == [4]
+    assert load(source, Maker(3))[0].tolist() == [3]
+    assert load(source, Maker(4), version=2)[0].tolist() == [4]
+    assert load(source, Maker(5), version=2)[0].tolist() == [4]
     assert len(list(cache.iterdir())) == 1
 
 
@@ -95,7 +89,7 @@ def test_sources_in_different_folders_do_not_share_a_place(
     os.utime(other, ns=(5, 5))
     load(source, Maker(1))
     load(other, Maker(2))
-    assert [load(path, Maker(9))["values"].tolist() for path in (source, other)] == [[1], [2]]
+    assert [load(path, Maker(9))[0].tolist() for path in (source, other)] == [[1], [2]]
 
 
 @pytest.mark.parametrize(
@@ -104,11 +98,12 @@ def test_sources_in_different_folders_do_not_share_a_place(
         lambda content: content[:-1],
         lambda content: content + b"\0",
         lambda content: b"",
-        lambda content: b"no json\n" + content,
-        lambda content: b"[]\n" + content,
-        lambda content: content.replace(b"<i8", b"|O8"),
-        lambda content: content.replace(b"<i8", b"???"),
-        lambda content: content.replace(b'"arrays"', b'"arrows"'),
+        lambda content: b"rubbish\n" + content,
+        lambda content: b'{"made_of": "the layout of version 0.1"}\n' + content,
+        lambda content: content.replace(b"I64", b"OBJ"),
+        lambda content: content.replace(b"I64", b"I32"),
+        lambda content: content.replace(b"made_of", b"made_up"),
+        lambda content: content.replace(b'"3":', b'"x":'),
     ],
 )
 def test_a_damaged_cache_is_ignored_and_rewritten(
@@ -119,7 +114,7 @@ def test_a_damaged_cache_is_ignored_and_rewritten(
     whole = kept.read_bytes()
     kept.write_bytes(damage(whole))
     maker = Maker(1)
-    assert load(source, maker)["values"].tolist() == [1]
+    assert load(source, maker)[0].tolist() == [1]
     assert maker.calls == 1
     assert kept.read_bytes() == whole
 
@@ -127,7 +122,7 @@ def test_a_damaged_cache_is_ignored_and_rewritten(
 def test_a_cache_that_cannot_be_written_is_done_without(cache: Path, source: Path) -> None:
     cache.parent.write_text("a file where the folder should be")
     maker = Maker(7)
-    assert load(source, maker)["values"].tolist() == load(source, maker)["values"].tolist() == [7]
+    assert load(source, maker)[0].tolist() == load(source, maker)[0].tolist() == [7]
     assert maker.calls == 2
 
 
@@ -139,12 +134,12 @@ def test_a_full_disk_leaves_no_draft_behind(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    assert load(source, Maker(7))["values"].tolist() == [7]
+    assert load(source, Maker(7))[0].tolist() == [7]
     assert list(cache.iterdir()) == []
 
 
 def test_a_source_that_is_gone_is_the_reader_s_to_report(cache: Path, tmp_path: Path) -> None:
-    def make() -> dict[str, np.ndarray]:
+    def make() -> Arrays:
         raise DataError("here", "there is nothing", "put something")
 
     with pytest.raises(DataError, match="there is nothing"):

@@ -181,10 +181,9 @@ def upload_of(answer: Message, step: float = 1.0) -> torch.Tensor:
 def history_of(site: Site, observer: Observer) -> History:
     ledger = site.ledger()
     try:
-        tab = ledger.history(site.id, observer)
+        return ledger.history(site.id, observer)
     finally:
         ledger.close()
-    return () if tab is None else tab.history
 
 
 def charged(site: Site, observer: Observer = Observer.SERVER) -> set[int]:

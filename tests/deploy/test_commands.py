@@ -331,7 +331,7 @@ def test_a_large_delta_is_called_weak_wherever_the_grant_is_shown(
     [
         ("study", {"feature_shape": [-4]}, "feature_shape"),
         ("study", {"sites": ["a", "../b"]}, "sites"),
-        ("run", {"least_sites": 7}, "7 sites are needed, and .study. sites names 3"),
+        ("run", {"least_sites": 7}, "7 of 3 sites are needed"),
         ("run", {"rounds": True}, "rounds"),
         ("run", {"seed": -1}, "seed"),
         ("network", {"host": ""}, "host"),

@@ -13,6 +13,7 @@ import pytest
 from dpfl.core.types import Observer
 from dpfl.deploy.messages import Message
 from dpfl.deploy.site import Site
+from dpfl.privacy.chain import Entry
 from dpfl.privacy.costs import Charge, PrivacyPlan
 from dpfl.privacy.site_ledger import SiteLedger
 from tests.deploy.federation import CLIENT, Desk, charged, make_site, study_values
@@ -30,7 +31,7 @@ KILLED = """
 import os, signal, sqlite3, sys
 from pathlib import Path
 from dpfl.deploy import site as module
-from dpfl.privacy import ledger as ledgers
+from dpfl.privacy.chain import Entry
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.rounds import Agreement
 from tests.deploy.federation import Desk, study_values
@@ -39,7 +40,7 @@ def die(*rest, **more):
     os.kill(os.getpid(), signal.SIGKILL)
 
 def arm(point):
-    real_work, real_charge = module.Site._work, SiteLedger.charge
+    real_work, real_charge = module.Site._work, SiteLedger._charge
     if point == "before work":
         module.Site._work = die
     if point == "after work":
@@ -47,9 +48,9 @@ def arm(point):
     if point == "after checking":
         SiteLedger.charge_and_store = die
     if point == "in the transaction":
-        SiteLedger.charge = lambda self, *a, also, **m: real_charge(self, *a, also=die, **m)
+        SiteLedger._charge = lambda *a: (real_charge(*a), die())
     if point == "before commit":
-        SiteLedger.charge = lambda self, *a, also, **m: real_charge(self, *a, also=lambda c: (also(c), die()), **m)
+        Entry.seal = die
     if point == "after commit":
         real_pay = SiteLedger.charge_and_store
         SiteLedger.charge_and_store = lambda *a, **m: (real_pay(*a, **m), die())
@@ -145,7 +146,9 @@ def test_a_fault_between_work_and_commit_charges_nothing(
     assert site.answer(desk.train(0)).accepted
 
 
-def test_what_belongs_to_a_charge_is_written_with_it_or_not_at_all(tmp_path: Path) -> None:
+def test_what_belongs_to_a_charge_is_written_with_it_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site, desk = make_site(tmp_path / "a", "a", CLIENT), Desk(study_values("udp_fedavg"))
     cost = desk.agreement().cost(Observer.WORLD, site.member().participant)
     ledger = site.ledger()
@@ -153,17 +156,21 @@ def test_what_belongs_to_a_charge_is_written_with_it_or_not_at_all(tmp_path: Pat
     ledger.commit(RUN, [PrivacyPlan(account="a", observer=Observer.WORLD, cost=cost, releases=1)])
     charge = [Charge(account="a", observer=Observer.WORLD, cost=cost)]
 
-    def fails(connection: sqlite3.Connection) -> None:
-        connection.execute("INSERT INTO outbox VALUES ('run-1', 0, x'00', x'')")
+    def fails(entry: Entry) -> None:
+        written = entry.connection.execute("SELECT payload FROM outbox").fetchall()
+        assert (written, len(entry.rows["charges"])) == ([(b"sent",)], 1)
         raise RuntimeError("power cut")
 
-    with pytest.raises(RuntimeError, match="power cut"):
-        ledger.charge(RUN, 0, charge, also=fails)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
+        patch.setattr(Entry, "seal", fails)
+        ledger.charge_and_store(RUN, 0, charge, b"sent", b"")
     assert ledger.charged(RUN, Observer.WORLD) == set()
     assert ledger.answered(RUN) is None
-    seen: list[int] = []
-    assert ledger.charge(RUN, 0, charge, also=lambda connection: seen.append(1)) == frozenset()
-    assert (seen, ledger.charged(RUN, Observer.WORLD)) == ([1], {(0, "a")})
+    assert ledger.charge_and_store(RUN, 0, charge, b"sent", b"")
+    assert (ledger.answered(RUN), ledger.charged(RUN, Observer.WORLD)) == (
+        (0, b"sent", b""),
+        {(0, "a")},
+    )
     ledger.close()
 
 

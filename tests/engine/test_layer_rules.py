@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.engine import convolutions, ghost_clipping, layer_gradient
+from dpfl.engine import convolutions, ghost_clipping
 from dpfl.engine import layer_rules as rules
 from dpfl.engine.base import Batch
-from dpfl.engine.ghost_clipping import GhostClipping, can_ghost_clip
+from dpfl.engine.ghost_clipping import GhostClipping
 from dpfl.engine.one_by_one import OneByOne
-from dpfl.engine.trace import Layers, NotCovered
+from dpfl.engine.trace import NotCovered, can_ghost_clip
 
 CLASSES = 3
 
@@ -46,7 +46,7 @@ def clipped_sum(
 ) -> Tensor:
     """The sum by ghost clipping."""
     batch = Batch(features, labels)
-    return ghost_clipping.clipped_sum(Layers.of(model), model, layout, vector, batch, clip)
+    return ghost_clipping.clipped_sum(model, layout, vector, batch, clip)
 
 
 def agree(model: nn.Module, features: Tensor, clip: float, *, tolerance: float = 5e-5) -> Tensor:
@@ -206,12 +206,8 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
     """Fill a set with (how patches are copied, how norms are taken), while convolutions run."""
     taken: set[tuple[str, str]] = set()
     copied = ["linear"]
-    planes, patches, products = convolutions._planes, convolutions._patches, layer_gradient.products
-    one_convolution, of_planes = convolutions._one_convolution, convolutions._products_of_planes
-
-    def spy_one_convolution(*arguments: object) -> layer_gradient.LayerGradient:
-        taken.add(("one convolution", "written"))
-        return one_convolution(*arguments)  # type: ignore[arg-type]
+    planes, patches, products = convolutions._planes, convolutions._patches, rules.products
+    of_planes = convolutions._products_of_planes
 
     def spy_planes(*arguments: object, **options: object) -> Tensor:
         copied[0] = "planes"
@@ -234,7 +230,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
         inputs, (records, positions, outputs) = blocks.shape[1] * blocks.shape[3], d.shape
         if positions == 1:
             norms = "factored"
-        elif not layer_gradient.written_out(records, positions, inputs, outputs):
+        elif not rules.written_out(records, positions, inputs, outputs):
             norms = "gram"
         else:
             norms = "written, transposed" if blocks.stride(2) == 1 else "written"
@@ -242,23 +238,14 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
         copied[0] = "linear"
         return products(a, d, *others)
 
-    monkeypatch.setattr(convolutions, "_one_convolution", spy_one_convolution)
     monkeypatch.setattr(convolutions, "_planes", spy_planes)
     monkeypatch.setattr(convolutions, "_products_of_planes", spy_products_of_planes)
     monkeypatch.setattr(convolutions, "_patches", spy_patches)
-    monkeypatch.setattr(convolutions, "products", spy_products)
     monkeypatch.setattr(rules, "products", spy_products)
     return taken
 
 
 CONVOLUTIONS: dict[tuple[str, str], list[tuple[tuple[int, int], tuple[int, int], tuple[int, int], dict[str, object]]]] = {
-    ("one convolution", "written"): [
-        ((16, 32), (14, 14), (5, 5), {"padding": 2, "stride": 2}),
-        ((8, 16), (11, 12), (3, 5), {"stride": (2, 1), "padding": (0, 1), "bias": False}),
-        ((48, 32), (14, 13), (3, 3), {"groups": 2, "padding": 1, "stride": (2, 1)}),
-        ((24, 16), (15, 14), (3, 2), {"dilation": (1, 2)}),
-        ((16, 16), (13, 14), (3, 3), {"stride": 2, "padding": 1}),
-    ],
     ("planes", "factored"): [
         ((2, 5), (3, 4), (3, 4), {}),
         ((24, 24), (2, 2), (2, 2), {"groups": 3}),
@@ -273,6 +260,8 @@ CONVOLUTIONS: dict[tuple[str, str], list[tuple[tuple[int, int], tuple[int, int],
         ((3, 5), (9, 9), (5, 3), {"padding": (2, 1), "padding_mode": "circular"}),
         ((6, 4), (9, 8), (2, 3), {"groups": 2, "stride": (2, 1), "dilation": (2, 2)}),
         ((4, 4), (9, 8), (3, 1), {"groups": 4, "padding": "same", "padding_mode": "reflect"}),
+        ((8, 16), (11, 12), (3, 5), {"stride": (2, 1), "padding": (0, 1), "bias": False}),
+        ((24, 16), (15, 14), (3, 2), {"dilation": (1, 2)}),
     ],
     ("full", "factored"): [
         ((24, 6), (3, 3), (3, 3), {}),
@@ -290,6 +279,9 @@ CONVOLUTIONS: dict[tuple[str, str], list[tuple[tuple[int, int], tuple[int, int],
         ((24, 2), (14, 9), (3, 3), {"stride": (2, 1), "padding": "valid"}),
         ((4, 4), (9, 9), (3, 3), {"stride": (1, 2), "padding": 1, "groups": 2}),
         ((64, 2), (9, 8), (1, 1), {}),
+        ((16, 32), (14, 14), (5, 5), {"padding": 2, "stride": 2}),
+        ((48, 32), (14, 13), (3, 3), {"groups": 2, "padding": 1, "stride": (2, 1)}),
+        ((16, 16), (13, 14), (3, 3), {"stride": 2, "padding": 1}),
     ],
     ("full", "written, transposed"): [((1, 3), (9, 9), (1, 1), {"stride": 2})],
     ("strips", "written"): [
@@ -331,11 +323,11 @@ def test_what_does_not_fit_is_done_in_pieces_by_gram_matrices(
     way: tuple[str, str], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Strips are asked for their Gram matrices only here."""
-    monkeypatch.setattr(layer_gradient, "MOST_NUMBERS", most)
+    monkeypatch.setattr(rules, "MOST_NUMBERS", most)
     taken = ways(monkeypatch)
     for seed, (channels, size, kernel, options) in enumerate(CONVOLUTIONS[way]):
         agree(conv(seed, channels, size, kernel, **options), draw(seed, 5, channels[0], *size), 0.3)
-    if most == 1 and way[0] != "one convolution":
+    if most == 1:
         assert taken - {("linear", "factored")} == {
             (way[0], "factored" if way[1] == "factored" else "gram")
         }
@@ -349,12 +341,10 @@ def test_planes_may_be_copied_a_few_records_at_a_time(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("odd", [0.0, 1e30, float("inf"), float("nan")])
-def test_records_in_one_convolution_do_not_touch_each_other(odd: float) -> None:
-    """Bit for bit, whatever lies in the group beside, and however many there are."""
+def test_records_of_a_convolution_do_not_touch_each_other(odd: float) -> None:
+    """Bit for bit, whatever lies beside them, and however many there are."""
     layer = nn.Conv2d(16, 32, 5, padding=2, stride=2)
     a, d = draw(0, 5, 16, 14, 14), draw(1, 5, 32, 7, 7)
-    if not convolutions._in_one_convolution(layer, a, d):
-        pytest.skip("this machine has no fast convolutions of many groups")
     own = torch.tensor([0.0, 1.0, 0.0])
 
     def record(a: Tensor, d: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -420,7 +410,7 @@ def test_both_ways_of_taking_norms_give_the_same_for_any_shape(
 ) -> None:
     model = made(lambda: Head(nn.Linear(inputs, outputs), (positions, inputs)), seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layer_gradient, "by_gram", lambda *_: gram)
+        patch.setattr(rules, "by_gram", lambda *_: gram)
         agree(model, draw(seed, batch, positions, inputs), clip)
 
 

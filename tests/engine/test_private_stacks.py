@@ -23,9 +23,8 @@ from dpfl.engine.base import Batch, Job
 from dpfl.engine.ghost_clipping import clipped_sum
 from dpfl.engine.phase_block import PhaseBlock
 from dpfl.engine.private_stacks import ClippedSums
-from dpfl.engine.stacked import KERNELS, arithmetic_assumptions, chain
-from dpfl.engine.stacks import stacks_of
-from dpfl.engine.trace import Layers
+from dpfl.engine.stacked import KERNELS, arithmetic_assumptions
+from dpfl.engine.stacks import Chain
 from dpfl.plugs.sampling import Draw
 
 MODELS = {
@@ -62,20 +61,16 @@ def per_record(
         steps=1, batch_size=size, sampling="poisson", lr=0.1, clip=0.5, noise_multiplier=1.0
     )
     job = job_of(model, features, labels, phase)
-    steps = chain(model, Layout.of_module(model))
-    assert steps is not None
+    chain = Chain.of(model, Layout.of_module(model))
+    assert chain is not None
     draw = Draw(torch.tensor(chosen), torch.tensor([len(chosen)]))
-    block = PhaseBlock(steps, [job] * clients, 0, torch.device("cpu"), [draw] * clients)
-    sums = ClippedSums(block, stacks_of(steps, job.start.expand(clients, -1)))
-    parts = sums.parts
-    assert parts.width == width
+    block = PhaseBlock(chain, [job] * clients, 0, torch.device("cpu"), [draw] * clients)
+    sums = ClippedSums(block, job.start.expand(clients, -1).clone())
+    assert sums.width == width
     found: dict[int, bytes] = {}
-    for number in range(parts.count(0)):
-        part = parts.get(0, number)
-        given = parts.features(part)
-        both = sums.slopes(part, given)
+    for number, part in enumerate(next(sums.parts())):
+        both, squares, _ = sums.gradients(part)
         inputs, slopes = both.inputs, both.slopes
-        squares, _ = sums.norms(part, given, both)
         for place, record in enumerate(chosen[number * width : (number + 1) * width]):
             pieces = [
                 *(a[-1, place] for a in inputs),
@@ -233,15 +228,13 @@ def integers_of(
     )  # fmt: skip
     job, device = job_of(model, features, labels, phase), torch.device("cpu")
     layout = Layout.of_module(model)
-    steps = chain(model, layout)
-    assert steps is not None
+    chain = Chain.of(model, layout)
+    assert chain is not None
     draw = Draw(torch.arange(count), torch.tensor([count]))
-    block = PhaseBlock(steps, [job], 0, device, [draw])
-    sums = ClippedSums(block, stacks_of(steps, torch.zeros(1, layout.size)))
-    assert sums.parts.width == SUMMANDS
-    return torch.cat(
-        [tensor.flatten() for stack in sums.of(0) for tensor in stack.tensors]
-    ).double()
+    block = PhaseBlock(chain, [job], 0, device, [draw])
+    sums = ClippedSums(block, torch.zeros(1, layout.size))
+    assert sums.width == SUMMANDS
+    return next(iter(sums)).flatten().double()
 
 
 def saturating(parts: int) -> Tensor:
@@ -296,6 +289,6 @@ def test_small_clips_hold_by_the_rules_of_layers_too(clip: float, size: float) -
     for seed in range(4):
         features = torch.randn(1, 64, generator=PublicSeed(seed).generator()) * size
         batch = Batch(features, torch.tensor([0]))
-        found = clipped_sum(Layers.of(model), model, layout, layout.read(model), batch, clip)
+        found = clipped_sum(model, layout, layout.read(model), batch, clip)
         assert float(found.norm()) <= clip * (1 + 1e-6)
         assert float(found.norm()) > 0.5 * clip or size < 1 or clip > 1

@@ -23,11 +23,11 @@ from dpfl.core.types import Phase
 from dpfl.data.inputs import Tokens
 from dpfl.engine import ghost_clipping
 from dpfl.engine.base import Batch, Job
-from dpfl.engine.ghost_clipping import GhostClipping, can_ghost_clip
+from dpfl.engine.ghost_clipping import GhostClipping
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.recurrent import can_unroll, unroll
 from dpfl.engine.stacked import Stacked
-from dpfl.engine.trace import Layers, NotCovered
+from dpfl.engine.trace import NotCovered, can_ghost_clip
 
 TOLERANCE = 5e-5
 CLASSES, VOCABULARY, WIDTH = 3, 7, 3
@@ -136,7 +136,7 @@ def clipped_sum(
 ) -> Tensor:
     """The sum by ghost clipping."""
     batch = Batch(features, labels)
-    return ghost_clipping.clipped_sum(Layers.of(model), model, layout, vector, batch, clip)
+    return ghost_clipping.clipped_sum(model, layout, vector, batch, clip)
 
 
 def by_rules(model: nn.Module, features: Tensor, clip: float) -> Tensor:
@@ -706,8 +706,10 @@ def test_a_trial_is_remembered_by_the_model_and_not_by_its_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried: list[bool] = []
-    real = ghost_clipping.agrees
-    monkeypatch.setattr(ghost_clipping, "agrees", lambda *all_: tried.append(True) or real(*all_))
+    real = ghost_clipping.records_at_once
+    monkeypatch.setattr(
+        ghost_clipping, "records_at_once", lambda *all_: tried.append(True) or real(*all_)
+    )
     engine = ghost_clipping.GhostClipping()
     phase = Phase(steps=1, batch_size=2, sampling="poisson", lr=0.1, clip=1.0)
     features, labels = torch.rand(4, 3, 5), torch.tensor([0, 1, 0, 1])
@@ -725,8 +727,8 @@ def test_a_trial_is_remembered_by_the_model_and_not_by_its_address(
         )
         engine.run(model, layout, [job])
         engine.run(model, layout, [job])
-        assert len(engine._agrees) == 1
+        assert len(engine._at_once) == 1
         del model
         gc.collect()
-        assert len(engine._agrees) == 0  # nothing is left for another model at the same address
+        assert len(engine._at_once) == 0  # nothing is left for another model at the same address
     assert len(tried) == 3

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Phase
-from dpfl.engine import make_engine, stacked
+from dpfl.engine import make_engine
 from dpfl.engine.base import Job
 from dpfl.engine.phase_block import PhaseBlock
 from dpfl.engine.row_span import fits_row_span, run_row_span
+from dpfl.engine.stacks import Chain
 
 FEATURES, CLASSES = 64, 4
 
@@ -40,10 +41,14 @@ def after(engine: str, network: nn.Module, jobs: list[Job]) -> list[Tensor]:
     return make_engine(engine).run(network, Layout.of_module(network), jobs)
 
 
+def block_of(network: nn.Module, jobs: list[Job]) -> PhaseBlock:
+    chain = Chain.of(network, Layout.of_module(network))
+    assert chain is not None
+    return PhaseBlock(chain, jobs, 0, torch.device("cpu"))
+
+
 def in_row_span(network: nn.Module, jobs: list[Job]) -> bool:
-    steps = stacked.chain(network, Layout.of_module(network))
-    assert steps is not None
-    return fits_row_span(steps, jobs, 0)
+    return fits_row_span(block_of(network, jobs))
 
 
 @given(
@@ -118,10 +123,7 @@ def test_records_whose_products_overflow_go_the_long_way() -> None:
     network, phase = model(), Phase(steps=4, batch_size=8, sampling="shuffle", lr=1e-30)
     layout = Layout.of_module(network)
     jobs = [job(0, 8, phase, layout.read(network), scale=1e25)]
-    steps = stacked.chain(network, layout)
-    assert steps is not None
-    block = PhaseBlock.drawn(steps, jobs, 0, torch.device("cpu"))
-    assert run_row_span(block, jobs[0].start[None]) is None
+    assert run_row_span(block_of(network, jobs), jobs[0].start[None]) is None
     slow, fast = after("one_by_one", network, jobs)[0], after("stacked", network, jobs)[0]
     assert torch.allclose(fast, slow, rtol=1e-4)
 

@@ -13,7 +13,7 @@ import torch
 
 from dpfl.core.errors import DpflError
 from dpfl.data.federation import Federation
-from dpfl.experiments import pace
+from dpfl.experiments import plan as pace
 from dpfl.plugs.selection import Everyone
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.train import run_experiment

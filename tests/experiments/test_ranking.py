@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpfl.core.errors import ConfigurationError
-from dpfl.experiments.ranking import Standing, grouped, holm, paired_p_value, remarks, standings
+from dpfl.experiments.ranking import Standing, grouped, holm, paired_p_value, remarks
+from dpfl.experiments.ranking import standings as ranked
+from dpfl.experiments.results import CellResult
 
 HYPOTHETICAL = "HYPOTHETICAL: every client was granted the largest budget, whatever it asked for"
 
@@ -38,6 +41,11 @@ def cell(
 
 def spread(largest: float | str) -> dict[str, Any]:
     return {"smallest": 0.1, "median": 0.2, "largest": largest}
+
+
+def standings(cells: Sequence[dict[str, Any]]) -> list[Standing]:
+    """Cells as results.json holds them, ranked."""
+    return ranked([CellResult.from_dict(one) for one in cells])
 
 
 def by_label(*cells: dict[str, Any]) -> dict[str, Standing]:

@@ -20,7 +20,7 @@ from dpfl.core.types import Observer
 from dpfl.experiments import pool as compare
 from dpfl.experiments.compare import run_study
 from dpfl.experiments.results import StudyResult
-from dpfl.experiments.study import Sweep, cells
+from dpfl.experiments.study import Sweep
 from dpfl.experiments.tuning import RunStore
 from dpfl.methods import find
 from dpfl.runs.experiment import Experiment
@@ -130,7 +130,7 @@ def test_a_tuned_setting_that_a_method_lacks_is_left_out_once() -> None:
 def test_validation_records_are_training_records_and_no_test_record_is_among_them() -> None:
     study = changed()
     case = study.cases()[0]
-    tuning = study.experiment(case, "weiavg", {"method.lr": 0.1}, 7, validation=True).federation()
+    tuning = study.rehearsal(case, "weiavg", {"method.lr": 0.1}, 7, ()).federation()
     final = study.experiment(case, "weiavg", {"method.lr": 0.1}, 7).federation()
 
     def rows(tensor: torch.Tensor) -> list[bytes]:
@@ -167,7 +167,7 @@ def test_one_record_cannot_be_set_aside() -> None:
         ({"methods": {}}, "methods"),
         ({"methods": {"weiavgg": {}}}, "weiavg"),
         ({"methods": {"pfa": {"kk": 1}}}, "kk"),
-        ({"vary": {"budgets.epsilon": []}}, "no values"),
+        ({"vary": {"budgets.epsilon": []}}, "at least 1 item"),
         ({"vary": {"epsilon": [1.0]}}, "names no section"),
         ({"tune": {"over": {}, "seeds": [7]}}, "over"),
         ({"tune": {"over": {"method.lr": [0.1]}, "seeds": [0]}}, "also a final one"),
@@ -215,9 +215,7 @@ def test_the_studies_of_the_project_are_complete_and_recorded(path: Path) -> Non
     study = Sweep.from_file(path)
     recorded = json.loads(path.with_suffix(".json").read_text())
     assert recorded["study"] == json.loads(json.dumps(study.model_dump(exclude_none=True)))
-    assert [(c["case"], c["label"]) for c in recorded["cells"]] == [
-        (c.case, c.label) for c in cells(study)
-    ]
+    assert [(c["case"], c["label"]) for c in recorded["cells"]] == [*study.cells()]
     assert all([run["seed"] for run in cell["runs"]] == study.seeds for cell in recorded["cells"])
     assert path.name in (path.parent / "README.md").read_text()
 

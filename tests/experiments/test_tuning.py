@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 
 from dpfl.core.errors import ConfigurationError, DataError
-from dpfl.engine.evaluation import Scores
 from dpfl.experiments import pool as compare
 from dpfl.experiments.compare import tune_study
 from dpfl.experiments.pool import Ended, Task, run_all, run_task
@@ -23,7 +22,6 @@ from dpfl.experiments.study import Sweep, on_proxy
 from dpfl.experiments.tuning import PROXY_TUNING, UNACCOUNTED_TUNING, RunStore, kept_name
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder
-from dpfl.runs.result import RoundCount
 from dpfl.sim.train import run_experiment, run_until
 from tests.sim.conftest import small
 from tests.sim.test_loop import _traces
@@ -51,8 +49,7 @@ def tuned(study: Sweep, kept: Path) -> dict[str, Any]:
 
 
 def ended(accuracy: float, task: Task) -> Ended:
-    done = RoundCount(planned=task.experiment.run.rounds, done=task.rounds)
-    return Ended(scores=Scores(accuracy=accuracy, loss=0.0), rounds=done)
+    return Ended(accuracy=accuracy, rounds=task.rounds)
 
 
 class Spy:
@@ -282,7 +279,7 @@ def test_a_halt_beyond_the_end_is_the_end(tmp_path: Path) -> None:
     values = experiment.to_dict()
     values["method"].pop("clip", None)
     task = Task(experiment=Experiment.from_dict(values), folder=tmp_path / "r", until=9)
-    assert run_task(task, lambda done: None).rounds.done == 2
+    assert run_task(task, lambda done: None).rounds == 2
     assert (tmp_path / "r/summary.json").exists()
     assert not (tmp_path / "r/halts.jsonl").exists()
 
@@ -298,10 +295,10 @@ def test_a_run_that_ended_before_its_halt_is_not_run_again(
     poor = Experiment.from_dict({**poor.to_dict(), "budgets": {"epsilon": 4.0, "delta": 1e-3}})
     task = Task(experiment=poor, folder=tmp_path / "r", until=6)
     first = run_task(task, lambda done: None)
-    assert first.rounds.ended_early
-    assert 0 < first.rounds.done < 6
+    assert RunFolder(task.folder).read_summary().rounds.ended_early
+    assert 0 < first.rounds < 6
     spy = Spy(monkeypatch)
-    assert run_task(task, lambda done: None).scores == first.scores
+    assert run_task(task, lambda done: None) == first
     assert spy.ran == []
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 
 import pytest
 
 import dpfl
 from dpfl.core.errors import ConfigurationError
 from dpfl.methods import METHODS, families, find, make_strategy
+from dpfl.plugs.step import ServerSgd
 from dpfl.plugs.weights import UniformWeights
 from dpfl.strategy.record_level import RecordWork, record_level
 
@@ -117,3 +119,32 @@ def test_a_setting_that_a_method_fixes_is_not_one_of_its_settings() -> None:
 def test_without_other_packages_there_are_only_ours() -> None:
     homes = {one.factory.__module__.rpartition(".")[0] for one in METHODS.values()}
     assert homes == {"dpfl.methods"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CappedWeights(UniformWeights):
+    clip: float
+    cap: float = 0.5
+
+
+def test_a_factory_may_take_a_component_made_of_settings_like_any_others() -> None:
+    @dpfl.method(family="heterogeneous", simplicity=1, search={"cap": (0.1,)}, fixed=("spending",))
+    def capped(
+        work: RecordWork, weights: CappedWeights, *, step: ServerSgd | None = None, tries: int = 1
+    ) -> dpfl.Strategy:
+        """Cap what each client counts."""
+        return record_level("capped", work, weights, assumptions=(f"{tries}, {step}",))
+
+    assert set(capped.settings) == {
+        *("lr", "clip", "batch_size", "local_steps", "local_epochs", "selection"),
+        *("cap", "step", "tries"),
+    }
+    built = capped(**SETTINGS, cap=0.25, step=ServerSgd(momentum=0.5))
+    assert built.weights == CappedWeights(clip=SETTINGS["clip"], cap=0.25)
+    assert built.local.clip == SETTINGS["clip"]  # type: ignore[attr-defined]
+    assert "momentum=0.5" in built.assumptions[0]  # a keyword-only argument is passed on as it is
+    assert capped(**SETTINGS).weights.cap == 0.5  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match="needs clip"):
+        capped(**{name: value for name, value in SETTINGS.items() if name != "clip"})
+    with pytest.raises(ConfigurationError, match="cap = 'much'"):
+        capped(**SETTINGS, cap="much")

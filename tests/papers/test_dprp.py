@@ -275,7 +275,7 @@ def test_clipping_again_shortens_the_estimate_by_the_stated_factor(
         limit=200,
     )
     assert exact == pytest.approx(printed, abs=0.005)
-    stage = RandomProjection(dimension=numbers, clip=clip, kind="gaussian")
+    stage = RandomProjection(dimension=numbers, clip=clip, projection="gaussian")
     layout = Layout.of({"w": torch.zeros(length)})
     total, trials = 0.0, max(4, 160 // numbers)
     cohort = Cohort.of({"a": Claims(epsilon=1.0, delta=1e-3, examples=1)})
@@ -317,7 +317,7 @@ def test_a_million_numbers_onto_a_thousand_stay_below_a_gibibyte() -> None:
 
 @pytest.mark.parametrize(("kind", "sparsity"), [("achlioptas", 3.0), ("fourier", 1.0)])
 def test_a_projection_obeys_the_laws_of_stages(kind: Any, sparsity: float) -> None:
-    testing.check_stage(RandomProjection(dimension=5, clip=0.5, kind=kind, sparsity=sparsity))
+    testing.check_stage(RandomProjection(dimension=5, clip=0.5, projection=kind, sparsity=sparsity))
 
 
 def test_all_clients_at_once_send_what_each_would_alone() -> None:
@@ -371,10 +371,10 @@ def test_the_jl_bound_is_the_stated_one_and_nothing_below_it_is_billed() -> None
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [
-        ({"kind": "fourier", "clip_after": False}, PrivacyRefusal),
-        ({"kind": "walsh"}, ConfigurationError),
+        ({"projection": "fourier", "clip_after": False}, PrivacyRefusal),
+        ({"projection": "walsh"}, ConfigurationError),
         ({"dimension": 0}, ConfigurationError),
-        ({"sparsity": 0.9, "kind": "achlioptas"}, ConfigurationError),
+        ({"sparsity": 0.9, "projection": "achlioptas"}, ConfigurationError),
         ({"distortion": 0.0}, ConfigurationError),
         ({"distortion": 1.0}, ConfigurationError),
         ({"failure": 0.0}, ConfigurationError),
@@ -1131,7 +1131,7 @@ def test_bounds_that_fail_too_often_for_delta_are_refused_before_anything_is_pla
         "largest_epsilon": 4.0,
     }
     plan["parameters"] = 700
-    with pytest.raises(PrivacyRefusal, match="delta in 10 rounds"):
+    with pytest.raises(PrivacyRefusal, match="10 rounds use up all of delta"):
         strategy.settle(Terms(rounds=10, participations=10, **plan), claims)  # type: ignore[arg-type]
     settled, terms = strategy.settle(Terms(rounds=5, participations=5, **plan), claims)  # type: ignore[arg-type]
     cost = settled.cost(dpfl.Observer.SERVER, (), 1, terms)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -29,12 +30,10 @@ from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
 from dpfl.engine.process import one_thread
 from dpfl.engine.stacked import Stacked
-from dpfl.methods.fedceo import Schedule
+from dpfl.methods.fedceo import LowRankMean, LowRankStack
 from dpfl.models import make_model
 from dpfl.numerics.tensor_svt import smoothness, tensor_svt
 from dpfl.plugs.base import Participant
-from dpfl.plugs.denoise import LowRankMean
-from dpfl.plugs.row_denoise import LowRankStack
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import (
     Plan,
@@ -234,9 +233,15 @@ def test_equal_clients_are_perfectly_smooth(clients: int, seed: int) -> None:
 # ---- the schedule ----------------------------------------------------------------------------------------------------
 
 
-def schedule(**changes: object) -> Schedule:
-    same = {"interval": 3, "coefficient": 0.5, "growth": 1.0, "layers": "all"}
-    return Schedule(**{**same, "clip": 1.0, "distributed": True, **changes})  # type: ignore[arg-type]
+SAME = {"interval": 3, "coefficient": 0.5, "clip": 1.0}
+
+
+def schedule(**changes: object) -> LowRankStack:
+    return LowRankStack(**{**SAME, **changes})  # type: ignore[arg-type]
+
+
+def automatic(**changes: object) -> LowRankStack:
+    return schedule(coefficient="auto", noise="local", expected_cohort=1.0, **changes)
 
 
 @pytest.mark.parametrize(
@@ -260,16 +265,16 @@ def test_the_paper_s_threshold_grows_by_its_factor_from_smoothing_to_smoothing(
 
 @pytest.mark.parametrize("shape", [(120, 60, 8), (60, 120, 5), (300, 40, 4)])
 def test_the_automatic_threshold_is_where_pure_noise_ends(shape: tuple[int, int, int]) -> None:
-    plan = schedule(coefficient=None, row_std=0.7)
+    plan = automatic(noise_multiplier=0.7)
     threshold = plan.threshold(2, *shape)
     tops = plain_values(0.7 * normal(*shape))[:, 0]
     assert float(tops.min()) > 0.9 * threshold
     assert float(tops.max()) < 1.1 * threshold
     assert not bool(tensor_svt(0.7 * normal(*shape), 1.1 * threshold).any())
     assert bool(tensor_svt(0.7 * normal(*shape), 0.8 * threshold).any())
-    assert schedule(coefficient=None, row_std=0.7, growth=1.5).threshold(
-        2, *shape
-    ) == pytest.approx(1.5 * threshold)
+    assert automatic(noise_multiplier=0.7, growth=1.5).threshold(2, *shape) == pytest.approx(
+        1.5 * threshold
+    )
 
 
 def terms(noise_multiplier: float | None, cohort: float) -> Terms:
@@ -286,23 +291,20 @@ def terms(noise_multiplier: float | None, cohort: float) -> Terms:
 
 
 @pytest.mark.parametrize(
-    ("distributed", "tolerated", "std"),
-    [(True, 0, 2 * 0.5 / 4), (True, 7, 2 * 0.5 / 3), (False, 0, 2 * 0.5)],
+    ("noise", "tolerated", "std"),
+    [("distributed", 0, 0.25), ("distributed", 7, 2 * 0.5 / 3), ("local", 0, 2 * 0.5)],
 )
 def test_the_noise_in_a_model_is_settled_at_enrolment(
-    distributed: bool, tolerated: int, std: float
+    noise: Literal["distributed", "local"], tolerated: int, std: float
 ) -> None:
     for kind in (LowRankStack, LowRankMean):
-        plan = schedule(
-            coefficient=None, clip=0.5, distributed=distributed, tolerated_dropouts=tolerated
-        )
-        plug = kind(schedule=plan)
-        assert plug.resolve(terms(2.0, 16)).schedule.row_std == pytest.approx(std)
+        plug = kind(clip=0.5, noise=noise, tolerated_dropouts=tolerated)
+        assert plug.resolve(terms(2.0, 16)).row_std == pytest.approx(std)
 
 
 def test_an_automatic_threshold_needs_to_know_the_noise() -> None:
     with pytest.raises(ConfigurationError, match="enrol first"):
-        schedule(coefficient=None).threshold(2, 4, 3, 2)
+        schedule(coefficient="auto").threshold(2, 4, 3, 2)
 
 
 def test_the_last_few_layers_are_the_last_few_matrices() -> None:
@@ -368,11 +370,12 @@ def smoothed(models: Tensor, layout: Layout, threshold: float) -> Tensor:
 
 
 def low_rank_stack(**changes: object) -> LowRankStack:
-    return LowRankStack(schedule=schedule(interval=1, **changes))
+    return schedule(interval=1, **changes)
 
 
 def low_rank_mean(clients: int, **changes: object) -> LowRankMean:
-    return LowRankMean(schedule=schedule(interval=1, **changes), clients=clients)
+    settings = {**SAME, "interval": 1, "expected_cohort": clients, **changes}
+    return LowRankMean(**settings)  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 7), st.floats(0.05, 2.0), st.integers(0, 99))
@@ -400,12 +403,12 @@ def test_models_not_updates_are_smoothed_and_the_mean_alone_gives_the_same_globa
 
 def test_rounds_in_between_are_left_alone() -> None:
     rows = rows_of(normal(4, LAYOUT.size))
-    plug = LowRankStack(schedule=schedule(interval=3))
+    plug = schedule(interval=3)
     found, _, told = plug({}, rows, 1)
     assert found is rows.matrix
     assert told == {}
     assert [plug.personal_starts(round_) for round_ in range(4)] == [False, False, True, False]
-    mean = LowRankMean(schedule=schedule(interval=3), clients=4)
+    mean = low_rank_mean(4, interval=3)
     place = Aggregate(vector=rows.matrix[0], model=rows.origin, layout=LAYOUT, round=1)
     assert torch.equal(mean({}, place)[0], rows.matrix[0])
 
@@ -485,7 +488,7 @@ def test_the_pieces_obey_the_laws() -> None:
     testing.check_denoiser(low_rank_mean(4))
     place = Aggregate(vector=normal(LAYOUT.size), model=normal(LAYOUT.size), layout=LAYOUT, round=0)
     with pytest.raises(ConfigurationError, match="enrol first"):
-        LowRankMean(schedule=schedule(interval=1, coefficient=None), clients=4)({}, place)
+        low_rank_mean(4, coefficient="auto")({}, place)
 
 
 # ---- rounds ----------------------------------------------------------------------------------------------------------
@@ -656,7 +659,7 @@ def test_the_threshold_is_made_from_the_noise_that_clients_add(noise: str, toler
         )  # type: ignore[arg-type]
         resolve = opened(strategy).agreement.strategy
         plug = resolve.clean if personal else resolve.denoise[0]
-        assert plug.schedule.row_std == pytest.approx(resolve.stages[1].std(5))
+        assert plug.row_std == pytest.approx(resolve.stages[1].std(5))
 
 
 def parameters(result: dpfl.Result) -> Tensor:
@@ -797,8 +800,8 @@ def test_only_who_was_drawn_pays_for_personal_starts_and_everyone_for_a_secret_d
         for client in setting.members:
             drawn = client in plan.cohort.ids
             tab = setting.run.ledger.history(client, Observer.WORLD)
-            assert (tab is not None) == (drawn or not personal)
-            assert (setting.run.ledger.history(client, Observer.SERVER) is not None) == drawn
+            assert (tab != ()) == (drawn or not personal)
+            assert (setting.run.ledger.history(client, Observer.SERVER) != ()) == drawn
             if personal and drawn:
                 assert tab == setting.run.ledger.history(client, Observer.SERVER)
 

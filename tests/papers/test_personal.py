@@ -270,7 +270,7 @@ def test_a_round_s_work_is_the_head_for_its_epochs_and_then_the_body(
     participant = Participant(
         examples=examples, client_settings=ClientSettings(lr=0.2), budget=None
     )
-    first, second = HeadThenBody(body=body, head_epochs=3).phases(TERMS, participant)
+    first, second = HeadThenBody(**vars(body), head_epochs=3).phases(TERMS, participant)
     common = {
         "batch_size": 8,
         "sampling": "shuffle",
@@ -480,7 +480,7 @@ def test_orthonormalising_keeps_the_span_and_the_biases_and_a_frame_that_is_one(
     model = linear_model()
     layout = Layout.of_module(model)
     start, step = layout.read(model), normal(layout.size, seed=1)
-    plug = SharedBody(orthonormal=True)
+    plug = SharedBody(linear_representation=True)
     place = Aggregate(vector=step, model=start, layout=layout, round=0)
     update, _, _ = plug({}, place)
     wanted, found = layout.unflatten(start + step), layout.unflatten(start + update)
@@ -499,9 +499,9 @@ def test_orthonormalising_keeps_the_span_and_the_biases_and_a_frame_that_is_one(
 
 def test_the_pieces_obey_the_laws() -> None:
     body = Sgd(client_settings=ClientSettings(lr=0.1, batch_size=8, local_epochs=2))
-    testing.check_local_work(HeadThenBody(body=body, head_epochs=2))
+    testing.check_local_work(HeadThenBody(**vars(body), head_epochs=2))
     testing.check_denoiser(SharedBody())
-    testing.check_denoiser(SharedBody(orthonormal=True))
+    testing.check_denoiser(SharedBody(linear_representation=True))
 
 
 # ---- what both keep to themselves ------------------------------------------------------------------------------------
@@ -667,7 +667,7 @@ def test_what_is_sent_is_billed_as_udp_fedavg_and_what_stays_is_not(
             setting.run.ledger.history(client, observer)
             for observer in (Observer.SERVER, Observer.WORLD)
         ]
-        assert all((tab is not None) == (client in plan.cohort.ids) for tab in tabs)
+        assert all((tab != ()) == (client in plan.cohort.ids) for tab in tabs)
 
 
 @BOTH

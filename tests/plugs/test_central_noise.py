@@ -128,5 +128,5 @@ def test_an_update_that_is_not_finite_leaves_the_release_finite() -> None:
 
 @pytest.mark.parametrize("noise_multiplier", [0.0, -1.0, math.nan, math.inf])
 def test_central_noise_that_hides_nothing_is_refused(noise_multiplier: float) -> None:
-    with pytest.raises(ConfigurationError, match="central noise"):
+    with pytest.raises(ConfigurationError, match="CentralNoise"):
         CentralNoise(noise_multiplier=noise_multiplier)

@@ -19,8 +19,9 @@ from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Claims, Cohort, Shared, Terms, Unit, Who
+from dpfl.plugs.base import NoiseMaker
 from dpfl.plugs.channels import Summed
-from dpfl.plugs.over_the_air import Honest, OverTheAir, counted_clients, split_power
+from dpfl.plugs.over_the_air import Honest, OverTheAir, Split
 from dpfl.privacy.exposure import Exposure
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Agreement, Plan, Run, enrol, first_state, open_round
@@ -110,6 +111,24 @@ def noise_counted_on(
     return least + (0.0 if honest == "own" else receiver)
 
 
+def split_power(
+    kappas: list[float],
+    multiplier: float,
+    numbers: int,
+    receiver: float,
+    honest: Honest,
+    missing: int,
+) -> Split:
+    channel = OverTheAir(
+        clip=1.0,
+        noise_multiplier=multiplier,
+        receiver_noise=receiver,
+        honest=honest,
+        tolerated_dropouts=missing,
+    )
+    return channel.split_power(kappas, numbers)
+
+
 @given(STRENGTHS, LEVELS, st.integers(1, 2000), st.just(0.0) | LEVELS, SETTINGS)
 @settings(max_examples=250, deadline=None)
 def test_the_noise_that_is_counted_on_is_enough_and_no_stronger_signal_would_do(
@@ -183,7 +202,7 @@ def test_every_client_of_a_round_is_told_at_least_the_agreed_multiplier(
     by_all = channel.multipliers(ids, numbers, PublicSeed(seed), 1.0)
     alone = channel.multipliers(ids, numbers, PublicSeed(seed), "own")
     with_receiver = channel.multipliers(ids, numbers, PublicSeed(seed), "own_and_receiver")
-    split = channel.split(ids, numbers, PublicSeed(seed))
+    split = channel.split_power(channel.strengths(ids, PublicSeed(seed)), numbers)
     for client, most, least, middle in zip(ids, by_all, alone, with_receiver, strict=True):
         own = split.level * (channel.gain(client, PublicSeed(seed)) ** 2 - split.signal) / numbers
         assert least == pytest.approx(math.sqrt(max(0.0, own) / split.signal), rel=1e-6, abs=1e-9)
@@ -371,7 +390,7 @@ def test_the_bill_is_the_multiplier_over_what_was_clipped_before() -> None:
 def test_a_multiplier_left_open_is_settled_at_enrolment_and_needed_before() -> None:
     channel = OverTheAir(clip=1.0, noise_multiplier=None)
     for ask in (
-        lambda: channel.split(["a", "b"], 5, PublicSeed(0)),
+        lambda: channel.split_power([1.0, 2.0], 5),
         lambda: channel.exposure(Exposure(unit=Unit.CLIENT).clipped(1.0), 2),
     ):
         with pytest.raises(ConfigurationError, match="enrol first"):
@@ -528,15 +547,16 @@ def test_the_channel_delivers_sums_and_is_never_deployed() -> None:
     channel = OverTheAir(clip=1.0, noise_multiplier=1.0)
     assert not channel.sees_rows
     assert channel.simulated
-    assert channel.makes_noise
+    assert isinstance(channel, NoiseMaker)
 
 
-def test_who_is_missing_may_be_among_the_honest() -> None:
-    assert counted_clients(10, 0.5, 0) == 5
-    assert counted_clients(10, 0.5, 2) == 3
-    assert counted_clients(10, 1.0, 2) == 8
-    assert counted_clients(10, 0.1, 5) == 1
-    assert counted_clients(10, "own", 5) == 1
+@pytest.mark.parametrize(
+    ("honest", "missing", "counted"),
+    [(0.5, 0, 5), (0.5, 2, 3), (1.0, 2, 8), (0.1, 5, 1), ("own", 5, 1)],
+)
+def test_who_is_missing_may_be_among_the_honest(honest: Honest, missing: int, counted: int) -> None:
+    channel = OverTheAir(clip=1.0, tolerated_dropouts=missing)
+    assert channel.counted_clients(10, honest) == counted
 
 
 def test_a_message_of_another_length_than_noise_was_planned_for_is_refused() -> None:

@@ -33,7 +33,7 @@ def inclusions(batches: list[Tensor], examples: int) -> Tensor:
 
 
 def poisson_draws(seed: int = 0) -> Tensor:
-    return inclusions(PoissonBatches(EXAMPLES, BATCH).draw(rng(seed), STEPS), EXAMPLES)
+    return inclusions(list(PoissonBatches(EXAMPLES, BATCH).draw(rng(seed), STEPS)), EXAMPLES)
 
 
 def fixed_size_draws() -> Tensor:
@@ -43,7 +43,7 @@ def fixed_size_draws() -> Tensor:
 
 
 def shuffled_draws() -> Tensor:
-    return inclusions(ShuffledBatches(EXAMPLES, BATCH).draw(rng(), STEPS), EXAMPLES)
+    return inclusions(list(ShuffledBatches(EXAMPLES, BATCH).draw(rng(), STEPS)), EXAMPLES)
 
 
 # Each statistic is in units of its own standard deviation under Poisson sampling: beyond 4 it
@@ -138,7 +138,7 @@ def test_more_records_than_a_chunk_holds_are_drawn_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sampling, "_CHUNK", 10)
-    batches = PoissonBatches(1000, 500).draw(rng(), 40)
+    batches = list(PoissonBatches(1000, 500).draw(rng(), 40))
     assert len(batches) == 40
     assert max(int(batch.max()) for batch in batches) > 900
     assert abs(sum(map(len, batches)) - 20_000) < 5 * math.sqrt(40 * 250)
@@ -151,7 +151,7 @@ def test_a_batch_as_large_as_the_data_takes_everything_in_every_step(
     records = PoissonBatches(examples, examples + extra)
     assert records.rate == 1.0
     assert records.expected_size == examples
-    batches = records.draw(rng(), steps)
+    batches = list(records.draw(rng(), steps))
     assert len(batches) == steps
     assert all(torch.equal(batch, torch.arange(examples)) for batch in batches)
 
@@ -175,7 +175,7 @@ def test_empty_batches_occur_as_often_as_the_law_says() -> None:
 def test_poisson_batches_hold_distinct_records_of_the_client(
     examples: int, batch: int, steps: int, seed: int
 ) -> None:
-    batches = PoissonBatches(examples, batch).draw(rng(seed), steps)
+    batches = list(PoissonBatches(examples, batch).draw(rng(seed), steps))
     assert len(batches) == steps
     for indices in batches:
         assert len(indices.unique()) == len(indices)
@@ -233,7 +233,7 @@ def test_shuffled_batches_take_every_record_once_an_epoch(
     examples: int, batch: int, epochs: int, seed: int
 ) -> None:
     an_epoch = steps_per_epoch(examples, batch)
-    batches = ShuffledBatches(examples, batch).draw(rng(seed), epochs * an_epoch)
+    batches = list(ShuffledBatches(examples, batch).draw(rng(seed), epochs * an_epoch))
     assert len(batches) == epochs * an_epoch
     for epoch in range(epochs):
         records = torch.cat(batches[epoch * an_epoch : (epoch + 1) * an_epoch])

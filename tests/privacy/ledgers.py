@@ -90,8 +90,7 @@ def set_budgets(
 
 
 def history(ledger: Ledger, account: str = "a", observer: Observer = SERVER) -> tuple[Event, ...]:
-    tab = ledger.history(account, observer)
-    return () if tab is None else tab.history
+    return ledger.history(account, observer)
 
 
 def charged_rounds(path: Path) -> list[tuple[str, int, str, str]]:

@@ -16,8 +16,7 @@ from scipy import optimize, special
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Adjacency
-from dpfl.privacy import cache
-from dpfl.privacy.accountant import epsilon, quick_epsilon, shown, spend
+from dpfl.privacy.accountant import _with_sampler, epsilon, quick_epsilon, shown, spend
 from dpfl.privacy.events import Event
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "epsilon.csv"
@@ -536,7 +535,7 @@ def test_ideal_noise_is_not_charged_for_a_sampler() -> None:
 def test_no_epsilon_touches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "cache"
     monkeypatch.setenv("DPFL_CACHE", str(folder))
-    cache.forget()
+    _with_sampler.cache_clear()
     event = Event(noise_multiplier=1.3, sampling="poisson", sampling_rate=0.03, steps=77)
     epsilon(1.3, 0.03, 77, 1e-5)
     spend((event,), 1e-5, adjacency=REPLACE_ONE)

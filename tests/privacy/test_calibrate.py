@@ -21,9 +21,8 @@ import pytest
 
 from dpfl.core.errors import ConfigurationError, PrivacyRefusal
 from dpfl.core.types import Adjacency
-from dpfl.privacy import cache
-from dpfl.privacy.accountant import ACCOUNTING_VERSION, epsilon, spend
-from dpfl.privacy.calibrate import LADDER, LARGEST_MULTIPLIER, SMALLEST_MULTIPLIER, calibrate, rung
+from dpfl.privacy.accountant import ACCOUNTING_VERSION, _with_sampler, epsilon, spend
+from dpfl.privacy.calibrate import _FIRST, _LAST, LADDER, _calibrated, calibrate, rung
 from dpfl.privacy.events import Event
 
 ADD_REMOVE, REPLACE_ONE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
@@ -113,7 +112,7 @@ def test_the_same_holds_for_a_named_accountant(
 
 def test_one_step_and_a_large_epsilon_need_hardly_any_noise() -> None:
     noise = calibrate(1e6, 1e-5, 1.0, 1, sampling="none", accountant="rdp")
-    assert noise == SMALLEST_MULTIPLIER
+    assert noise == rung(_FIRST)
     assert epsilon(noise, 1.0, 1, 1e-5, sampling="none", accountant="rdp") <= 1e6
 
 
@@ -131,7 +130,7 @@ def test_an_epsilon_that_no_noise_reaches_is_refused_with_the_smallest_that_can_
     smallest = float(named[1])
     assert smallest > target
     assert epsilon(
-        LARGEST_MULTIPLIER, 0.5, 10_000, 1e-12, sampling=sampling, adjacency=adjacency
+        rung(_LAST), 0.5, 10_000, 1e-12, sampling=sampling, adjacency=adjacency
     ) == pytest.approx(smallest, rel=1e-3)
 
 
@@ -193,20 +192,26 @@ def test_a_plan_whose_sampler_takes_too_much_of_delta_is_refused(
 # ---- the cache -----------------------------------------------------------------------------------
 
 
+def forget() -> None:
+    """Drop what this process remembers (the disk keeps its proposals)."""
+    _with_sampler.cache_clear()
+    _calibrated.cache_clear()
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache folder, and nothing remembered before or after."""
     monkeypatch.setenv("DPFL_CACHE", str(tmp_path))
-    cache.forget()
+    forget()
     yield tmp_path
-    cache.forget()
+    forget()
 
 
 def test_a_proposal_that_verifies_is_taken_without_a_warning_and_without_a_search(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = calibrate(2.0, 1e-5, 0.02, 50)
-    cache.forget()
+    forget()
     monkeypatch.setattr(sys.modules["dpfl.privacy.calibrate"], "_search", None)
     assert calibrate(2.0, 1e-5, 0.02, 50) == first
 
@@ -226,11 +231,11 @@ def test_an_edited_cache_changes_no_number_and_is_repaired_with_a_warning(
     }.get(str(value), value)
     with closing(sqlite3.connect(folder / "accounting.sqlite")) as connection, connection:
         assert connection.execute("UPDATE results SET value = ?", (edited,)).rowcount == 1
-    cache.forget()
+    forget()
     with pytest.warns(RuntimeWarning, match="does not verify"):
         assert calibrate(2.0, 1e-5, 0.03, 50) == noise
     assert spend((replace(event, noise_multiplier=noise),), 1e-5, adjacency=ADD_REMOVE) == before
-    cache.forget()
+    forget()
     assert calibrate(2.0, 1e-5, 0.03, 50) == noise  # repaired: no warning now
 
 
@@ -244,7 +249,7 @@ def test_a_nan_in_the_cache_changes_no_number(folder: Path) -> None:
         connection.execute("DROP TABLE results")
         connection.execute("CREATE TABLE results (key TEXT PRIMARY KEY, value REAL)")
         connection.execute("INSERT INTO results VALUES (?, ?)", (key, math.nan))
-    cache.forget()
+    forget()
     assert calibrate(2.0, 1e-5, 0.03, 50) == noise
 
 
@@ -254,7 +259,7 @@ def test_a_truncated_cache_changes_no_number(folder: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     path.write_bytes(path.read_bytes()[:1500])
-    cache.forget()
+    forget()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         assert calibrate(2.0, 1e-5, 0.03, 50) == noise
@@ -287,7 +292,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     folder: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
     expected = calibrate(5.0, 1e-5, 1.0, 3, sampling="none")
-    cache.forget()
+    forget()
     (folder / "accounting.sqlite").unlink()
     if obstacle == "file in the way":
         monkeypatch.setenv("DPFL_CACHE", str(folder / "in the way" / "cache"))

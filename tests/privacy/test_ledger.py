@@ -29,10 +29,11 @@ from tests.privacy.ledgers import (
 from dpfl.core.errors import LedgerError, PrivacyRefusal
 from dpfl.core.types import Adjacency, Budget, Observer, Unit
 from dpfl.privacy.accountant import spend
-from dpfl.privacy.costs import AccountHistory, Charge, PrivacyCost, account_history
+from dpfl.privacy.costs import Charge, PrivacyCost, adjacency_of, speak_of
 from dpfl.privacy.events import Event, merged
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger import Ledger
+from dpfl.privacy.statement import statements
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_the_events_derived_from_storage_are_those_charged() -> None:
     assert history(ledger, "a") == merged([*several.events * 4, Event(noise_multiplier=10.0)])
     assert history(ledger, "b") == merged(cost().events * 4)
     assert ledger.participations("a", SERVER) == 5
-    assert ledger.history("nobody", SERVER) is None
+    assert ledger.history("nobody", SERVER) == ()
 
 
 def test_charging_stops_exactly_where_the_grant_ends(ledger: Ledger) -> None:
@@ -212,7 +213,7 @@ def test_another_release_under_the_same_key_is_refused_and_changes_nothing(
     with pytest.raises(LedgerError, match="already charged to 'a'"):
         ledger.charge("run", 0, [charge("z", draw="x"), second])
     assert ledger.history("a", SERVER) == before
-    assert ledger.history("z", SERVER) is None
+    assert ledger.history("z", SERVER) == ()
 
 
 def test_the_same_round_of_another_run_account_or_observer_is_another_key(ledger: Ledger) -> None:
@@ -229,8 +230,8 @@ def test_the_same_round_of_another_run_account_or_observer_is_another_key(ledger
 def test_the_same_budget_may_be_written_again(ledger: Ledger) -> None:
     set_budgets(ledger, 3, "a", "b")
     set_budgets(ledger, 3, "b", "a")
-    assert set(ledger.budgets()) == {"a", "b"}
-    assert ledger.budgets()["a"] == Budget(
+    assert ledger.accounts() == ["a", "b"]
+    assert ledger.budget_of("a") == Budget(
         epsilon=cap_for(3), delta=DELTA, unit=Unit.CLIENT, observer=SERVER
     )
 
@@ -250,16 +251,16 @@ def test_a_different_grant_for_a_known_account_is_refused_and_changes_nothing(
     ledger: Ledger, other: Budget
 ) -> None:
     ledger.set_budgets({"a": Budget(epsilon=1.0, delta=DELTA)}, unit=Unit.CLIENT, observer=SERVER)
-    before = ledger.budgets()
+    before = ledger.budget_of("a")
     with pytest.raises(LedgerError, match=r"the budget of .a. is epsilon 1\.0"):
         ledger.set_budgets({"0": other, "a": other, "z": other}, unit=Unit.CLIENT, observer=SERVER)
-    assert ledger.budgets() == before
+    assert (ledger.accounts(), ledger.budget_of("a")) == (["a"], before)
 
 
 def test_a_budget_that_names_its_own_unit_and_observer_keeps_them(ledger: Ledger) -> None:
     own = Budget(epsilon=1.0, delta=DELTA, unit=Unit.RECORD, observer=WORLD)
     ledger.set_budgets({"a": own}, unit=Unit.CLIENT, observer=SERVER)
-    assert ledger.budgets() == {"a": own}
+    assert ledger.budget_of("a") == own
 
 
 # ---- observers -----------------------------------------------------------------------------------
@@ -300,7 +301,7 @@ def test_a_server_plan_that_released_nothing_may_still_get_a_world_plan(ledger: 
 
 def test_a_bill_against_the_world_tells_nothing_of_the_server(ledger: Ledger) -> None:
     pay(ledger, "run", 0, [charge(observer=WORLD)])
-    assert ledger.history("a", SERVER) is None
+    assert ledger.history("a", SERVER) == ()
     assert history(ledger, "a", WORLD) == (Event(noise_multiplier=10.0),)
 
 
@@ -348,7 +349,7 @@ def test_an_account_refused_against_one_observer_is_charged_against_none(
         assert pay(ledger, "run", round_, both) == (frozenset() if round_ == 0 else {"a"})
     assert ledger.participations("a", SERVER) == ledger.participations("a", WORLD) == 1
     spent = spend(history(ledger, "a", against), DELTA, adjacency=Adjacency.ADD_REMOVE)
-    assert spent.epsilon <= ledger.budgets()["a"].epsilon
+    assert spent.epsilon <= ledger.budget_of("a").epsilon
 
 
 # ---- populations ---------------------------------------------------------------------------------
@@ -364,7 +365,7 @@ def test_one_row_bills_every_member_of_a_population(ledger: Ledger) -> None:
     assert history(ledger, "c7", WORLD) == merged(
         [Event(noise_multiplier=10.0, steps=3), Event(noise_multiplier=3.0)]
     )
-    assert ledger.history("stranger", WORLD) is None
+    assert ledger.history("stranger", WORLD) == ()
     assert ledger.accounts() == sorted(crowd)
     assert ledger.observers("c0") == [WORLD]
 
@@ -429,7 +430,7 @@ def test_a_population_is_never_charged_beyond_a_members_grant(ledger: Ledger) ->
     for round_ in range(4):
         pay(ledger, "run", round_, [charge(crowd)])
     spent = spend(history(ledger, "a"), DELTA, adjacency=Adjacency.ADD_REMOVE).epsilon
-    assert spent <= ledger.budgets()["a"].epsilon
+    assert spent <= ledger.budget_of("a").epsilon
 
 
 def test_the_worlds_plan_of_a_population_stands_in_for_a_members_server_plan(
@@ -465,10 +466,9 @@ def test_a_history_is_read_under_the_strongest_adjacency_any_bill_states(ledger:
     ):
         ledger.register(adjacency, seeded=False, title=adjacency)
         pay(ledger, adjacency, round_, [charge(what=cost(adjacency=adjacency))])
-    tab = ledger.history("a", SERVER)
-    assert tab is not None
-    assert tab.adjacency is Adjacency.REPLACE_ONE
-    assert tab.history == (Event(noise_multiplier=10.0, steps=3),)
+    (line,) = statements(ledger, DELTA)
+    assert line.adjacency == Adjacency.REPLACE_ONE
+    assert ledger.history("a", SERVER) == (Event(noise_multiplier=10.0, steps=3),)
 
 
 def test_a_record_level_bill_never_fits_a_client_level_grant(ledger: Ledger) -> None:
@@ -480,29 +480,25 @@ def test_a_record_level_bill_never_fits_a_client_level_grant(ledger: Ledger) -> 
 
 def test_units_meet_only_as_records_under_replace_one() -> None:
     """Changing one record replaces a client's contribution by another; it does not take it away."""
-    tab = account_history([(cost(unit=Unit.CLIENT), 2), (cost(unit=Unit.RECORD), 3)])
-    assert tab == AccountHistory(
-        unit=Unit.RECORD,
-        adjacency=Adjacency.REPLACE_ONE,
-        history=(Event(noise_multiplier=10.0, steps=5),),
-        mixed=True,
-    )
-    assert tab.adjacency_as(Unit.RECORD) and not tab.adjacency_as(Unit.CLIENT)
+    costs = [cost(unit=Unit.CLIENT), cost(unit=Unit.RECORD)]
+    assert speak_of(costs, Unit.RECORD) and not speak_of(costs, Unit.CLIENT)
+    assert adjacency_of(costs) is adjacency_of(costs, Unit.RECORD) is Adjacency.REPLACE_ONE
 
 
-def test_a_client_level_history_also_protects_records() -> None:
-    """As the docstring of adjacency_as says; whether it stands alone or beside a
+def test_a_client_level_history_also_protects_records_under_replace_one() -> None:
+    """As the docstring of adjacency_of says; whether it stands alone or beside a
     record-level bill.
     """
-    alone = account_history([(cost(unit=Unit.CLIENT), 2)])
-    assert alone is not None and alone.adjacency_as(Unit.CLIENT)
-    assert alone.adjacency_as(Unit.RECORD)
+    alone = [cost(unit=Unit.CLIENT)]
+    assert speak_of(alone, Unit.CLIENT) and speak_of(alone, Unit.RECORD)
+    assert adjacency_of(alone, Unit.CLIENT) is alone[0].adjacency is Adjacency.ADD_REMOVE
+    assert adjacency_of(alone, Unit.RECORD) is Adjacency.REPLACE_ONE
 
 
 def test_a_record_level_history_says_nothing_of_clients() -> None:
-    tab = account_history([(cost(unit=Unit.RECORD), 2)])
-    assert tab is not None and tab.adjacency_as(Unit.RECORD)
-    assert not tab.adjacency_as(Unit.CLIENT)
+    costs = [cost(unit=Unit.RECORD)]
+    assert speak_of(costs, Unit.RECORD) and not speak_of(costs, Unit.CLIENT)
+    assert adjacency_of(costs, Unit.RECORD) is Adjacency.ADD_REMOVE
 
 
 @given(

@@ -136,10 +136,10 @@ def test_a_stretch_down_to_zero_changes_nothing(event: Event, delta: float) -> N
     curve = composed(plan, delta, FINE)
     found = curve.epsilon(delta)
     assert whole is not None
-    if found is not None and found >= curve.low:
+    if found is not None and found >= curve.aim.low:
         assert found == pytest.approx(whole, rel=1e-5, abs=1e-9)
     else:
-        assert whole < curve.low
+        assert whole < curve.aim.low
 
 
 @pytest.mark.parametrize("adjacency", list(Adjacency))

@@ -65,5 +65,5 @@ def test_what_was_agreed_is_written_once(ledger: SiteLedger, path: Path) -> None
 
 
 def test_the_ledger_of_another_site_is_refused(path: Path) -> None:
-    with pytest.raises(LedgerError, match="is the ledger of 'north', not of 'south'"):
+    with pytest.raises(LedgerError, match="to 'north', not to 'south'"):
         SiteLedger.open_for(path, "south")

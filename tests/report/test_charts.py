@@ -39,7 +39,7 @@ def charts_of(folder: Path) -> dict[str, Chart]:
 def units_of(material: ReportInput) -> dict[str, str]:
     """By label; methods that protect nobody belong to all units."""
     return {
-        label: str(runs[0].promise.unit) if runs[0].protects else "any"
+        label: str(runs[0].result.promise.unit) if runs[0].score.protects else "any"
         for case in material.cases
         for label, runs in case.methods.items()
     }

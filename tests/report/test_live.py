@@ -60,7 +60,7 @@ def test_a_request_under_another_name_is_refused(weiavg: Path) -> None:
 def test_only_this_machine_is_listened_to(weiavg: Path) -> None:
     with LiveServer(weiavg) as server:
         assert server.address == f"http://127.0.0.1:{port_of(server)}/"
-        assert server._server.socket.getsockname()[0] == "127.0.0.1"
+        assert server.socket.getsockname()[0] == "127.0.0.1"
         for other in (
             "127.0.0.2",
             "127.1.2.3",
@@ -73,8 +73,8 @@ def test_only_this_machine_is_listened_to(weiavg: Path) -> None:
 
 
 def test_only_reading_is_answered_and_only_the_page(weiavg: Path) -> None:
-    def times() -> dict[str, int]:  # SQLite notes its readers in a file of its own
-        files = [path for path in weiavg.iterdir() if not path.name.endswith("-shm")]
+    def times() -> dict[str, int]:  # SQLite notes its readers in files of its own
+        files = [path for path in weiavg.iterdir() if not path.name.endswith(("-shm", "-wal"))]
         return {path.name: path.stat().st_mtime_ns for path in files}
 
     before = times()
@@ -158,7 +158,7 @@ def test_watching_a_folder_without_a_run_is_one_sentence(
 def test_watch_ends_with_the_run_where_asked_to(
     weiavg: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("dpfl.cli.watch.time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr("dpfl.cli.report.time", SimpleNamespace(sleep=lambda seconds: None))
     assert run_command(["watch", str(weiavg), "--until-done"]) == 0
     assert "Live view: http://127.0.0.1:" in capsys.readouterr().err
 

@@ -50,15 +50,15 @@ def test_the_digest_names_the_result_and_not_how_it_was_computed() -> None:
 
 
 def test_cohorts_are_numbers_or_fractions() -> None:
-    assert _with().selection(10) == Everyone()
-    assert _with(run={"cohort": 4}).selection(10) == FixedCohort(size=4)
-    assert _with(run={"cohort": 0.8}).selection(10) == FixedCohort(size=8)
-    assert _with(run={"cohort": 0.5, "sampling": "poisson"}).selection(10) == PoissonCohort(
-        sampling_rate=0.5
-    )
+    assert _with().strategy(10).selection == Everyone()
+    assert _with(run={"cohort": 4}).strategy(10).selection == FixedCohort(size=4)
+    assert _with(run={"cohort": 0.8}).strategy(10).selection == FixedCohort(size=8)
+    assert _with(run={"cohort": 0.5, "sampling": "poisson"}).strategy(
+        10
+    ).selection == PoissonCohort(sampling_rate=0.5)
     for bad in (0, -1, 11, 1.5):
         with pytest.raises(ConfigurationError, match="cohort"):
-            _with(run={"cohort": bad}).selection(10)
+            _with(run={"cohort": bad}).strategy(10)
 
 
 def test_federation_budgets_and_practices_follow_the_file() -> None:

@@ -10,11 +10,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.plugs.channels import Summed
-from dpfl.plugs.secure_sum import SecureSum
+from dpfl.plugs.channels import SecureSum, Summed
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Run, Uplink
-from dpfl.runs.experiment import RunSection
+from dpfl.runs.sections import RunSection
 from dpfl.sim.truth import lost_on_the_way
 
 SEED = PublicSeed(0)

@@ -66,7 +66,7 @@ def test_a_cluster_gives_the_bits_of_one_process_also_where_it_loses_a_worker(
     def losing(self: RayWorkers, *arguments: Any) -> Any:
         rounds.append(len(rounds))
         if rounds[-1] == 1:
-            killed.append(ray.get(self.workers[0].process.remote()))
+            killed.append(ray.get(self.workers[0].__ray_call__.remote(lambda worker: os.getpid())))
             os.kill(killed[0], signal.SIGKILL)
         return real(self, *arguments)
 

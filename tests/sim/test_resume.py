@@ -221,11 +221,10 @@ def _chain_anew(path: Path) -> None:
         ((last,),) = book.execute("SELECT max(number) FROM chain")
         for number in range(1, last + 1):
             own: dict[str, list[chain.Row]] = {}
-            for table, columns in chain.TABLES.items():
-                query = f"SELECT {', '.join(columns)} FROM {table} WHERE entry = ?"
-                found = book.execute(query, (number,)).fetchall()
+            for table in chain.TABLES:
+                found = book.execute(f"SELECT * FROM {table} WHERE entry = ?", (number,)).fetchall()
                 if found:
-                    own[table] = found
+                    own[table] = [row[:-1] for row in found]
             previous = chain.digest_of(number, previous, own)
             book.execute("UPDATE chain SET digest = ? WHERE number = ?", (previous, number))
     chain.head_path(str(path)).unlink()
@@ -244,7 +243,7 @@ def test_a_run_does_not_go_on_with_a_ledger_that_lost_charges(
         book.execute("DELETE FROM charges WHERE round = 1")
     if forged:
         _chain_anew(folder / "ledger.sqlite")
-    noticed = "does not hold round 1's charge" if forged else r"entry \d+ of \d+ was changed"
+    noticed = "does not hold round 1's charge" if forged else r"entry \d+ was changed"
     with pytest.raises(LedgerError, match=noticed):
         run_experiment(experiment, folder, resume=True)
 

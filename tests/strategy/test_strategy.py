@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -28,9 +28,9 @@ from dpfl.core.types import (
     Who,
 )
 from dpfl.plugs.central_noise import CentralNoise
+from dpfl.plugs.channels import SecureSum
+from dpfl.plugs.denoise import RowDenoiser
 from dpfl.plugs.local_work import DpSgd, Sgd
-from dpfl.plugs.row_denoise import RowDenoiser
-from dpfl.plugs.secure_sum import SecureSum
 from dpfl.plugs.selection import FixedCohort, PoissonCohort
 from dpfl.plugs.stages import Clip, GaussianNoise, Stage
 from dpfl.plugs.weights import EpsilonWeights, ExpectedCohortWeights, UniformWeights
@@ -121,9 +121,7 @@ def test_noise_follows_the_object_that_clips(clip: float, multiplier: float, coh
         weights=ExpectedCohortWeights(expected_cohort=cohort),
     )
     assert strategy.contribution_bound(TERMS) == clip
-    exposure = strategy.exposure(
-        Observer.WORLD, strategy.local.exposure((), 1, TERMS.parameters), TERMS
-    )
+    exposure = strategy.exposure(Observer.WORLD, TERMS)
     assert exposure.bound == pytest.approx(clip / cohort, rel=1e-4)
     assert strategy.cost(Observer.WORLD, (), 1, TERMS).events[0].noise_multiplier == charged(
         multiplier
@@ -333,3 +331,22 @@ def test_noise_of_clients_over_a_cohort_of_random_size_amplifies_nothing() -> No
     )
     assert not strategy.amplifies(Observer.WORLD)
     assert strategy.cost(Observer.WORLD, (), 1, TERMS).events[0].sampling == "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignNoise(Stage):
+    """A stage of another package that adds noise, and says so by its exposure alone."""
+
+    std: float
+
+    def client(self, x: Tensor, shared: Any, who: Any, rng: Any) -> Tensor:
+        return x + self.std
+
+    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
+        return exposure.noised(self.std)
+
+
+def test_noise_that_is_declared_by_its_exposure_alone_amplifies_nothing_either() -> None:
+    strategy = central(stages=(Clip(clip=1.0), ForeignNoise(std=2.0)), central_noise=None)
+    assert not strategy.amplifies(Observer.WORLD)
+    assert central(central_noise=CentralNoise(noise_multiplier=2.0)).amplifies(Observer.WORLD)

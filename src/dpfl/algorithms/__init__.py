@@ -9,6 +9,7 @@ import importlib
 import sys
 import types
 import warnings
+from contextlib import suppress
 from typing import Any
 
 _HOMES = {
@@ -26,34 +27,23 @@ class _Alias(types.ModuleType):
     """An old module, whose names are looked up where they live now."""
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("__"):
-            for home in self.homes:
-                module = importlib.import_module(f"dpfl.{home}")
-                if hasattr(module, name):
-                    said = f"{self.__name__}.{name} is now dpfl.{home}.{name}"
-                    warnings.warn(
-                        f"{said}; the old name goes with 0.3", FutureWarning, stacklevel=2
-                    )
-                    return getattr(module, name)
+        for home in () if name.startswith("__") else _HOMES[self.__name__.rpartition(".")[2]]:
+            module = importlib.import_module(f"dpfl.{home}")
+            if hasattr(module, name):
+                said = f"{self.__name__}.{name} is now dpfl.{home}.{name}"
+                warnings.warn(f"{said}; the old name goes with 0.3", FutureWarning, stacklevel=2)
+                return getattr(module, name)
         raise AttributeError(f"module '{self.__name__}' has no attribute '{name}'")
 
-    homes: tuple[str, ...] = ()
 
-
-for _name, _homes in _HOMES.items():
-    _module = _Alias(f"{__name__}.{_name}", __doc__)
-    _module.homes = _homes
-    sys.modules[_module.__name__] = _module
+_MODULES = {old: _Alias(f"{__name__}.{old}", __doc__) for old in _HOMES}
+sys.modules.update({module.__name__: module for module in _MODULES.values()})
 
 
 def __getattr__(name: str) -> Any:
-    for old in _HOMES:
-        module = sys.modules[f"{__name__}.{old}"]
-        if name == old:
-            return module
-    for old in _HOMES:
-        try:
-            return getattr(sys.modules[f"{__name__}.{old}"], name)
-        except AttributeError:
-            continue
+    if name in _MODULES:
+        return _MODULES[name]
+    for module in _MODULES.values():
+        with suppress(AttributeError):
+            return getattr(module, name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

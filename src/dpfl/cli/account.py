@@ -1,33 +1,42 @@
-"""``dpfl account``: noise to epsilon, epsilon to noise, or a ledger file to statements.
+"""``dpfl account`` and ``dpfl ledger``: noise to epsilon, epsilon to noise, a ledger to statements.
 
-With numbers it runs without torch and without reading any data: the accountant needs only rates,
-steps and noise. Given an epsilon it finds the least noise that meets it. Given a ledger it prints
-one line for each account and adversary, with the flags of the ledger first, and with ``--page``
-writes the privacy report for an ethics board. A missing or edited ledger ends with exit code 5.
+With numbers ``account`` runs without torch and without reading any data: the accountant needs only
+rates, steps and noise. Given an epsilon it finds the least noise that meets it. Given a ledger it
+prints one line for each account and adversary, with the flags of the ledger first, and with
+``--page`` writes the privacy report for an ethics board.
+
+``ledger verify`` checks the file, its hash chain and the head noted beside it; a hash that was
+noted elsewhere, for instance on a printed report, must be in the chain. A missing or edited ledger
+ends with exit code 5, and nothing is changed.
 """
 
 import math
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
+import dpfl.report as pages
+from dpfl.cli import console as c
 from dpfl.cli import options as o
-from dpfl.cli.console import answer, epsilon_text, note, out, print_facts, print_json, warn
-from dpfl.core.checks import check, one_of
+from dpfl.core.checks import check
+from dpfl.core.errors import LedgerError
+
+_ACCEPT = "Write the missing head file: this is the newest copy."
+ledger_app = o.group("A ledger file: check that nothing in it was changed or lost.")
 
 
 def account(
-    ledger: Annotated[Path | None, o.opt("A ledger file: print every account's spend.")] = None,
-    noise_multiplier: Annotated[float | None, o.opt("Noise std / clip: print epsilon.")] = None,
-    epsilon: Annotated[float | None, o.opt("Target: print the least noise that meets it.")] = None,
-    sampling_rate: Annotated[float, o.opt("Rate at which units are drawn.")] = 1.0,
-    steps: Annotated[int, o.opt("Number of releases.")] = 1,
-    delta: Annotated[float | None, o.opt("Delta (a ledger knows its own).")] = None,
-    sampling: Annotated[str, o.opt("poisson, uniform or none.")] = "poisson",
-    adjacency: Annotated[str, o.opt("add_remove, zero_out or replace_one.")] = "add_remove",
-    accountant: Annotated[str | None, o.opt("pld, rdp or renyi (default: the tightest).")] = None,
-    page: Annotated[Path | None, o.opt("With --ledger: a privacy report for a board.")] = None,
-    json: o.Json = False,
+    ledger: Path | None = o.opt("A ledger file: print every account's spend."),
+    noise_multiplier: float | None = o.opt("Noise std / clip: print epsilon."),
+    epsilon: float | None = o.opt("Target: print the least noise that meets it."),
+    sampling_rate: float = o.opt("Rate at which units are drawn.", 1.0),
+    steps: int = o.opt("Number of releases.", 1),
+    delta: float | None = o.opt("Delta (a ledger knows its own)."),
+    sampling: str = o.opt("poisson, uniform or none.", "poisson"),
+    adjacency: str = o.opt("add_remove, zero_out or replace_one.", "add_remove"),
+    accountant: str | None = o.opt("pld, rdp or renyi (default: the tightest)."),
+    page: Path | None = o.opt("With --ledger: a privacy report for a board."),
+    json: bool = o.JSON,
 ) -> None:
     """Turn noise into epsilon, epsilon into noise, or a ledger into statements.
 
@@ -47,44 +56,36 @@ def account(
     told: dict[str, Any] = {"noise_multiplier": noise_multiplier, "epsilon": epsilon}
     told |= {"delta": delta, "steps": steps, "sampling": sampling, "sampling_rate": sampling_rate}
     found = _from_numbers({**told, "adjacency": adjacency, "accountant": accountant})
-    answer(json, lambda: found, lambda: _show(found))
+    c.answer(json, found, _show, found)
 
 
 def _from_numbers(asked: dict[str, Any]) -> dict[str, Any]:
     """Find the noise if it is missing, and what it costs; torch is not needed for that."""
-    from dpfl.core.types import Adjacency
-    from dpfl.privacy.accountant import spend
+    from dpfl.privacy.accountant import adjacency_named, spend
     from dpfl.privacy.calibrate import calibrate
-    from dpfl.privacy.events import SAMPLINGS, Event
+    from dpfl.privacy.events import Event
 
-    sampling, accountant = asked["sampling"], asked["accountant"]
-    one_of("--sampling", SAMPLINGS, sampling=sampling)
-    one_of("--adjacency", [str(one) for one in Adjacency], adjacency=asked["adjacency"])
-    one_of("--accountant", ("pld", "rdp", "renyi"), accountant=accountant or "pld")
-    by: dict[str, Any] = {"adjacency": Adjacency(asked["adjacency"]), "accountant": accountant}
-    noise, delta, steps = asked["noise_multiplier"], asked["delta"], asked["steps"]
-    rate = asked["sampling_rate"]
+    noise, delta, adjacency = asked["noise_multiplier"], asked["delta"], asked["adjacency"]
+    by = {"adjacency": adjacency_named(adjacency), "accountant": asked["accountant"]}
+    rate = 1.0 if asked["sampling"] == "none" else asked["sampling_rate"]
+    drawn = {"sampling": asked["sampling"], "sampling_rate": rate, "steps": asked["steps"]}
     if noise is None:
-        noise = calibrate(asked["epsilon"], delta, rate, steps, sampling=sampling, **by)
-    rate = 1.0 if sampling == "none" else rate
-    event = Event(noise_multiplier=noise, steps=steps, sampling=sampling, sampling_rate=rate)
-    spent = spend((event,), delta, **by)
+        noise = calibrate(asked["epsilon"], delta, **drawn, **by)
+    spent = spend((Event(noise_multiplier=noise, **drawn),), delta, **by)
     epsilon = spent.epsilon if math.isfinite(spent.epsilon) else "infinite"
-    found = {"noise_multiplier": noise, "epsilon": epsilon, "accountant": spent.accountant}
-    return asked | found
+    return asked | {"noise_multiplier": noise, "epsilon": epsilon, "accountant": spent.accountant}
 
 
 def _show(found: dict[str, Any]) -> None:
     """Print noise and epsilon for people."""
-    print_facts(
-        {
-            "noise multiplier (std / clip)": f"{found['noise_multiplier']:.6g}",
-            "epsilon": f"{epsilon_text(found['epsilon'], 4)} at delta {found['delta']:g}",
-            "adjacency, accountant": "{adjacency}, {accountant}".format(**found),
-            "releases": "{steps}, {sampling} sampling at rate {sampling_rate:g}".format(**found),
-        }
-    )
-    out.print("Unit and adversary are those of whatever is clipped and sampled. Rounded up.")
+    facts = {
+        "noise multiplier (std / clip)": f"{found['noise_multiplier']:.6g}",
+        "epsilon": f"{c.epsilon_text(found['epsilon'], 4)} at delta {found['delta']:g}",
+        "adjacency, accountant": "{adjacency}, {accountant}".format(**found),
+        "releases": "{steps}, {sampling} sampling at rate {sampling_rate:g}".format(**found),
+    }
+    c.print_facts(facts)
+    c.out.print("Unit and adversary are those of whatever is clipped and sampled. Rounded up.")
 
 
 def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool) -> None:
@@ -96,9 +97,7 @@ def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool)
 
     with closing(Ledger.open(path, read_only=True)) as book, book.snapshot():
         if page is not None:
-            from dpfl.report.ledger_page import write_ledger_page
-
-            write_ledger_page(book, page, f"Privacy report of {book.identity()}", delta)
+            pages.write_ledger_page(book, page, f"Privacy report of {book.identity()}", delta)
         lines, head, rule = statements(book, delta), book.head(), book.filter
         seeded, titles, flags = book.seeded_runs(), book.titles(), book.flags
     raised = [run for run, title in titles.items() if Flag.HYPOTHETICAL in title.lower()]
@@ -107,15 +106,69 @@ def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool)
         told |= {"seeded_runs": seeded, "hypothetical_runs": raised}
         told["flags"] = [one.to_dict() for one in flags]
         own = [line.to_dict() for line in lines]
-        print_json({"ledger": str(path), **told, "statements": own})
+        c.print_json({"ledger": str(path), **told, "statements": own})
         return
-    flagged = {Flag.SEEDED: seeded, Flag.HYPOTHETICAL: raised}
-    warn(flags)
-    warn(RaisedFlag(flag, f"run {run}") for flag, runs in flagged.items() for run in runs)
+    c.warn(flags)
+    for flag, runs in ((Flag.SEEDED, seeded), (Flag.HYPOTHETICAL, raised)):
+        c.warn(RaisedFlag(flag, f"run {run}") for run in runs)
     if any(line.delta is None for line in lines):
-        note("Some accounts have no budget, so no delta is known for them: give --delta.")
+        c.note("Some accounts have no budget, so no delta is known for them: give --delta.")
     show_statements(lines)
-    out.print(f"Filter across studies: {rule}. Entries in the ledger: {head.number}.")
-    out.print(f"Head: {head.digest}", soft_wrap=True)
-    if page is not None:
-        note(f"Page: {page}")
+    c.out.print(f"Filter across studies: {rule}. Entries in the ledger: {head.number}.")
+    c.out.print(f"Head: {head.digest}", soft_wrap=True)
+    c.note_files({"Page": page} if page else {})
+
+
+@ledger_app.command()
+def verify(
+    file: Path = o.arg("The ledger file."),
+    head: str | None = o.opt("A hash noted earlier, which must be in the ledger."),
+    accept_head: bool = o.flag("--accept-head", _ACCEPT),
+    json: bool = o.JSON,
+) -> None:
+    """Check a ledger's file, its hash chain, and the head noted beside it.
+
+    The chain has no key: whoever can rewrite the ledger and its head file together is only found
+    out by a hash that was noted elsewhere, for instance on a printed report. Give it with --head.
+    """
+    from dpfl.privacy.chain import read_head
+    from dpfl.privacy.ledger import Ledger
+
+    accepted = accept_head and read_head(str(file)) is None
+    if accept_head:
+        Ledger.open(file, read_only=True, accept_head=True).close()
+    noted = read_head(str(file))
+    wanted = (head or "").strip().lower().rpartition(":")[2]
+    with closing(Ledger.open(file, read_only=True)) as book, book.snapshot():
+        problem = f"has no hash chain to check ({', '.join(map(str, book.flags))})"
+        remedy = "keep it with the version that wrote it; dpfl account --ledger reads it"
+        check(not book.flags, str(file), problem, remedy, LedgerError)
+        held = head is None or book.contains(wanted)
+        problem = f"does not contain entry {wanted}, which was noted earlier"
+        remedy = "find the ledger that does: this one was rolled back, rewritten, or is another one"
+        check(held, str(file), problem, remedy, LedgerError)
+        facts: dict[str, Any] = {"ledger": str(file), "identity": book.identity()}
+        newest = book.head()
+        facts |= {"filter": book.filter, "entries": newest.number, "head": newest.digest}
+        facts |= {"accounts": len(book.accounts()), "runs": len(book.titles())}
+    facts["head_file"] = None if noted is None else noted.number
+    facts["checked"] = ["file", "hash chain", "head file", *(["given head"] if wanted else [])]
+    c.answer(json, facts, _show_verified, facts, accepted)
+
+
+def _show_verified(facts: dict[str, Any], accepted: bool) -> None:
+    """Print what was found in a ledger."""
+    if accepted:
+        c.note(f"Wrote {facts['ledger']}.head")
+    later = facts["entries"] - (facts["head_file"] or 0)
+    shown = {
+        "ledger of": facts["identity"],
+        "filter across studies": facts["filter"],
+        "entries, runs, accounts": "{entries}, {runs}, {accounts}".format(**facts),
+        "head file": f"agrees; {later} entries were written since" if later else "agrees",
+    }
+    if "given head" in facts["checked"]:
+        shown["given head"] = "is in the ledger"
+    c.print_facts(shown)
+    c.out.print(f"Head: {facts['head']}", soft_wrap=True)
+    c.out.print("Nothing was changed since the entries were written. Note the head elsewhere.")

@@ -3,24 +3,42 @@
 Seeds are paired: all methods see the same federation, the same first model and the same draws.
 Runs are kept by content, so that repeating the command goes on where it was, and adding a method
 runs only that method. Tables go to stdout, progress and flags to stderr.
+
+Sweep, tune and study share what is here: the store with a progress bar, and the files they leave.
 """
 
-from pathlib import Path
-from typing import Annotated
+from __future__ import annotations
 
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dpfl.report as pages
+from dpfl.cli import console as c
 from dpfl.cli import options as o
-from dpfl.cli import results as r
-from dpfl.cli.values import Values, seeds_of
+from dpfl.cli.values import seeds_of
 from dpfl.core.checks import check
 
+if TYPE_CHECKING:
+    from dpfl.experiments.ranking import Standing
+    from dpfl.experiments.results import StudyResult
+    from dpfl.experiments.tuning import RunStore
 
-@o.takes_experiment(o.MANY, o.STORE)
+COMPOSE = "Runs are accounted separately; releases on the same data compose."
+LEGEND = """\
+accuracy: mean ± standard deviation on all clients' test records; gap: points below the best of \
+those that promise the same; p: paired t-test against it, Holm's adjustment; left: clients whose \
+budget ran out early"""
+
+
+@o.takes_experiment(o.MANY | o.STORE)
 def compare(
     asked: o.Asked,
-    seeds: o.Seeds = "3",
-    tuned: Annotated[
-        Path | None, o.opt("Results of dpfl tune: every method with its best settings.")
-    ] = None,
+    seeds: str = o.SEEDS,
+    tuned: Path | None = o.opt("Results of dpfl tune: every method with its best settings."),
 ) -> None:
     """Compare methods over paired seeds: one table per privacy unit, spread beside every mean.
 
@@ -33,25 +51,132 @@ def compare(
     """
     from dpfl.experiments import compare as library
     from dpfl.experiments.ranking import standings
+    from dpfl.experiments.results import StudyResult
 
-    values, settings = asked.values(), _settings(tuned)
-    names = asked.method_names(values, settings)
+    values, settings = asked.values(), {}
+    if tuned is not None:
+        searched = StudyResult.read(tuned, remedy := "name the folder of a dpfl tune")
+        check(bool(searched.tuning), "--tuned", f"{tuned} holds no search", remedy)
+        settings = searched.settings()
+    names, numbers = asked.method_names(values, settings), seeds_of(seeds)
     for name in names if tuned else ():
         remedy = "tune it as well, or leave it out"
         check(name in settings, "--tuned", f"{tuned} does not hold '{name}'", remedy)
-    numbers = seeds_of(seeds)
-    with r.open_store(asked, "compare") as store:
+    with open_store(asked, "compare") as store:
         result = library.compare(values, names, seeds=numbers, settings=settings, store=store)
-    r.finish(result, asked, "compare", lambda found: r.show_standings(standings(found.cells)))
+    finish(result, asked, "compare", lambda found: show_standings(standings(found.cells)))
 
 
-def _settings(path: Path | None) -> dict[str, Values]:
-    """What a search chose, by method."""
-    from dpfl.experiments.results import StudyResult
+@contextmanager
+def open_store(asked: o.Asked, title: str) -> Iterator[RunStore]:
+    """Yield the store that the options ask for, behind a progress bar.
 
-    if path is None:
-        return {}
-    remedy = "name the folder of a dpfl tune"
-    result = StudyResult.read(path, remedy)
-    check(bool(result.tuning), "--tuned", f"{path} holds no search", remedy)
-    return result.settings()
+    Ctrl-C becomes a sentence that says how to go on.
+    """
+    from dpfl.experiments.tuning import RunStore
+
+    stop = c.interruptible(asked.kept, lambda: "repeat the command: it goes on where it was")
+    with stop, c.progress_bar(title, "", None, asked.quiet) as update:
+        yield RunStore(
+            kept=asked.kept,
+            data_folder=asked.data,
+            workers=asked.workers,
+            progress=lambda stage, done, total: update(completed=done, total=total, note=stage),
+        )
+
+
+def finish(
+    result: StudyResult, asked: o.Asked, stem: str, show: Callable[[StudyResult], None]
+) -> Path:
+    """Write the results, and a report where there are runs; print them; return the folder.
+
+    ``stem`` names a new folder in ``runs/``, unless the options name one; ``show`` prints the
+    result for people.
+    """
+    from dpfl.runs.folder import free_name
+
+    folder = asked.folder or free_name(Path("runs"), stem)
+    folder.mkdir(parents=True, exist_ok=True)
+    replace(result, kept=str(asked.kept.absolute())).write(folder / "results.json")
+    written = {"Results": folder}
+    if any(cell.runs for cell in result.cells):
+        shown = pages.of_results(result, asked.kept)
+        written["Report"] = pages.write_report(shown, folder / "report.html")
+    c.answer(asked.json, {"folder": str(folder), **result.to_dict()}, show, result)
+    c.note_files(written)
+    return folder
+
+
+def show_standings(lines: Sequence[Standing]) -> None:
+    """Print outcome and privacy, one pair of tables per unit; methods of different units are never
+    ranked together.
+    """
+    from dpfl.experiments.ranking import grouped, remarks
+
+    for unit, mine in grouped(lines).items():
+        headings = ("method", "accuracy %", "gap", "p", "left", "up", "down")
+        title = f"Protecting a {unit}: outcome over {len(mine[0].runs)} seed(s)"
+        c.print_table(headings, map(_outcome, mine), title=title)
+        c.out.print()
+        headings = ("method", "spent: min", "median", "max", "budget: min", "median", "max")
+        title = "Epsilon over clients (averaged over seeds)"
+        c.print_table(headings, map(_privacy, mine), title=title)
+        protecting = [one for one in mine if one.runs[0].protects and one.runs[0].epsilon]
+        meanings = sorted(set(map(_meaning, protecting)))
+        c.print_lines(*meanings, LEGEND, *remarks(mine), COMPOSE, "")
+    raised: dict[str, list[str]] = {}
+    for one in lines:
+        for flag in one.runs[0].flags:
+            if flag.flag.voids_privacy:
+                raised.setdefault(str(flag), []).append(one.label)
+    c.warn(f"{flag} [{', '.join(dict.fromkeys(who))}]" for flag, who in sorted(raised.items()))
+
+
+def _outcome(one: Standing) -> list[str]:
+    """The outcome of one method, as cells of a table."""
+
+    def mean(name: str) -> float:
+        return statistics.mean(float(getattr(run, name)) for run in one.runs)
+
+    kinds = {"reference": one.reference, "best": one.best, "alone": one.alone}
+    gap = None if one.gap is None else 100 * one.gap
+    return [
+        one.label,
+        c.mean_and_spread(one.accuracies),
+        next((kind for kind, holds in kinds.items() if holds), c.number_text(gap, ".1f")),
+        c.number_text(one.p_value, ".2g"),
+        f"{mean('clients_left'):g}/{one.runs[0].clients}",
+        c.bytes_text(mean("bytes_up")),
+        c.bytes_text(mean("bytes_down")),
+    ]
+
+
+def _privacy(one: Standing) -> list[str]:
+    """What clients spent with one method, beside their budgets: means over seeds of smallest,
+    median and largest, as cells of a table.
+    """
+    cells = [one.label]
+    for name in ("spent", "budget"):
+        spreads = [getattr(run.epsilon, name, None) for run in one.runs]
+        columns = zip(*(vars(spread).values() for spread in spreads if spread), strict=True)
+        cells += [c.epsilon_text(statistics.mean(own)) for own in columns] or c.format_spread(None)
+    return cells
+
+
+def _meaning(one: Standing) -> str:
+    """What the epsilons of a method are about."""
+    epsilon = one.runs[0].epsilon
+    by = f", by {', '.join(epsilon.accountants)}" if epsilon and epsilon.accountants else ""
+    return f"epsilon: {one.promise}{by}; rounded up"
+
+
+def field_names(case: Iterable[str]) -> list[str]:
+    """The varied fields of a case, without their sections."""
+    return [field.rpartition(".")[2] for field in case]
+
+
+def value_text(value: Any) -> str:
+    """Show a value of a swept field; a table as NAME x FACTOR."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} x {factor:g}" for name, factor in value.items()) or "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -9,20 +9,31 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
+from dpfl.core.errors import Interrupted
+
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.console import JustifyMethod
 
     from dpfl.privacy.flags import RaisedFlag
     from dpfl.runs.result import Spread
 
 MOST_LINES = 24
 """Clients or accounts that a table shows; JSON has them all."""
+
+MOST_COLUMNS = 3
+"""Methods side by side in a terminal of 80 columns."""
+
+Rows = Iterable[Iterable[str]]
+Update = Callable[..., None]
 
 
 class _Pipe(Console):
@@ -37,15 +48,21 @@ out = _Pipe(highlight=False, soft_wrap=False, markup=False)
 err = _Pipe(stderr=True, highlight=False, markup=False)
 
 
-def note(text: str, style: str | None = None) -> None:
+def note(text: str) -> None:
     """Print a line on stderr, however long."""
-    err.print(text, style=style, soft_wrap=True)
+    err.print(text, soft_wrap=True)
 
 
 def warn(flags: Iterable[RaisedFlag | str]) -> None:
-    """Print flags and warnings on stderr, in yellow."""
+    """Print flags and warnings on stderr, in yellow; a terminal breaks them between words."""
     for flag in flags:
-        err.print(str(flag), style="yellow")
+        err.print(str(flag), style="yellow", soft_wrap=not err.is_terminal)
+
+
+def note_files(written: Mapping[str, object]) -> None:
+    """Say on stderr what was written where."""
+    for kind, place in written.items():
+        note(f"{kind}: {place}")
 
 
 def print_json(value: Any) -> None:
@@ -53,65 +70,85 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def answer(as_json: bool, document: Callable[[], Any], show: Callable[[], None]) -> None:
-    """Write the JSON document, or show the result for people."""
+def answer(as_json: bool, document: Any, show: Callable[..., None], *shown: Any) -> None:
+    """Write a result as a JSON document, or show it for people.
+
+    ``show`` prints what people read, and is called with ``shown``. Notes and warnings go to stderr
+    in both cases, so that stdout holds one document or one answer.
+    """
     if as_json:
-        print_json(document())
+        print_json(document)
     else:
-        show()
+        show(*shown)
 
 
-def progress_bar(quiet: bool = False) -> Progress:
-    """Return a bar on stderr; silent where stderr is not a terminal."""
-    from rich import progress
+@contextmanager
+def interruptible(where: Path, remedy: Callable[[], str]) -> Iterator[None]:
+    """Turn Ctrl-C into an error that says how to go on.
 
-    text = progress.TextColumn
-    return progress.Progress(
-        text("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        text("rounds"),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-        text("{task.fields[note]}"),
-        console=err,
-        disable=quiet or not err.is_terminal,
-    )
+    ``where`` is the folder that was worked on. ``remedy`` is asked for when it happens: it may
+    depend on how far the command got.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(str(where), "stopped by you", remedy()) from None
 
 
-def table(*columns: str, title: str | None = None, left: int = 1) -> Table:
-    """Return a table whose first ``left`` columns are words and the rest numbers."""
-    made = Table(
-        title=title,
-        title_justify="left",
-        min_width=len(title or ""),
-        box=None,
-        pad_edge=False,
-        header_style="bold",
-        padding=(0, 2, 0, 0),
-    )
+@contextmanager
+def progress_bar(title: str, note: str, total: int | None, quiet: bool) -> Iterator[Update]:
+    """Show a bar on stderr, if that is a terminal, and yield the function that moves it.
+
+    ``note`` says what is going on, ``total`` counts the rounds.
+    """
+    from rich import progress as p
+
+    counts = (p.BarColumn(), p.MofNCompleteColumn(), "rounds")
+    times = (p.TimeElapsedColumn(), p.TimeRemainingColumn())
+    columns = ("{task.description}", *counts, *times, "{task.fields[note]}")
+    with p.Progress(*columns, console=err, disable=quiet or not err.is_terminal) as bar:
+        yield partial(bar.update, bar.add_task(title, total=total, note=note))
+
+
+def print_table(columns: Sequence[str], rows: Rows, title: str = "", left: int = 1) -> None:
+    """Print a table whose first ``left`` columns are words and the rest numbers.
+
+    Words are wrapped where the terminal is narrow, numbers never are. With one column of words, as
+    for a table of methods, that column keeps at least nine characters.
+    """
+    lines = Table(title=title or None, title_justify="left", min_width=len(title), box=None)
+    lines.pad_edge, lines.padding = False, (0, 2, 0, 0)
     for number, column in enumerate(columns):
         words = number < left
         narrowest = 9 if number == 0 and left == 1 else None  # a row needs its name
-        made.add_column(
-            column, justify="left" if words else "right", no_wrap=not words, min_width=narrowest
-        )
-    return made
-
-
-def print_facts(facts: dict[str, str]) -> None:
-    """Print names and values in two columns."""
-    lines = table("", "", left=2)
-    for name, value in facts.items():
-        lines.add_row(name, value)
+        side: JustifyMethod = "left" if words else "right"
+        lines.add_column(column, justify=side, no_wrap=not words, min_width=narrowest)
+    for row in rows:
+        lines.add_row(*row)
     out.print(lines)
 
 
+def print_lines(*lines: str) -> None:
+    """Print lines on stdout, wrapped to its width."""
+    for line in lines:
+        out.print(line)
+
+
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Print names and values in two columns."""
+    print_table(("", ""), facts.items(), left=2)
+
+
+def number_text(value: float | None, form: str = "g") -> str:
+    """Show a number in a format; a dash where there is none."""
+    return "-" if value is None else format(value, form)
+
+
 def epsilon_text(value: Any, digits: int = 3) -> str:
-    """Show an epsilon, rounded up; infinity may be a word, as in JSON."""
+    """Show an epsilon, rounded up; infinity may be a word, as in JSON, and None is a dash."""
     from dpfl.privacy.accountant import shown
 
-    return "infinite" if value == "infinite" else shown(float(value), digits)
+    return value or "-" if value in (None, "infinite") else shown(value, digits)
 
 
 def format_spread(spread: Spread | None) -> list[str]:
@@ -125,11 +162,14 @@ def bytes_text(count: float) -> str:
     >>> bytes_text(1536)
     '1.5 KiB'
     """
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
+    from dpfl.report.words import size
+
+    return size(count)
+
+
+def traffic_text(up: float, down: float) -> str:
+    """Show the bytes of uploads and of downloads."""
+    return f"{bytes_text(up)} / {bytes_text(down)}"
 
 
 def time_text(seconds: float | None) -> str:

@@ -5,33 +5,33 @@ A command's module is imported when the command runs, so that ``dpfl --help``, `
 and a misspelt command answer at once.
 """
 
-import importlib
 import os
 import sys
 import traceback
+from pkgutil import resolve_name
 from typing import Any
 
 import click
 import typer
-from click.shell_completion import CompletionItem
 from typer.core import TyperGroup
 
 import dpfl
+from dpfl.cli.options import opt
 from dpfl.core.errors import DpflError, did_you_mean, disk_error
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run:run", "Train one model with one method, and say what every client spent."),
     "compare": ("compare:compare", "Compare methods over paired seeds."),
-    "sweep": ("sweep:sweep", "Vary a field: accuracy by value, for each method."),
-    "tune": ("tune:tune", "Choose every method's settings by the same search."),
-    "study": ("study:study", "Run a study file, or show what was recorded."),
-    "describe": ("describe:describe", "Print pipeline, promise, epsilons, noise and bytes."),
+    "sweep": ("studies:sweep", "Vary a field: accuracy by value, for each method."),
+    "tune": ("studies:tune", "Choose every method's settings by the same search."),
+    "study": ("studies:study", "Run a study file, or show what was recorded."),
+    "describe": ("plan:describe", "Print pipeline, promise, epsilons, noise and bytes."),
     "plan": ("plan:plan", "Plan methods before training, and say what to try first."),
     "plan-power": ("plan_power:plan_power", "Plan a static over-the-air channel."),
     "report": ("report:report", "Write an HTML page about runs."),
-    "watch": ("watch:watch", "Serve the report of a run while it is running."),
+    "watch": ("report:watch", "Serve the report of a run while it is running."),
     "account": ("account:account", "Turn noise into epsilon, epsilon into noise."),
-    "ledger": ("ledger:app", "Check that nothing in a ledger was changed or lost."),
+    "ledger": ("account:ledger_app", "Check that nothing in a ledger was changed or lost."),
     "site": ("site:app", "One site of a deployed federation."),
     "server": ("server:app", "The server of a deployed federation."),
     "deploy": ("deploy:app", "Try a deployment on this machine."),
@@ -44,40 +44,31 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 class LazyGroup(TyperGroup):
-    """A group whose commands are imported when they are needed, not when they are listed."""
+    """A group that lists and completes its commands by name, and imports the one that is used."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all commands."""
-        return list(COMMANDS)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, (_, about) in COMMANDS.items():
+            self.add_command(click.Command(name, short_help=about))
 
-    def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
-        """Import a command's module and build the command."""
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        found: Any = getattr(importlib.import_module(f"dpfl.cli.{module}"), attribute)
-        if isinstance(found, typer.Typer):
-            group = typer.main.get_group(found)
-            group.name = cmd_name
-            return group
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is used, and import it."""
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, listed and imported(str(listed.name)), rest
+
+
+def imported(name: str) -> click.Command:
+    """Import a command's module and build the command: from a function, or from a group."""
+    found: Any = resolve_name(f"dpfl.cli.{COMMANDS[name][0]}")
+    if not isinstance(found, typer.Typer):
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(cmd_name)(found)
-        return typer.main.get_command(alone)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the table of commands without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete names of commands without importing any; options are completed as always."""
-        if incomplete.startswith("-"):
-            return super().shell_complete(ctx, incomplete)
-        return [
-            CompletionItem(name, help=about)
-            for name, (_, about) in COMMANDS.items()
-            if name.startswith(incomplete)
-        ]
+        alone.command()(found)
+        found = alone
+    command = typer.main.get_command(found)
+    command.name = name
+    return command
 
 
 app = typer.Typer(
@@ -101,18 +92,17 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
+_VERSION = opt("Print the version.", False, "--version", callback=_version, is_eager=True)
+
+
 @app.callback()
-def _top(
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version."
-    ),
-) -> None:
-    pass
+def _top(version: bool = _VERSION) -> None:
+    """Take the options of ``dpfl`` itself."""
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main() -> None:
     """Run a command and end with its exit code."""
-    sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
+    sys.exit(run_command(sys.argv[1:]))
 
 
 def run_command(arguments: list[str]) -> int:
@@ -125,15 +115,12 @@ def run_command(arguments: list[str]) -> int:
     2
     """
     try:
-        command = typer.main.get_command(app)
-        result = command.main(arguments, prog_name="dpfl", standalone_mode=False)
+        result = typer.main.get_command(app)(arguments, prog_name="dpfl", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return 2
-    except click.exceptions.Exit as error:
-        return int(error.exit_code)
     except BrokenPipeError:  # the reader left, which is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -144,7 +131,11 @@ def run_command(arguments: list[str]) -> int:
 
 
 def _explained(error: BaseException) -> tuple[str, int]:
-    """One sentence and the exit code for what went wrong."""
+    """One sentence and the exit code for what went wrong.
+
+    Usage errors come from typer; errors of dpfl bring their own code; one of the operating system
+    becomes the error of dpfl that fits it; anything else is shown with its traceback.
+    """
     if isinstance(error, click.UsageError):
         return f"usage: {_with_hint(error)}", 2
     if isinstance(error, KeyboardInterrupt | click.Abort):
@@ -159,14 +150,11 @@ def _explained(error: BaseException) -> tuple[str, int]:
 
 def _with_hint(error: click.UsageError) -> str:
     """Name the nearest command for one that does not exist."""
-    message, context = error.format_message(), error.ctx
-    if not message.startswith("No such command") or context is None:
+    message, group = error.format_message(), error.ctx and error.ctx.command
+    if not message.startswith("No such command") or not isinstance(group, click.Group):
         return message
-    known = (
-        context.command.list_commands(context) if isinstance(context.command, click.Group) else ()
-    )
     name = message.split("'")[1]
-    return f"No such command '{name}'; {did_you_mean(name, known)}"
+    return f"No such command '{name}'; {did_you_mean(name, group.commands)}"
 
 
 if __name__ == "__main__":

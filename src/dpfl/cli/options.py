@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 import dpfl
 from dpfl.cli.values import FIELDS, LIGHT_DEFAULTS, ROUNDS, Values, check_complete, lay_over, wanted
-from dpfl.core.checks import check
-from dpfl.core.errors import unknown_name
+from dpfl.core.checks import check, one_of
 
 if TYPE_CHECKING:
     from dpfl.runs.experiment import Experiment
@@ -26,19 +25,19 @@ if TYPE_CHECKING:
 
 def method_names() -> list[str]:
     """The names of the methods that ship with dpfl, read from their files: importing them takes too
-    long for the shell.
+    long for the shell. Methods of other packages are not offered, but can be typed.
     """
     folder = Path(dpfl.__file__).parent / "methods"
     texts = [path.read_text() for path in sorted(folder.glob("*.py"))]
     return [name for text in texts for name in re.findall(r"(?ms)^@method\(.*?^def (\w+)", text)]
 
 
-_NAMES = {
+_TABLES = {
     "dataset": ("dpfl.datasets.named:DATASETS",),
     "budgets": ("dpfl.privacy.budgets:DISTRIBUTIONS",),
     "model": ("dpfl.models:MODELS", "dpfl.models:TEXT_MODELS"),
 }
-"""Where the names lie that an option completes."""
+"""Where the names lie that an option completes, beside those of methods."""
 
 
 def completing(option: str) -> dict[str, Any]:
@@ -46,73 +45,83 @@ def completing(option: str) -> dict[str, Any]:
 
     def complete(incomplete: str) -> list[str]:
         """Offer the names that begin like the last word."""
-        names: list[str] = []
-        for place in _NAMES.get(option, ()):
-            module, _, table = place.partition(":")
-            names += getattr(importlib.import_module(module), table)
         before, comma, last = incomplete.rpartition(",")
-        found = names or method_names()
-        return [f"{before}{comma}{name}" for name in found if name.startswith(last)]
+        tables = map(resolve_name, _TABLES[option]) if option in _TABLES else [method_names()]
+        names = [name for table in tables for name in table]
+        return [f"{before}{comma}{name}" for name in names if name.startswith(last)]
 
-    return {"autocompletion": complete} if option in (*_NAMES, "method", "methods") else {}
+    return {"autocompletion": complete} if option in (*_TABLES, "method", "methods") else {}
 
 
 # -- options ---------------------------------------------------------------------------------------
 
 
-def opt(text: str, *names: str, **more: Any) -> Any:
-    """Return an option with this help, under these names or that of the argument."""
-    return typer.Option(*names, help=text, **more)
+def arg(text: str, default: Any = ...) -> Any:
+    """Return an argument with this help; without a default it must be given.
+
+    Like :func:`opt`, it is the default of a parameter, from which typer reads it.
+    """
+    return typer.Argument(default, help=text, show_default=False)
 
 
-def option(kind: Any, text: str, *names: str, **more: Any) -> Any:
-    """Return the annotation of an option that may be left out, for the tables below."""
-    return Annotated[kind | None, opt(text, *names, **more)]
+def opt(text: str, default: Any = None, name: str = "", **more: Any) -> Any:
+    """Return an option with this help, under this name or that of the parameter.
+
+    ``...`` as the default means that it must be given.
+    """
+    return typer.Option(default, *([name] if name else []), help=text, **more)
 
 
-File = Annotated[Path | None, typer.Argument(help="Experiment file (TOML).", show_default=False)]
-Data = Annotated[Path | None, opt("Where data sets that do not ship with dpfl lie.")]
-Json = Annotated[bool, opt("Write one JSON document to stdout.", "--json")]
-Quiet = Annotated[bool, opt("No progress bar.", "--quiet")]
-Workers = Annotated[int, opt("Runs at a time, one process each.", min=1)]
-Seeds = Annotated[str, opt("How many seeds, or a list such as 0,1,2.")]
-Over = Annotated[list[str] | None, opt("A field and its values.", metavar="FIELD=VALUE,...")]
-Port = Annotated[int, opt("Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535)]
-Kept = Annotated[Path, opt("Where runs are kept by content, not to be repeated.")]
-Out = Annotated[Path | None, opt("Folder of the results (default: a new one in runs/).", "--out")]
-_Methods = Annotated[str, opt("Methods, separated by commas; or all.", **completing("methods"))]
-_Family = Annotated[str | None, opt("Instead: heterogeneous, client or wireless.")]
+def flag(name: str, text: str) -> Any:
+    """Return an option that is off unless it is given, without a --no-... beside it."""
+    return opt(text, False, name)
 
-MANY: dict[str, tuple[Any, Any]] = {"methods": (_Methods, ""), "family": (_Family, None)}
-"""Options of commands that take several methods, with their defaults."""
 
-STORE: dict[str, tuple[Any, Any]] = {
-    "workers": (Workers, 2),
-    "folder": (Out, None),
-    "kept": (Kept, Path("runs/kept")),
-    "quiet": (Quiet, False),
+def group(text: str) -> typer.Typer:
+    """Return a command that has commands of its own, be it only one."""
+    made = typer.Typer(no_args_is_help=True, add_completion=False, help=text)
+    made.callback()(lambda: None)
+    return made
+
+
+FILE = arg("Experiment file (TOML).", None)
+DATA = opt("Where data sets that do not ship with dpfl lie.")
+JSON = flag("--json", "Write one JSON document to stdout.")
+QUIET = flag("--quiet", "No progress bar.")
+WORKERS = opt("Runs at a time, one process each.", 2, min=1)
+SEEDS = opt("How many seeds, or a list such as 0,1,2.", "3")
+OVER = opt("A field and its values.", metavar="FIELD=VALUE,...")
+PORT = opt("Port on 127.0.0.1; 0 takes a free one.", 0, min=0, max=65535)
+
+Command = Callable[..., None]
+Options = dict[str, tuple[Any, Any]]
+"""Options by the name of their parameter: the kind of value, and what typer knows of it."""
+
+MANY: Options = {
+    "methods": (str, opt("Methods, separated by commas; or all.", "", **completing("methods"))),
+    "family": (str | None, opt("Instead: heterogeneous, client or wireless.")),
 }
-"""Options of commands that run several experiments, with their defaults."""
+"""Options of commands that take several methods."""
+
+_RESULTS = "Folder of the results (default: a new one in runs/)."
+STORE: Options = {
+    "workers": (int, WORKERS),
+    "folder": (Path | None, opt(_RESULTS, None, "--out")),
+    "kept": (Path, opt("Where runs are kept by content, not to be repeated.", Path("runs/kept"))),
+    "quiet": (bool, QUIET),
+}
+"""Options of commands that run several experiments."""
 
 _DATASET = "Data set, or a folder with one CSV or Parquet file per client."
 _SET = "Any other setting, or any field: --set k=1 --set server.lr=0.1."
 _LIES = "A client that claims a multiple of its epsilon."
-_SPECIAL = {
-    "dataset": option(str, _DATASET, **completing("dataset")),
-    "misreport": option(list[str], _LIES, "--misreport", metavar="ID:FACTOR"),
-    "liar": option(list[str], "The name of --misreport in 0.1.", "--liar", hidden=True),
-    "set": option(list[str], _SET, "--set", metavar="KEY=VALUE"),
-}
-_ONE = ("method", "seed", "workers")
-
-
-def _experiment_options(one_method: bool) -> dict[str, Any]:
-    """The options that describe an experiment, of one method or of methods named elsewhere."""
-    return _SPECIAL | {
-        name: option(kind, text, **completing(name))
-        for name, (_, kind, text) in FIELDS.items()
-        if one_method or name not in _ONE
-    }
+_EXPERIMENT: Options = {
+    "dataset": (str | None, opt(_DATASET, **completing("dataset"))),
+    "misreport": (list[str] | None, opt(_LIES, metavar="ID:FACTOR")),
+    "liar": (list[str] | None, opt("The name of --misreport in 0.1.", hidden=True)),
+    "set": (list[str] | None, opt(_SET, metavar="KEY=VALUE")),
+} | {name: (kind | None, opt(text, **completing(name))) for name, (_, kind, text) in FIELDS.items()}
+"""Options that describe an experiment; all of them may be left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,36 +148,38 @@ class Asked:
         """Lay the options over the file. Without a file, what does not decide privacy has a light
         default.
         """
-        from dpfl.runs.toml_file import read_toml
+        from dpfl.runs.experiment import Experiment
+        from dpfl.runs.toml_file import read_toml, with_new_names
 
-        values = lay_over(read_toml(self.file) if self.file else {}, self.given)
-        if self.file is None:
-            method = values.setdefault("method", {})
-            for name, value in LIGHT_DEFAULTS.items():
-                if wanted(method, name):
-                    method.setdefault(name, value)
-            values.setdefault("run", {}).setdefault("rounds", ROUNDS)
+        if self.file is not None:
+            return lay_over(with_new_names(read_toml(self.file), Experiment.renamed), self.given)
+        values = lay_over({}, self.given)
+        method = values.setdefault("method", {})
+        for name, value in LIGHT_DEFAULTS.items():
+            if wanted(method, name):
+                method.setdefault(name, value)
+        values.setdefault("run", {}).setdefault("rounds", ROUNDS)
         return values
 
     def experiment(self, method: str | None = None) -> Experiment:
         """Build the experiment, or the same one for another method."""
         from dpfl.runs.experiment import Experiment, for_method
 
-        values = self.values()
-        if method is not None:
-            values = for_method(values, method)
+        values = self.values() if method is None else for_method(self.values(), method)
         check_complete(values, values.get("method", {}).get("name"))
         return Experiment.from_dict(values, str(self.file) if self.file else "options")
 
     def method_names(self, values: Values, settings: dict[str, Values] | None = None) -> list[str]:
         """The methods asked for; of ``all`` or a family, those that this federation cannot run are
         named and left out.
+
+        ``values`` is the experiment as plain values, ``settings`` what single methods have of their
+        own, by name. A method that was named and lacks something it needs is refused.
         """
         from dpfl.cli.console import note
         from dpfl.experiments.compare import fitting
 
-        names, complete = self.candidates()
-        own = settings or {}
+        (names, complete), own = self.candidates(), settings or {}
         if complete:
             for name in names:
                 with_own = {**values.get("method", {}), **own.get(name, {})}
@@ -183,15 +194,13 @@ class Asked:
 
     def candidates(self) -> tuple[list[str], bool]:
         """The methods asked for, and whether each must fit: not those of ``all`` or a family."""
-        from dpfl.methods import METHODS, families
+        from dpfl.methods import METHODS
 
-        names = list(dict.fromkeys(word.strip() for word in self.methods.split(",")))
-        names = [name for name in names if name]
+        words = [word.strip() for word in self.methods.split(",")]
+        names = list(dict.fromkeys(filter(None, words)))
         if self.family is not None:
             check(not names, "--family", "--methods was given as well", "give one of the two")
-            if self.family not in families():
-                raise unknown_name("--family", "family", self.family, families())
-            return list(families()[self.family]), False
+            return methods_of(self.family), False
         if names == ["all"]:
             return list(METHODS), False
         remedy = "name some that dpfl methods lists, all, or a --family"
@@ -199,25 +208,28 @@ class Asked:
         return names, True
 
 
-def takes_experiment(
-    *more: dict[str, tuple[Any, Any]], one_method: bool = False
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def methods_of(family: str) -> list[str]:
+    """The names of the methods of a family."""
+    from dpfl.methods import families
+
+    one_of("--family", families(), family=family)
+    return list(families()[family])
+
+
+def takes_experiment(more: Options | None = None) -> Callable[[Command], Command]:
     """Give a command the options that describe an experiment.
 
     The command receives them as its first argument, an :class:`Asked`; its other arguments are
-    options of its own. ``more`` are tables of further options, such as :data:`MANY`. With
-    ``one_method`` the experiment has a --method and a --seed.
+    options of its own. ``more`` are further options, :data:`MANY` for instance, of a command that
+    takes several methods; without them the experiment has a --method and a --seed.
     """
-    given = _experiment_options(one_method)
-    common: dict[str, tuple[Any, Any]] = {"file": (File, None)}
-    common |= {name: (kind, None) for name, kind in given.items()} | {"data": (Data, None)}
-    for one in more:
-        common |= one
-    common["json"] = (Json, False)
+    left_out = ("method", "seed", "workers") if more else ()
+    given = {name: own for name, own in _EXPERIMENT.items() if name not in left_out}
+    common: Options = {"file": (Path | None, FILE), **given, "data": (Path | None, DATA)}
+    common |= {**(more or {}), "json": (bool, JSON)}
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Command) -> Command:
         """Put the options into the signature that typer reads."""
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
         @functools.wraps(command)
         def wrapped(**values: Any) -> None:
@@ -226,14 +238,14 @@ def takes_experiment(
             shared = {name: values.pop(name) for name in common if name not in given}
             command(Asked(given=described, **shared), **values)
 
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        added = [
-            inspect.Parameter(name, keyword, default=default, annotation=kind)
-            for name, (kind, default) in common.items()
+        keyword, own = inspect.Parameter.KEYWORD_ONLY, inspect.signature(command, eval_str=True)
+        parameters = [
+            inspect.Parameter(name, keyword, default=option, annotation=kind)
+            for name, (kind, option) in common.items()
         ]
-        parameters = [*added, *(p.replace(kind=keyword) for p in own)]
+        parameters += [one.replace(kind=keyword) for one in list(own.parameters.values())[1:]]
         wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+        wrapped.__annotations__ = {one.name: one.annotation for one in parameters}
         return wrapped
 
     return decorate

@@ -1,7 +1,12 @@
-"""``dpfl plan``: what the budgets will buy, before anything is trained.
+"""``dpfl describe`` and ``dpfl plan``: what would happen, to whom, at what cost, without a run.
 
-Methods are compared by closed forms only: noise in a round's aggregate over the longest that its
-signal can be. For each promise one method is recommended, with the reason; the simplest among
+Nothing is trained and nothing is charged. ``describe`` prints the pipeline of one round, the
+promise with its assumptions, the planned epsilon against the server and against the world, the
+noise, and the bytes of a round; and a warning where the noise of a round drowns what could be
+learned in it.
+
+``plan`` compares methods by closed forms only: noise in a round's aggregate over the longest that
+its signal can be. For each promise one method is recommended, with the reason; the simplest among
 those that would do about equally well.
 """
 
@@ -9,29 +14,84 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from dpfl.cli import console as c
 from dpfl.cli import options as o
 
 if TYPE_CHECKING:
+    from dpfl.core.types import Promise
     from dpfl.experiments.describe import Description
     from dpfl.experiments.plan import MethodPlan, Plan
-
-MOST_COLUMNS = 3
-"""Methods side by side in a terminal of 80 columns."""
 
 LEGEND = """\
 eps: largest planned epsilon of any client; up, down: a round, all clients; \
 time: this machine, one worker
 noise / signal: noise in a round's aggregate over the longest that its signal can be, by closed \
 forms; it ranks methods of one promise and does not predict accuracy"""
+HEADINGS = ("method", "noise / signal", "server eps", "world eps", "up", "down", "time")
+
+
+@o.takes_experiment()
+def describe(asked: o.Asked) -> None:
+    """Print the pipeline, the promise, epsilon by adversary, noise and bytes, without training.
+
+    Says which assumptions the promise rests on, how many clients will run out of budget, and warns
+    where noise would drown the signal. Takes the same options as dpfl run.
+    """
+    from dpfl.experiments import describe as library
+
+    described = library.describe(asked.experiment(), asked.data)
+    c.answer(asked.json, described.to_dict(), show_description, described)
+
+
+def show_description(described: Description) -> None:
+    """Print a description for people."""
+    title = f"{described.method}: one round"
+    c.print_table(("step", "component"), described.pipeline, left=2, title=title)
+    promise, said = described.promise, "protects nobody"
+    if described.protects:
+        hidden = f"protects a {promise.unit} against the {promise.observer}"
+        said = f"{hidden} ({promise.adjacency} adjacency)"
+    c.print_lines(f"\nPromise: {said}", *(f"  - {one}" for one in described.assumptions), "")
+    _show_costs(described)
+    if described.running_out:
+        early = f"{described.running_out} client(s) will run out of budget"
+        c.out.print(f"{early} before their planned participations, and leave")
+    if described.noise_multiplier:
+        spread = " / ".join(f"{value:.3g}" for value in vars(described.noise_multiplier).values())
+        c.out.print(f"noise multiplier (std / clip): {spread}  (smallest / median / largest)")
+    size = f"{described.rounds} rounds, {len(described.clients)} clients"
+    cohort = f"about {described.cohort:g} a round"
+    c.out.print(f"{size}, {cohort}, {described.participations} planned participations each")
+    up, down = c.bytes_text(described.bytes_up), c.bytes_text(described.bytes_down)
+    c.out.print(f"{described.parameters} parameters; per client and round {up} up, {down} down")
+    if described.forecast.warning:
+        c.warn([f"WARNING: {described.forecast.warning}"])
+
+
+def _show_costs(described: Description) -> None:
+    """Print epsilons by adversary, as published, and by whose noise is counted on."""
+    headings, published = ("smallest", "median", "largest"), described.published
+    costs = [
+        [f"against the {observer}", *c.format_spread(one.spread), ", ".join(one.accountants)]
+        for observer, one in described.epsilon.items()
+    ]
+    if published:
+        costs.append(["as published", "", "", f"{published.epsilon:.2f}", "display only"])
+    c.print_table(("planned epsilon", *headings, "accountant"), costs)
+    if published:
+        c.out.print(f"as published: {published.remark}")
+    if described.by_assumption:
+        assumed = described.by_assumption.items()
+        rows = [[name, *c.format_spread(spread)] for name, spread in assumed]
+        c.print_table(("over this run's channel, if", *headings), rows)
 
 
 @o.takes_experiment(o.MANY)
 def plan(
     asked: o.Asked,
-    timing: Annotated[bool, o.opt("Estimate the time by a few rounds on made-up records.")] = True,
+    timing: bool = o.opt("Estimate the time by a few rounds on made-up records.", True),
 ) -> None:
     """Before training: noise per client, epsilons, bytes, noise to signal, time, and what to try
     first.
@@ -51,53 +111,49 @@ def plan(
     for one in planned.methods:
         if one.untimed:
             c.note(f"no time for {one.method}: {one.untimed}")
-    c.answer(asked.json, planned.to_dict, lambda: show(planned))
+    c.answer(asked.json, planned.to_dict(), show_plan, planned)
 
 
-def show(planned: Plan) -> None:
+def show_plan(planned: Plan) -> None:
     """Print one table per promise, the noise of single clients, warnings and the advice."""
-    first = planned.methods[0].description
+    described = [one.description for one in planned.methods]
+    first = described[0]
     size = f"{len(first.clients)} clients, {first.rounds} rounds, {first.parameters} parameters"
     c.out.print(f"{size}; nothing was trained")
-    promises = {str(one.description.promise): one.description for one in planned.methods}
-    for promise in sorted(promises, key=lambda name: (not promises[name].protects, name)):
+    for open_, promise in sorted({(not one.protects, str(one.promise)) for one in described}):
         own = [one for one in planned.methods if str(one.description.promise) == promise]
+        protected = "nobody" if open_ else _protected(own[0].description.promise)
         c.out.print()
-        c.out.print(_methods_table(own, promises[promise]))
+        c.print_table(HEADINGS, map(_row, own), title=f"Protecting {protected}")
     c.out.print(LEGEND)
-    _show_noise([one.description for one in planned.methods if one.description.protects])
+    _show_noise([one for one in described if one.protects])
     c.out.print()
-    warned = [one for one in planned.methods if one.description.forecast.warning]
-    c.warn(f"WARNING: {one.method}: {one.description.forecast.warning}" for one in warned)
+    warned = [one for one in described if one.forecast.warning]
+    c.warn(f"WARNING: {one.method}: {one.forecast.warning}" for one in warned)
     for tip in planned.recommendations:
-        protected = f"To protect a {tip.promise.unit} against the {tip.promise.observer}"
-        advice = f"({tip.promise.adjacency}), try {tip.method} first: {tip.reason}."
-        c.out.print(f"{protected} {advice}")
+        advice = f"try {tip.method} first: {tip.reason}."
+        c.out.print(f"To protect {_protected(tip.promise)}, {advice}")
     if planned.recommendations:
-        c.out.print(
-            "Then compare: dpfl compare with the same options. "
-            "Tune on public data: dpfl tune --tune-on."
-        )
+        tuning = "Tune on public data: dpfl tune --tune-on."
+        c.out.print(f"Then compare: dpfl compare with the same options. {tuning}")
 
 
-def _methods_table(own: Sequence[MethodPlan], first: Description) -> object:
-    """Return the table of the methods that promise the same."""
-    promise = first.promise
-    title = f"Protecting a {promise.unit} against the {promise.observer} ({promise.adjacency})"
-    headings = ("noise / signal", "server eps", "world eps", "up", "down", "time")
-    lines = c.table("method", *headings, title=title if first.protects else "Protecting nobody")
-    for one in own:
-        described = one.description
-        ratio = described.forecast.noise_to_signal
-        lines.add_row(
-            one.method,
-            "-" if ratio is None else f"{ratio:.3g}",
-            *(c.epsilon_text(planned.spread.largest) for planned in described.epsilon.values()),
-            c.bytes_text(described.bytes_up * described.cohort),
-            c.bytes_text(described.bytes_down * described.cohort),
-            c.time_text(one.seconds),
-        )
-    return lines
+def _protected(promise: Promise) -> str:
+    """What is protected, and against whom."""
+    return f"a {promise.unit} against the {promise.observer} ({promise.adjacency})"
+
+
+def _row(one: MethodPlan) -> list[str]:
+    """One method before training, as cells of a table."""
+    described = one.description
+    return [
+        one.method,
+        c.number_text(described.forecast.noise_to_signal, ".3g"),
+        *(c.epsilon_text(planned.spread.largest) for planned in described.epsilon.values()),
+        c.bytes_text(described.bytes_up * described.cohort),
+        c.bytes_text(described.bytes_down * described.cohort),
+        c.time_text(one.seconds),
+    ]
 
 
 def _show_noise(described: Sequence[Description]) -> None:
@@ -106,20 +162,19 @@ def _show_noise(described: Sequence[Description]) -> None:
     for one in described:
         noise = tuple(round(client.noise_multiplier or 0.0, 6) for client in one.clients)
         columns.setdefault(noise, []).append(one.method)
+    names = [own[0] + (f" (+{len(own) - 1})" if own[1:] else "") for own in columns.values()]
     real = [one for one in described if not one.forecast.hypothetical] or described
-    for start in range(0, len(columns), MOST_COLUMNS):
-        part = list(columns.items())[start : start + MOST_COLUMNS]
-        title = "Noise multiplier (std / clip) by client" if start == 0 else None
-        names = [own[0] + (f" (+{len(own) - 1})" if len(own) > 1 else "") for _, own in part]
-        lines = c.table("client", "records", "budget", *names, title=title)
-        for number, client in enumerate(real[0].clients[: c.MOST_LINES]):
-            budget = "-" if client.budget is None else f"{client.budget:.4g}"
-            shown = [f"{key[number]:.3g}" for key, _ in part]
-            lines.add_row(client.client, str(client.records), budget, *shown)
+    clients = real[0].clients if real else ()
+    known = [[one.client, str(one.records), c.number_text(one.budget, ".4g")] for one in clients]
+    noises = [[f"{value:.3g}" for value in own] for own in zip(*columns, strict=True)]
+    for start in range(0, len(names), c.MOST_COLUMNS):
+        part = slice(start, start + c.MOST_COLUMNS)
+        rows = [[*one, *own[part]] for one, own in zip(known, noises, strict=True)]
+        title = "Noise multiplier (std / clip) by client" if start == 0 else ""
         c.out.print()
-        c.out.print(lines)
-    if columns and len(real[0].clients) > c.MOST_LINES:
-        c.out.print(f"... and {len(real[0].clients) - c.MOST_LINES} more: use --json")
-    for own in columns.values():
-        if len(own) > 1:
-            c.out.print(f"(+{len(own) - 1}): {', '.join(own)}")
+        c.print_table(
+            ("client", "records", "budget", *names[part]), rows[: c.MOST_LINES], title=title
+        )
+    if len(known) > c.MOST_LINES:
+        c.out.print(f"... and {len(known) - c.MOST_LINES} more: use --json")
+    c.print_lines(*(f"(+{len(own) - 1}): {', '.join(own)}" for own in columns.values() if own[1:]))

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
+import dpfl.report as pages
 from dpfl.cli import console as c
 from dpfl.cli import options as o
 from dpfl.core.checks import check
-from dpfl.core.errors import FolderError, Interrupted
+from dpfl.core.errors import FolderError
 
 if TYPE_CHECKING:
     from dpfl.privacy.statement import Statement
@@ -28,20 +29,16 @@ LAST_LOOK = 2.5
 """Seconds that a live page, which asks once a second, is served after the end."""
 
 
-@o.takes_experiment(one_method=True)
+@o.takes_experiment()
 def run(
     asked: o.Asked,
-    system_noise: Annotated[
-        bool, o.opt("Draw noise from the system: not repeatable.", "--system-noise")
-    ] = False,
-    folder: Annotated[Path | None, o.opt("Folder (default: a new one in runs/).", "--out")] = None,
-    resume: Annotated[
-        Path | None, o.opt("Go on with an interrupted run.", metavar="FOLDER")
-    ] = None,
-    live: Annotated[bool, o.opt("Serve the report on 127.0.0.1 during the run.", "--live")] = False,
-    port: o.Port = 0,
-    log: Annotated[str | None, o.opt("Log to tensorboard or mlflow, if installed.")] = None,
-    quiet: o.Quiet = False,
+    system_noise: bool = o.flag("--system-noise", "Draw noise from the system: not repeatable."),
+    folder: Path | None = o.opt("Folder (default: a new one in runs/).", None, "--out"),
+    resume: Path | None = o.opt("Go on with an interrupted run.", metavar="FOLDER"),
+    live: bool = o.flag("--live", "Serve the report on 127.0.0.1 during the run."),
+    port: int = o.PORT,
+    log: str | None = o.opt("Log to tensorboard or mlflow, if installed."),
+    quiet: bool = o.QUIET,
 ) -> None:
     """Train one model with one method, and say what every client spent.
 
@@ -51,30 +48,26 @@ def run(
     For instance: dpfl run --dataset digits --clients 10 --budgets mixgauss1 --delta 1e-3 --clip 1
     --method weiavg
     """
-    from dpfl.report.live import LiveServer
-    from dpfl.report.page import write_report
-    from dpfl.report.reading import of_folders
     from dpfl.runs.loggers import logging_to
     from dpfl.sim.train import run_experiment
 
-    asked.given["system_noise"] = system_noise or None
+    if system_noise:
+        asked.given["set"] = [*(asked.given["set"] or ()), "run.noise=system"]
     folder, experiment = _interrupted(asked, resume) if resume else _new(asked, folder)
-    with ExitStack() as stack:
-        if live:
-            server = stack.enter_context(LiveServer(folder, port))
-            c.note(f"Live view: {server.address}")
-        logger = stack.enter_context(logging_to(log, folder, experiment, c.note))
-        bar = stack.enter_context(c.progress_bar(quiet))
-        task = bar.add_task(experiment.method.name, total=experiment.run.rounds, note="planning")
+    again = f"what was charged stays charged; go on with: dpfl run --resume {folder}"
+    live_page = pages.LiveServer(folder, port) if live else nullcontext()
+    bar = c.progress_bar(experiment.method.name, "planning", experiment.run.rounds, quiet)
+    with live_page as page, logging_to(log, folder, experiment, c.note) as logger, bar as update:
+        if page:
+            c.note(f"Live view: {page.address}")
 
         def progress(done: int, total: int, record: RoundRecord) -> None:
             scores = record.scores
-            accuracy = f"accuracy {100 * scores.accuracy:.1f} %" if scores else ""
-            bar.update(task, completed=done, note=accuracy)
+            update(completed=done, note=f"accuracy {100 * scores.accuracy:.1f} %" if scores else "")
             if logger is not None:
                 logger.round(done, record)
 
-        try:
+        with c.interruptible(folder, lambda: again):
             result = run_experiment(
                 experiment,
                 folder,
@@ -83,18 +76,13 @@ def run(
                 workers=asked.given["workers"],
                 progress=progress,
             )
-        except KeyboardInterrupt:
-            remedy = f"go on with: dpfl run --resume {folder}"
-            problem = "stopped by you; what was charged stays charged"
-            raise Interrupted(str(folder), problem, remedy) from None
         if logger is not None:
             logger.end(result.summary)
-        write_report(of_folders([folder]), folder / "report.html")
+        pages.write_report(pages.of_folders([folder]), folder / "report.html")
         if live:
             time.sleep(LAST_LOOK)
-    summary = result.summary
-    told = {"folder": str(folder), **summary.to_dict()}
-    c.answer(asked.json, lambda: told, lambda: show(folder, summary))
+    told = {"folder": str(folder), **result.summary.to_dict()}
+    c.answer(asked.json, told, show, folder, result.summary)
 
 
 def _new(asked: o.Asked, folder: Path | None) -> tuple[Path, Experiment]:
@@ -113,9 +101,8 @@ def _interrupted(asked: o.Asked, folder: Path) -> tuple[Path, Experiment]:
     """A run that goes on: it takes the experiment from its own folder."""
     from dpfl.runs.experiment import Experiment
 
-    described = [own for name, own in asked.given.items() if name != "workers"]
-    alone = asked.file is None and all(own is None for own in described)
-    remedy = "a resumed run takes it from its own folder"
+    described = {name for name, own in asked.given.items() if own is not None} - {"workers"}
+    alone, remedy = not (asked.file or described), "a resumed run takes it from its own folder"
     check(alone, "--resume", "an experiment was given as well", remedy)
     path, remedy = folder / "experiment.toml", "name the folder of an interrupted run"
     check(path.exists(), str(folder), "holds no run", remedy, FolderError)
@@ -133,7 +120,7 @@ def show(folder: Path, summary: Summary) -> None:
         "test accuracy": f"{100 * summary.accuracy:.1f} % ({summary.tested})",
         "rounds": f"{rounds.done} of {rounds.planned}{early}",
         "budget ran out": f"{len(left)} of {summary.clients} clients{named}",
-        "bytes up / down": f"{c.bytes_text(summary.bytes_up)} / {c.bytes_text(summary.bytes_down)}",
+        "bytes up / down": c.traffic_text(summary.bytes_up, summary.bytes_down),
     }
     for name in ("spent", "budget"):
         spread = c.format_spread(getattr(epsilon, name, None))
@@ -142,8 +129,7 @@ def show(folder: Path, summary: Summary) -> None:
         facts[f"... against the {observer}"] = " / ".join(c.format_spread(one.spent))
     c.print_facts(facts)
     show_statements(summary.statements)
-    c.note(f"Results: {folder}")
-    c.note(f"Report: {folder / 'report.html'}")
+    c.note_files({"Results": folder, "Report": folder / "report.html"})
 
 
 def show_statements(lines: Sequence[Statement]) -> None:
@@ -153,20 +139,18 @@ def show_statements(lines: Sequence[Statement]) -> None:
         meaning = f"per {line.unit}, {line.adjacency} adjacency, against the {line.observer}, by "
         meanings.setdefault(meaning + line.accountant, []).append(line)
     for meaning, own in meanings.items():
-        spent = c.table("account", "rounds", "epsilon spent", "budget", "delta")
-        for line in own[: c.MOST_LINES]:
-            budget = "-" if line.budget is None else c.epsilon_text(line.budget)
-            delta = "-" if line.delta is None else f"{line.delta:g}"
-            spent.add_row(
-                line.account, str(line.rounds), c.epsilon_text(line.epsilon), budget, delta
-            )
         c.out.print()
-        c.out.print(spent)
+        headings = ("account", "rounds", "epsilon spent", "budget", "delta")
+        c.print_table(headings, map(statement_row, own[: c.MOST_LINES]))
         if len(own) > c.MOST_LINES:
             c.out.print(f"... and {len(own) - c.MOST_LINES} more: see summary.json, or use --json")
         c.out.print(f"Every epsilon: {meaning}; rounded up.")
         if any(line.filter != "allotments" and line.budget is not None for line in own):
-            c.out.print(
-                "Studies pay as they go: spent is what is used so far, and the budget is what is "
-                "guaranteed."
-            )
+            used = "spent is what is used so far, and the budget is what is guaranteed."
+            c.out.print(f"Studies pay as they go: {used}")
+
+
+def statement_row(line: Statement) -> list[str]:
+    """An account, its rounds, epsilon spent, budget and delta, as cells of a table."""
+    epsilons = c.epsilon_text(line.epsilon), c.epsilon_text(line.budget)
+    return [line.account, str(line.rounds), *epsilons, c.number_text(line.delta)]

@@ -9,127 +9,113 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from dpfl.cli import console as c
 from dpfl.cli import options as o
-from dpfl.cli.console import bytes_text, out, print_json, progress_bar, table
-from dpfl.cli.site import Insecure, interruptible, say, warn, warn_insecure
-from dpfl.rounds.record import RoundRecord
-from dpfl.runs.deployment import StudyFile
-from dpfl.runs.result import total_bytes
+from dpfl.cli.site import INSECURE, until_stopped, warn_insecure
 
 if TYPE_CHECKING:
-    from dpfl.deploy.summary import DeploymentSummary, StudyStatus
+    from dpfl.deploy.summary import StudyStatus
+    from dpfl.rounds.record import RoundRecord
 
-app = typer.Typer(
-    no_args_is_help=True, help="The server of a real federation: a study, its sites, its rounds."
-)
-Folder = Annotated[Path, typer.Argument(help="The study's folder.", show_default=False)]
-File = Annotated[Path, typer.Option("--study", help="The study (TOML): what sites are offered.")]
+app = o.group("The server of a real federation: a study, its sites, its rounds.")
+FOLDER = o.arg("The study's folder.")
 
 
 @app.command()
-def init(folder: Folder, file: File) -> None:
+def init(
+    folder: Path = FOLDER,
+    file: Path = o.opt("The study (TOML): what sites are offered.", ..., "--study"),
+) -> None:
     """Make a study's folder: its file, certificates, and a place for the sites' public keys."""
     from dpfl.deploy.serving import make_study
+    from dpfl.runs.deployment import StudyFile
 
     study = StudyFile.from_file(file)
     make_study(folder, study)
     size = f"{study.run.rounds} rounds, {len(study.study.sites)} sites"
-    out.print(f"Study '{study.study.name}': {study.method.name}, {size}")
-    say(f"Give every site {folder}/certificates/ca.crt, and nothing else from there")
-    say(f"Put the sites' public keys into {folder}/sites/NAME.pub")
-    say(f"Then: dpfl server run {folder}")
+    c.out.print(f"Study '{study.study.name}': {study.method.name}, {size}")
+    c.note(f"Give every site {folder}/certificates/ca.crt, and nothing else from there")
+    c.note(f"Put the sites' public keys into {folder}/sites/NAME.pub")
+    c.note(f"Then: dpfl server run {folder}")
 
 
 @app.command()
-def renew(folder: Folder) -> None:
+def renew(folder: Path = FOLDER) -> None:
     """Make new certificates, valid for a year, under the names in [network]."""
     from dpfl.deploy.serving import renew_certificates
 
     renew_certificates(folder)
-    say(f"Give every site the new {folder}/certificates/ca.crt")
+    c.note(f"Give every site the new {folder}/certificates/ca.crt")
 
 
 @app.command()
-def run(folder: Folder, insecure: Insecure = False, quiet: o.Quiet = False) -> None:
+def run(folder: Path = FOLDER, insecure: bool = INSECURE, quiet: bool = o.QUIET) -> None:
     """Gather the sites and train."""
     _serve(folder, insecure, quiet, resume=False)
 
 
 @app.command()
-def resume(folder: Folder, insecure: Insecure = False, quiet: o.Quiet = False) -> None:
+def resume(folder: Path = FOLDER, insecure: bool = INSECURE, quiet: bool = o.QUIET) -> None:
     """Continue a study that was cut off: same sites, same ledger, after the last finished round."""
     _serve(folder, insecure, quiet, resume=True)
 
 
 def _serve(folder: Path, insecure: bool, quiet: bool, *, resume: bool) -> None:
     from dpfl.deploy.serving import check_startable, resume_command, serve
+    from dpfl.deploy.summary import StudyStatus
+    from dpfl.runs.deployment import StudyFile
 
     check_startable(folder, resume=resume)
     study = StudyFile.in_folder(folder)
     warn_insecure(insecure)
-    with interruptible(folder, lambda: resume_command(folder)), progress_bar() as bar:
-        bar.disable = bar.disable or quiet
-        task = bar.add_task(study.study.name, total=study.run.rounds, note="waiting for sites")
+    bar = c.progress_bar(study.study.name, "waiting for sites", study.run.rounds, quiet)
+    with until_stopped(folder, lambda: resume_command(folder)), bar as update:
 
-        def show(rounds: Sequence[RoundRecord]) -> None:
+        def progress(rounds: Sequence[RoundRecord]) -> None:
             for last in rounds[-1:]:
-                note = f"{len(last.arrived)} of {len(last.cohort)} sites answered"
-                bar.update(task, completed=last.round + 1, note=note)
+                answered = f"{len(last.arrived)} of {len(last.cohort)} sites answered"
+                update(completed=last.round + 1, note=answered)
 
-        serve(folder, say, show, insecure=insecure)
-    _show(folder)
+        serve(folder, c.note, progress, insecure=insecure)
+    _show(folder, StudyStatus.of(folder))
 
 
 @app.command()
-def status(folder: Folder, json: o.Json = False) -> None:
+def status(folder: Path = FOLDER, json: bool = o.JSON) -> None:
     """Say how far the study is, who takes part, and what went wrong."""
     from dpfl.deploy.summary import StudyStatus
 
-    if json:
-        print_json(StudyStatus.of(folder).to_dict())
-    else:
-        _show(folder)
-
-
-def _show(folder: Path) -> None:
-    """Print the study's outcome, or how far it is."""
-    from dpfl.deploy.summary import StudyStatus
-
     now = StudyStatus.of(folder)
-    out.print(_facts(now))
-    if now.summary is not None:
-        _show_summary(now.summary)
-        say(f"Model: {folder}/model.safetensors")
+    c.answer(json, now.to_dict(), _show, folder, now)
 
 
-def _facts(now: StudyStatus) -> object:
-    study, facts = now.study, table("", "", left=2)
-    facts.add_row("study", f"{study.study.name} ({study.method.name})")
-    facts.add_row("rounds", f"{len(now.rounds)} of {study.run.rounds}")
+def _show(folder: Path, now: StudyStatus) -> None:
+    """Print the study's outcome, or how far it is."""
+    from dpfl.runs.result import total_bytes
+
+    study, summary, total = now.study, now.summary, total_bytes(now.rounds)
+    facts = [
+        ("study", f"{study.study.name} ({study.method.name})"),
+        ("rounds", f"{len(now.rounds)} of {study.run.rounds}"),
+    ]
     for site in study.study.sites:
         missed, took = now.missed(site), f"took part in {now.took_part(site)} round(s)"
         for round_, reason in missed[-1:]:
             took += f"; missed {len(missed)} (round {round_ + 1}: {reason[:110]})"
-        facts.add_row(site, took)
-    lost = [str(record.round + 1) for record in now.rounds if record.lost]
-    if lost:
-        facts.add_row("lost rounds", ", ".join(lost))
-    total = total_bytes(now.rounds)
-    up, down = bytes_text(total["bytes_up"]), bytes_text(total["bytes_down"])
-    facts.add_row("bytes up / down", f"{up} / {down}")
-    return facts
-
-
-def _show_summary(summary: DeploymentSummary) -> None:
-    warn(summary.flags)
-    for site, reason in summary.refusals.items():
-        out.print(f"{site}: {reason}")
+        facts.append((site, took))
+    if lost := [str(record.round + 1) for record in now.rounds if record.lost]:
+        facts.append(("lost rounds", ", ".join(lost)))
+    traffic = c.traffic_text(total["bytes_up"], total["bytes_down"])
+    c.print_table(("", ""), [*facts, ("bytes up / down", traffic)], left=2)
+    if summary is None:
+        return
+    c.warn(summary.flags)
+    c.print_lines(*(f"{site}: {reason}" for site, reason in summary.refusals.items()))
     for site, reason in summary.undelivered.items():
-        out.print(f"The model was not delivered to {site}: {reason}")
+        c.out.print(f"The model was not delivered to {site}: {reason}")
     if summary.rounds.ended_early:
-        out.print(f"Ended early, {summary.rounds.ended_early}")
-    out.print("What each site has spent is in its own ledger: dpfl site spend")
+        c.out.print(f"Ended early, {summary.rounds.ended_early}")
+    c.out.print("What each site has spent is in its own ledger: dpfl site spend")
+    c.note(f"Model: {folder}/model.safetensors")

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,54 +55,49 @@ def lay_over(values: Values, options: Values) -> Values:
 
     given = {name: value for name, value in options.items() if value is not None}
     fields: Values = {FIELDS[name][0]: own for name, own in given.items() if name in FIELDS}
-    if "run.cohort" in fields:
-        fields["run.cohort"] = cohort = number(fields["run.cohort"])
+    if "cohort" in given:
+        fields["run.cohort"] = cohort = number(given["cohort"])
         remedy = "give a number of clients or a fraction"
         check(not isinstance(cohort, str), "--cohort", f"'{cohort}' is not a number", remedy)
-    if given.get("system_noise"):
-        fields["run.noise"] = "system"
     for pair in given.get("set", ()):
         key, equals, text = pair.partition("=")
-        remedy = "write for instance --set k=1"
-        check(bool(equals), "--set", f"'{pair}' is not KEY=VALUE", remedy)
+        check(bool(equals), "--set", f"'{pair}' is not KEY=VALUE", "write for instance --set k=1")
         fields[key if "." in key else f"method.{key}"] = number(text)
-    liars = [*given.get("misreport", ()), *given.get("liar", ())]
-    if liars:
-        known = values.get("run", {})
-        before = known.get("misreports", known.get("liars", {}))
-        fields["run.misreports"] = {**before, **dict(map(_misreport, liars))}
-        values = {**values, "run": {k: own for k, own in known.items() if k != "liars"}}
-    lengths = ("local_steps", "local_epochs")
-    if any(name in given for name in lengths) and "method" in values:
+    if claims := [*given.get("misreport", ()), *given.get("liar", ())]:
+        before = values.get("run", {}).get("misreports", {})
+        fields["run.misreports"] = {**before, **dict(map(_misreport, claims))}
+    lengths = {"local_steps", "local_epochs"}
+    if lengths & given.keys() and "method" in values:
         kept = {name: own for name, own in values["method"].items() if name not in lengths}
         values = {**values, "method": kept}
     if "dataset" in given:
-        values = {**values, "data": data_values(given["dataset"], None)}
-        if "folder" not in values["data"]:
-            fields.pop("data.label", None)
+        label = fields.pop("data.label", None)
+        values = {**values, "data": data_values(given["dataset"], label)}
     return set_fields(values, fields)
 
 
 def _misreport(text: str) -> tuple[str, float]:
     """Read ID:FACTOR."""
     client, _, word = text.rpartition(":")
-    factor, remedy = number(word), "write for instance --misreport 12:100"
+    factor = number(word)
     good = bool(client) and isinstance(factor, int | float)
-    check(good, "--misreport", f"'{text}' is not ID:FACTOR", remedy)
+    check(good, "--misreport", f"'{text}' is not ID:FACTOR", "write for instance 12:100")
     return client, factor
 
 
 def wanted(method: Values, setting: str) -> bool:
-    """Whether a method needs a setting; one that is not named yet may need anything."""
+    """Whether a method needs a setting; one that is not named yet may need anything.
+
+    ``method`` is the method's section so far. Local steps are not needed beside local epochs.
+    """
     from dpfl.methods import METHODS
 
     if setting == "local_steps" and "local_epochs" in method:
         return False
     known = METHODS.get(method.get("name", ""))
-    if known is None:
-        return True
-    own = known.settings.get(setting)
-    return own is not None and (own.default is own.empty or setting == "local_steps")
+    own = known and known.settings.get(setting)
+    needed = own and (own.default is own.empty or setting == "local_steps")
+    return known is None or bool(needed)
 
 
 def data_values(name: str, label: str | None) -> Values:
@@ -120,10 +116,8 @@ def number(text: str) -> Any:
     (3, 0.5, True, 'poisson')
     """
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
@@ -133,12 +127,13 @@ def seeds_of(text: str) -> list[int]:
     >>> seeds_of("3"), seeds_of("5,2")
     ([0, 1, 2], [5, 2])
     """
-    numbers = [number(word) for word in text.split(",")]
-    good, remedy = all(isinstance(one, int) for one in numbers), "give 3, or 0,1,2"
-    check(good, "--seeds", f"'{text}' is not a number or a list of numbers", remedy)
-    seeds = numbers if "," in text else list(range(numbers[0]))
-    distinct = bool(seeds) and len(set(seeds)) == len(seeds)
-    check(distinct, "--seeds", f"'{text}' names no seed, or one twice", remedy)
+    seeds = [number(word) for word in text.split(",")]
+    whole = all(isinstance(one, int) for one in seeds)
+    if whole and "," not in text:
+        seeds = list(range(seeds[0]))
+    good = whole and 0 < len(seeds) == len(set(seeds))
+    problem = f"'{text}' is not a number, or a list of different numbers"
+    check(good, "--seeds", problem, "give 3, or 0,1,2")
     return seeds
 
 
@@ -152,19 +147,20 @@ def lists_of(texts: Iterable[str]) -> dict[str, list[Any]]:
     for text in texts:
         name, _, values = text.partition("=")
         words = [word.strip() for word in values.split(",") if word.strip()]
-        example = "write for instance --over budgets.scale=0.5,1,2"
-        good = "." in name and bool(words)
+        good, example = "." in name and bool(words), "write for instance --over method.lr=0.1,0.3"
         check(good, "--over", f"'{text}' is not FIELD=VALUE,VALUE,...", example)
-        taken = name in ("run.seed", "method.name")
-        problem = f"'{name}' is set by the command itself"
-        check(not taken, "--over", problem, "use --seeds, or --methods")
+        free = name not in ("run.seed", "method.name")
+        check(free, "--over", f"'{name}' has an option of its own", "use --seeds, or --methods")
         check(name not in lists, "--over", f"'{name}' was given twice", "give each field one list")
         lists[name] = [number(word) for word in words]
     return lists
 
 
 def check_complete(values: Values, method: str | None, *, any_method: bool = False) -> None:
-    """Name what is missing in the words of the command line."""
+    """Name what is missing in the words of the command line.
+
+    With ``any_method``, the methods are not known yet, and only the data set is asked for.
+    """
     from dpfl.methods import find
 
     remedy = "give --dataset, or an experiment file; dpfl datasets lists them"
@@ -174,9 +170,8 @@ def check_complete(values: Values, method: str | None, *, any_method: bool = Fal
     remedy = "give --method, or an experiment file; dpfl methods lists them"
     check(bool(method), "options", "no method was named", remedy)
     if "clip" in find(str(method)).settings:
-        clip, budgets = values["method"].get("clip"), values.get("budgets", {}).get("epsilon")
-        remedy = "give --clip: the largest norm of one record's gradient"
-        check(clip is not None, "options", "no clip was given, and it has no default", remedy)
+        given, remedy = "clip" in values["method"], "give --clip: the largest norm of a gradient"
+        check(given, "options", "no clip was given, and it has no default", remedy)
+        given = "epsilon" in values.get("budgets", {})
         remedy = "give --budgets and --delta; dpfl budgets lists distributions"
-        missing = "no budgets were given, and they have no default"
-        check(budgets is not None, "options", missing, remedy)
+        check(given, "options", "no budgets were given, and they have no default", remedy)

@@ -8,7 +8,7 @@
 ``grid``       the grid on which all noise is added, and what rounding onto it costs
 ``grid_noise`` the sampler: integers of round(N(0, S^2)) from a cipher
 ``layout``     named tensors as one flat vector, so that clipping it clips everything
-``files``      writing that a kill at any moment cannot spoil
+``files``      where caches are; writing that a kill at any moment cannot spoil
 
 ``types``, ``errors``, ``checks``, ``seeds`` and ``grid`` are imported without torch.
 """

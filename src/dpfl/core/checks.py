@@ -1,11 +1,13 @@
 """Checks that constructors share: each refuses in one clear sentence."""
 
-import math
 import numbers
-from collections.abc import Collection
+import sys
+from collections.abc import Callable, Collection
 from typing import Any
 
 from dpfl.core.errors import ConfigurationError, DpflError, did_you_mean
+
+LARGEST_NUMBER = sys.float_info.max  # an integer of hundreds of digits is not finite either
 
 
 def check(
@@ -23,31 +25,26 @@ def positive(where: str, **values: Any) -> None:
     Traceback (most recent call last):
     dpfl.core.errors.ConfigurationError: clip: clip = -1; give a finite number above 0
     """
-    for name, value in values.items():
-        good = _is_number(value) and math.isfinite(value) and value > 0
-        check(good, where, f"{name} = {value!r}", "give a finite number above 0")
+    _each(where, values, lambda value: 0 < value <= LARGEST_NUMBER, "give a finite number above 0")
 
 
 def not_negative(where: str, **values: Any) -> None:
     """Refuse what is not a finite number, 0 or above."""
-    for name, value in values.items():
-        good = _is_number(value) and math.isfinite(value) and value >= 0
-        check(good, where, f"{name} = {value!r}", "give 0 or a number above 0")
+    _each(where, values, lambda value: 0 <= value <= LARGEST_NUMBER, "give 0 or a number above 0")
 
 
 def share(where: str, **values: Any) -> None:
     """Refuse what is not a number above 0 and at most 1."""
-    for name, value in values.items():
-        good = _is_number(value) and 0 < value <= 1
-        check(good, where, f"{name} = {value!r}", "give a number above 0 and at most 1")
+    _each(where, values, lambda value: 0 < value <= 1, "give a number above 0 and at most 1")
 
 
 def one_of(where: str, choices: Collection[str], **values: str) -> None:
     """Refuse a word that is not among the choices."""
     for name, value in values.items():
-        remedy = f"choose one of {', '.join(choices)}"
-        near = did_you_mean(str(value), choices)
-        check(value in choices, where, f"{name} = {value!r}", near if "?" in near else remedy)
+        if value not in choices:
+            near = did_you_mean(str(value), choices)
+            remedy = near if "?" in near else f"choose one of {', '.join(choices)}"
+            raise ConfigurationError(where, f"{name} = {value!r}", remedy)
 
 
 def whole_number(where: str, name: str, value: Any, least: int = 1) -> int:
@@ -56,11 +53,13 @@ def whole_number(where: str, name: str, value: Any, least: int = 1) -> int:
     >>> whole_number("here", "count", 3.0)
     3
     """
-    good = _is_number(value) and math.isfinite(value) and value == int(value) and value >= least
     remedy = f"give a whole number of at least {least}"
-    check(good, where, f"{name} = {value!r}", remedy)
+    _each(where, {name: value}, lambda x: least <= x <= LARGEST_NUMBER and x % 1 == 0, remedy)
     return int(value)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+def _each(where: str, values: dict[str, Any], good: Callable[[Any], bool], remedy: str) -> None:
+    """Refuse values that are not numbers, or not good ones."""
+    for name, value in values.items():
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        check(number and bool(good(value)), where, f"{name} = {value!r}", remedy)

@@ -29,9 +29,7 @@ class DpflError(Exception):
 
     def __init__(self, where: str, problem: str, remedy: str) -> None:
         super().__init__(where, problem, remedy)
-        self.where = where
-        self.problem = problem
-        self.remedy = remedy
+        self.where, self.problem, self.remedy = where, problem, remedy
 
     def __str__(self) -> str:
         return f"{self.where}: {self.problem}; {self.remedy}"
@@ -91,22 +89,18 @@ class Interrupted(DpflError):
     exit_code = 130
 
 
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL = "free some space and resume; nothing already recorded is lost"
+_CANNOT_WRITE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
+    errno.EROFS: "choose a place that can be written",
+}
 
 
 def disk_error(where: str, error: OSError) -> DpflError:
     """Turn an operating-system error while writing into the right member of the tree."""
     reason = error.strerror or str(error)
-    if error.errno in _NO_SPACE:
-        return DiskError(
-            where,
-            f"cannot be written ({reason})",
-            "free some space and resume; nothing already recorded is lost",
-        )
-    if error.errno == errno.EROFS:
-        return DiskError(
-            where, f"cannot be written ({reason})", "choose a place that can be written"
-        )
+    if error.errno in _CANNOT_WRITE:
+        return DiskError(where, f"cannot be written ({reason})", _CANNOT_WRITE[error.errno])
     return FolderError(where, f"cannot be used ({reason})", "check the path and its permissions")
 
 

@@ -1,6 +1,4 @@
-"""Writing files so that a kill, or a power cut, leaves the old content or the new, never half of
-either.
-"""
+"""Where caches are, and writing that leaves the old content or the new, never half of either."""
 
 import fcntl
 import json
@@ -10,6 +8,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dpfl.core.errors import FolderError, disk_error
+
+
+def cache_folder() -> Path:
+    """``DPFL_CACHE``, else the user's cache folder."""
+    if named := os.environ.get("DPFL_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpfl"
 
 
 def sync_folder(folder: Path) -> None:

@@ -138,10 +138,7 @@ def multiplier_for(effective: float, numbers: int, parts: int) -> float:
     True
     """
     lost = effective * parts * math.sqrt(numbers) / SCALE
-    problem = (
-        f"a noise multiplier of {effective:.4g} over {numbers} coordinates makes the grid coarser "
-        "than the clip"
-    )
+    problem = f"noise {effective:.4g} on {numbers} numbers makes the grid coarser than the clip"
     remedy = "plan fewer steps, use smaller batches or a smaller model, or raise the budget"
     check(lost < 1, "noise", problem, remedy, PrivacyRefusal)
     return effective * (1 + parts * FLOAT_SUM) / (1 - lost) * (1 + 1e-12)

@@ -50,8 +50,7 @@ _COUNTS = """
 COUNTS = tuple(map(int, _COUNTS.split()))
 _CENTRES = np.arange(1 - len(COUNTS), len(COUNTS))
 _TABLE = np.repeat(_CENTRES * CELL, [COUNTS[abs(c)] for c in _CENTRES]).astype(np.float32)
-_HEIGHTS = np.zeros(CELLS + 2)
-_HEIGHTS[: len(COUNTS)] = COUNTS
+_HEIGHTS = np.pad(np.array(COUNTS, np.float64), (0, CELLS + 2 - len(COUNTS)))
 
 _LONGEST_GAP = 4096
 GAPS = np.array(
@@ -69,29 +68,18 @@ def ideal(x: np.ndarray) -> np.ndarray:
     step.
     """
     t = np.square(x / SCALE)
-    density: np.ndarray = _PEAK * np.exp(-t / 2) * (1 + (t - 1) / (24.0 * SCALE * SCALE))
-    return density
+    return np.asarray(_PEAK * np.exp(-t / 2) * (1 + (t - 1) / (24.0 * SCALE * SCALE)))
 
 
 def fast(x: np.ndarray) -> np.ndarray:
     """Q at integers: exact in double precision."""
     cell, inside = np.abs(x) >> 16, np.abs(x) & (CELL - 1)
-    weighted: np.ndarray = _HEIGHTS[cell] * (CELL - inside) + _HEIGHTS[cell + 1] * inside
-    return weighted * 2.0**-48
+    return np.asarray(_HEIGHTS[cell] * (CELL - inside) + _HEIGHTS[cell + 1] * inside) * 2.0**-48
 
 
 def rest(x: np.ndarray) -> np.ndarray:
     """P - (1 - w) Q at integers: what the rare path draws from."""
-    found: np.ndarray = ideal(np.abs(x).astype(np.float64)) - (1 - RARE) * fast(x)
-    return found
-
-
-def _roofs() -> np.ndarray:
-    """The envelope of ``rest`` on each cell; the margin covers what lies between the points that
-    are looked at.
-    """
-    inside = np.arange(0, CELL + 1, 64)
-    return 1.001 * np.array([rest(cell * CELL + inside).max() for cell in range(CELLS)])
+    return np.asarray(ideal(np.abs(x).astype(np.float64)) - (1 - RARE) * fast(x))
 
 
 def thresholds(weights: np.ndarray) -> np.ndarray:
@@ -102,7 +90,10 @@ def thresholds(weights: np.ndarray) -> np.ndarray:
     return np.array([2**64 - int(part / behind[0] * 2**64) for part in behind[1:]], dtype=np.uint64)
 
 
-ROOFS = _roofs()
+_INSIDE = np.arange(0, CELL + 1, 64)
+ROOFS = 1.001 * np.array([rest(cell * CELL + _INSIDE).max() for cell in range(CELLS)])
+"""The envelope of ``rest`` on each cell; the margin covers what lies between the points looked at.
+"""
 NEAR_CELLS = thresholds(np.append(ROOFS[:NEAR], ROOFS[NEAR:].sum()))
 FAR_CELLS = thresholds(ROOFS[NEAR:])
 
@@ -149,12 +140,6 @@ class GridNoise:
         self._ahead = 8
         self._places = np.empty(0, np.int64)
         self._rare = np.empty(0, np.float32)
-
-    def fill(self, out: np.ndarray) -> np.ndarray:
-        """Fill a contiguous float32 vector with integers of the law P; all are below 2^24, hence
-        exact.
-        """
-        return fill_rows([self], out.reshape(1, -1)).reshape(out.shape)
 
     def look_ahead(self, numbers: int) -> None:
         """Find the rare ones among the next ``numbers`` at once; without it the same ones are found
@@ -209,8 +194,9 @@ class GridNoise:
 
 
 def fill_rows(sources: Sequence[GridNoise], out: np.ndarray) -> np.ndarray:
-    """Fill row i of a contiguous float32 matrix from ``sources[i]``; many short rows share one
-    pass.
+    """Fill row i of a contiguous float32 matrix with integers of the law P from ``sources[i]``.
+
+    All are below 2^24, hence exact. Many short rows share one pass.
     """
     rows, length = out.shape
     if length == 0:

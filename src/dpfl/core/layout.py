@@ -4,6 +4,7 @@ everything.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -52,12 +53,9 @@ class Layout:
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
         """Lay out named tensors in the order given."""
-        blocks, start = [], 0
-        for name, tensor in tensors.items():
-            block = Block(name, tuple(tensor.shape), tensor.dtype, start)
-            blocks.append(block)
-            start += block.size
-        return cls(tuple(blocks))
+        starts = itertools.accumulate((tensor.numel() for tensor in tensors.values()), initial=0)
+        rows = zip(tensors.items(), starts, strict=False)
+        return cls(tuple(Block(name, tuple(x.shape), x.dtype, start) for (name, x), start in rows))
 
     @classmethod
     def of_module(cls, module: nn.Module) -> Layout:
@@ -75,37 +73,28 @@ class Layout:
     @property
     def head(self) -> slice:
         """Where the last layer's tensors lie: at the end of the vector."""
-        layer = self.blocks[-1].name.rpartition(".")[0]
-        first = len(self.blocks)
-        while first > 0 and self.blocks[first - 1].name.rpartition(".")[0] == layer:
-            first -= 1
-        return slice(self.blocks[first].start, self.size)
+        layers = itertools.groupby(self.blocks, key=lambda block: block.name.rpartition(".")[0])
+        *_, last = ([*blocks] for _, blocks in layers)
+        return slice(last[0].start, self.size)
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Put named tensors into one float32 vector; missing or misshapen ones are refused."""
-        agreed = set(tensors) == {block.name for block in self.blocks}
-        problem = f"tensors {sorted(tensors)} are not those agreed"
-        check(agreed, "layout", problem, "send exactly the model's tensors", PeerError)
-        pieces = []
-        for block in self.blocks:
-            tensor = tensors[block.name]
-            shape = tuple(tensor.shape)
-            problem = f"'{block.name}' has shape {shape}, not {block.shape}"
-            check(shape == block.shape, "layout", problem, "send the agreed shape", PeerError)
-            pieces.append(tensor.detach().to(torch.float32).reshape(-1))
+        given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        agreed = {block.name: block.shape for block in self.blocks}
+        problem = f"tensors {sorted(given.items() ^ agreed.items())} are not those agreed"
+        check(given == agreed, "layout", problem, "send exactly the model's tensors", PeerError)
+        pieces = [tensors[name].detach().to(torch.float32).reshape(-1) for name in agreed]
         return torch.cat(pieces) if pieces else torch.zeros(0)
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Cut the vector into named tensors of their own dtype; integers are rounded."""
-        length = vector.shape[-1]
-        problem, remedy = f"a vector of {length} numbers", f"send {self.size} numbers"
-        check(length == self.size, "layout", problem, remedy, PeerError)
+        problem, remedy = f"a vector of {vector.shape[-1]} numbers", f"send {self.size} numbers"
+        check(vector.shape[-1] == self.size, "layout", problem, remedy, PeerError)
         result = {}
         for block in self.blocks:
             piece = vector[..., block.slice].reshape((*vector.shape[:-1], *block.shape))
-            if not block.dtype.is_floating_point:
-                piece = piece.round()
-            result[block.name] = piece.to(block.dtype)
+            whole = piece if block.dtype.is_floating_point else piece.round()
+            result[block.name] = whole.to(block.dtype)
         return result
 
     def read(self, module: nn.Module) -> Tensor:

@@ -89,16 +89,13 @@ class SecretRng:
 
     def _grid(self) -> grid_noise.GridNoise:
         key = self._own_key()
-        if self._noise is None:
-            self._noise = grid_noise.GridNoise(key)
+        self._noise = self._noise or grid_noise.GridNoise(key)
         return self._noise
 
     def _bytes(self, count: int) -> bytes:
         key = self._own_key()
-        if self._words is None:
-            self._words = grid_noise.keystream(key, _NOISE_PURPOSES)
-        drawn: bytes = self._words.update(bytes(count))
-        return drawn
+        self._words = self._words or grid_noise.keystream(key, _NOISE_PURPOSES)
+        return bytes(self._words.update(bytes(count)))
 
     def _uint64(self, count: int) -> np.ndarray:
         return np.frombuffer(self._bytes(8 * count), dtype="<u8") if count else np.empty(0, "<u8")
@@ -135,9 +132,8 @@ class SecretRng:
 
     def permutations(self, count: int, length: int) -> Tensor:
         """Draw several orders, one a row: those that ``permutation`` gives one after the other."""
-        return torch.from_numpy(
-            np.argsort(self._uint64(count * length).reshape(count, length), axis=1, kind="stable")
-        )
+        words = self._uint64(count * length).reshape(count, length)
+        return torch.from_numpy(np.argsort(words, axis=1, kind="stable"))
 
     def integer(self) -> int:
         """Draw 62 random bits, for code that only takes an integer seed (dropout layers)."""
@@ -152,16 +148,8 @@ class SecretRng:
     def __repr__(self) -> str:
         return "SecretRng(simulated)" if self.seeded else "SecretRng(system)"
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a SecretRng is never serialised: send a PublicSeed, or let the other side make its own"
-        )
-
-    def __copy__(self) -> NoReturn:
-        raise TypeError("a SecretRng is never copied: ask it for a child")
-
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        raise TypeError("a SecretRng is never copied: ask it for a child")
+    def __reduce__(self) -> NoReturn:  # copies are made by it, too
+        raise TypeError("a SecretRng is never serialised or copied: ask it for a child")
 
 
 def look_ahead(rngs: Sequence[SecretRng], numbers: int) -> None:

@@ -1,16 +1,13 @@
-"""The nouns of a round. Frozen, keyword-only, and free of behaviour beyond their own
-consistency.
-"""
+"""The nouns of a round: frozen, keyword-only, with no behaviour beyond their own consistency."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
-from dpfl.core.checks import check, positive, whole_number
+from dpfl.core.checks import LARGEST_NUMBER, check, positive, whole_number
 
 if TYPE_CHECKING:  # accounting reads these types without torch
     from torch import Tensor
@@ -65,35 +62,26 @@ class Promise:
 
 @dataclass(frozen=True, kw_only=True)
 class Claims:
-    """What a client *says* of itself: a declaration on the wire, never a fact that a charge rests
-    on.
-
-    ``accountant``: by which curve its ledger will hold a study against the epsilon, where that is
-    not the tightest.
-    """
+    """What a client *says* of itself: no charge rests on it."""
 
     epsilon: float
     delta: float
     examples: int
-    accountant: Literal["renyi"] | None = None
+    accountant: Literal["renyi"] | None = None  # its ledger's curve, if not the tightest
 
     @property
     def usable(self) -> bool:
         """Whether the numbers make sense; claims that do not are left out of every plan."""
-        try:
-            sane = math.isfinite(self.epsilon) and self.epsilon > 0 and 0 < self.delta < 1
-        except OverflowError:  # an integer of hundreds of digits
-            return False
-        return sane and self.examples >= 1
+        finite = 0 < self.epsilon <= LARGEST_NUMBER
+        return finite and 0 < self.delta < 1 and self.examples >= 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """What a client *enforces* against its own ledger; never converted into :class:`Claims`.
 
-    ``unit`` and ``observer`` left out mean those of the strategy it takes part in. ``accountant``:
-    by which curve noise is planned for it, the tightest by default; a ledger with a Renyi filter
-    plans with the filter's own.
+    ``unit`` and ``observer`` left out mean those of the strategy. ``accountant`` is the curve by
+    which noise is planned, the tightest by default; a Renyi filter plans with its own.
     """
 
     epsilon: float
@@ -104,8 +92,8 @@ class Budget:
 
     def __post_init__(self) -> None:
         positive("budget", epsilon=self.epsilon)
-        problem = f"delta = {self.delta} is not between 0 and 1"
-        check(0 < self.delta < 1, "budget", problem, "give a delta well below 1 / records")
+        good = 0 < self.delta < 1
+        check(good, "budget", f"delta = {self.delta}", "give a number well below 1 / records")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,75 +106,55 @@ class ClientSettings:
     lr: float | None = None
 
     def __post_init__(self) -> None:
-        where, steps, epochs = "client settings", self.local_steps, self.local_epochs
-        problem = f"local_steps = {steps} and local_epochs = {epochs} were both given"
-        check(steps is None or epochs is None, where, problem, "give one of the two")
+        one = self.local_steps is None or self.local_epochs is None
+        problem = "local_steps and local_epochs were both given"
+        check(one, "client settings", problem, "give one of the two")
         for name in ("batch_size", "local_steps", "local_epochs"):
             if (value := getattr(self, name)) is not None:
-                whole_number(where, name, value)
-        positive(where, lr=1.0 if self.lr is None else self.lr)
+                whole_number("client settings", name, value)
+        positive("client settings", lr=1.0 if self.lr is None else self.lr)
 
     def over(self, default: ClientSettings) -> ClientSettings:
-        """Fill what these settings leave open from ``default``."""
-        own_length = self.local_steps is not None or self.local_epochs is not None
-        length = self if own_length else default
-        return ClientSettings(
-            batch_size=self.batch_size or default.batch_size,
-            local_steps=length.local_steps,
-            local_epochs=length.local_epochs,
-            lr=self.lr or default.lr,
-        )
+        """Fill what these settings leave open from ``default``; a length of work is one setting."""
+        own = {name: value for name, value in vars(self).items() if value is not None}
+        if own.keys() & {"local_steps", "local_epochs"}:
+            default = replace(default, local_steps=None, local_epochs=None)
+        return replace(default, **own)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A stretch of local work, as data, so that one engine can run many clients at once.
-
-    ``clip`` bounds each record's gradient and ``noise_multiplier`` x ``clip`` is the noise on their
-    sum; without ``clip`` the phase is plain SGD. ``ball`` keeps the model within that distance of
-    its start after every step. ``part`` says what moves: everything, the head (the last layer), or
-    the body (all but the head). ``lr_decay`` multiplies the learning rate once a round.
-    """
+    """A stretch of local work, as data, so that one engine can run many clients at once."""
 
     steps: int
     batch_size: int
     sampling: Literal["poisson", "shuffle"]
     lr: float
-    clip: float | None = None
-    noise_multiplier: float = 0.0
-    ball: float | None = None
+    clip: float | None = None  # bounds each record's gradient; without it this is plain SGD
+    noise_multiplier: float = 0.0  # times clip: the noise on the sum of gradients
+    ball: float | None = None  # the model stays within this distance of its start
     weight_decay: float = 0.0
-    lr_decay: float = 1.0
-    part: Literal["all", "head", "body"] = "all"
+    lr_decay: float = 1.0  # multiplies the learning rate once a round
+    part: Literal["all", "head", "body"] = "all"  # what moves; the head is the last layer
 
     def __post_init__(self) -> None:
-        clipped, noisy = self.clip is not None, self.noise_multiplier > 0
-        problem = f"records are clipped but only the {self.part} moves"
-        check(self.part == "all" or not clipped, "phase", problem, "move everything")
         whole_number("phase", "steps", self.steps)
         whole_number("phase", "batch_size", self.batch_size)
+        clipped, noisy = self.clip is not None, self.noise_multiplier > 0
+        whole = self.part == "all" or not clipped
+        check(whole, "phase", f"clipped, but only the {self.part} moves", "move everything")
         check(clipped or not noisy, "phase", "there is noise but nothing is clipped", "give a clip")
-        problem = f"{self.sampling} batches cannot be charged as Poisson samples"
-        good = not noisy or self.sampling == "poisson"
-        check(good, "phase", problem, "use sampling = 'poisson'")
+        sampled = self.sampling == "poisson" or not noisy
+        check(sampled, "phase", f"noise on {self.sampling} batches", "use sampling = 'poisson'")
 
     def in_round(self, round_: int) -> Phase:
         """The same work with the learning rate that round has."""
-        return (
-            self
-            if self.lr_decay == 1
-            else replace(self, lr=self.lr * self.lr_decay**round_, lr_decay=1.0)
-        )
+        return replace(self, lr=self.lr * self.lr_decay**round_, lr_decay=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What enrolment settles once, from claims and the model's size alone, and tells everyone.
-
-    ``parameters``: how many numbers the model has, and so how many coordinates carry noise.
-    ``releases``: of each release before round one, its share of a budget and how many numbers it
-    has.
-    """
+    """What enrolment settles once, from claims and the model's size alone, and tells everyone."""
 
     rounds: int
     population: int
@@ -194,9 +162,10 @@ class Terms:
     participations: int
     smallest_epsilon: float
     largest_epsilon: float
-    parameters: int
+    parameters: int  # how many numbers the model has, and so how many coordinates carry noise
     noise_multiplier: float | None = None
     public: tuple[str, ...] = ()
+    # Of each release before round one, its share of a budget and how many numbers it has
     releases: tuple[tuple[float, int], ...] = ()
 
     def with_noise(self, noise_multiplier: float) -> Terms:
@@ -213,8 +182,7 @@ class Cohort:
 
     def __post_init__(self) -> None:
         canonical = list(self.ids) == sorted(set(self.ids))
-        problem = "ids are not sorted and distinct"
-        check(canonical, "cohort", problem, "build it with Cohort.of")
+        check(canonical, "cohort", "ids are not sorted and distinct", "build it with Cohort.of")
 
     @classmethod
     def of(cls, claims: Mapping[str, Claims]) -> Cohort:
@@ -237,9 +205,7 @@ class Who:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """One row per client: ``matrix[i]`` = client i's model after its work - ``origin``, wherever it
-    started.
-    """
+    """``matrix[i]`` is client i's model after its work - ``origin``, wherever it started."""
 
     matrix: Tensor
     origin: Tensor
@@ -247,7 +213,7 @@ class Rows:
     layout: Layout
 
     def __post_init__(self) -> None:
-        rows, clients = self.matrix.shape[0], len(self.cohort)
+        rows, clients = len(self.matrix), len(self.cohort)
         check(rows == clients, "rows", f"{rows} rows for {clients} clients", "give one a client")
 
 
@@ -282,14 +248,11 @@ class Downlink:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """All a server must remember between rounds; all of it goes into the checkpoint.
+    """All a server must remember between rounds; all of it goes into the checkpoint."""
 
-    Releases before round one have negative numbers, the last of them -1. ``buffers`` are their
-    results: public buffers of the model, by name.
-    """
-
-    round: int
+    round: int  # below 0 for releases before round one, the last of which is -1
     model: Tensor
     starts: Mapping[str, Tensor] = field(default_factory=dict)
     plugs: Mapping[str, PlugState] = field(default_factory=dict)
+    # Results of early releases: public buffers of the model, by name
     buffers: Mapping[str, Tensor] = field(default_factory=dict)

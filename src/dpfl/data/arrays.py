@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl.core.checks import check
 from dpfl.core.errors import DataError
 from dpfl.core.random import PublicSeed
-from dpfl.data.records import Parts, Span
+from dpfl.data.records import Parts, Span, check_data
 
 TEST_FRACTION = 0.2
 ENCODE = "encode texts with the vocabulary that was named"
@@ -28,12 +27,12 @@ def client_parts(client: Any, arrays: Sequence[Any], *, tokens: bool, seed: Publ
     """
     named = isinstance(client, str) and client.isprintable() and client != ""
     remedy = "name clients by text without control characters"
-    check(named, f"client {client!r}", "has no printable name", remedy, DataError)
-    problem, remedy = f"has {len(arrays)} arrays", "give (features, labels), test parts too if any"
-    check(len(arrays) in (2, 4), f"client '{client}'", problem, remedy, DataError)
-    features, labels = _pair(f"client '{client}'", arrays[0], arrays[1], tokens)
+    check_data(named, f"client {client!r}", "has no printable name", remedy)
+    where, remedy = f"client '{client}'", "give (features, labels), test parts too if any"
+    check_data(len(arrays) in (2, 4), where, f"has {len(arrays)} arrays", remedy)
+    features, labels = _pair(where, arrays[0], arrays[1], tokens)
     if len(arrays) == 4:
-        return features, labels, *_pair(f"client '{client}'", arrays[2], arrays[3], tokens)
+        return features, labels, *_pair(where, arrays[2], arrays[3], tokens)
     return split_off(client, features, labels, seed)
 
 
@@ -43,38 +42,31 @@ def _pair(where: str, features: Any, labels: Any, tokens: bool) -> tuple[Tensor,
     Features become float32, or int64 where they are tokens; labels become int64.
     """
     try:
-        given, kind = _array(features), np.int64 if tokens else np.float32
+        given, remedy = _array(features), "give whole numbers, one a token"
         whole = given.dtype.kind in "iu" or not given.size or not tokens
-        remedy = "give whole numbers, one a token"
-        check(whole, where, f"has tokens of type {given.dtype}", remedy, DataError)
+        check_data(whole, where, f"has tokens of type {given.dtype}", remedy)
         remedy = "give arrays of real numbers"
-        check(given.dtype.kind != "c", where, "has complex features", remedy, DataError)
+        check_data(given.dtype.kind != "c", where, "has complex features", remedy)
         largest = int(given.max()) if tokens and given.size else 0
-        check(largest <= np.iinfo(np.int64).max, where, f"has token {largest}", ENCODE, DataError)
+        check_data(largest <= np.iinfo(np.int64).max, where, f"has token {largest}", ENCODE)
         with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
-            x = torch.from_numpy(np.array(given, dtype=kind))
+            x = torch.from_numpy(np.array(given, dtype=np.int64 if tokens else np.float32))
         y = np.array(_array(labels), dtype=np.float64)
     except (ValueError, TypeError) as error:
         problem = f"has features or labels that are no numbers ({error})"
         raise DataError(where, problem, "give arrays of numbers") from error
-    problem, remedy = "has features that are not finite numbers", "fill missing values, scale huge"
-    check(bool(torch.isfinite(x).all()), where, problem, f"{remedy} ones", DataError)
-    return x, torch.from_numpy(_labels(where, y, x).astype(np.int64))
-
-
-def _labels(where: str, y: np.ndarray, x: Tensor) -> np.ndarray:
-    """One class number per record; a column of labels is taken as a row of them."""
-    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y  # a column of labels
+    finite, remedy = bool(torch.isfinite(x).all()), "fill missing values, scale huge ones"
+    check_data(finite, where, "has features that are not finite numbers", remedy)
     remedy = "give one class number per record, not one-hot rows"
-    check(y.ndim == 1 <= x.ndim, where, f"has labels of shape {y.shape}", remedy, DataError)
-    problem, remedy = f"has {len(x)} records and {len(y)} labels", "give one label per record"
-    check(len(x) == len(y), where, problem, remedy, DataError)
+    check_data(y.ndim == 1 <= x.ndim, where, f"has labels of shape {y.shape}", remedy)
+    problem = f"has {len(x)} records and {len(y)} labels"
+    check_data(len(x) == len(y), where, problem, "give one label per record")
     whole, remedy = bool(np.all(np.isfinite(y) & (y == np.round(y)))), "number the classes from 0"
-    check(whole, where, "has labels that are no whole numbers", remedy, DataError)
-    if len(y):
-        odd = y.min() if y.min() < 0 else y.max()
-        check(0 <= odd < 2**31, where, f"has label {odd:g}", remedy, DataError)
-    return y
+    check_data(whole, where, "has labels that are no whole numbers", remedy)
+    odd = y[(y < 0) | (y >= 2**31)]
+    check_data(not len(odd), where, f"has label {next(iter(odd), 0):g}", remedy)
+    return x, torch.from_numpy(y.astype(np.int64))
 
 
 def _array(values: Any) -> np.ndarray:
@@ -88,7 +80,7 @@ def split_off(client: str, features: Tensor, labels: Tensor, seed: PublicSeed) -
     """
     problem = f"has {len(labels)} record(s), too few for a train and a test part"
     remedy = "leave it out, or give both parts"
-    check(len(labels) >= 2, f"client '{client}'", problem, remedy, DataError)
+    check_data(len(labels) >= 2, f"client '{client}'", problem, remedy)
     order = torch.randperm(len(labels), generator=seed.generator())
     cut = max(1, round(TEST_FRACTION * len(labels)))
     test, train = order[:cut].sort().values, order[cut:].sort().values
@@ -103,6 +95,6 @@ def split_end(client: str, span: Span) -> tuple[Span, Span]:
     """
     first, last = span
     problem = "has one record, too few to set some aside"
-    check(last - first >= 2, f"client '{client}'", problem, "leave it out", DataError)
+    check_data(last - first >= 2, f"client '{client}'", problem, "leave it out")
     cut = last - max(1, round(TEST_FRACTION * (last - first)))
     return (first, cut), (cut, last)

@@ -1,6 +1,8 @@
-"""Who holds which record.
+"""Who holds which record of a named data set.
 
-Every partition returns disjoint, non-empty index sets, one per client.
+Every partition returns disjoint, non-empty index sets, one per client. A data set that comes with
+silos (hospitals, roles of plays) can be taken by those instead. Draws depend on a public seed
+alone, so that everyone who knows the experiment file can repeat them.
 """
 
 from collections.abc import Callable
@@ -12,6 +14,8 @@ import numpy as np
 from dpfl.core.checks import check, positive, whole_number
 from dpfl.core.errors import DataError, unknown_name
 from dpfl.core.random import PublicSeed
+from dpfl.data.arrays import TEST_FRACTION, split_off
+from dpfl.data.records import Dataset, Parts, Records, Shard, check_data, lay_out
 
 Indices = list[np.ndarray]
 Rng = np.random.Generator
@@ -57,18 +61,40 @@ class Partition:
         few records are refused.
         """
         check(clients >= 1, "partition", f"{clients} clients", "give at least 1 client")
-        wanted, remedy = clients * self.least, f"use at most {len(labels) // self.least} clients"
-        each = f"{clients} clients of at least {self.least} records need {wanted} records"
-        problem = f"{each}, there are {len(labels)}"
-        check(wanted <= len(labels), "partition", problem, remedy, DataError)
+        wanted = clients * self.least
+        problem = f"{clients} clients need {wanted} records at least, there are {len(labels)}"
+        remedy = f"use at most {len(labels) // self.least} clients"
+        check_data(wanted <= len(labels), "partition", problem, remedy)
         generator = seed.numpy()
         parts = PARTITIONS[self.kind].split(self, labels, clients, generator)
         if self.records is not None:
             parts = [generator.permutation(part)[: self.records] for part in parts]
-        for i, part in enumerate(parts):
-            remedy = "use fewer clients or another partition"
-            check(len(part) > 0, "partition", f"client {i} has no data", remedy, DataError)
+        remedy = "use fewer clients or another partition"
+        check_data(all(map(len, parts)), "partition", "a client has no data", remedy)
         return [np.sort(part) for part in parts]
+
+    def shards(self, dataset: Dataset, clients: int | None, seed: PublicSeed) -> dict[str, Shard]:
+        """Share out a data set among ``clients`` (20 if None), or take its natural silos.
+
+        Clients are named ``client-0``, ``client-1`` and so on. Every client's test records have the
+        label mix of its training records.
+        """
+        if self.kind == "natural":
+            return _natural(dataset, self.records, clients, seed)
+        count = 20 if clients is None else clients
+        x, y, test_x, test_y = _train_and_test(dataset, seed.child("test"))
+        usable = np.arange(len(y))
+        if dataset.test_silos is not None:  # not the texts kept for testing
+            spans = sorted((dataset.silos or {}).items())
+            usable = np.concatenate([np.arange(*span) for _, span in spans])
+        labels = y.numpy()[usable]
+        train = self.split(labels, count, seed.child("partition"))
+        test = matching_test(train, labels, test_y.numpy(), seed.child("matching"))
+        parts, digits = {}, len(str(count - 1))
+        for i, (own, tests) in enumerate(zip(train, test, strict=True)):
+            held = usable[own]
+            parts[f"client-{i:0{digits}d}"] = x[held], y[held], test_x[tests], test_y[tests]
+        return lay_out(parts)
 
 
 class Kind(NamedTuple):
@@ -89,7 +115,7 @@ def _shards(law: Partition, labels: np.ndarray, clients: int, draw: Rng) -> Indi
     """McMahan et al. 2017: sort by label, cut into shards, deal ``shards_per_client`` to each."""
     count = clients * law.shards_per_client
     problem, remedy = f"{count} shards of {len(labels)} records", "use fewer clients or shards"
-    check(count <= len(labels), "partition", problem, remedy, DataError)
+    check_data(count <= len(labels), "partition", problem, remedy)
     jitter = draw.permutation(len(labels))
     shards = np.array_split(jitter[np.argsort(labels[jitter], kind="stable")], count)
     deal = draw.permutation(count).reshape(clients, law.shards_per_client)
@@ -105,7 +131,7 @@ def _classes(law: Partition, labels: np.ndarray, clients: int, draw: Rng) -> Ind
     each = min(law.classes_per_client, len(known))
     problem = f"{clients} clients of {each} classes leave some of {len(known)} classes to nobody"
     remedy = "use more clients or classes"
-    check(clients * each >= len(known), "partition", problem, remedy, DataError)
+    check_data(clients * each >= len(known), "partition", problem, remedy)
     hands: list[list[int]] = [[] for _ in range(clients)]
     deck: list[int] = []
     for hand in hands:
@@ -120,9 +146,14 @@ def _classes(law: Partition, labels: np.ndarray, clients: int, draw: Rng) -> Ind
     for k, label in enumerate(known):
         holders = [part for part, hand in zip(parts, hands, strict=True) if k in hand]
         members = draw.permutation(np.flatnonzero(labels == label))
-        for part, share in zip(holders, np.array_split(members, len(holders)), strict=True):
-            part.append(share)
+        _deal(np.array_split(members, len(holders)), holders)
     return [np.concatenate(part) for part in parts]
+
+
+def _deal(shares: Indices, parts: list[Indices]) -> None:
+    """Give each client its share of a class."""
+    for share, part in zip(shares, parts, strict=True):
+        part.append(share)
 
 
 def _dirichlet(law: Partition, labels: np.ndarray, clients: int, draw: Rng) -> Indices:
@@ -136,8 +167,7 @@ def _dirichlet(law: Partition, labels: np.ndarray, clients: int, draw: Rng) -> I
             members = draw.permutation(np.flatnonzero(labels == label))
             shares = draw.dirichlet(np.full(clients, law.alpha))
             cuts = (np.cumsum(shares)[:-1] * len(members)).astype(int)
-            for part, share in zip(parts, np.split(members, cuts), strict=True):
-                part.append(share)
+            _deal(np.split(members, cuts), parts)
         whole = [np.concatenate(part) for part in parts]
         if min(map(len, whole)) >= law.least:
             return whole
@@ -173,17 +203,57 @@ def matching_test(
     A client that would go without borrows one record of the label that it holds most.
     """
     generator = seed.numpy()
-    parts: list[list[int]] = [[] for _ in train]
+    parts: list[Indices] = [[] for _ in train]
     for label in np.unique(test_labels):
         held = np.array([np.sum(train_labels[part] == label) for part in train], dtype=float)
         members = generator.permutation(np.flatnonzero(test_labels == label))
         if held.sum() > 0:
             cuts = np.round(np.cumsum(held / held.sum())[:-1] * len(members)).astype(int)
-            for part, share in zip(parts, np.split(members, cuts), strict=True):
-                part.extend(share.tolist())
-    for i, part in enumerate(parts):
-        if not part:
-            favourite = np.bincount(train_labels[train[i]]).argmax()
-            pool = np.flatnonzero(test_labels == favourite)
-            part.append(int(generator.choice(pool if len(pool) else np.arange(len(test_labels)))))
-    return [np.sort(np.array(part, dtype=np.int64)) for part in parts]
+            _deal(np.split(members, cuts), parts)
+    for own, part in zip(train, parts, strict=True):
+        if not sum(map(len, part)):
+            pool = np.flatnonzero(test_labels == np.bincount(train_labels[own]).argmax())
+            part.append(generator.choice(pool if len(pool) else np.arange(len(test_labels)), 1))
+    return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def _natural(
+    dataset: Dataset, records: int | None, clients: int | None, seed: PublicSeed
+) -> dict[str, Shard]:
+    """The data set's own silos, or some of them; each client keeps at most ``records`` records."""
+    silos, remedy = dataset.silos or {}, "use iid, shards, classes, dirichlet or unequal"
+    check(bool(silos), "partition", f"'{dataset.name}' has no natural silos", remedy)
+    names = sorted(silos)
+    if clients is not None:  # some of them, by the public seed
+        problem = f"'{dataset.name}' has {len(names)} natural silos, not {clients}"
+        remedy = "name at most as many clients, or leave the number out"
+        check(1 <= clients <= len(names), "partition", problem, remedy)
+        names = sorted(seed.child("silos").numpy().choice(names, clients, replace=False).tolist())
+    shards, parts = {}, {}
+    if dataset.test is not None and dataset.test_silos is not None:
+        train, test = Records(dataset.features, dataset.labels), Records(*dataset.test)
+        for name in names:
+            first, last = silos[name]
+            span = first, last if records is None else min(last, first + records)
+            own = dataset.test_silos[name]
+            shards[name] = Shard(train=train, span=span, test=test, test_span=own)
+        return shards
+    for name in names:
+        x, y = (whole[slice(*silos[name])] for whole in (dataset.features, dataset.labels))
+        x, y, test_x, test_y = split_off(name, x, y, seed.child("split", name))
+        parts[name] = x[:records], y[:records], test_x, test_y
+    return lay_out(parts)
+
+
+def _train_and_test(dataset: Dataset, seed: PublicSeed) -> Parts:
+    """The data set's own test part, or a fifth of every class."""
+    x, y = dataset.features, dataset.labels
+    if dataset.test is not None:
+        return x, y, *dataset.test
+    where, problem = f"data set '{dataset.name}'", f"has {len(y)} records, too few for a test part"
+    check_data(len(y) >= 5 * dataset.classes, where, problem, "use more")
+    generator, mask = seed.numpy(), np.zeros(len(y), dtype=bool)
+    for label in range(dataset.classes):
+        members = generator.permutation(np.flatnonzero(y.numpy() == label))
+        mask[members[: round(TEST_FRACTION * len(members))]] = True
+    return x[~mask], y[~mask], x[mask], y[mask]

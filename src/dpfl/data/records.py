@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Literal
 
@@ -17,7 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfl.core.checks import check
+from dpfl.core.errors import DataError
 from dpfl.data.inputs import NUMBERS, Inputs
+
+check_data = partial(check, kind=DataError)
+"""Refuse data unless they are good: where, what is wrong, what to do."""
 
 Span = tuple[int, int]
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -40,17 +45,18 @@ class Records:
 
         The range of the whole storage is computed once: it settles most stretches.
         """
-        values = self.labels if what == "label" else self.features
-        if what not in self._ranges:
-            self._ranges[what] = _range(values)
-        if self._ranges[what][0] >= 0 and self._ranges[what][1] < count:
-            return None
-        low, high = _range(values[slice(*span)])
+        low, high = self._label_range if what == "label" else self._token_range
+        if low < 0 or high >= count:
+            low, high = _range((self.labels if what == "label" else self.features)[slice(*span)])
         return low if low < 0 else high if high >= count else None
 
     @cached_property
-    def _ranges(self) -> dict[str, Span]:
-        return {}
+    def _label_range(self) -> Span:
+        return _range(self.labels)
+
+    @cached_property
+    def _token_range(self) -> Span:
+        return _range(self.features)
 
     @cached_property
     def digest(self) -> bytes:

@@ -1,21 +1,27 @@
 """The user's own files: one CSV or Parquet file per client, columns of numbers, one the label.
 
+A CSV file has a header line and one record a line; here ``ill`` is the label::
+
+    age,dose,ill
+    61,0.5,1
+    47,0.25,0
+
 Errors name the file, and the line or the record and the column where there is one.
 """
 
 import csv
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from dpfl.core.checks import check
 from dpfl.core.errors import DataError
+from dpfl.data.records import check_data
 
 Arrays = tuple[np.ndarray, np.ndarray]
 Table = tuple[list[str], np.ndarray]
 """The names of the columns, and the numbers (float64), one row per record."""
 
-_KINDS = {".csv", ".parquet"}
 _HEADER = "use a header line, then numbers separated by commas"
 
 
@@ -25,21 +31,20 @@ def read_folder(folder: Path, label: str | None = None) -> dict[str, Arrays]:
     ``label`` names the label column; without it, the last column is taken. All files must have the
     same columns. Returns features and labels by client.
     """
-    remedy = "name a folder with one .csv or .parquet file per client"
-    check(folder.is_dir(), str(folder), "is not a folder", remedy, DataError)
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in _KINDS)
-    problem, remedy = "holds no .csv or .parquet file", "put one file per client there"
-    check(bool(files), str(folder), problem, remedy, DataError)
+    where, remedy = str(folder), "name a folder with one .csv or .parquet file per client"
+    check_data(folder.is_dir(), where, "is not a folder", remedy)
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in _READERS)
+    remedy = "put one file per client there"
+    check_data(bool(files), where, "holds no .csv or .parquet file", remedy)
     clients: dict[str, Arrays] = {}
     first: list[str] = []
     for path in files:
-        names, table = _read(path)
-        first = first or names
+        names, table = _READERS[path.suffix.lower()](path)
+        first, where = first or names, str(path)
         problem = f"has columns {names}, unlike {files[0].name}"
-        remedy = "use the same columns in the same order"
-        check(names == first, str(path), problem, remedy, DataError)
-        problem, remedy = f"client '{path.stem}' has two files", "keep one file per client"
-        check(path.stem not in clients, str(path), problem, remedy, DataError)
+        check_data(names == first, where, problem, "use the same columns in the same order")
+        problem = f"client '{path.stem}' has two files"
+        check_data(path.stem not in clients, where, problem, "keep one file per client")
         clients[path.stem] = _split(path, names, table, label)
     return clients
 
@@ -49,22 +54,18 @@ def read_file(path: Path, label: str | None = None) -> Arrays:
 
     ``label`` names the label column; without it, the last column is taken.
     """
-    problem = "is neither .csv nor .parquet"
-    check(path.suffix.lower() in _KINDS, str(path), problem, "name the file so", DataError)
-    return _split(path, *_read(path), label)
-
-
-def _read(path: Path) -> Table:
-    return _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
+    kind, problem = path.suffix.lower(), "is neither .csv nor .parquet"
+    check_data(kind in _READERS, str(path), problem, "name the file so")
+    return _split(path, *_READERS[kind](path), label)
 
 
 def _split(path: Path, names: list[str], table: np.ndarray, label: str | None) -> Arrays:
     """Take the label column out of a table, and check that all cells are numbers."""
     where, remedy = str(path), f"choose the label among {', '.join(names)}"
     known = label is None or label in names
-    check(known, where, f"has no column '{label}'", remedy, DataError)
-    column = len(names) - 1 if label is None else names.index(label)
-    check(len(table) > 0, where, "holds no record", "leave this client out", DataError)
+    check_data(known, where, f"has no column '{label}'", remedy)
+    column = -1 if label is None else names.index(label)
+    check_data(len(table) > 0, where, "holds no record", "leave this client out")
     representable = np.isfinite(table) & (np.abs(table) < np.finfo(np.float32).max)
     for row, at in np.argwhere(~representable):
         problem = f"record {row + 1} has no number in '{names[at]}'"
@@ -72,7 +73,7 @@ def _split(path: Path, names: list[str], table: np.ndarray, label: str | None) -
     y = table[:, column]
     problem = f"label column '{names[column]}' holds something else than 0, 1, 2, ..."
     counts = bool(np.all((y == np.round(y)) & (y >= 0)))
-    check(counts, where, problem, "number the classes from 0", DataError)
+    check_data(counts, where, problem, "number the classes from 0")
     return np.delete(table, column, axis=1).astype(np.float32), y.astype(np.int64)
 
 
@@ -93,7 +94,10 @@ def _read_csv(path: Path) -> Table:
     except (UnicodeDecodeError, csv.Error) as error:
         raise _not_a_table(path, error) from error
     names = rows[0] if rows else []
-    numbers = all(map(_is_number, names)) and names != [str(i) for i in range(len(names))]
+    numbers = False
+    with suppress(ValueError):
+        _ = [float(name) for name in names]
+        numbers = names != [str(i) for i in range(len(names))]
     for wrong, reason in (
         (not names, "it is empty, or its first line is"),
         (len(names) == 1 and ";" in names[0], "it is separated by semicolons"),
@@ -115,27 +119,19 @@ def _read_csv(path: Path) -> Table:
     return names, np.array(filled, dtype=np.float64).reshape(len(filled), len(names))
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _read_parquet(path: Path) -> Table:
     """Read numeric columns; pyarrow is imported only here."""
     try:
         from pyarrow import parquet
     except ImportError as error:
-        problem, remedy = (
-            "needs pyarrow, which is not installed",
-            "run: pip install 'dpfl[parquet]'",
-        )
-        raise DataError(str(path), problem, remedy) from error
+        remedy = "run: pip install 'dpfl[parquet]'"
+        raise DataError(str(path), "needs pyarrow, which is not installed", remedy) from error
     try:
         table = parquet.read_table(path)
         columns = [np.asarray(column.to_numpy(), dtype=np.float64) for column in table.columns]
     except (OSError, ValueError, TypeError) as error:
         raise _not_a_table(path, error, "use numeric columns") from error
     return list(table.column_names), np.stack(columns, axis=1)
+
+
+_READERS = {".csv": _read_csv, ".parquet": _read_parquet}

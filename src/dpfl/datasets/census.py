@@ -26,11 +26,8 @@ def _scaled(centre: float, width: float) -> Number:
 
 def _logarithm(largest: float) -> Number:
     """Signed logarithm, so that a few huge values do not drown the rest."""
-
-    def rule(value: float) -> float:
-        return math.copysign(min(1.0, math.log1p(abs(value)) / math.log1p(largest)), value)
-
-    return rule
+    unit = math.log1p(largest)
+    return lambda value: math.copysign(min(1.0, math.log1p(abs(value)) / unit), value)
 
 
 _MISSING = ("", "?", "unknown")

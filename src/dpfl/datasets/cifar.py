@@ -11,14 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from dpfl.core.errors import DataError
-from dpfl.datasets.stored import (
-    Four,
-    archive_members,
-    check_file,
-    not_found,
-    readable,
-    stored_arrays,
-)
+from dpfl.datasets import stored
+from dpfl.datasets.stored import Arrays, check_file
 
 TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 FILES = (*TRAIN, "test_batch.bin")
@@ -32,25 +26,25 @@ _LARGEST = 10_000 * RECORD  # of the official files; a bound on what a compresse
 _REMEDY = f"{TRAIN[0]} to {TRAIN[-1]} and {FILES[-1]} (each may be packed as .xz) or {ARCHIVE}"
 
 
-def read_cifar10(candidates: Sequence[Path]) -> Four:
+def read_cifar10(candidates: Sequence[Path]) -> Arrays:
     """Return train images (uint8, n x 3 x 32 x 32) and labels (int64), then test images and labels.
 
     The first candidate folder that holds all six files (``.bin`` or ``.bin.xz``), itself or in a
     folder of a usual name, or the official archive, is read.
     """
     folders = [base / name for base in candidates for name in FOLDERS]
+    lacking = []
     for folder in folders:
-        files = [file for name in FILES if (file := _present(folder / name))]
+        files = {name: file for name in FILES if (file := _present(folder / name))}
         if len(files) == len(FILES):
-            return _stored(files)
+            return _stored(list(files.values()))
         if (folder / ARCHIVE).is_file():
             return _stored([folder / ARCHIVE])
-    for folder in folders:
-        missing = [name for name in FILES if _present(folder / name) is None]
-        if len(missing) < len(FILES):
-            problem = f"{folder} lacks {', '.join(missing)}"
-            raise DataError("data set 'cifar10'", problem, f"put {_REMEDY} there")
-    raise not_found("cifar10", [base / FOLDERS[1] for base in candidates], _REMEDY)
+        if files:
+            lacking.append(f"{folder} lacks {', '.join(sorted({*FILES} - {*files}))}")
+    if lacking:
+        raise DataError("data set 'cifar10'", lacking[0], f"put {_REMEDY} there")
+    raise stored.not_found("cifar10", [base / FOLDERS[1] for base in candidates], _REMEDY)
 
 
 def _present(path: Path) -> Path | None:
@@ -59,27 +53,21 @@ def _present(path: Path) -> Path | None:
     return next((file for file in (path, packed) if file.is_file()), None)
 
 
-def _stored(sources: list[Path]) -> Four:
+def _stored(sources: list[Path]) -> Arrays:
     """Arrays of the six files, or of the archive that holds them."""
 
-    def make() -> dict[str, np.ndarray]:
-        batches = _unpacked(sources[0]) if len(sources) == 1 else _read_all(sources)
-        arrays = {}
-        for part, some in (("train", batches[:-1]), ("test", batches[-1:])):
-            records = np.concatenate(some)
-            arrays[f"{part}_images"] = records[:, 1:].reshape(-1, *SHAPE)
-            arrays[f"{part}_labels"] = records[:, 0].astype(np.int64)
+    def make() -> Arrays:
+        if len(sources) == 1:
+            batches = _unpacked(sources[0])
+        else:  # threads: unpacking xz leaves the interpreter's lock to the others
+            with ThreadPoolExecutor(len(sources)) as threads:
+                batches = list(threads.map(lambda file: _records(file, _content(file)), sources))
+        arrays = []
+        for records in (np.concatenate(batches[:-1]), batches[-1]):
+            arrays += [records[:, 1:].reshape(-1, *SHAPE), records[:, 0].astype(np.int64)]
         return arrays
 
-    x, y, test_x, test_y = stored_arrays("cifar10", sources, make, version=_VERSION).values()
-    return x, y, test_x, test_y
-
-
-def _read_all(files: list[Path]) -> list[np.ndarray]:
-    """The records of all files, one thread a file."""
-    # Threads: unpacking xz leaves the interpreter's lock to the others.
-    with ThreadPoolExecutor(len(files)) as threads:
-        return list(threads.map(lambda file: _records(file, _content(file)), files))
+    return stored.stored_arrays("cifar10", sources, make, version=_VERSION)
 
 
 def _content(path: Path) -> bytes:
@@ -87,7 +75,7 @@ def _content(path: Path) -> bytes:
 
     No more is unpacked than an official file holds: a small file cannot fill the memory.
     """
-    with readable(path, "unpacked"):
+    with stored.readable(path, "unpacked"):
         content = path.read_bytes()
         if path.suffix != ".xz":
             return content
@@ -101,7 +89,8 @@ def _content(path: Path) -> bytes:
 def _unpacked(archive: Path) -> list[np.ndarray]:
     """The records of the six files inside the official archive."""
     names = {f"cifar-10-batches-bin/{name}": name for name in FILES}
-    found = {names[name]: content for name, content in archive_members(archive, names.__contains__)}
+    members = stored.archive_members(archive, names.__contains__)
+    found = {names[member]: content for member, content in members}
     missing = [name for name in FILES if name not in found]
     check_file(not missing, archive, f"lacks {', '.join(missing)}")
     return [_records(f"{archive}: {name}", found[name]) for name in FILES]

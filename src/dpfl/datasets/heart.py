@@ -40,10 +40,7 @@ def _encode(table: np.ndarray) -> np.ndarray:
     for column in _ZERO_IS_MISSING:
         table[table[:, column] == 0, column] = np.nan
     columns = [
-        *(
-            np.clip((table[:, i] - centre) / width, -3, 3)
-            for i, (centre, width) in _NUMBERS.items()
-        ),
+        *(np.clip((table[:, i] - mid) / width, -3, 3) for i, (mid, width) in _NUMBERS.items()),
         *(2 * table[:, column] - 1 for column in _YES_OR_NO),
         *(table[:, i] == value for i, values in _CATEGORIES.items() for value in values),
         *np.isnan(table[:, 3:]).T,

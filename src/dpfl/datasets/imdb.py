@@ -18,14 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from dpfl.core.errors import DataError
-from dpfl.datasets.stored import (
-    Four,
-    archive_members,
-    check_file,
-    not_found,
-    readable,
-    stored_arrays,
-)
+from dpfl.datasets import stored
+from dpfl.datasets.stored import Arrays, check_file
 
 VOCABULARY = 4096
 PADDING, EMPTY = 0, 1  # EMPTY stands in a review without a word: no review is all padding
@@ -37,6 +31,7 @@ ARCHIVES = ("aclImdb_v1.tar.gz", "aclImdb-20k.tar.xz")
 _VERSION = 1
 _LETTERS = "[a-zß-öø-ÿ]+"  # spelled out, not \w less digits: half the time
 _WORD = re.compile(f"{_LETTERS}(?:'{_LETTERS})*")
+# Labelled reviews, not those of ``unsup`` nor hidden files that systems add to archives.
 _PLACE = re.compile(r"(?:.*/)?(train|test)/(neg|pos)/([^./][^/]*)")
 _NAME = re.compile(r"(\d{1,9})_(\d{1,2})\.txt", re.ASCII)
 _RATINGS = {"neg": range(1, 5), "pos": range(7, 11)}
@@ -76,7 +71,7 @@ def encode(text: str) -> np.ndarray:
     return row
 
 
-def read_imdb(candidates: Sequence[Path]) -> Four:
+def read_imdb(candidates: Sequence[Path]) -> Arrays:
     """Return train tokens (int16, n x 200) and labels (int64, 1 positive), then those of the test.
 
     In each candidate folder, and its ``imdb`` if it has one, an unpacked ``aclImdb`` is looked for
@@ -92,53 +87,43 @@ def read_imdb(candidates: Sequence[Path]) -> Four:
                 return _stored(files, folder, named)
         for archive in (place / name for name in ARCHIVES):
             if archive.is_file():
-                return _stored([archive], archive, archive_members(archive, _is_review))
-    files_wanted = f"{ARCHIVES[0]}, {ARCHIVES[1]} or the unpacked folder {FOLDER}"
-    raise not_found("imdb", places[::2], files_wanted)
+                reviews = stored.archive_members(archive, _PLACE.fullmatch)
+                return _stored([archive], archive, reviews)
+    wanted = f"{' or '.join(ARCHIVES)} or the unpacked folder {FOLDER}"
+    raise stored.not_found("imdb", places[::2], wanted)
 
 
 def _review_files(folder: Path) -> list[Path]:
     """All files of an unpacked folder that should be labelled reviews."""
     files: list[Path] = []
     for place in (folder / part / sentiment for part in PARTS for sentiment in SENTIMENTS):
-        try:
-            # scandir asks the disk once for a folder, not once for each of 12,500 files.
-            with os.scandir(place) as entries:
-                found = [entry.name for entry in entries if entry.is_file()]
-        except OSError as error:
-            problem = f"cannot be read ({error.strerror})"
-            raise DataError(str(place), problem, "unpack the archive again") from error
+        # scandir asks the disk once for a folder, not once for each of 12,500 files.
+        with stored.readable(place), os.scandir(place) as entries:
+            found = [entry.name for entry in entries if entry.is_file()]
         files.extend(place / name for name in sorted(found) if not name.startswith("."))
     return files
 
 
-def _is_review(member: str) -> bool:
-    """Tell labelled reviews from ``unsup`` and from hidden files that systems add to archives."""
-    return _PLACE.fullmatch(member) is not None
-
-
 def _stored(
     sources: Sequence[Path], where: Path, reviews: Iterable[tuple[str, bytes | Path]]
-) -> Four:
+) -> Arrays:
     """Arrays of reviews, which are given by name with their content or their file."""
 
-    def make() -> dict[str, np.ndarray]:
+    def make() -> Arrays:
         found: dict[str, list[Review]] = {part: [] for part in PARTS}
         for name, content in reviews:
             part, sentiment, file = name.split("/")[-3:]
             found[part].append(_review(f"{where}: {name}", sentiment, file, content))
-        arrays = {}
+        arrays = []
         for part, rows in found.items():
             for label, sentiment in enumerate(SENTIMENTS):
                 problem = f"holds no review in {part}/{sentiment}"
                 check_file(any(row[3] == label for row in rows), where, problem)
             rows.sort(key=lambda row: row[:2])
-            arrays[f"{part}_x"] = np.stack([row[2] for row in rows])
-            arrays[f"{part}_y"] = np.array([row[3] for row in rows], np.int64)
+            arrays += [np.stack([row[2] for row in rows]), np.array([row[3] for row in rows])]
         return arrays
 
-    x, y, test_x, test_y = stored_arrays("imdb", sources, make, version=_VERSION).values()
-    return x, y, test_x, test_y
+    return stored.stored_arrays("imdb", sources, make, version=_VERSION)
 
 
 def _review(where: str, sentiment: str, name: str, content: bytes | Path) -> Review:
@@ -148,6 +133,6 @@ def _review(where: str, sentiment: str, name: str, content: bytes | Path) -> Rev
         rating = f"a rating from {allowed[0]} to {allowed[-1]}, as {sentiment} asks"
         problem = f"{name} is not named ID_RATING.txt with {rating}"
         raise DataError(where, problem, "rename or remove the file")
-    with readable(where, "read as UTF-8"):
+    with stored.readable(where, "read as UTF-8"):
         text = (content.read_bytes() if isinstance(content, Path) else content).decode()
     return int(named[1]), int(named[2]), encode(text), SENTIMENTS.index(sentiment)

@@ -4,24 +4,25 @@ Features are scaled by fixed, public constants: statistics of private data would
 nobody charges.
 """
 
+import gzip
 import inspect
 import os
+import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dpfl.core.errors import unknown_name
+from dpfl.core.files import cache_folder
 from dpfl.data.inputs import NUMBERS, Inputs, Pixels, Tokens
 from dpfl.data.records import Dataset, spans_of
-from dpfl.datasets import census, imdb, mnist, shakespeare
+from dpfl.datasets import census, imdb, shakespeare
 from dpfl.datasets.cifar import read_cifar10
 from dpfl.datasets.heart import read_heart_disease
-from dpfl.datasets.stored import Four, not_found
-from dpfl.privacy.cache import cache_folder
+from dpfl.datasets.stored import Arrays, check_file, not_found, readable
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Source:
 
 def data_folders(given: Path | None) -> list[Path]:
     """Where data is looked for: what was given, ``DPFL_DATA``, the user's cache; in this order."""
-    named = os.environ.get("DPFL_DATA")
-    return [*([given] if given else []), *([Path(named)] if named else []), cache_folder() / "data"]
+    named = (given, os.environ.get("DPFL_DATA"), cache_folder() / "data")
+    return [Path(folder) for folder in named if folder]
 
 
 def load_dataset(name: str, folder: Path | None = None) -> Dataset:
@@ -60,7 +61,7 @@ def _digits(folder: Path | None) -> Dataset:
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
-    return Dataset(name="digits", features=_float(x / 16.0), labels=_int(y), classes=10)
+    return _dataset("digits", 10, (x / 16.0, y))
 
 
 # Smallest and largest value of each feature, as the data set's own description publishes them.
@@ -78,40 +79,37 @@ def _breast_cancer(folder: Path | None) -> Dataset:
 
     x, y = load_breast_cancer(return_X_y=True)
     low, high = np.array(_BREAST_CANCER_RANGES.split(), dtype=float).reshape(-1, 2).T
-    scaled = 2 * (x - low) / (high - low) - 1
-    return Dataset(name="breast_cancer", features=_float(scaled), labels=_int(y), classes=2)
+    return _dataset("breast_cancer", 2, (2 * (x - low) / (high - low) - 1, y))
 
 
 def _heart_disease(folder: Path | None) -> Dataset:
     """920 patients of four hospitals, 32 features, 2 classes (UCI, CC BY 4.0)."""
     x, y, silos = read_heart_disease()
-    return Dataset(name="heart_disease", features=_float(x), labels=_int(y), classes=2, silos=silos)
+    return replace(_dataset("heart_disease", 2, (x, y)), silos=silos)
 
 
 def _adult(folder: Path | None) -> Dataset:
     """48,842 people, income above 50K or not, 49 features, 2 classes (UCI, CC BY 4.0)."""
     base = _find("adult", folder, "adult.data.gz", "adult.test.gz")
     train, test = (census.read_adult(base / f"adult.{part}.gz") for part in ("data", "test"))
-    return _with_test("adult", 2, (*train, *test))
+    return _dataset("adult", 2, (*train, *test))
 
 
 def _bank_marketing(folder: Path | None) -> Dataset:
     """45,211 clients of a bank, subscribed or not, 42 features, 2 classes (UCI, CC BY 4.0)."""
     base = _find("bank_marketing", folder, "bank-full.csv.gz")
-    x, y = census.read_bank(base / "bank-full.csv.gz")
-    return Dataset(name="bank_marketing", features=_float(x), labels=_int(y), classes=2)
+    return _dataset("bank_marketing", 2, census.read_bank(base / "bank-full.csv.gz"))
 
 
 def _cifar10(folder: Path | None) -> Dataset:
     """60,000 small photographs, 32 x 32 in colour, 10 classes."""
     scale = Pixels(mean=(0.4914, 0.4822, 0.4465), deviation=(0.2470, 0.2435, 0.2616))
-    return _with_test("cifar10", 10, read_cifar10(data_folders(folder)), scale)
+    return _dataset("cifar10", 10, read_cifar10(data_folders(folder)), scale)
 
 
 def _imdb(folder: Path | None) -> Dataset:
     """Film reviews, the last 200 words as tokens, liked or not (20,000 of 50,000 will do)."""
-    reviews = imdb.read_imdb(data_folders(folder))
-    return _with_test("imdb", 2, reviews, Tokens(imdb.VOCABULARY))
+    return _dataset("imdb", 2, imdb.read_imdb(data_folders(folder)), Tokens(imdb.VOCABULARY))
 
 
 def _shakespeare(folder: Path | None) -> Dataset:
@@ -123,14 +121,13 @@ def _shakespeare(folder: Path | None) -> Dataset:
     file = "moby-shakespeare.tar.xz"
     roles = shakespeare.read_shakespeare(_find("shakespeare", folder, file) / file)
     features, labels = shakespeare.windows(torch.from_numpy(roles.tokens))
-    silos, test_x, test_y, every = {}, [], [], slice(None, None, shakespeare.WINDOW)
-    for i, name in enumerate(roles.names):
+    silos, test_x, test_y = {}, [], []
+    for i, (name, first) in enumerate(zip(roles.names, roles.offsets.tolist(), strict=False)):
         train, own = roles.split(i)
-        first = int(roles.offsets[i])
         silos[name] = (first, first + len(train) - shakespeare.WINDOW)
-        x, y = shakespeare.windows(own)
-        test_x.append(x[every])
-        test_y.append(y[every])
+        x, y = (part[:: shakespeare.WINDOW] for part in shakespeare.windows(own))
+        test_x.append(x)
+        test_y.append(y)
     return Dataset(
         name="shakespeare",
         features=features,
@@ -154,22 +151,47 @@ def _fashion_mnist(folder: Path | None) -> Dataset:
 
 
 def _idx_images(name: str, folder: Path | None, mean: float, deviation: float) -> Dataset:
-    """Grey images, scaled by a mean and a deviation."""
-    x, y, test_x, test_y = mnist.read_mnist(_find(name, folder, *mnist.FILES))
-    x, test_x = ((part[:, None] / 255.0 - mean) / deviation for part in (x, test_x))
-    return _with_test(name, 10, (_float(x).numpy(), y, _float(test_x).numpy(), test_y))
+    """Grey images in idx files, scaled by a mean and a deviation.
 
-
-def _with_test(name: str, classes: int, arrays: Four, inputs: Inputs = NUMBERS) -> Dataset:
-    """A data set with a test part of its own.
-
-    Features are stored as they are, as bytes or tokens where ``inputs`` reads them.
+    Both sets have files of the same names; only their folders tell them apart.
     """
-    x, test_x = torch.from_numpy(arrays[0]), torch.from_numpy(arrays[2])
-    y, test_y = _int(arrays[1]), _int(arrays[3])
-    return Dataset(
-        name=name, features=x, labels=y, classes=classes, inputs=inputs, test=(test_x, test_y)
+    kinds, arrays = {"images-idx3-ubyte.gz": 3, "labels-idx1-ubyte.gz": 1}, []
+    files = {f"{part}-{kind}": n for part in ("train", "t10k") for kind, n in kinds.items()}
+    base = _find(name, folder, *files)
+    read = [_read_idx(base / file, dimensions) for file, dimensions in files.items()]
+    for images, labels in (read[:2], read[2:]):
+        size, largest = " x ".join(map(str, images.shape[1:])), labels.max(initial=0)
+        good = images.shape[1:] == (28, 28) and len(images) > 0
+        check_file(good, base, f"holds {len(images)} images of {size}, not of 28 x 28")
+        problem = f"{len(images)} images and {len(labels)} labels do not belong together"
+        check_file(len(images) == len(labels), base, problem)
+        check_file(largest <= 9, base, f"label {largest} is outside the 10 classes")
+        arrays += [(images[:, None] / 255.0 - mean) / deviation, labels]
+    return _dataset(name, 10, arrays)
+
+
+def _read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """Read an idx file of bytes: a magic number, the lengths of all axes, then the values."""
+    with readable(path), gzip.open(path) as stream:
+        content = stream.read()
+        magic, *shape = struct.unpack_from(f">{1 + dimensions}I", content)
+        if magic != 0x800 + dimensions:
+            raise ValueError("no idx file of bytes")
+        return np.frombuffer(content, np.uint8, offset=4 * (1 + dimensions)).reshape(shape)
+
+
+def _dataset(name: str, classes: int, arrays: Arrays, inputs: Inputs = NUMBERS) -> Dataset:
+    """A data set of features and labels, and of both again where it has a test part of its own.
+
+    Numbers become float32; bytes and tokens, which ``inputs`` reads, are stored as they are.
+    """
+    kinds = (np.float32 if inputs is NUMBERS else arrays[0].dtype, np.int64) * 2
+    x, y, *test = (
+        torch.from_numpy(np.ascontiguousarray(array, kind))
+        for array, kind in zip(arrays, kinds, strict=False)
     )
+    own = (test[0], test[1]) if test else None
+    return Dataset(name=name, features=x, labels=y, classes=classes, inputs=inputs, test=own)
 
 
 def _find(name: str, given: Path | None, *files: str) -> Path:
@@ -187,24 +209,10 @@ def _find(name: str, given: Path | None, *files: str) -> Path:
     raise not_found(name, places, ", ".join(files))
 
 
-def _float(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
-
-
-def _int(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
-
-
+_EMBEDDED = (_digits, _breast_cancer, _heart_disease)
+_FETCHED = (_adult, _bank_marketing, _cifar10, _imdb, _shakespeare, _mnist, _fashion_mnist)
 DATASETS: dict[str, Source] = {
-    "digits": Source(_digits, embedded=True),
-    "breast_cancer": Source(_breast_cancer, embedded=True),
-    "heart_disease": Source(_heart_disease, embedded=True),
-    "adult": Source(_adult),
-    "bank_marketing": Source(_bank_marketing),
-    "cifar10": Source(_cifar10),
-    "imdb": Source(_imdb),
-    "shakespeare": Source(_shakespeare),
-    "mnist": Source(_mnist),
-    "fashion_mnist": Source(_fashion_mnist),
+    load.__name__.removeprefix("_"): Source(load, embedded=load in _EMBEDDED)
+    for load in (*_EMBEDDED, *_FETCHED)
 }
 """Data sets by name."""

@@ -1,17 +1,14 @@
 """What the readers of data sets share: finding files, unpacking archives, keeping arrays.
 
-Packed data is unpacked once, and the arrays made of it are kept in the user's cache. A kept file is
-one line of JSON (what it was made of, and each array's name, type and shape) and then the arrays'
-bytes. It is used only if that line and the file's size are as expected; else the sources are read
-again and it is replaced.
+Packed data is unpacked once, and the arrays made of it are kept in the user's cache, one file of
+safetensors for each source. A kept file is used only if it is whole and says that it was made of
+the sources as they are now; else they are read again and it is replaced.
 """
 
 import csv
 import gzip
 import hashlib
-import json
 import lzma
-import math
 import os
 import struct
 import tarfile
@@ -22,18 +19,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from dpfl.core.checks import check
-from dpfl.core.errors import DataError
-from dpfl.privacy.cache import cache_folder
+from dpfl.core.errors import DataError, DpflError
+from dpfl.core.files import cache_folder, write_safely
 
-Arrays = dict[str, np.ndarray]
-Four = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Training features and labels, then test features and labels."""
+Arrays = Sequence[np.ndarray]
+"""From most readers: training features and labels, then test features and labels."""
 
-_PACKED = (EOFError, tarfile.TarError, lzma.LZMAError, zlib.error)
-_TEXT = (ValueError, KeyError, TypeError, csv.Error, struct.error)
-_LAYOUT = 1
+_DAMAGED = (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error)
+_MALFORMED = (ValueError, KeyError, TypeError, csv.Error, struct.error)
 
 
 def check_file(good: bool, where: object, problem: str) -> None:
@@ -52,8 +49,8 @@ def readable(where: object, verb: str = "read") -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, *_PACKED, *_TEXT) as error:
-        problem = f"cannot be {verb} ({error})"
+    except (*_DAMAGED, *_MALFORMED) as error:
+        problem = f"cannot be {verb} ({getattr(error, 'strerror', None) or error})"
         raise DataError(str(where), problem, "fetch the file again") from error
 
 
@@ -67,7 +64,7 @@ def not_found(name: str, places: Sequence[Path], files: str) -> DataError:
     return DataError(f"data set '{name}'", problem, remedy)
 
 
-def archive_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+def archive_members(path: Path, wanted: Callable[[str], object]) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of the wanted files of a ``.tar.gz`` or ``.tar.xz``, in its order.
 
     The archive is read to its end, so that a damaged one is noticed even if all wanted files were
@@ -98,62 +95,31 @@ def stored_arrays(
     cache that cannot be used is done without.
     """
     try:
-        made_of = _identity(name, sources, version)
+        made_of = {"made_of": f"{name} version {version} sources {_fingerprint(sources)}"}
         # One place for each first source: what a changed source makes replaces the old arrays.
         place = hashlib.blake2b(os.fsencode(sources[0].absolute()), digest_size=8).hexdigest()
         kept = cache_folder() / "arrays" / f"{name}-{place}"
     except (OSError, RuntimeError):  # a source is gone (make reports it), or a user has no home
         return make()
-    arrays = _read(kept, made_of)
-    if arrays is None:
-        arrays = {key: np.ascontiguousarray(array) for key, array in make().items()}
-        with suppress(OSError):
-            _write(kept, made_of, arrays)
+    with suppress(OSError, SafetensorError), safe_open(kept, framework="np") as file:
+        if file.metadata() == made_of:
+            return [file.get_tensor(str(number)) for number in range(len(file.keys()))]
+    arrays = [np.ascontiguousarray(array) for array in make()]
+    with suppress(OSError, DpflError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        # A folder for each writer: two processes may unpack the same data at once. It is removed
+        # also after an interrupt, which must not leave hundreds of megabytes behind.
+        with tempfile.TemporaryDirectory(dir=kept.parent) as drafts:
+            draft, named = Path(drafts, kept.name), enumerate(arrays)
+            write_safely(draft, save({str(i): array for i, array in named}, metadata=made_of))
+            draft.replace(kept)
     return arrays
 
 
-def _identity(name: str, sources: Sequence[Path], version: int) -> str:
-    """What arrays are made of: names, sizes and times of the sources, and the versions."""
+def _fingerprint(sources: Sequence[Path]) -> str:
+    """A digest of the sources' names, sizes and times."""
     seen = hashlib.blake2b(digest_size=16)
     for source in sources:
         status = source.stat()
         seen.update(os.fsencode(f"{source.name}\0{status.st_size}\0{status.st_mtime_ns}\n"))
-    return f"{name} version {version} layout {_LAYOUT} sources {len(sources)} {seen.hexdigest()}"
-
-
-def _read(kept: Path, made_of: str) -> Arrays | None:
-    """The kept arrays, or None if they were made of something else or are not whole."""
-    with (
-        suppress(OSError, ValueError, TypeError, KeyError, AttributeError),
-        kept.open("rb") as file,
-    ):
-        line = file.readline(1 << 16)
-        head = json.loads(line)
-        layout = {key: (np.dtype(kind), tuple(shape)) for key, kind, shape in head["arrays"]}
-        size = len(line) + sum(kind.itemsize * math.prod(shape) for kind, shape in layout.values())
-        if head["made_of"] == made_of and os.fstat(file.fileno()).st_size == size:
-            return {
-                key: np.fromfile(file, kind, count=math.prod(shape)).reshape(shape)
-                for key, (kind, shape) in layout.items()
-            }
-    return None
-
-
-def _write(kept: Path, made_of: str, arrays: Arrays) -> None:
-    """Keep arrays, whole or not at all."""
-    layout = [[key, array.dtype.str, list(array.shape)] for key, array in arrays.items()]
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own for each writer: two processes may unpack the same data at once.
-    descriptor, draft = tempfile.mkstemp(prefix=f"{kept.name}.", suffix=".new", dir=kept.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(json.dumps({"made_of": made_of, "arrays": layout}).encode() + b"\n")
-            for array in arrays.values():
-                stream.write(array.data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(draft).replace(kept)
-    except BaseException:  # an interrupt too must not leave a draft of hundreds of megabytes behind
-        with suppress(OSError):
-            Path(draft).unlink()
-        raise
+    return seen.hexdigest()

@@ -2,34 +2,21 @@
 
 | way | where | what is copied |
 |---|---|---|
-| one convolution | few outputs, channels in eights, rows skipped | nothing: a record is a group |
 | planes | few channels, no column skipped | the shifted image for every entry of the kernel |
 | strips | many channels, nothing skipped | patches of one row of the kernel; other rows are views |
 | full | the rest | every patch |
 """
 
-from functools import cache
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpfl.engine.layer_gradient import (
-    LayerGradient,
-    Weighted,
-    added,
-    by_gram,
-    products,
-    squared,
-    weight_and_bias,
-    weighted_sum,
-    written_out,
-)
+from dpfl.engine import layer_rules as rules
+from dpfl.engine.layer_rules import LayerGradient, Piece
 from dpfl.numerics.clipping import stacked_product
 
 _WIDE = 64  # columns from which a product with one kernel row is as fast as one with all of them
 _IN_CACHE = 1 << 20  # numbers of patches copied at once: beyond, they no longer stay in the cache
-_NARROW = 32  # outputs up to which a convolution is faster than products of matrices
 
 
 def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> LayerGradient:
@@ -38,80 +25,35 @@ def conv2d(layer: nn.Conv2d, a: Tensor, d: Tensor) -> LayerGradient:
     In planes, output positions are the innermost axis of every copy, and a bias is one more input,
     of value 1. Else channels are the innermost axis.
     """
-    if _in_one_convolution(layer, a, d):
-        return _one_convolution(layer, a, d)
-    each, outputs = layer.in_channels // layer.groups, layer.out_channels // layer.groups
+    each, padding = layer.in_channels // layer.groups, layer._reversed_padding_repeated_twice
+    if any(padding):
+        a = F.pad(a, padding, mode=layer.padding_mode.replace("zeros", "constant"))
     planes = layer.stride[1] == 1 and layer.kernel_size[1] * each < _WIDE
-    a = _padded(layer, a) if planes else _padded(layer, a).permute(0, 2, 3, 1).contiguous()
+    a = a if planes else a.permute(0, 2, 3, 1)
     slopes = d.permute(0, 2, 3, 1).reshape(len(a), -1, layer.out_channels)
-    pairs = []
-    owns = torch.split(a, each, 1 if planes else 3)
-    for own, mine in zip(owns, torch.split(slopes, outputs, 2), strict=True):
-        own, mine = own.contiguous(), mine.contiguous()
-        if planes:
-            pairs.append(_products_of_planes(layer, own, mine))
-        else:
-            pairs.append(products(_patches(layer, own, mine.shape[1], outputs), mine))
-    squares, inputs = added(squares for squares, _ in pairs), layer.weight[0].numel()
+    of_group = _products_of_planes if planes else _products_of_patches
+    outputs = layer.out_channels // layer.groups
+    groups = zip(
+        torch.split(a, each, 1 if planes else 3), torch.split(slopes, outputs, 2), strict=True
+    )
+    pieces = [of_group(layer, own.contiguous(), mine.contiguous()) for own, mine in groups]
+    squares, inputs = rules.added(squares for squares, _ in pieces), layer.weight[0].numel()
 
-    def of_planes(factor: Tensor) -> dict[str, Tensor]:
-        found = torch.cat([weighted(factor) for _, weighted in pairs])
-        weight = {"weight": found[:, :inputs]}
-        return weight if layer.bias is None else {**weight, "bias": found[:, inputs]}
+    def weighted(factor: Tensor) -> Tensor:
+        return torch.cat([of_own(factor) for _, of_own in pieces])
 
     def of_patches(factor: Tensor) -> Tensor:
-        found = torch.cat([weighted(factor) for _, weighted in pairs])
-        return found.reshape(layer.out_channels, *layer.kernel_size, each).permute(0, 3, 1, 2)
+        found = weighted(factor).reshape(layer.out_channels, *layer.kernel_size, each)
+        return found.permute(0, 3, 1, 2)
 
     if planes:
-        return LayerGradient(squares, of_planes)
-    return weight_and_bias(squares, of_patches, None if layer.bias is None else slopes.sum(dim=1))
-
-
-@cache
-def _has_fast_groups() -> bool:
-    """Whether convolutions of many groups have a kernel of their own here (oneDNN on x86)."""
-    return torch._C._has_mkldnn and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-
-
-def _in_one_convolution(layer: nn.Conv2d, a: Tensor, d: Tensor) -> bool:
-    each, outputs = layer.in_channels // layer.groups, layer.out_channels // layer.groups
-    (kh, kw), positions = layer.kernel_size, d.shape[2] * d.shape[3]
-    zero_padded = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    return (
-        (a.device.type == "cpu" and a.dtype is torch.float32 and zero_padded)
-        and (kh * kw > 1 and positions > 1 and not _in_strips(layer, each))
-        and (each % 8 == 0 and outputs % 16 == 0 and outputs <= _NARROW)
-        and written_out(len(a), positions, kh * kw * each, outputs)
-        and _has_fast_groups()
-    )
-
-
-def _one_convolution(layer: nn.Conv2d, a: Tensor, d: Tensor) -> LayerGradient:
-    """Per-record gradients as the weight's gradient of one convolution.
-
-    It has a group (or several) for every record.
-    """
-    records, biased = len(a), layer.bias is not None
-    channels = records * layer.out_channels
-    shape_only = layer.weight.new_empty(1).expand(channels, *layer.weight.shape[1:])
-    flat = d.reshape(1, channels, *d.shape[2:]), a.reshape(1, -1, *a.shape[2:]), shape_only
-    how = layer.stride, layer.padding, layer.dilation, False, [0, 0], records * layer.groups
-    _, weight, bias = torch.ops.aten.convolution_backward(
-        *flat, [channels] if biased else None, *how, [False, True, biased]
-    )
-    weight = weight.view(records, -1)
-    bias = bias.view(records, -1) if biased else None
-    return weight_and_bias(squared(weight), lambda factor: weighted_sum(factor, weight), bias)
-
-
-def _padded(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    """Pad the input as the layer pads it."""
-    if layer.padding_mode != "zeros":
-        return F.pad(a, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
-    if layer.padding == "valid" or not any(layer._reversed_padding_repeated_twice):
-        return a
-    return F.pad(a, layer._reversed_padding_repeated_twice)
+        names = ("weight", "bias") if layer.bias is not None else ("weight",)
+        return LayerGradient(
+            squares,
+            lambda factor: dict(zip(names, torch.split(weighted(factor), inputs, 1), strict=True)),
+        )
+    bias = None if layer.bias is None else rules.rows(slopes.sum(dim=1))
+    return LayerGradient.of(weight=(squares, of_patches), bias=bias)
 
 
 def _in_strips(layer: nn.Conv2d, channels: int) -> bool:
@@ -123,44 +65,41 @@ def _in_strips(layer: nn.Conv2d, channels: int) -> bool:
     return kh > 1 and layer.stride[0] == 1 and layer.dilation == (1, 1) and kw * channels >= _WIDE
 
 
-def _products_of_planes(layer: nn.Conv2d, a: Tensor, d: Tensor) -> tuple[Tensor, Weighted]:
+def _products_of_planes(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
     """One group's products.
 
     Where they are written out, planes of a few records at a time stay in the cache.
     """
-    records, positions, outputs = d.shape
-    inputs = layer.weight[0].numel() + (layer.bias is not None)
-    if positions == 1 or not written_out(records, positions, inputs, outputs):
-        planes = _planes(layer, a, a.new_empty(records, inputs, positions))
-        return products(planes.transpose(1, 2), d)
-    at_once = min(records, max(1, _IN_CACHE // (inputs * positions)))
-    room, gradients = a.new_empty(at_once, inputs, positions), a.new_empty(records, inputs, outputs)
-    for first in range(0, records, at_once):
-        some = slice(first, first + at_once)
-        planes = _planes(layer, a[some], room[: records - first])
-        stacked_product(planes, d[some], out=gradients[some])
-
-    def weighted(factor: Tensor) -> Tensor:
-        return weighted_sum(factor, gradients).reshape(inputs, outputs).T
-
-    return squared(gradients), weighted
+    (records, positions, outputs), biased = d.shape, layer.bias is not None
+    inputs = layer.weight[0].numel() + biased
+    if positions == 1 or not rules.written_out(records, positions, inputs, outputs):
+        return rules.products(_planes(layer, a, biased).transpose(1, 2), d)
+    gradients, at_once = a.new_empty(records, inputs, outputs), _IN_CACHE // (inputs * positions)
+    for some in rules.slices(records, max(1, at_once)):
+        stacked_product(_planes(layer, a[some], biased), d[some], out=gradients[some])
+    squares, weighted = rules.rows(gradients)
+    return squares, lambda factor: weighted(factor).reshape(inputs, outputs).T
 
 
-def _planes(layer: nn.Conv2d, a: Tensor, room: Tensor) -> Tensor:
-    """Patches with output positions innermost, written into ``room``.
+def _planes(layer: nn.Conv2d, a: Tensor, biased: bool) -> Tensor:
+    """Patches with output positions innermost, and a plane of ones where there is a bias.
 
     One shifted copy of the image for every entry of the kernel.
     """
     (kh, kw), (sh, _), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
     records, channels, height, width = a.shape
-    rows, columns = (height - dh * (kh - 1) - 1) // sh + 1, width - dw * (kw - 1)
-    shape = (records, channels, kh, kw, rows, columns)
+    high, wide = (height - dh * (kh - 1) - 1) // sh + 1, width - dw * (kw - 1)
+    shape, inputs = (records, channels, kh, kw, high, wide), channels * kh * kw
     strides = (a.stride(0), a.stride(1), dh * width, dw, sh * width, 1)
-    inputs = channels * kh * kw
-    room[:, :inputs].view(shape).copy_(a.as_strided(shape, strides, a.storage_offset()))
-    if room.shape[1] > inputs:
-        room[:, inputs] = 1.0
-    return room
+    planes = a.new_empty(records, inputs + biased, high * wide)
+    planes[:, :inputs].view(shape).copy_(a.as_strided(shape, strides, a.storage_offset()))
+    planes[:, inputs:] = 1.0
+    return planes
+
+
+def _products_of_patches(layer: nn.Conv2d, a: Tensor, d: Tensor) -> Piece:
+    """One group's products, with channels innermost."""
+    return rules.products(_patches(layer, a, *d.shape[1:]), d)
 
 
 def _patches(layer: nn.Conv2d, a: Tensor, positions: int, outputs: int) -> Tensor:
@@ -175,7 +114,7 @@ def _patches(layer: nn.Conv2d, a: Tensor, positions: int, outputs: int) -> Tenso
     rows, columns = (height - dh * (kh - 1) - 1) // sh + 1, (width - dw * (kw - 1) - 1) // sw + 1
     rs, hs, ws, _ = a.stride()
     wide = kw * channels
-    if _in_strips(layer, channels) and not by_gram(positions, kh * wide, outputs):
+    if _in_strips(layer, channels) and not rules.by_gram(positions, kh * wide, outputs):
         strips = a.as_strided((records, height, columns, wide), (rs, hs, sw * ws, 1)).contiguous()
         shape = (records, kh, rows * columns, wide)
         return strips.as_strided(shape, (strips.stride(0), columns * wide, wide, 1))

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from dpfl.core.layout import Layout
 from dpfl.data.federation import Federation
-from dpfl.engine.one_by_one import with_buffers
 from dpfl.engine.process import one_thread
 from dpfl.engine.trace import channels_last
+from dpfl.models.checks import in_mode, outputs_of
 from dpfl.plugs.personal import Personal
 
 _RECORDS_AT_ONCE = 512
@@ -72,16 +71,13 @@ class Evaluation:
         )
 
     def _scores(self, vector: Tensor, features: Tensor, labels: Tensor) -> Scores:
-        parameters = with_buffers(self._model, self._layout.unflatten(vector.to(self._device)))
-        was_training = self._model.training
-        self._model.eval()
-        with torch.no_grad(), one_thread():
+        parameters = self._layout.unflatten(vector.to(self._device))
+        with torch.no_grad(), one_thread(), in_mode(self._model, training=False):
             parts = []
             for part in torch.split(features, _RECORDS_AT_ONCE):
                 batch = channels_last(self._inputs(part.to(self._device)))
-                parts.append(functional_call(self._model, parameters, (batch,)).cpu())
+                parts.append(outputs_of(self._model, parameters, batch).cpu())
             outputs = torch.cat(parts)
             loss = F.cross_entropy(outputs, labels).item()
             accuracy = (outputs.argmax(1) == labels).float().mean().item()
-        self._model.train(was_training)
         return Scores(accuracy=accuracy, loss=loss if math.isfinite(loss) else -1.0)

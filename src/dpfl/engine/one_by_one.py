@@ -8,16 +8,16 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from dpfl.core.errors import DpflError
 from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
 from dpfl.core.random import NoiseAhead, SecretRng
 from dpfl.core.types import Phase
 from dpfl.engine.base import Batch, Job
-from dpfl.engine.process import check_arithmetic, one_thread
+from dpfl.engine.process import check_arithmetic, failures_of, one_thread
+from dpfl.models.checks import outputs_of
 from dpfl.numerics.clipping import LARGEST_NORM, clip_factor, squared_norms
 from dpfl.plugs.sampling import PoissonBatches, sampler
 
@@ -40,20 +40,15 @@ class OneByOne:
 
     def run(self, model: nn.Module, layout: Layout, jobs: Sequence[Job]) -> list[Tensor]:
         """Run every job; an error names the client and the phase."""
-        if any(phase.noise_multiplier > 0 for job in jobs for phase in job.phases):
-            check_arithmetic()
+        check_arithmetic(jobs)
         with one_thread():
             return [self._run_job(model, layout, job) for job in jobs]
 
     def _run_job(self, model: nn.Module, layout: Layout, job: Job) -> Tensor:
         vector = job.start.to(self.device, copy=True)
         for number in range(len(job.phases)):
-            try:
+            with failures_of(f"client '{job.client}', phase {number}"):
                 vector = self._run_phase(model, layout, job, number, vector)
-            except (RuntimeError, IndexError) as error:
-                where = f"client '{job.client}', phase {number}"
-                problem = f"the model failed on its data ({error})"
-                raise DpflError(where, problem, "check model and data") from error
         return vector.cpu()
 
     def _run_phase(
@@ -64,6 +59,7 @@ class OneByOne:
         records = sampler(phase, len(job.labels))
         noise = NoiseAhead(job.rng.child("noise", number), layout.size, phase.steps)
         dropout = job.rng.child("dropout", number)
+        still = {"all": slice(0), "head": slice(layout.head.start), "body": layout.head}[phase.part]
         for rows in records.draw(job.rng.child("records", number), phase.steps):
             features = job.inputs(job.features[rows].to(self.device))
             batch = Batch(features, job.labels[rows].to(self.device))
@@ -76,18 +72,17 @@ class OneByOne:
                 if phase.noise_multiplier > 0:  # drawn where its generator is, on the CPU
                     grid = Grid.of(phase.noise_multiplier * phase.clip)
                     gradient = grid.noised(gradient, noise)
-                size: float = max(len(rows), 1)
-                if isinstance(records, PoissonBatches):
-                    size = records.expected_size
+                count = max(len(rows), 1)
+                size = records.expected_size if isinstance(records, PoissonBatches) else count
                 gradient = gradient.div_(size).to(vector.dtype)
             if phase.weight_decay:
-                gradient = gradient.add_(vector, alpha=phase.weight_decay)
-            if phase.part != "all":
-                head = layout.head
-                gradient[head if phase.part == "body" else slice(0, head.start)] = 0.0
-            vector = vector.sub_(gradient, alpha=phase.lr)
+                gradient.add_(vector, alpha=phase.weight_decay)
+            gradient[still] = 0.0
+            vector.sub_(gradient, alpha=phase.lr)
             if phase.ball is not None:
-                vector = _into_ball(vector, start, phase.ball)
+                apart = vector - start
+                factor = clip_factor(squared_norms(apart).sqrt(), phase.ball).to(vector.dtype)
+                vector = start + apart * factor if bool(factor < 1) else vector
         return vector
 
     @contextmanager
@@ -97,18 +92,15 @@ class OneByOne:
         Only the generator of this device: ``torch.manual_seed`` seeks out every accelerator, at a
         tenth of a small step's cost.
         """
-        seed = rng.integer()
+        generator = torch.default_generator
         if self.device.type == "cuda":
-            with torch.random.fork_rng(devices=[self.device]):
-                torch.cuda.manual_seed(seed)
-                yield
-            return
-        state = torch.default_generator.get_state()
-        torch.default_generator.manual_seed(seed)
+            generator = torch.cuda.default_generators[self.device.index or 0]
+        state = generator.get_state()
+        generator.manual_seed(rng.integer())
         try:
             yield
         finally:
-            torch.default_generator.set_state(state)
+            generator.set_state(state)
 
     def mean_gradient(
         self, model: nn.Module, layout: Layout, vector: Tensor, batch: Batch
@@ -128,8 +120,7 @@ class OneByOne:
         parameters = layout.unflatten(vector)
 
         def loss(parameters: dict[str, Tensor], feature: Tensor, label: Tensor) -> Tensor:
-            logits = functional_call(model, with_buffers(model, parameters), (feature[None],))
-            return F.cross_entropy(logits, label[None])
+            return F.cross_entropy(outputs_of(model, parameters, feature[None]), label[None])
 
         # torch has no batched recurrent layers, nor buffers written to in a batch.
         alone = self.one_at_a_time or any(isinstance(m, nn.RNNBase) for m in model.modules())
@@ -140,7 +131,7 @@ class OneByOne:
             found = _gradients(model, parameters, some) if alone else gradients(parameters, *some)
             rows = torch.cat([found[b.name].reshape(len(some.labels), -1) for b in layout], dim=1)
             norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-            whole = (norms <= LARGEST_NORM) & (record_norms(some.features) <= LARGEST_NORM)
+            whole = (norms <= LARGEST_NORM) & within_bounds(some.features)
             rows = torch.where(whole[:, None], rows, torch.zeros_like(rows))
             total += clip_factor(norms, clip) @ rows.to(torch.float64)
         return total
@@ -160,33 +151,12 @@ def _gradients(model: nn.Module, parameters: dict[str, Tensor], batch: Batch) ->
     """Gradients of the mean loss of a batch, by plain autograd; zero where nothing is used."""
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
     with torch.enable_grad():
-        outputs = functional_call(model, with_buffers(model, leaves), (batch.features,))
-        loss = F.cross_entropy(outputs, batch.labels)
+        loss = F.cross_entropy(outputs_of(model, leaves, batch.features), batch.labels)
     wanted = list(leaves.values())
     found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
 
 
-def record_norms(features: Tensor) -> Tensor:
-    """Norm of every record, in double precision."""
-    rows = features.flatten(1)
-    rows = rows if rows.is_floating_point() else rows.to(torch.float64)
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return norms
-
-
-def _into_ball(vector: Tensor, centre: Tensor, radius: float) -> Tensor:
-    """Move a vector back to within ``radius`` of ``centre``; one that is within stays as it is."""
-    difference = vector - centre
-    factor = clip_factor(squared_norms(difference).sqrt().unsqueeze(-1), radius).to(vector.dtype)
-    return centre + difference * factor if bool((factor < 1).any()) else vector
-
-
-def with_buffers(model: nn.Module, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Add copies of the model's buffers to its parameters, on the same device.
-
-    What a layer writes into a buffer then stays in the copy.
-    """
-    device = next(iter(parameters.values())).device
-    buffers = {name: buffer.to(device, copy=True) for name, buffer in model.named_buffers()}
-    return {**parameters, **buffers}
+def within_bounds(features: Tensor) -> Tensor:
+    """Which records are finite and not too large."""
+    return squared_norms(features.flatten(1).to(torch.float32)) <= LARGEST_NORM**2

@@ -3,14 +3,15 @@
 import ctypes
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
 from threadpoolctl import ThreadpoolController
 
 from dpfl.core.checks import check
-from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.errors import ConfigurationError, DpflError, PrivacyRefusal
+from dpfl.engine.base import Job
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # glibc's <malloc.h>
 
@@ -37,25 +38,38 @@ def _numpy_threads() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
-def check_arithmetic() -> None:
-    """Refuse to clip and add up records in less than single precision.
+def check_arithmetic(jobs: Sequence[Job]) -> None:
+    """Where noise protects, refuse to clip and add up in less than single precision.
 
     The sensitivity that is charged is proven for single precision only.
     """
+    if not any(phase.noise_multiplier > 0 for job in jobs for phase in job.phases):
+        return
     autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
     tf32 = torch.cuda.is_available() and torch.backends.cudnn.allow_tf32
-    reduced = torch.get_float32_matmul_precision() != "highest"
-    for found, what in (
-        (autocast, "autocast is on"),
-        (reduced, "matrix products have a reduced precision"),
-        (tf32, "convolutions may use TF32"),
-    ):
-        problem = f"{what}, and private training is proven for single precision only"
-        remedy = (
-            "leave autocast, call torch.set_float32_matmul_precision('highest') and set "
-            "torch.backends.cudnn.allow_tf32 = False"
-        )
-        check(not found, "engine", problem, remedy, PrivacyRefusal)
+    precision = torch.get_float32_matmul_precision()
+    reduced = {
+        "autocast is on": autocast,
+        "matrix products have a reduced precision": precision != "highest",
+        "convolutions may use TF32": tf32,
+    }
+    what = ", ".join(name for name, found in reduced.items() if found)
+    problem = f"{what}, and private training is proven for single precision only"
+    remedy = (
+        "leave autocast, call torch.set_float32_matmul_precision('highest') and set "
+        "torch.backends.cudnn.allow_tf32 = False"
+    )
+    check(not what, "engine", problem, remedy, PrivacyRefusal)
+
+
+@contextmanager
+def failures_of(where: str) -> Iterator[None]:
+    """Let an error of the model or its data say whose they are."""
+    try:
+        yield
+    except (RuntimeError, IndexError) as error:
+        problem = f"the model failed on its data ({error})"
+        raise DpflError(where, problem, "check model and data") from error
 
 
 def check_device(name: str) -> None:

@@ -12,26 +12,27 @@ parameters, all steps' input halves in one product; records stay apart throughou
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from dpfl.engine.layer_rules import LayerGradient, products, rows
 
 State = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Tap:
-    """One direction of one layer: what went in, and the gates whose gradients are wanted.
+    """What a layer's rule is asked with: what the layer was ``given``, and gradients of ``wanted``.
 
-    ``suffix`` ends the names of its parameters. There is one tensor of ``gates`` where inputs and
-    hidden states share them, else one for each.
+    ``rule(*given, *gradients)`` is the layer's gradient.
     """
 
-    suffix: str
-    inputs: Tensor
-    hidden: Tensor
-    gates: list[Tensor]
+    rule: Callable[..., LayerGradient]
+    given: list[Tensor]
+    wanted: list[Tensor]
 
 
 def _lstm(x: Tensor, h: Tensor, state: State) -> State:
@@ -58,8 +59,7 @@ _CELLS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
 
 def can_unroll(layer: nn.Module) -> bool:
     """Whether :func:`unroll` can stand in for the layer."""
-    known = type(layer) in (nn.LSTM, nn.GRU, nn.RNN)
-    return known and isinstance(layer, nn.RNNBase) and layer.proj_size == 0
+    return type(layer) in (nn.LSTM, nn.GRU, nn.RNN) and not layer.proj_size
 
 
 def unroll(layer: nn.RNNBase, x: Tensor) -> tuple[Tensor, Tensor | State, list[Tap]]:
@@ -72,9 +72,8 @@ def unroll(layer: nn.RNNBase, x: Tensor) -> tuple[Tensor, Tensor | State, list[T
     for number in range(layer.num_layers):
         sides = []
         for side in ("", "_reverse")[: 2 if layer.bidirectional else 1]:
-            outputs, state, tap = _one_direction(
-                layer, x.flip(1) if side else x, f"_l{number}{side}"
-            )
+            given = x.flip(1) if side else x
+            outputs, state, tap = _one_direction(layer, given, f"_l{number}{side}")
             sides.append(outputs.flip(1) if side else outputs)
             last.append(state)
             taps.append(tap)
@@ -95,12 +94,27 @@ def _one_direction(layer: nn.RNNBase, x: Tensor, suffix: str) -> tuple[Tensor, S
     extra = torch.zeros_like(gates, requires_grad=True) if layer.mode == "GRU" else None
     h = x.new_zeros(len(x), layer.hidden_size)
     state: State = (h, h) if layer.mode == "LSTM" else (h,)
-    outputs, before = [], []
+    outputs = []
     for t, part in enumerate(gates.unbind(1)):
-        before.append(state[0].detach())
         half = F.linear(state[0], recurrent, biases[1])
         state = _CELLS[layer.mode](part, half if extra is None else half + extra[:, t], state)
         outputs.append(state[0])
-    hidden = torch.stack(before, dim=1)
-    tap = Tap(suffix, x.detach(), hidden, [gates] if extra is None else [gates, extra])
+    tap = Tap(
+        partial(_rule, suffix, biases[0] is not None),
+        [x.detach(), torch.stack([h, *outputs[:-1]], dim=1).detach()],
+        [gates] if extra is None else [gates, extra],
+    )
     return torch.stack(outputs, dim=1), state, tap
+
+
+def _rule(suffix: str, biased: bool, x: Tensor, hidden: Tensor, *slopes: Tensor) -> LayerGradient:
+    """One direction of one layer: two dense layers whose positions are the steps.
+
+    ``suffix`` ends the names of its parameters. ``slopes`` are the gradients of the gates: one
+    where inputs and hidden states share them, else one for each.
+    """
+    halves = {"ih": (x, slopes[0]), "hh": (hidden, slopes[-1])}
+    pieces = {f"weight_{half}{suffix}": products(*both) for half, both in halves.items()}
+    if biased:
+        pieces |= {f"bias_{half}{suffix}": rows(d.sum(dim=1)) for half, (_, d) in halves.items()}
+    return LayerGradient.of(**pieces)

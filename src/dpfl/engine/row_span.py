@@ -8,40 +8,36 @@ costs records x records instead of records x features: much less for clients wit
 layer's bias is one more feature, of value 1.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from dpfl.engine.base import Job
 from dpfl.engine.phase_block import PhaseBlock
-from dpfl.engine.stacks import Chain, Linear
 from dpfl.numerics.clipping import clip_factor, stacked_product
 
 _MOST_NUMBERS = 1 << 24  # of all clients' records, which are laid out once
 
 
-def fits_row_span(chain: Chain, jobs: Sequence[Job], number: int) -> bool:
+def fits_row_span(block: PhaseBlock) -> bool:
     """Whether a phase is plain SGD on one linear layer, with few records beside its features.
 
     It must also look at every record twice or more: products of records are computed first.
     """
-    linear = [step for step in chain if isinstance(step, Linear)]
-    if len(linear) != 1 or not all(isinstance(step, Linear | nn.Flatten) for step in chain):
+    first, most = block.first, max(len(job.labels) for job in block.jobs)
+    if not block.chain.one_layer or first.clip is not None or first.part != "all":
         return False
-    phases = [job.phases[number] for job in jobs]
-    if any(phase.clip is not None or phase.part != "all" for phase in phases):
-        return False
-    features, most = linear[0].weight.shape[1], max(len(job.labels) for job in jobs)
-    often = phases[0].steps * phases[0].batch_size >= 2 * most
-    return often and 4 * most <= features and len(jobs) * most * features <= _MOST_NUMBERS
+    features, often = block.chain.layers[0].in_features, first.steps * first.batch_size
+    few = 2 * most <= often and 4 * most <= features
+    return few and len(block.jobs) * most * features <= _MOST_NUMBERS
 
 
 def run_row_span(block: PhaseBlock, start: Tensor) -> Tensor | None:
-    """Run a phase from the rows of ``start``; None where products of records are not finite."""
-    span = _RowSpan(block, start)
-    return span.run() if bool(torch.isfinite(span.products).all()) else None
+    """Run a phase from the rows of ``start``; None if it does not fit.
+
+    Neither does it where products of records are not finite.
+    """
+    span = _RowSpan(block, start) if fits_row_span(block) else None
+    return span.run() if span and bool(torch.isfinite(span.products).all()) else None
 
 
 class _RowSpan:
@@ -52,74 +48,64 @@ class _RowSpan:
     """
 
     def __init__(self, block: PhaseBlock, start: Tensor) -> None:
-        jobs, device = block.jobs, block.device
         self.block, self.start = block, start
-        self.layer = next(step for step in block.chain if isinstance(step, Linear))
-        stored = [job.inputs(job.features).flatten(1) for job in jobs]
-        self.records = pad_sequence(stored, batch_first=True).to(device)
-        labels = pad_sequence([job.labels for job in jobs], batch_first=True).to(device)
-        weights = start[:, self.layer.weight.slice].reshape(len(jobs), *self.layer.weight.shape)
+        weights, biases = block.chain.stacks(start)[0]
+        stored = [job.inputs(job.features).flatten(1) for job in block.jobs]
+        self.records = pad_sequence(stored, batch_first=True).to(block.device)
+        labels = pad_sequence([job.labels for job in block.jobs], batch_first=True)
         across = self.records.transpose(1, 2)
         self.products = stacked_product(self.records, across)
         # Twice as fast this way round.
         self.at_start = stacked_product(weights, across).transpose(1, 2).contiguous()
-        if self.layer.bias is not None:
+        if biases is not None:
             self.products += 1.0
-            self.at_start += start[:, self.layer.bias.slice][:, None]
-        self.wanted = nn.functional.one_hot(labels, weights.shape[1]).to(torch.float32)
-        self.factor = torch.ones(len(jobs), 1, 1, device=device)
-        self.own = torch.zeros(self.wanted.shape, device=device)
-        self.moved = torch.zeros_like(self.own)
+            self.at_start += biases[:, None]
+        one_hot = nn.functional.one_hot(labels.to(block.device), weights.shape[1])
+        self.wanted = one_hot.to(torch.float32)
+        self.factor = torch.ones(len(stored), 1, 1, device=block.device)
+        self.start_norms = start.to(torch.float64).square().sum(dim=1)
+        self.own, self.moved = torch.zeros_like(self.wanted), torch.zeros_like(self.wanted)
 
     def run(self) -> Tensor:
         """Take all steps, and return the clients' vectors."""
         block, (clients, most, classes) = self.block, self.wanted.shape
-        decay = torch.tensor([p.weight_decay * p.lr for p in block.phases], dtype=torch.float64)
-        keep = (1 - decay).to(torch.float32)[:, None, None].to(block.device)
-        decays = bool(decay.any())
-        start_norms = self.start.to(torch.float64).square().sum(dim=1) if decays else None
-        sizes, rows, rates = self._table()
+        keep = block.column([1 - p.weight_decay * p.lr for p in block.phases])[..., None]
+        rows, rates = self._table()
         flat_products = self.products.reshape(clients * most, most)
         known = torch.cat([self.at_start, self.wanted], dim=2).view(clients * most, 2 * classes)
-        for step, width in enumerate(sizes.max(dim=1).values.tolist()):
-            shape, flat = (clients, width, -1), rows[step, :, :width].flatten()
-            if width:
-                outputs = self.moved.view(clients * most, classes).index_select(0, flat).view(shape)
-                errors = self._errors(outputs, known.index_select(0, flat).view(shape))
-                errors.mul_(rates[step, :, :width])
-            if decays:
+        for step, width in enumerate(block.sizes.max(axis=1)):
+            flat = rows[step, :, :width].flatten()
+            outputs = self.moved.view(clients * most, classes).index_select(0, flat)
+            errors = self._errors(outputs, known.index_select(0, flat), width)
+            errors.mul_(rates[step, :, :width])
+            if block.decay is not None:
                 self._shrink(keep)
                 self.factor = self.factor * keep
-            if width:
-                across = flat_products.index_select(0, flat).view(shape).transpose(1, 2)
-                changes = errors.view(clients * width, classes)
-                self.own.view(clients * most, classes).index_add_(0, flat, changes, alpha=-1.0)
-                self.moved.baddbmm_(across, errors, alpha=-1.0)
+            across = flat_products.index_select(0, flat).view(clients, width, most).transpose(1, 2)
+            changes = errors.view(clients * width, classes)
+            self.own.view(clients * most, classes).index_add_(0, flat, changes, alpha=-1.0)
+            self.moved.baddbmm_(across, errors, alpha=-1.0)
             if block.balls is not None:
-                self._into_balls(block.balls[:, 0], start_norms)
+                self._into_balls(block.balls[:, 0])
         return self._vectors()
 
-    def _table(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Batch sizes (steps, clients), rows of the records and rates (steps, clients, widest).
+    def _table(self) -> tuple[Tensor, Tensor]:
+        """Rows of the records and rates, (steps, clients, widest); no rate outside of a batch."""
+        block, (clients, most, _) = self.block, self.wanted.shape
+        sizes = torch.from_numpy(block.sizes)
+        filled = torch.arange(int(sizes.max())) < sizes[..., None]
+        chosen = torch.zeros(filled.shape, dtype=torch.int64)
+        chosen.transpose(0, 1)[filled.transpose(0, 1)] = torch.cat([d.records for d in block.draws])
+        each = torch.tensor([p.lr for p in block.phases]) / sizes.clamp_min(1)
+        rates = (filled * each[..., None])[..., None]
+        rows = chosen + torch.arange(clients)[:, None] * most
+        return rows.to(block.device), rates.to(block.device)
 
-        The rate is zero for what is in no batch.
-        """
-        draws, (clients, most, _) = self.block.draws, self.wanted.shape
-        sizes = torch.from_numpy(self.block.sizes)
-        widest = int(sizes.max()) if sizes.numel() else 0
-        chosen = torch.full((clients, len(sizes), widest), -1)
-        filled = torch.arange(widest) < sizes.T[..., None]
-        chosen[filled] = torch.cat([draw.records for draw in draws])
-        chosen = chosen.transpose(0, 1).contiguous()
-        each = torch.tensor([p.lr for p in self.block.phases]) / sizes.clamp_min(1)
-        rates = (chosen >= 0).to(torch.float32) * each[..., None].to(torch.float32)
-        rows = chosen.clamp_min(0) + torch.arange(clients)[:, None] * most
-        return sizes, rows.to(self.block.device), rates[..., None].to(self.block.device)
-
-    def _errors(self, outputs: Tensor, known: Tensor) -> Tensor:
+    def _errors(self, outputs: Tensor, known: Tensor, width: int) -> Tensor:
         """Softmax of K A + s X W0^T, less the one-hot labels; in place."""
-        classes = self.wanted.shape[2]
-        outputs.addcmul_(self.factor, known[..., :classes])
+        clients, _, classes = self.wanted.shape
+        known = known.view(clients, width, 2 * classes)
+        outputs = outputs.view(clients, width, classes).addcmul_(self.factor, known[..., :classes])
         # Written out: three times as fast as torch's for few classes.
         outputs.sub_(outputs.amax(dim=2, keepdim=True)).exp_()
         return outputs.div_(outputs.sum(dim=2, keepdim=True)).sub_(known[..., classes:])
@@ -129,13 +115,13 @@ class _RowSpan:
         self.own.mul_(factor)
         self.moved.mul_(factor)
 
-    def _into_balls(self, radii: Tensor, start_norms: Tensor | None) -> None:
+    def _into_balls(self, radii: Tensor) -> None:
         """Move clients that have left their ball back to its border."""
         squares = (self.own * self.moved).sum(dim=(1, 2), dtype=torch.float64)
-        if start_norms is not None:
+        if self.block.decay is not None:
             drift = (self.factor[:, 0, 0] - 1).to(torch.float64)
             crossed = (self.own * self.at_start).sum(dim=(1, 2), dtype=torch.float64)
-            squares = squares + 2 * drift * crossed + drift.square() * start_norms
+            squares = squares + 2 * drift * crossed + drift.square() * self.start_norms
         distances = squares.clamp_min(0).sqrt()
         inside = clip_factor(distances, radii).to(torch.float32)[:, None, None]
         if bool((inside < 1).any()):
@@ -144,9 +130,9 @@ class _RowSpan:
 
     def _vectors(self) -> Tensor:
         """The clients' vectors, s W0 + A^T X."""
-        moved = stacked_product(self.own.transpose(1, 2), self.records).flatten(1)
         vectors = torch.empty_like(self.start)
-        for block, change in zip(self.layer.blocks, (moved, self.own.sum(dim=1)), strict=False):
-            start = self.start[:, block.slice]
-            vectors[:, block.slice] = torch.addcmul(change, self.factor[:, 0], start)
-        return vectors
+        weights, biases = self.block.chain.stacks(vectors)[0]
+        stacked_product(self.own.transpose(1, 2), self.records, out=weights)
+        if biases is not None:
+            biases.copy_(self.own.sum(dim=1))
+        return vectors.addcmul_(self.factor[:, 0], self.start)

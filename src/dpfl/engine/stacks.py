@@ -1,7 +1,8 @@
-"""Layers of many clients at once: forward, backward and steps on stacks of linear layers.
+"""Chains of linear layers of many clients at once: forward, backward, weighted sums of gradients.
 
-Every layer's weights lie in one stack, (clients, out, in). The work is little more than reading and
-writing those stacks, so what matters is how often.
+The clients' models are the rows of one matrix, and the weights of a layer are a view of it,
+(clients, out, in). The work is little more than reading and writing that matrix, so what matters is
+how often.
 """
 
 from __future__ import annotations
@@ -9,99 +10,76 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpfl.core.layout import Block
+from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.numerics.clipping import clip_factor, squared_norms, stacked_product
+from dpfl.numerics.clipping import stacked_product
+
+_NAMES = "ReLU LeakyReLU ELU GELU SiLU Softplus Tanh Sigmoid Identity"
+ELEMENTWISE: tuple[type[nn.Module], ...] = tuple(getattr(nn, name) for name in _NAMES.split())
+
+
+class Stack(NamedTuple):
+    """One layer of all clients: weights (clients, out, in), and biases (clients, out) if any."""
+
+    weight: Tensor
+    bias: Tensor | None
 
 
 @dataclass(frozen=True)
-class Linear:
-    """Where a linear layer's weight and bias lie in a client's vector."""
+class Chain:
+    """A model that is a chain of linear and elementwise layers.
 
-    weight: Block
-    bias: Block | None
+    ``layout`` holds the weight, and the bias if there is one, of every linear layer in turn.
+    """
 
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        """The weight, and the bias if there is one."""
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
-
-
-Chain = list[Linear | nn.Module]
-
-
-@dataclass(frozen=True)
-class Stack:
-    """One layer of all clients: weights (clients, out, in), then biases (clients, out) if any."""
-
-    layer: Linear
-    tensors: tuple[Tensor, ...]
+    steps: tuple[nn.Module, ...]
+    layout: Layout
 
     @classmethod
-    def of(cls, layer: Linear, vectors: Tensor) -> Stack:
-        """Copy a layer out of the clients' vectors, one a row."""
-        cut = (vectors[:, b.slice].reshape(len(vectors), *b.shape) for b in layer.blocks)
-        return cls(layer, tuple(tensor.clone() for tensor in cut))
+    def of(cls, model: nn.Module, layout: Layout) -> Chain | None:
+        """Return the model as a chain, or None if it is not one.
 
-    @property
-    def weight(self) -> Tensor:
-        """The weights, (clients, out, in)."""
-        return self.tensors[0]
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The biases, (clients, out), if the layer has any."""
-        return self.tensors[1] if len(self.tensors) > 1 else None
-
-    def like(self) -> Stack:
-        """Another stack of the same shape, whose numbers are not set yet."""
-        return Stack(self.layer, tuple(map(torch.empty_like, self.tensors)))
-
-    def move(self, total: Stack, noise: Tensor | None, rates: Tensor, decay: Tensor | None) -> None:
-        """Step against a sum of gradients, in place.
-
-        ``noise`` (rows of clients' vectors) is added to the sum first. ``rates`` and ``decay`` are
-        columns with one number per client.
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+        >>> [type(step).__name__ for step in Chain.of(model, Layout.of_module(model)).steps]
+        ['Linear', 'ReLU']
         """
-        for block, own, sums in zip(self.layer.blocks, self.tensors, total.tensors, strict=True):
-            shape = (-1, *[1] * (own.ndim - 1))
-            if noise is not None:
-                sums.add_(noise[:, block.slice].view(own.shape))
-            if decay is not None:
-                own.mul_(1 - decay.view(shape))
-            own.addcmul_(sums, rates.view(shape), value=-1.0)
+        steps, names = [], []
+        for name, module in model.named_modules(remove_duplicate=False):
+            flattens = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+            if type(module) is nn.Linear:
+                parts = ("weight",) if module.bias is None else ("weight", "bias")
+                names += [f"{name}.{part}".removeprefix(".") for part in parts]
+            elif not (flattens or type(module) in (nn.Sequential, *ELEMENTWISE)):
+                return None
+            steps += [] if type(module) is nn.Sequential else [module]
+        return cls(tuple(steps), layout) if names and names == [b.name for b in layout] else None
 
-    def write(self, vectors: Tensor) -> None:
-        """Copy the layer back into the clients' vectors."""
-        for block, own in zip(self.layer.blocks, self.tensors, strict=True):
-            vectors[:, block.slice] = own.flatten(1)
+    @functools.cached_property
+    def layers(self) -> list[nn.Linear]:
+        """The linear layers."""
+        return [step for step in self.steps if isinstance(step, nn.Linear)]
 
+    @functools.cached_property
+    def one_layer(self) -> bool:
+        """Whether there is one linear layer, and nothing else to compute."""
+        flat = all(isinstance(step, nn.Linear | nn.Flatten) for step in self.steps)
+        return flat and len(self.layers) == 1
 
-def stacks_of(chain: Chain, vectors: Tensor) -> list[Stack]:
-    """Copy all linear layers of a chain out of the clients' vectors, in the order of the chain."""
-    return [Stack.of(layer, vectors) for layer in chain if isinstance(layer, Linear)]
+    def takes(self, records: Tensor) -> bool:
+        """Whether records are vectors by the time they meet the first linear layer."""
+        before = self.steps[: self.steps.index(self.layers[0])]
+        return records.ndim == 2 or any(isinstance(step, nn.Flatten) for step in before)
 
-
-def into_balls(stacks: list[Stack], centres: list[Stack], radii: Tensor) -> None:
-    """Move clients that have left their ball back to its border; those within stay as they are."""
-    apart = [
-        (own.flatten(1), centre.flatten(1), (own - centre).flatten(1))
-        for stack, start in zip(stacks, centres, strict=True)
-        for own, centre in zip(stack.tensors, start.tensors, strict=True)
-    ]
-    squares = torch.stack([squared_norms(difference) for _, _, difference in apart]).sum(dim=0)
-    factor = clip_factor(squares.sqrt(), radii[:, 0]).to(radii.dtype)[:, None]
-    outside = (factor < 1).flatten()
-    for at, centre, difference in apart:
-        if bool(outside.all()):
-            torch.addcmul(centre, difference, factor, out=at)
-        elif bool(outside.any()):
-            at[outside] = torch.addcmul(centre[outside], difference[outside], factor[outside])
+    def stacks(self, vectors: Tensor) -> list[Stack]:
+        """View all linear layers in the clients' vectors, one a row."""
+        views = (vectors[:, block.slice].view(-1, *block.shape) for block in self.layout)
+        return [Stack(next(views), None if x.bias is None else next(views)) for x in self.layers]
 
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -143,9 +121,10 @@ class Slopes:
 
     def without(self, broken: Tensor) -> Slopes:
         """Set some records (clients, records) to zero: zero times infinity would not be zero."""
-        mask = broken[..., None]
-        inputs = [a.masked_fill(mask, 0.0) for a in self.inputs]
-        return Slopes(inputs, [d.masked_fill(mask, 0.0) for d in self.slopes])
+        if not bool(broken.any()):
+            return self
+        both = (self.inputs, self.slopes)
+        return Slopes(*([x.masked_fill(broken[..., None], 0.0) for x in some] for some in both))
 
     def add_up(self, weights: Tensor, into: list[Stack]) -> None:
         """Write each client's weighted sum of per-record gradients into stacks."""
@@ -170,14 +149,13 @@ def backward(
     # Records are the innermost axis of every stack: their number divides the 32 numbers that
     # elementwise functions work on at once, so that a record is computed alike at every place.
     x = features.reshape(clients, width, -1)
-    if not isinstance(chain[0], Linear | nn.Flatten):
+    if not isinstance(chain.steps[0], nn.Linear | nn.Flatten):
         x = x.transpose(1, 2).contiguous().transpose(1, 2)
-    for step in chain:
-        if isinstance(step, Linear):
+    for step in chain.steps:
+        if isinstance(step, nn.Linear):
             inputs.append(x.detach().contiguous())
             x = layer_outputs(stacks[len(outputs)], x)
-            x = x if x.requires_grad else x.requires_grad_()
-            outputs.append(x)
+            outputs.append(x if x.requires_grad else x.requires_grad_())
         elif not isinstance(step, nn.Flatten):
             x = step(x.clone() if getattr(step, "inplace", False) else x)
     loss = F.cross_entropy(x.reshape(clients * width, -1), labels, reduction="sum")

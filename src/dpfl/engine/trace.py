@@ -4,19 +4,26 @@ A forward hook keeps the input and output of every layer that has a rule; recurr
 unrolled (:mod:`dpfl.engine.recurrent`). What the rules do not cover raises :class:`NotCovered`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpfl.engine.layer_rules import RULES
+from dpfl.engine import layer_rules as rules
+from dpfl.engine.convolutions import conv2d
 from dpfl.engine.recurrent import Tap, can_unroll, unroll
+
+RULES: dict[type[nn.Module], Callable[..., rules.LayerGradient]] = {
+    nn.Linear: rules.linear,
+    nn.Conv2d: conv2d,
+    nn.Embedding: rules.embedding,
+    nn.GroupNorm: rules.group_norm,
+    nn.LayerNorm: rules.layer_norm,
+}
+"""The rule of each kind of layer: ``rule(layer, a, d)``."""
 
 
 class NotCovered(Exception):
@@ -37,74 +44,54 @@ def channels_last(tensor: Tensor) -> Tensor:
     return tensor.as_strided(tensor.shape, strides) if channels == 1 else tensor
 
 
-@dataclass(frozen=True)
-class Layers:
-    """What is looked up in a model once for many steps.
+@contextmanager
+def slopes_channels_last(model: nn.Module) -> Iterator[None]:
+    """Lay out gradients of what is flattened as the image is.
 
-    ``names`` of the layers that have a rule; ``flattens``, the layers that flatten images;
-    ``in_place``, whether some layer works in place; ``tied``, whether layers share parameters.
+    Else torch copies larger ones back and forth.
     """
 
-    names: dict[nn.Module, str]
-    flattens: list[nn.Module]
-    in_place: bool
-    tied: bool
+    def lay_out(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        if arguments[0].requires_grad and arguments[0].ndim == 4:
+            arguments[0].register_hook(channels_last)  # type: ignore[no-untyped-call]
 
-    @classmethod
-    def of(cls, model: nn.Module) -> Layers:
-        """Look at a model as it is now."""
-        modules = {module: name for name, module in model.named_modules()}
-        parameters = list(model.named_parameters(remove_duplicate=False))
-        return cls(
-            {m: name for m, name in modules.items() if type(m) in RULES or can_unroll(m)},
-            [module for module in modules if type(module) is nn.Flatten],
-            any(getattr(module, "inplace", False) for module in modules),
-            len(list(model.parameters())) < len(parameters),
-        )
-
-    @contextmanager
-    def slopes_channels_last(self) -> Iterator[None]:
-        """Lay out gradients of what is flattened as the image is.
-
-        Else torch copies larger ones back and forth.
-        """
-
-        def lay_out(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            if arguments[0].requires_grad and arguments[0].ndim == 4:
-                arguments[0].register_hook(channels_last)  # type: ignore[no-untyped-call]
-
-        with ExitStack() as hooks:
-            for module in self.flattens:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if type(module) is nn.Flatten:
                 hooks.enter_context(module.register_forward_pre_hook(lay_out))
-            yield
+        yield
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of a layer: its input and output, and their versions then.
-
-    torch raises a tensor's version whenever it is changed in place.
-    """
-
-    input: Tensor
-    output: Tensor
-    input_version: int
-    output_version: int
+def layers_with_rules(model: nn.Module) -> dict[nn.Module, str]:
+    """The layers that have a rule, and their names."""
+    modules = ((module, name) for name, module in model.named_modules())
+    return {m: name for m, name in modules if type(m) in RULES or can_unroll(m)}
 
 
-@dataclass
+def can_ghost_clip(model: nn.Module) -> bool:
+    """Whether every parameter belongs to a layer that has a rule."""
+    layers = layers_with_rules(model)
+    covered = {id(p) for layer in layers for p in layer.parameters(recurse=False)}
+    return {id(p) for p in model.parameters()} == covered and not any(
+        isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq)
+        for layer in layers
+    )
+
+
 class Trace:
-    """Every layer's call, or taps where it is recurrent, of one forward."""
+    """What every layer with a rule was given in one forward, and what it gave."""
 
-    layers: Layers
-    calls: dict[nn.Module, Call] = field(default_factory=dict)
-    taps: dict[nn.Module, list[Tap]] = field(default_factory=dict)
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._names = model, layers_with_rules(model)
+        self._in_place = any(getattr(module, "inplace", False) for module in model.modules())
+        self._taps: dict[nn.Module, list[Tap]] = {}
+        self._versions: list[tuple[Tensor, int]] = []
 
     @contextmanager
     def record(self) -> Iterator[None]:
         """Record the forward that is run inside; the model is left as it was."""
-        with ExitStack() as hooks, self.layers.slopes_channels_last():
-            for module in self.layers.names:
+        with ExitStack() as hooks, slopes_channels_last(self._model):
+            for module in self._names:
                 if isinstance(module, nn.RNNBase):
                     module.forward = partial(self._unroll, module)
                     hooks.callback(delattr, module, "forward")
@@ -113,32 +100,52 @@ class Trace:
             yield
 
     def _keep(self, module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        self._called_once(module)
         output = output if output.requires_grad else output.requires_grad_()
-        # torch itself may have added a bias in place: that is in the output's version already.
-        versions = given[0]._version, output._version
-        self.calls[module] = Call(given[0].detach(), output, *versions)
-        # An activation that works in place on what follows gets a copy.
-        return output.clone() if self.layers.in_place else None
+        rule = partial(RULES[type(module)], module)
+        self._add(module, [Tap(rule, [given[0].detach()], [output])])
+        # torch raises a tensor's version whenever it is changed in place. It may have added a bias
+        # in place itself: that is in the output's version already. An activation that works in
+        # place on what follows gets a copy.
+        kept = given[:1] if self._in_place else (given[0], output)
+        self._versions += [(tensor, tensor._version) for tensor in kept]
+        return output.clone() if self._in_place else None
 
     def _unroll(self, module: nn.RNNBase, x: Tensor, *state: Any) -> tuple[Tensor, Any]:
-        self._called_once(module)
         if state or not isinstance(x, Tensor) or x.ndim != 3:
-            name = self.layers.names[module]
+            name = self._names[module]
             raise NotCovered(f"layer '{name}' is given a state, or packed or single texts")
-        output, last, self.taps[module] = unroll(module, x)
+        output, last, taps = unroll(module, x)
+        self._add(module, taps)
         return output, last
 
-    def _called_once(self, module: nn.Module) -> None:
-        if module in self.calls or module in self.taps:
-            raise NotCovered(f"layer '{self.layers.names[module]}' is called twice")
+    def _add(self, module: nn.Module, taps: list[Tap]) -> None:
+        if module in self._taps:
+            raise NotCovered(f"layer '{self._names[module]}' is called twice")
+        self._taps[module] = taps
 
     def wanted(self) -> list[Tensor]:
-        """All tensors whose gradients are wanted: outputs of calls, then gates of taps."""
-        calls = self.calls.values()
-        if not self.layers.in_place and any(c.output._version != c.output_version for c in calls):
-            raise NotCovered("a layer's output was changed in place")
-        if any(call.input._version != call.input_version for call in calls):
-            raise NotCovered("a layer's input was changed in place after it was read")
-        gates = [gate for taps in self.taps.values() for tap in taps for gate in tap.gates]
-        return [*(call.output for call in calls), *gates]
+        """All tensors whose gradients are wanted."""
+        if any(tensor._version != version for tensor, version in self._versions):
+            raise NotCovered("what a layer was given or gave was changed in place")
+        return [tensor for taps in self._taps.values() for tap in taps for tensor in tap.wanted]
+
+    def gradients(
+        self, slopes: Sequence[Tensor | None], broken: Tensor | None = None
+    ) -> tuple[list[tuple[str, rules.LayerGradient]], Tensor]:
+        """Ask every layer's rule, with the gradients of the tensors that were wanted.
+
+        Returns gradients by layer, and squared norms of whole gradients. Broken records are taken
+        out first, because zero times infinity is not zero.
+        """
+
+        def whole(x: Tensor) -> Tensor:
+            shape = (-1, *[1] * (x.ndim - 1))
+            return x if broken is None else x.masked_fill(broken.reshape(shape), 0)
+
+        found, gradients = iter(slopes), []
+        for module, tap in ((module, tap) for module, taps in self._taps.items() for tap in taps):
+            known = [slope for _ in tap.wanted if (slope := next(found)) is not None]
+            if len(known) == len(tap.wanted):  # else the layer has no part in the loss
+                gradient = tap.rule(*map(whole, [*tap.given, *known]))
+                gradients.append((self._names[module], gradient))
+        return gradients, rules.added(gradient.squares for _, gradient in gradients)

@@ -8,26 +8,30 @@ federations, the same seeds and the same first models. Runs are kept by content 
 method may be left out; settings that a method does not have are left out for it.
 """
 
+import os
+import platform
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from dpfl.core.checks import check, one_of
 from dpfl.core.errors import DataError, DpflError, did_you_mean
 from dpfl.core.layout import Layout
-from dpfl.experiments.results import CellResult, RunScore, StudyResult, surroundings
-from dpfl.experiments.study import Cell, Sweep, Values, cells, set_fields
-from dpfl.experiments.tuning import Choice, RunStore, choose, key_of, remark
+from dpfl.core.version import __version__
+from dpfl.experiments.pool import Task
+from dpfl.experiments.results import CellResult, RunScore, StudyResult
+from dpfl.experiments.study import Sweep, Values, set_fields
+from dpfl.experiments.tuning import RunStore, choose, remark
 from dpfl.methods import find
 from dpfl.runs.experiment import Experiment, for_method
 from dpfl.runs.folder import RunFolder
 from dpfl.sim.train import rehearse
 
-GRID: Mapping[str, list[Any]] = {
-    "method.lr": [0.03, 0.1, 0.3, 1.0],
-    "method.clip": [0.3, 1.0, 3.0],
-}
+GRID: Mapping[str, list[Any]] = {"method.lr": [0.03, 0.1, 0.3, 1.0], "method.clip": [0.3, 1.0, 3.0]}
 """What a search tries of every method, unless it is told otherwise."""
 
 TUNING_SEED = 1000
@@ -94,32 +98,26 @@ def tune(
     of public or proxy data to tune on instead. ``seeds`` counts the seeds of each candidate.
     """
     one_of("tuning", ("grid", "halving"), search=search)
+    remedy = "tune method.lr, method.clip, ...; sweep the rest"
     for field in over or ():
         problem = f"'{field}' is not a setting of a method"
-        remedy = "tune method.lr, method.clip, ...; sweep the rest"
         check(field.startswith("method."), "tuning", problem, remedy)
-    problem = "names the federation's own records"
-    remedy = "name other data: public ones, or a proxy; or leave it out"
-    check(not _same_data(on or {}, base.get("data", {})), "tuning data", problem, remedy)
+    other, remedy = not _same_data(on or {}, base.get("data", {})), "name public or proxy data"
+    check(other, "tuning data", "names the federation's own records", remedy)
     tuning = {
         "over": dict(over or GRID),
         "own": {} if over else own_searches(base, methods, store.data_folder),
         "search": search,
         "seeds": [TUNING_SEED + number for number in range(seeds)],
-        **({"on": on} if on else {}),
+        "on": on,
     }
-    title = f"{len(methods)} methods tuned by {search}"
-    own: dict[str, Values] = {name: {} for name in methods}
-    study = _study(base, {"title": title, "methods": own, "seeds": [0], "tune": tuning})
-    return tune_study(study, store)
+    values = {"title": f"{len(methods)} methods tuned by {search}", "seeds": [0], "tune": tuning}
+    return tune_study(_study(base, {**values, "methods": {name: {} for name in methods}}), store)
 
 
 def tune_study(study: Sweep, store: RunStore) -> StudyResult:
     """Tune every method by the study's rule, and run nothing else."""
-    chosen = choose(study, store)
-    return _result(
-        study, [_cell(study, cell, chosen[key_of(study, cell)]) for cell in cells(study)]
-    )
+    return _result(study, choose(study, store))
 
 
 def run_study(study: Sweep, store: RunStore) -> StudyResult:
@@ -130,21 +128,14 @@ def run_study(study: Sweep, store: RunStore) -> StudyResult:
         result = run_study(Sweep.from_file(Path("study.toml")), RunStore(kept=Path("runs/study")))
         result.write(Path("study.json"))
     """
-    chosen = choose(study, store)
-    asked = [(cell, chosen[key_of(study, cell)]) for cell in cells(study)]
-    tasks = [
-        [store.task(study.experiment(c.case, c.label, own.chosen, seed)) for seed in study.seeds]
-        for c, own in asked
-    ]
+    asked, tasks = choose(study, store), []
+    for cell in asked:
+        runs = [study.experiment(cell.case, cell.label, cell.chosen, n) for n in study.seeds]
+        tasks.append([store.task(run) for run in runs])
     store.run("final runs", [task for own in tasks for task in own])
-    found = []
-    for (cell, choice), own in zip(asked, tasks, strict=True):
-        runs = [
-            _score(RunFolder(task.folder), seed, study.metrics)
-            for task, seed in zip(own, study.seeds, strict=True)
-        ]
-        found.append(_cell(study, cell, choice, runs))
-    return _result(study, found)
+    scores = [tuple(_score(task, study.metrics) for task in own) for own in tasks]
+    cells = [replace(cell, runs=own) for cell, own in zip(asked, scores, strict=True)]
+    return _result(study, cells)
 
 
 def fitting(
@@ -164,8 +155,7 @@ def fitting(
     for name in names:
         own = {f"method.{key}": value for key, value in (settings or {}).get(name, {}).items()}
         try:
-            values = for_method(set_fields(base, own), name)
-            rehearse(Experiment.from_dict(values), data_folder)
+            rehearse(Experiment.from_dict(for_method(set_fields(base, own), name)), data_folder)
             fit.append(name)
         except DataError:
             raise
@@ -182,15 +172,15 @@ def own_searches(
     A fraction for a whole-number setting is a share of the model's parameters.
     """
     found = {}
-    fixed = base.get("method", {})
     for name in methods:
         method = find(name)
-        open_ = [(key, own) for key, own in method.search.items() if key not in fixed]
-        for key, choices in open_[:1]:
-            values: list[Any] = list(choices)
+        for key in [key for key in method.search if key not in base.get("method", {})][:1]:
+            values: list[Any] = list(method.search[key])
             shares = [one for one in values if isinstance(one, float) and one < 1]
             if shares and method.settings[key].annotation is int:
-                size = _parameters(for_method(base, name), data_folder)
+                experiment = Experiment.from_dict(for_method(base, name))
+                model = experiment.build_model(experiment.federation(data_folder))
+                size = Layout.of_module(model).size
                 values = sorted({max(1, round(share * size)) for share in shares})
             found[name] = {f"method.{key}": values}
     return found
@@ -218,54 +208,38 @@ def _study(base: Values, values: Values) -> Sweep:
 def _run(base: Values, values: Values, store: RunStore) -> StudyResult:
     """Refuse what cannot be run before anything is, then run it."""
     study = _study(base, values)
-    for cell in cells(study):
-        rehearse(study.experiment(cell.case, cell.label, {}, study.seeds[0]), store.data_folder)
+    for case, label in study.cells():
+        rehearse(study.experiment(case, label, {}, study.seeds[0]), store.data_folder)
     return run_study(study, store)
 
 
 def _result(study: Sweep, found: Iterable[CellResult]) -> StudyResult:
     """Put cells together with the study, its remark and where they were computed."""
+    python = platform.python_version()
     return StudyResult(
         title=study.title,
         cells=tuple(found),
-        study=study.model_dump(exclude_none=True),
+        study=study.to_dict(),
         tuning=remark(study),
-        **surroundings(),
+        versions={"dpfl": __version__, "torch": torch.__version__, "python": python},
+        machine={"cpus": os.cpu_count(), "architecture": platform.machine()},
     )
 
 
-def _cell(study: Sweep, cell: Cell, choice: Choice, runs: Sequence[RunScore] = ()) -> CellResult:
-    """Put together what is known of one method in one case."""
-    return CellResult(
-        case=cell.case,
-        label=cell.label,
-        method=study.method(cell.label),
-        chosen=choice.chosen,
-        tried=choice.tried,
-        runs=tuple(runs),
-    )
-
-
-def _score(folder: RunFolder, seed: int, metrics: Sequence[str]) -> RunScore:
+def _score(task: Task, metrics: Sequence[str]) -> RunScore:
     """Condense a run that has ended, with the metrics that a study asks for."""
-    history, numbers = folder.read_rounds(), {}
-    truths = [line.true_noise for line in history if line.true_noise]
-    ratios = [one.ratio for one in truths if one.ratio is not None]
+    folder, numbers = RunFolder(task.folder), {}
+    history = folder.read_rounds()
+    ratios = [one.ratio for line in history if (one := line.true_noise) and one.ratio is not None]
     if ratios:
-        mean = statistics.mean(ratios)
-        numbers["noise_over_least"] = {"mean": mean, "largest": max(ratios)}
+        numbers["noise_over_least"] = {"mean": statistics.mean(ratios), "largest": max(ratios)}
     for name in metrics:
         values = [_number_at(line.to_dict(), name) for line in history]
-        known = [value for value in values if value is not None]
-        if known:
+        if known := [value for value in values if value is not None]:
             numbers[name] = {"mean": statistics.mean(known), "last": known[-1]}
-    return RunScore.of(
-        folder.read_summary(),
-        seed=seed,
-        folder=folder.path.name,
-        curve=tuple(round(line.scores.accuracy, 4) for line in history if line.scores),
-        metrics=numbers,
-    )
+    curve = tuple(round(line.scores.accuracy, 4) for line in history if line.scores)
+    more = {"folder": folder.path.name, "curve": curve, "metrics": numbers}
+    return RunScore.of(folder.read_summary(), seed=task.experiment.run.seed, **more)
 
 
 def _number_at(line: Mapping[str, Any], path: str) -> float | None:
@@ -274,12 +248,6 @@ def _number_at(line: Mapping[str, Any], path: str) -> float | None:
     for name in path.split("."):
         here = here.get(name) if isinstance(here, Mapping) else None
     return float(here) if isinstance(here, int | float) else None
-
-
-def _parameters(values: Values, data_folder: Path | None) -> int:
-    """Count the parameters of an experiment's model."""
-    experiment = Experiment.from_dict(values)
-    return Layout.of_module(experiment.build_model(experiment.federation(data_folder))).size
 
 
 def _same_data(one: Values, other: Values) -> bool:

@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Cohort, Downlink, Observer, Promise, Unit
+from dpfl.core.types import Cohort, Downlink, Observer, Promise
 from dpfl.engine.stacked import arithmetic_assumptions
-from dpfl.privacy import classic_rdp
-from dpfl.privacy.accountant import Spend, spend
-from dpfl.privacy.costs import PrivacyCost
-from dpfl.privacy.events import Event
+from dpfl.experiments import planned_costs as costs
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Agreement, Run, first_state
 from dpfl.rounds.codec import FRAME_BYTES, encode_download
@@ -27,41 +24,8 @@ from dpfl.runs.result import Spread
 from dpfl.sim.forecast import NoiseForecast, forecast
 from dpfl.sim.loop import Simulation
 
-USUAL_DELTA = 1e-5
-"""The delta of a client that has no budget."""
-
 MOST_FORECAST = 32
 """Clients that stand for all in a forecast before a run."""
-
-_REMARKS = {
-    ("poisson", "poisson"): classic_rdp.POISSON_REMARK,
-    ("uniform", "uniform"): classic_rdp.UNIFORM_REMARK,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedEpsilon:
-    """What the plan costs clients against one adversary, as the ledger will state it.
-
-    ``running_out`` counts the clients whose budget ends before their planned participations.
-    """
-
-    spread: Spread
-    accountants: tuple[str, ...]
-    running_out: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        told = {"accountant": list(self.accountants), "clients_that_run_out": self.running_out}
-        return {**self.spread.to_dict(), **told}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Published:
-    """The epsilon that a paper would print, for display only, and what it is worth."""
-
-    epsilon: float
-    remark: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +60,8 @@ class Description:
     parameters: int
     bytes_up: int
     bytes_down: int
-    epsilon: Mapping[Observer, PlannedEpsilon]
-    published: Published | None
+    epsilon: Mapping[Observer, costs.PlannedEpsilon]
+    published: costs.Published | None
     by_assumption: Mapping[str, Spread] = field(default_factory=dict)
     noise_multiplier: Spread | None = None
     clients: tuple[ClientNoise, ...] = ()
@@ -145,13 +109,10 @@ def describe(experiment: Experiment, data_folder: Path | None = None) -> Descrip
         found = describe(Experiment.from_file(Path("experiment.toml")))
         print(found.promise, found.epsilon[Observer.SERVER].spread, found.forecast.warning)
     """
-    sim = prepared(experiment, data_folder)
-    agreement, members, strategy = sim.agreement, sim.members, sim.strategy
-    terms, layout = agreement.terms, agreement.layout
-    clients = tuple(_client(agreement, members[client]) for client in sorted(members))
-    noise = [one.noise_multiplier for one in clients if one.noise_multiplier]
-    rounding = arithmetic_assumptions(sim.model, layout) if strategy.local.private else ()
-    observers = (Observer.SERVER, Observer.WORLD)
+    sim, seed = prepared(experiment, data_folder), experiment.public_seed()
+    agreement, strategy, terms = sim.agreement, sim.strategy, sim.agreement.terms
+    clients = tuple(_client(agreement, sim.members[client]) for client in sorted(sim.members))
+    rounding = arithmetic_assumptions(sim.model, sim.layout) if strategy.local.private else ()
     return Description(
         method=strategy.name,
         pipeline=tuple(strategy.describe()),
@@ -160,15 +121,15 @@ def describe(experiment: Experiment, data_folder: Path | None = None) -> Descrip
         rounds=terms.rounds,
         participations=terms.participations,
         cohort=terms.expected_cohort,
-        parameters=layout.size,
+        parameters=sim.layout.size,
         bytes_up=_bytes_up(agreement),
         bytes_down=_bytes_down(sim),
-        epsilon={observer: _planned(agreement, members, observer) for observer in observers},
-        published=_published(agreement, members),
-        by_assumption=_by_assumption(agreement, members, experiment.public_seed().child("run")),
-        noise_multiplier=Spread.of(noise),
+        epsilon={one: costs.planned(sim, one) for one in (Observer.SERVER, Observer.WORLD)},
+        published=costs.published(sim),
+        by_assumption=costs.by_assumption(sim, seed.child("run")),
+        noise_multiplier=Spread.of(one.noise_multiplier for one in clients if one.noise_multiplier),
         clients=clients,
-        forecast=forecast(agreement, members, experiment.public_seed()),
+        forecast=forecast(agreement, sim.members, seed),
     )
 
 
@@ -179,9 +140,11 @@ def noise_forecast(experiment: Experiment, data_folder: Path | None = None) -> N
     the noise of everyone would take as long as a short run.
     """
     sim = prepared(experiment, data_folder)
-    ordered = sorted(
-        sim.members.values(), key=lambda one: one.budget.epsilon if one.budget else math.inf
-    )
+
+    def epsilon(member: Member) -> float:
+        return member.budget.epsilon if member.budget else math.inf
+
+    ordered = sorted(sim.members.values(), key=epsilon)
     few = ordered[:: math.ceil(len(ordered) / MOST_FORECAST)]
     members = {member.id: member for member in few}
     return forecast(sim.agreement, members, experiment.public_seed())
@@ -237,84 +200,3 @@ def _bytes_down(sim: Simulation) -> int:
     told = {slot: tensors for slot, tensors in shared.items() if tensors}
     start = Downlink(round=0, start=state.model, shared=told, drawn=len(cohort))
     return len(encode_download(start)) + more
-
-
-def _spent(cost: PrivacyCost, times: int, delta: float) -> Spend:
-    """What so many rounds of this cost spend."""
-    history = [event.times(event.steps * times) for event in cost.events]
-    return spend(history, delta, adjacency=cost.adjacency)
-
-
-def _planned(
-    agreement: Agreement, members: Mapping[str, Member], observer: Observer
-) -> PlannedEpsilon:
-    """The cost of all rounds, or of as many as fit a budget that is enforced."""
-    strategy, terms = agreement.strategy, agreement.terms
-    # What sampling amplifies is charged every round to everyone, drawn or not.
-    times = terms.rounds if strategy.amplifies(observer) else terms.participations
-    epsilons, accountants, early = [], set(), 0
-    for member in members.values():
-        cost, budget, limit = agreement.cost(observer, member.participant), member.budget, math.inf
-        delta = budget.delta if budget else USUAL_DELTA
-        if budget and not strategy.local.hypothetical:
-            enforced = (budget.observer or strategy.observer) in (observer, Observer.SERVER)
-            limit = budget.epsilon if enforced else math.inf
-        spent = _spent(cost, times, delta)
-        early += spent.epsilon > limit
-        epsilons.append(min(_spent(cost, terms.rounds, delta).epsilon, limit))
-        accountants.add(spent.accountant)
-    spread = Spread.of(epsilons)
-    assert spread is not None
-    return PlannedEpsilon(spread=spread, accountants=tuple(sorted(accountants)), running_out=early)
-
-
-def _least_delta(members: Mapping[str, Member]) -> float:
-    """The smallest delta of any client."""
-    return min(member.budget.delta if member.budget else USUAL_DELTA for member in members.values())
-
-
-def _published(agreement: Agreement, members: Mapping[str, Member]) -> Published | None:
-    """What the method's paper would print: the moments accountant over sampled clients."""
-    strategy, terms = agreement.strategy, agreement.terms
-    sampling, noise = strategy.selection.sampling, strategy.noise_multiplier
-    if strategy.unit is not Unit.CLIENT or noise is None or sampling == "none":
-        return None
-    # Papers without central noise read cohorts of a fixed size as Poisson samples.
-    read = sampling if strategy.central_noise is not None else "poisson"
-    rate = strategy.selection.rate(terms.population)
-    value = classic_rdp.classic_epsilon(noise, rate, terms.rounds, _least_delta(members), read)
-    remark = _REMARKS.get((sampling, read), classic_rdp.MISREAD_REMARK)
-    if not strategy.amplifies(strategy.observer):
-        remark = classic_rdp.UNAMPLIFIED_REMARK
-    return Published(epsilon=value, remark=remark)
-
-
-def _by_assumption(
-    agreement: Agreement, members: Mapping[str, Member], seed: PublicSeed
-) -> dict[str, Spread]:
-    """Epsilons of all rounds by whose noise is counted on; Gaussians compose exactly, and bounds
-    that may fail take their part of delta.
-    """
-    strategy, terms = agreement.strategy, agreement.terms
-    if strategy.selection.sampling != "none":
-        return {}
-    ids = tuple(sorted(members))
-    losses = strategy.channel.losses_by_assumption(ids, terms, agreement.layout, seed)
-    work = strategy.local.exposure((), 1, terms.parameters)
-    sent = strategy.exposure(Observer.SERVER, work, terms)
-    stretch = sent.bound / getattr(strategy.channel, "clip", sent.bound)
-    failure, delta = min(1.0, sent.failure * terms.rounds), _least_delta(members)
-
-    def composed(loss: float) -> float:
-        """The epsilon of a sum of 1 / z^2."""
-        if loss == 0 or math.isinf(loss):
-            return loss
-        event = Event(noise_multiplier=loss**-0.5 / stretch, failure=failure)
-        return spend([event], delta, adjacency=strategy.adjacency).epsilon
-
-    spreads = {name: Spread.of(found) for name, found in losses.items()}
-    return {
-        name: Spread(**{key: composed(loss) for key, loss in vars(one).items()})
-        for name, one in spreads.items()
-        if one is not None
-    }

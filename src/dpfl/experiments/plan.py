@@ -6,22 +6,33 @@ promise the same. It does not predict accuracy.
 """
 
 import math
+import statistics
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpfl.core.errors import DpflError
+import torch
+
+from dpfl.core.checks import check
+from dpfl.core.errors import DpflError, PrivacyRefusal
 from dpfl.core.types import Observer, Promise
+from dpfl.data.federation import Federation
+from dpfl.data.records import Shard
 from dpfl.experiments.describe import Description, describe
-from dpfl.experiments.pace import seconds_in_all
 from dpfl.methods import find
+from dpfl.plugs.selection import Everyone
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.forecast import NoiseForecast
+from dpfl.sim.train import train
 
 ALIKE = 1.05
 """Ratios closer than this count as equal: the simpler method is preferred."""
+
+SAMPLE = 4
+ROUNDS = 3
+"""How many clients and rounds a time is estimated from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +111,51 @@ def plan(
     return Plan(methods=tuple(planned), recommendations=tuple(advice))
 
 
+def recommend(forecasts: Sequence[NoiseForecast]) -> list[Recommendation]:
+    """Return one method per promise: the one with the least noise, and of those that are alike the
+    simplest. Methods that protect nobody, and hypothetical ones, are left out.
+    """
+    groups: dict[Promise, list[NoiseForecast]] = {}
+    for one in forecasts:
+        real = one.promise.observer is not Observer.NOBODY and not one.hypothetical
+        if real and _ratio(one) < math.inf:
+            groups.setdefault(one.promise, []).append(one)
+    found = []
+    for promise in sorted(groups, key=str):
+        least = min(map(_ratio, groups[promise]))
+        alike = [one for one in groups[promise] if _ratio(one) <= ALIKE * least]
+        best = min(alike, key=lambda one: find(one.method).simplicity)
+        others = [one for one in groups[promise] if one not in alike]
+        reason = _reason(best, [one for one in alike if one is not best], others)
+        found.append(Recommendation(method=best.method, promise=promise, reason=reason))
+    return found
+
+
+def _ratio(one: NoiseForecast) -> float:
+    """Its noise over its signal; infinite where that is not known."""
+    return math.inf if one.noise_to_signal is None else one.noise_to_signal
+
+
+def _reason(
+    best: NoiseForecast, alike: Sequence[NoiseForecast], others: Sequence[NoiseForecast]
+) -> str:
+    """Say why: how much noise, who would leave as much, who more, and what to bear in mind."""
+    least = f"{'about ' if alike else ''}the least noise, {best.noise_to_signal:.3g}"
+    said = [f"its aggregate carries {least} of the longest possible signal"]
+    if alike:
+        names = ", ".join(one.method for one in alike)
+        much = f"about as much ({', '.join(f'{one.noise_to_signal:.3g}' for one in alike)})"
+        said.append(f"{names} would leave {much}, and {best.method} is the simpler one")
+    if others:
+        worst = max(others, key=_ratio)
+        said.append(f"{worst.method} would carry {worst.noise_to_signal:.3g}")
+    said += [find(best.method).remark, best.warning]
+    return "; ".join(filter(None, said))
+
+
+# -- time ------------------------------------------------------------------------------------------
+
+
 def _timed(experiment: Experiment, data_folder: Path | None) -> tuple[float | None, str]:
     """Estimate the time; the few clients it takes may be too few for a method that all can run."""
     try:
@@ -110,42 +166,41 @@ def _timed(experiment: Experiment, data_folder: Path | None) -> tuple[float | No
         return None, str(error)
 
 
-def recommend(forecasts: Sequence[NoiseForecast]) -> list[Recommendation]:
-    """Return one method per promise: the one with the least noise, and of those that are alike the
-    simplest. Methods that protect nobody, and hypothetical ones, are left out.
+def seconds_in_all(experiment: Experiment, data_folder: Path | None = None) -> float:
+    """Estimate the seconds that a whole run takes on this machine.
+
+    No record is used and nothing is charged: only sizes matter. A few clients stand for all, from
+    the smallest to the largest budget; files and evaluation are not counted.
     """
-    groups: dict[Promise, list[tuple[float, NoiseForecast]]] = {}
-    for one in forecasts:
-        real = one.promise.observer is not Observer.NOBODY and not one.hypothetical
-        ratio = one.noise_to_signal
-        if real and ratio is not None and math.isfinite(ratio):
-            groups.setdefault(one.promise, []).append((ratio, one))
-    found = []
-    for promise in sorted(groups, key=str):
-        least = min(ratio for ratio, _ in groups[promise])
-        alike = [one for ratio, one in groups[promise] if ratio <= ALIKE * least]
-        best = min(alike, key=lambda one: find(one.method).simplicity)
-        others = [one for _, one in groups[promise] if one not in alike]
-        reason = _reason(best, [one for one in alike if one is not best], others)
-        found.append(Recommendation(method=best.method, promise=promise, reason=reason))
-    return found
+    federation = experiment.federation(data_folder)
+    strategy, few = experiment.strategy(len(federation.ids)), _blank(federation, SAMPLE)
+    model, everyone = experiment.build_model(federation), replace(strategy, selection=Everyone())
+    result = train(model, few, everyone, rounds=ROUNDS, seed=0, evaluate_every=ROUNDS)
+    warm = result.timings[1:]  # the first round plans noise and warms caches
+    remedy = "raise the budgets, or plan less"
+    check(bool(warm), "timing", "nobody can afford a round", remedy, PrivacyRefusal)
+    stages = ("open", "clients", "close")
+    opened, clients, closed = (statistics.mean(line[name] for line in warm) for name in stages)
+    heard = strategy.selection.rate(len(federation.ids)) * len(federation.ids)
+    per_client = (clients / experiment.run.workers + closed) / len(few.ids)
+    return experiment.run.rounds * (opened + per_client * heard)
 
 
-def _reason(
-    best: NoiseForecast, alike: Sequence[NoiseForecast], others: Sequence[NoiseForecast]
-) -> str:
-    """Say why: how much noise, who would leave as much, who more, and what to bear in mind."""
-    least = "about the least" if alike else "the least"
-    ratio = f"{best.noise_to_signal:.3g} of the longest possible signal"
-    said = [f"its aggregate carries {least} noise, {ratio}"]
-    if alike:
-        names = ", ".join(one.method for one in alike)
-        values = ", ".join(f"{one.noise_to_signal:.3g}" for one in alike)
-        said.append(
-            f"{names} would leave about as much ({values}), and {best.method} is the simpler one"
-        )
-    if others:
-        worst = max(others, key=lambda one: one.noise_to_signal or 0.0)
-        said.append(f"{worst.method} would carry {worst.noise_to_signal:.3g}")
-    said += [find(best.method).remark, best.warning]
-    return "; ".join(filter(None, said))
+def _blank(federation: Federation, count: int) -> Federation:
+    """A few clients from the smallest to the largest budget, with as many records as they have, all
+    of them empty.
+    """
+
+    def epsilon(client: str) -> float:
+        return federation.budgets[client].epsilon if client in federation.budgets else 0.0
+
+    ids = sorted(federation.ids, key=epsilon)
+    step = max(1, (len(ids) - 1) // max(1, count - 1))
+    shards = {}
+    for client in [*ids[::step][: count - 1], ids[-1]]:
+        own = federation.shards[client]
+        tested = own.test_features[:1], own.test_labels[:1]
+        shards[client] = Shard.of(*map(torch.zeros_like, (own.features, own.labels, *tested)))
+    budgets = {c: own for c, own in federation.budgets.items() if c in shards}
+    settings = {c: own for c, own in federation.client_settings.items() if c in shards}
+    return replace(federation, shards=shards, budgets=budgets, client_settings=settings)

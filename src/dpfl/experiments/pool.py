@@ -4,9 +4,8 @@ A task runs in its own folder and can be repeated: a run that is there is read, 
 interrupted or halted goes on, and its bits do not depend on how often it stopped.
 """
 
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,10 @@ from typing import Any
 import torch.multiprocessing
 
 from dpfl.core.errors import DpflError
-from dpfl.engine.evaluation import Scores
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder
 from dpfl.runs.processes import ctrl_c_held
-from dpfl.runs.result import RoundCount
 from dpfl.sim.train import run_experiment, run_until
 from dpfl.sim.workers import become_worker, end_workers
 
@@ -46,10 +43,10 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a task ended: its scores, after so many rounds."""
+    """How a task ended: its accuracy, after so many rounds."""
 
-    scores: Scores
-    rounds: RoundCount
+    accuracy: float
+    rounds: int
 
 
 def run_task(task: Task, report: Callable[[int], None]) -> Ended:
@@ -57,8 +54,8 @@ def run_task(task: Task, report: Callable[[int], None]) -> Ended:
 
     ``report`` is told the number of rounds done.
     """
-    folder = RunFolder(task.folder)
-    started = folder.experiment.exists() and _same(folder, task.experiment)
+    folder, experiment = RunFolder(task.folder), task.experiment
+    started = folder.experiment.exists() and _same(folder, experiment)
     known = _known(folder, task) if started else None
     if known is not None:
         report(task.rounds)
@@ -67,22 +64,13 @@ def run_task(task: Task, report: Callable[[int], None]) -> Ended:
     def progress(done: int, total: int, record: RoundRecord) -> None:
         report(done)
 
-    common: dict[str, Any] = {
-        "resume": started,
-        "data_folder": task.data_folder,
-        "progress": progress,
-    }
-    if task.rounds < task.experiment.run.rounds:
-        scores = run_until(task.experiment, task.folder, task.rounds, **common)
-        return _known(folder, task) or _halted(task, scores)  # it may have ended before
-    summary = run_experiment(task.experiment, task.folder, **common).summary
-    return Ended(scores=summary.scores, rounds=summary.rounds)
-
-
-def _halted(task: Task, scores: Scores) -> Ended:
-    """Say how a run stands that was halted where the task says."""
-    planned = task.experiment.run.rounds
-    return Ended(scores=scores, rounds=RoundCount(planned=planned, done=task.rounds))
+    how: dict[str, Any] = {"resume": started, "data_folder": task.data_folder, "progress": progress}
+    if task.rounds < experiment.run.rounds:
+        scores = run_until(experiment, task.folder, task.rounds, **how)
+        halted = Ended(accuracy=scores.accuracy, rounds=task.rounds)
+        return _known(folder, task) or halted  # it may have ended before
+    summary = run_experiment(experiment, task.folder, **how).summary
+    return Ended(accuracy=summary.accuracy, rounds=summary.rounds.done)
 
 
 def _same(folder: RunFolder, experiment: Experiment) -> bool:
@@ -98,17 +86,17 @@ def _known(folder: RunFolder, task: Task) -> Ended | None:
     summary = folder.read_summary() if folder.summary.exists() else None
     to_the_end = task.rounds >= task.experiment.run.rounds
     if summary is not None and (to_the_end or summary.rounds.ended_early):
-        return Ended(scores=summary.scores, rounds=summary.rounds)
-    halt = folder.halted_at(task.rounds)
-    if halt is not None:
-        return _halted(task, halt)
-    history = folder.read_rounds()
-    if len(history) < task.rounds or (len(history) == task.rounds and summary is None):
-        return None
-    # It went further: take the scores it had then, or when it was last measured before.
-    measured = [line.scores for line in history[: task.rounds] if line.scores]
-    measured = measured or [line.scores for line in history if line.scores]
-    return _halted(task, measured[-1]) if measured else None
+        return Ended(accuracy=summary.accuracy, rounds=summary.rounds.done)
+    scores = folder.halted_at(task.rounds)
+    if scores is None:
+        history = folder.read_rounds()
+        if len(history) < task.rounds or (len(history) == task.rounds and summary is None):
+            return None
+        # It went further: take the scores it had then, or when it was last measured before.
+        measured = [line.scores for line in history[: task.rounds] if line.scores]
+        measured = measured or [line.scores for line in history if line.scores]
+        scores = measured[-1] if measured else None
+    return Ended(accuracy=scores.accuracy, rounds=task.rounds) if scores else None
 
 
 def _share(counters: Any) -> None:
@@ -134,13 +122,11 @@ def run_all(tasks: Sequence[Task], workers: int, progress: Callable[[int], None]
     """
     if workers > 1 and len(tasks) > 1:
         return _in_processes(tasks, workers, progress)
-    done = [0] * len(tasks)
-    ended = []
-    for number, task in enumerate(tasks):
+    ended: list[Ended] = []
+    for task in tasks:
 
-        def report(rounds: int, number: int = number) -> None:
-            done[number] = rounds
-            progress(sum(done))
+        def report(done: int, before: int = sum(one.rounds for one in ended)) -> None:
+            progress(before + done)
 
         ended.append(run_task(task, report))
     return ended
@@ -157,16 +143,13 @@ def _in_processes(
     ) as pool:
         try:
             with ctrl_c_held():
-                futures: list[Future[Ended]] = [
-                    pool.submit(_in_worker, number, task) for number, task in enumerate(tasks)
-                ]
+                futures = [pool.submit(_in_worker, n, task) for n, task in enumerate(tasks)]
             waiting = set(futures)
             while waiting:
-                finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+                finished, waiting = wait(futures, timeout=0.2, return_when=FIRST_EXCEPTION)
                 progress(sum(counters[:]))
                 for future in finished:
                     future.result()
-                time.sleep(0.02)
         except BaseException:
             end_workers()
             pool.shutdown(cancel_futures=True)

@@ -27,9 +27,10 @@ Departures
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,6 +40,8 @@ from dpfl.core.types import Adjacency
 from dpfl.numerics.projections import Projection, check_projection, smallest_jl_dimension
 from dpfl.privacy.accountant import adjacency_named, epsilon
 from dpfl.privacy.calibrate import calibrate
+
+UNHEARD = "leave out clients that are not heard"
 
 # -- Theorems 1 and 2, for the paper's figures -----------------------------------------------------
 
@@ -64,13 +67,9 @@ def paper_epsilon(
     ``dimension`` is d.
     """
     kappas, zetas = _channel(strengths, artificial)
-    if theorem == 1:
-        stretch = 1 + distortion
-    elif theorem == 2:
-        ratio = math.log(1 / failure) / dimension
-        stretch = 1 + 8 * sparsity * (math.sqrt(ratio) if ratio <= 1 else ratio)
-    else:
-        stretch = 1.0
+    ratio = math.log(1 / failure) / dimension
+    stretched: dict[object, float] = {1: distortion, 2: 8 * sparsity * max(ratio, math.sqrt(ratio))}
+    stretch = 1 + stretched.get(theorem, 0.0)
     noise = float(zetas @ kappas) / dimension + receiver_noise
     root = math.sqrt(2 * kappas.min() * math.log(1.25 / delta) / noise)
     return rounds * 2 * math.sqrt(stretch) * root
@@ -116,15 +115,13 @@ def _channel(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return kappa_i and zeta_i as arrays; what is not a channel is refused."""
     kappas, zetas = (np.asarray(values, dtype=np.float64) for values in (strengths, artificial))
-    enough = kappas.ndim == 1 and len(kappas) >= 2
     remedy = "give the gains of at least two clients"
-    check(enough, "channel", f"{kappas.size} client(s)", remedy)
+    check(kappas.ndim == 1 and len(kappas) >= 2, "channel", f"{kappas.size} client(s)", remedy)
     heard = bool(np.all(np.isfinite(kappas) & (kappas > 0)))
-    remedy = "leave out clients that are not heard"
-    check(heard, "channel", "a strength is not a positive number", remedy)
-    problem = "artificial noise exceeds the power that is left"
+    check(heard, "channel", "a strength is not a positive number", UNHEARD)
     same = zetas.shape == kappas.shape
     spare = same and not np.any((zetas < -1e-12) | (zetas + kappas.min() / kappas > 1 + 1e-9))
+    problem = "artificial noise exceeds the power that is left"
     check(spare, "channel", problem, "keep gamma_i + zeta_i at most 1")
     return kappas, zetas
 
@@ -148,48 +145,30 @@ class PowerPlan:
     noise_multiplier: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Composition:
-    """How rounds compose: the noise that a target needs, and the epsilon that noise reaches."""
-
-    accounting: Literal["tight", "paper"]
-    adjacency: Adjacency
-    weakest: float
-    rounds: int
-    delta: float
-    distortion: float
-
-    @property
-    def _printed(self) -> float:
-        """The constant of the printed bound on epsilon."""
-        return (1 + self.distortion) * 8 * self.weakest * math.log(1.25 / self.delta)
-
-    def needed(self, target: float) -> float:
-        """The noise variance that must arrive; infinite where none is enough."""
-        if self.accounting == "paper":
-            return self._printed / (target / self.rounds) ** 2
-        try:
-            multiplier = calibrate(
-                target, self.delta, 1.0, self.rounds, sampling="none", adjacency=self.adjacency
-            )
-        except PrivacyRefusal:
-            return math.inf
-        return multiplier**2 * self.weakest
-
-    def reached(self, noise: float) -> float:
-        """The epsilon with this much noise."""
-        if self.accounting == "paper":
-            return self.rounds * math.sqrt(self._printed / noise)
-        return tight_epsilon(
-            math.sqrt(noise / self.weakest), self.rounds, self.delta, self.adjacency
-        )
-
-
 def tight_epsilon(
     multiplier: float, rounds: int, delta: float, adjacency: Adjacency = Adjacency.REPLACE_ONE
 ) -> float:
     """Epsilon of ``rounds`` releases without sampling, composed exactly."""
     return epsilon(multiplier, 1.0, rounds, delta, sampling="none", adjacency=adjacency)
+
+
+def _composed(
+    target: float, rounds: int, delta: float, adjacency: Adjacency, weakest: float, stretch: float
+) -> tuple[float, Callable[[float], float]]:
+    """How rounds compose: the noise variance that must arrive for a target, infinite where none is
+    enough, and the epsilon that some noise reaches.
+
+    With a ``stretch`` rounds add up as in the paper; where it is 0 they compose exactly.
+    """
+    if stretch:
+        printed = stretch * 8 * weakest * math.log(1.25 / delta)
+        return printed / (target / rounds) ** 2, lambda noise: rounds * math.sqrt(printed / noise)
+    try:
+        needed = calibrate(target, delta, 1.0, rounds, sampling="none", adjacency=adjacency)
+    except PrivacyRefusal:
+        needed = math.inf
+    tight = partial(tight_epsilon, rounds=rounds, delta=delta, adjacency=adjacency)
+    return needed**2 * weakest, lambda noise: tight(math.sqrt(noise / weakest))
 
 
 def plan_power(
@@ -219,75 +198,46 @@ def plan_power(
     and linear composition over rounds, ``delta`` and ``failure`` per round. ``filling``: noise is
     made by the clients with most power to spare ("water"), or by all alike ("proportional").
     """
-    positive("plan", parameters=parameters, rounds=rounds, epsilon=target, clip=clip, power=power)
-    positive("plan", smoothness=smoothness, strong_convexity=strong_convexity)
+    loss: Any = {"clip": clip, "smoothness": smoothness, "strong_convexity": strong_convexity}
+    positive("plan", parameters=parameters, rounds=rounds, epsilon=target, power=power, **loss)
     for name, value in (("delta", delta), ("distortion", distortion), ("failure", failure)):
         check(0 < value < 1, "plan", f"{name} = {value}", "give a number between 0 and 1")
     not_negative("plan", receiver_noise=receiver_noise)
     one_of("plan", ("tight", "paper"), accounting=accounting)
     one_of("plan", ("water", "proportional"), filling=filling)
     loud = all(math.isfinite(gain) and gain > 0 for gain in gains)
-    remedy = "leave out clients that are not heard"
-    check(loud, "plan", "a channel gain is not a positive number", remedy)
+    check(loud, "plan", "a channel gain is not a positive number", UNHEARD)
     kappas = power * np.asarray(gains, dtype=np.float64) ** 2
     _channel(kappas.tolist(), [0.0] * len(kappas))
     check_projection(kind, 1, parameters, sparsity)
-    composition = _Composition(
-        accounting=accounting,
-        adjacency=adjacency_named(adjacency),
-        weakest=float(kappas.min()),
-        rounds=rounds,
-        delta=delta,
-        distortion=distortion,
-    )
-    least = 1 if accounting == "tight" else smallest_jl_dimension(len(kappas), failure, distortion)
-    spare = float((kappas - kappas.min()).sum())
-    missing = composition.needed(target) - receiver_noise  # Omega
-    dimension = _dimension(parameters, least, spare, missing)
+    least, stretch, why = 1, 0.0, "all spare power is too little noise"
+    if accounting == "paper":
+        least, stretch = smallest_jl_dimension(len(kappas), failure, distortion), 1 + distortion
+        why = f"below {least} dimensions no norm is kept"
+    few = f"{parameters} parameters are fewer than the {least} dimensions that keep norms"
+    remedy = "use accounting = 'tight', which clips after the projection"
+    check(parameters >= least, "plan", few, remedy, PrivacyRefusal)
+    weakest, named = float(kappas.min()), adjacency_named(adjacency)
+    needed, reached = _composed(target, rounds, delta, named, weakest, stretch)
+    spare, missing = float((kappas - weakest).sum()), needed - receiver_noise  # Omega
+    # r*: the largest dimension with power enough for the noise that is missing
+    dimension = parameters if missing <= 0 else min(parameters, int(spare / missing + 1e-9))
     if dimension < least:
-        why = "all spare power is too little noise"
-        why = why if least == 1 else f"below {least} dimensions no norm is kept"
-        smallest = composition.reached(receiver_noise + spare / least)
-        known = (
-            f"{math.ceil(smallest * 1000) / 1000:.3f}" if math.isfinite(smallest) else "infinite"
-        )
-        raise PrivacyRefusal(
-            "plan",
-            f"no plan reaches epsilon = {target:g}: {why}",
-            f"the smallest feasible epsilon for this channel is {known}",
-        )
+        smallest = 1000 * reached(receiver_noise + spare / least)
+        known = f"{math.ceil(smallest) / 1000:.3f}" if math.isfinite(smallest) else "infinite"
+        remedy = f"the smallest feasible epsilon for this channel is {known}"
+        raise PrivacyRefusal("plan", f"no plan reaches epsilon = {target:g}: {why}", remedy)
     zetas = _filled(kappas, max(0.0, missing) * dimension, filling)
     arriving = receiver_noise + float(zetas @ kappas) / dimension
-    bound = convergence_bound(
-        kappas.tolist(),
-        zetas.tolist(),
-        dimension,
-        parameters,
-        rounds,
-        kind=kind,
-        clip=clip,
-        smoothness=smoothness,
-        strong_convexity=strong_convexity,
-        sparsity=sparsity,
-        receiver_noise=receiver_noise,
-    )
+    loss |= {"sparsity": sparsity, "receiver_noise": receiver_noise}
+    channel, sizes = (kappas.tolist(), zetas.tolist()), (dimension, parameters, rounds)
     return PowerPlan(
         dimension=dimension,
         artificial=tuple(zetas.tolist()),
-        bound=bound,
-        epsilon=composition.reached(arriving),
-        noise_multiplier=math.sqrt(arriving / composition.weakest),
+        bound=convergence_bound(*channel, *sizes, kind=kind, **loss),
+        epsilon=reached(arriving),
+        noise_multiplier=math.sqrt(arriving / weakest),
     )
-
-
-def _dimension(parameters: int, least: int, spare: float, missing: float) -> int:
-    """r*: the largest dimension with power enough for the noise that is missing."""
-    few = (
-        f"{parameters} parameters are fewer than the {least} dimensions below which no norm is kept"
-    )
-    remedy = "use accounting = 'tight', which clips after the projection"
-    check(parameters >= least, "plan", few, remedy, PrivacyRefusal)
-    return parameters if missing <= 0 else min(parameters, math.floor(spare / missing + 1e-9))
 
 
 def _filled(kappas: np.ndarray, wanted: float, filling: str) -> np.ndarray:

@@ -5,9 +5,10 @@ The theorems are those of :mod:`dpfl.experiments.power`.
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -15,9 +16,23 @@ from dpfl.core.checks import check
 from dpfl.core.errors import DataError, PrivacyRefusal
 from dpfl.core.random import PublicSeed
 from dpfl.experiments.power import convergence_bound, paper_epsilon, plan_power, tight_epsilon
-from dpfl.numerics.projections import Projection, smallest_jl_dimension
+from dpfl.numerics.projections import smallest_jl_dimension
 
-Curve = list[dict[str, float | None]]
+Line = dict[str, float | None]
+"""One point of every curve by its name; None where no plan exists."""
+
+
+class Curves(TypedDict):
+    """The curves of the paper's figures, over the dimension and over the target epsilon."""
+
+    over_dimension: list[Line]
+    over_epsilon: list[Line]
+
+
+class PaperCurves(Curves):
+    """The curves with the setting they belong to."""
+
+    setting: dict[str, float]
 
 
 def read_gains(path: Path) -> dict[str, float]:
@@ -32,8 +47,8 @@ def read_gains(path: Path) -> dict[str, float]:
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         problem = f"is not a table of gains ({error})"
         raise DataError(str(path), problem, "give the columns id,gain") from error
-    distinct, remedy = bool(found) and len(found) == len(lines), "give one line per client"
-    check(distinct, str(path), "names no client, or one twice", remedy, DataError)
+    once, problem = bool(found) and len(found) == len(lines), "names no client, or one twice"
+    check(once, str(path), problem, "give one line per client", DataError)
     return found
 
 
@@ -58,15 +73,17 @@ def curves(
     failure: float = 5e-5,
     total_delta: float = 1e-5,
     strong_convexity: float = 1e-3,
-    dimensions: Sequence[int],
-    targets: Sequence[float],
-) -> dict[str, Curve]:
+    dimensions: Sequence[int] = (),
+    targets: Sequence[float] = (),
+) -> Curves:
     """Figures 1 to 3: epsilon and bound over r with all spare power as noise, bound over epsilon;
     beside tight composition.
 
     ``delta`` and ``failure`` are the paper's, per round; ``total_delta`` is that of the tight
-    epsilons. None: no plan exists.
+    epsilons. ``dimensions`` and ``targets`` are those of the paper's figures, unless given.
     """
+    dimensions = dimensions or sorted({round(parameters ** (i / 24)) for i in range(4, 25)})
+    targets = targets or [float(f"{10 ** (i / 5):.3g}") for i in range(-2, 14)]
     kappas = np.asarray(gains, dtype=np.float64) ** 2
     weakest, all_spare = float(kappas.min()), 1 - kappas.min() / kappas
     noise, channel = float(all_spare @ kappas), (kappas.tolist(), all_spare.tolist())
@@ -76,15 +93,10 @@ def curves(
         """Epsilon over r = ``numbers`` directions, composed exactly."""
         return tight_epsilon(math.sqrt((noise / numbers + 1) / weakest), rounds, total_delta)
 
-    def printed(numbers: int, theorem: Literal[1, 2, "none"], sparsity: float = 1.0) -> float:
-        """Epsilon as a theorem of the paper prints it."""
-        more: Any = {"failure": failure, "sparsity": sparsity}
-        return paper_epsilon(*channel, numbers, rounds, delta, theorem=theorem, **more)
-
-    def gap(numbers: int, kind: Projection | Literal["none"], sparsity: float = 1.0) -> float:
-        """The bound of Theorem 3."""
-        more: Any = {"sparsity": sparsity, "strong_convexity": strong_convexity}
-        return convergence_bound(*channel, numbers, parameters, rounds, kind=kind, **more)
+    # Epsilon as a theorem of the paper prints it, and the bound of Theorem 3
+    printed = partial(paper_epsilon, *channel, rounds=rounds, delta=delta, failure=failure)
+    loss: Any = {"parameters": parameters, "strong_convexity": strong_convexity}
+    gap: Callable[..., float] = partial(convergence_bound, *channel, rounds=rounds, **loss)
 
     def planned(target: float, accounting: Literal["tight", "paper"]) -> tuple[float | None, ...]:
         """Bound and dimension of the best plan for a target; None where there is none."""
@@ -102,25 +114,24 @@ def curves(
         inner = 1 + parameters / (len(kappas) ** 2 * weakest) * max(needed, 1.0)
         return 2 / (strong_convexity**2 * rounds) * inner
 
-    over_dimension: Curve = [
+    over_dimension: list[Line] = [
         {
             "dimension": r,
-            "theorem_1": printed(r, 1) if r >= least else None,
-            "theorem_2_s1": printed(r, 2),
-            "theorem_2_s2": printed(r, 2, 2.0),
+            "theorem_1": printed(r, theorem=1) if r >= least else None,
+            "theorem_2_s1": printed(r),
+            "theorem_2_s2": printed(r, sparsity=2.0),
             "tight": tight(r),
-            "no_projection_printed": printed(parameters, "none"),
+            "no_projection_printed": printed(parameters, theorem="none"),
             "no_projection_tight": tight(parameters),
-            "bound_s1": gap(r, "achlioptas", 1.0),
-            "bound_s2": gap(r, "achlioptas", 2.0),
-            "bound_no_projection": gap(parameters, "none"),
+            "bound_s1": gap(r, kind="achlioptas"),
+            "bound_s2": gap(r, kind="achlioptas", sparsity=2.0),
+            "bound_no_projection": gap(parameters, kind="none"),
         }
         for r in dimensions
     ]
-    over_epsilon: Curve = []
+    over_epsilon: list[Line] = []
     for target in targets:
-        line: dict[str, float | None] = {"epsilon": target}
-        line["no_projection_printed"] = unprojected(target)
+        line: Line = {"epsilon": target, "no_projection_printed": unprojected(target)}
         for accounting in ("paper", "tight"):
             bound, dimension = planned(target, accounting)
             line |= {f"bound_{accounting}": bound, f"dimension_{accounting}": dimension}
@@ -130,23 +141,9 @@ def curves(
 
 def paper_curves(
     gains: Sequence[float], parameters: int, rounds: int, delta: float, strong_convexity: float
-) -> dict[str, Any]:
+) -> PaperCurves:
     """Return the curves at the points of the paper's figures, with the setting they belong to."""
-    found = curves(
-        gains,
-        parameters,
-        rounds,
-        delta,
-        strong_convexity=strong_convexity,
-        dimensions=sorted({round(parameters ** (i / 24)) for i in range(4, 25)}),
-        targets=[float(f"{10 ** (i / 5):.3g}") for i in range(-2, 14)],
-    )
-    setting = {
-        "clients": len(gains),
-        "parameters": parameters,
-        "rounds": rounds,
-        "delta_per_round": delta,
-        "weakest_gain": min(gains),
-        "tight_delta": 1e-5,
-    }
-    return {"setting": setting, **found}
+    found = curves(gains, parameters, rounds, delta, strong_convexity=strong_convexity)
+    setting = {"clients": len(gains), "parameters": parameters, "rounds": rounds}
+    deltas = {"delta_per_round": delta, "weakest_gain": min(gains), "tight_delta": 1e-5}
+    return {"setting": setting | deltas, **found}

@@ -7,9 +7,8 @@ shown for reference and never ranked.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dpfl.core.checks import check
 from dpfl.core.types import Observer, Promise
@@ -50,13 +49,6 @@ class Standing:
         return self.runs[0].reference
 
     @property
-    def tested(self) -> str:
-        """On what its accuracy was measured: one common model, or each client's own on its own
-        records.
-        """
-        return self.runs[0].tested
-
-    @property
     def unit(self) -> str:
         """What is protected."""
         return str(self.promise.unit)
@@ -71,28 +63,21 @@ class Standing:
         """Whether no other method promises the same."""
         return self.gap == 0 and not self.best and self.p_value is None
 
-    @property
-    def behind(self) -> float | None:
-        """The name of ``gap`` in version 0.1."""
-        return self.gap
 
-
-def standings(cells: Sequence[CellResult | Mapping[str, Any]]) -> list[Standing]:
+def standings(cells: Sequence[CellResult]) -> list[Standing]:
     """Rank the methods of one case. Seeds are paired, so all methods must have the same ones.
 
     The best mean accuracy of each promise is compared with the others by paired t-tests, adjusted
-    for their number. Accuracies of one common model and of clients' own models are ranked apart. A
-    cell may also be a dict as ``results.json`` holds it, with a label and runs.
+    for their number. Accuracies of one common model and of clients' own models are ranked apart.
     """
-    typed = [one if isinstance(one, CellResult) else CellResult.from_dict(one) for one in cells]
-    seeds = {tuple(run.seed for run in cell.runs) for cell in typed}
+    seeds = {tuple(run.seed for run in cell.runs) for cell in cells}
     problem, remedy = "methods were run with different seeds", "run all with the same seeds"
     check(len(seeds) <= 1, "comparison", problem, remedy)
-    plain = [Standing(label=cell.label, runs=cell.runs) for cell in typed]
+    plain = [Standing(label=cell.label, runs=cell.runs) for cell in cells]
     groups: dict[tuple[Promise, str], list[Standing]] = {}
     for one in plain:
         if not one.reference:
-            groups.setdefault((one.promise, one.tested), []).append(one)
+            groups.setdefault((one.promise, one.runs[0].tested), []).append(one)
     ranked = {one.label: one for group in groups.values() for one in _ranked(group)}
     return [ranked.get(one.label, one) for one in plain]
 
@@ -123,14 +108,12 @@ def remarks(lines: Sequence[Standing]) -> list[str]:
         if math.inf in server:
             found.append(f"{one.label}: the server is trusted; against it nothing is guaranteed")
         elif server != world:
-            meaning = f"per {one.unit}, {one.promise.adjacency} adjacency"
-            most = shown(max(server))
-            found.append(
-                f"{one.label}: against the server itself epsilon is up to {most}, {meaning}"
-            )
-    if len({one.tested for one in lines if one.tested}) > 1:
-        personal = [one for one in lines if one.tested.startswith("each client")]
-        found += [f"{one.label}: {one.tested}; ranked apart" for one in personal]
+            meaning = f"{shown(max(server))}, per {one.unit}, {one.promise.adjacency} adjacency"
+            found.append(f"{one.label}: against the server itself epsilon is up to {meaning}")
+    tested = {one.label: one.runs[0].tested for one in lines}
+    if len({*tested.values()} - {""}) > 1:
+        personal = {label: said for label, said in tested.items() if said.startswith("each client")}
+        found += [f"{label}: {said}; ranked apart" for label, said in personal.items()]
     return found
 
 

@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,7 @@ from dpfl.core.checks import check
 from dpfl.core.errors import FolderError
 from dpfl.core.files import write_safely
 from dpfl.core.types import Adjacency, Observer, Promise, Unit
-from dpfl.core.version import __version__
-from dpfl.experiments.study import Values
+from dpfl.experiments.study import Values, distinct
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs.folder import RESULTS_FORMAT
 from dpfl.runs.result import EpsilonSpread, RoundCount, Summary
@@ -54,15 +51,10 @@ class RunScore:
     @classmethod
     def of(cls, summary: Summary, *, seed: int, **more: Any) -> RunScore:
         """Condense the summary of a run; ``more`` are fields that a summary does not have."""
-        same = ("accuracy", "promise", "flags", "clients", "rounds", "bytes_up", "bytes_down")
-        return cls(
-            seed=seed,
-            **{name: getattr(summary, name) for name in (*same, "epsilon", "epsilon_against")},
-            loss=summary.scores.loss,
-            tested=str(summary.tested),
-            clients_left=len(summary.clients_left),
-            **more,
-        )
+        names = [one.name for one in fields(cls) if hasattr(summary, one.name)]
+        same = {name: getattr(summary, name) for name in names} | {"loss": summary.scores.loss}
+        same |= {"tested": str(summary.tested), "clients_left": len(summary.clients_left)}
+        return cls(seed=seed, **same, **more)
 
     @property
     def protects(self) -> bool:
@@ -92,33 +84,22 @@ class RunScore:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunScore:
         """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
-        epsilon, left = values["epsilon"], values.get("clients_left", 0)
-        plain = ("loss", "folder", "tested", "clients", "bytes_up", "bytes_down")
+        left, flags = values.get("clients_left", 0), values.get("flags", values.get("stamps", ()))
         against = {
-            Observer(observer): spread
+            Observer(observer): EpsilonSpread.from_dict({"accountant": (), **told})
             for observer, told in values.get("epsilon_by_observer", {}).items()
-            if (spread := EpsilonSpread.from_dict({"accountant": (), **told}))
         }
-        numbers = {
-            k: own for k, own in values.items() if isinstance(own, Mapping) and "mean" in own
+        read: dict[str, Any] = {
+            "promise": promise_in(values["epsilon"]),
+            "flags": tuple(map(RaisedFlag.from_dict, flags)),
+            "clients_left": left if isinstance(left, int) else len(left),
+            "rounds": RoundCount(**values["rounds"]) if values.get("rounds") else None,
+            "epsilon": EpsilonSpread.from_dict({"accountant": (), **values["epsilon"]}),
+            "epsilon_against": {observer: spread for observer, spread in against.items() if spread},
+            "curve": tuple(values.get("curve", ())),
+            "metrics": {k: v for k, v in values.items() if isinstance(v, Mapping) and "mean" in v},
         }
-        return cls(
-            seed=values["seed"],
-            accuracy=values["accuracy"],
-            promise=Promise(
-                unit=Unit(epsilon["unit"]),
-                adjacency=Adjacency(epsilon["adjacency"]),
-                observer=Observer(epsilon["observer"]),
-            ),
-            **{name: values[name] for name in plain if name in values},
-            flags=tuple(map(RaisedFlag.from_dict, values.get("flags", values.get("stamps", ())))),
-            clients_left=left if isinstance(left, int) else len(left),
-            rounds=RoundCount(**values["rounds"]) if values.get("rounds") else None,
-            epsilon=EpsilonSpread.from_dict({"accountant": (), **epsilon}),
-            epsilon_against=against,
-            curve=tuple(values.get("curve", ())),
-            metrics=numbers,
-        )
+        return cls(**_known(cls, values) | read)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,12 +141,9 @@ class CellResult:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CellResult:
         """Read back."""
-        plain = {k: values[k] for k in ("case", "label", "method", "chosen") if k in values}
-        return cls(
-            **plain,
-            tried=tuple(Trial(**one) for one in values.get("tried", ())),
-            runs=tuple(map(RunScore.from_dict, values["runs"])),
-        )
+        tried = tuple(Trial(**one) for one in values.get("tried", ()))
+        runs = tuple(map(RunScore.from_dict, values["runs"]))
+        return cls(**_known(cls, values) | {"tried": tried, "runs": runs})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,20 +161,17 @@ class StudyResult:
     """
 
     title: str
-    cells: tuple[CellResult, ...]
     study: Mapping[str, Any] = field(default_factory=dict)
     tuning: str = ""
+    kept: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
-    kept: str = ""
+    cells: tuple[CellResult, ...]
 
     @property
     def cases(self) -> list[Values]:
         """What was varied, one combination of values per case."""
-        found: list[Values] = []
-        for cell in self.cells:
-            found += [] if cell.case in found else [cell.case]
-        return found
+        return distinct(cell.case for cell in self.cells)
 
     def of_case(self, case: Values) -> list[CellResult]:
         """The methods of one case."""
@@ -211,23 +186,15 @@ class StudyResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as they are written to ``results.json``."""
-        told = {k: own for k, own in (("tuning", self.tuning), ("kept", self.kept)) if own}
-        return {
-            "format": RESULTS_FORMAT,
-            "title": self.title,
-            "study": dict(self.study),
-            **told,
-            "versions": dict(self.versions),
-            "machine": dict(self.machine),
-            "cells": [cell.to_dict() for cell in self.cells],
-        }
+        told = {k: own for k, own in vars(self).items() if own or k not in ("tuning", "kept")}
+        cells = [cell.to_dict() for cell in self.cells]
+        return {"format": RESULTS_FORMAT, **told, "cells": cells}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> StudyResult:
         """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
-        names = ("title", "study", "tuning", "versions", "machine", "kept")
-        plain = {name: values[name] for name in names if name in values}
-        return cls(**plain, cells=tuple(map(CellResult.from_dict, values["cells"])))
+        cells = tuple(map(CellResult.from_dict, values["cells"]))
+        return cls(**_known(cls, values) | {"cells": cells})
 
     def write(self, path: Path) -> None:
         """Write a results file."""
@@ -239,22 +206,20 @@ class StudyResult:
         place = path / "results.json" if path.is_dir() else path
         try:
             values = json.loads(place.read_text())
-        except (OSError, ValueError) as error:
-            raise FolderError(str(place), f"cannot be read ({error})", remedy) from error
-        good = isinstance(values, dict) and values.get("format") == RESULTS_FORMAT
-        check(good, str(place), "holds no results of a study", remedy, FolderError)
-        try:
+            good = isinstance(values, dict) and values.get("format") == RESULTS_FORMAT
+            check(good, str(place), "holds no results of a study", remedy, FolderError)
             return cls.from_dict(values)
-        except (KeyError, TypeError, ValueError) as error:
-            raise FolderError(str(place), f"is not complete ({error})", remedy) from error
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise FolderError(str(place), f"cannot be read ({error})", remedy) from error
 
 
-def surroundings() -> dict[str, Any]:
-    """The versions and the machine that results come from, as fields of :class:`StudyResult`."""
-    import torch
+def promise_in(values: Mapping[str, Any]) -> Promise:
+    """The promise among plain values, such as those of an epsilon or a statement."""
+    kinds = {"unit": Unit, "adjacency": Adjacency, "observer": Observer}
+    told: dict[str, Any] = {name: kind(values[name]) for name, kind in kinds.items()}
+    return Promise(**told)
 
-    python = platform.python_version()
-    return {
-        "versions": {"dpfl": __version__, "torch": torch.__version__, "python": python},
-        "machine": {"cpus": os.cpu_count(), "architecture": platform.machine()},
-    }
+
+def _known(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values that are fields of a dataclass."""
+    return {one.name: values[one.name] for one in fields(kind) if one.name in values}

@@ -8,9 +8,8 @@ are tested on the test part, which tuning has not seen.
 """
 
 import itertools
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -24,6 +23,10 @@ Values = dict[str, Any]
 """Dotted fields of an experiment, such as ``budgets.epsilon``, and what they are set to."""
 
 
+Choices = Annotated[list[Any], Field(min_length=1)]
+"""The values that a field may take."""
+
+
 class Tuning(Section):
     """What is tuned, over which values, with which seeds.
 
@@ -32,16 +35,12 @@ class Tuning(Section):
     "halving"`` drops the worse half of the candidates after a quarter and after half of the rounds.
     """
 
-    over: dict[str, list[Any]] = Field(min_length=1)
-    own: dict[str, dict[str, list[Any]]] = Field(default_factory=dict)
+    over: dict[str, Choices] = Field(min_length=1)
+    own: dict[str, dict[str, Choices]] = Field(default_factory=dict)
     seeds: list[int] = Field(default=[1000], min_length=1)
     at: dict[str, Any] = Field(default_factory=dict)
     on: dict[str, Any] | None = None
     search: Literal["grid", "halving"] = "grid"
-
-    def candidates(self, method: str) -> list[Values]:
-        """Every combination, in the order they are given."""
-        return combinations({**self.over, **self.own.get(method, {})})
 
 
 class Sweep(TomlFile):
@@ -58,34 +57,31 @@ class Sweep(TomlFile):
     about: str = ""
     base: dict[str, Any]
     methods: dict[str, dict[str, Any]] = Field(min_length=1)
-    vary: dict[str, list[Any]] = Field(default_factory=dict)
+    vary: dict[str, Choices] = Field(default_factory=dict)
     tune: Tuning | None = None
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
     metrics: list[str] = Field(default_factory=list)
 
     def agrees(self, where: str) -> None:
         """Refuse what cannot be run before anything is."""
-        lists = dict(self.vary)
         if self.tune is not None:
-            lists |= self.tune.over
-            for own in self.tune.own.values():
-                lists |= own
             for name in sorted(set(self.tune.at) - set(self.vary)):
                 remedy = did_you_mean(name, self.vary)
                 check(False, f"{where}, [tune] at", f"'{name}' does not vary", remedy)
             for seed in sorted(set(self.tune.seeds) & set(self.seeds)):
-                problem, remedy = f"seed {seed} is also a final one", "tune with other seeds"
-                check(False, f"{where}, [tune] seeds", problem, remedy)
-        for name, values in lists.items():
-            check(bool(values), f"{where}, '{name}'", "has no values", "give a list")
-        for case in self.cases():
-            for label in self.methods:
-                for tuned in self.tunable(label):
-                    self.experiment(case, label, tuned, self.seeds[0]).check()
+                problem = f"seed {seed} is also a final one"
+                check(False, f"{where}, [tune] seeds", problem, "tune with other seeds")
+        for case, label in self.cells():
+            for tuned in self.tunable(label):
+                self.experiment(case, label, tuned, self.seeds[0]).check()
 
     def cases(self) -> list[Values]:
         """Every combination of what varies; one empty case where nothing does."""
         return combinations(self.vary)
+
+    def cells(self) -> list[tuple[Values, str]]:
+        """Every case with the label of every method."""
+        return list(itertools.product(self.cases(), self.methods))
 
     def tuned_in(self, case: Values) -> Values:
         """The case in which this case's settings are tuned."""
@@ -95,32 +91,15 @@ class Sweep(TomlFile):
         """The method behind a label."""
         return str(self.methods[label].get("name", label))
 
-    def experiment(
-        self, case: Values, label: str, tuned: Values, seed: int, *, validation: bool = False
-    ) -> Experiment:
+    def experiment(self, case: Values, label: str, tuned: Values, seed: int) -> Experiment:
         """One run; a tuned field that the method does not have is left out."""
-        own = {name: value for name, value in self.methods[label].items() if name != "name"}
-        name = self.method(label)
+        name, own = self.method(label), self.methods[label]
         known = find(name).settings
-        values = for_method(set_fields(self.base, case), name)
         fields = {field: value for field, value in tuned.items() if not _foreign(field, known)}
-        fields |= {f"method.{key}": value for key, value in own.items()} | {"run.seed": seed}
-        if validation:
-            fields["partition.validation"] = True
-        return Experiment.from_dict(set_fields(values, fields), f"study, method '{label}'")
-
-    def tunable(self, label: str) -> list[Values]:
-        """Return the candidates of one method, as far as they differ in settings that it has and
-        that its label does not fix.
-        """
-        if self.tune is None:
-            return [{}]
-        known = find(self.method(label)).settings.keys() - self.methods[label].keys()
-        candidates = self.tune.candidates(self.method(label))
-        return _distinct(
-            {k: v for k, v in candidate.items() if not _foreign(k, known)}
-            for candidate in candidates
-        )
+        fields |= {f"method.{key}": value for key, value in own.items() if key != "name"}
+        values = set_fields(for_method(set_fields(self.base, case), name), fields)
+        values = set_fields(values, {"run.seed": seed})
+        return Experiment.from_dict(values, f"study, method '{label}'")
 
     def rehearsal(
         self, case: Values, label: str, tuned: Values, seed: int, ids: Sequence[str]
@@ -128,27 +107,23 @@ class Sweep(TomlFile):
         """One run of the tuning: on records set aside from the training part, or on the data set
         named for it.
         """
-        if self.tune is None or self.tune.on is None:
-            return self.experiment(case, label, tuned, seed, validation=True)
         values = self.experiment(case, label, tuned, seed).to_dict()
-        return Experiment.from_dict(
-            on_proxy(values, self.tune.on, ids), f"study, [tune] on, method '{label}'"
-        )
+        if self.tune is None or self.tune.on is None:
+            values = set_fields(values, {"partition.validation": True})
+        else:
+            values = on_proxy(values, self.tune.on, ids)
+        return Experiment.from_dict(values, f"study, [tune], method '{label}'")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One method in one case."""
-
-    case: Values
-    label: str
-
-
-def cells(study: Sweep) -> Iterator[Cell]:
-    """Every method in every case."""
-    for case in study.cases():
-        for label in study.methods:
-            yield Cell(case=case, label=label)
+    def tunable(self, label: str) -> list[Values]:
+        """Return the candidates of one method, as far as they differ in settings that it has and
+        that its label does not fix.
+        """
+        if self.tune is None:
+            return [{}]
+        name = self.method(label)
+        known = find(name).settings.keys() - self.methods[label].keys()
+        lists = {**self.tune.over, **self.tune.own.get(name, {})}
+        return combinations({k: own for k, own in lists.items() if not _foreign(k, known)})
 
 
 def on_proxy(values: Values, proxy: Values, ids: Sequence[str]) -> Values:
@@ -167,12 +142,8 @@ def on_proxy(values: Values, proxy: Values, ids: Sequence[str]) -> Values:
         name: [given[client] for client in ids] if isinstance(given, dict) else given
         for name, given in values.get("budgets", {}).items()
     }
-    here = {
-        **values,
-        "data": proxy,
-        "budgets": budgets,
-        "partition": {} if "folder" in proxy else partition,
-    }
+    here = {**values, "data": proxy, "budgets": budgets}
+    here["partition"] = {} if "folder" in proxy else partition
     here.pop("clients", None)  # settings of single clients: nobody has these names there
     if "run" in here:
         here["run"] = {name: own for name, own in here["run"].items() if name != "misreports"}
@@ -188,10 +159,10 @@ def combinations(lists: Mapping[str, list[Any]]) -> list[Values]:
     [{'a': 0.1}]
     """
     products = itertools.product(*lists.values())
-    return _distinct(dict(zip(lists, chosen, strict=True)) for chosen in products)
+    return distinct(dict(zip(lists, chosen, strict=True)) for chosen in products)
 
 
-def _distinct(found: Iterable[Values]) -> list[Values]:
+def distinct(found: Iterable[Values]) -> list[Values]:
     """Keep the first of equal combinations."""
     kept: list[Values] = []
     for one in found:
@@ -214,7 +185,7 @@ def set_fields(values: dict[str, Any], fields: Values) -> dict[str, Any]:
     result = dict(values)
     for field, value in fields.items():
         section, dot, name = field.partition(".")
-        example = "write for instance budgets.epsilon"
-        check(bool(dot), f"field '{field}'", "names no section", example)
+        remedy = "write for instance budgets.epsilon"
+        check(bool(dot), f"field '{field}'", "names no section", remedy)
         result[section] = {**result.get(section, {}), name: value}
     return result

@@ -10,12 +10,12 @@ import hashlib
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpfl.experiments.pool import Ended, Task, run_all
-from dpfl.experiments.results import Trial
-from dpfl.experiments.study import Cell, Sweep, Values, cells
+from dpfl.experiments.results import CellResult, Trial
+from dpfl.experiments.study import Sweep, Values
 from dpfl.runs.experiment import Experiment
 
 Progress = Callable[[str, int, int], None]
@@ -54,7 +54,7 @@ class RunStore:
     kept: Path = Path("runs/kept")
     data_folder: Path | None = None
     workers: int = 1
-    progress: Progress = field(default=_silent)
+    progress: Progress = _silent
 
     def task(self, experiment: Experiment) -> Task:
         """Return one run, in the folder that its content names."""
@@ -79,19 +79,10 @@ def kept_name(experiment: Experiment, data_folder: Path | None = None) -> str:
     return f"{experiment.method.name}-{digest[:20]}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """What a search chose for one method, and what it tried."""
-
-    chosen: Values = field(default_factory=dict)
-    tried: tuple[Trial, ...] = ()
-
-
 @dataclass(kw_only=True)
 class _Candidate:
-    """Values that are tried for one key, and how well they did so far."""
+    """Values that are tried for a method, and how well they did so far."""
 
-    key: str
     values: Values
     tasks: list[Task]
     accuracy: float = 0.0
@@ -104,58 +95,51 @@ class _Candidate:
         small = [-float(value) for value in self.values.values() if isinstance(value, int | float)]
         return self.stage, self.accuracy, small
 
+    def trial(self, halving: bool) -> Trial:
+        """How it did; how far it went is said where a search drops candidates early."""
+        rounds = self.rounds if halving else None
+        return Trial(values=self.values, validation_accuracy=self.accuracy, rounds=rounds)
 
-def key_of(study: Sweep, cell: Cell) -> str:
-    """Name a choice: cells with one key share it."""
-    return repr((sorted(study.tuned_in(cell.case).items(), key=lambda pair: pair[0]), cell.label))
 
-
-def choose(study: Sweep, store: RunStore) -> dict[str, Choice]:
-    """Choose each method's values, by :func:`key_of` its cells."""
-    asked = {
-        key_of(study, cell): Cell(case=study.tuned_in(cell.case), label=cell.label)
-        for cell in cells(study)
-    }
-    if study.tune is None:
-        return dict.fromkeys(asked, Choice())
-    tried = [one for key, cell in asked.items() for one in _candidates(study, key, cell, store)]
-    halving, going = study.tune.search == "halving", tried
+def choose(study: Sweep, store: RunStore) -> list[CellResult]:
+    """Choose the settings of each method in each case; nothing is run with them yet."""
+    asked = {}  # cells that are tuned in the same case share what is tried
+    for case, label in study.cells():
+        asked[_key(study, case, label)] = (study.tuned_in(case), label)
+    tried = {key: _candidates(study, *cell, store) for key, cell in asked.items()}
+    halving = study.tune is not None and study.tune.search == "halving"
+    going = list(tried.values())
     for share in (*(HALTS if halving else ()), 1.0):
-        _try(going, share, store)
-        if share < 1.0:
-            going = [one for key in asked for one in _better_half(going, key)]
-    chosen = {key: Choice(chosen=study.tunable(cell.label)[0]) for key, cell in asked.items()}
-    for key in {one.key for one in tried}:
-        own = [one for one in tried if one.key == key]
-        trials = [
-            Trial(
-                values=one.values,
-                validation_accuracy=one.accuracy,
-                rounds=one.rounds if halving else None,
-            )
-            for one in own
-        ]
-        best = max(own, key=lambda one: one.merit)
-        chosen[key] = Choice(chosen=best.values, tried=tuple(trials))
-    return chosen
+        _try([one for own in going for one in own], share, store)
+        going = [_better_half(own) for own in going]
+    found = []
+    for case, label in study.cells():
+        own = tried[_key(study, case, label)]
+        best = max(own, key=lambda one: one.merit).values if own else study.tunable(label)[0]
+        trials = tuple(one.trial(halving) for one in own)
+        method = study.method(label)
+        found.append(CellResult(case=case, label=label, method=method, chosen=best, tried=trials))
+    return found
 
 
-def _candidates(study: Sweep, key: str, cell: Cell, store: RunStore) -> list[_Candidate]:
+def _key(study: Sweep, case: Values, label: str) -> str:
+    """Name what is tried for a method in the case in which this case is tuned."""
+    return repr((sorted(study.tuned_in(case).items(), key=lambda pair: pair[0]), label))
+
+
+def _candidates(study: Sweep, case: Values, label: str, store: RunStore) -> list[_Candidate]:
     """The candidates of one method in one case; none where there is nothing to choose from."""
-    assert study.tune is not None
-    options = study.tunable(cell.label)
+    options = study.tunable(label)
     ids: tuple[str, ...] = ()
-    if len(options) < 2:
+    if study.tune is None or len(options) < 2:
         return []
     if study.tune.on is not None:  # lay the budgets of the federation over other records
-        first = study.experiment(cell.case, cell.label, options[0], study.seeds[0])
+        first = study.experiment(case, label, options[0], study.seeds[0])
         ids = first.federation(store.data_folder).ids
     found = []
     for values in options:
-        runs = [
-            study.rehearsal(cell.case, cell.label, values, seed, ids) for seed in study.tune.seeds
-        ]
-        found.append(_Candidate(key=key, values=values, tasks=[store.task(run) for run in runs]))
+        runs = [study.rehearsal(case, label, values, seed, ids) for seed in study.tune.seeds]
+        found.append(_Candidate(values=values, tasks=[store.task(run) for run in runs]))
     return found
 
 
@@ -170,11 +154,11 @@ def _try(going: Sequence[_Candidate], share: float, store: RunStore) -> None:
     ended = iter(store.run(stage, tasks))
     for one in going:
         own = [next(ended) for _ in one.tasks]
-        one.accuracy = statistics.mean(end.scores.accuracy for end in own)
-        one.rounds, one.stage = own[0].rounds.done, share
+        one.accuracy = statistics.mean(end.accuracy for end in own)
+        one.rounds, one.stage = own[0].rounds, share
 
 
-def _better_half(candidates: Sequence[_Candidate], key: str) -> list[_Candidate]:
-    """The candidates of one key that go on."""
-    own = [one for one in candidates if one.key == key]
-    return sorted(own, key=lambda one: one.merit, reverse=True)[: math.ceil(len(own) / 2)]
+def _better_half(candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    """The candidates that go on."""
+    ranked = sorted(candidates, key=lambda one: one.merit, reverse=True)
+    return ranked[: math.ceil(len(ranked) / 2)]

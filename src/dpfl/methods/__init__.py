@@ -13,7 +13,8 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from dpfl.core.errors import ConfigurationError, unknown_name
+from dpfl.core.checks import check
+from dpfl.core.errors import unknown_name
 from dpfl.strategy import Strategy
 from dpfl.strategy.method import Method
 
@@ -26,12 +27,11 @@ class Methods(Mapping[str, Method]):
     @cached_property
     def _found(self) -> dict[str, Method]:
         found: dict[str, Method] = {}
-        for module in pkgutil.iter_modules(__path__):
-            for one in _declared(importlib.import_module(f"{__name__}.{module.name}")):
-                _add(found, one, "dpfl")
-        for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-            for one in _loaded(entry):
-                _add(found, one, entry.value)
+        for source, declared in _sources():
+            for one in declared:
+                where, remedy = f"method '{one.name}'", "rename one of the two"
+                good = found.setdefault(one.name, one) is one
+                check(good, where, f"comes twice, once from {source}", remedy)
         return dict(sorted(found.items()))
 
     def __getitem__(self, name: str) -> Method:
@@ -61,14 +61,19 @@ def make_strategy(name: str, settings: Mapping[str, Any]) -> Strategy:
 
 def families() -> dict[str, tuple[str, ...]]:
     """Methods that are worth comparing with each other, simplest first, after the references."""
-    ordered = sorted(
-        METHODS.values(), key=lambda one: (not one.reference, one.simplicity, one.name)
-    )
-    names = sorted({one.family for one in ordered if not one.reference})
+    ordered = sorted(METHODS.values(), key=lambda one: (not one.reference, one.simplicity))
     return {
         family: tuple(one.name for one in ordered if one.reference or one.family == family)
-        for family in names
+        for family in sorted({one.family for one in ordered if not one.reference})
     }
+
+
+def _sources() -> Iterator[tuple[str, list[Method]]]:
+    """Where methods come from, and those that each place declares."""
+    for module in pkgutil.iter_modules(__path__):
+        yield "dpfl", _declared(importlib.import_module(f"{__name__}.{module.name}"))
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        yield entry.value, _loaded(entry)
 
 
 def _declared(thing: object) -> list[Method]:
@@ -80,24 +85,13 @@ def _declared(thing: object) -> list[Method]:
 
 
 def _loaded(entry: EntryPoint) -> list[Method]:
-    """What another package brings; a package that cannot be imported is named, and left out."""
+    """What another package brings; one without a method, or that fails, is named and left out."""
     try:
         found = _declared(entry.load())
+        problem = "it declares no method: use dpfl.strategy.method.method"
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-        warnings.warn(
-            f"method '{entry.name}' of {entry.value} is left out: {problem}", stacklevel=2
-        )
-        return []
+        found, problem = [], f"{type(error).__name__}: {error}"
     if not found:
-        said = f"{entry.value} declares no method: use dpfl.strategy.method.method"
-        warnings.warn(f"method '{entry.name}' is left out: {said}", stacklevel=2)
+        said = f"method '{entry.name}' of {entry.value} is left out: {problem}"
+        warnings.warn(said, stacklevel=2)
     return found
-
-
-def _add(found: dict[str, Method], one: Method, source: str) -> None:
-    if one.name in found and found[one.name] is not one:
-        raise ConfigurationError(
-            f"method '{one.name}'", f"comes twice, once from {source}", "rename one of the two"
-        )
-    found[one.name] = one

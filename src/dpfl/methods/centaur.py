@@ -26,23 +26,19 @@ Departures
     ModelTested are the clients' own models, each on its own records.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from dpfl.core.checks import whole_number
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import check, whole_number
 from dpfl.core.layout import Layout
-from dpfl.core.types import Aggregate, Phase, PlugOutput, PlugState, Terms, Unit
+from dpfl.core.types import Aggregate, Phase, PlugOutput, PlugState, Terms
 from dpfl.plugs.base import Participant
 from dpfl.plugs.denoise import Denoiser
-from dpfl.plugs.local_work import LocalWork, Sgd
+from dpfl.plugs.local_work import Sgd
 from dpfl.plugs.personal import Personal
 from dpfl.plugs.sampling import steps_per_epoch
-from dpfl.privacy.exposure import Exposure
 from dpfl.strategy import Strategy
 from dpfl.strategy.client_level import NoisyWork, noisy_updates
 from dpfl.strategy.method import method
@@ -51,28 +47,24 @@ STAYS = "the last layer of the model stays at its client and is not charged"
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadThenBody(LocalWork):
+class HeadThenBody(Sgd):
     """Local work in two phases: the head for ``head_epochs``, then the body as the
     client's settings say.
     """
 
-    body: Sgd
     head_epochs: int
-    unit: ClassVar[Unit] = Unit.CLIENT  # type: ignore[misc]
-    private: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number("centaur", "head_epochs", self.head_epochs)
 
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
         """Plan the head's phase, then the body's."""
-        (body,) = self.body.phases(terms, participant)
-        steps = self.head_epochs * steps_per_epoch(participant.examples, body.batch_size)
+        (body,) = super().phases(terms, participant)
+        steps = int(self.head_epochs) * steps_per_epoch(participant.examples, body.batch_size)
         return replace(body, part="head", steps=steps), replace(body, part="body")
 
-    def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
-        """Nothing is promised before the clip."""
-        return self.body.exposure(phases, examples, parameters)
 
-
-@dataclass(frozen=True, kw_only=True)
 class PersonalHead(Personal):
     """The last layer is the client's own."""
 
@@ -80,16 +72,11 @@ class PersonalHead(Personal):
         """Put the client's head on the shared body; before the first round, the one that everybody
         starts with.
         """
-        if layout.head.start == 0:
-            raise ConfigurationError(
-                "centaur",
-                "the model has one layer, so there is no body to share",
-                "use a deeper one",
-            )
-        if private is None:
-            return shared
+        problem = "the model has one layer, so there is no body to share"
+        check(layout.head.start > 0, "centaur", problem, "use a deeper one")
         merged = shared.clone()
-        merged[layout.head] = private
+        if private is not None:
+            merged[layout.head] = private
         return merged
 
     def split(
@@ -103,42 +90,38 @@ class PersonalHead(Personal):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedBody(Denoiser):
-    """Only the body moves: what arrives for the head is noise. ``orthonormal``: every matrix of it,
-    after the step.
+    """Only the body moves: what arrives for the head is noise. Every matrix of a
+    ``linear_representation`` is made orthonormal after the step.
     """
 
-    orthonormal: bool = False
+    linear_representation: bool = False
 
     def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Return the update that leads there."""
         model, head = aggregate.model + aggregate.vector, aggregate.layout.head
         model[head] = aggregate.model[head]
-        for block in aggregate.layout if self.orthonormal else ():
+        for block in aggregate.layout if self.linear_representation else ():
             if len(block.shape) != 2 or block.start >= head.start:
                 continue
             matrix = model[block.slice].reshape(block.shape)
             tall = matrix if block.shape[0] >= block.shape[1] else matrix.T
             q, r = torch.linalg.qr(tall.to(torch.float64))
-            q = q * torch.where(
-                r.diagonal() < 0, -1.0, 1.0
-            )  # the nearest frame, not its mirror image
+            # The nearest frame, not its mirror image.
+            q = q * torch.where(r.diagonal() < 0, -1.0, 1.0)
             model[block.slice] = (q if tall is matrix else q.T).to(model.dtype).reshape(-1)
         return model - aggregate.model, state, {}
 
 
 @method(family="client", simplicity=50, needs="a model of two layers or more")
-def centaur(
-    work: NoisyWork, *, head_epochs: int = 1, linear_representation: bool = False
-) -> Strategy:
+def centaur(work: NoisyWork, denoise: SharedBody, *, head_epochs: int = 1) -> Strategy:
     """A shared representation, clipped and noised, under a last layer that never leaves its
     client.
     """
-    head_epochs = whole_number("centaur", "head_epochs", head_epochs)
     return noisy_updates(
         "centaur",
         work,
-        local=HeadThenBody(body=work.local(), head_epochs=head_epochs),
-        denoise=(SharedBody(orthonormal=linear_representation),),
+        local=HeadThenBody(**vars(work.local()), head_epochs=head_epochs),
+        denoise=(denoise,),
         personal=PersonalHead(),
         assumptions=(STAYS,),
     )

@@ -42,7 +42,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from dpfl.core.checks import one_of, positive
+from dpfl.core.checks import one_of
 from dpfl.core.layout import Layout
 from dpfl.core.types import Aggregate, Observer, PlugOutput, PlugState, Terms, Unit
 from dpfl.numerics.recursive_filter import check_smoothing, laplacian_smoothing, noise_gain
@@ -71,7 +71,7 @@ class LaplacianSmoothing(Denoiser):
     once.
     """
 
-    smoothing: float
+    smoothing: float = 1.0
     scope: Literal["tensor", "model"] = "tensor"
     linear: ClassVar[bool] = True
 
@@ -104,17 +104,19 @@ class LaplacianSmoothing(Denoiser):
 # -- the methods -----------------------------------------------------------------------------------
 
 
-def _dp_fed(name: str, work: ClientWork, project: str, denoise: tuple[Denoiser, ...]) -> Strategy:
+Project = Literal["every_step", "once"]
+
+
+def _dp_fed(name: str, work: ClientWork, project: Project, *denoise: Denoiser) -> Strategy:
     one_of(name, ("every_step", "once"), project=project)
-    positive(name, clip=work.clip)
     return Strategy(
         name=name,
         unit=Unit.CLIENT,
         observer=Observer.WORLD,
         adjacency=work.adjacency,
+        stages=(Clip(clip=work.clip),),
         local=work.local(ball=work.clip if project == "every_step" else None),
         selection=work.cohorts,
-        stages=(Clip(clip=work.clip),),
         weights=ExpectedCohortWeights(),
         central_noise=CentralNoise(noise_multiplier=work.noise_multiplier),
         denoise=denoise,
@@ -123,11 +125,11 @@ def _dp_fed(name: str, work: ClientWork, project: str, denoise: tuple[Denoiser, 
 
 
 @method(family="client", simplicity=10, sampling="poisson")
-def dp_fed(work: ClientWork, *, project: Literal["every_step", "once"] = "every_step") -> Strategy:
+def dp_fed(work: ClientWork, *, project: Project = "every_step") -> Strategy:
     """Client-level privacy against the world: clipped updates, noise by a trusted server, a fixed
     denominator.
     """
-    return _dp_fed("dp_fed", work, project, ())
+    return _dp_fed("dp_fed", work, project)
 
 
 @method(
@@ -138,14 +140,9 @@ def dp_fed(work: ClientWork, *, project: Literal["every_step", "once"] = "every_
     remark="smoothing takes some of the signal as well, so compare it with dp_fed",
 )
 def dp_fed_ls(
-    work: ClientWork,
-    *,
-    smoothing: float = 1.0,
-    scope: Literal["tensor", "model"] = "tensor",
-    project: Literal["every_step", "once"] = "every_step",
+    work: ClientWork, denoise: LaplacianSmoothing, *, project: Project = "every_step"
 ) -> Strategy:
     """DP-Fed with Laplacian smoothing of the noisy average: less noise, a little bias, the same
     privacy cost.
     """
-    denoise = LaplacianSmoothing(smoothing=smoothing, scope=scope)
-    return _dp_fed("dp_fed_ls", work, project, (denoise,))
+    return _dp_fed("dp_fed_ls", work, project, denoise)

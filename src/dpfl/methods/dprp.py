@@ -34,7 +34,7 @@ Departures
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -43,28 +43,16 @@ from torch import Tensor
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.layout import Layout
-from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import (
-    Cohort,
-    PlugState,
-    Shared,
-    Terms,
-    Who,
-)
-from dpfl.numerics import clipping
-from dpfl.numerics.projections import (
-    Projection,
-    check_projection,
-    lift,
-    project,
-    smallest_jl_dimension,
-)
+from dpfl.core.random import PublicSeed
+from dpfl.core.types import Cohort, PlugState, Shared, Terms, Who
+from dpfl.numerics import clipping, projections
 from dpfl.plugs.base import Gain
+from dpfl.plugs.over_the_air import OverTheAir
 from dpfl.plugs.stages import Stage
 from dpfl.privacy.exposure import Exposure
 from dpfl.strategy import Strategy
 from dpfl.strategy.method import method
-from dpfl.strategy.wireless import AirWork
+from dpfl.strategy.wireless import AirWork, over_the_air
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +61,7 @@ class RandomProjection(Stage):
 
     dimension: int
     clip: float
-    kind: Projection = "rademacher"
+    projection: projections.Projection = "rademacher"
     sparsity: float = 1.0
     clip_after: bool = True
     distortion: float = 0.5
@@ -81,25 +69,26 @@ class RandomProjection(Stage):
     linear: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_projection(self.kind, self.dimension, max(1, self.dimension), self.sparsity)
+        self._check(max(1, self.dimension))
         given = f"distortion = {self.distortion}, failure = {self.failure}"
         good = 0 < self.distortion < 1 and 0 < self.failure < 1
         check(good, "projection", given, "give numbers between 0 and 1")
-        bounded = self.kind != "fourier" or self.clip_after
+        bounded = self.projection != "fourier" or self.clip_after
         problem = "nothing bounds a Fourier projection's norm"
         check(bounded, "projection", problem, "use clip_after", PrivacyRefusal)
+
+    def _check(self, length: int) -> None:
+        projections.check_projection(self.projection, self.dimension, length, self.sparsity)
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Refuse a dimension that the model does not have, or for which the JL bound does not
         hold.
         """
-        check_projection(self.kind, self.dimension, layout.size, self.sparsity)
+        self._check(layout.size)
         if not self.clip_after:
-            least = smallest_jl_dimension(terms.population, self.failure, self.distortion)
-            problem = (
-                f"dimension = {self.dimension} is below {least}, where the Johnson-Lindenstrauss "
-                "bound begins"
-            )
+            known = (terms.population, self.failure, self.distortion)
+            least = projections.smallest_jl_dimension(*known)
+            problem = f"the Johnson-Lindenstrauss bound begins at {least}, not {self.dimension}"
             remedy = "use clip_after, or more dimensions"
             check(self.dimension >= least, "projection", problem, remedy, PrivacyRefusal)
         return {"length": torch.tensor([layout.size])}
@@ -110,24 +99,14 @@ class RandomProjection(Stage):
 
     def client_rows(self, rows: Tensor, shared: Shared) -> Tensor:
         """Project all clients with one matrix."""
-        projected = project(
-            rows, PublicSeed.from_tensor(shared["seed"]), self.dimension, self.kind, self.sparsity
-        )
+        seed, how = PublicSeed.from_tensor(shared["seed"]), (self.projection, self.sparsity)
+        projected = projections.project(rows, seed, self.dimension, *how)
         return clipping.clip(projected, self.clip) if self.clip_after else projected
-
-    def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        """Project one client's update."""
-        return self.client_rows(x[None], shared)[0]
 
     def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:
         """Project the sum back to the length of the model."""
-        return lift(
-            y,
-            PublicSeed.from_tensor(shared["seed"]),
-            int(shared["length"]),
-            self.kind,
-            self.sparsity,
-        )
+        seed, how = PublicSeed.from_tensor(shared["seed"]), (self.projection, self.sparsity)
+        return projections.lift(y, seed, int(shared["length"]), *how)
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
         """Clipped again the bound is sure; otherwise norms stretch, except with probability
@@ -149,39 +128,24 @@ class RandomProjection(Stage):
 
 # -- the methods -----------------------------------------------------------------------------------
 
+_NEEDS, _FIXED = "a simulated channel", ("numbers",)
 
-@method(family="wireless", simplicity=10, needs="a simulated channel")
-def airsgd(work: AirWork) -> Strategy:
+
+@method(family="wireless", simplicity=10, needs=_NEEDS, fixed=_FIXED)
+def airsgd(work: AirWork, channel: OverTheAir) -> Strategy:
     """Gradients noised and added up over the air, all of them: DPRP without the projection."""
-    return work.strategy("airsgd")
+    return over_the_air("airsgd", work, channel)
 
 
 @method(
     family="wireless",
     simplicity=20,
     search={"dimension": (1 / 64, 1 / 8)},
-    needs="a simulated channel",
+    needs=_NEEDS,
+    fixed=_FIXED,
 )
-def dprp(
-    work: AirWork,
-    *,
-    dimension: int,
-    projection: Projection = "rademacher",
-    sparsity: float = 1.0,
-    clip_after: bool = True,
-    distortion: float = 0.5,
-    failure: float = 1e-9,
-) -> Strategy:
+def dprp(work: AirWork, channel: OverTheAir, stage: RandomProjection) -> Strategy:
     """Gradients projected onto a few shared random directions, noised, and added up over the
     air.
     """
-    stage = RandomProjection(
-        dimension=dimension,
-        clip=work.clip,
-        kind=projection,
-        sparsity=sparsity,
-        clip_after=clip_after,
-        distortion=distortion,
-        failure=failure,
-    )
-    return work.strategy("dprp", (stage,), dimension)
+    return over_the_air("dprp", work, replace(channel, numbers=stage.dimension), (stage,))

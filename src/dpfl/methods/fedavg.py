@@ -25,36 +25,25 @@ Departures
     are charged for.
 """
 
-from dpfl.core.types import Adjacency, ClientSettings, Observer, Unit
+from dpfl.core.types import Adjacency, Observer, Unit
 from dpfl.plugs.local_work import Sgd
-from dpfl.plugs.selection import Everyone, Selection
 from dpfl.plugs.weights import ExampleWeights, UniformWeights
 from dpfl.strategy import Strategy
 from dpfl.strategy.method import method
 from dpfl.strategy.record_level import RecordWork, record_level
+from dpfl.strategy.work import Work
 
 
 @method(family="heterogeneous", simplicity=0, reference=True)
-def fedavg(
-    *,
-    lr: float,
-    batch_size: int,
-    local_steps: int | None = None,
-    local_epochs: int | None = None,
-    selection: Selection | None = None,
-) -> Strategy:
+def fedavg(work: Work) -> Strategy:
     """Plain FedAvg without privacy: every epsilon is infinite."""
-    client_settings = ClientSettings(
-        lr=lr, batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs
-    )
     return Strategy(
         name="fedavg",
         unit=Unit.RECORD,
         observer=Observer.NOBODY,
         adjacency=Adjacency.ZERO_OUT,
-        local=Sgd(client_settings=client_settings, unit=Unit.RECORD),
-        selection=selection or Everyone(),
-        weights=UniformWeights(),
+        local=Sgd(client_settings=work.client_settings, unit=Unit.RECORD),
+        selection=work.cohorts,
         assumptions=("nothing is protected: the server and the world may learn any record",),
     )
 

@@ -33,24 +33,27 @@ Departures
       averaged instead, and the record says so.
     - Half of the spectrum is the other half's mirror image; slices are thresholded through their
       Gram matrices.
-    - Without personal starts the smoothing acts on the mean itself, at threshold / n: the same
-      global model.
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal, Self
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
 
 from dpfl.core.checks import check, one_of, positive, whole_number
 from dpfl.core.layout import Block, Layout
-from dpfl.core.types import Terms
-from dpfl.plugs.base import chosen_noise
-from dpfl.plugs.denoise import LowRankMean
-from dpfl.plugs.row_denoise import LowRankStack, ThresholdSchedule
+from dpfl.core.types import Aggregate, Metrics, PlugOutput, PlugState, Rows, Terms
+from dpfl.numerics import tensor_svt as svt
+from dpfl.plugs.base import Plug, planned
+from dpfl.plugs.denoise import Denoiser, RowDenoiser
+from dpfl.plugs.figures import FigureKind, FigureSpec, spectrum
 from dpfl.strategy import Strategy
-from dpfl.strategy.client_level import NoisyWork, noisy_updates
+from dpfl.strategy.client_level import Noise, NoisyWork, noisy_updates
 from dpfl.strategy.method import method
 
+TRIED = {"coefficient": ("auto", 1.0, 10.0)}
 PERSONAL = (
     "clients that start from their own smoothed models show the world more than a sum: its privacy "
     "cost is the server's"
@@ -58,46 +61,48 @@ PERSONAL = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule(ThresholdSchedule):
-    """Every ``interval`` rounds; the threshold from a ``coefficient`` (the paper's lambda) or from
-    the noise itself.
+class LowRank(Plug):
+    """When singular values are thresholded, at which level, and of which tensors.
 
-    ``row_std`` is the noise in every entry of one client's model: planned at enrolment from
-    ``clip`` and from how the noise is shared out.
+    Every ``interval`` rounds; the threshold from a ``coefficient`` (the paper's lambda) or from the
+    noise itself, which follows from the settings of the clients' noise and is known at enrolment.
     """
 
-    interval: int
-    coefficient: float | None
-    growth: float
-    layers: int | Literal["all"]
     clip: float
-    distributed: bool
+    interval: int = 10
+    coefficient: float | Literal["auto"] = "auto"
+    growth: float = 1.0
+    layers: int | Literal["all"] = "all"
+    noise: Noise = "distributed"
     tolerated_dropouts: int = 0
-    row_std: float | None = None
+    noise_multiplier: float | None = None
+    expected_cohort: float | None = None
 
     def __post_init__(self) -> None:
         whole_number("fedceo", "interval", self.interval)
-        positive("fedceo", coefficient=1.0 if self.coefficient is None else self.coefficient)
+        if isinstance(self.coefficient, str):
+            one_of("fedceo", ("auto",), coefficient=self.coefficient)
+        else:
+            positive("fedceo", coefficient=self.coefficient)
         good = math.isfinite(self.growth) and self.growth >= 1
         check(good, "fedceo", f"growth = {self.growth}", "give 1 or more")
         if self.layers != "all":
             whole_number("fedceo", "layers ('all', or the last so many)", self.layers)
 
     def resolve(self, terms: Terms) -> Self:
-        """Take the noise of the terms; refuse a threshold that grows beyond all numbers."""
-        largest = terms.rounds / self.interval * math.log(self.growth)
-        check(
-            largest - math.log(self.coefficient or 1.0) <= 600,
-            "fedceo",
-            f"growth = {self.growth}, coefficient = {self.coefficient} make a threshold beyond all "
-            "numbers",
-            "let it grow less, or give a larger coefficient",
-        )
-        if self.row_std is not None or terms.noise_multiplier is None:
-            return self
-        shares = max(1.0, terms.expected_cohort - self.tolerated_dropouts)
-        shares = shares if self.distributed else 1.0
-        return replace(self, row_std=terms.noise_multiplier * self.clip / math.sqrt(shares))
+        """Take noise and cohort of the terms; refuse a threshold that grows beyond all numbers."""
+        coefficient = 1.0 if isinstance(self.coefficient, str) else self.coefficient
+        largest = terms.rounds / self.interval * math.log(self.growth) - math.log(coefficient)
+        problem = f"growth = {self.growth} makes a threshold beyond all numbers"
+        check(largest <= 600, "fedceo", problem, "let it grow less, or raise the coefficient")
+        return super().resolve(terms)
+
+    @property
+    def row_std(self) -> float:
+        """The noise in every entry of one client's model."""
+        std = planned(self.noise_multiplier, "fedceo") * self.clip
+        shares = planned(self.expected_cohort, "fedceo") - self.tolerated_dropouts
+        return std / math.sqrt(max(1.0, shares)) if self.noise == "distributed" else std
 
     def due(self, round_: int) -> bool:
         """Whether this round (from 0) ends in smoothing."""
@@ -106,43 +111,89 @@ class Schedule(ThresholdSchedule):
     def threshold(self, round_: int, rest: int, out: int, clients: int) -> float:
         """The threshold of a (rest, out, clients) stack."""
         growth = float(self.growth ** ((round_ + 1) / self.interval))
-        if self.coefficient is not None:
+        if not isinstance(self.coefficient, str):
             return growth / (2 * self.coefficient)
-        std = chosen_noise(self.row_std, "fedceo")
-        return growth * math.sqrt(clients) * std * (math.sqrt(rest) + math.sqrt(out))
+        return growth * math.sqrt(clients) * self.row_std * (math.sqrt(rest) + math.sqrt(out))
 
     def matrices(self, layout: Layout) -> list[Block]:
         """The tensors that are smoothed: those with at least two axes, or the last few of them."""
         matrices = [block for block in layout if len(block.shape) >= 2]
         return matrices if self.layers == "all" else matrices[-self.layers :]
 
+    def smooth(
+        self, models: Tensor, layout: Layout, round_: int, clients: float
+    ) -> tuple[Metrics, Metrics]:
+        """Smooth models in place, a row each: those of all clients, or their mean alone. Return
+        what became of singular values, and how far clients are from each other.
+        """
+        spectra, roughness, matrices = Metrics(), Metrics(), self.matrices(layout)
+        for block in matrices:
+            stack = models[:, block.slice].reshape(len(models), block.shape[0], -1).permute(2, 1, 0)
+            rest, out, rows = stack.shape
+            level = self.threshold(round_, rest, out, round(clients)) / (clients / rows)
+            smoothed, values = svt.svt_with_values(stack, level)
+            if float(values[0, 0]) <= level:  # nothing would be left of what the models share
+                smoothed = stack.mean(dim=2, keepdim=True).expand_as(stack)
+            spectra |= svt.spectrum_metrics(block.name, values, level)
+            if block is matrices[-1]:
+                roughness = svt.smoothness_metrics(stack, smoothed)
+            models[:, block.slice] = smoothed.permute(2, 1, 0).reshape(len(models), -1)
+        return spectra, roughness
 
-@method(family="client", simplicity=40, search={"coefficient": ("auto", 1.0, 10.0)})
-def fedceo(
-    work: NoisyWork,
-    *,
-    interval: int = 10,
-    coefficient: float | Literal["auto"] = "auto",
-    growth: float = 1.0,
-    layers: int | Literal["all"] = "all",
-    personal_starts: bool = True,
-) -> Strategy:
+    def figures(self) -> tuple[FigureSpec, ...]:
+        """Show the spectrum."""
+        title, level = "spectrum and threshold", "/threshold"
+        values = {"/singular_values": "first slice"}
+        caption = "What is below the dashed line is taken away; what is above loses as much."
+        about = (title, "singular value", values, f"{caption} First slice: the sum over clients.")
+        return (spectrum("spectrum", *about, threshold=level),)
+
+
+class LowRankStack(LowRank, RowDenoiser):
+    """Smooth the cohort's models against each other; each client starts next from its own."""
+
+    ordered: ClassVar[bool] = True
+
+    def personal_starts(self, round_: int) -> bool:
+        """Whether the round ended in smoothing."""
+        return self.due(round_)
+
+    def __call__(self, state: PlugState, rows: Rows, round_: int) -> PlugOutput:
+        """Return the smoothed rows, and what became of the singular values."""
+        if not self.due(round_) or len(rows.cohort) == 0:
+            return rows.matrix, state, {}
+        models = (rows.origin + rows.matrix).to(torch.float32)
+        for block in (b for b in rows.layout if len(b.shape) < 2):
+            models[:, block.slice] = models[:, block.slice].mean(dim=0)
+        spectra, roughness = self.smooth(models, rows.layout, round_, len(models))
+        return models - rows.origin, state, spectra | roughness
+
+    def figures(self) -> tuple[FigureSpec, ...]:
+        """Show the spectrum, and how far clients are from each other (the paper's Figure 1)."""
+        maps = {f"smoothness_map_{when}": f"{when} smoothing" for when in ("before", "after")}
+        caption = "Mean squared distance of a class's weights from the others'; small is smooth."
+        about = (FigureKind.CLIENT_MAP, "smoothness", "roughness", "class", maps, caption)
+        return (*super().figures(), FigureSpec(*about, x_label="client"))
+
+
+class LowRankMean(LowRank, Denoiser):
+    """Smooth the mean of the models alone, at threshold / clients: the same global model."""
+
+    def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
+        """Return the update that leads to the smoothed mean."""
+        if not self.due(aggregate.round):
+            return aggregate.vector, state, {}
+        clients = planned(self.expected_cohort, "fedceo")
+        mean = (aggregate.model + aggregate.vector)[None]
+        spectra, _ = self.smooth(mean, aggregate.layout, aggregate.round, clients)
+        return mean[0] - aggregate.model, state, spectra
+
+
+@method(family="client", simplicity=40, search=TRIED, fixed=("expected_cohort",))
+def fedceo(work: NoisyWork, stack: LowRankStack, *, personal_starts: bool = True) -> Strategy:
     """UDP-FedAvg with a low-rank step on the stack of noisy models; the threshold comes from the
     noise, or from you.
     """
-    if isinstance(coefficient, str):
-        one_of("fedceo", ("auto",), coefficient=coefficient)
-    number = None if isinstance(coefficient, str) else coefficient
-    schedule = Schedule(
-        interval=interval,
-        coefficient=number,
-        growth=growth,
-        layers=layers,
-        clip=work.clip,
-        distributed=work.distributed,
-        tolerated_dropouts=work.tolerated_dropouts,
-    )
     if not personal_starts:
-        return noisy_updates("fedceo", work, denoise=(LowRankMean(schedule=schedule),))
-    stack = LowRankStack(schedule=schedule)
+        return noisy_updates("fedceo", work, denoise=(LowRankMean(**vars(stack)),))
     return noisy_updates("fedceo", work, clean=stack, assumptions=(PERSONAL,))

@@ -33,8 +33,7 @@ Departures
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,23 +43,21 @@ from dpfl.core.types import Claims, Metrics, PlugOutput, PlugState, Rows, Terms,
 from dpfl.numerics.budget_split import BudgetSplit, PublicRows
 from dpfl.numerics.subspace import bases, energy, project, spectra
 from dpfl.plugs.base import Gain
-from dpfl.plugs.figures import FigureSpec, by_round, spectrum_figure
-from dpfl.plugs.row_denoise import RowDenoiser
+from dpfl.plugs.denoise import RowDenoiser
+from dpfl.plugs.figures import FigureSpec, by_round, spectrum
 from dpfl.plugs.stages import SharedSubspace
 from dpfl.plugs.weights import EpsilonWeights
 from dpfl.strategy import Strategy
 from dpfl.strategy.method import method
 from dpfl.strategy.record_level import RecordWork, record_level
 
-_PREFIX = "public/"
-
 
 def _public_state(terms: Terms) -> PlugState:
-    return {f"{_PREFIX}{client}": torch.ones(1) for client in terms.public}
+    return {f"public/{client}": torch.ones(1) for client in terms.public}
 
 
-def _public(state: PlugState) -> set[str]:
-    return {name.removeprefix(_PREFIX) for name in state if name.startswith(_PREFIX)}
+def _public_rows(state: PlugState, rows: Rows) -> PublicRows:
+    return PublicRows.of([c for c in rows.cohort.ids if f"public/{c}" in state], rows)
 
 
 # -- PFA -------------------------------------------------------------------------------------------
@@ -68,19 +65,30 @@ def _public(state: PlugState) -> set[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicProjection(RowDenoiser):
-    """Project private rows onto the subspace of the round's public ones, tensor by tensor."""
+    """Project private rows onto the subspace of the round's public ones, tensor by tensor.
+
+    ``k`` dimensions a tensor; the other settings say who is public (:class:`BudgetSplit`).
+    ``warm_up_only``: in the first round with a public client alone.
+    """
 
     k: int = 1
-    split: BudgetSplit = field(default_factory=BudgetSplit)
+    public: str | Sequence[str] = "gmm"
+    public_fraction: float = 0.1
+    public_threshold: float | None = None
     warm_up_only: bool = False
-    ordered: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         whole_number("pfa", "k", self.k)
+        self._split()
+
+    def _split(self) -> BudgetSplit:
+        rule = self.public if isinstance(self.public, str) else tuple(self.public)
+        fraction, threshold = self.public_fraction, self.public_threshold
+        return BudgetSplit(rule=rule, fraction=fraction, threshold=threshold)
 
     def resolve_terms(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
         """Decide who is public."""
-        return replace(terms, public=tuple(sorted(self.split(claims))))
+        return replace(terms, public=tuple(sorted(self._split()(claims))))
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Remember who is public."""
@@ -93,19 +101,18 @@ class PublicProjection(RowDenoiser):
         """Return the rows with the private ones projected; all as they are if nobody public
         arrived.
         """
-        public = PublicRows.of(_public(state), rows)
+        public = _public_rows(state, rows)
         arrived = zip(rows.cohort.ids, public.named.tolist(), strict=True)
         metrics: Metrics = {"public": ", ".join(client for client, there in arrived if there)}
-        done = "done" in state
-        found = [] if done else bases(public.rows, public.weights, rows.layout, self.k)
+        found = [] if "done" in state else bases(public.rows, public.weights, rows.layout, self.k)
         if not found:
             return rows.matrix, state, metrics
         matrix, private = rows.matrix.clone(), ~public.named
+        mean = (public.weights.to(matrix.dtype) @ public.rows)[None]
+        inside = torch.zeros_like(mean)
         for block, basis in zip(rows.layout, found, strict=True):
             matrix[private, block.slice] = project(rows.matrix[private, block.slice], basis)
-        mean = (public.weights.to(matrix.dtype) @ public.rows)[None]
-        pairs = zip(rows.layout, found, strict=True)
-        inside = torch.cat([project(mean[:, block.slice], v) for block, v in pairs], dim=1)
+            inside[:, block.slice] = project(mean[:, block.slice], basis)
         metrics |= {
             "private_energy_kept": energy(matrix[private], rows.matrix[private]),
             "public_energy_kept": energy(inside, mean),
@@ -126,20 +133,18 @@ class PublicProjection(RowDenoiser):
     def figures(self) -> tuple[FigureSpec, ...]:
         """Show what the projection keeps, and the spectrum that k is chosen from."""
         kept = {"private_energy_kept": "private updates", "public_energy_kept": "public updates"}
-        share, about = "share of the squared norm", "energy inside the public subspace"
+        title, share = "energy inside the public subspace", "share of the squared norm"
         caption = "What a projection keeps. Noise spreads over all directions: hardly any is kept."
-        last = "Of the last round, tensor by tensor; the first k directions are kept."
-        title, value = "spectrum of the public updates", "singular value, share of the largest"
-        return (
-            by_round("subspace", about, share, kept, caption),
-            spectrum_figure("public-spectrum", title, "/spectrum", value, last),
-        )
+        energies = by_round("subspace", title, share, kept, caption)
+        title, share = "spectrum of the public updates", "singular value, share of the largest"
+        caption = "Of the last round, tensor by tensor; the first k directions are kept."
+        values = {"/spectrum": ""}
+        return energies, spectrum("public-spectrum", title, share, values, caption, log_y=True)
 
 
 # -- PFA+ ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class PublicSubspace(SharedSubspace):
     """Private clients send coordinates in the last round's public subspace."""
 
@@ -150,43 +155,25 @@ class PublicSubspace(SharedSubspace):
     def learn(self, state: PlugState, rows: Rows | Total) -> PlugState:
         """Take this round's public updates for the next round's subspace."""
         assert isinstance(rows, Rows)
-        public = PublicRows.of(_public(state), rows)
+        public = _public_rows(state, rows)
         found = bases(public.rows, public.weights, rows.layout, self.k)
         return {**state, **{f"basis/{number:05d}": basis for number, basis in enumerate(found)}}
 
 
 # -- the two methods -------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, kw_only=True)
-class PfaWork(RecordWork):
-    """Settings of both: ``k`` dimensions a tensor, and who is public (see :class:`BudgetSplit`)."""
-
-    k: int = 1
-    public: str | Sequence[str] = "gmm"
-    public_fraction: float = 0.1
-    public_threshold: float | None = None
-
-    def projection(self, *, warm_up_only: bool = False) -> PublicProjection:
-        """Return the piece that projects private rows."""
-        rule = self.public if isinstance(self.public, str) else tuple(self.public)
-        fraction, threshold = self.public_fraction, self.public_threshold
-        split = BudgetSplit(rule=rule, fraction=fraction, threshold=threshold)
-        return PublicProjection(k=self.k, split=split, warm_up_only=warm_up_only)
+_TRIED, _NEEDS = {"k": (1, 2)}, "claimed epsilons that differ"
+_FIXED = ("warm_up_only",)
 
 
-_K = {"k": (1, 2)}
-_NEEDS = "claimed epsilons that differ"
-
-
-@method(family="heterogeneous", simplicity=50, search=_K, needs=_NEEDS)
-def pfa(work: PfaWork) -> Strategy:
+@method(family="heterogeneous", simplicity=50, search=_TRIED, needs=_NEEDS, fixed=_FIXED)
+def pfa(work: RecordWork, clean: PublicProjection) -> Strategy:
     """WeiAvg with the private updates projected onto the subspace of the public ones."""
-    return record_level("pfa", work, EpsilonWeights(), clean=work.projection())
+    return record_level("pfa", work, EpsilonWeights(), clean=clean)
 
 
-@method(family="heterogeneous", simplicity=60, search=_K, needs=_NEEDS)
-def pfa_plus(work: PfaWork) -> Strategy:
+@method(family="heterogeneous", simplicity=60, search=_TRIED, needs=_NEEDS, fixed=_FIXED)
+def pfa_plus(work: RecordWork, clean: PublicProjection) -> Strategy:
     """PFA in which private clients send k numbers per tensor."""
-    clean, stages = work.projection(warm_up_only=True), (PublicSubspace(k=work.k),)
+    clean, stages = replace(clean, warm_up_only=True), (PublicSubspace(k=clean.k),)
     return record_level("pfa_plus", work, EpsilonWeights(), clean=clean, stages=stages)

@@ -36,7 +36,7 @@ Departures
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Claims, Metrics, PlugOutput, PlugState, Rows, Total
 from dpfl.numerics.noise_estimates import BLOCK_ROWS, capped, moment_estimates, noise_estimates
-from dpfl.plugs.figures import FigureSpec, against_true_noise
+from dpfl.plugs.figures import FigureKind, FigureSpec
 from dpfl.plugs.weights import TRUE_NOISE, Weights
 from dpfl.strategy import Strategy
 from dpfl.strategy.method import method
@@ -90,8 +90,6 @@ class NoiseAwareWeights(Weights):
     sampled_rows: int | None = None
     refresh: int | None = 1
     max_weight: float | None = None
-    needs_rows: ClassVar[bool] = True
-    constant: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         one_of("robust_hdp", ("pcp", "moment", "oracle"), estimator=self.estimator)
@@ -109,23 +107,20 @@ class NoiseAwareWeights(Weights):
     def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> PlugOutput:
         """Return the weights, what is remembered of the estimates, and how the pursuit went."""
         assert isinstance(received, Rows)
-        ids, rows = received.cohort.ids, received.matrix
-        there = rows.ne(0).any(dim=1)
-        known = all(client in state for client in ids)
-        fresh = not known or (self.refresh is not None and round_ % self.refresh == 0)
-        metrics: Metrics = {}
-        if self.estimator == "oracle":
-            estimates = self._true(state, ids)
-        elif not fresh:
-            estimates = torch.stack([state[client] for client in ids]).flatten()
+        ids, rows, metrics = received.cohort.ids, received.matrix, Metrics()
+        there, oracle = rows.ne(0).any(dim=1), self.needs_true_noise
+        names = [f"{TRUE_NOISE}{client}" if oracle else client for client in ids]
+        known = all(name in state for name in names)
+        problem = "estimator = 'oracle' knows the clients' true noise"
+        check(known or not oracle, "robust_hdp", problem, "use it in a simulation only")
+        if oracle or (known and (self.refresh is None or round_ % self.refresh != 0)):
+            estimates = torch.stack([state[name] for name in names]).flatten().to(torch.float64)
         else:
             estimates = torch.zeros(len(rows), dtype=torch.float64)
             if int(there.sum()) >= 3:
                 estimates[there], metrics = self._estimated(self._sampled(rows, round_)[there])
-            state = {
-                **state,
-                **{client: estimates[i : i + 1].clone() for i, client in enumerate(ids)},
-            }
+            own = zip(ids, estimates[:, None], strict=True)
+            state = state | {client: estimate.clone() for client, estimate in own}
         weights = torch.zeros(len(rows), dtype=torch.float64)
         some = there if bool(there.any()) else torch.ones_like(there)
         weights[some] = inverse_weights(estimates[some], self.max_weight)
@@ -142,7 +137,11 @@ class NoiseAwareWeights(Weights):
 
     def figures(self) -> tuple[FigureSpec, ...]:
         """Show estimates beside the noise that was really added."""
-        return (against_true_noise("noise-estimates", "estimated_noise"),)
+        about = ("noise-estimates", "estimated and true noise", "estimated")
+        metrics, true = {"estimated_noise": "clients"}, "true noise variance"
+        caption = "A point a client, means over rounds. Only ratios between clients matter."
+        kind = FigureKind.AGAINST_TRUE_NOISE
+        return (FigureSpec(kind, *about, metrics, caption, x_label=true),)
 
     def _sampled(self, rows: Tensor, round_: int) -> Tensor:
         """Some coordinates, drawn anew each round; the noise of an update is the same in all of
@@ -163,35 +162,10 @@ class NoiseAwareWeights(Weights):
             estimates = torch.zeros_like(estimates)
         return estimates, metrics
 
-    @staticmethod
-    def _true(state: PlugState, ids: tuple[str, ...]) -> Tensor:
-        known = all(f"{TRUE_NOISE}{client}" in state for client in ids)
-        problem = "estimator = 'oracle' knows the clients' true noise"
-        check(known, "robust_hdp", problem, "use it in a simulation only")
-        found = [state[f"{TRUE_NOISE}{client}"] for client in ids]
-        return torch.stack(found).flatten().to(torch.float64)
-
 
 @method(family="heterogeneous", simplicity=40)
-def robust_hdp(
-    work: RecordWork,
-    *,
-    estimator: Estimator = "pcp",
-    block_rows: int = BLOCK_ROWS,
-    blocks: int | None = None,
-    sampled_rows: int | None = None,
-    refresh: int | None = 1,
-    max_weight: float | None = None,
-) -> Strategy:
+def robust_hdp(work: RecordWork, weights: NoiseAwareWeights) -> Strategy:
     """FedAvg over DP-SGD clients, weighted by the inverse of the noise found in their updates;
     claims are not used.
     """
-    weights = NoiseAwareWeights(
-        estimator=estimator,
-        block_rows=block_rows,
-        blocks=blocks,
-        sampled_rows=sampled_rows,
-        refresh=refresh,
-        max_weight=max_weight,
-    )
     return record_level("robust_hdp", work, weights)

@@ -26,11 +26,7 @@ from dpfl.strategy.method import method
 from dpfl.strategy.record_level import RecordWork, record_level
 
 
-@method(
-    family="heterogeneous",
-    simplicity=30,
-    remark="it believes what clients claim",
-)
+@method(family="heterogeneous", simplicity=30, remark="it believes what clients claim")
 def weiavg(work: RecordWork) -> Strategy:
     """FedAvg over DP-SGD clients, weighted by claimed epsilon."""
     return record_level("weiavg", work, EpsilonWeights())

@@ -20,10 +20,8 @@ _NUMBERS = "alexnet cnn cnn_cifar cnn_small lenet5 logistic mlp resnet18"
 MODELS: dict[str, networks.Build] = {name: getattr(networks, name) for name in _NUMBERS.split()}
 """Models of numbers and images: ``MODELS[name](shape, classes, hidden)``."""
 
-TEXT_MODELS: dict[str, networks.BuildText] = {
-    "lstm": networks.lstm,
-    "lstm_shakespeare": networks.lstm_shakespeare,
-}
+_TEXTS = ("lstm", "lstm_shakespeare")
+TEXT_MODELS: dict[str, networks.BuildText] = {name: getattr(networks, name) for name in _TEXTS}
 """Models of tokens: ``TEXT_MODELS[name](vocabulary, classes, hidden)``."""
 
 
@@ -56,9 +54,9 @@ def make_model(
         raise unknown_name("model", "model", name, [*MODELS, *TEXT_MODELS])
     where, tokens = f"model '{name}'", isinstance(inputs, Tokens)
     have, want = ("tokens", "numbers") if tokens else ("numbers", "tokens")
-    remedy = f"choose one of {', '.join(sorted(TEXT_MODELS if tokens else MODELS))}"
-    fits = tokens == (name in TEXT_MODELS)
-    check(fits, where, f"reads {want}, and the data are {have}", remedy)
+    fitting = TEXT_MODELS if tokens else MODELS
+    remedy = f"choose one of {', '.join(sorted(fitting))}"
+    check(name in fitting, where, f"reads {want}, and the data are {have}", remedy)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed.value % 2**63)

@@ -4,6 +4,10 @@ Clipping one record at a time means something only where a model treats records 
 are known to mix them are refused by name; what a model does between its layers is tried.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -12,6 +16,28 @@ from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DpflError
 from dpfl.core.random import PublicSeed
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
+
+
+@contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put a model into training or evaluation mode, and each of its layers back afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.train(training)
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def outputs_of(model: nn.Module, parameters: dict[str, Tensor], features: Tensor) -> Any:
+    """What a model with these parameters gives for a batch.
+
+    What a layer writes into a buffer stays in a copy.
+    """
+    device = features.device
+    buffers = {name: buffer.to(device, copy=True) for name, buffer in model.named_buffers()}
+    return functional_call(model, {**parameters, **buffers}, (features,))
 
 
 def check_model(
@@ -26,27 +52,23 @@ def check_model(
     Traceback (most recent call last):
     dpfl.core.errors.ConfigurationError: model: has no parameters; give a model that can be trained
     """
-    _check_layers(model)
-    _check_parameters(model)
-    count = 3 if classes != 3 else 4  # records and classes must not be taken for each other
-    outputs = _try_records(model, shape, inputs, count)
-    given, good = "no tensor", False
-    if isinstance(outputs, Tensor):
-        dtype, scores = str(outputs.dtype).removeprefix("torch."), tuple(outputs.shape[1:])
-        given = f"{dtype} outputs of shape {scores}"
-        good = outputs.is_floating_point() and outputs.ndim == 2
-        good = good and len(outputs) == count and outputs.shape[1] >= classes
-    remedy = f"let it return one row of {classes} scores per record"
-    check(good, "model", f"gives {given} for {classes} classes", remedy)
-
-
-def _check_layers(model: nn.Module) -> None:
     for name, module in model.named_modules():
         mixes = isinstance(module, nn.modules.batchnorm._BatchNorm)
-        mixes = mixes or bool(getattr(module, "track_running_stats", False))
+        good = not (mixes or getattr(module, "track_running_stats", False))
         kept = "mixes the records of a batch and keeps their statistics, which nobody charges"
-        problem, remedy = f"{type(module).__name__} {kept}", "use GroupNorm or LayerNorm instead"
-        check(not mixes, f"model layer '{name}'", problem, remedy)
+        problem = f"{type(module).__name__} {kept}"
+        check(good, f"model layer '{name}'", problem, "use GroupNorm or LayerNorm instead")
+    _check_parameters(model)
+    try:
+        for training in (True, False):
+            with in_mode(model, training=training):
+                _try_records(model, shape, classes, inputs)
+    except DpflError:
+        raise
+    except Exception as error:
+        what = "tokens" if isinstance(inputs, Tokens) else "records"
+        problem = f"does not accept {what} of shape {shape} ({error!s:.200})"
+        raise ConfigurationError("model", problem, "fit the model to the data") from error
 
 
 def _check_parameters(model: nn.Module) -> None:
@@ -62,58 +84,42 @@ def _check_parameters(model: nn.Module) -> None:
     check(everywhere == len(parameters), "model", problem, "give each layer its own")
 
 
-def _try_records(model: nn.Module, shape: tuple[int, ...], inputs: Inputs, count: int) -> object:
+def _try_records(model: nn.Module, shape: tuple[int, ...], classes: int, inputs: Inputs) -> None:
     """Run made-up records through the model; refuse it if one of them changes another's scores.
 
-    In training mode and in evaluation, each record is replaced by another one, with the same draws
-    of dropout. In evaluation, where nothing is drawn, each record is also tried alone. Buffers are
-    copies, and the model is left as it was. Returns the scores.
+    Each record is replaced by another one, with the same draws of dropout. In evaluation, where
+    nothing is drawn, each record is also tried alone.
     """
-    modes = {module: module.training for module in model.modules()}
+    count = 3 if classes != 3 else 4  # records and classes must not be taken for each other
     generator = PublicSeed(0).generator()
     records, others = (inputs(inputs.made_up(count, shape, generator)) for _ in range(2))
-    try:
-        for training in (True, False):
-            model.train(training)
-            outputs = _scores(model, records)
-            if not (isinstance(outputs, Tensor) and outputs.ndim == 2 and len(outputs) == count):
-                continue  # not a table of scores: refused by the caller
-            for i in range(count):
-                mixed, unchanged = records.clone(), torch.arange(count) != i
-                mixed[i] = others[i]
-                _compare(outputs, _scores(model, mixed), unchanged)
-                if not training:
-                    alone = _scores(model, records[i : i + 1])
-                    _compare(outputs[i : i + 1], alone, torch.tensor([True]))
-    except DpflError:
-        raise
-    except Exception as error:
-        what = "tokens" if isinstance(inputs, Tokens) else "records"
-        problem = f"does not accept {what} of shape {shape} ({error!s:.200})"
-        raise ConfigurationError("model", problem, "fit the model to the data") from error
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-    return outputs
+    before = _scores(model, records, classes)
+    for i in range(count):
+        mixed, unchanged = records.clone(), torch.arange(count) != i
+        mixed[i] = others[i]
+        pairs = [(before[unchanged], _scores(model, mixed, classes)[unchanged])]
+        if not model.training:
+            pairs.append((before[i : i + 1], _scores(model, records[i : i + 1], classes)))
+        for old, new in pairs:
+            apart = torch.allclose(old.double(), new.double(), rtol=1e-3, atol=1e-4)
+            problem = "gives a record other scores when another one is in the batch"
+            remedy = "let every record be computed apart (recurrent layers: batch_first=True)"
+            check(apart, "model", f"{problem}, so no record can be clipped on its own", remedy)
 
 
-def _scores(model: nn.Module, records: Tensor) -> object:
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+def _scores(model: nn.Module, records: Tensor, classes: int) -> Tensor:
+    """Scores of made-up records; whatever is not one finite row for each is refused."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return functional_call(model, {**dict(model.named_parameters()), **buffers}, (records,))
-
-
-def _compare(before: Tensor, after: object, unchanged: Tensor) -> None:
-    """Refuse scores that are not finite, or that depend on what else is in the batch."""
-    if not (isinstance(after, Tensor) and after.ndim == 2):
-        return
-    finite = bool(torch.isfinite(before).all() and torch.isfinite(after).all())
+        found = outputs_of(model, dict(model.named_parameters()), records)
+    table = isinstance(found, Tensor) and found.is_floating_point() and found.ndim == 2
+    good = table and len(found) == len(records) and found.shape[1] >= classes
+    given = "no tensor"
+    if isinstance(found, Tensor):
+        given = f"{found.dtype} outputs of shape {tuple(found.shape[1:])}"
+    remedy = f"let it return one row of {classes} scores per record"
+    check(good, "model", f"gives {given} for {classes} classes", remedy)
     problem = "gives scores that are not finite for made-up records"
-    check(finite, "model", problem, "check its layers")
-    if len(after) == len(before):
-        old, new = before[unchanged].double(), after[unchanged].double()
-        problem = "gives a record other scores when another one is in the batch"
-        remedy = "let every record be computed apart (recurrent layers: batch_first=True)"
-        apart = torch.allclose(old, new, rtol=1e-3, atol=1e-4)
-        check(apart, "model", f"{problem}, so no record can be clipped on its own", remedy)
+    check(bool(torch.isfinite(found).all()), "model", problem, "check its layers")
+    scores: Tensor = found
+    return scores

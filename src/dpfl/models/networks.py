@@ -7,6 +7,7 @@ classes, and the width of its hidden layers where the paper leaves it open.
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -33,49 +34,47 @@ def cnn(shape: Shape, classes: int, hidden: int) -> nn.Module:
     Table 5 of the paper: 16 channels, then 32, a pool after each.
     """
     channels, height, width = shape
-    first = _convolution(channels, 16, 5, padding=2, pool=2)
-    second = _convolution(16, 32, 5, padding=2, pool=2)
+    layers = _convolutions(channels, (16, 32), 5, padding=2, pool=2)
     dense = nn.Linear(32 * (height // 4) * (width // 4), classes)
-    return nn.Sequential(*first, *second, nn.Flatten(), dense)
+    return nn.Sequential(*layers, nn.Flatten(), dense)
 
 
 def cnn_small(shape: Shape, classes: int, hidden: int) -> nn.Module:
     """PFA's CNN: convolutions of 8x8 and 4x4, dense 32, dense; 26,010 parameters on 28 x 28."""
-    first = _convolution(shape[0], 16, 8, stride=2, padding=3, pool=1)
-    second = _convolution(16, 32, 4, stride=2, pool=1)
-    return _with_dense(shape, [*first, *second], 32, classes)
+    layers = _convolutions(shape[0], (16,), 8, stride=2, padding=3, pool=1)
+    layers += _convolutions(16, (32,), 4, stride=2, pool=1)
+    return _with_dense(shape, layers, 32, classes)
 
 
 def cnn_cifar(shape: Shape, classes: int, hidden: int) -> nn.Module:
     """PFA's CNN for CIFAR-10: two 5x5 convolutions, two dense layers; about 10^6 parameters."""
-    first = _convolution(shape[0], 32, 5, padding=2, pool=2)
-    second = _convolution(32, 64, 5, padding=2, pool=2)
-    return _with_dense(shape, [*first, *second], 256, classes)
+    layers = _convolutions(shape[0], (32, 64), 5, padding=2, pool=2)
+    return _with_dense(shape, layers, 256, classes)
 
 
 def lenet5(shape: Shape, classes: int, hidden: int) -> nn.Module:
     """FedCEO's LeNet-5: conv 32 5x5, conv 64 5x5, dense 512, dense 512, dense."""
-    first = _convolution(shape[0], 32, 5, pool=2)
-    second = _convolution(32, 64, 5, pool=2)
-    return _with_dense(shape, [*first, *second], 512, 512, classes)
+    return _with_dense(shape, _convolutions(shape[0], (32, 64), 5, pool=2), 512, 512, classes)
 
 
 def alexnet(shape: Shape, classes: int, hidden: int) -> nn.Module:
     """AlexNet's five convolutions scaled to 32 x 32, two dense layers of 1,024."""
-    layers = _convolution(shape[0], 64, 3, stride=2, padding=1, pool=2)
-    layers += _convolution(64, 192, 3, padding=1, pool=2)
-    layers += _convolution(192, 384, 3, padding=1)
-    layers += _convolution(384, 256, 3, padding=1)
-    layers += _convolution(256, 256, 3, padding=1, pool=2)
+    layers = _convolutions(shape[0], (64,), 3, stride=2, padding=1, pool=2)
+    layers += _convolutions(64, (192,), 3, padding=1, pool=2)
+    layers += _convolutions(192, (384, 256), 3, padding=1)
+    layers += _convolutions(256, (256,), 3, padding=1, pool=2)
     return _with_dense(shape, layers, 1024, 1024, classes)
 
 
-def _convolution(
-    inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0, pool: int = 0
+def _convolutions(
+    inputs: int, sizes: Shape, kernel: int, stride: int = 1, padding: int = 0, pool: int = 0
 ) -> list[nn.Module]:
-    """A rectified convolution, and a 2 x 2 max pool of stride ``pool`` unless that is 0."""
-    layers = [nn.Conv2d(inputs, outputs, kernel, stride, padding), nn.ReLU()]
-    return [*layers, nn.MaxPool2d(2, pool)] if pool else layers
+    """Rectified convolutions of these sizes, each with a 2 x 2 pool of stride ``pool`` unless 0."""
+    layers: list[nn.Module] = []
+    for before, outputs in pairwise((inputs, *sizes)):
+        layers += [nn.Conv2d(before, outputs, kernel, stride, padding), nn.ReLU()]
+        layers += [nn.MaxPool2d(2, pool)] if pool else []
+    return layers
 
 
 def _with_dense(shape: Shape, layers: list[nn.Module], *sizes: int) -> nn.Module:
@@ -84,9 +83,8 @@ def _with_dense(shape: Shape, layers: list[nn.Module], *sizes: int) -> nn.Module
     with torch.no_grad():
         inputs = int(body(torch.zeros(1, *shape)).shape[1])
     dense: list[nn.Module] = []
-    for outputs in sizes:
-        dense += [nn.Linear(inputs, outputs), nn.ReLU()]
-        inputs = outputs
+    for before, outputs in pairwise((inputs, *sizes)):
+        dense += [nn.Linear(before, outputs), nn.ReLU()]
     return nn.Sequential(body, *dense[:-1])
 
 

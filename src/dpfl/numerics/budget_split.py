@@ -1,9 +1,8 @@
-"""Which clients have large budgets: two groups of claimed epsilons, and the rows of the upper
-one.
-"""
+"""Which clients have large budgets: two groups of claimed epsilons, and the upper one's rows."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfl.core.checks import check
+from dpfl.core.checks import check, one_of, positive
 from dpfl.core.types import Claims, Rows
 
 SPLITS = ("gmm", "kmeans", "top_fraction", "threshold")
@@ -32,68 +31,56 @@ class BudgetSplit:
     threshold: float | None = None
 
     def __post_init__(self) -> None:
-        where = "public split"
-        known = not isinstance(self.rule, str) or self.rule in SPLITS
-        remedy = f"choose one of {', '.join(SPLITS)}, or give a list of ids"
-        check(known, where, f"public = '{self.rule}'", remedy)
-        given = self.rule != "threshold" or (self.threshold or 0) > 0
-        check(given, where, "threshold without a threshold", "give public_threshold")
-        good = 0 < self.fraction < 1
-        check(good, where, f"public_fraction = {self.fraction}", "give a share between 0 and 1")
+        if isinstance(self.rule, str):
+            one_of("public split", SPLITS, public=self.rule)
+        if self.rule == "threshold":
+            positive("public split", public_threshold=self.threshold)
+        good, problem = 0 < self.fraction < 1, f"public_fraction = {self.fraction}"
+        check(good, "public split", problem, "give a share between 0 and 1")
 
     def __call__(self, claims: Mapping[str, Claims]) -> frozenset[str]:
         """Return the public clients; at least one, and not everyone."""
         usable = {client: claim.epsilon for client, claim in claims.items() if claim.usable}
         if not isinstance(self.rule, str):
-            unknown = next((client for client in self.rule if client not in claims), "")
-            problem = f"'{unknown}' is not a client"
-            check(not unknown, "public split", problem, "list ids of the federation")
-            found = frozenset(self.rule)
+            found = set(self.rule)
+            problem = f"{sorted(found - claims.keys())} are not clients"
+            check(found <= claims.keys(), "public split", problem, "list ids of the federation")
         elif self.rule == "top_fraction":
             count = max(1, round(self.fraction * len(claims)))
-            found = frozenset(sorted(usable, key=lambda client: (-usable[client], client))[:count])
+            found = set(sorted(usable, key=lambda client: (-usable[client], client))[:count])
         elif self.rule == "threshold":
-            found = frozenset(
-                c for c, epsilon in usable.items() if epsilon >= (self.threshold or 0)
-            )
+            found = {client for client in usable if usable[client] >= (self.threshold or 0)}
         else:
             found = self._clustered(usable)
-        who = "everybody" if found else "nobody"
-        check(
-            0 < len(found) < len(claims),
-            "public split",
-            f"makes {who} public out of {len(claims)} clients",
-            "use top_fraction, a threshold between the budgets, or another method",
-        )
-        return found
+        problem = f"makes {'everybody' if found else 'nobody'} public out of {len(claims)} clients"
+        remedy = "use top_fraction, a threshold between the budgets, or another method"
+        check(0 < len(found) < len(claims), "public split", problem, remedy)
+        return frozenset(found)
 
-    def _clustered(self, usable: Mapping[str, float]) -> frozenset[str]:
+    def _clustered(self, usable: Mapping[str, float]) -> set[str]:
         """Two groups on the logarithm of epsilon; one spread for both, so that more epsilon never
         makes private.
         """
         ids = sorted(usable)
         logs = np.log([[usable[client]] for client in ids])
-        check(
-            len(ids) >= 2 and np.ptp(logs) >= 1e-9,
-            "public split",
-            "all claimed epsilons are equal, nothing tells public from private",
-            "use top_fraction, or another method",
-        )
+        differ = len(ids) >= 2 and np.ptp(logs) >= 1e-9
+        problem = "all claimed epsilons are equal, nothing tells public from private"
+        check(differ, "public split", problem, "use top_fraction, or another method")
         # Start from the extremes: a start drawn at random can split one group in two.
         means = np.array([[logs.min()], [logs.max()]])
         if self.rule == "kmeans":
             from sklearn.cluster import KMeans
 
             model = KMeans(2, init=means, n_init=1).fit(logs)
-            groups, centres = model.labels_, model.cluster_centers_
+            centres = model.cluster_centers_
         else:
             from sklearn.mixture import GaussianMixture
 
             spread = {"covariance_type": "tied", "reg_covar": 1e-4}
             model = GaussianMixture(2, means_init=means, **spread).fit(logs)
-            groups, centres = model.predict(logs), model.means_
-        upper = int(centres[:, 0].argmax())
-        return frozenset(c for c, group in zip(ids, groups, strict=True) if group == upper)
+            centres = model.means_
+        upper = model.predict(logs) == centres[:, 0].argmax()
+        return set(itertools.compress(ids, upper))
 
 
 @dataclass(frozen=True)
@@ -115,9 +102,9 @@ class PublicRows:
         named = torch.tensor([client in public for client in ids], dtype=torch.bool)
         if matrix.numel():
             named &= matrix.abs().amax(dim=1) > 0
-        members = [client for client, there in zip(ids, named.tolist(), strict=True) if there]
-        claims = [rows.cohort.claims[client] for client in members]
-        epsilons = [c.epsilon if math.isfinite(c.epsilon) and c.epsilon > 0 else 0 for c in claims]
+        members = itertools.compress(ids, named.tolist())
+        claimed = (rows.cohort.claims[client].epsilon for client in members)
+        epsilons = [epsilon if 0 < epsilon < math.inf else 0 for epsilon in claimed]
         weights = torch.tensor(epsilons, dtype=torch.float64)
         equal = torch.full_like(weights, 1 / max(len(weights), 1))
         weights = weights / weights.sum() if float(weights.sum()) > 0 else equal

@@ -63,9 +63,8 @@ def stacked_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     if a.device != _HOST:
         return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
     with np.errstate(all="ignore"):  # what is not finite is dealt with where it matters
-        return torch.from_numpy(
-            np.matmul(a.numpy(), b.numpy(), out=None if out is None else out.numpy())
-        )
+        target = None if out is None else out.numpy()
+        return torch.from_numpy(np.matmul(a.numpy(), b.numpy(), out=target))
 
 
 _RUN = 256  # squares added up in single precision
@@ -90,9 +89,8 @@ def squared_norms(x: Tensor) -> Tensor:
     if x.shape[-1] < _LONG or x.numel() == 0 or x.dtype is not torch.float32:
         return double(x)
     length = x.shape[-1] // _RUN * _RUN
-    squares = double(
-        torch.linalg.vector_norm(x[..., :length].reshape(*x.shape[:-1], -1, _RUN), dim=-1)
-    )
+    runs = x[..., :length].reshape(*x.shape[:-1], -1, _RUN)
+    squares = double(torch.linalg.vector_norm(runs, dim=-1))
     if length < x.shape[-1]:
         squares += double(x[..., length:])
     least, largest = torch.aminmax(squares)  # not a number wherever one is

@@ -37,13 +37,14 @@ def closed_form_noise(
     check(delta < 1, "closed form", f"delta = {delta}", "give a number below 1")
     found = _closed_form(epsilon, delta, sampling_rate, rounds, sampling)
     if found is None:
-        smallest = _smallest_epsilon(delta, sampling_rate, rounds, sampling)
-        reach = "no epsilon at all" if smallest is None else f"epsilon >= {smallest:.2f}"
-        raise ConfigurationError(
-            "closed form",
-            f"no lambda meets the theorem's conditions for epsilon = {epsilon:g}",
-            f"for these rounds and this rate it covers {reach}; or use dpfl.privacy.calibrate",
-        )
+        # The smallest epsilon the theorem covers, rounded up to a hundredth
+        grid = map(float, np.geomspace(1e-3, 1e4, 1621))
+        rest = (delta, sampling_rate, rounds, sampling)
+        covered = next((e for e in grid if _closed_form(e, *rest, points=2_001)), math.inf)
+        problem = f"no lambda meets the theorem's conditions for epsilon = {epsilon:g}"
+        least = f"epsilon >= {math.ceil(covered * 100) / 100:.2f}" if covered < math.inf else "none"
+        remedy = f"for these rounds and this rate it covers {least}; or use dpfl.privacy.calibrate"
+        raise ConfigurationError("closed form", problem, remedy)
     return found * clip
 
 
@@ -61,12 +62,3 @@ def _closed_form(
     room = squares / 6 * np.log(1 / (rate * alphas * (1 + squares / 4)))
     good = (squares / 4 >= least) & (alphas - 1 <= room)
     return float(multipliers[good].min()) if bool(good.any()) else None
-
-
-def _smallest_epsilon(delta: float, rate: float, rounds: int, sampling: str) -> float | None:
-    """The smallest epsilon the theorem covers, on a grid of a hundredth's steps, rounded up."""
-    grid = np.geomspace(1e-3, 1e4, 1621)
-    covered = [
-        e for e in grid if _closed_form(float(e), delta, rate, rounds, sampling, points=2_001)
-    ]
-    return math.ceil(float(covered[0]) * 100) / 100 if covered else None

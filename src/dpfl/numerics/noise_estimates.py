@@ -21,7 +21,7 @@ def noise_estimates(
     """
     length = rows.shape[1]
     starts = list(range(0, max(length - block_rows, 0) + 1, block_rows))
-    if length > block_rows and starts[-1] + block_rows < length:
+    if starts[-1] + block_rows < length:
         starts.append(length - block_rows)
     chosen = starts[: blocks or len(starts)]
     total = torch.zeros(len(rows), dtype=torch.float64)

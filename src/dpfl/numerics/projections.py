@@ -85,13 +85,8 @@ def _blocks(
         "achlioptas": lambda rng, count: _sparse(rng, count, sparsity),
     }[kind]
     for first in range(0, numbers, at_once):
-        rows = min(at_once, numbers - first)
-        yield (
-            first,
-            torch.from_numpy(
-                draw(seed.child("rows", first).numpy(), rows * length).reshape(rows, length)
-            ),
-        )
+        rows, rng = min(at_once, numbers - first), seed.child("rows", first).numpy()
+        yield first, torch.from_numpy(draw(rng, rows * length).reshape(rows, length))
 
 
 def _signs(rng: np.random.Generator, count: int) -> np.ndarray:
@@ -99,15 +94,13 @@ def _signs(rng: np.random.Generator, count: int) -> np.ndarray:
     bits = np.unpackbits(np.frombuffer(rng.bytes((count + 7) // 8), dtype=np.uint8), count=count)
     signs = bits.astype(np.float32)
     signs *= 2.0
-    signs -= 1.0
-    return signs
+    return np.subtract(signs, 1.0, out=signs)
 
 
 def _sparse(rng: np.random.Generator, count: int, sparsity: float) -> np.ndarray:
     """+ or - sqrt(s), each with probability 1 / 2s, else 0."""
     uniform = rng.random(count, dtype=np.float32)
-    size = np.float32(math.sqrt(sparsity))
-    half = np.float32(0.5 / sparsity)
+    size, half = np.float32(math.sqrt(sparsity)), np.float32(0.5 / sparsity)
     return np.where(uniform < half, size, np.where(uniform < 2 * half, -size, np.float32(0)))
 
 
@@ -123,8 +116,7 @@ def check_projection(kind: str, numbers: int, length: int, sparsity: float) -> N
     whole_number("projection", "dimension", numbers)
     problem = f"{numbers} numbers are more than the model's {length}"
     check(numbers <= length, "projection", problem, "project onto fewer, or not at all")
-    good = math.isfinite(sparsity) and sparsity >= 1
-    check(good, "projection", f"sparsity = {sparsity}", "give 1 or more")
+    check(1 <= sparsity < math.inf, "projection", f"sparsity = {sparsity}", "give 1 or more")
 
 
 def smallest_jl_dimension(clients: int, failure: float, distortion: float = 0.5) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpfl.core.errors import ConfigurationError
+from dpfl.core.checks import check
 
 GROWTH, RESIDUAL, CHANGE, MOST_ITERATIONS = 1.1, 1e-7, 1e-5, 500
 _AT_ONCE = 1 << 17  # numbers of a piece of the matrix, small enough for the cache
@@ -42,12 +42,10 @@ def principal_component_pursuit(matrix: Tensor) -> tuple[Tensor, Tensor, Pursuit
         return low_rank.T, sparse.T, info
     whole = matrix.to(torch.float64)
     size = float(torch.linalg.vector_norm(whole))
-    if size == 0 or not math.isfinite(size):
-        if size == 0:
-            nothing = torch.zeros_like(matrix)
-            done = PursuitInfo(iterations=0, converged=True, residual=0.0, change=0.0, rank=0)
-            return nothing, nothing.clone(), done
-        raise ConfigurationError("pursuit", "the matrix is not finite", "leave such updates out")
+    check(math.isfinite(size), "pursuit", "the matrix is not finite", "leave such updates out")
+    if size == 0:
+        done = PursuitInfo(iterations=0, converged=True, residual=0.0, change=0.0, rank=0)
+        return torch.zeros_like(matrix), torch.zeros_like(matrix), done
     whole = (whole / size).contiguous()  # so that scaling all updates changes nothing
     low_rank, sparse, info = _pursue(whole)
     return (low_rank * size).to(matrix.dtype), (sparse * size).to(matrix.dtype), info
@@ -68,14 +66,10 @@ def _pursue(whole: Tensor) -> tuple[Tensor, Tensor, PursuitInfo]:
     dual = max(spectral, float(whole.abs().max()) / penalty)
     x, sparse = whole * (1 + 1 / (dual * mu)), torch.zeros_like(whole)
     gram = x.T @ x
-    pieces = [
-        slice(i, i + max(1, _AT_ONCE // columns))
-        for i in range(0, rows, max(1, _AT_ONCE // columns))
-    ]
-    residual = change = math.inf
-    iterations, rank = 0, 0
-    threshold = torch.zeros_like(gram)
-    while iterations < MOST_ITERATIONS and not (residual <= RESIDUAL and change <= CHANGE):
+    at_once = max(1, _AT_ONCE // columns)
+    pieces = [slice(i, i + at_once) for i in range(0, rows, at_once)]
+    converged, iterations = False, 0
+    while not converged and iterations < MOST_ITERATIONS:
         iterations += 1
         threshold, rank = _thresholding(gram, 1 / mu)
         bound, growth = penalty / mu, GROWTH if mu < 1e7 * 1.25 / spectral else 1.0
@@ -96,7 +90,7 @@ def _pursue(whole: Tensor) -> tuple[Tensor, Tensor, PursuitInfo]:
             gram.addmm_(xs.T, xs)
         mu *= growth
         residual, change = math.sqrt(left), math.sqrt(moved / held) if held > 0 else 0.0
-    converged = residual <= RESIDUAL and change <= CHANGE
+        converged = residual <= RESIDUAL and change <= CHANGE
     info = PursuitInfo(
         iterations=iterations, converged=converged, residual=residual, change=change, rank=rank
     )

@@ -12,7 +12,6 @@ SMALLEST = 3
 """Entries below which a tensor is left alone: the cyclic Laplacian of two entries is another one.
 """
 
-
 SMOOTHINGS = (1e-9, 1e8)
 """Beyond these nothing is smoothed, or nothing is left but the mean, and rounding would show."""
 
@@ -39,22 +38,19 @@ def laplacian_smoothing(vector: Tensor, smoothing: float) -> Tensor:
 def _ratio(smoothing: float) -> float:
     """The root r < 1 of  smoothing (r + 1/r) = 1 + 2 smoothing."""
     half = 1 / (2 * smoothing)
-    return 1 / (
-        1 + half + math.sqrt(1 / smoothing + half * half)
-    )  # 1 + half - sqrt(...), without cancellation
+    # 1 + half - sqrt(...), without cancellation
+    return 1 / (1 + half + math.sqrt(1 / smoothing + half * half))
 
 
 def _recursion(x: np.ndarray, ratio: float) -> np.ndarray:
     """y_i = x_i + ratio y_(i-1), where y before the first entry is y after the last one."""
-    tail = min(
-        len(x), math.ceil(math.log(1e-18) / math.log(ratio))
-    )  # what lies further back has died away
+    # What lies further back has died away.
+    tail = min(len(x), math.ceil(math.log(1e-18) / math.log(ratio)))
     end = float(np.dot(x[-tail:], ratio ** np.arange(tail - 1, -1, -1.0)))
     before = end / -math.expm1(len(x) * math.log(ratio)) if tail == len(x) else end
     from scipy.signal import lfilter  # reading it takes over a second, and most methods do without
 
-    filtered: np.ndarray = lfilter([1.0], [1.0, -ratio], x, zi=[ratio * before])[0]
-    return filtered
+    return np.asarray(lfilter([1.0], [1.0, -ratio], x, zi=[ratio * before])[0])
 
 
 def noise_gain(length: int, smoothing: float) -> float:

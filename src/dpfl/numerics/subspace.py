@@ -8,6 +8,7 @@ from torch import Tensor
 from dpfl.core.checks import whole_number
 from dpfl.core.layout import Layout
 from dpfl.core.types import Metrics
+from dpfl.numerics.tensor_svt import rounded
 
 _CLEAR = 3e-2  # of the largest singular value: above, float32 products are right to 1e-4
 _RANK = 1e-6  # singular values below this fraction of the largest are rounding
@@ -28,17 +29,14 @@ def public_subspace(rows: Tensor, weights: Tensor, k: int) -> Tensor:
         return ((mean / size)[:, None] if float(size) > 0 else mean[:, None][:, :0]).to(rows.dtype)
     roots = weights.to(torch.float64).sqrt()[:, None]
     values, vectors = spectrum(rows, roots, torch.float32)
-    if float(values[min(k, len(values)) - 1]) < _CLEAR * float(
-        values[0]
-    ):  # too small for float32 products to tell
+    # Too small for float32 products to tell
+    if float(values[min(k, len(values)) - 1]) < _CLEAR * float(values[0]):
         values, vectors = spectrum(rows, roots, torch.float64)
-    rank = int((values > _RANK * values[0]).sum()) if float(values[0]) > 0 else 0
-    kept = min(k, rank)
+    kept = min(k, int((values > _RANK * values[0]).sum()))
     combine = (roots * vectors[:, :kept] / values[:kept]).to(rows.dtype)
     basis: Tensor = (combine.T @ rows).T
-    if kept > 1 and float(values[kept - 1]) < 1e-3 * float(
-        values[0]
-    ):  # a small one is not orthogonal to the digits
+    # A small one is not orthogonal to the digits.
+    if kept > 1 and float(values[kept - 1]) < 1e-3 * float(values[0]):
         basis = torch.linalg.qr(basis)[0]
     return basis
 
@@ -78,8 +76,7 @@ def spectra(rows: Tensor, weights: Tensor, layout: Layout) -> Metrics:
     for block in layout:
         values, _ = spectrum(rows[:, block.slice], weights.sqrt()[:, None], torch.float32)
         if float(values[0]) > 0:
-            first = (values[:_REPORTED] / values[0]).tolist()
-            found[f"{block.name}/spectrum"] = [float(f"{v:.5g}") for v in first]
+            found[f"{block.name}/spectrum"] = rounded(values[:_REPORTED] / values[0])
     return found
 
 

@@ -36,9 +36,8 @@ def svt_with_values(stack: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
         kept, values = thresholded(tall, threshold)
         smoothed[number] = kept.mH if wide else kept
         found.append(values)
-    return torch.fft.irfft(smoothed.permute(1, 2, 0), n=clients, dim=2).to(
-        stack.dtype
-    ), torch.stack(found)
+    back = torch.fft.irfft(smoothed.permute(1, 2, 0), n=clients, dim=2)
+    return back.to(stack.dtype), torch.stack(found)
 
 
 def thresholded(tall: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
@@ -75,7 +74,8 @@ def smoothness(stack: Tensor) -> Tensor:
     Figure 1's Laplacian regularisation along the clients, on the complete graph: mean_j |w_ci -
     w_cj|^2.
     """
-    centred = stack.to(torch.float64) - stack.to(torch.float64).mean(dim=2, keepdim=True)
+    double = stack.to(torch.float64)
+    centred = double - double.mean(dim=2, keepdim=True)
     own = centred.square().sum(dim=0)
     return own + own.mean(dim=1, keepdim=True)
 
@@ -89,10 +89,8 @@ def spectrum_metrics(name: str, values: Tensor, level: float) -> Metrics:
     """
     return {
         f"{name}/threshold": level,
-        f"{name}/singular_values": [
-            round(v, 6) for row in values[:, :_REPORTED].tolist() for v in row
-        ],
-        f"{name}/survived": [float(count) for count in (values > level).sum(dim=-1).tolist()],
+        f"{name}/singular_values": [round(v, 6) for v in values[:, :_REPORTED].flatten().tolist()],
+        f"{name}/survived": (values > level).sum(dim=-1, dtype=torch.float64).tolist(),
         f"{name}/slices": len(values),
     }
 
@@ -104,9 +102,10 @@ def smoothness_metrics(before: Tensor, after: Tensor) -> Metrics:
     old, new = smoothness(before), smoothness(after)
     found: Metrics = {"smoothness_before": float(old.mean()), "smoothness_after": float(new.mean())}
     if old.numel() <= 1000:  # a picture, class by class
-        found |= {"smoothness_map_before": _rounded(old), "smoothness_map_after": _rounded(new)}
+        found |= {"smoothness_map_before": rounded(old), "smoothness_map_after": rounded(new)}
     return found
 
 
-def _rounded(values: Tensor) -> list[float]:
+def rounded(values: Tensor) -> list[float]:
+    """Five digits of each number, for a report."""
     return [float(f"{value:.5g}") for value in values.flatten().tolist()]

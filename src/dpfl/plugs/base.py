@@ -7,9 +7,10 @@ in and takes back, and that is checkpointed.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol, Self, runtime_checkable
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
+from dpfl.core.checks import positive
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
@@ -30,6 +31,7 @@ class Gain:
     error: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
 class Plug:
     """What every slot may do; the defaults suit a piece that remembers, shares and needs nothing.
 
@@ -43,8 +45,14 @@ class Plug:
         return terms
 
     def resolve(self, terms: Terms) -> Self:
-        """Return this piece with nothing left open (a noise level, the size of a cohort)."""
-        return self
+        """Return this piece with nothing left open.
+
+        A setting that is None and has the name of a term (a noise multiplier, the expected cohort)
+        takes its value.
+        """
+        left_open = [f.name for f in fields(self) if getattr(self, f.name) is None]
+        known = {name: getattr(terms, name) for name in left_open if hasattr(terms, name)}
+        return replace(self, **known) if known else self
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Return the state before the first round."""
@@ -82,31 +90,34 @@ class Participant:
     budget: Budget | None
 
 
-@runtime_checkable
-class NoiseMaker(Protocol):
-    """A piece whose Gaussian noise protects whole clients; a multiplier of None is planned at
-    enrolment.
+@dataclass(frozen=True, kw_only=True)
+class NoiseMaker(Plug):
+    """A piece whose Gaussian noise protects whole clients.
+
+    ``noise_multiplier`` is its std over the bound of one client's contribution. Left out, it is
+    planned at enrolment, from the smallest budget anyone claims.
     """
 
-    @property
-    def noise_multiplier(self) -> float | None:
-        """Std over the bound of one client's contribution."""
-        ...
+    noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.noise_multiplier is not None:
+            positive(type(self).__name__, noise_multiplier=self.noise_multiplier)
 
     @property
-    def makes_noise(self) -> bool:
-        """Whether this component adds noise of its own."""
-        ...
+    def planned_noise(self) -> float:
+        """The multiplier, which must have been planned by now."""
+        return planned(self.noise_multiplier, f"{type(self).__name__}.noise_multiplier")
 
     def noise_in_sum(self, ids: tuple[str, ...], terms: Terms, seed: PublicSeed) -> float | None:
         """Noise in the sum of a round's uploads of these clients, over the bound of one client's
         contribution.
         """
-        ...
+        return self.noise_multiplier
 
 
-def chosen_noise(multiplier: float | None, where: str) -> float:
-    """Return a noise multiplier that must have been planned by now."""
-    if multiplier is None:
-        raise ConfigurationError(where, "its multiplier is open", "enrol first, or give a number")
-    return multiplier
+def planned(value: float | None, where: str) -> float:
+    """Return a number that must have been planned by now."""
+    if value is None:
+        raise ConfigurationError(where, "is left open", "enrol first, or give a number")
+    return value

@@ -54,7 +54,7 @@ class Channel(Plug):
 
         ``seed`` draws what may be known, ``rng`` the noise.
         """
-        raise NotImplementedError
+        return dict(messages) if self.sees_rows else summed(messages)
 
     def metrics(self, shared: Shared) -> Metrics:
         """Return metrics of this round's channel for the operator."""
@@ -69,26 +69,26 @@ class Channel(Plug):
         return {}
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
-        """What the server sees of one message."""
-        raise NotImplementedError
+        """What the server sees of one message: all of it, or one's own contribution to a sum under
+        one's own noise alone.
+        """
+        return exposure
 
 
-@dataclass(frozen=True, kw_only=True)
 class Digital(Channel):
     """Every message arrives as it was sent, and the server sees it."""
 
     sees_rows: ClassVar[bool] = True
     simulated: ClassVar[bool] = False
 
-    def deliver(
-        self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed, rng: SecretRng
-    ) -> dict[str, Tensor] | Summed:
-        """Deliver each message."""
-        return dict(messages)
 
-    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
-        """The server sees the message itself."""
-        return exposure
+class SecureSum(Channel):
+    """Only the sum arrives. Simulated: the cryptography that would make it true is not here, so
+    deployment refuses it.
+    """
+
+    sees_rows: ClassVar[bool] = False
+    simulated: ClassVar[bool] = True
 
 
 def summed(messages: Mapping[str, Tensor]) -> Summed:

@@ -7,6 +7,7 @@ the report knows no plug by name.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 
 class FigureKind(StrEnum):
@@ -31,63 +32,22 @@ class FigureKind(StrEnum):
     reports one; one map a metric."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FigureSpec:
     """One figure. ``metrics`` maps keys (or endings of keys) to what a legend or title calls them;
     the key ``update_norm`` stands for the norm of the round's update.
     """
 
+    kind: FigureKind
     name: str
     title: str
-    kind: FigureKind
+    y_label: str
     metrics: Mapping[str, str]
+    caption: str
     x_label: str = "round"
-    y_label: str = ""
-    caption: str = ""
     log_y: bool = False
     threshold: str = ""
 
 
-def by_round(
-    name: str, title: str, y_label: str, metrics: Mapping[str, str], caption: str
-) -> FigureSpec:
-    """Numbers over rounds, on a logarithmic axis."""
-    return FigureSpec(
-        name=name,
-        title=title,
-        kind=FigureKind.BY_ROUND,
-        metrics=metrics,
-        y_label=y_label,
-        caption=caption,
-        log_y=True,
-    )
-
-
-def spectrum_figure(
-    name: str, title: str, metric: str, y_label: str, caption: str, *, threshold: str = ""
-) -> FigureSpec:
-    """Singular values of the last round that reports any; logarithmic without a threshold."""
-    return FigureSpec(
-        name=name,
-        title=title,
-        kind=FigureKind.SPECTRUM,
-        metrics={metric: "first slice" if threshold else ""},
-        x_label="direction",
-        y_label=y_label,
-        caption=caption,
-        log_y=not threshold,
-        threshold=threshold,
-    )
-
-
-def against_true_noise(name: str, metric: str) -> FigureSpec:
-    """Estimates of each client's noise beside what was really added."""
-    return FigureSpec(
-        name=name,
-        title="estimated and true noise",
-        kind=FigureKind.AGAINST_TRUE_NOISE,
-        metrics={metric: "clients"},
-        x_label="true noise variance",
-        y_label="estimated",
-        caption="A point a client, means over rounds. Only ratios between clients matter.",
-    )
+by_round = partial(FigureSpec, FigureKind.BY_ROUND, log_y=True)
+spectrum = partial(FigureSpec, FigureKind.SPECTRUM, x_label="direction")

@@ -2,30 +2,19 @@
 budget.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from dpfl.core.checks import check, not_negative, one_of, positive
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import multiplier_for
-from dpfl.core.types import (
-    Adjacency,
-    Budget,
-    Claims,
-    ClientSettings,
-    Phase,
-    Terms,
-    Unit,
-)
+from dpfl.core.types import Budget, Claims, ClientSettings, Phase, Terms, Unit
 from dpfl.plugs.base import Participant, Plug
-from dpfl.plugs.releases import calibrate_beside, release_history, release_noise
+from dpfl.plugs.releases import calibrate_rounds, release_noise
 from dpfl.plugs.sampling import PoissonBatches, sampler, steps_per_epoch
 from dpfl.privacy.budgets import SPENDINGS, Spending, planned_epsilon
-from dpfl.privacy.calibrate import calibrate
 from dpfl.privacy.exposure import Exposure
 
 
@@ -39,7 +28,7 @@ class LocalWork(Plug):
     """
 
     unit: Unit
-    private: ClassVar[bool]
+    private: ClassVar[bool] = False
 
     @property
     def hypothetical(self) -> bool:
@@ -53,45 +42,39 @@ class LocalWork(Plug):
         raise NotImplementedError
 
     def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
-        """What the result of these phases, on a model of so many parameters, shows of one unit."""
-        raise NotImplementedError
+        """What the result of these phases, on a model of so many parameters, shows of one unit.
+
+        The default promises nothing.
+        """
+        return Exposure(unit=self.unit, numbers=parameters)
 
     def release_noise(self, terms: Terms, participant: Participant) -> tuple[float, ...]:
         """Plan the noise multiplier of each release before round one."""
         return ()
 
 
-def _complete(where: str, settings: ClientSettings) -> None:
-    check(
-        None not in (settings.batch_size, settings.lr),
-        where,
-        "batch_size or lr is missing",
-        "give both",
-    )
-    length = settings.local_steps or settings.local_epochs
-    check(
-        length is not None,
-        where,
-        "the length of local work is missing",
-        "give local_steps or local_epochs",
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
-class _Work:
-    """Client settings with nothing left open, for a client with this many records."""
+class _OnePhase(LocalWork):
+    """Work in one phase: the client's own settings over those given here."""
 
-    batch_size: int
-    steps: int
-    lr: float
+    client_settings: ClientSettings
 
-    @classmethod
-    def of(cls, own: ClientSettings, default: ClientSettings, examples: int) -> _Work:
-        whole = own.over(default)
+    def __post_init__(self) -> None:
+        where, given = type(self).__name__, self.client_settings
+        good = given.batch_size is not None and given.lr is not None
+        check(good, where, "batch_size or lr is missing", "give both")
+        good = given.local_steps is not None or given.local_epochs is not None
+        problem = "the length of local work is missing"
+        check(good, where, problem, "give local_steps or local_epochs")
+
+    def _phase(self, participant: Participant, **more: Any) -> Phase:
+        """The participant's phase."""
+        whole = participant.client_settings.over(self.client_settings)
         assert whole.batch_size is not None
-        assert whole.lr is not None
-        epochs = (whole.local_epochs or 0) * steps_per_epoch(examples, whole.batch_size)
-        return cls(batch_size=whole.batch_size, steps=whole.local_steps or epochs, lr=whole.lr)
+        an_epoch = steps_per_epoch(participant.examples, whole.batch_size)
+        epochs = (whole.local_epochs or 0) * an_epoch
+        steps = whole.local_steps or epochs
+        return Phase(steps=steps, batch_size=whole.batch_size, lr=whole.lr or 0.0, **more)
 
 
 def noise_variance(phases: Sequence[Phase], examples: int, parameters: int) -> float:
@@ -103,58 +86,37 @@ def noise_variance(phases: Sequence[Phase], examples: int, parameters: int) -> f
     total = 0.0
     for phase in phases:
         size = PoissonBatches(examples, phase.batch_size).expected_size
-        total += (
-            phase.steps
-            * parameters
-            * (phase.lr * phase.noise_multiplier * (phase.clip or 0.0) / size) ** 2
-        )
+        std = phase.lr * phase.noise_multiplier * (phase.clip or 0.0) / size
+        total += phase.steps * parameters * std**2
     return total
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sgd(LocalWork):
+class Sgd(_OnePhase):
     """Plain SGD over shuffled batches, which hides nothing itself.
 
-    ``ball`` keeps the model within that distance of its start after every step.
+    ``ball`` keeps the model within that distance of its start after every step: in the model's own
+    arithmetic, so that only a Clip stage is a bound to charge.
     """
 
-    client_settings: ClientSettings
     ball: float | None = None
     weight_decay: float = 0.0
     lr_decay: float = 1.0
     unit: Unit = Unit.CLIENT
-    private: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _complete("sgd", self.client_settings)
+        super().__post_init__()
         not_negative("sgd", weight_decay=self.weight_decay)
         positive("sgd", lr_decay=self.lr_decay, ball=1.0 if self.ball is None else self.ball)
 
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
         """Plan one phase of shuffled batches, as the settings say."""
-        own, examples = participant.client_settings, participant.examples
-        work = _Work.of(own, self.client_settings, examples)
-        return (
-            Phase(
-                steps=work.steps,
-                batch_size=work.batch_size,
-                sampling="shuffle",
-                lr=work.lr,
-                ball=self.ball,
-                weight_decay=self.weight_decay,
-                lr_decay=self.lr_decay,
-            ),
-        )
-
-    def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
-        """Nothing is promised: a ball is kept in the model's own arithmetic, and only a Clip
-        stage is a bound to charge.
-        """
-        return Exposure(unit=self.unit, numbers=parameters)
+        kept = {name: getattr(self, name) for name in ("ball", "weight_decay", "lr_decay")}
+        return (self._phase(participant, sampling="shuffle", **kept),)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DpSgd(LocalWork):
+class DpSgd(_OnePhase):
     """DP-SGD: Poisson batches, per-record clipping, Gaussian noise on the sum, fixed denominator.
 
     ``spending`` says which epsilon the noise is planned for (:mod:`dpfl.privacy.budgets`).
@@ -166,14 +128,13 @@ class DpSgd(LocalWork):
     one are part of the plan: the rounds get what they leave.
     """
 
-    client_settings: ClientSettings
     clip: float
     spending: Spending = "heterogeneous"
     unit: ClassVar[Unit] = Unit.RECORD  # type: ignore[misc]
     private: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _complete("dp-sgd", self.client_settings)
+        super().__post_init__()
         positive("dp-sgd", clip=self.clip)
         one_of("dp-sgd", SPENDINGS, spending=self.spending)
 
@@ -193,64 +154,41 @@ class DpSgd(LocalWork):
         check(bool(usable), "dp-sgd", problem, "one noise level for all needs one", PrivacyRefusal)
         middle = statistics.median_low(claim.epsilon for claim in usable.values())
         claim = next(claim for _, claim in sorted(usable.items()) if claim.epsilon == middle)
-        budget = Budget(epsilon=claim.epsilon, delta=claim.delta)
-        work = _Work.of(ClientSettings(), self.client_settings, claim.examples)
-        return terms.with_noise(self._multiplier(terms, budget, work, claim.examples))
+        budget, own = Budget(epsilon=claim.epsilon, delta=claim.delta), ClientSettings()
+        median = Participant(examples=claim.examples, client_settings=own, budget=budget)
+        (phase,) = self.phases(replace(terms, noise_multiplier=None), median)
+        return terms.with_noise(phase.noise_multiplier)
 
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
         """Plan one phase with the least noise that keeps the whole plan within the client's own
         budget.
         """
-        budget, examples = participant.budget, participant.examples
-        if budget is None:
+        phase = self._phase(participant, sampling="poisson", clip=self.clip)
+        budget, target = self._target(terms, participant)
+        noise = terms.noise_multiplier
+        if noise is None:
+            batches = PoissonBatches(participant.examples, phase.batch_size)
+            plan = batches.event(1.0, phase.steps * terms.participations, terms.parameters)
+            wanted = calibrate_rounds(terms.releases, plan, target, budget, participant.examples)
+            noise = multiplier_for(wanted, terms.parameters, batches.parts)
+        return (replace(phase, noise_multiplier=noise),)
+
+    def _target(self, terms: Terms, participant: Participant) -> tuple[Budget, float]:
+        """The participant's budget, and the epsilon that its noise is planned for."""
+        if participant.budget is None:
             problem = "a client without a budget cannot choose its noise"
             raise PrivacyRefusal("dp-sgd", problem, "give it a Budget(epsilon, delta)")
-        work = _Work.of(participant.client_settings, self.client_settings, examples)
-        multiplier = terms.noise_multiplier
-        if multiplier is None:
-            multiplier = self._multiplier(terms, budget, work, examples)
-        return (
-            Phase(
-                steps=work.steps,
-                batch_size=work.batch_size,
-                sampling="poisson",
-                lr=work.lr,
-                clip=self.clip,
-                noise_multiplier=multiplier,
-            ),
-        )
-
-    def _multiplier(self, terms: Terms, budget: Budget, work: _Work, examples: int) -> float:
-        batches = PoissonBatches(examples, work.batch_size)
-        target, steps = planned_epsilon(self.spending, budget, terms), work.steps
-        if terms.releases:
-            noise = release_noise(terms.releases, budget, target, examples)
-            before = release_history(terms.releases, noise, examples)
-            planned = (batches.rate, steps * terms.participations, terms.parameters)
-            wanted = calibrate_beside(before, target, budget, *planned)
-        else:
-            wanted = calibrate(
-                target,
-                budget.delta,
-                batches.rate,
-                steps * terms.participations,
-                adjacency=Adjacency.ZERO_OUT,
-                accountant=budget.accountant,
-                numbers=terms.parameters,
-            )
-        return multiplier_for(wanted, terms.parameters, batches.parts)
+        return participant.budget, planned_epsilon(self.spending, participant.budget, terms)
 
     def release_noise(self, terms: Terms, participant: Participant) -> tuple[float, ...]:
         """Plan each release with its share of the client's own budget."""
-        if participant.budget is None:
-            return ()
-        target = planned_epsilon(self.spending, participant.budget, terms)
-        return release_noise(terms.releases, participant.budget, target, participant.examples)
+        plan = self._target(terms, participant)
+        return release_noise(terms.releases, *plan, participant.examples)
 
     def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
         """Everything is paid step by step; what follows is post-processing."""
-        paid = tuple(
+        paid = [
             sampler(phase, examples).event(phase.noise_multiplier, phase.steps, parameters)
             for phase in phases
-        )
-        return Exposure(unit=self.unit, numbers=parameters, paid=paid)
+        ]
+        return Exposure(unit=self.unit, numbers=parameters, paid=tuple(paid))

@@ -16,9 +16,9 @@ is bad costs accuracy, never privacy.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Cohort, Metrics, PlugState, Shared, Terms, Who
-from dpfl.plugs.base import chosen_noise
+from dpfl.plugs.base import NoiseMaker
 from dpfl.plugs.channels import Channel, Summed
 from dpfl.plugs.figures import FigureSpec, by_round
 from dpfl.privacy.exposure import Exposure
@@ -44,8 +44,7 @@ _ASSUMED: dict[str, Honest] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Split:
+class Split(NamedTuple):
     """How a round's power is used: strength of the signal, level of artificial noise, and the noise
     that arrives.
     """
@@ -55,55 +54,17 @@ class Split:
     noise: float
 
 
-def split_power(
-    strengths: Sequence[float],
-    noise_multiplier: float,
-    numbers: int,
-    receiver_noise: float,
-    honest: Honest,
-    missing: int,
-) -> Split:
-    """Choose the strongest signal with which the noise that is counted on is enough.
-
-    Counted are the receiver's noise (unless ``honest`` is ``"own"``) and the artificial noise of
-    the clients assumed honest, the weakest ones, less the ``missing`` tolerated.
-    """
-    kappas = sorted(strengths)
-    counted = kappas[: counted_clients(len(kappas), honest, missing)]
-    receiver = 0.0 if honest == "own" else receiver_noise
-    needed = noise_multiplier**2
-    spare = math.fsum(k - kappas[0] for k in counted) / numbers
-    if receiver >= needed * kappas[0]:
-        signal, level = kappas[0], 0.0
-    elif receiver + spare >= needed * kappas[0] and spare > 0:
-        signal, level = kappas[0], (needed * kappas[0] - receiver) / spare
-    else:
-        signal, level = (
-            (receiver + math.fsum(counted) / numbers) / (needed + len(counted) / numbers),
-            1.0,
-        )
-    signal = signal * _SLACK
-    noise = receiver_noise + level * math.fsum(k - signal for k in kappas) / numbers
-    return Split(signal=signal, level=min(level, 1.0), noise=noise)
-
-
-def counted_clients(clients: int, honest: Honest, missing: int) -> int:
-    """On how many clients' artificial noise a cost counts, the client's own included."""
-    others = math.floor(honest * (clients - 1)) if isinstance(honest, int | float) else 0
-    return max(1, 1 + others - missing)  # those missing may be among the honest
-
-
 @dataclass(frozen=True, kw_only=True)
-class OverTheAir(Channel):
+class OverTheAir(Channel, NoiseMaker):
     """A Gaussian multiple-access channel with Rayleigh fading. Simulated: there is no antenna here.
 
     ``honest``: whose noise the privacy cost counts on, a fraction of the other clients' beside
     one's own and the receiver's, ``"own_and_receiver"`` or ``"own"`` alone. ``min_gain``: who is
-    heard less well is not drawn in that round.
+    heard less well is not drawn in that round. ``numbers``: how long a message is, where that is
+    not the size of the model.
     """
 
     clip: float
-    noise_multiplier: float | None
     power: float = 1.0
     receiver_noise: float = 1.0
     fading: Literal["block", "static"] = "block"
@@ -114,54 +75,38 @@ class OverTheAir(Channel):
     numbers: int | None = None
     sees_rows: ClassVar[bool] = False
     simulated: ClassVar[bool] = True
-    makes_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        where = "over the air"
+        super().__post_init__()
+        where, honest = "over the air", self.honest
         positive(where, clip=self.clip, power=self.power)
-        not_negative(
-            where,
-            receiver_noise=self.receiver_noise,
-            min_gain=self.min_gain,
-            tolerated_dropouts=self.tolerated_dropouts,
-        )
-        if self.noise_multiplier is not None:
-            positive(where, noise_multiplier=self.noise_multiplier)
+        not_negative(where, receiver_noise=self.receiver_noise, min_gain=self.min_gain)
+        not_negative(where, tolerated_dropouts=self.tolerated_dropouts)
         one_of(where, ("block", "static"), fading=self.fading)
-        if isinstance(self.honest, str):
-            one_of(where, ("own_and_receiver", "own"), honest=self.honest)
+        if isinstance(honest, str):
+            one_of(where, ("own_and_receiver", "own"), honest=honest)
         else:
-            good = 0 <= self.honest <= 1
-            check(good, where, f"honest = {self.honest}", "give a fraction between 0 and 1")
+            check(0 <= honest <= 1, where, f"honest = {honest}", "give a fraction between 0 and 1")
 
     @property
     def shares_noise(self) -> bool:
         """Where others' noise is counted on, they must have sent it."""
         return not isinstance(self.honest, str) and self.honest > 0
 
-    def resolve(self, terms: Terms) -> Self:
-        """Take the noise level of the terms."""
-        open_ = self.noise_multiplier is None
-        return replace(self, noise_multiplier=terms.noise_multiplier) if open_ else self
-
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Remember how long a message is."""
-        check(
-            terms.population >= 2 or not self.shares_noise,
-            "over the air",
-            "one client has nobody to hide among",
-            'say honest = "own_and_receiver" or "own"',
-        )
+        problem, remedy = "one client has nobody to hide among", "say honest = 'own'"
+        good = terms.population >= 2 or not self.shares_noise
+        check(good, "over the air", problem, f"{remedy} or 'own_and_receiver'")
         return {"numbers": torch.tensor([self.numbers or layout.size])}
 
     # -- the channel's state of a round ------------------------------------------------------------
 
     def gain(self, client: str, seed: PublicSeed) -> float:
         """|h| of a client, h ~ CN(0, 1): redrawn each round, or once and for all."""
-        source = (
-            PublicSeed(self.gain_seed).child("static gains") if self.fading == "static" else seed
-        )
-        uniform = (source.child("gain", client).value + 0.5) / 2**128
+        if self.fading == "static":
+            seed = PublicSeed(self.gain_seed).child("static gains")
+        uniform = (seed.child("gain", client).value + 0.5) / 2**128
         return math.sqrt(-math.log(uniform))
 
     def reachable(self, client: str, round_: int, seed: PublicSeed) -> bool:
@@ -172,58 +117,61 @@ class OverTheAir(Channel):
         """kappa_i = P |h_i|^2."""
         return [self.power * self.gain(client, seed) ** 2 for client in ids]
 
-    def split(self, ids: Sequence[str], numbers: int, seed: PublicSeed) -> Split:
-        """How this round's power is used."""
-        return split_power(
-            self.strengths(ids, seed),
-            chosen_noise(self.noise_multiplier, "over the air"),
-            numbers,
-            self.receiver_noise,
-            self.honest,
-            self.tolerated_dropouts,
-        )
+    def split_power(self, strengths: Sequence[float], numbers: int) -> Split:
+        """Choose the strongest signal with which the noise that is counted on is enough.
+
+        Counted are the receiver's noise (unless ``honest`` is ``"own"``) and the artificial noise
+        of the clients assumed honest, the weakest ones, less the dropouts that are tolerated.
+        """
+        kappas, needed = sorted(strengths), self.planned_noise**2
+        weakest, counted = kappas[0], kappas[: self.counted_clients(len(kappas), self.honest)]
+        receiver = 0.0 if self.honest == "own" else self.receiver_noise
+        spare = math.fsum(k - weakest for k in counted) / numbers
+        if receiver >= needed * weakest:
+            signal, level = weakest, 0.0
+        elif receiver + spare >= needed * weakest and spare > 0:
+            signal, level = weakest, (needed * weakest - receiver) / spare
+        else:
+            heard = receiver + math.fsum(counted) / numbers
+            signal, level = heard / (needed + len(counted) / numbers), 1.0
+        signal = signal * _SLACK
+        noise = self.receiver_noise + level * math.fsum(k - signal for k in kappas) / numbers
+        return Split(signal, min(level, 1.0), noise)
+
+    def counted_clients(self, clients: int, honest: Honest) -> int:
+        """On how many clients' artificial noise a cost counts, the client's own included."""
+        others = 0 if isinstance(honest, str) else math.floor(honest * (clients - 1))
+        return max(1, 1 + others - self.tolerated_dropouts)  # the missing may be among the honest
 
     def open(self, state: PlugState, round_: int, cohort: Cohort, seed: PublicSeed) -> Shared:
         """Tell everyone the round's gains and power."""
         if not len(cohort):
             return {}
-        numbers = int(state["numbers"])
-        split = self.split(cohort.ids, numbers, seed)
-        weakest = math.sqrt(min(self.strengths(cohort.ids, seed)) / self.power)
-        return {
-            "seed": seed.to_tensor(),
-            "power": torch.tensor(
-                [split.signal, split.level, split.noise, weakest, numbers], dtype=torch.float64
-            ),
-        }
+        numbers, kappas = int(state["numbers"]), self.strengths(cohort.ids, seed)
+        weakest = math.sqrt(min(kappas) / self.power)
+        power = [*self.split_power(kappas, numbers), weakest, numbers]
+        return {"seed": seed.to_tensor(), "power": torch.tensor(power, dtype=torch.float64)}
 
     # -- one round ---------------------------------------------------------------------------------
 
     def send(self, message: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        """Scale the message to the common strength at the receiver; spare power goes into noise,
-        drawn in the air.
-        """
-        planned, length = int(shared["power"][4]), message.numel()
+        """Scale the message to the common strength; spare power goes into noise in the air."""
+        length, planned = message.numel(), int(shared["power"][4])
         problem = f"a message of {length} numbers, noise was planned for {planned}"
         check(length == planned, "over the air", problem, "make numbers and the length agree")
         gain = self.gain(who.id, PublicSeed.from_tensor(shared["seed"]))
         return message * (math.sqrt(float(shared["power"][0])) / (gain * self.clip))
 
     def artificial_noise(self, gain: float, shared: Shared) -> float:
-        """Variance of the noise that a client adds to what it sends, with the power that its signal
-        leaves.
-        """
+        """Variance of the noise that a client adds, with the power that its signal leaves."""
         signal, level, _, _, numbers = shared["power"].tolist()
-        return float(
-            level * max(0.0, 1 - signal / (self.power * gain**2)) * self.power / max(1.0, numbers)
-        )
+        spare = max(0.0, 1 - signal / (self.power * gain**2))
+        return float(level * spare * self.power / max(1.0, numbers))
 
     def deliver(
         self, messages: Mapping[str, Tensor], shared: Shared, seed: PublicSeed, rng: SecretRng
     ) -> dict[str, Tensor] | Summed:
-        """What the receiver hears, divided by the strength at which one client's message
-        arrives.
-        """
+        """What the receiver hears, over the strength at which one message arrives."""
         ids, gains = tuple(sorted(messages)), PublicSeed.from_tensor(shared["seed"])
         heard = torch.zeros_like(messages[ids[0]], dtype=torch.float64)
         variance = self.receiver_noise
@@ -239,13 +187,10 @@ class OverTheAir(Channel):
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
         """The noise that is counted on, relative to the clip that the signal was scaled by."""
-        multiplier = chosen_noise(self.noise_multiplier, "over the air")
-        return exposure.noised(multiplier * self.clip, summands=drawn)
+        return exposure.noised(self.planned_noise * self.clip, summands=drawn)
 
     def metrics(self, shared: Shared) -> Metrics:
-        """Signal, artificial noise, what noise arrived per client's contribution, the weakest gain,
-        channel uses.
-        """
+        """Signal, artificial noise, all noise over one contribution, weakest gain, channel uses."""
         signal, level, noise, weakest, numbers = shared["power"].tolist()
         return {
             "signal": signal,
@@ -258,15 +203,12 @@ class OverTheAir(Channel):
     def multipliers(
         self, ids: Sequence[str], numbers: int, seed: PublicSeed, honest: Honest
     ) -> list[float]:
-        """For each client of a round: noise over one's own contribution, if only these are counted
-        on.
-        """
-        split, kappas = self.split(ids, numbers, seed), self.strengths(ids, seed)
+        """For each client: noise over its own contribution, if only these are counted on."""
+        kappas = self.strengths(ids, seed)
+        split = self.split_power(kappas, numbers)
         own = [split.level * (k - split.signal) / numbers for k in kappas]
         receiver = 0.0 if honest == "own" else self.receiver_noise
-        others = counted_clients(len(ids), honest, self.tolerated_dropouts) - 1
-        ordered = sorted(own)
-        found = []
+        others, ordered, found = self.counted_clients(len(ids), honest) - 1, sorted(own), []
         for value in own:
             rest = ordered.copy()
             rest.remove(value)
@@ -279,33 +221,34 @@ class OverTheAir(Channel):
         """Return the length of a message."""
         return self.numbers or numbers
 
-    def noise_in_sum(self, ids: tuple[str, ...], terms: Terms, seed: PublicSeed) -> float | None:
-        """Return the noise that arrives over one client's signal, averaged over the first
-        rounds.
-        """
-        found = []
-        for round_ in range(min(terms.rounds, _FORECAST_ROUNDS)):
-            if heard := self._heard(ids, round_, seed):
-                split = self.split(heard, self.numbers or terms.parameters, _of_round(seed, round_))
-                found.append(split.noise / split.signal)
-        return math.sqrt(sum(found) / len(found)) if found else None
+    def _rounds(
+        self, ids: Sequence[str], rounds: int, seed: PublicSeed
+    ) -> Iterator[tuple[list[str], PublicSeed]]:
+        """Who is heard in each round, and the seed of its channel; silent rounds are left out."""
+        for round_ in range(rounds):
+            own = seed.child("round", round_).child("channel")
+            if heard := [client for client in ids if self.reachable(client, round_, own)]:
+                yield heard, own
 
-    def _heard(self, ids: Sequence[str], round_: int, seed: PublicSeed) -> list[str]:
-        return [c for c in ids if self.reachable(c, round_, _of_round(seed, round_))]
+    def noise_in_sum(self, ids: tuple[str, ...], terms: Terms, seed: PublicSeed) -> float | None:
+        """Return the noise over one client's signal, averaged over the first rounds."""
+        numbers, rounds = self.numbers or terms.parameters, min(terms.rounds, _FORECAST_ROUNDS)
+        strengths = [self.strengths(*heard) for heard in self._rounds(ids, rounds, seed)]
+        splits = [self.split_power(kappas, numbers) for kappas in strengths]
+        total = sum(split.noise / split.signal for split in splits)
+        return math.sqrt(total / len(splits)) if splits else None
 
     def losses_by_assumption(
         self, ids: tuple[str, ...], terms: Terms, layout: Layout, seed: PublicSeed
     ) -> dict[str, list[float]]:
         """Sum 1 / z^2 over this run's own channel, which Gaussians compose to exactly."""
-        assumed = dict(_ASSUMED)
+        assumed, numbers = dict(_ASSUMED), self.numbers or layout.size
         if self.honest not in assumed.values():
             assumed[f"{100 * float(self.honest):g} % of the others are"] = self.honest
         losses = {name: dict.fromkeys(ids, 0.0) for name in assumed}
-        numbers = self.numbers or layout.size
-        for round_ in range(terms.rounds):
-            heard = self._heard(ids, round_, seed)
-            for name, honest in assumed.items() if heard else ():
-                found = self.multipliers(heard, numbers, _of_round(seed, round_), honest)
+        for heard, own in self._rounds(ids, terms.rounds, seed):
+            for name, honest in assumed.items():
+                found = self.multipliers(heard, numbers, own, honest)
                 for client, multiplier in zip(heard, found, strict=True):
                     losses[name][client] += math.inf if multiplier < 1e-6 else multiplier**-2
         return {name: list(found.values()) for name, found in losses.items()}
@@ -315,8 +258,3 @@ class OverTheAir(Channel):
         metrics = {"noise_multiplier_of_all": "noise over signal", "weakest_gain": "weakest gain"}
         caption = "Noise of all clients and the receiver over one client's signal; weakest gain."
         return (by_round("channel", "the channel", "ratio", metrics, caption),)
-
-
-def _of_round(seed: PublicSeed, round_: int) -> PublicSeed:
-    """The public seed of a round's channel, from that of the run."""
-    return seed.child("round", round_).child("channel")

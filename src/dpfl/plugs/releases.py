@@ -10,9 +10,12 @@ Releases are accounted like rounds: their noise, sensitivity and number are fixe
 released, and the rounds get what they leave of each client's budget.
 """
 
+import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -29,7 +32,11 @@ from dpfl.privacy.events import Event, History
 from dpfl.privacy.exposure import Exposure
 
 Shape = tuple[int, ...]
-_RUNGS = (-923, 2309)  # of the ladder of multipliers: 0.01 to 100,000
+Shares = Sequence[tuple[float, int]]
+"""Of each release, its share of a budget and how many numbers it has."""
+
+_RUNGS = range(-923, 2310)  # of the ladder of multipliers: 0.01 to 100,000
+_calibrate = partial(calibrate, adjacency=Adjacency.ZERO_OUT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,25 +67,19 @@ class Release(Plug):
 
     def statistic(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:
         """Return one row of numbers per record, before clipping; ``inputs`` has one row a
-        record.
+        record, and is the default.
         """
-        raise NotImplementedError
+        return inputs
 
     def result(self, mean: Tensor, shape: Shape) -> Tensor:
         """Return the buffer from the noisy mean of the statistic over all records."""
         return mean.reshape(shape)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Mean(Release):
-    """The mean of the inputs."""
-
-    def statistic(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:
-        """Return the inputs themselves."""
-        return inputs
+    """The mean of the inputs themselves."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class GramMatrix(Release):
     """The second moments x x^T of the inputs, a d x d buffer.
 
@@ -94,16 +95,13 @@ class GramMatrix(Release):
     def statistic(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:
         """Return the scaled upper triangle of x x^T."""
         rows, columns = torch.triu_indices(shape[0], shape[0]).unbind()
-        scale = torch.where(rows == columns, 1.0, math.sqrt(2))
-        return inputs[:, rows] * inputs[:, columns] * scale
+        return inputs[:, rows] * inputs[:, columns] * _triangle_scale(rows, columns)
 
     def result(self, mean: Tensor, shape: Shape) -> Tensor:
         """Return the symmetric matrix."""
         rows, columns = torch.triu_indices(shape[0], shape[0]).unbind()
-        values = mean / torch.where(rows == columns, 1.0, math.sqrt(2))
         matrix = torch.zeros(shape, dtype=mean.dtype)
-        matrix[rows, columns] = values
-        matrix[columns, rows] = values
+        matrix[rows, columns] = matrix[columns, rows] = mean / _triangle_scale(rows, columns)
         return matrix
 
 
@@ -126,13 +124,9 @@ class Histogram(Release):
         given = f"low = {self.low}, high = {self.high}"
         check(self.low < self.high, "release", given, "give a range")
 
-    def bins(self, shape: Shape) -> int:
-        """How many bins an input has."""
-        return shape[-1]
-
     def statistic(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:
         """Return a 1 in each input's bin, divided by the root of the number of inputs."""
-        bins = self.bins(shape)
+        bins = shape[-1]
         if self.of == "labels":
             return torch.nn.functional.one_hot(labels.clamp(0, bins - 1), bins).to(torch.float32)
         scaled = (inputs - self.low) / (self.high - self.low) * bins
@@ -142,7 +136,7 @@ class Histogram(Release):
 
     def result(self, mean: Tensor, shape: Shape) -> Tensor:
         """Return shares: none below 0, every input's summing to 1."""
-        counts = mean.reshape(-1, self.bins(shape)).clamp_min(0)
+        counts = mean.reshape(-1, shape[-1]).clamp_min(0)
         total = counts.sum(dim=1, keepdim=True)
         even = torch.full_like(counts, 1 / counts.shape[1])
         return torch.where(total > 0, counts / total.clamp_min(1e-30), even).reshape(shape)
@@ -164,16 +158,16 @@ class Quantile(Histogram):
         good = bool(self.levels) and all(0 <= level <= 1 for level in self.levels)
         check(good, "release", f"levels = {self.levels}", "give numbers from 0 to 1")
 
-    def bins(self, shape: Shape) -> int:
-        """Return the resolution."""
-        return self.resolution
-
     def numbers(self, shape: Shape) -> int:
         """Return inputs x resolution."""
-        fits = math.prod(shape) % len(self.levels) == 0
+        inputs, rest = divmod(math.prod(shape), len(self.levels))
         problem = f"{len(self.levels)} levels do not fit a buffer of shape {shape}"
-        check(fits, "release", problem, "use a buffer of inputs x levels")
-        return math.prod(shape) // len(self.levels) * self.resolution
+        check(rest == 0, "release", problem, "use a buffer of inputs x levels")
+        return inputs * self.resolution
+
+    def statistic(self, inputs: Tensor, labels: Tensor, shape: Shape) -> Tensor:
+        """Return the histogram of the record."""
+        return super().statistic(inputs, labels, (inputs.shape[1], self.resolution))
 
     def result(self, mean: Tensor, shape: Shape) -> Tensor:
         """Return where the noisy distribution function reaches each level."""
@@ -190,28 +184,20 @@ class Quantile(Histogram):
 
 
 def release_noise(
-    shares: Sequence[tuple[float, int]], budget: Budget, epsilon: float, examples: int
+    shares: Shares, budget: Budget, epsilon: float, examples: int
 ) -> tuple[float, ...]:
     """The noise multiplier of each release, from its share of the budget and its numbers.
 
     One unsampled release with the whole budget would need the multiplier z; a share s gets z /
     sqrt(s), so that the shares of several releases add up to what the budget allows.
     """
-    found = []
+    found, kind = [], budget.accountant
+    # Adding up in double precision, and rounding onto the grid, widen the bound a little.
+    summation = release_exposure(1.0, 0, examples).bound - 1
     for part, numbers in shares:
-        whole = calibrate(
-            epsilon,
-            budget.delta,
-            1.0,
-            1,
-            sampling="none",
-            adjacency=Adjacency.ZERO_OUT,
-            accountant=budget.accountant,
-            numbers=numbers,
-        )
+        plan = (epsilon, budget.delta, 1.0, 1)
+        whole = _calibrate(*plan, sampling="none", accountant=kind, numbers=numbers)
         effective = whole / math.sqrt(part)
-        # Adding up in double precision, and rounding onto the grid, widen the bound a little.
-        summation = release_exposure(1.0, 0, examples).bound - 1
         coarse = effective * math.sqrt(numbers) / SCALE
         problem = f"noise of {effective:.4g} on {numbers} numbers makes the grid too coarse"
         remedy = "give the release a larger share, or use a smaller buffer"
@@ -226,46 +212,35 @@ def release_exposure(noise_multiplier: float, numbers: int, examples: int) -> Ex
     return clipped.noised(noise_multiplier, summands=examples)
 
 
-def release_history(
-    shares: Sequence[tuple[float, int]], noise: Sequence[float], examples: int
-) -> History:
+def release_history(shares: Shares, noise: Sequence[float], examples: int) -> History:
     """What all releases show of one record, one event each."""
-    pairs = zip(shares, noise, strict=True)
-    found = [release_exposure(z, numbers, examples).events() for (_, numbers), z in pairs]
-    return tuple(event for events in found for event in events)
+    planned = zip(noise, (numbers for _, numbers in shares), strict=True)
+    return tuple(chain(*(release_exposure(*one, examples).events() for one in planned)))
 
 
-def calibrate_beside(
-    releases: History,
-    epsilon: float,
-    budget: Budget,
-    rate: float,
-    steps: int,
-    numbers: int,
+def calibrate_rounds(
+    shares: Shares, plan: Event, epsilon: float, budget: Budget, examples: int
 ) -> float:
-    """The smallest multiplier of the ladder with which sampled steps fit beside the releases."""
+    """The smallest multiplier of the ladder with which planned steps fit beside the releases."""
+    delta, kind = budget.delta, budget.accountant
+    if not shares:
+        steps = (plan.sampling_rate, plan.steps)
+        return _calibrate(epsilon, delta, *steps, accountant=kind, numbers=plan.numbers)
+    noise = release_noise(shares, budget, epsilon, examples)
+    before = release_history(shares, noise, examples)
 
     def fits(index: int) -> bool:
-        event = Event(
-            noise_multiplier=rung(index),
-            sampling="poisson",
-            sampling_rate=rate,
-            steps=steps,
-            numbers=numbers,
-        )
-        spent = spend(
-            (*releases, event),
-            budget.delta,
-            adjacency=Adjacency.ZERO_OUT,
-            accountant=budget.accountant,
-        )
+        history = (*before, replace(plan, noise_multiplier=rung(index)))
+        spent = spend(history, delta, adjacency=Adjacency.ZERO_OUT, accountant=kind)
         return spent.epsilon <= epsilon
 
-    low, high = _RUNGS
+    place = bisect.bisect_left(_RUNGS, True, key=fits)
     left = "the releases leave nothing of the budget for the rounds"
     remedy = "give them smaller shares, or raise the budget"
-    check(fits(high), "releases", left, remedy, PrivacyRefusal)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle + 1, high)
-    return rung(high)
+    check(place < len(_RUNGS), "releases", left, remedy, PrivacyRefusal)
+    return rung(_RUNGS[place])
+
+
+def _triangle_scale(rows: Tensor, columns: Tensor) -> Tensor:
+    """The factor of each entry of an upper triangle that stands for a symmetric matrix."""
+    return torch.where(rows == columns, 1.0, math.sqrt(2))

@@ -1,5 +1,6 @@
 """How records are drawn. The object that draws also writes the event, so the two cannot differ."""
 
+import bisect
 import functools
 import math
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfl.core.checks import check
 from dpfl.core.errors import DataError, PrivacyRefusal
 from dpfl.core.grid import effective_multiplier, part_width
 from dpfl.core.random import SecretRng
@@ -29,21 +31,17 @@ class Draw:
     def __iter__(self) -> Iterator[Tensor]:
         return iter(torch.split(self.records, self.sizes.tolist()))
 
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, step: int) -> Tensor:
-        return list(self)[step]
-
 
 @dataclass(frozen=True)
-class PoissonBatches:
+class _Batches:
+    examples: int
+    batch_size: int
+
+
+class PoissonBatches(_Batches):
     """Each record joins each step on its own with rate min(1, batch_size / examples). A batch may
     be empty.
     """
-
-    examples: int
-    batch_size: int
 
     @property
     def rate(self) -> float:
@@ -75,14 +73,11 @@ class PoissonBatches:
         at_once = max(1, _CHUNK // self.examples)
         for first in range(0, steps, at_once):
             count = min(at_once, steps - first)
-            step, record = np.divmod(
-                np.flatnonzero(rng.chosen(count, self.examples, self.rate)), self.examples
-            )
+            chosen = np.flatnonzero(rng.chosen(count, self.examples, self.rate))
+            step, record = np.divmod(chosen, self.examples)
             sizes.append(np.bincount(step, minlength=count))
             records.append(record)
-        return Draw(
-            torch.from_numpy(np.concatenate(records)), torch.from_numpy(np.concatenate(sizes))
-        )
+        return Draw(*(torch.from_numpy(np.concatenate(found)) for found in (records, sizes)))
 
     def event(self, noise_multiplier: float, steps: int, parameters: int) -> Event:
         """What ``steps`` noisy clipped sums over these batches release of one record."""
@@ -95,14 +90,10 @@ class PoissonBatches:
         )
 
 
-@dataclass(frozen=True)
-class ShuffledBatches:
+class ShuffledBatches(_Batches):
     """Epochs in random order, cut into batches: for work without noise. It amplifies nothing, and
     writes no event.
     """
-
-    examples: int
-    batch_size: int
 
     def draw(self, rng: SecretRng, steps: int) -> Draw:
         """Draw the records of every step."""
@@ -113,12 +104,8 @@ class ShuffledBatches:
         """Refuse noise: shuffled batches charged as Poisson samples understate the loss several
         times over.
         """
-        if noise_multiplier > 0:
-            raise PrivacyRefusal(
-                "sampling",
-                "shuffled batches cannot be charged as Poisson samples",
-                "use sampling = 'poisson'",
-            )
+        problem, remedy = "shuffled batches cannot be charged as Poisson samples", "use 'poisson'"
+        check(noise_multiplier <= 0, "sampling", problem, remedy, PrivacyRefusal)
         return Event(noise_multiplier=0.0, steps=steps)
 
 
@@ -142,20 +129,15 @@ def _largest_batch(examples: int, rate: float) -> int:
         return examples
     from scipy.special import bdtrc
 
-    low, high = math.floor(rate * examples), examples
-    while low < high:
-        middle = (low + high) // 2
-        if float(bdtrc(middle, examples, rate)) <= _TAIL:
-            high = middle
-        else:
-            low = middle + 1
-    return high
+    sizes = range(math.floor(rate * examples), examples)
+    return sizes.start + bisect.bisect_left(
+        sizes, True, key=lambda size: bool(bdtrc(size, examples, rate) <= _TAIL)
+    )
 
 
 def sampler(phase: Phase, examples: int) -> PoissonBatches | ShuffledBatches:
     """Return the sampler that a phase's work uses, and that is asked for its cost."""
-    if examples < 1:
-        raise DataError("client", "has no data", "leave it out of the federation")
+    check(examples >= 1, "client", "has no data", "leave it out of the federation", DataError)
     kind = PoissonBatches if phase.sampling == "poisson" else ShuffledBatches
     return kind(examples, phase.batch_size)
 

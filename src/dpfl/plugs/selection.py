@@ -23,7 +23,10 @@ class Selection(Plug):
 
     def rate(self, population: int) -> float:
         """Probability that a given client takes part in a given round."""
-        raise NotImplementedError
+        size = self.cohort_size(population)
+        if size is None:
+            raise NotImplementedError
+        return size / population
 
     def charged_rate(self, population: int) -> float:
         """The largest probability with which a client is ever drawn: what amplification is charged
@@ -38,8 +41,8 @@ class Selection(Plug):
         return 1
 
     def cohort_size(self, population: int) -> int | None:
-        """How many are drawn, where that number is fixed."""
-        raise NotImplementedError
+        """How many are drawn, where that number is fixed; None where it is random."""
+        return None
 
     def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
         """Return the candidates that are drawn, in drawing order.
@@ -49,15 +52,10 @@ class Selection(Plug):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, kw_only=True)
 class Everyone(Selection):
     """All candidates, every round."""
 
     sampling: ClassVar[Sampling] = "none"
-
-    def rate(self, population: int) -> float:
-        """Return 1: every client takes part in every round."""
-        return 1.0
 
     def cohort_size(self, population: int) -> int | None:
         """Return the population."""
@@ -84,22 +82,14 @@ class FixedCohort(Selection):
 
     def __post_init__(self) -> None:
         check(self.size >= 1, "cohort", f"size = {self.size}", "draw at least one client")
-        check(
-            self.least is None or self.least >= self.size,
-            "cohort",
-            f"{self.size} clients cannot be drawn when only {self.least} are willing",
-            "give a least number of willing clients that is at least the cohort's size",
-        )
+        problem = f"{self.size} clients cannot be drawn when only {self.least} are willing"
+        good = self.least is None or self.least >= self.size
+        check(good, "cohort", problem, "make least at least the cohort's size")
 
     def _within(self, population: int) -> None:
         for count, what in ((self.size, "clients"), (self.least or 0, "willing clients")):
             problem = f"{count} {what} are more than the {population} there are"
             check(count <= population, "cohort", problem, f"give at most {population}")
-
-    def rate(self, population: int) -> float:
-        """Return size / population."""
-        self._within(population)
-        return self.size / population
 
     def charged_rate(self, population: int) -> float:
         """Return size / (least number of willing clients)."""
@@ -108,7 +98,7 @@ class FixedCohort(Selection):
     def least_willing(self, population: int) -> int:
         """Return the least number of willing clients that the plan allows."""
         self._within(population)
-        return population if self.least is None else self.least
+        return self.least or population
 
     def cohort_size(self, population: int) -> int | None:
         """Return the fixed size."""
@@ -134,10 +124,6 @@ class PoissonCohort(Selection):
     def rate(self, population: int) -> float:
         """Return the sampling rate."""
         return self.sampling_rate
-
-    def cohort_size(self, population: int) -> int | None:
-        """Return None: the size is random."""
-        return None
 
     def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
         """Return the candidates whose coin came up."""

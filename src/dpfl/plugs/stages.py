@@ -1,8 +1,8 @@
 """What a client does to its update before it sends it, and how the server undoes it."""
 
 import math
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Cohort, PlugState, Rows, Shared, Terms, Total, Who
 from dpfl.numerics import clipping
-from dpfl.plugs.base import Plug, chosen_noise
+from dpfl.plugs.base import NoiseMaker, Plug
 from dpfl.privacy.exposure import Exposure
 
 
@@ -51,15 +51,12 @@ class Stage(Plug):
     @property
     def acts_on_rows(self) -> bool:
         """Whether ``client_rows`` is there, and not older than the ``client`` it stands for."""
-        order = type(self).__mro__
-        rows, one = (
-            next(c for c in order if name in c.__dict__) for name in ("client_rows", "client")
-        )
-        return rows is not Stage and order.index(rows) <= order.index(one)
+        own = next(c for c in type(self).__mro__ if {"client_rows", "client"} & vars(c).keys())
+        return own is not Stage and "client_rows" in vars(own)
 
     def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        """Act before sending."""
-        raise NotImplementedError
+        """Act before sending; on one row alone, where ``client_rows`` is all there is."""
+        return self.client_rows(x[None], shared)[0]
 
     def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:
         """Undo on arrival; ``who`` is None where the sum is handled."""
@@ -91,17 +88,13 @@ class Clip(Stage):
         """Clip every row on its own."""
         return clipping.clip(rows, self.clip)
 
-    def client(self, x: Tensor, shared: Shared, who: Who, rng: SecretRng) -> Tensor:
-        """Scale one client's update into the ball."""
-        return clipping.clip(x, self.clip)
-
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
         """The bound shrinks, unless there is noise already."""
         return exposure.clipped(self.clip)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianNoise(Stage):
+class GaussianNoise(Stage, NoiseMaker):
     """Add noise of std ``noise_multiplier`` x ``clip`` to every coordinate, the client's own
     protection.
 
@@ -110,40 +103,28 @@ class GaussianNoise(Stage):
     grid.
 
     ``distributed``: only a share of it, so that the shares of all drawn clients, less the
-    ``tolerated_dropouts``, add up to that std. A multiplier left out is planned at enrolment, from
-    the smallest budget anyone claims.
+    ``tolerated_dropouts``, add up to that std.
     """
 
-    noise_multiplier: float | None
     clip: float
     distributed: bool = False
     tolerated_dropouts: int = 0
     linear: ClassVar[bool] = True
-    makes_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         positive("gaussian noise", clip=self.clip)
-        not_negative(
-            "gaussian noise",
-            noise_multiplier=self.noise_multiplier or 0.0,
-            tolerated_dropouts=self.tolerated_dropouts,
-        )
+        not_negative("gaussian noise", noise_multiplier=self.noise_multiplier or 0.0)
+        not_negative("gaussian noise", tolerated_dropouts=self.tolerated_dropouts)
 
     @property
     def shares_noise(self) -> bool:
         """Whether a client adds a share, which is not enough for anyone alone."""
         return self.distributed
 
-    def resolve(self, terms: Terms) -> Self:
-        """Take the noise level of the terms."""
-        open_ = self.noise_multiplier is None
-        return replace(self, noise_multiplier=terms.noise_multiplier) if open_ else self
-
     def std(self, drawn: int) -> float:
         """Standard deviation of what one of ``drawn`` clients adds."""
         shares = max(1, drawn - self.tolerated_dropouts) if self.distributed else 1
-        multiplier = chosen_noise(self.noise_multiplier, "gaussian noise")
-        return multiplier * self.clip / math.sqrt(shares)
+        return self.planned_noise * self.clip / math.sqrt(shares)
 
     def noise_in_sum(self, ids: tuple[str, ...], terms: Terms, seed: PublicSeed) -> float | None:
         """Return the noise of all shares over the clip."""
@@ -191,7 +172,7 @@ class SharedSubspace(Stage):
         if who.public or not shared:
             return x
         bases = [shared[name] for name in sorted(shared)]
-        parts = torch.split(x, [basis.shape[0] for basis in bases])
+        parts = torch.split(x, [len(basis) for basis in bases])
         return torch.cat([part @ basis for part, basis in zip(parts, bases, strict=True)])
 
     def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:

@@ -5,18 +5,18 @@ A step sees the aggregate, which is private already, so whatever it does costs n
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from dpfl.core.checks import check, not_negative, one_of, positive, share, whole_number
+from dpfl.core.checks import check, one_of, positive, share, whole_number
 from dpfl.core.layout import Layout
 from dpfl.core.types import Aggregate, PlugOutput, PlugState, Terms
 from dpfl.plugs.base import Plug
 
 Decay = Literal["constant", "exponential", "inverse_sqrt", "inverse_time", "cosine"]
-DECAYS: tuple[Decay, ...] = ("constant", "exponential", "inverse_sqrt", "inverse_time", "cosine")
+DECAYS: tuple[Decay, ...] = get_args(Decay)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +47,15 @@ class LearningRate:
 
     def at(self, round_: int) -> float:
         """The learning rate of a round, counted from 0."""
-        t = round_ + 1
-        if self.decay == "exponential":
-            return self.rate * self.factor**round_
-        if self.decay == "inverse_sqrt":
-            return self.rate / math.sqrt(t)
-        if self.decay == "inverse_time":
-            return self.rate / t
-        if self.decay == "cosine":
-            done = min(1.0, round_ / max(1, self.rounds or 1))
-            return self.rate * (1 + math.cos(math.pi * done)) / 2
-        return self.rate
+        t, done = round_ + 1, min(1.0, round_ / (self.rounds or 1))
+        rates = {
+            "constant": self.rate,
+            "exponential": self.rate * self.factor**round_,
+            "inverse_sqrt": self.rate / math.sqrt(t),
+            "inverse_time": self.rate / t,
+            "cosine": self.rate * (1 + math.cos(math.pi * done)) / 2,
+        }
+        return rates[self.decay]
 
 
 class Step(Plug):
@@ -89,8 +87,8 @@ class ServerSgd(Step):
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        not_negative("server step", momentum=self.momentum)
-        check(self.momentum < 1, "server step", f"momentum = {self.momentum}", "give below 1")
+        good = 0 <= self.momentum < 1
+        check(good, "server step", f"momentum = {self.momentum}", "give 0 or more, below 1")
         given = self.momentum > 0 or not self.nesterov
         check(given, "server step", "nesterov without momentum", "give momentum, or neither")
 
@@ -110,60 +108,45 @@ class ServerSgd(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveStep(Step):
-    """A server optimiser with a learning rate per coordinate, after Reddi et al., *Adaptive
-    Federated Optimization*, ICLR 2021.
+class ServerAdam(Step):
+    """FedAdam, a learning rate per coordinate (Reddi et al., *Adaptive Federated Optimization*,
+    ICLR 2021).
 
-    m <- beta1 m + (1 - beta1) u;  v as the kind says;  model <- model + lr m / (sqrt(v) + tau).
+    m <- beta1 m + (1 - beta1) u;  v <- beta2 v + (1 - beta2) u^2;  model <- model + lr m / (sqrt(v)
+    + tau).
     """
 
     lr: LearningRate
     beta1: float = 0.9
     beta2: float = 0.99
     tau: float = 1e-3
-    kind: ClassVar[str]
 
     def __post_init__(self) -> None:
-        positive(self.kind, tau=self.tau)
-        for name in ("beta1", "beta2"):
-            value = getattr(self, name)
-            check(0 <= value < 1, self.kind, f"{name} = {value}", "give 0 or more, below 1")
+        positive("server step", tau=self.tau)
+        good = 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1
+        given = f"beta1 = {self.beta1}, beta2 = {self.beta2}"
+        check(good, "server step", given, "give 0 or more, below 1")
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Return zero moments; the second one begins at tau^2, as in the paper."""
-        second = torch.full((layout.size,), self.tau**2)
-        return {"first": torch.zeros(layout.size), "second": second}
+        first = torch.zeros(layout.size)
+        return {"first": first, "second": torch.full_like(first, self.tau**2)}
 
     def second_moment(self, v: Tensor, squares: Tensor) -> Tensor:
-        """Return the next second moment."""
-        raise NotImplementedError
+        """Return the next second moment: the exponential mean of the squares."""
+        return self.beta2 * v + (1 - self.beta2) * squares
 
     def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Move along the first moment, coordinate by coordinate."""
         u = aggregate.vector
         first = self.beta1 * state["first"] + (1 - self.beta1) * u
         second = self.second_moment(state["second"], u * u)
-        lr = self.lr.at(aggregate.round)
-        model = aggregate.model + lr * first / (second.sqrt() + self.tau)
-        return model, {**state, "first": first, "second": second}, {}
+        moved = self.lr.at(aggregate.round) * first / (second.sqrt() + self.tau)
+        return aggregate.model + moved, {**state, "first": first, "second": second}, {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerAdam(AdaptiveStep):
-    """FedAdam: v <- beta2 v + (1 - beta2) u^2."""
-
-    kind: ClassVar[str] = "server adam"
-
-    def second_moment(self, v: Tensor, squares: Tensor) -> Tensor:
-        """Return the exponential mean of the squares."""
-        return self.beta2 * v + (1 - self.beta2) * squares
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerYogi(AdaptiveStep):
-    """FedYogi: v <- v - (1 - beta2) u^2 sign(v - u^2)."""
-
-    kind: ClassVar[str] = "server yogi"
+class ServerYogi(ServerAdam):
+    """FedYogi: the same, but v <- v - (1 - beta2) u^2 sign(v - u^2)."""
 
     def second_moment(self, v: Tensor, squares: Tensor) -> Tensor:
         """Return a second moment that shrinks no faster than it grows."""
@@ -190,14 +173,14 @@ class AveragedIterates(Step):
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Return the inner step's state, and an average of no models."""
-        average = {"average": torch.zeros(layout.size, dtype=torch.float64)}
-        inner = _named("inner/", self.step.start(terms, layout))
-        return {**inner, **average, "models": torch.zeros(1)}
+        average = torch.zeros(layout.size, dtype=torch.float64)
+        inner = _as_inner(self.step.start(terms, layout))
+        return {**inner, "average": average, "models": torch.zeros(1)}
 
     def __call__(self, state: PlugState, aggregate: Aggregate) -> PlugOutput:
         """Step, and add the model to the average."""
         model, inner, metrics = self.step(_inner(state), aggregate)
-        state = {**state, **_named("inner/", inner)}
+        state = {**state, **_as_inner(inner)}
         if aggregate.round < self.first:
             return model, state, metrics
         count = state["models"] + 1
@@ -212,10 +195,10 @@ class AveragedIterates(Step):
         return self.step.published(_inner(state), model)
 
 
-def _named(prefix: str, state: PlugState) -> PlugState:
-    return {f"{prefix}{name}": tensor for name, tensor in state.items()}
+def _as_inner(state: PlugState) -> PlugState:
+    return {f"inner/{name}": tensor for name, tensor in state.items()}
 
 
 def _inner(state: PlugState) -> PlugState:
-    known = {name.partition("/"): tensor for name, tensor in state.items()}
-    return {name: tensor for (first, _, name), tensor in known.items() if first == "inner"}
+    own = {name for name in state if name.startswith("inner/")}
+    return {name.removeprefix("inner/"): state[name] for name in sorted(own)}

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from dpfl.core.checks import positive
 from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Cohort, PlugOutput, PlugState, Rows, Terms, Total
-from dpfl.plugs.base import Plug
+from dpfl.plugs.base import Plug, planned
 
 TRUE_NOISE = "true_noise/"
 """Under this prefix a simulator, and nobody else, tells weights that ask for it each client's true
@@ -27,8 +27,8 @@ class Weights(Plug):
     rest on them. ``needs_rows`` refuses a summing channel.
     """
 
-    needs_rows: ClassVar[bool]
-    constant: ClassVar[bool]
+    needs_rows: ClassVar[bool] = True
+    constant: ClassVar[bool] = False
 
     def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> PlugOutput:
         """Return the weights, the next state, and metrics for the operator."""
@@ -59,45 +59,40 @@ class Weights(Plug):
         return dict(zip(cohort.ids, self({}, rows, 0)[0].tolist(), strict=True))
 
 
-@dataclass(frozen=True, kw_only=True)
 class UniformWeights(Weights):
     """1 / (number that arrived): the plain mean."""
 
     needs_rows: ClassVar[bool] = False
-    constant: ClassVar[bool] = False
 
     def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> PlugOutput:
         """Return equal weights."""
         return shares([1.0] * len(received.cohort)), state, {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExampleWeights(Weights):
-    """Proportional to the claimed number of records (DPFedAvg)."""
-
-    needs_rows: ClassVar[bool] = True
-    constant: ClassVar[bool] = False
-
-    def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> PlugOutput:
-        """Return examples_i / sum over the cohort."""
-        cohort = received.cohort
-        return shares([cohort.claims[client].examples for client in cohort.ids]), state, {}
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpsilonWeights(Weights):
-    """Proportional to the claimed epsilon (WeiAvg, PFA).
+class ClaimWeights(Weights):
+    """Proportional to something that clients claim.
 
     A false claim moves the model, never what anyone is charged.
     """
 
-    needs_rows: ClassVar[bool] = True
-    constant: ClassVar[bool] = False
+    claim: ClassVar[str]
 
     def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> PlugOutput:
-        """Return epsilon_i / sum over the cohort."""
-        cohort = received.cohort
-        return shares([cohort.claims[client].epsilon for client in cohort.ids]), state, {}
+        """Return claim_i / sum over the cohort."""
+        claims = [received.cohort.claims[client] for client in received.cohort.ids]
+        return shares([getattr(one, self.claim) for one in claims]), state, {}
+
+
+class ExampleWeights(ClaimWeights):
+    """Proportional to the claimed number of records (DPFedAvg)."""
+
+    claim = "examples"
+
+
+class EpsilonWeights(ClaimWeights):
+    """Proportional to the claimed epsilon (WeiAvg, PFA)."""
+
+    claim = "epsilon"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,20 +108,13 @@ class ExpectedCohortWeights(Weights):
     constant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        positive("weights", expected_cohort=1.0 if self._open else self.expected_cohort)
-
-    @property
-    def _open(self) -> bool:
-        return self.expected_cohort is None
-
-    def resolve(self, terms: Terms) -> Self:
-        """Take the size of the terms."""
-        return replace(self, expected_cohort=terms.expected_cohort) if self._open else self
+        if self.expected_cohort is not None:
+            positive("weights", expected_cohort=self.expected_cohort)
 
     def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> PlugOutput:
         """Return the constant for everyone."""
-        positive("weights", expected_cohort=self.expected_cohort)
-        return torch.full((len(received.cohort),), 1 / (self.expected_cohort or 1)), state, {}
+        weight = 1 / planned(self.expected_cohort, "weights")
+        return torch.full((len(received.cohort),), weight), state, {}
 
     def value(self, terms: Terms) -> float:
         """Return the constant."""

@@ -20,19 +20,20 @@ that draws N values and has (epsilon', delta') under the ideal law has
 
 under the real one, for N <= 1e12. This is charged once per history, for N = sum of numbers x steps.
 
-*Caches.* Nothing here reads a file: a number rests on this process's own computations alone.
+*Caches.* Nothing here reads a file: a number rests on this process's own computations, which it
+remembers.
 """
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
-from dpfl.core.checks import check
+from dpfl.core.checks import check, one_of
 from dpfl.core.errors import PrivacyRefusal, unknown_name
 from dpfl.core.types import Adjacency
-from dpfl.privacy.cache import remembered
-from dpfl.privacy.classic_rdp import CLASSIC, classic_epsilon
+from dpfl.privacy.classic_rdp import classic_epsilon
 from dpfl.privacy.events import Event, History, Sampling, merged
 from dpfl.privacy.gaussian import gaussian_epsilon
 from dpfl.privacy.renyi import RESERVED, check_sampling, moments, renyi_costs, renyi_epsilon
@@ -92,20 +93,20 @@ def epsilon(
     5.07
     """
     rate = 1.0 if sampling == "none" else sampling_rate
-    if accountant == CLASSIC:
+    if accountant == "classic-rdp":
         kind = "poisson" if sampling == "none" else sampling
         return classic_epsilon(noise_multiplier, rate, steps, delta, kind)
     event = Event(
         noise_multiplier=noise_multiplier, sampling=sampling, sampling_rate=rate, steps=steps
     )
-    wanted: Any = accountant
-    return spend((event,), delta, adjacency=adjacency_named(adjacency), accountant=wanted).epsilon
+    named = adjacency_named(adjacency)
+    return spend((event,), delta, adjacency=named, accountant=accountant).epsilon
 
 
 def adjacency_named(name: Adjacency | str) -> Adjacency:
     """Return the adjacency of this name."""
     if name not in list(Adjacency):
-        raise unknown_name("accountant", "adjacency", str(name), list(Adjacency))
+        raise unknown_name("accountant", "adjacency", name, list(Adjacency))
     return Adjacency(name)
 
 
@@ -115,19 +116,30 @@ def spend(
     *,
     adjacency: Adjacency,
     accountant: AccountantName | None = None,
+    accuracy: float = FINE,
 ) -> Spend:
     """Upper bound on epsilon of a whole history, by the tightest accountant unless one is named.
 
     >>> round(spend((Event(noise_multiplier=1.0),), 1e-5, adjacency=Adjacency.ZERO_OUT).epsilon, 4)
     4.3772
     """
-    value, label = _bound(history, delta, adjacency, accountant, FINE)
+    events = merged(event for event in history if event.sampling_rate > 0)
+    check_question(events, delta, adjacency, accountant)
+    name, value = accountant or "pld", 0.0
+    label = name.upper()
+    left = delta - math.fsum(event.failure * event.steps for event in events)
+    if any(event.noise_multiplier < SMALLEST_NOISE for event in events) or left < SMALLEST_DELTA:
+        value, label = math.inf, "none: not private"
+    elif events:
+        numbers = sum(event.numbers * event.steps for event in events)
+        ideal = merged(replace(event, failure=0.0, numbers=0) for event in events)
+        value = _with_sampler(name, ideal, left, delta, numbers, adjacency, accuracy)
     return Spend(epsilon=value, delta=delta, adjacency=adjacency, accountant=label)
 
 
 def quick_epsilon(history: Iterable[Event], delta: float, *, adjacency: Adjacency) -> float:
     """Upper bound on epsilon with a coarser discretisation: 0.3 % higher, in a millisecond."""
-    return _bound(history, delta, adjacency, None, QUICK)[0]
+    return spend(history, delta, adjacency=adjacency, accuracy=QUICK).epsilon
 
 
 def shown(value: float, digits: int = 3) -> str:
@@ -146,52 +158,31 @@ def shown(value: float, digits: int = 3) -> str:
 
 def sampler_delta(numbers: int, epsilon: float) -> float:
     """The sampler's own part of delta for ``numbers`` noise values in all, beside ``epsilon``."""
-    if not numbers:
-        return 0.0
+    if numbers == 0 or numbers > MOST_NUMBERS:
+        return math.inf if numbers else 0.0
     rate = SAMPLER_DELTA_PER_NUMBER * numbers + SAMPLER_DELTA_ONCE
     return math.exp(min(math.log(rate) + math.log1p(math.exp(-epsilon)) + epsilon, 0.0))
 
 
-def _bound(
-    history: Iterable[Event],
-    delta: float,
-    adjacency: Adjacency,
-    accountant: AccountantName | None,
-    accuracy: float,
-) -> tuple[float, str]:
-    """Epsilon and the name of the accountant that found it."""
-    check_delta(delta)
-    events = _released(history)
-    check_covered(events, adjacency, accountant)
-    if not events:
-        return 0.0, (accountant or "pld").upper()
-    left = delta - math.fsum(event.failure * event.steps for event in events)
-    if any(event.noise_multiplier < SMALLEST_NOISE for event in events) or left < SMALLEST_DELTA:
-        return math.inf, "none: not private"
-    numbers = sum(event.numbers * event.steps for event in events)
-    ideal = merged(Event(**{**vars(event), "failure": 0.0, "numbers": 0}) for event in events)
-    name = accountant or "pld"
-
-    def compute() -> float:
-        return _with_sampler(_curve(name, ideal, left, adjacency, accuracy), left, delta, numbers)
-
-    key = (name, ideal, left, delta, numbers, adjacency, accuracy)
-    return remembered(key, compute), name.upper()
-
-
+@lru_cache(maxsize=200_000)
 def _with_sampler(
-    curve: Callable[[float], float], left: float, delta: float, numbers: int
+    name: AccountantName,
+    ideal: History,
+    left: float,
+    delta: float,
+    numbers: int,
+    adjacency: Adjacency,
+    accuracy: float,
 ) -> float:
     """Evaluate the ideal curve at a delta that leaves room for the sampler's part of it."""
+    curve = _curve(name, ideal, left, adjacency, accuracy)
     value = curve(left)
     if numbers == 0 or not math.isfinite(value):
         return value
-    most = LARGEST_SAMPLER_SHARE * delta
-    if numbers > MOST_NUMBERS or sampler_delta(numbers, value + SAMPLER_EPSILON) > most:
-        return math.inf
+    needed, most = sampler_delta(numbers, value + SAMPLER_EPSILON), LARGEST_SAMPLER_SHARE * delta
     # A quarter more than at this epsilon: room for the rise that leaving it causes
-    room = min(1.25 * sampler_delta(numbers, value + SAMPLER_EPSILON), most)
-    if room > left / 2:
+    room = min(1.25 * needed, most)
+    if needed > most or room > left / 2:
         return math.inf
     value = curve((left - room) * math.exp(-SAMPLER_DELTA_EXPONENT)) + SAMPLER_EPSILON
     return value if sampler_delta(numbers, value) <= room else math.inf
@@ -220,31 +211,24 @@ def _curve(
     plan = [Step(std=1 / mu, rate=1.0, steps=1)] if plain else []
     for event in events:
         if event.sampling_rate < 1:
-            poisson = event.sampling == "poisson"
-            pair: Pair = "replaced" if sensitivity == 2 else "sampled"
-            pair = pair if poisson else "mirrored"
-            std = event.noise_multiplier if poisson else event.noise_multiplier / 2
+            uniform = event.sampling == "uniform"
+            pair: Pair = "mirrored" if uniform else "replaced" if sensitivity == 2 else "sampled"
+            std = event.noise_multiplier / (2 if uniform else 1)
             plan.append(Step(std=std, rate=event.sampling_rate, steps=event.steps, pair=pair))
-    return composition(plan, delta, accuracy).epsilon
+    return composition(plan, delta, accuracy)
 
 
-def _released(history: Iterable[Event]) -> History:
-    """Leave out what was drawn with probability zero: nothing of it was released."""
-    return merged(event for event in history if event.sampling_rate > 0)
+def check_question(
+    events: History, delta: float, adjacency: Adjacency, accountant: AccountantName | None
+) -> None:
+    """Refuse a delta that is not a probability, or so small that rounding would matter.
 
-
-def check_delta(delta: float) -> None:
-    """Refuse a delta that is not a probability, or so small that rounding would matter."""
-    problem = f"delta = {delta} is not between 0 and 1"
-    check(0 < delta < 1, "accountant", problem, "give a delta well below 1 / records")
+    Also an unknown accountant, and what the named one (or any) has no proven bound for.
+    """
+    remedy = f"give one well below 1 / records, and at least {SMALLEST_DELTA:g}"
+    check(0 < delta < 1, "accountant", f"delta = {delta} is not between 0 and 1", remedy)
     problem = f"delta = {delta:g} is so small that the accountant's rounding would matter"
-    remedy = f"give a delta of at least {SMALLEST_DELTA:g}"
     check(delta >= SMALLEST_DELTA, "accountant", problem, remedy, PrivacyRefusal)
-
-
-def check_covered(events: History, adjacency: Adjacency, accountant: AccountantName | None) -> None:
-    """Refuse an unknown accountant, and what the named one (or any) has no proven bound for."""
-    if accountant is not None and accountant not in ACCOUNTANTS:
-        raise unknown_name("accountant", "accountant", accountant, ACCOUNTANTS)
+    one_of("accountant", ACCOUNTANTS, accountant="pld" if accountant is None else accountant)
     for event in events:
         check_sampling(event, adjacency, by_moments=accountant in ("rdp", "renyi"))

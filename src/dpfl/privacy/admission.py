@@ -7,16 +7,18 @@ second was decided when the plan was committed, and the answer is remembered.
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from dpfl.core.types import Budget, Observer
-from dpfl.privacy.costs import PrivacyCost, account_history, written
+from dpfl.privacy.costs import Charge, Delta, PrivacyCost, adjacency_of, speak_of, written
 from dpfl.privacy.filters import Limit, Portion
-from dpfl.privacy.ledger_reader import OWN, LedgerReader
+from dpfl.privacy.ledger_reader import ALL, OWN, LedgerReader, Round
 
 POPULATION = "population:"  # how the names of populations begin
 
-PlanKey = tuple[str, str, str]  # run, account, observer
+Observers = Iterable[Observer]
+PlanKeys = frozenset[tuple[str, str, str]]  # run, account, observer
 Question = tuple[tuple[Portion, ...], Portion, Limit]
 
 # Whether a member has plans, or charges, of its own that its budget is held against.
@@ -32,43 +34,17 @@ _PAYERS = f"""SELECT MIN(m.account) FROM members AS m JOIN grants AS g ON g.acco
         CASE WHEN {_HAS_OWN.format("plans")} OR {_HAS_OWN.format("charges")} THEN m.account END"""
 
 
-@dataclass(frozen=True)
-class Release:
-    """What is to be charged: rounds are 0 or above, releases before round one below 0.
-
-    A ``replayed`` release does not count what its run charged from its round on.
-    """
-
-    run: str
-    round: int
-    account: str
-    observer: str
-    cost: PrivacyCost
-    replayed: bool = False
-
-    @property
-    def early(self) -> bool:
-        """Whether it is one of the releases before round one."""
-        return self.round < 0
-
-
 class Admission(LedgerReader):
     """The deciding half of :class:`dpfl.privacy.ledger.Ledger`: it answers, and writes nothing."""
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         super().__init__(connection, name)
         self._answers: dict[Question, int] = {}
-        self._covered: dict[tuple[str, frozenset[PlanKey]], bool] = {}
+        self._covered: dict[tuple[str, PlanKeys], bool] = {}
         self._version = -1
 
     def affordable_releases(
-        self,
-        account: str,
-        cost: PrivacyCost,
-        seen_by: Iterable[Observer],
-        most: int,
-        *,
-        delta: float | None = None,
+        self, account: str, cost: PrivacyCost, seen_by: Observers, most: int, delta: Delta = None
     ) -> int:
         """How many rounds of this cost, up to ``most``, a new plan of the account could contain.
 
@@ -78,9 +54,9 @@ class Admission(LedgerReader):
         "allotments". Accounts with equal budgets and histories share one answer.
         """
         budget = self.budget_of(account)
-        if budget is None or budget.observer is None or budget.observer not in set(seen_by):
+        if budget is None or budget.observer is None or budget.observer not in seen_by:
             return most
-        self._filter.check(account, cost)
+        self.rule.check(account, cost)
         portions = tuple(self.portions(self.committed(account, budget.observer)))
         new = Portion(cost=cost, count=most, delta=delta)
         limit = _limit([*portions, new], budget)
@@ -88,7 +64,7 @@ class Admission(LedgerReader):
             return 0  # a record-level release says nothing of a client
         question = (portions, new, limit)
         if question not in self._answers:
-            self._answers[question] = self._filter.most(portions, new, limit)
+            self._answers[question] = self.rule.most(portions, new, limit)
         return self._answers[question]
 
     def can_release(
@@ -99,31 +75,50 @@ class Admission(LedgerReader):
         What the run charged from this round on is left out: a replayed round does not count against
         itself.
         """
-        release = Release(run, round_, account, str(observer), cost, replayed=True)
-        owner = self._plan_left(release)
-        return bool(owner) and self._paid(release, str(owner))
+        charge = Charge(account=account, observer=observer, cost=cost)
+        return bool(self._plan_for(run, round_, charge, replayed=True))
 
-    def _plan_left(self, release: Release) -> str | None:
+    def _plan_for(self, run: str, round_: int, charge: Charge, replayed: bool) -> str | None:
+        """Return the account whose plan covers a charge that every budget it concerns admits.
+
+        The answer is "" if no plan has such a release left or a budget does not admit it, and None
+        if there is no plan at all. A ``replayed`` charge does not count what its run charged from
+        its round on.
+        """
+        owner = self._plan_left(run, round_, charge, replayed)
+        if not owner:
+            return owner
+        keys = frozenset({(run, owner, str(charge.observer))})
+        payers = self._payers(charge.account, keys)
+        if self.rule.reserves:
+            return owner if all(self._covers(payer, keys) for payer in payers) else ""
+        rounds, before = int(round_ >= 0), (run, round_) if replayed else ALL
+        return owner if all(self._admits(one, keys, rounds, before) for one in payers) else ""
+
+    def _plan_left(self, run: str, round_: int, charge: Charge, replayed: bool) -> str | None:
         """Return whose plan has such a release left, "" if none has, None if there is no plan.
 
-        A population's plan is used by what is charged to the population, and by each member for
-        itself.
+        Rounds are 0 or above, releases before round one below 0. A population's plan is used by
+        what is charged to the population, and by each member for itself.
         """
+        early = round_ < 0
         plans = f"""SELECT account, bill, releases FROM plans
             WHERE account IN {OWN} AND observer = :observer AND run = :run
             ORDER BY account <> :account, account"""
-        kind = "round < 0 AND bill = :bill" if release.early else "round >= 0"
         used = f"""SELECT account, COUNT(*) FROM charges
             WHERE plan = :owner AND observer = :observer AND run = :run
             AND (:account = :owner OR account IN (:owner, :account))
-            AND {kind} AND (NOT :replayed OR round < :round) GROUP BY account"""
-        place = {**vars(release), "cost": None, "bill": written(release.cost)[0]}
+            AND {"round < 0 AND bill = :bill" if early else "round >= 0"}
+            AND (NOT :replayed OR round < :round) GROUP BY account"""
+        place: dict[str, Any] = {"run": run, "round": round_, "replayed": replayed}
+        place |= {"account": charge.account, "observer": charge.observer}
+        place["bill"] = written(charge.cost)[0]
         found = self._rows(plans, **place)
         for owner, digest, releases in found:
             planned = self._cost(digest)
-            allowed = releases if release.cost == planned.of_round else 0
-            if release.early:
-                allowed = planned.of_releases.count(release.cost)
+            allowed = releases if charge.cost == planned.of_round else 0
+            if early:
+                allowed = planned.of_releases.count(charge.cost)
             if allowed:
                 counts = dict(self._rows(used, owner=owner, **place))
                 if counts.pop(owner, 0) + max(counts.values(), default=0) < allowed:
@@ -132,15 +127,7 @@ class Admission(LedgerReader):
 
     # -- budgets -----------------------------------------------------------------------------------
 
-    def _paid(self, release: Release, owner: str) -> bool:
-        """Whether every budget that a release of ``owner``'s plan concerns admits one more."""
-        keys = frozenset({(release.run, owner, release.observer)})
-        payers = self._payers(release.account, {release.observer})
-        if not self._filter.reserves:
-            return all(self._admits(payer, keys, release) for payer in payers)
-        return all(self._covers(payer, keys) for payer in payers)
-
-    def _payers(self, account: str, observers: set[str]) -> list[str]:
+    def _payers(self, account: str, keys: PlanKeys) -> list[str]:
         """Whose budgets a release concerns: the account's own, or one of each kind of members.
 
         Members with equal budgets in the same populations, and with no plan or charge of their own
@@ -148,12 +135,13 @@ class Admission(LedgerReader):
         """
         if not account.startswith(POPULATION):
             return [account]
-        rows = self._rows(_PAYERS, population=account, server=observers != {"world"})
+        server = any(observer != "world" for _, _, observer in keys)
+        rows = self._rows(_PAYERS, population=account, server=server)
         return [payer for (payer,) in rows] or [account]
 
-    def _covers(self, payer: str, keys: frozenset[PlanKey]) -> bool:
+    def _covers(self, payer: str, keys: PlanKeys) -> bool:
         """As :meth:`_admits` for whole plans: an answer stands until plans or budgets change."""
-        (version,) = self._one("PRAGMA data_version")
+        ((version,),) = self._rows("PRAGMA data_version")
         if version != self._version:
             self._covered.clear()
             self._version = version
@@ -161,35 +149,29 @@ class Admission(LedgerReader):
             self._covered[payer, keys] = self._admits(payer, keys)
         return self._covered[payer, keys]
 
-    def _admits(self, payer: str, keys: frozenset[PlanKey], release: Release | None = None) -> bool:
-        """Whether one account's budget admits one more release of these plans, or all of them.
+    def _admits(self, payer: str, keys: PlanKeys, rounds: int = 1, before: Round = ALL) -> bool:
+        """Whether one account's budget admits one more round of these plans, or all of them.
 
-        Without a ``release``, it is a round that is asked for.
+        ``rounds`` 0 asks for a release before round one; ``before`` is that of :meth:`committed`.
         """
-        early = release is not None and release.early
-        before = (release.run, release.round) if release and release.replayed else None
         budget = self.budget_of(payer)
         if budget is None or budget.observer is None:
             return True
-        counted, concerned = [], False
-        for plan in self.committed(payer, budget.observer, before=before):
-            own = (plan.run, plan.account, str(plan.observer)) in keys
-            concerned |= own
-            used, released = plan.used + (own and not early), plan.early + (own and early)
-            counted.append(replace(plan, used=used, early=released))
-        if not concerned:
+        plans = self.committed(payer, budget.observer, before)
+        own = [plan for plan in plans if (plan.run, plan.account, plan.observer) in keys]
+        if not own:
             return True  # the adversary of this budget does not see the release
-        portions = self.portions(counted)
+        others = [plan for plan in plans if plan not in own]
+        asked = [replace(plan, used=plan.used + rounds, early=1) for plan in own]
+        portions = self.portions([*others, *asked])
         limit = _limit(portions, budget)
-        return limit is not None and self._filter.admits(portions, limit)
+        return limit is not None and self.rule.admits(portions, limit)
 
 
 def _limit(portions: Sequence[Portion], budget: Budget) -> Limit | None:
     """Read a budget for these portions; None if they say nothing of its unit."""
-    counted = account_history((portion.cost, portion.count) for portion in portions)
-    if counted is None or budget.unit is None:
+    costs = [portion.cost for portion in portions]
+    if not speak_of(costs, budget.unit):
         return None
-    adjacency = counted.adjacency_as(budget.unit)
-    if adjacency is None:
-        return None
+    adjacency = adjacency_of(costs, budget.unit)
     return Limit(epsilon=budget.epsilon, delta=budget.delta, adjacency=adjacency)

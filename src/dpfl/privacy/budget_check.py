@@ -1,5 +1,6 @@
 """How many releases fit a budget, found with few evaluations of an expensive accountant."""
 
+import bisect
 import math
 from collections.abc import Callable, Sequence
 
@@ -39,15 +40,9 @@ def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
     >>> largest_that_fits(lambda count: count**2 <= 50, 100)
     7
     """
-    if most < 1 or not fits(1):
-        return 0
-    if fits(most):
+    if most >= 1 and fits(most):
         return most
-    low, high = 1, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return bisect.bisect_left(range(1, most), True, key=lambda count: not fits(count))
 
 
 def _on_the_power(points: Sequence[tuple[int, float]], limit: float) -> int:

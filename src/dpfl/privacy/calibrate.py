@@ -4,37 +4,34 @@ Multipliers are powers of 1.005. Clients with equal rate and steps share the poi
 epsilon(z), and a multiplier says no more about a budget than its rung. *Formal guarantee:* the plan
 with the multiplier returned costs at most the target, as ``spend`` computes it in this process;
 with the next smaller rung it would cost more.
+
+A small file in the cache folder proposes what was calibrated before. Anyone could have edited it: a
+proposal is evaluated afresh. A file that cannot be read or written is done without.
 """
 
-import functools
 import math
+import sqlite3
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import lru_cache, partial
 from importlib.metadata import version
 
 from dpfl.core.checks import check, positive
 from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.files import cache_folder
 from dpfl.core.types import Adjacency
-from dpfl.privacy.accountant import (
-    ACCOUNTING_VERSION,
-    LARGEST_SAMPLER_SHARE,
-    MOST_NUMBERS,
-    AccountantName,
-    adjacency_named,
-    check_covered,
-    check_delta,
-    quick_epsilon,
-    sampler_delta,
-    spend,
-)
-from dpfl.privacy.cache import propose, proposed, remembered
+from dpfl.privacy import accountant as bounds
+from dpfl.privacy.accountant import AccountantName
 from dpfl.privacy.events import Event, Sampling
 from dpfl.privacy.gaussian import gaussian_mu
 
 LADDER = 1.005  # the ratio of neighbouring multipliers
 _FIRST, _LAST = -923, 2309
 _STRIDE = 220  # rungs between multipliers of a ratio of about 3
+# Whose numbers a proposal rests on
+_RULES = f"dp-accounting {version('dp-accounting')}, dpfl accounting {bounds.ACCOUNTING_VERSION}"
 
 
 def rung(index: int) -> float:
@@ -44,10 +41,6 @@ def rung(index: int) -> float:
     (1.0, 2.0)
     """
     return float(LADDER**index)
-
-
-SMALLEST_MULTIPLIER = rung(_FIRST)  # 0.01
-LARGEST_MULTIPLIER = rung(_LAST)  # 100,000
 
 
 def calibrate(
@@ -71,89 +64,54 @@ def calibrate(
     >>> epsilon(z, 0.01, 1000, 1e-5) <= 3.0 < epsilon(z / LADDER, 0.01, 1000, 1e-5)
     True
     """
-    adjacency = adjacency_named(adjacency)
     rate = 1.0 if sampling == "none" else sampling_rate
     positive("calibrate", epsilon=epsilon, steps=steps)
-    problem = "sampling_rate = 0: nothing is released"
-    check(rate != 0, "calibrate", problem, "give a rate above 0")
+    check(rate != 0, "calibrate", "sampling_rate = 0 releases nothing", "give a rate above 0")
     plan = Event(
         noise_multiplier=1.0, sampling=sampling, sampling_rate=rate, steps=steps, numbers=numbers
     )
-    question = [str(accountant), adjacency, repr(epsilon), repr(delta), plan.to_json()]
-    key = "|".join(["calibrate", _rules(), *question])
-    return remembered(key, lambda: _calibrated(key, epsilon, delta, plan, adjacency, accountant))
+    return _calibrated(epsilon, delta, plan, bounds.adjacency_named(adjacency), accountant)
 
 
-@functools.cache
-def _rules() -> str:
-    """Whose numbers a proposal rests on."""
-    return f"dp-accounting {version('dp-accounting')}, dpfl accounting {ACCOUNTING_VERSION}"
-
-
+@lru_cache(maxsize=200_000)
 def _calibrated(
-    key: str,
-    target: float,
-    delta: float,
-    plan: Event,
-    adjacency: Adjacency,
-    accountant: AccountantName | None,
+    target: float, delta: float, plan: Event, adjacency: Adjacency, name: AccountantName | None
 ) -> float:
     """Take a proposal from the disk if it proves right, else search."""
+    cost = partial(bounds.spend, delta=delta, adjacency=adjacency, accountant=name)
 
-    def fine(index: int) -> float:
-        event = replace(plan, noise_multiplier=rung(index))
-        return spend((event,), delta, adjacency=adjacency, accountant=accountant).epsilon
+    def fine(index: int, accuracy: float = bounds.FINE) -> float:
+        return cost([replace(plan, noise_multiplier=rung(index))], accuracy=accuracy).epsilon
 
-    def quick(index: int) -> float:
-        event = replace(plan, noise_multiplier=rung(index))
-        return quick_epsilon((event,), delta, adjacency=adjacency)
-
-    check_delta(delta)
-    check_covered((plan,), adjacency, accountant)
-    _check_sampler(target, delta, plan)
-    found = proposed(key)
-    if found is not None:
-        index = _index_of(found)
-        if index is not None and _is_smallest(fine, index, target):
+    bounds.check_question((plan,), delta, adjacency, name)
+    sampler = bounds.sampler_delta(plan.numbers * plan.steps, target)
+    problem = f"at epsilon = {target} the noise sampler takes over a tenth of delta = {delta}"
+    remedy = "plan fewer steps or parameters, a smaller epsilon, or a larger delta"
+    good = sampler <= bounds.LARGEST_SAMPLER_SHARE * delta
+    check(good, "calibrate", problem, remedy, PrivacyRefusal)
+    question = [str(name), adjacency, repr(target), repr(delta), plan.to_json()]
+    key = "|".join(["calibrate", _RULES, *question])
+    if (found := _proposed(key)) is not None:
+        index = next((i for i in range(_FIRST, _LAST + 1) if rung(i) == found), _LAST + 1)
+        if _is_smallest(fine, index, target):
             return rung(index)
         text = "a calibrated multiplier in the cache does not verify: it was computed anew"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
-    guess = _guess(target, delta, plan, adjacency)
-    index = _descend(fine, _search(quick if accountant is None else fine, target, guess), target)
+    rough = partial(fine, accuracy=bounds.QUICK) if name is None else fine
+    start = _search(rough, target, _guess(target, delta, plan, adjacency))
+    index = _descend(fine, start, target)
     if index > _LAST:
-        plea = "allow more, plan fewer steps, or raise delta"
-        raise PrivacyRefusal(
-            "calibrate",
-            f"no finite noise reaches epsilon = {target} at delta = {delta} in {plan.steps} steps "
-            f"with sampling rate {plan.sampling_rate:.4g}",
-            f"the smallest epsilon this plan can reach is {fine(_LAST):.4g}: {plea}",
-        )
-    propose(key, rung(index))
+        problem = f"no finite noise reaches epsilon = {target} at delta = {delta}"
+        reach = f"the smallest epsilon this plan can reach is {fine(_LAST):.4g}"
+        remedy = f"{reach}: allow more, plan fewer steps, or raise delta"
+        raise PrivacyRefusal("calibrate", problem, remedy)
+    _propose(key, rung(index))
     return rung(index)
 
 
-def _check_sampler(target: float, delta: float, plan: Event) -> None:
-    numbers = plan.numbers * plan.steps
-    share = sampler_delta(numbers, target)
-    problem = (
-        f"at epsilon = {target} the noise sampler's own distance to the ideal law takes more than "
-        f"a tenth of delta = {delta} over {numbers:.3g} values"
-    )
-    remedy = "plan fewer steps or parameters, a smaller epsilon, or a larger delta"
-    good = numbers <= MOST_NUMBERS and share <= LARGEST_SAMPLER_SHARE * delta
-    check(good, "calibrate", problem, remedy, PrivacyRefusal)
-
-
-def _index_of(found: object) -> int | None:
-    """The rung that a proposal is, None if it is not one."""
-    if not isinstance(found, float) or not SMALLEST_MULTIPLIER <= found <= LARGEST_MULTIPLIER:
-        return None
-    index = round(math.log(found) / math.log(LADDER))
-    return index if rung(index) == found else None
-
-
 def _is_smallest(fine: Callable[[int], float], index: int, target: float) -> bool:
-    return fine(index) <= target and (index == _FIRST or fine(index - 1) > target)
+    met = index <= _LAST and fine(index) <= target
+    return met and (index == _FIRST or fine(index - 1) > target)
 
 
 def _descend(fine: Callable[[int], float], index: int, target: float) -> int:
@@ -175,15 +133,14 @@ def _search(bound: Callable[[int], float], target: float, guess: int) -> int:
         low, high = (low, index) if value <= target else (index, high)
         if high - low <= 1:
             return high
+        step = _STRIDE if value > target else -_STRIDE
         if 0 < value < math.inf:
             level = math.log(value)
-            if last is not None and last[0] != index:
+            if last is not None:
                 slope = min((level - last[1]) / (index - last[0]), -0.05 * math.log(LADDER))
             last = (index, level)
             step = math.ceil((math.log(target) - level) / slope)
             step = min(max(step, -2 * _STRIDE), 2 * _STRIDE)
-        else:
-            step = _STRIDE if value > target else -_STRIDE
         index = min(max(index + step, low + 1), high - 1)
 
 
@@ -198,3 +155,39 @@ def _guess(target: float, delta: float, plan: Event, adjacency: Adjacency) -> in
         per_step = min(mu / (plan.sampling_rate * math.sqrt(plan.steps)), 1e100)
         multiplier = 1 / math.sqrt(math.log1p(per_step**2))
     return math.ceil(math.log(multiplier) / math.log(LADDER))
+
+
+_TABLE = """CREATE TABLE IF NOT EXISTS results
+    (key TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID"""
+
+
+def _proposed(key: str) -> object:
+    """Return the value on disk for ``key``, or None. Anyone may have edited it."""
+    with suppress(sqlite3.Error, OSError), _database() as database:
+        row = database.execute("SELECT value FROM results WHERE key = ?", (key,)).fetchone()
+        return row and row[0]
+    return None
+
+
+def _propose(key: str, value: float) -> None:
+    """Write a proposal for later processes; where that fails, warn and go on.
+
+    The key holds the whole question and the accounting version.
+    """
+    try:
+        with _database() as database:
+            database.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", (key, value))
+    except (sqlite3.Error, OSError) as error:
+        text = f"calibrated noise is not cached on disk: {error}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+@contextmanager
+def _database() -> Iterator[sqlite3.Connection]:
+    """Open the file for one transaction, and make it where there is none."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    path = cache_folder() / "accounting.sqlite"
+    with closing(sqlite3.connect(path, timeout=10)) as connection, connection:
+        for command in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", _TABLE):
+            connection.execute(command)
+        yield connection

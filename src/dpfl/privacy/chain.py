@@ -23,37 +23,33 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from dpfl.core.checks import check
 from dpfl.core.errors import LedgerError, disk_error
 
 Value = str | int | float | None
 Row = tuple[Value, ...]
-
-_COLUMNS = {
-    "runs": "run seeded title",
-    "grants": "account observer unit epsilon delta",
-    "members": "account population",
-    "plans": "run account observer bill releases delta",
-    "charges": "run round account observer plan bill draw",
-    "journal": "run round at",
+# The tables that the chain covers and the types of their columns, which ``entry`` follows.
+TABLES: Mapping[str, tuple[type, ...]] = {
+    "runs": (str, int, str),
+    "grants": (str, str, str, float, float),
+    "members": (str, str),
+    "plans": (str, str, str, str, int, float),
+    "charges": (str, int, str, str, str, str, str),
+    "journal": (str, int, float),
 }
-_NUMBERS = dict.fromkeys(("epsilon", "delta", "at"), float)
-_COUNTS = dict.fromkeys(("seeded", "releases", "round"), int)
-# The tables that the chain covers and the types of their columns; each also has a column ``entry``.
-TABLES: Mapping[str, Mapping[str, type]] = {
-    table: {column: {**_NUMBERS, **_COUNTS}.get(column, str) for column in columns.split()}
-    for table, columns in _COLUMNS.items()
-}
-
 HEAD_FORMAT = "dpfl-ledger-head-1"
-_FORGED = "restore the ledger from a backup; nothing is released on a ledger that was changed"
+_RESTORE = "restore it from a backup; nothing is released on a ledger that was changed"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Head:
+def require(good: bool, where: str, problem: str, remedy: str = _RESTORE) -> None:
+    """Refuse a ledger, or what is asked of it, unless ``good``."""
+    check(good, where, problem, remedy, LedgerError)
+
+
+class Head(NamedTuple):
     """The newest entry of a chain: how many came before it, and its digest."""
 
     number: int
@@ -63,110 +59,100 @@ class Head:
         return f"{self.number}:{self.digest}"
 
 
-def canonical(table: str, row: Sequence[Value]) -> Row:
-    """Give every value the type of its column, so that it is hashed as it will be read."""
-    pairs = zip(TABLES[table].values(), row, strict=True)
-    return tuple(None if value is None else kind(value) for kind, value in pairs)
-
-
 def digest_of(number: int, previous: str, rows: Mapping[str, Sequence[Row]]) -> str:
     """Hash one entry: its number, the digest before it, and its rows in a canonical order."""
     body = [number, previous, [[table, sorted(rows[table])] for table in sorted(rows)]]
     return hashlib.sha256(json.dumps(body).encode()).hexdigest()
 
 
-class Entry:
-    """The entry that a running transaction writes; it remembers its rows for the digest."""
-
-    def __init__(self, connection: sqlite3.Connection, before: Head) -> None:
-        self.connection = connection
-        self.number = before.number + 1
-        self._before = before
-        self._rows: defaultdict[str, list[Row]] = defaultdict(list)
-
-    def insert(self, table: str, rows: Iterable[Sequence[Value]]) -> None:
-        """Insert rows of a chained table."""
-        plain = [canonical(table, row) for row in rows]
-        if plain:
-            query = f"INSERT INTO {table} VALUES ({', '.join('?' * (len(plain[0]) + 1))})"
-            taken = self.connection.executemany(query, [(*row, self.number) for row in plain])
-            problem = f"took {taken.rowcount} of {len(plain)} rows into {table}"
-            check(taken.rowcount == len(plain), "ledger", problem, _FORGED, LedgerError)
-            self._rows[table] += plain
-
-    def retract(self, table: str, rows: Iterable[Sequence[Value]]) -> None:
-        """Take back rows that this very entry inserted."""
-        same = " AND ".join(f"{column} IS ?" for column in [*TABLES[table], "entry"])
-        for row in rows:
-            plain = canonical(table, row)
-            self._rows[table].remove(plain)
-            self.connection.execute(f"DELETE FROM {table} WHERE {same}", (*plain, self.number))
-
-    def seal(self) -> Head | None:
-        """Append the entry to the chain; None if the transaction wrote no chained row."""
-        rows = {table: own for table, own in self._rows.items() if own}
-        if not rows:
-            return None
-        digest = digest_of(self.number, self._before.digest, rows)
-        self.connection.execute("INSERT INTO chain VALUES (?, ?)", (self.number, digest))
-        return Head(number=self.number, digest=digest)
-
-
-def first_head(meta: Mapping[str, str]) -> Head:
-    """Return entry 0, which fixes format, identity and filter."""
-    return Head(number=0, digest=digest_of(0, "", {"meta": [tuple(item) for item in meta.items()]}))
-
-
 def last_head(connection: sqlite3.Connection) -> Head:
     """Return the newest entry in the database."""
     query = "SELECT number, digest FROM chain ORDER BY number DESC LIMIT 1"
-    number, digest = connection.execute(query).fetchone()
-    return Head(number=number, digest=digest)
+    return Head(*connection.execute(query).fetchone())
 
 
-def verify_chain(connection: sqlite3.Connection, name: str) -> Head:
-    """Recompute every digest from the rows; refuse a ledger whose rows and chain do not agree."""
+class Entry:
+    """The entry that a running transaction writes; ``rows`` are hashed when it is sealed."""
 
-    def holds(good: bool, problem: str) -> None:
-        check(good, name, problem, _FORGED, LedgerError)
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self.rows: defaultdict[str, list[Row]] = defaultdict(list)
+        self._before = last_head(connection)
+        self._number = self._before.number + 1
 
-    rows = _rows_by_entry(connection)
-    entries = connection.execute("SELECT number, digest FROM chain ORDER BY number").fetchall()
-    meta = connection.execute("SELECT key, value FROM meta").fetchall()
-    first = bool(entries) and entries[0][0] == 0 and _matches(0, "", {"meta": meta}, entries[0][1])
-    holds(first, "its first entry (format, identity, filter) was changed")
-    previous: str = entries[0][1]
-    for number, (stored, digest) in enumerate(entries[1:], 1):
+    def insert(self, table: str, rows: Iterable[Row]) -> None:
+        """Insert rows of a chained table.
+
+        Every value gets the type of its column, so that it is hashed as it will be read.
+        """
+        pairs = [zip(TABLES[table], row, strict=True) for row in rows]
+        plain = [tuple(None if v is None else kind(v) for kind, v in row) for row in pairs]
+        query = f"INSERT INTO {table} VALUES ({'?, ' * len(TABLES[table])}?)"
+        taken = self.connection.executemany(query, [(*row, self._number) for row in plain]).rowcount
+        require(taken == len(plain), "ledger", f"took {taken} of {len(plain)} rows into {table}")
+        self.rows[table] += plain
+
+    def retract_plan(self, row: Row) -> None:
+        """Take back a plan that this very entry inserted."""
+        self.rows["plans"].remove(row)
+        query = "DELETE FROM plans WHERE run = ? AND account = ? AND observer = ?"
+        self.connection.execute(query, row[:3])
+
+    def seal(self) -> Head | None:
+        """Append the entry to the chain; None if the transaction wrote no chained row."""
+        rows = {table: own for table, own in self.rows.items() if own}
+        if not rows:
+            return None
+        head = Head(self._number, digest_of(self._number, self._before.digest, rows))
+        self.connection.execute("INSERT INTO chain VALUES (?, ?)", head)
+        return head
+
+
+def verify_chain(
+    connection: sqlite3.Connection, name: str, noted: Head | None, accept: bool = False
+) -> Head:
+    """Recompute every digest from the rows, and return the newest entry.
+
+    A ledger is refused whose rows and chain do not agree, or whose chain does not contain the head
+    noted beside it. Without a noted head, a ledger with entries must be accepted by a person.
+    """
+    rows: defaultdict[int, dict[str, list[Row]]] = defaultdict(dict)
+    for table in TABLES:
+        for *row, entry in connection.execute(f"SELECT * FROM {table}"):
+            rows[entry].setdefault(table, []).append(tuple(row))
+    rows[0]["meta"] = connection.execute("SELECT key, value FROM meta").fetchall()
+    head = Head(-1, "")
+    for number, digest in connection.execute("SELECT number, digest FROM chain ORDER BY number"):
+        expected, intact = head.number + 1, False
+        require(number == expected, name, f"entry {expected} of its hash chain is missing")
         own = rows.pop(number, {})
-        holds(stored == number, f"entry {number} of its hash chain is missing")
-        intact = bool(own) and _matches(number, previous, own, digest)
-        holds(intact, f"entry {number} of {len(entries) - 1} was changed, deleted or moved")
-        previous = digest
-    holds(not rows, "holds rows that belong to no entry of its hash chain")
+        with suppress(TypeError, ValueError):  # values of a kind that no writer of ours leaves
+            intact = bool(own) and digest_of(number, head.digest, own) == digest
+        what = f"entry {number}" if number else "its first entry (format, identity, filter)"
+        require(intact, name, f"{what} was changed, deleted or moved")
+        head = Head(number, digest)
+    require(not rows, name, "holds rows that belong to no entry of its hash chain")
     costs = dict(connection.execute("SELECT digest, body FROM bills"))
     for (digest,) in connection.execute("SELECT bill FROM plans UNION SELECT bill FROM charges"):
-        body = str(costs.get(digest, ""))
-        intact = hashlib.sha256(body.encode()).hexdigest() == digest
-        holds(intact, f"privacy cost {digest[:12]} is missing or was changed")
-    return Head(number=len(entries) - 1, digest=previous)
+        intact = hashlib.sha256(str(costs.get(digest, "")).encode()).hexdigest() == digest
+        require(intact, name, f"privacy cost {digest[:12]} is missing or was changed")
+    if noted is None:
+        problem = f"its head file {head_path(name).name} is missing: this may be an old copy"
+        require(accept or head.number == 0, name, problem, f"put it back; or, {_accept(name)}")
+        return head
+    problem = f"is an old copy: it ends at entry {head.number}, and entry {noted.number} was made"
+    remedy = "restore the newest copy (with its -wal file): this one lacks the charges made since"
+    require(noted.number <= head.number, name, problem, remedy)
+    problem = f"is another copy: its entry {noted.number} is not the one that was noted beside it"
+    remedy = "put back the ledger that belongs to the head file: copies do not share charges"
+    require(contains(connection, noted), name, problem, remedy)
+    return head
 
 
-def _rows_by_entry(connection: sqlite3.Connection) -> dict[int, dict[str, list[Row]]]:
-    found: defaultdict[int, dict[str, list[Row]]] = defaultdict(dict)
-    for table, columns in TABLES.items():
-        own: defaultdict[int, list[Row]] = defaultdict(list)
-        for row in connection.execute(f"SELECT {', '.join(columns)}, entry FROM {table}"):
-            own[row[-1]].append(row[:-1])
-        for entry, some in own.items():
-            found[entry][table] = some
-    return found
-
-
-def _matches(number: int, previous: str, rows: Mapping[str, Sequence[Row]], digest: str) -> bool:
-    try:
-        return digest_of(number, previous, rows) == digest
-    except (TypeError, ValueError):  # values of a kind that no writer of ours leaves
-        return False
+def contains(connection: sqlite3.Connection, head: Head) -> bool:
+    """Whether the chain has this entry."""
+    query = "SELECT number, digest FROM chain WHERE number = ?"
+    return bool(connection.execute(query, head[:1]).fetchone() == head)
 
 
 # -- the file beside the ledger --------------------------------------------------------------------
@@ -184,15 +170,16 @@ def read_head(name: str) -> Head | None:
         body = json.loads(path.read_text(encoding="utf-8"))
         if body["format"] != HEAD_FORMAT:
             raise ValueError(f"format {body['format']}")
-        return Head(number=int(body["number"]), digest=str(body["hash"]))
+        return Head(int(body["number"]), str(body["hash"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        remedy = (
-            "restore it; or check that this is the newest copy of the ledger, remove the file, and "
-            f"run dpfl ledger verify {name} --accept-head"
-        )
+        remedy = f"restore it; or remove it, and {_accept(name)}"
         raise LedgerError(str(path), f"cannot be read ({error})", remedy) from error
+
+
+def _accept(name: str) -> str:
+    return f"if this is the newest copy of the ledger, run dpfl ledger verify {name} --accept-head"
 
 
 def write_head(name: str, head: Head) -> None:
@@ -217,37 +204,3 @@ def write_head(name: str, head: Head) -> None:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise disk_error(str(path), error) from error
-
-
-def check_ancestor(
-    connection: sqlite3.Connection, name: str, noted: Head | None, newest: Head
-) -> None:
-    """Refuse a ledger that does not contain the head noted beside it."""
-    number = 0 if noted is None else noted.number
-    check(
-        noted is not None or newest.number == 0,  # nothing was written yet
-        name,
-        f"its head file {head_path(name).name} is missing: this may be an old copy",
-        f"put it back; or, if this is the newest copy, run dpfl ledger verify {name} --accept-head",
-        LedgerError,
-    )
-    check(
-        number <= newest.number,
-        name,
-        f"is an old copy: it ends at entry {newest.number}, and entry {number} was written",
-        "restore the newest copy (with its -wal file): this one lacks the charges made since",
-        LedgerError,
-    )
-    check(
-        noted is None or contains(connection, noted),
-        name,
-        f"is another copy: its entry {number} is not the one that was written beside it",
-        "put back the ledger that belongs to the head file: copies do not share charges",
-        LedgerError,
-    )
-
-
-def contains(connection: sqlite3.Connection, head: Head) -> bool:
-    """Whether the chain has this entry."""
-    row = connection.execute("SELECT digest FROM chain WHERE number = ?", (head.number,)).fetchone()
-    return row is not None and row[0] == head.digest

@@ -16,7 +16,6 @@ import numpy as np
 
 from dpfl.core.checks import check, one_of
 
-CLASSIC = "classic-rdp"
 POISSON_REMARK = "classic RDP: valid, looser than ours"
 UNIFORM_REMARK = "classic RDP with sensitivity clip: NOT a bound for replacing a client"
 MISREAD_REMARK = "classic RDP of Poisson samples: NOT a bound for cohorts of fixed size"
@@ -46,10 +45,9 @@ def classic_epsilon(
     one_of("classic RDP", ("poisson", "uniform"), sampling=sampling)
     orders = _ORDERS if sampling == "poisson" else [float(a) for a in range(2, 64)]
     curve = _poisson if sampling == "poisson" else _without_replacement
-    return min(
-        steps * curve(noise_multiplier, sampling_rate, order) + math.log(1 / delta) / (order - 1)
-        for order in orders
-    )
+    divergences = [steps * curve(noise_multiplier, sampling_rate, order) for order in orders]
+    pairs = zip(divergences, orders, strict=True)
+    return min(divergence + math.log(1 / delta) / (order - 1) for divergence, order in pairs)
 
 
 def _poisson(noise: float, rate: float, order: float) -> float:

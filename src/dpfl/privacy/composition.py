@@ -10,9 +10,10 @@ dp-accounting composes such masses in about 100 times the time; the tests compar
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ from scipy.special import ndtri
 
 from dpfl.privacy.losses import Floats, Step, extent, loss_at, one_step
 
+Plan = Sequence[Step]
+
 _MOST_POINTS = 2_000_000  # of a grid: bounds memory at tiny noise; coarser, still a bound
 _NEGLIGIBLE = 1e-7  # of delta: tails that are counted as infinite, and rounding
 _ROUGH = 1e-3
@@ -28,23 +31,36 @@ _TILTS = np.geomspace(0.01, 1e6, 120)
 _NODES = np.linspace(-1.0, 1.0, 141)
 
 
-@dataclass(frozen=True, kw_only=True)
+class Aim(NamedTuple):
+    """Where to look and how closely. It decides how tight a curve is, never whether it is a bound.
+
+    ``scale`` is epsilon, rather too high, and at most 3; ``tilt`` is near its saddle point, ``far``
+    near that of what is negligible. Epsilon is above ``low``, and a circle of at least ``width``
+    keeps negligible what wraps around. One step leaves about ``tail`` to infinity.
+    """
+
+    scale: float
+    tilt: float
+    far: float
+    low: float
+    width: float
+    interval: float
+    tail: float
+
+
+@dataclass(frozen=True)
 class Curve:
     """An upper bound on delta as a function of epsilon, over a stretch of the grid.
 
-    The mass at a loss x of the stretch is  masses * exp(log_moment - tilt * x),  and ``infinite``
-    holds all that is above it. ``scale`` is what epsilon was taken to be when the grid was chosen,
-    and ``low`` what it was taken to be above: further down, the bound is not tight.
+    The mass at a loss x of the stretch is  masses * exp(log_moment - aim.tilt * x),  and
+    ``infinite`` holds all that is above it. Below ``aim.low`` the bound is not tight.
     """
 
-    interval: float
+    aim: Aim
     first: int
     masses: Floats
-    tilt: float
     log_moment: float
     infinite: float
-    scale: float
-    low: float
 
     def epsilon(self, delta: float) -> float | None:
         """Return the smallest epsilon >= 0 with at most ``delta``, None if it is below."""
@@ -58,7 +74,7 @@ class Curve:
             return None if dots[0] > 0 else 0.0
         k = int(over[-1])
         dot = float(dots[k])
-        share = (float(upper[k]) - math.exp(log_allowed + self.tilt * dot)) / float(lower[k])
+        share = (float(upper[k]) - math.exp(log_allowed + self.aim.tilt * dot)) / float(lower[k])
         return max(0.0, dot + math.log(share))
 
     @cached_property
@@ -68,75 +84,66 @@ class Curve:
 
         The sums are relative to exp(log_moment - tilt * dot), which keeps them in range.
         """
-        dots = self.interval * (self.first + np.arange(len(self.masses), dtype=np.float64))
-        upper, lower = self._above(self.tilt), self._above(self.tilt + 1)
+        dots = self.aim.interval * (self.first + np.arange(len(self.masses), dtype=np.float64))
+        upper, lower = self._above(self.aim.tilt), self._above(self.aim.tilt + 1)
         with np.errstate(divide="ignore"):
-            excess = np.log(np.maximum(upper - lower, 0.0)) - self.tilt * dots
+            excess = np.log(np.maximum(upper - lower, 0.0)) - self.aim.tilt * dots
         return dots, upper, lower, excess
 
     def _above(self, rate: float) -> Floats:
         """At each dot, the sum over the dots above it of masses * exp(-rate * distance)."""
         found = np.empty(len(self.masses))
         beyond = 0.0  # the sum at the last dot of a block
-        block = max(1, int(500 / (rate * self.interval)))  # keeps exponentials in range
+        block = max(1, int(500 / (rate * self.aim.interval)))  # keeps exponentials in range
         for end in range(len(self.masses), 0, -block):
             start = max(0, end - block)
-            scale = np.exp(-rate * self.interval * np.arange(end - start))
+            scale = np.exp(-rate * self.aim.interval * np.arange(end - start))
             sums = np.cumsum((self.masses[start:end] * scale)[::-1])[::-1] + beyond * scale[-1]
             found[start:end] = np.append(sums[1:], beyond * scale[-1]) / scale
-            beyond = float(sums[0]) * math.exp(-rate * self.interval)
+            beyond = float(sums[0]) * math.exp(-rate * self.aim.interval)
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Composition:
-    """The curves of a composition in both directions of the pair, or in the one that decides.
+def composition(plan: Plan, delta: float, accuracy: float) -> Callable[[float], float]:
+    """Compose steps to epsilon as a function of delta, for deltas of at least half of ``delta``.
 
-    Both directions must hold: the larger epsilon of the two is returned.
+    Epsilon at ``delta`` is about ``accuracy`` x min(epsilon, 3) too high. Both directions of the
+    pair must hold: the larger epsilon of the two is returned.
     """
+    curves = [_reaching(plan, delta, accuracy)]
+    if any(step.pair == "sampled" and step.rate < 1 for step in plan):
+        # The reverse direction is almost always smaller, which a rough bound usually shows.
+        known = curves[0].epsilon(delta) or 0.0
+        rough = _reaching(plan, delta, max(accuracy, _ROUGH), reverse=True, known=known)
+        largest = rough.epsilon(delta / 2)
+        if largest is None or largest > known:
+            curves.append(_reaching(plan, delta, accuracy, reverse=True, known=known))
 
-    curves: tuple[Curve, ...]
+    def epsilon(value: float) -> float:
+        found = [curve.epsilon(value) for curve in curves]
+        return max(math.inf if bound is None else bound for bound in found)
 
-    def epsilon(self, delta: float) -> float:
-        """Return an epsilon at ``delta``, at least half of the delta that it was made for."""
-        found = [curve.epsilon(delta) for curve in self.curves]
-        return max(math.inf if value is None else value for value in found)
-
-
-def composition(plan: Sequence[Step], delta: float, accuracy: float) -> Composition:
-    """Compose steps; epsilon at ``delta`` is about ``accuracy`` x min(epsilon, 3) too high."""
-    forward = _reaching(plan, delta, accuracy, reverse=False)
-    if all(step.pair != "sampled" or step.rate == 1 for step in plan):
-        return Composition(curves=(forward,))
-    # The reverse direction is almost always smaller, which a rough bound usually shows.
-    known = forward.epsilon(delta) or 0.0
-    rough = _reaching(plan, delta, max(accuracy, _ROUGH), reverse=True, known=known)
-    largest = rough.epsilon(delta / 2)
-    if largest is not None and largest <= known:
-        return Composition(curves=(forward,))
-    backward = _reaching(plan, delta, accuracy, reverse=True, known=known)
-    return Composition(curves=(forward, backward))
+    return epsilon
 
 
 def _reaching(
-    plan: Sequence[Step], delta: float, accuracy: float, *, reverse: bool, known: float = 0.0
+    plan: Plan, delta: float, accuracy: float, reverse: bool = False, known: float = 0.0
 ) -> Curve:
     """Return a curve that reaches down to epsilon at ``delta``; below ``known`` none matters."""
-    curve = composed(plan, delta, accuracy, reverse=reverse, known=known)
+    compose = partial(composed, plan, delta, reverse=reverse, known=known)
+    curve, low = compose(accuracy), None
     found = curve.epsilon(delta)
     # Few steps: epsilon may be far below what its moments suggest
-    low = None if found is not None and found >= curve.low else 0.0
-    if low is not None:
-        curve = composed(plan, delta, accuracy, reverse=reverse, known=known, low=low)
+    if found is None or found < curve.aim.low:
+        curve, low = compose(accuracy, low=0.0), 0.0
         found = curve.epsilon(delta)
-    if found is not None and known < found < 0.6 * curve.scale:
-        accuracy *= found / curve.scale
-        curve = composed(plan, delta, accuracy, reverse=reverse, known=known, low=low)
+    if found is not None and known < found < 0.6 * curve.aim.scale:
+        curve = compose(accuracy * (found / curve.aim.scale), low=low)
     return curve
 
 
 def composed(
-    plan: Sequence[Step],
+    plan: Plan,
     delta: float,
     accuracy: float,
     *,
@@ -145,10 +152,9 @@ def composed(
     low: float | None = None,
 ) -> Curve:
     """Compose one direction to a curve on a stretch of losses around epsilon at ``delta``."""
-    aim = _aim(plan, delta, accuracy, reverse=reverse, known=known, low=low)
+    aim = _aim(plan, delta, accuracy, reverse, known, low)
     total = tail = infinite = 0.0
-    highest = 0
-    steps = []
+    highest, steps = 0, []
     for step in plan:
         losses = one_step(step, aim.interval, aim.tail, reverse=reverse)
         tail += step.steps * losses.tilted(aim.far)[0]
@@ -168,16 +174,8 @@ def composed(
         spectrum *= _power(fft.rfft(folded), count)
         total += count * log_moment
     first = last - size + 1
-    return Curve(
-        interval=aim.interval,
-        first=first,
-        masses=np.roll(np.maximum(fft.irfft(spectrum, size), 0.0), -first),
-        tilt=aim.tilt,
-        log_moment=total,
-        infinite=infinite + above,
-        scale=aim.scale,
-        low=aim.low,
-    )
+    masses = np.roll(np.maximum(fft.irfft(spectrum, size), 0.0), -first)
+    return Curve(aim, first, masses, total, infinite + above)
 
 
 def _power(values: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
@@ -188,38 +186,13 @@ def _power(values: NDArray[np.complex128], exponent: int) -> NDArray[np.complex1
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Aim:
-    """Where to look and how closely. It decides how tight a curve is, never whether it is a bound.
-
-    ``scale`` is epsilon, rather too high, and at most 3; ``tilt`` is near its saddle point, ``far``
-    near that of what is negligible. Epsilon is above ``low``, and a circle of at least ``width``
-    keeps negligible what wraps around. One step leaves about ``tail`` to infinity.
-    """
-
-    scale: float
-    tilt: float
-    far: float
-    low: float
-    width: float
-    interval: float
-    tail: float
-
-
 def _aim(
-    plan: Sequence[Step],
-    delta: float,
-    accuracy: float,
-    *,
-    reverse: bool,
-    known: float,
-    low: float | None,
-) -> _Aim:
+    plan: Plan, delta: float, accuracy: float, reverse: bool, known: float, low: float | None
+) -> Aim:
     total = sum(step.steps for step in plan)
     tail = max(_NEGLIGIBLE * delta / total, 1e-300)
-    moments = np.zeros(len(_TILTS))
-    for step in plan:
-        moments += step.steps * _log_moments(step, tail, reverse=reverse)
+    costs = [step.steps * _log_moments(step, tail, reverse=reverse) for step in plan]
+    moments = sum(costs, start=np.zeros(len(_TILTS)))
     # Epsilon by the conversion from Renyi divergences, minimal near the saddle point
     bounds = (moments - math.log(delta) - np.log1p(_TILTS)) / _TILTS - np.log1p(1 / _TILTS)
     best = int(np.argmin(bounds[:-1]))
@@ -235,17 +208,12 @@ def _aim(
     interval = math.sqrt(12 * accuracy * scale / ((tilt + 1) * total))
     extents = [extent(step, tail) for step in plan]
     widest = max(width, *(largest - smallest for smallest, largest in extents))
-    return _Aim(
-        scale=scale,
-        tilt=tilt,
-        far=float(_TILTS[int(np.argmin((moments + wanted) / _TILTS))]),
-        low=low,
-        width=width,
-        interval=max(interval, widest / _MOST_POINTS),
-        tail=tail,
-    )
+    interval = max(interval, widest / _MOST_POINTS)
+    far = float(_TILTS[int(np.argmin((moments + wanted) / _TILTS))])
+    return Aim(scale, tilt, far, low, width, interval, tail)
 
 
+@np.errstate(divide="ignore")
 def _log_moments(step: Step, tail: float, *, reverse: bool) -> Floats:
     """log E exp(t L) at every tilt, by quadrature: for an aim, never part of a bound."""
     nodes = -float(ndtri(tail)) * _NODES
@@ -258,13 +226,9 @@ def _log_moments(step: Step, tail: float, *, reverse: bool) -> Floats:
         losses = np.concatenate([base, moved])
         weights = np.concatenate([(1 - step.rate) * normal, step.rate * normal])
     if step.pair == "mirrored":
-        kept = np.where(losses > 0, weights, 0.0), np.where(base > 0, normal, 0.0)
-        weights = np.concatenate(kept)
-        losses = np.concatenate([losses, -base])
-        weights, losses = np.append(weights, max(0.0, 1 - weights.sum())), np.append(losses, 0.0)
-    with np.errstate(divide="ignore"):
-        logs = np.log(weights)
-    exponents = logs + np.outer(_TILTS, losses)
+        weights = np.append(np.where(losses > 0, weights, 0.0), np.where(base > 0, normal, 0.0))
+        weights = np.append(weights, max(0.0, 1 - weights.sum()))
+        losses = np.concatenate([losses, -base, [0.0]])
+    exponents = np.log(weights) + np.outer(_TILTS, losses)
     top = exponents.max(axis=1)
-    moments: Floats = top + np.log(np.exp(exponents - top[:, None]).sum(axis=1))
-    return moments
+    return np.asarray(top + np.log(np.exp(exponents - top[:, None]).sum(axis=1)))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dpfl.core.checks import check, whole_number
-from dpfl.core.errors import LedgerError
+from dpfl.core.errors import ConfigurationError, LedgerError
 from dpfl.core.types import Adjacency, Observer, Unit
 from dpfl.privacy.events import Event, History, merged
+
+Delta = float | None  # None where no share of delta is set aside, or none is known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,33 +52,23 @@ class PrivacyCost:
 
     def to_json(self) -> str:
         """Write canonically; "before" is left out where there is nothing before round one."""
-        body = {"unit": self.unit, "adjacency": self.adjacency, "events": _plain(self.events)}
-        if self.before:
-            body["before"] = [_plain(events) for events in self.before]
-        return json.dumps(body, sort_keys=True)
+        body = {name: value for name, value in vars(self).items() if value or name != "before"}
+        return json.dumps(body, sort_keys=True, default=vars)
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyCost:
         """Read back what :meth:`to_json` wrote."""
         try:
             body = json.loads(text)
-            return cls(
-                unit=Unit(body["unit"]),
-                adjacency=Adjacency(body["adjacency"]),
-                events=_history(body["events"]),
-                before=tuple(_history(events) for events in body.get("before", [])),
+            events, *before = (
+                tuple(map(Event.from_dict, history))
+                for history in (body["events"], *body.get("before", ()))
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            unit, adjacency = Unit(body["unit"]), Adjacency(body["adjacency"])
+            return cls(unit=unit, adjacency=adjacency, events=events, before=tuple(before))
+        except (ValueError, KeyError, TypeError, AttributeError, ConfigurationError) as error:
             problem = f"holds a privacy cost that cannot be read ({error})"
             raise LedgerError("ledger", problem, "use the version of dpfl that wrote it") from error
-
-
-def _plain(events: History) -> list[object]:
-    return [json.loads(event.to_json()) for event in events]
-
-
-def _history(events: Iterable[object]) -> History:
-    return tuple(Event.from_json(json.dumps(event)) for event in events)
 
 
 @lru_cache(maxsize=4096)
@@ -126,41 +118,26 @@ class Charge:
     draw: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AccountHistory:
-    """Everything an account was charged against an adversary, ready for an accountant.
+def unit_of(costs: Iterable[PrivacyCost]) -> Unit:
+    """Of what costs speak together: of records, where any of them does."""
+    return Unit.RECORD if any(cost.unit is Unit.RECORD for cost in costs) else Unit.CLIENT
 
-    ``mixed`` is true where some costs are per record and others per client.
+
+def speak_of(costs: Iterable[PrivacyCost], unit: Unit | None) -> bool:
+    """Whether costs say anything of this unit.
+
+    A client-level cost also protects records; a record-level one says nothing of clients.
     """
-
-    unit: Unit
-    adjacency: Adjacency
-    history: History
-    mixed: bool = False
-
-    def adjacency_as(self, unit: Unit) -> Adjacency | None:
-        """Under which adjacency the history speaks of this unit; None if it does not.
-
-        A client-level history also protects records; a record-level one says nothing of clients.
-        One changed record may change a client's whole contribution into another: for records,
-        client-level events count under replace-one.
-        """
-        if unit is self.unit and not self.mixed:
-            return self.adjacency
-        return Adjacency.REPLACE_ONE if unit is Unit.RECORD else None
+    return unit is not Unit.CLIENT or unit_of(costs) is Unit.CLIENT
 
 
-def account_history(costs: Iterable[tuple[PrivacyCost, int]]) -> AccountHistory | None:
-    """Combine costs, each with its number of rounds, under the strongest adjacency of any."""
-    counted = list(costs)
-    if not counted:
-        return None
-    units = {cost.unit for cost, _ in counted}
-    adjacencies = {cost.adjacency for cost, _ in counted}
+def adjacency_of(costs: Collection[PrivacyCost], unit: Unit | None = None) -> Adjacency:
+    """Under which adjacency costs count together, read for a unit: the strongest of any.
+
+    One changed record may change a client's whole contribution into another: for records,
+    client-level costs count under replace-one.
+    """
+    adjacencies = {cost.adjacency for cost in costs}
+    units = {cost.unit for cost in costs} | ({unit} if unit else set())
     strict = Adjacency.REPLACE_ONE in adjacencies or len(units) > 1
-    return AccountHistory(
-        unit=Unit.RECORD if Unit.RECORD in units else Unit.CLIENT,
-        adjacency=Adjacency.REPLACE_ONE if strict else max(adjacencies),
-        history=merged(event for cost, count in counted for event in cost.times(count)),
-        mixed=len(units) > 1,
-    )
+    return Adjacency.REPLACE_ONE if strict else max(adjacencies, default=Adjacency.ZERO_OUT)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from dpfl.core.checks import check, not_negative, one_of, whole_number
-from dpfl.core.errors import ConfigurationError, LedgerError
 
 Sampling = Literal["none", "poisson", "uniform"]
 SAMPLINGS: tuple[Sampling, ...] = ("none", "poisson", "uniform")
@@ -37,14 +38,13 @@ class Event:
     def __post_init__(self) -> None:
         not_negative("event", noise_multiplier=self.noise_multiplier)
         one_of("event", SAMPLINGS, sampling=self.sampling)
-        rate, failure = self.sampling_rate, self.failure
-        check(0 <= rate <= 1, "event", f"sampling_rate = {rate}", "give 0 to 1")
-        problem = f"sampling_rate = {rate} without sampling"
-        check(self.sampling != "none" or rate == 1, "event", problem, "name the sampling")
-        check(0 <= failure <= 1, "event", f"failure = {failure}", "give a probability")
+        sampled, problem = self.sampling != "none", f"sampling_rate = {self.sampling_rate}"
+        check(sampled or self.sampling_rate == 1, "event", problem, "name the sampling")
         # Equal events must be written equally: 2 and 2.0 are one number.
-        for name in ("noise_multiplier", "sampling_rate", "failure"):
-            object.__setattr__(self, name, float(getattr(self, name)))
+        for name, most in (("noise_multiplier", math.inf), ("sampling_rate", 1), ("failure", 1)):
+            value = getattr(self, name)
+            check(0 <= value <= most, "event", f"{name} = {value}", f"give 0 to {most}")
+            object.__setattr__(self, name, float(value))
         for name in ("steps", "numbers"):
             object.__setattr__(self, name, whole_number("event", name, getattr(self, name), 0))
 
@@ -57,16 +57,11 @@ class Event:
         return json.dumps(vars(self), sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> Event:
-        """Read back; an unknown or missing field is refused, never guessed."""
-        try:
-            fields = json.loads(text)
-            if set(fields) != set(cls.__dataclass_fields__):
-                raise ValueError(f"fields {sorted(fields)}")
-            return cls(**fields)
-        except (ValueError, TypeError, ConfigurationError) as error:
-            problem = f"holds an event that cannot be read ({error})"
-            raise LedgerError("ledger", problem, "use the version of dpfl that wrote it") from error
+    def from_dict(cls, fields: dict[str, Any]) -> Event:
+        """Read back what was written; an unknown or missing field is refused, never guessed."""
+        if set(fields) != set(cls.__dataclass_fields__):
+            raise ValueError(f"an event with the fields {sorted(fields)}")
+        return cls(**fields)
 
 
 History = tuple[Event, ...]
@@ -81,9 +76,8 @@ def merged(events: Iterable[Event]) -> History:
     >>> [event.steps for event in merged(events)]
     [5]
     """
-    steps: dict[Event, int] = {}
+    steps: Counter[Event] = Counter()
     for event in events:
-        mechanism = event.times(1)
-        steps[mechanism] = steps.get(mechanism, 0) + event.steps
+        steps[event.times(1)] += event.steps
     kept = (mechanism.times(n) for mechanism, n in steps.items() if n > 0)
     return tuple(sorted(kept, key=Event.to_json))

@@ -60,9 +60,8 @@ class Exposure:
         """
         if self.noise > 0:
             return replace(self.processed(), numbers=numbers)
-        return replace(
-            self, bound=self.bound * stretch, numbers=numbers, failure=self.failure + failure
-        )
+        failure += self.failure
+        return replace(self, bound=self.bound * stretch, numbers=numbers, failure=failure)
 
     def noised(self, std: float, *, summands: int = 1) -> Exposure:
         """Add noise of this std on the grid; the bound grows by what rounding may move.
@@ -76,7 +75,7 @@ class Exposure:
             return self
         summed = self.bound * (1 + summands * (summands + 3) * DOUBLE_SUM)
         widened = summed + Grid.of(std).widening(self.numbers)
-        problem = f"noise of {std:g} on contributions of {self.bound:g} makes the grid coarser"
+        problem = f"a std of {std:g} makes the grid coarser than a bound of {self.bound:g}"
         remedy = "use less noise, a larger clip or a smaller model"
         check(widened < 2 * self.bound, "noise", problem, remedy, PrivacyRefusal)
         return replace(self, bound=widened, noise=std, draws=self.draws + self.numbers)
@@ -112,12 +111,10 @@ class Exposure:
             return self.paid
         if self.bound == 0:
             return ()  # nothing of the unit is in it
-        multiplier = self.noise / self.bound if self.finite else 0.0
-        rate = 1.0 if sampling == "none" else sampling_rate
         event = Event(
-            noise_multiplier=multiplier,
+            noise_multiplier=self.noise / self.bound if self.finite else 0.0,
             sampling=sampling,
-            sampling_rate=rate,
+            sampling_rate=1.0 if sampling == "none" else sampling_rate,
             failure=self.failure,
             numbers=self.draws,
         )

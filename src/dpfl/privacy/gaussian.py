@@ -11,9 +11,10 @@ below the target.
 """
 
 import math
+from collections.abc import Callable
+from functools import lru_cache
 
 _ROUNDING = 1e-14  # relative error allowed for each logarithm of a normal distribution function
-_STEPS = 200  # of a bisection; it ends earlier, at a relative width of 1e-13
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -27,17 +28,11 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if not math.isfinite(mu):
         return math.inf
     # delta(epsilon, mu) < exp(-x^2 / 2) with x = epsilon / mu - mu / 2
-    low, high = 0.0, mu * (mu / 2 + math.sqrt(-2 * math.log(delta))) * (1 + 1e-9)
-    while not _meets(high, mu, delta):
-        low, high = high, 2 * high
-    for _ in range(_STEPS):
-        if high - low <= 1e-13 * high:
-            break
-        middle = (low + high) / 2
-        low, high = (low, middle) if _meets(middle, mu, delta) else (middle, high)
-    return high
+    start = mu * (mu / 2 + math.sqrt(-2 * math.log(delta))) * (1 + 1e-9)
+    return _edge(lambda epsilon: not _meets(epsilon, mu, delta), start)[1]
 
 
+@lru_cache(maxsize=1024)
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """Return the largest mu with delta(epsilon, mu) <= delta, rounded down.
 
@@ -47,15 +42,20 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     >>> round(gaussian_mu(1.0, 1e-5), 3)
     0.268
     """
-    low, high = 0.0, 1.0
-    while _meets(epsilon, high, delta):
+    return _edge(lambda mu: _meets(epsilon, mu, delta), 1.0)[0]
+
+
+def _edge(below: Callable[[float], bool], high: float) -> tuple[float, float]:
+    """The last value found below an edge and the first found above it, 1e-13 apart (relative)."""
+    low = 0.0
+    while below(high):
         low, high = high, 2 * high
-    for _ in range(_STEPS):
+    for _ in range(200):
         if high - low <= 1e-13 * high:
             break
         middle = (low + high) / 2
-        low, high = (middle, high) if _meets(epsilon, middle, delta) else (low, middle)
-    return low
+        low, high = (middle, high) if below(middle) else (low, middle)
+    return low, high
 
 
 def gaussian_log_delta(epsilon: float, mu: float) -> float:

@@ -20,23 +20,19 @@ the world counts there by its server plan.
 
 import hashlib
 import json
-import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from dpfl.core.checks import check
-from dpfl.core.errors import LedgerError
 from dpfl.core.types import Budget, Observer, Unit
-from dpfl.privacy.admission import POPULATION, Admission, Release
-from dpfl.privacy.chain import Entry, Row
+from dpfl.privacy.admission import POPULATION, Admission
+from dpfl.privacy.chain import Entry, Row, Value
 from dpfl.privacy.costs import Charge, PrivacyPlan, written
-from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger_file import backup
 from dpfl.privacy.ledger_reader import OWN
-from dpfl.privacy.ledger_schema import FORMAT
 
-__all__ = ["FORMAT", "FilterName", "Ledger", "PrivacyPlan", "backup"]
+__all__ = ["Ledger", "backup"]
 
+Columns = dict[str, Value]
 _KIN = """(SELECT :account UNION SELECT population FROM members WHERE account = :account
            UNION SELECT account FROM members WHERE population = :account)"""
 
@@ -66,33 +62,29 @@ class Ledger(Admission):
 
         ``seeded`` says that anyone who knows the seed can reproduce its noise.
         """
-        check(bool(run), self._name, "a run without a name", "name it", LedgerError)
+        self._require(bool(run), "a run without a name", "name it")
+        problem = f"knows run {run} with another kind of randomness"
         with self._transaction() as entry:
-            row = self._one("SELECT seeded FROM runs WHERE run = :run", run=run)
-            problem = f"knows run {run} with another kind of randomness"
-            same = row is None or bool(row[0]) == seeded
-            check(same, self._name, problem, "give the run another name", LedgerError)
-            if row is None:
-                entry.insert("runs", [(run, int(seeded), title)])
+            if self._is_new("runs", {"run": run}, {"seeded": seeded}, problem, "name it otherwise"):
+                entry.insert("runs", [(run, seeded, title)])
 
     def set_budgets(self, budgets: Mapping[str, Budget], *, unit: Unit, observer: Observer) -> None:
         """Write down what each account enforces; another budget for a known account is refused.
 
         ``unit`` and ``observer`` are taken where a budget does not name its own.
         """
-        query = "SELECT observer, unit, epsilon, delta FROM grants WHERE account = :account"
+        remedy = "put the budget back: in this ledger it is fixed for good"
         self._covered.clear()
         with self._transaction() as entry:
             new: list[Row] = []
             for account, budget in budgets.items():
-                against, per = str(budget.observer or observer), str(budget.unit or unit)
-                row = (against, per, budget.epsilon, budget.delta)
-                known = self._one(query, account=account)
-                problem = f"the budget of '{account}' is {_words(known or row)}, not {_words(row)}"
-                remedy = "put the budget back: in this ledger it is fixed for good"
-                check(known in (None, row), self._name, problem, remedy, LedgerError)
+                against, per = budget.observer or observer, budget.unit or unit
+                own = Budget(epsilon=budget.epsilon, delta=budget.delta, unit=per, observer=against)
+                known = self.budget_of(account)
+                problem = f"the budget of '{account}' is {_words(known or own)}, not {_words(own)}"
+                self._require(known in (None, own), problem, remedy)
                 if known is None:
-                    new.append((account, *row))
+                    new.append((account, against, per, own.epsilon, own.delta))
             entry.insert("grants", new)
 
     def population(self, accounts: Sequence[str]) -> str:
@@ -103,9 +95,15 @@ class Ledger(Admission):
         name = POPULATION + hashlib.sha256(json.dumps(sorted(accounts)).encode()).hexdigest()[:32]
         self._covered.clear()
         with self._transaction() as entry:
-            if not self._one("SELECT 1 FROM members WHERE population = :name LIMIT 1", name=name):
+            if not self.members(name):
                 entry.insert("members", [(account, name) for account in dict.fromkeys(accounts)])
         return name
+
+    def _is_new(self, table: str, key: Columns, values: Columns, problem: str, remedy: str) -> bool:
+        """Whether a row is not there yet; the same key with other values is refused."""
+        known = self._select(", ".join(values), table, **key)
+        self._require(known in ([], [tuple(values.values())]), problem, remedy)
+        return not known
 
     # -- plans -------------------------------------------------------------------------------------
 
@@ -120,137 +118,111 @@ class Ledger(Admission):
         """
         self._covered.clear()
         with self._transaction() as entry:
-            known = self._one("SELECT 1 FROM runs WHERE run = :run", run=run) is not None
-            remedy = "register it before it plans anything"
-            check(known, self._name, f"run {run} is not known", remedy, LedgerError)
+            known = bool(self._select("1", "runs", run=run))
+            self._require(known, f"run {run} is not known", "register it before it plans anything")
             accepted: dict[str, list[Row]] = {}
             refused: set[str] = set()
 
-            def take_back(accounts: Sequence[str]) -> None:
-                for account in accounts:
-                    entry.retract("plans", accepted.pop(account))
-                refused.update(accounts)
+            def take_back(accounts: Iterable[str]) -> bool:
+                """Take back what is not payable of these; whether there was anything."""
+                failed = [one for one in accounts if not self._plannable(one, accepted[one])]
+                for row in [row for one in failed for row in accepted.pop(one)]:
+                    entry.retract_plan(row)
+                refused.update(failed)
+                return bool(failed)
 
             # World plans first: they decide whether a server plan also counts against the world.
             for plan in sorted(plans, key=lambda plan: plan.observer is not Observer.WORLD):
                 row = self._new_plan(entry, run, plan)
-                if row is None or plan.account in refused:
-                    continue
-                entry.insert("plans", [row])
-                accepted.setdefault(plan.account, []).append(row)
-                if not self._plannable(plan.account, accepted[plan.account]):
+                if row is not None and plan.account not in refused:
+                    entry.insert("plans", [row])
+                    accepted.setdefault(plan.account, []).append(row)
                     take_back([plan.account])
             # Where a world plan was taken back, the server plans of its members count against the
             # world after all.
-            failed = list(refused)
-            while failed:
-                failed = [one for one, rows in accepted.items() if not self._plannable(one, rows)]
-                take_back(failed)
-        self._covered.clear()
+            while refused and take_back(list(accepted)):
+                pass
         return frozenset(refused)
 
     def _new_plan(self, entry: Entry, run: str, plan: PrivacyPlan) -> Row | None:
         """Return the row of a plan that is not there yet; None if it is."""
-        self._filter.check(plan.account, plan.cost)
+        self.rule.check(plan.account, plan.cost)
         costs = (plan.cost, plan.cost.of_round, *plan.cost.of_releases)
         rows = [written(cost) for cost in costs]
         entry.connection.executemany("INSERT OR IGNORE INTO bills VALUES (?, ?)", rows)
-        key = {"run": run, "account": plan.account, "observer": str(plan.observer)}
-        values = (rows[0][0], plan.releases, plan.delta)
-        query = """SELECT bill, releases, delta FROM plans
-            WHERE run = :run AND account = :account AND observer = :observer"""
-        known = self._one(query, **key)
+        key: Columns = {"run": run, "account": plan.account, "observer": plan.observer}
+        values: Columns = {"bill": rows[0][0], "releases": plan.releases, "delta": plan.delta}
         problem = f"run {run} has another plan for '{plan.account}' against the {plan.observer}"
-        remedy = "keep to the plan, or begin another run: a committed plan is not changed"
-        check(known in (None, values), self._name, problem, remedy, LedgerError)
-        if known is None and plan.observer is Observer.WORLD:
+        if not self._is_new(
+            "plans", key, values, problem, "keep to the plan, or begin another run"
+        ):
+            return None
+        if plan.observer is Observer.WORLD:
             self._refuse_late_world_plan(run, plan.account)
-        return (*key.values(), *values) if known is None else None
+        return (*key.values(), *values.values())
 
     def _refuse_late_world_plan(self, run: str, account: str) -> None:
         """A world plan after releases to the server would lower what the world has seen."""
-        charged = f"""SELECT 1 FROM charges
-            WHERE observer = 'server' AND run = :run AND account IN {_KIN}"""
-        planned = f"""SELECT 1 FROM plans
-            WHERE observer = 'world' AND run = :run AND account IN {OWN}"""
-        place = {"run": run, "account": account}
-        late = self._one(charged, **place) is not None and self._one(planned, **place) is None
+        query = f"""SELECT 1 FROM charges
+            WHERE observer = 'server' AND run = :run AND account IN {_KIN} AND NOT EXISTS (
+                SELECT 1 FROM plans
+                WHERE observer = 'world' AND run = :run AND account IN {OWN})"""
+        late = self._rows(query + " LIMIT 1", run=run, account=account)
         problem = f"run {run} was already charged to '{account}' against the server and the world"
-        remedy = "plan against the world before the first release, or not at all"
-        check(not late, self._name, problem, remedy, LedgerError)
+        self._require(not late, problem, "plan against the world before the first release")
 
     def _plannable(self, account: str, rows: Sequence[Row]) -> bool:
         keys = frozenset((str(run), str(owner), str(against)) for run, owner, against, *_ in rows)
-        payers = self._payers(account, {against for _, _, against in keys})
-        return all(self._admits(payer, keys) for payer in payers)
+        return all(self._admits(payer, keys) for payer in self._payers(account, keys))
 
     # -- charges -----------------------------------------------------------------------------------
 
-    def charge(
-        self,
-        run: str,
-        round_: int,
-        charges: Sequence[Charge],
-        *,
-        also: Callable[[sqlite3.Connection], None] | None = None,
-    ) -> frozenset[str]:
+    def charge(self, run: str, round_: int, charges: Sequence[Charge]) -> frozenset[str]:
         """Charge, durably and in one transaction; returns the accounts that were refused.
 
         Each charge uses up one release of a committed plan of the account or of one of its
         populations. A refused account is charged nothing: it has no such release left, or the
-        filter does not admit it. An account without any plan is an error. ``also`` writes what
-        belongs to the charge into the same transaction, if nobody was refused.
+        filter does not admit it. An account without any plan is an error.
         """
+        with self._transaction() as entry:
+            return frozenset(self._charge(entry, run, round_, charges))
+
+    def _charge(self, entry: Entry, run: str, round_: int, charges: Sequence[Charge]) -> set[str]:
+        """Charge inside a transaction, which may write more that belongs to the charges."""
         by_account: dict[str, list[Charge]] = {}
         for charge in charges:
             by_account.setdefault(charge.account, []).append(charge)
-        refused, new = set(), False
-        with self._transaction() as entry:
-            for account, own in by_account.items():
-                rows = self._accepted(run, round_, own)
-                if rows is None:
-                    refused.add(account)
-                elif rows:
-                    entry.insert("charges", rows)
-                    new = True
-            known = "SELECT 1 FROM journal WHERE run = :run AND round = :round"
-            if new or self._one(known, run=run, round=round_) is None:
-                entry.insert("journal", [(run, round_, time.time())])
-            if also is not None and not refused:
-                also(entry.connection)
-        return frozenset(refused)
+        refused = set()
+        for account, own in by_account.items():
+            rows = self._accepted(run, round_, own)
+            if rows is None:
+                refused.add(account)
+            else:
+                entry.insert("charges", rows)
+        if entry.rows["charges"] or not self._select("1", "journal", run=run, round=round_):
+            entry.insert("journal", [(run, round_, time.time())])
+        return refused
 
     def _accepted(self, run: str, round_: int, charges: Sequence[Charge]) -> list[Row] | None:
         """Return the rows that charge one account, without replays; None if any is refused."""
         rows: list[Row] = []
         for charge in charges:
-            if self._replayed(run, round_, charge):
+            account, observer = charge.account, charge.observer
+            key: Columns = {"run": run, "round": round_, "account": account, "observer": observer}
+            # What is drawn anew has no token, and is never the charge that is there.
+            values: Columns = {"bill": written(charge.cost)[0], "draw": charge.draw or None}
+            problem = f"round {round_} of run {run} was already charged to '{account}'"
+            if not self._is_new("charges", key, values, problem, "go on with the next round"):
                 continue
-            account, observer = charge.account, str(charge.observer)
-            release = Release(run, round_, account, observer, charge.cost)
-            owner = self._plan_left(release)
+            owner = self._plan_for(run, round_, charge, replayed=False)
             problem = f"run {run} was not planned for '{account}' against the {observer}"
-            remedy = "commit a plan before the first release"
-            check(owner is not None, self._name, problem, remedy, LedgerError)
-            if not owner or not self._paid(release, owner):
+            self._require(owner is not None, problem, "commit a plan before the first release")
+            if not owner:
                 return None
-            digest = written(charge.cost)[0]
-            rows.append((run, round_, account, observer, owner, digest, charge.draw))
+            rows.append((*key.values(), owner, values["bill"], charge.draw))
         return rows
 
-    def _replayed(self, run: str, round_: int, charge: Charge) -> bool:
-        """Whether this very charge is there already; another one under its key is refused."""
-        query = """SELECT bill, draw FROM charges WHERE run = :run AND round = :round
-            AND account = :account AND observer = :observer"""
-        place = {"account": charge.account, "observer": str(charge.observer)}
-        known = self._one(query, run=run, round=round_, **place)
-        same = charge.draw != "" and known == (written(charge.cost)[0], charge.draw)
-        problem = f"round {round_} of run {run} was already charged to '{charge.account}'"
-        remedy = "go on with the next round: a charged round is not repeated with fresh randomness"
-        check(known is None or same, self._name, problem, remedy, LedgerError)
-        return known is not None
 
-
-def _words(row: tuple[str, str, float, float]) -> str:
-    observer, unit, epsilon, delta = row
-    return f"epsilon {epsilon} at delta {delta} per {unit} against the {observer}"
+def _words(budget: Budget) -> str:
+    words = "epsilon {epsilon} at delta {delta} per {unit} against the {observer}"
+    return words.format(**vars(budget))

@@ -3,6 +3,7 @@
 Opening checks the file itself, its tables, its hash chain and the head that is kept beside it. A
 ledger that fails any check is refused with a :class:`LedgerError` that says what to do.
 """
+# ruff: noqa: A002
 
 import functools
 import os
@@ -14,15 +15,20 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from dpfl.core.checks import check
 from dpfl.core.errors import DiskError, LedgerError, disk_error
 from dpfl.core.files import sync_folder
 from dpfl.privacy import chain, old_ledger
-from dpfl.privacy.chain import Entry, Head
+from dpfl.privacy.chain import Entry, Head, require
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.filters import Filter, FilterName, filter_named
 from dpfl.privacy.flags import RaisedFlag
 from dpfl.privacy.ledger_schema import FORMAT, SCHEMA, check_schema
+
+_TAKEN = {
+    "": "already exists",
+    "-wal": "a part of it already exists",
+    ".head": "a ledger was kept here: its head file is still there",
+}
 
 
 class LedgerFile:
@@ -42,223 +48,175 @@ class LedgerFile:
     # -- making and opening ------------------------------------------------------------------------
 
     @classmethod
-    def create(
-        cls,
-        path: Path | str,
-        identity: str,
-        *,
-        filter: FilterName = "allotments",  # noqa: A002
-    ) -> Self:
+    def create(cls, path: Path | str, identity: str, *, filter: FilterName = "allotments") -> Self:
         """Start a new ledger; an existing file is never overwritten.
 
         ``identity`` is the run or the site that the ledger is for. ``filter`` is the rule across
         studies (see :mod:`dpfl.privacy.filters`), fixed for the ledger's life. The path
         ``:memory:`` is for simulations only.
         """
-        name, rule = str(path), filter_named(filter)
+        name, remedy = str(path), "open or restore it, or name another file"
         if name == ":memory:":
-            ledger = cls(_connect(name, "rwc"), name)
-            ledger._set_up(identity, rule)
-            return ledger
-        there = any(Path(name + end).exists() for end in ("", "-wal"))
-        remedy = "open it, or name another file"
-        check(not there, name, "already exists, or part of it does", remedy, LedgerError)
-        head = chain.head_path(name)
-        problem = f"a ledger was kept here: its head file {head.name} is still there"
-        remedy = "restore the ledger, or name another file"
-        check(not head.exists(), name, problem, remedy, LedgerError)
+            return cls(_connect(name, "rwc"), name)._set_up(identity, filter)
+        for end, problem in _TAKEN.items():
+            require(not Path(name + end).exists(), name, problem, remedy)
         # Written under a name of its own and linked into place: a ledger that exists is complete.
         draft = Path(f"{name}.{uuid.uuid4().hex}.new")
         try:
-            with closing(_connect(str(draft), "rwc")) as connection:
-                first = cls(connection, name)._set_up(identity, rule)
+            with closing(cls(_connect(str(draft), "rwc"), name)._set_up(identity, filter)) as made:
+                first = made.head()
             os.link(draft, path)
             sync_folder(Path(path).parent)
         except FileExistsError as error:
-            raise LedgerError(name, "already exists", "open it, or name another file") from error
+            raise LedgerError(name, _TAKEN[""], remedy) from error
         except OSError as error:
             raise disk_error(name, error) from error
         finally:
             draft.unlink(missing_ok=True)
         chain.write_head(name, first)
-        ledger = cls(_connect(name, "rw"), name)
-        ledger._known = first
-        return ledger
+        return cls.open(name, identity)
 
-    def _set_up(self, identity: str, rule: Filter) -> Head:
-        meta = {"format": FORMAT, "identity": identity, "filter": rule.name}
-        first = self._known = chain.first_head(meta)
-        with self._guard():
+    def _set_up(self, identity: str, rule: str) -> Self:
+        meta = {"format": FORMAT, "identity": identity, "filter": filter_named(rule).name}
+        first = Head(0, chain.digest_of(0, "", {"meta": list(meta.items())}))
+        with database_errors(self._name):
             self._connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}")
             self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-            self._connection.execute("INSERT INTO chain VALUES (?, ?)", (0, first.digest))
+            self._connection.execute("INSERT INTO chain VALUES (?, ?)", first)
             self._connection.execute("COMMIT")
-        return first
+        return self
 
     @classmethod
     def open(
-        cls, path: Path | str, identity: str | None = None, *, read_only: bool = False
+        cls,
+        path: Path | str,
+        identity: str | None = None,
+        *,
+        read_only: bool = False,
+        accept_head: bool = False,
     ) -> Self:
         """Open a ledger and check all of it: the file, its hash chain, and its head file.
 
         ``identity``, if given, must be the one the ledger was made for. A ledger of dpfl 0.1 opens
-        with ``read_only`` only, and raises a flag (``flags``).
+        with ``read_only`` only, and raises a flag (``flags``). ``accept_head`` writes a missing
+        head file anew: only a person can know that no newer copy of the ledger exists. A head file
+        that is there is never replaced.
         """
-        name, mode = str(path), "ro" if read_only else "rw"
-        noted = chain.read_head(name)
-        try:
-            return cls._opened(name, identity, mode, noted)
-        except LedgerError:
-            if noted is not None or not Path(name).is_file():
-                raise
+        name, remedy = str(path), "check the path, or restore it: no run goes on without its ledger"
+        require(Path(name).is_file(), name, "there is no ledger", remedy)
+        # The head is read before the ledger: what others write since puts the ledger ahead.
+        if (noted := chain.read_head(name)) is None:
             time.sleep(0.2)  # another process may just have made it, and not yet noted its head
-            if (noted := chain.read_head(name)) is None:
-                raise
-        return cls._opened(name, identity, mode, noted)
-
-    @classmethod
-    def accept_head(cls, path: Path | str) -> Head:
-        """Check a ledger whose head file is missing, and write the file anew.
-
-        Only a person can know that no newer copy of the ledger exists; a head file that is there is
-        never replaced.
-        """
-        name = str(path)
-        noted = chain.read_head(name)
-        with closing(cls._opened(name, None, "ro", noted, headless=True)) as ledger:
-            head = ledger.head()
-            if noted is None and not ledger.flags:
-                chain.write_head(name, head)
-        return head
-
-    @classmethod
-    def _opened(
-        cls, name: str, identity: str | None, mode: str, noted: Head | None, headless: bool = False
-    ) -> Self:
-        """Open and check. The head was read before: what others write since puts the file ahead."""
-        remedy = "check the path, or restore the file: a run does not go on without its ledger"
-        check(Path(name).is_file(), name, "there is no ledger", remedy, LedgerError)
-        ledger = cls(_connect(name, mode), name)
+            noted = chain.read_head(name)
+        ledger = cls(_connect(name, "ro" if read_only else "rw"), name)
         try:
             with ledger.snapshot():
-                found = ledger._check(identity)
-                if old := found == old_ledger.FORMAT and mode == "ro":
-                    converted = ledger._converted()
-                else:
-                    check(found == FORMAT, name, *old_ledger.refusal(found), LedgerError)
-                    check_schema(ledger._connection, name)
-                    ledger._known = chain.verify_chain(ledger._connection, name)
-                    if noted is not None or not headless:
-                        chain.check_ancestor(ledger._connection, name, noted, ledger._known)
+                ledger._check(identity, read_only)
+                if not ledger.flags:
+                    ledger._known = chain.verify_chain(ledger._connection, name, noted, accept_head)
         except BaseException:
             ledger.close()
             raise
-        if old:
-            ledger.close()
-        return converted if old else ledger
-
-    def _check(self, identity: str | None) -> str:
-        """Check that the file is whole and the one that is meant; return its format."""
-        (found,) = self._connection.execute("PRAGMA integrity_check").fetchone()
-        remedy = "restore it from a backup"
-        check(found == "ok", self._name, f"is damaged ({found})", remedy, LedgerError)
-        meta = dict(self._connection.execute("SELECT key, value FROM meta").fetchall())
-        remedy = "put back the ledger that this run was started with"
-        same = identity in (None, meta.get("identity"))
-        check(same, self._name, "belongs to another run", remedy, LedgerError)
-        return str(meta.get("format"))
-
-    def _converted(self) -> Self:
-        """Read a ledger of dpfl 0.1 into memory, in today's form."""
-        old = old_ledger.read(self._connection, self._name)
-        ledger = type(self).create(":memory:", old.identity)
-        with ledger._transaction() as entry:
-            old.write(entry)
-        ledger._name, ledger.flags = self._name, old.flags
+        if accept_head and noted is None and ledger._known is not None:
+            chain.write_head(name, ledger._known)
         return ledger
 
-    # -- reading -----------------------------------------------------------------------------------
+    def _check(self, identity: str | None, read_only: bool) -> None:
+        """Check that the file is whole, the one that is meant, and of a format that can be read."""
+        found = self._rows("PRAGMA integrity_check")[0][0]
+        require(found == "ok", self._name, f"is damaged ({found})")
+        meta = dict(self._rows("SELECT key, value FROM meta"))
+        owner, found = meta.get("identity"), str(meta.get("format"))
+        problem = f"belongs to another run or site: to '{owner}', not to '{identity}'"
+        remedy = "put back the ledger, or the name, that this one was started with"
+        self._require(identity in (None, owner), problem, remedy)
+        if found == old_ledger.FORMAT and read_only:  # go on with a copy in today's form
+            copied = type(self).create(":memory:", str(owner))
+            with copied._transaction() as entry:
+                old_ledger.copy(self._connection, self._name, entry)
+            self.close()
+            self._connection, self.flags = copied._connection, old_ledger.FLAGS
+        else:
+            self._require(found == FORMAT, *old_ledger.refusal(found))
+            check_schema(self._connection, self._name)
 
-    def _rows(self, query: str, **place: Any) -> list[Any]:
-        """Return all rows of a query with named places."""
-        with self._guard():
-            return self._connection.execute(query, place).fetchall()
-
-    def _one(self, query: str, **place: Any) -> Any:
-        """Return the first row of a query with named places, None if there is none."""
-        with self._guard():
-            return self._connection.execute(query, place).fetchone()
-
-    def identity(self) -> str:
-        """Which run, or which site, this ledger was made for."""
-        return str(self._one("SELECT value FROM meta WHERE key = 'identity'")[0])
-
-    @property
-    def filter(self) -> FilterName:
-        """The rule across studies that the ledger was made with."""
-        return self._filter.name
-
-    @functools.cached_property
-    def _filter(self) -> Filter:
-        return filter_named(self._one("SELECT value FROM meta WHERE key = 'filter'")[0])
-
-    def head(self) -> Head:
-        """Return the newest entry of the hash chain; noted elsewhere, it reveals a rewriting."""
-        with self._guard():
-            return chain.last_head(self._connection)
-
-    def contains(self, digest: str) -> bool:
-        """Whether an entry of the chain has this digest."""
-        return self._one("SELECT 1 FROM chain WHERE digest = :digest", digest=digest) is not None
+    def _require(self, good: bool, problem: str, remedy: str) -> None:
+        require(good, self._name, problem, remedy)
 
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
 
-    @contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise translated(self._name, error) from error
+    # -- reading -----------------------------------------------------------------------------------
+
+    def _rows(self, query: str, **place: Any) -> list[Any]:
+        """Return all rows of a query with named places."""
+        with database_errors(self._name):
+            return self._connection.execute(query, place).fetchall()
+
+    def _select(self, columns: str, table: str, **same: Any) -> list[Any]:
+        """Return these columns of the rows of a table that have these values in others."""
+        where = " AND ".join(f"{column} = :{column}" for column in same)
+        return self._rows(f"SELECT {columns} FROM {table} WHERE {where}", **same)
+
+    def identity(self) -> str:
+        """Which run, or which site, this ledger was made for."""
+        return str(self._select("value", "meta", key="identity")[0][0])
+
+    @property
+    def filter(self) -> FilterName:
+        """The name of the rule across studies."""
+        return self.rule.name
+
+    @functools.cached_property
+    def rule(self) -> Filter:
+        """The rule across studies that the ledger was made with."""
+        return filter_named(self._select("value", "meta", key="filter")[0][0])
+
+    def head(self) -> Head:
+        """Return the newest entry of the hash chain; noted elsewhere, it reveals a rewriting."""
+        with database_errors(self._name):
+            return chain.last_head(self._connection)
+
+    def contains(self, digest: str) -> bool:
+        """Whether an entry of the chain has this digest."""
+        return bool(self._select("1", "chain", digest=digest))
+
+    # -- transactions ------------------------------------------------------------------------------
 
     @contextmanager
-    def snapshot(self) -> Iterator[None]:
-        """Read everything inside this context as it is now, whatever others charge meanwhile."""
-        with self._guard():
-            if self._connection.in_transaction:
-                yield
-                return
-            self._connection.execute("BEGIN")
+    def _begun(self, kind: str) -> Iterator[None]:
+        """Begin a transaction; what is not committed in this context is rolled back."""
+        with database_errors(self._name):
+            self._connection.execute(f"BEGIN {kind}")
             try:
-                # The first read fixes the snapshot.
-                self._connection.execute("SELECT 1 FROM sqlite_master").fetchone()
                 yield
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
 
-    # -- writing -----------------------------------------------------------------------------------
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Read everything inside this context as it is now, whatever others charge meanwhile."""
+        if self._connection.in_transaction:
+            yield
+            return
+        with self._begun("DEFERRED"):
+            self._rows("SELECT 1 FROM sqlite_master")  # the first read fixes the snapshot
+            yield
 
     @contextmanager
     def _transaction(self) -> Iterator[Entry]:
         """Write one entry of the chain, or nothing; after the commit, note its head."""
-        check(not self.flags, self._name, *old_ledger.refusal(old_ledger.FORMAT), LedgerError)
-        with self._guard():
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                same = self._known is None or chain.contains(self._connection, self._known)
-                problem = "was replaced by another copy while it was open"
-                remedy = "put back the newest copy, and begin again from there"
-                check(same, self._name, problem, remedy, LedgerError)
-                entry = Entry(self._connection, chain.last_head(self._connection))
-                yield entry
-                head = entry.seal()
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
+        self._require(not self.flags, *old_ledger.refusal(old_ledger.FORMAT))
+        with self._begun("IMMEDIATE"):
+            same = self._known is None or chain.contains(self._connection, self._known)
+            remedy = "put back the newest copy, and begin again there"
+            self._require(same, "was replaced by another copy while it was open", remedy)
+            entry = Entry(self._connection)
+            yield entry
+            head = entry.seal()
+            self._connection.execute("COMMIT")
         if head is not None:
             self._known = head
             if self._name != ":memory:":
@@ -266,7 +224,7 @@ class LedgerFile:
 
 
 def _connect(name: str, mode: str) -> sqlite3.Connection:
-    try:
+    with database_errors(name):
         target = name if name == ":memory:" else f"{Path(name).absolute().as_uri()}?mode={mode}"
         finished = mode == "ro" and not Path(name + "-wal").exists()
         if finished and not os.access(Path(name).parent, os.W_OK):
@@ -276,34 +234,33 @@ def _connect(name: str, mode: str) -> sqlite3.Connection:
             for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
                 connection.execute(f"PRAGMA {setting}")
         return connection
-    except sqlite3.Error as error:
-        raise translated(name, error) from error
 
 
 def backup(source: Path, target: Path) -> None:
     """Copy a ledger that may be in use, through SQLite's own backup, and note the copy's head."""
     noted = chain.read_head(str(source))
-    try:
-        with closing(_connect(str(source), "ro")) as old, closing(sqlite3.connect(target)) as new:
-            old.backup(new)
-            head = chain.verify_chain(new, str(source))
-            chain.check_ancestor(new, str(source), noted, head)
-    except sqlite3.Error as error:
-        raise translated(str(target), error) from error
-    except OSError as error:
-        raise disk_error(str(target), error) from error
+    with (
+        database_errors(str(target)),
+        closing(_connect(str(source), "ro")) as old,
+        closing(sqlite3.connect(target)) as new,
+    ):
+        old.backup(new)
+        head = chain.verify_chain(new, str(source), noted)
     chain.head_path(str(target)).unlink(missing_ok=True)  # of an earlier backup
     chain.write_head(str(target), head)
 
 
-def translated(name: str, error: sqlite3.Error) -> LedgerError | DiskError:
+@contextmanager
+def database_errors(name: str) -> Iterator[None]:
     """Say what an error of the database means to the person who runs this.
 
     A full disk is a :class:`DiskError`; the run can be resumed when there is space again.
     """
-    text = str(error)
-    if "full" in text or "disk I/O" in text:
-        remedy = "free some space and resume; what was charged is kept"
-        return DiskError(name, f"cannot be written ({text})", remedy)
-    remedy = "restore it from a backup; a run does not go on without its ledger"
-    return LedgerError(name, f"cannot be used ({text})", remedy)
+    try:
+        yield
+    except sqlite3.Error as error:
+        if "full" in str(error) or "disk I/O" in str(error):
+            remedy = "free some space and resume; what was charged is kept"
+            raise DiskError(name, f"cannot be written ({error})", remedy) from error
+        remedy = "restore it from a backup; a run does not go on without its ledger"
+        raise LedgerError(name, f"cannot be used ({error})", remedy) from error

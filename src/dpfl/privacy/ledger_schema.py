@@ -10,8 +10,7 @@ import functools
 import sqlite3
 from contextlib import closing
 
-from dpfl.core.checks import check
-from dpfl.core.errors import LedgerError
+from dpfl.privacy.chain import require
 
 FORMAT = "dpfl-ledger-2"
 SCHEMA = """
@@ -59,17 +58,15 @@ CREATE TABLE IF NOT EXISTS outbox (
 
 def check_schema(connection: sqlite3.Connection, name: str) -> None:
     """Refuse tables, indices and triggers that dpfl does not make."""
-    stored, own = _objects(connection), _objects_of(SCHEMA)
-    foreign = (own - stored) | (stored - _objects_of(SCHEMA + SITE_SCHEMA))
+    stored = _objects(connection)
+    foreign = (_objects_of(SCHEMA) - stored) | (stored - _objects_of(SCHEMA + SITE_SCHEMA))
     odd = min((object_ for _, object_, _ in foreign), default=None)
-    problem = f"'{odd}' is not as dpfl makes it, and could change what is written"
-    check(odd is None, name, problem, "restore it from a backup", LedgerError)
+    require(odd is None, name, f"'{odd}' is not as dpfl makes it, and could change what is written")
 
 
 def _objects(connection: sqlite3.Connection) -> frozenset[tuple[str, str, str]]:
     """The tables, indices and triggers of a database; how their text is wrapped does not matter."""
-    query = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"
-    rows = connection.execute(query).fetchall()
+    rows = connection.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL")
     return frozenset((kind, name, " ".join(sql.split())) for kind, name, sql in rows)
 
 

@@ -64,16 +64,15 @@ class Losses:
         return top + math.log(total), weights / total
 
     @cached_property
+    @np.errstate(divide="ignore")
     def _log_masses(self) -> Floats:
-        with np.errstate(divide="ignore"):
-            logs: Floats = np.log(self.masses)
-        return logs
+        return np.asarray(np.log(self.masses))
 
 
+@np.errstate(divide="ignore")
 def loss_at(t: Floats, step: Step) -> Floats:
     """The loss at t standard deviations of the noise."""
-    with np.errstate(divide="ignore"):
-        none, drawn = np.log1p(-step.rate), math.log(step.rate)
+    none, drawn = np.log1p(-step.rate), math.log(step.rate)
     shift = 1 / step.std
     up: Floats = np.logaddexp(none, drawn + shift * (t - shift / 2))
     if step.pair != "replaced":
@@ -81,18 +80,16 @@ def loss_at(t: Floats, step: Step) -> Floats:
     return up - np.logaddexp(none, drawn - shift * (t + shift / 2))
 
 
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def _where(losses: Floats, step: Step) -> Floats:
-    """The inverse of ``_loss``, minus infinity below the smallest loss."""
+    """The inverse of ``loss_at``, minus infinity below the smallest loss."""
     rate, shift = step.rate, 1 / step.std
     if step.pair == "replaced":
-        log_odds = math.log1p(-rate) - math.log(rate)
-        half = losses / 2
-        with np.errstate(divide="ignore"):
-            y = half + np.log(-np.expm1(-losses) / 2) + shift**2 / 2 + log_odds
+        half, log_odds = losses / 2, math.log1p(-rate) - math.log(rate)
+        y = half + np.log(-np.expm1(-losses) / 2) + shift**2 / 2 + log_odds
         return (half + np.logaddexp(y, np.logaddexp(0.0, 2 * y) / 2)) / shift
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        small = np.log1p(np.maximum(np.expm1(np.minimum(losses, 40.0)) / rate, -1.0))
-        large = losses - math.log(rate) + np.log1p((rate - 1) * np.exp(-np.maximum(losses, 0.0)))
+    small = np.log1p(np.maximum(np.expm1(np.minimum(losses, 40.0)) / rate, -1.0))
+    large = losses - math.log(rate) + np.log1p((rate - 1) * np.exp(-np.maximum(losses, 0.0)))
     return np.where(losses < 30, small, large) / shift + shift / 2
 
 
@@ -119,39 +116,33 @@ def one_step(step: Step, interval: float, tail: float, *, reverse: bool = False)
     last = math.ceil(largest / interval)
     first = math.floor(smallest / interval) if step.pair == "sampled" else 0
     t = _where(interval * np.arange(first, last + 1, dtype=np.float64), step)
-    shift = 1 / step.std
-    base, moved = _between(t), _between(t - shift)
-    upper, lower = (1 - step.rate) * base + step.rate * moved, base
+    ends, shift = np.concatenate([[-np.inf], t, [np.inf]]), 1 / step.std
+    base = _between(ends)
+    upper, lower = (1 - step.rate) * base + step.rate * _between(ends - shift), base
     if step.pair == "replaced":
-        lower = (1 - step.rate) * base + step.rate * _between(t + shift)
-    top_upper = float((1 - step.rate) * ndtr(-t[-1]) + step.rate * ndtr(shift - t[-1]))
-    top_lower = float(ndtr(-t[-1]))
-    if step.pair == "replaced":
-        top_lower = float((1 - step.rate) * top_lower + step.rate * ndtr(-shift - t[-1]))
+        lower = (1 - step.rate) * base + step.rate * _between(ends + shift)
     if step.pair == "sampled":
-        low_upper = float((1 - step.rate) * ndtr(t[0]) + step.rate * ndtr(t[0] - shift))
-        low_lower = float(ndtr(t[0]))
         if reverse:
-            mirrored = (lower[::-1], upper[::-1], -last, interval)
-            return _dots(*mirrored, below=top_lower, infinite=low_lower)
-        return _dots(upper, lower, first, interval, below=low_upper, infinite=top_upper)
+            return _dots(lower[::-1], upper[::-1], -last, interval)
+        return _dots(upper, lower, first, interval)
     # Symmetric: the mirror image of (upper, lower) is (lower, upper).
-    masses = np.concatenate([lower[::-1], upper]), np.concatenate([upper[::-1], lower])
-    made = _dots(*masses, -last, interval, below=top_lower, infinite=top_upper)
+    masses = np.append(lower[:0:-1], upper[1:]), np.append(upper[:0:-1], lower[1:])
+    made = _dots(*masses, -last, interval)
     if step.pair == "mirrored":
         made.masses[last] += max(0.0, (1 - step.rate) * (1 - 2 * float(ndtr(-t[0]))))
     return made
 
 
-def _dots(
-    upper: Floats, lower: Floats, first: int, interval: float, *, below: float, infinite: float
-) -> Losses:
-    """Divide each cell's mass between its ends; what lies below the first dot moves to it."""
-    left = np.minimum(interval * np.arange(first, first + len(upper)), _LARGEST_EXPONENT)
-    share = (upper - lower * np.exp(left) + _ROUNDING * upper) / -math.expm1(-interval)
-    share = np.clip(share, 0.0, upper)
-    masses = np.zeros(len(upper) + 1)
-    masses[:-1] = upper - share
+def _dots(upper: Floats, lower: Floats, first: int, interval: float) -> Losses:
+    """Divide each cell's mass between its ends.
+
+    The first cell, below all dots, moves to the first dot, and the last one to infinity.
+    """
+    inside = upper[1:-1]
+    left = np.minimum(interval * np.arange(first, first + len(inside)), _LARGEST_EXPONENT)
+    share = (inside - lower[1:-1] * np.exp(left) + _ROUNDING * inside) / -math.expm1(-interval)
+    share = np.clip(share, 0.0, inside)
+    masses = np.append(inside - share, 0.0)
     masses[1:] += share
-    masses[0] += below
-    return Losses(interval=interval, first=first, masses=masses, infinite=infinite)
+    masses[0] += upper[0]
+    return Losses(interval=interval, first=first, masses=masses, infinite=float(upper[-1]))

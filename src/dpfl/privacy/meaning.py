@@ -5,14 +5,15 @@ unit, adjacency and adversary of what is given in. Histories must be plans that 
 their first release; what was chosen by looking at outputs is covered by statements.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from dpfl.core.checks import check, whole_number
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Adjacency
-from dpfl.privacy.accountant import SMALLEST_DELTA, check_covered, spend
+from dpfl.privacy.accountant import SMALLEST_DELTA, check_question, spend
 from dpfl.privacy.events import Event, merged
 from dpfl.privacy.gaussian import gaussian_log_delta
 from dpfl.privacy.statement import Statement
@@ -24,8 +25,7 @@ _ROUNDING = 1e-14
 _DELTAS = [10 ** (-12 + i / 6) for i in range(60)] + [0.01 * i for i in range(1, 100)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Guarantee:
+class Guarantee(NamedTuple):
     """An epsilon and a delta, with the unit, the adjacency and the adversary they are about."""
 
     unit: str
@@ -52,16 +52,15 @@ def group_epsilon(history: Iterable[Event], k: int, delta: float, *, adjacency: 
     [0.82, 1.76, 3.85]
     """
     k, events = whole_number("group", "k", k), merged(history)
-    check_covered(events, adjacency, None)
+    check_question(events, delta, adjacency, None)
     if k == 1:
         return spend(events, delta, adjacency=adjacency).epsilon
     moved = [
-        replace(
-            event,
+        Event(
             noise_multiplier=event.noise_multiplier / k * (1 - _ROUNDING),
+            steps=event.steps,
             failure=min(1.0, k * event.failure),
-            sampling="none",
-            sampling_rate=1.0,
+            numbers=event.numbers,
         )
         for event in events
         if event.sampling_rate > 0
@@ -80,10 +79,7 @@ def _by_definition(single: Callable[[float], float], k: int, delta: float) -> fl
     """k epsilon(delta') at the largest delta' that is found to be small enough for a group."""
 
     def fits(share: float) -> bool:
-        value = single(share)
-        if value * k > _LARGEST_EXPONENT:
-            return False
-        return group_delta(value, share, k) <= delta
+        return group_delta(single(share), share, k) <= delta
 
     if not fits(SMALLEST_DELTA):
         return math.inf
@@ -131,16 +127,11 @@ def sites_guarantee(statements: Sequence[Statement]) -> Guarantee:
     kinds = {(line.unit, line.adjacency, line.observer) for line in statements}
     problem = f"statements of {len(kinds)} kinds (unit, adjacency, adversary) cannot be added up"
     check(len(kinds) == 1, "sites", problem, "give statements of one kind", PrivacyRefusal)
-    ((unit, adjacency, observer),) = kinds
-    deltas = [1.0 if line.delta is None else line.delta for line in statements]
-    known = all(line.delta is not None for line in statements)
-    return Guarantee(
-        unit=unit,
-        adjacency=adjacency,
-        observer=observer,
-        epsilon=math.fsum(line.guarantee for line in statements) if known else math.inf,
-        delta=min(1.0, math.fsum(deltas)),
-    )
+    known = [line.delta for line in statements if line.delta is not None]
+    if len(known) < len(statements):
+        return Guarantee(*kinds.pop(), math.inf, 1.0)
+    epsilon = math.fsum(line.guarantee for line in statements)
+    return Guarantee(*kinds.pop(), epsilon, min(1.0, math.fsum(known)))
 
 
 def epsilon_curve(
@@ -152,12 +143,10 @@ def epsilon_curve(
     >>> [(delta, round(epsilon, 2)) for delta, epsilon in curve]
     [(1e-06, 2.25), (0.001, 1.35)]
     """
-    events, least, found = merged(history), math.inf, []
-    for delta in sorted(deltas):
-        # What holds at a smaller delta holds at a larger one.
-        least = min(least, spend(events, delta, adjacency=adjacency).epsilon)
-        found.append((delta, least))
-    return found
+    rising, events = sorted(deltas), merged(history)
+    epsilons = (spend(events, delta, adjacency=adjacency).epsilon for delta in rising)
+    # What holds at a smaller delta holds at a larger one.
+    return list(zip(rising, itertools.accumulate(epsilons, min), strict=True))
 
 
 def trade_off_curve(
@@ -183,16 +172,16 @@ def trade_off_curve(
     plain = all(event.sampling_rate == 1 and event.noise_multiplier > 0 for event in events)
     deltas = _tangents(events, adjacency, rates) if events and plain else _DELTAS
     pairs = epsilon_curve(events, adjacency, deltas)
-    usable = [(delta, epsilon) for delta, epsilon in pairs if epsilon < _LARGEST_EXPONENT]
-    return [(rate, least_misses(rate, usable)) for rate in rates]
+    return [(rate, least_misses(rate, pairs)) for rate in rates]
 
 
 def least_misses(rate: float, pairs: Sequence[tuple[float, float]]) -> float:
     """Return the least rate of misses at a rate of false alarms, by guarantees (delta, epsilon)."""
     lines = [0.0]
     for delta, epsilon in pairs:
-        growth = math.exp(min(epsilon, _LARGEST_EXPONENT))
-        lines += [1 - delta - growth * rate, (1 - delta - rate) / growth]
+        if epsilon < _LARGEST_EXPONENT:  # others say nothing
+            growth = math.exp(epsilon)
+            lines += [1 - delta - growth * rate, (1 - delta - rate) / growth]
     return max(0.0, max(lines) - _ROUNDING)
 
 

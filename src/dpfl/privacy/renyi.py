@@ -26,7 +26,7 @@ from typing import Any
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Adjacency
-from dpfl.privacy.events import Event
+from dpfl.privacy.events import Event, History, merged
 
 # Orders of the filter, for epsilons of 0.1 to 10 at deltas of 1e-5 to 1e-7.
 ORDERS = (2.0, 2.5, 3.5, 5.0, 7.0, 9.5, 13.0, 18.0, 25.0, 35.0, 50.0, 75.0, 110.0, 160.0, 230.0)
@@ -40,7 +40,8 @@ _ROUNDING = 1e-12  # relative, added to every cost
 _STEP_ROUNDING = 1e-13  # absolute, per sampled step
 
 
-def renyi_costs(history: Iterable[Event], adjacency: Adjacency) -> tuple[float, ...]:
+@lru_cache(maxsize=4096)
+def renyi_costs(history: History, adjacency: Adjacency) -> tuple[float, ...]:
     """Upper bounds on the Renyi divergence of a history at each of ``ORDERS``.
 
     They are infinite where there is no bound. The costs of two histories add up to those of both.
@@ -49,19 +50,15 @@ def renyi_costs(history: Iterable[Event], adjacency: Adjacency) -> tuple[float, 
     >>> round(costs[ORDERS.index(18.0)], 6)  # steps * order / (2 z^2)
     9.0
     """
-    total = [0.0] * len(ORDERS)
-    sampled = []
+    total, sampled = [0.0] * len(ORDERS), []
     factor = 4.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
-    for event in history:
-        if event.steps == 0 or event.sampling_rate == 0:
-            continue
-        if event.noise_multiplier == 0:
-            total = [math.inf] * len(ORDERS)
-        elif event.sampling_rate == 1:
-            unit = factor * event.steps / event.noise_multiplier / event.noise_multiplier / 2
-            total = [cost + unit * order for cost, order in zip(total, ORDERS, strict=True)]
-        else:
+    for event in merged(history):
+        noise = event.noise_multiplier
+        if 0 < event.sampling_rate < 1 and noise > 0:
             sampled.append(event)
+        elif event.sampling_rate > 0:
+            unit = factor * event.steps / noise / noise / 2 if noise > 0 else math.inf
+            total = [cost + unit * order for cost, order in zip(total, ORDERS, strict=True)]
     if sampled:
         rounding = _STEP_ROUNDING * sum(event.steps for event in sampled)
         for i, cost in enumerate(moments(sampled, adjacency, ORDERS).rdp):
@@ -106,17 +103,11 @@ def _main_orders(delta: float) -> tuple[tuple[float, float, float], ...]:
     envelope of lines.
     """
     cost = {order: _conversion(order, MAIN_SHARE * delta) for order in ORDERS}
-
-    def crossing(one: float, other: float) -> float:
-        return (cost[one] * other - cost[other] * one) / (other - one)
-
-    found: list[tuple[float, float, float]] = []
-    main, low = ORDERS[-1], 0.0
-    for candidate in reversed(ORDERS):
-        if (low - cost[candidate]) / candidate > (low - cost[main]) / main:
-            main = candidate
+    found, low = [], 0.0
+    main = max(reversed(ORDERS), key=lambda order: (low - cost[order]) / order)
     while True:
-        crossings = [(crossing(main, order), order) for order in ORDERS if order < main]
+        smaller = [order for order in ORDERS if order < main]
+        crossings = [((cost[main] * a - cost[a] * main) / (a - main), a) for a in smaller]
         ahead = [pair for pair in crossings if pair[0] > low]
         high, following = min(ahead, default=(math.inf, main))
         found.append((main, low, high))
@@ -148,8 +139,8 @@ def moments(
     """Return dp-accounting's RDP accountant of a history, with the sensitivity of the adjacency."""
     from dp_accounting import NeighboringRelation, rdp
 
-    replace_one, relations = adjacency is Adjacency.REPLACE_ONE, NeighboringRelation
-    relation = relations.REPLACE_ONE if replace_one else relations.ADD_OR_REMOVE_ONE
+    replace_one = adjacency is Adjacency.REPLACE_ONE
+    relation = NeighboringRelation["REPLACE_ONE" if replace_one else "ADD_OR_REMOVE_ONE"]
     logging.getLogger("absl").setLevel(logging.ERROR)  # the RDP search warns thousands of times
     accountant = rdp.RdpAccountant(orders=orders, neighboring_relation=relation)
     for event in events:
@@ -163,11 +154,10 @@ def check_sampling(event: Event, adjacency: Adjacency, *, by_moments: bool = Fal
     replace_one = adjacency is Adjacency.REPLACE_ONE
     problem = f"fixed-size samples have no proven bound under {adjacency}"
     remedy = "account for them under replace_one: leaving one unit out brings another in"
-    proven = event.sampling != "uniform" or replace_one
-    check(proven, "accountant", problem, remedy, PrivacyRefusal)
-    sampled = event.sampling == "poisson" and event.sampling_rate < 1
+    check(event.sampling != "uniform" or replace_one, "accountant", problem, remedy, PrivacyRefusal)
+    poisson = event.sampling == "poisson" and event.sampling_rate < 1
     problem = "RDP has no bound for Poisson samples under replace_one"
-    covered = not (by_moments and sampled and replace_one)
+    covered = not (by_moments and poisson and replace_one)
     check(covered, "accountant", problem, "use accountant = 'pld'", PrivacyRefusal)
 
 
@@ -175,8 +165,6 @@ def _as_dp_event(event: Event, factor: float) -> Any:
     import dp_accounting
 
     gaussian = dp_accounting.GaussianDpEvent(event.noise_multiplier * factor)
-    if event.sampling_rate == 0:
-        return dp_accounting.NoOpDpEvent()
     if event.sampling_rate == 1:
         return gaussian
     if event.sampling == "poisson":

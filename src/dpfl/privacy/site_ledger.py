@@ -6,22 +6,17 @@ that dies after sends the same bytes again, and is not charged again. There is n
 answer that is not in the ledger was never sent.
 """
 
-from __future__ import annotations
-
-import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, Self
 
-from dpfl.core.checks import check
-from dpfl.core.errors import LedgerError
 from dpfl.privacy.costs import Charge
 from dpfl.privacy.ledger import Ledger
+from dpfl.privacy.ledger_file import database_errors
 from dpfl.privacy.ledger_schema import SITE_SCHEMA
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answered:
+class Answered(NamedTuple):
     """The last answer to a run: its round, its bytes, and what stays at the site."""
 
     round: int
@@ -33,19 +28,11 @@ class SiteLedger(Ledger):
     """A ledger with an outbox of one answer per run; older answers are never asked for again."""
 
     @classmethod
-    def open_for(cls, path: Path, site: str) -> SiteLedger:
+    def open_for(cls, path: Path, site: str) -> Self:
         """Open the ledger of a site; another site's is refused."""
-        ledger = cls.open(path)
-        try:
-            owner = ledger.identity()
-            problem = f"is the ledger of '{owner}', not of '{site}'"
-            remedy = "put [site] id back in site.toml"
-            check(owner == site, str(path), problem, remedy, LedgerError)
-            with ledger._guard():
-                ledger._connection.executescript(SITE_SCHEMA)
-        except BaseException:
-            ledger.close()
-            raise
+        ledger = cls.open(path, site)
+        with database_errors(str(path)):
+            ledger._connection.executescript(SITE_SCHEMA)
         return ledger
 
     def agree(self, run: str, digest: str) -> bool:
@@ -56,21 +43,20 @@ class SiteLedger(Ledger):
 
     def agreed(self, run: str) -> str | None:
         """What was agreed on for a run."""
-        row = self._one("SELECT digest FROM agreed WHERE run = :run", run=run)
-        return None if row is None else str(row[0])
+        return next((str(digest) for (digest,) in self._select("digest", "agreed", run=run)), None)
 
     def answered(self, run: str) -> Answered | None:
         """The last answer to a run."""
-        row = self._one("SELECT round, payload, private FROM outbox WHERE run = :run", run=run)
-        return None if row is None else Answered(round=row[0], payload=row[1], private=row[2])
+        rows = self._select("round, payload, private", "outbox", run=run)
+        return Answered(*rows[0]) if rows else None
 
     def charge_and_store(
         self, run: str, round_: int, charges: Sequence[Charge], payload: bytes, private: bytes
     ) -> bool:
         """Charge and keep the answer, all or nothing; False if plan or budget do not cover it."""
         row = (run, round_, payload, private)
-
-        def keep(connection: sqlite3.Connection) -> None:
-            connection.execute("INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)", row)
-
-        return not self.charge(run, round_, charges, also=keep)
+        with self._transaction() as entry:
+            refused = self._charge(entry, run, round_, charges)
+            if not refused:
+                entry.connection.execute("INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)", row)
+        return not refused

@@ -8,16 +8,15 @@ understate the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dpfl.core.types import Adjacency, Budget, Observer
 from dpfl.privacy.accountant import Spend
-from dpfl.privacy.costs import AccountHistory, account_history
-from dpfl.privacy.filters import Portion, filter_named
+from dpfl.privacy.costs import Delta, adjacency_of, speak_of, unit_of
+from dpfl.privacy.filters import Filter, Portion
 from dpfl.privacy.ledger import Ledger
-from dpfl.privacy.ledger_reader import UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +48,8 @@ class Statement:
     @property
     def guarantee(self) -> float:
         """The epsilon that holds whatever depended on outputs."""
-        priced = self.filter == "allotments" or self.budget is None
-        return self.epsilon if priced else max(self.epsilon, self.budget or 0.0)
+        unpriced = 0.0 if self.filter == "allotments" else self.budget or 0.0
+        return max(self.epsilon, unpriced)
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values; infinity as text, which JSON can carry."""
@@ -66,7 +65,7 @@ class Statement:
 
 
 def statement(
-    ledger: Ledger, account: str, observer: Observer, delta: float | None = None
+    ledger: Ledger, account: str, observer: Observer, delta: Delta = None
 ) -> Statement | None:
     """One account's spend against one adversary, None if nothing was planned or charged.
 
@@ -77,34 +76,31 @@ def statement(
     with ledger.snapshot():
         budget = ledger.budget_of(account)
         portions = ledger.portions(ledger.committed(account, observer))
-        counted = account_history((portion.cost, portion.count) for portion in portions)
-        if counted is None and budget and budget.unit and budget.observer is observer:
-            # A budget that was never used
-            zero_out = Adjacency.ZERO_OUT
-            counted = AccountHistory(unit=budget.unit, adjacency=zero_out, history=())
-        if counted is None:
+        costs = [portion.cost for portion in portions]
+        if not costs and (budget is None or budget.observer is not observer):
             return None
-        unit = budget.unit if budget and budget.unit else counted.unit
-        readable = counted.adjacency_as(unit)
-        adjacency = readable or counted.adjacency
-        spent = _spent(ledger, portions, adjacency, budget, delta)
+        unit = budget.unit if budget and budget.unit else unit_of(costs)
+        readable = speak_of(costs, unit)
+        adjacency = adjacency_of(costs, unit if readable else None)
+        spent = _spent(ledger.rule, portions, adjacency, budget.delta if budget else None, delta)
+        limits = budget and spent and _limits(budget, observer, spent, delta)
         rounds = ledger.participations(account, observer)
         return Statement(
             account=account,
             unit=str(unit),
             observer=str(observer),
             adjacency=str(adjacency),
-            accountant=spent.accountant,
-            epsilon=spent.epsilon if readable else math.inf,
-            delta=None if spent is UNKNOWN else spent.delta,
-            budget=budget.epsilon if budget and _limits(budget, observer, spent, delta) else None,
+            accountant=spent.accountant if spent else "none: no delta is known",
+            epsilon=spent.epsilon if spent and readable else math.inf,
+            delta=spent.delta if spent else None,
+            budget=budget.epsilon if budget and limits else None,
             rounds=rounds or ledger.participations(account, Observer.SERVER),
             filter=ledger.filter,
             studies=len(portions),
         )
 
 
-def _limits(budget: Budget, observer: Observer, spent: Spend, delta: float | None) -> bool:
+def _limits(budget: Budget, observer: Observer, spent: Spend, delta: Delta) -> bool:
     """Whether a budget is a limit of this epsilon, and may stand beside it.
 
     A budget at a smaller delta is not. One against the server also limits what the world learns.
@@ -115,26 +111,22 @@ def _limits(budget: Budget, observer: Observer, spent: Spend, delta: float | Non
 
 
 def _spent(
-    ledger: Ledger,
-    portions: Sequence[Portion],
-    adjacency: Adjacency,
-    budget: Budget | None,
-    delta: float | None,
-) -> Spend:
-    """Price the portions under the ledger's filter, at the deltas :func:`statement` describes."""
-    rule = filter_named(ledger.filter)
-    if delta is not None and (budget is None or delta != budget.delta):
+    rule: Filter, portions: list[Portion], adjacency: Adjacency, own: Delta, delta: Delta
+) -> Spend | None:
+    """Price the portions, at the deltas :func:`statement` describes; None if none is known.
+
+    ``own`` is the delta of the budget.
+    """
+    if delta not in (None, own):
         share = delta / max(len(portions), 1) if rule.reserves else delta
         shared = [replace(portion, delta=share) for portion in portions]
         return replace(rule.spent(shared, delta, adjacency), delta=delta)
-    if budget is not None:
-        return rule.spent(portions, budget.delta, adjacency)
-    if rule.reserves and all(portion.delta is not None for portion in portions):
-        return rule.spent(portions, 1.0, adjacency)  # every plan has a delta of its own
-    return UNKNOWN
+    if own is None and rule.reserves and all(portion.delta is not None for portion in portions):
+        own = 1.0  # every plan has a delta of its own
+    return None if own is None else rule.spent(portions, own, adjacency)
 
 
-def statements(ledger: Ledger, delta: float | None = None) -> list[Statement]:
+def statements(ledger: Ledger, delta: Delta = None) -> list[Statement]:
     """State every account against every adversary it was charged against, as of one moment.
 
     A charge against the server covers the world, which sees less; the world is listed apart only

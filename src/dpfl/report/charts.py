@@ -12,19 +12,34 @@
 from __future__ import annotations
 
 import statistics
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from importlib import resources
+from typing import Any, Literal
+
+
+def asset(name: str) -> str:
+    """The text of a file in the folder ``assets``."""
+    return resources.files("dpfl.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def toml_asset(name: str) -> dict[str, dict[str, Any]]:
+    """A table of tables in the folder ``assets``."""
+    return tomllib.loads(asset(name))
+
 
 Place = int | float | str
 """A position along the x axis: a number, or a name."""
+
+Kind = Literal["line", "points", "rings", "bars", "dashes"]
 
 MANY = 40
 """Names that fit under an axis; more clients than this are numbered."""
 
 _FIRST = ("#1f6f8b", "#d1603d", "#5b8c3e", "#8a5a9e", "#b8860b")
-_OTHERS = ("#c44569", "#4a4e8f", "#2a9d8f", "#7f5539", "#6c757d")
-COLOURS = (*_FIRST, *_OTHERS)
+COLOURS = (*_FIRST, "#c44569", "#4a4e8f", "#2a9d8f", "#7f5539", "#6c757d")
+_WORDS = toml_asset("figures.toml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +56,11 @@ class Series:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     text: Sequence[str] | None = None
-    kind: Literal["line", "points", "rings", "bars", "dashes"] = "line"
+    kind: Kind = "line"
 
     @classmethod
     def over_seeds(
-        cls,
-        name: str,
-        x: Sequence[Place],
-        columns: Sequence[Sequence[float]],
-        kind: Literal["line", "points"] = "line",
+        cls, name: str, x: Sequence[Place], columns: Sequence[Sequence[float]], kind: Kind = "line"
     ) -> Series:
         """Draw the mean of each column, with a band of one standard deviation if there are seeds.
 
@@ -99,6 +110,17 @@ class Chart:
     log_y: bool = False
     stacked: bool = False
 
+    @classmethod
+    def of(cls, kind: str, series: Sequence[Series], **values: Any) -> Chart:
+        """A figure whose words are in ``assets/figures.toml``, filled with these values.
+
+        The values ``log_x`` and ``log_y`` ask for logarithmic axes.
+        """
+        words: dict[str, Any] = {k: values[k] for k in ("log_x", "log_y") if k in values}
+        for name, text in _WORDS[kind].items():
+            words[name] = text.format(**values) if isinstance(text, str) else text
+        return cls(series=series, **words)
+
     @property
     def xs(self) -> list[Place]:
         """Every position along the x axis."""
@@ -121,13 +143,16 @@ class Chart:
         return COLOURS[max(0, before - 1) % len(COLOURS)]
 
 
-def wide(values: Sequence[float]) -> bool:
-    """Whether values span so much that only a logarithmic axis shows them.
+def wide(values: Sequence[Place]) -> bool:
+    """Whether values are numbers that span so much that only a logarithmic axis shows them.
 
-    >>> wide([1.0, 2.0]), wide([0.1, 2.0])
-    (False, True)
+    >>> wide([1.0, 2.0]), wide([0.1, 2.0]), wide(["north", 2.0])
+    (False, True, False)
     """
-    return bool(values) and min(values) > 0 and max(values) >= 5 * min(values)
+    numbers = [value for value in values if not isinstance(value, str)]
+    if not numbers or len(numbers) < len(values):
+        return False
+    return min(numbers) > 0 and max(numbers) >= 5 * min(numbers)
 
 
 def client_axis(clients: Sequence[str]) -> tuple[Sequence[Place], str]:

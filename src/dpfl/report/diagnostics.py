@@ -8,7 +8,8 @@ per kind of figure, and none that knows a method. A new kind needs a function an
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from dpfl.core.errors import DpflError
 from dpfl.plugs.figures import FigureKind, FigureSpec
@@ -18,6 +19,8 @@ from dpfl.rounds.record import RoundRecord
 
 Value = float | int | str | list[float]
 
+LEAST = " Weights in inverse proportion to the true noise leave the least noise."
+
 
 def diagnostics(label: str, run: ReportRun) -> list[Chart]:
     """All figures about the inside of a method, from one of its runs.
@@ -25,9 +28,8 @@ def diagnostics(label: str, run: ReportRun) -> list[Chart]:
     ``label`` is what the report calls the method: it is part of the names of the figures, so that
     those of several methods can stand on one page.
     """
-    found = [weights(label, run), noise_ratio(label, run)]
+    general = [chart for chart in (weights(label, run), noise_ratio(label, run)) if chart]
     declared = [_DRAWN[figure.spec.kind](figure) for figure in _declared(label, run)]
-    general = [chart for chart in found if chart is not None]
     return [*general, *(chart for charts in declared for chart in charts)]
 
 
@@ -50,20 +52,11 @@ def weights(label: str, run: ReportRun) -> Chart | None:
     clients = sorted(own, key=lambda client: (budgets.get(client, 0.0), client))
     x, axis = client_axis(clients)
     series = [Series(name="weight", x=x, y=[own[c] for c in clients], text=clients, kind="points")]
-    caption = "Clients from the smallest to the largest budget."
     if least:
         name, y = "least noise (simulation only)", [least.get(client) for client in clients]
         series.insert(0, Series(name=name, x=x, y=y, text=clients, kind="rings"))
-        caption += " Weights in inverse proportion to the true noise leave the least noise."
-    return Chart(
-        name=f"weights-{label}",
-        title=f"{label}: weights",
-        x_label=axis,
-        y_label="weight, mean over rounds",
-        caption=caption,
-        series=series,
-        log_y=wide([*own.values(), *least.values()]),
-    )
+    log_y, words = wide([*own.values(), *least.values()]), {"label": label, "axis": axis}
+    return Chart.of("weights", series, log_y=log_y, least=LEAST if least else "", **words)
 
 
 def _means(lines: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -80,20 +73,19 @@ def noise_ratio(label: str, run: ReportRun) -> Chart | None:
 
     None where the true noise is not known, or rows are not what was sent.
     """
-    ratios = [(line.round + 1, line.true_noise.ratio) for line in run.history if line.true_noise]
-    known = {round_: ratio for round_, ratio in ratios if ratio is not None}
-    if not known:
-        return None
-    return Chart(
-        name=f"noise-ratio-{label}",
-        title=f"{label}: noise in the aggregate",
-        x_label="round",
-        y_label="ratio to the optimal variance",
-        caption="Variance of the noise in the weighted mean, over the least that any weights could "
-        "leave; 1 is optimal (simulation only).",
-        series=[Series(name=label, x=list(known), y=list(known.values()))],
-        log_y=max(known.values()) > 20,
+    ratios = {line.round: line.true_noise.ratio for line in run.history if line.true_noise}
+    line = _over_rounds(label, ratios)
+    return (
+        Chart.of("noise-ratio", [line], log_y=max(y for y in line.y if y) > 20, label=label)
+        if line
+        else None
     )
+
+
+def _over_rounds(name: str, values: Mapping[int, Value | None]) -> Series | None:
+    """A line of the rounds that have a number; None if no round has."""
+    known = {n + 1: float(own) for n, own in values.items() if isinstance(own, int | float)}
+    return Series(name=name, x=list(known), y=list(known.values())) if known else None
 
 
 # -- what components declare -----------------------------------------------------------------------
@@ -101,34 +93,21 @@ def noise_ratio(label: str, run: ReportRun) -> Chart | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Figure:
-    """A declared figure with the run whose metrics it shows."""
+    """A declared figure, with the rounds of a run and what the component reports of each."""
 
     label: str
-    run: ReportRun
-    slot: str
     spec: FigureSpec
+    rounds: Sequence[tuple[RoundRecord, Mapping[str, Value]]]
 
-    def metrics(self, line: RoundRecord) -> Mapping[str, Value]:
-        """What the slot reports of a round."""
-        return line.metrics.get(self.slot, {})
-
-    def last(self, wanted: Callable[[str], bool]) -> RoundRecord | None:
+    def last(self, wanted: Callable[[str], bool]) -> tuple[RoundRecord, Mapping[str, Value]] | None:
         """The last round that reports a metric with such a key."""
-        rounds = reversed(self.run.history)
-        return next((line for line in rounds if any(map(wanted, self.metrics(line)))), None)
+        return next((one for one in reversed(self.rounds) if any(map(wanted, one[1]))), None)
 
-    def chart(self, series: Sequence[Series] = (), *, title: str = "") -> Chart:
+    def chart(self, series: Sequence[Series] = (), *, title: str = "", **more: Any) -> Chart:
         """The figure with these series; ``title`` is added to the declared one."""
-        spec = self.spec
-        return Chart(
-            name=f"{spec.name}-{self.label}",
-            title=f"{self.label}: {spec.title}{title}",
-            x_label=spec.x_label,
-            y_label=spec.y_label,
-            caption=spec.caption,
-            series=series,
-            log_y=spec.log_y,
-        )
+        same = {k: getattr(self.spec, k) for k in ("x_label", "y_label", "caption", "log_y")}
+        words = {"name": f"{self.spec.name}-{self.label}", "series": series, **same, **more}
+        return Chart(title=f"{self.label}: {self.spec.title}{title}", **words)
 
 
 def _declared(label: str, run: ReportRun) -> Iterator[_Figure]:
@@ -143,7 +122,8 @@ def _declared(label: str, run: ReportRun) -> Iterator[_Figure]:
     except DpflError:
         return
     for slot, spec in strategy.figures():
-        yield _Figure(label=label, run=run, slot=slot, spec=spec)
+        rounds = [(line, line.metrics.get(slot, {})) for line in run.history]
+        yield _Figure(label=label, spec=spec, rounds=rounds)
 
 
 def _by_round(figure: _Figure) -> list[Chart]:
@@ -153,15 +133,13 @@ def _by_round(figure: _Figure) -> list[Chart]:
     """
     series = []
     for key, name in figure.spec.metrics.items():
-        points: dict[int, float] = {}
-        for line in figure.run.history:
-            value = line.update_norm if key == "update_norm" else figure.metrics(line).get(key)
-            if isinstance(value, int | float):
-                points[line.round + 1] = float(value)
-        if points:
-            series.append(Series(name=name, x=list(points), y=list(points.values())))
-    reported = any(figure.metrics(line) for line in figure.run.history)
-    return [figure.chart(series)] if series and reported else []
+        values = {
+            line.round: line.update_norm if key == "update_norm" else metrics.get(key)
+            for line, metrics in figure.rounds
+        }
+        series.append(_over_rounds(name, values))
+    known = [one for one in series if one and any(metrics for _, metrics in figure.rounds)]
+    return [figure.chart(known)] if known else []
 
 
 def _spectrum(figure: _Figure) -> list[Chart]:
@@ -170,10 +148,10 @@ def _spectrum(figure: _Figure) -> list[Chart]:
     A list that consists of slices is drawn by its first one.
     """
     endings, level = tuple(figure.spec.metrics), figure.spec.threshold
-    last = figure.last(lambda key: key.endswith(endings))
-    if last is None:
+    found = figure.last(lambda key: key.endswith(endings))
+    if found is None:
         return []
-    metrics, series = figure.metrics(last), []
+    (line, metrics), series = found, []
     for key, values in metrics.items():
         ending = next((ending for ending in endings if key.endswith(ending)), None)
         if ending is None or not isinstance(values, list):
@@ -187,7 +165,7 @@ def _spectrum(figure: _Figure) -> list[Chart]:
         if isinstance(height, int | float):
             name, y = f"{owner}, threshold", [float(height)] * 2
             series.append(Series(name=name, x=[1, part], y=y, kind="dashes"))
-    return [figure.chart(series, title=f", round {last.round + 1}")]
+    return [figure.chart(series, title=f", round {line.round + 1}")]
 
 
 def _against_true_noise(figure: _Figure) -> list[Chart]:
@@ -197,11 +175,10 @@ def _against_true_noise(figure: _Figure) -> list[Chart]:
     """
     series: list[Series] = []
     for key, name in figure.spec.metrics.items():
-        told = [(line, figure.metrics(line).get(key)) for line in figure.run.history]
         pairs = [
             (dict(zip(line.weights or line.arrived, found, strict=False)), line.true_noise)
-            for line, found in told
-            if isinstance(found, list) and line.true_noise is not None
+            for line, metrics in figure.rounds
+            if isinstance(found := metrics.get(key), list) and line.true_noise is not None
         ]
         seen = _means(own for own, _ in pairs)
         true = _means(truth.variances for _, truth in pairs)
@@ -213,24 +190,23 @@ def _against_true_noise(figure: _Figure) -> list[Chart]:
         line = [scale * end for end in ends]
         series.append(Series(name=name, x=x, y=y, text=clients, kind="points"))
         series.append(Series(name=f"{scale:.3g} times the truth", x=ends, y=line, kind="dashes"))
-    return [replace(figure.chart(series), log_x=True, log_y=True)] if series else []
+    return [figure.chart(series, log_x=True, log_y=True)] if series else []
 
 
 def _client_map(figure: _Figure) -> list[Chart]:
     """A map per metric, of the last round that reports it, with a column per client."""
     charts = []
     for key, name in figure.spec.metrics.items():
-        last = figure.last(key.__eq__)
-        values = figure.metrics(last).get(key) if last else None
-        if last is None or not isinstance(values, list) or not last.arrived:
+        line, metrics = figure.last(key.__eq__) or (None, {})
+        values = metrics.get(key)
+        if line is None or not isinstance(values, list) or not line.arrived:
             continue
-        clients = list(last.arrived)
-        height = len(values) // len(clients)
+        clients, height = list(line.arrived), len(values) // len(line.arrived)
         rows = [values[n * len(clients) : (n + 1) * len(clients)] for n in range(height)]
         heat = Heat(x=clients, y=[str(n) for n in range(height)], z=rows)
-        chart = figure.chart(title=f" {name}, round {last.round + 1}")
+        title = f" {name}, round {line.round + 1}"
         file = f"{figure.spec.name}-{name.replace(' ', '-')}-{figure.label}"
-        charts.append(replace(chart, name=file, heat=heat))
+        charts.append(figure.chart(title=title, name=file, heat=heat))
     return charts
 
 

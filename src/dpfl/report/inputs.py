@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpfl.core.types import Observer, Promise
-from dpfl.experiments import ranking
+from dpfl.experiments.ranking import Standing, grouped, standings
 from dpfl.experiments.results import CellResult, RunScore
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.rounds.record import RoundRecord
@@ -62,24 +61,9 @@ class ReportRun:
         return self.summary
 
     @property
-    def promise(self) -> Promise:
-        """What the epsilons of a finished run are about."""
-        return self.result.promise
-
-    @property
-    def protects(self) -> bool:
-        """Whether the method of a finished run protects anybody."""
-        return self.promise.observer is not Observer.NOBODY
-
-    @property
     def score(self) -> RunScore:
-        """A finished run as comparisons take it."""
+        """A finished run as comparisons take it: its promise, and whether it protects anybody."""
         return RunScore.of(self.result, seed=self.seed)
-
-    @property
-    def reference(self) -> bool:
-        """Whether a finished run protects nobody, or only in a hypothetical federation."""
-        return self.score.reference
 
     @property
     def flags(self) -> list[RaisedFlag]:
@@ -87,44 +71,13 @@ class ReportRun:
 
         While a run is running, only what its experiment tells is known.
         """
-        if self.summary is not None:
-            raised = list(self.summary.flags)
-        else:
-            raised = [RaisedFlag(Flag.SEEDED)] if self.experiment.run.noise == "seeded" else []
-        return [*raised, RaisedFlag(Flag.FLOAT_NOISE)] if self.float_noise else raised
+        seeded = [RaisedFlag(Flag.SEEDED)] if self.experiment.run.noise == "seeded" else []
+        raised = self.summary.flags if self.summary else seeded
+        return [*raised, *([RaisedFlag(Flag.FLOAT_NOISE)] if self.float_noise else [])]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rank:
-    """A method in one case, compared with the best of those that promise the same.
-
-    ``gap`` is how far its mean accuracy is below that of the best, and ``p_value`` belongs to the
-    paired test between the two. Both are None where the method is not ranked.
-    """
-
-    label: str
-    runs: Sequence[ReportRun]
-    best: bool
-    gap: float | None
-    p_value: float | None
-
-    @property
-    def results(self) -> list[Summary]:
-        """What came of the run of each seed."""
-        return [run.result for run in self.runs]
-
-    @property
-    def reference(self) -> bool:
-        """Whether it is shown for reference, and not ranked."""
-        return self.runs[0].reference
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ranking:
-    """The methods that protect one unit, and remarks that belong below their table."""
-
-    ranks: Sequence[Rank]
-    remarks: Sequence[str]
+Methods = Mapping[str, Sequence[ReportRun]]
+"""The runs of each method, one per seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,14 +88,14 @@ class Case:
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
-    methods: Mapping[str, Sequence[ReportRun]]
+    methods: Methods
 
     @property
     def first(self) -> dict[str, ReportRun]:
         """One run per method to look into: that of the first seed."""
         return {label: runs[0] for label, runs in self.methods.items()}
 
-    def rankings(self) -> dict[str, Ranking]:
+    def rankings(self) -> dict[str, list[Standing]]:
         """Rank the methods among those that promise the same, one ranking per unit.
 
         Methods that protect nobody are listed under every unit, and never ranked.
@@ -151,22 +104,13 @@ class Case:
             CellResult(label=label, runs=tuple(run.score for run in runs))
             for label, runs in self.methods.items()
         ]
-        grouped = ranking.grouped(ranking.standings(cells))
+        return grouped(standings(cells))
+
+    def by_unit(self) -> dict[str, Methods]:
+        """The runs of the methods of each ranking."""
         return {
-            str(unit): Ranking(
-                ranks=[
-                    Rank(
-                        label=one.label,
-                        runs=self.methods[one.label],
-                        best=one.best,
-                        gap=one.gap,
-                        p_value=one.p_value,
-                    )
-                    for one in lines
-                ],
-                remarks=ranking.remarks(lines),
-            )
-            for unit, lines in grouped.items()
+            unit: {one.label: self.methods[one.label] for one in lines}
+            for unit, lines in self.rankings().items()
         }
 
 
@@ -196,8 +140,3 @@ class ReportInput:
     def varied(self) -> list[str]:
         """The fields in which the cases differ."""
         return list(self.cases[0].values)
-
-    @property
-    def single(self) -> ReportRun | None:
-        """The run, if there is only one."""
-        return self.runs[0] if len(self.runs) == 1 else None

@@ -10,17 +10,9 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from dpfl.report.charts import Chart, Heat, Place, Series
+from dpfl.report.charts import Chart, Heat, Place, Series, toml_asset
 
-_AXIS = {"gridcolor": "#e6e6e6", "linecolor": "#999", "automargin": True, "zeroline": False}
-_LAYOUT = {
-    "margin": {"l": 60, "r": 16, "t": 16, "b": 48},
-    "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#222"},
-    "paper_bgcolor": "white",
-    "plot_bgcolor": "white",
-    "hovermode": "closest",
-    "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-}
+_STYLE = toml_asset("plotly.toml")
 
 
 def plotly_script() -> str:
@@ -41,10 +33,11 @@ def specification(chart: Chart) -> dict[str, Any]:
     """
     drawn = [_traces(series, chart.colour(n)) for n, series in enumerate(chart.series)]
     data = [_heat_map(chart.heat)] if chart.heat else [trace for own in drawn for trace in own]
-    x = {**_AXIS, "title": {"text": _literal(chart.x_label)}, **_scale(chart.log_x, chart.xs)}
-    y = {**_AXIS, "title": {"text": _literal(chart.y_label)}, **_scale(chart.log_y, chart.ys)}
+    axis = _STYLE["axis"]
+    x = {**axis, "title": {"text": _literal(chart.x_label)}, **_scale(chart.log_x, chart.xs)}
+    y = {**axis, "title": {"text": _literal(chart.y_label)}, **_scale(chart.log_y, chart.ys)}
     layout = {
-        **_LAYOUT,
+        **_STYLE["layout"],
         "xaxis": x | ({"type": "category"} if chart.has_names else _whole_ticks(chart)),
         "yaxis": y | ({"type": "category"} if chart.heat else {}),
         "barmode": "stack" if chart.stacked else "group",
@@ -56,19 +49,12 @@ def specification(chart: Chart) -> dict[str, Any]:
 
 def _heat_map(heat: Heat) -> dict[str, Any]:
     """The one trace of a map."""
-    return {
-        "type": "heatmap",
-        "x": [_literal(name) for name in heat.x],
-        "y": [_literal(name) for name in heat.y],
-        "z": heat.z,
-        "colorscale": "Viridis",
-        "hovertemplate": "%{x}, %{y}: %{z:.4g}<extra></extra>",
-        "colorbar": {"thickness": 12},
-    }
+    x, y = ([_literal(name) for name in names] for names in (heat.x, heat.y))
+    return {**_STYLE["heat"], "x": x, "y": y, "z": heat.z}
 
 
 def _traces(series: Series, colour: str) -> list[dict[str, Any]]:
-    """The trace of a series, after that of its band if it has one."""
+    """The trace of a series, after that of its band if it has one; points have error bars."""
     name, x = _literal(series.name), [_literal(x) if isinstance(x, str) else x for x in series.x]
     where = "%{x}" if series.text is None else "%{text}"
     hover = f"{where}: %{{y:.4g}}<extra>{name}</extra>"
@@ -77,43 +63,22 @@ def _traces(series: Series, colour: str) -> list[dict[str, Any]]:
         trace["text"] = [_literal(one) for one in series.text]
     if series.kind == "bars":
         return [trace | {"type": "bar", "marker": {"color": colour}}]
+    trace["type"] = "scatter"
     if series.kind in ("points", "rings"):
-        return [trace | _markers(series, colour)]
+        trace |= {"mode": "markers", "marker": {"color": colour, **_STYLE[series.kind]}}
+        if series.high is not None:
+            up = [high - y for high, y in zip(series.high, series.y, strict=True) if y is not None]
+            trace["error_y"] = {"type": "data", "array": up, "color": colour}
+        return [trace]
     marked = len(series.x) <= 30 and series.kind == "line"
     dash = "dash" if series.kind == "dashes" else "solid"
-    trace |= {
-        "type": "scatter",
-        "mode": "lines+markers" if marked else "lines",
-        "line": {"color": colour, "width": 2, "dash": dash},
-        "marker": {"size": 5},
-    }
+    trace |= {"mode": "lines+markers" if marked else "lines", "marker": {"size": 5}}
+    trace["line"] = {"color": colour, "width": 2, "dash": dash}
     if series.low is None or series.high is None:
         return [trace]
-    band = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [*x, *reversed(x)],
-        "y": [*series.high, *reversed(series.low)],
-        "fill": "toself",
-        "fillcolor": colour + "26",
-        "line": {"width": 0},
-        "hoverinfo": "skip",
-        "showlegend": False,
-        "legendgroup": name,
-    }
+    around = {"x": [*x, *reversed(x)], "y": [*series.high, *reversed(series.low)]}
+    band = {**_STYLE["band"], **around, "fillcolor": colour + "26", "legendgroup": name}
     return [band, trace | {"legendgroup": name}]
-
-
-def _markers(series: Series, colour: str) -> dict[str, Any]:
-    """What points and rings add to a trace; a band is shown as error bars."""
-    look: dict[str, Any] = {"size": 7, "opacity": 0.85}
-    if series.kind == "rings":
-        look = {"symbol": "circle-open", "size": 12}
-    markers = {"type": "scatter", "mode": "markers", "marker": {"color": colour, **look}}
-    if series.high is not None:
-        up = [high - y for high, y in zip(series.high, series.y, strict=True) if y is not None]
-        markers["error_y"] = {"type": "data", "array": up, "color": colour}
-    return markers
 
 
 def _scale(log: bool, values: Sequence[Place]) -> dict[str, Any]:

@@ -31,48 +31,39 @@ def write_ledger_page(
 ) -> Path:
     """Write the report of a ledger, all of one moment, and return its path.
 
-    ``delta`` states every epsilon at this delta instead of the budgets'; ``warnings`` are sentences
-    that the ledger does not know of.
+    It says who is protected from whom, the budgets, what is spent, and by which studies. ``delta``
+    states every epsilon at this delta instead of the budgets'; ``warnings`` are sentences that the
+    ledger does not know of. Few statements are written out and explained one by one; of many, only
+    the largest epsilon is explained.
     """
     with ledger.snapshot():
-        page = ledger_page(ledger, title, delta, warnings)
-    return write_page(page, path)
-
-
-def ledger_page(
-    ledger: Ledger, title: str, delta: float | None = None, warnings: Sequence[str] = ()
-) -> Page:
-    """Who is protected from whom, the budgets, what is spent, and by which studies.
-
-    The arguments are those of :func:`write_ledger_page`. Few statements are written out and
-    explained one by one; of many, only the largest epsilon is explained.
-    """
-    lines, studies = statements(ledger, delta), ledger.studies()
-    accounts, few = list(dict.fromkeys(line.account for line in lines)), len(lines) <= FEW
-    explained = lines if few else [line for line in [largest_of(lines)] if line]
-    found = [meaning_of(line, str(n), ledger) for n, line in enumerate(explained, start=1)]
-    meanings = [meaning for meaning in found if meaning is not None]
-    values = {
-        "flags": [(raised, "") for raised in (*ledger.flags, *_flags(studies))],
-        "warnings": warnings,
-        "few": few,
-        "lines": lines,
-        "accounts": len(accounts),
-        "studies": studies,
-        "plans": [(own, plan) for own in accounts for plan in ledger.plans(own)] if few else [],
-        "meanings": meanings,
-        "filter": ledger.filter,
-        "head": ledger.head(),
-    }
+        lines, studies = statements(ledger, delta), ledger.studies()
+        accounts, few = list(dict.fromkeys(line.account for line in lines)), len(lines) <= FEW
+        largest = largest_of(lines)
+        explained = lines if few or largest is None else [largest]
+        found = [meaning_of(line, str(n), ledger) for n, line in enumerate(explained, start=1)]
+        meanings = [meaning for meaning in found if meaning is not None]
+        values = {
+            "flags": [(raised, "") for raised in (*ledger.flags, *_flags(studies))],
+            "warnings": warnings,
+            "few": few,
+            "lines": lines,
+            "accounts": len(accounts),
+            "studies": studies,
+            "plans": [(own, plan) for own in accounts for plan in ledger.plans(own)] if few else [],
+            "meanings": meanings,
+            "filter": ledger.filter,
+            "head": ledger.head(),
+        }
     charts = [chart for meaning in meanings for chart in meaning.charts]
-    return Page(title=title, template="ledger", values=values, charts=charts)
+    return write_page(Page(title=title, template="ledger", values=values, charts=charts), path)
 
 
 def _flags(studies: Sequence[LedgerRun]) -> list[RaisedFlag]:
     """Flags that studies raise, each with the study."""
-    seeded = [one for one in studies if one.seeded]
-    raised = [one for one in studies if str(Flag.HYPOTHETICAL) in one.title.lower()]
-    return [
-        *(RaisedFlag(Flag.SEEDED, f"a rehearsal: {one.title}, {one.run}") for one in seeded),
-        *(RaisedFlag(Flag.HYPOTHETICAL, one.run) for one in raised),
+    seeded = [
+        (Flag.SEEDED, f"a rehearsal: {one.title}, {one.run}") for one in studies if one.seeded
     ]
+    named = [one for one in studies if str(Flag.HYPOTHETICAL) in one.title.lower()]
+    raised = [(Flag.HYPOTHETICAL, one.run) for one in named]
+    return [RaisedFlag(flag, detail) for flag, detail in (*seeded, *raised)]

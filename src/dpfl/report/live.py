@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Self
 
 from dpfl.core.errors import FolderError, PeerError
 from dpfl.report.page import full_page, running_page
@@ -35,9 +35,8 @@ def page_of(folder: Path) -> tuple[Page, str]:
         return _waiting("waiting for a run", said), "waiting"
     try:
         run = read_run(folder, finished=False)
-        if run.finished:
-            return full_page(of_folders([folder])), f"{len(run.history)}-finished"
-        return running_page(run), f"{len(run.history)}-running"
+        page = full_page(of_folders([folder])) if run.finished else running_page(run)
+        return page, f"{len(run.history)}-{'finished' if run.finished else 'running'}"
     except FolderError as error:
         return _waiting("waiting", str(error)), "unreadable"
 
@@ -46,88 +45,76 @@ def _waiting(title: str, said: str) -> Page:
     return Page(title=title, template="waiting", values={"said": said}, finished=False)
 
 
-class LiveServer:
+class LiveServer(ThreadingHTTPServer):
     """Serves the page of one folder on 127.0.0.1, as a context manager.
 
     It only reads, and refuses requests that were made under another host name. ``port`` 0 takes a
     free one.
     """
 
+    daemon_threads = True
+
     def __init__(self, folder: Path, port: int = 0) -> None:
         self.folder = folder
         try:
-            self._server = ThreadingHTTPServer((HOST, port), _handler(folder, self._names))
+            super().__init__((HOST, port), _Handler)
         except OSError as error:
             problem = f"cannot be listened on ({error.strerror})"
             remedy = "choose another --port, or 0 for a free one"
             raise PeerError(f"{HOST}:{port}", problem, remedy) from error
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="dpfl live view", daemon=True
-        )
 
     @property
     def address(self) -> str:
         """The address of the page."""
-        return f"http://{HOST}:{self._server.server_address[1]}/"
+        return f"http://{HOST}:{self.server_port}/"
 
-    def _names(self) -> set[str]:
-        port = self._server.server_address[1]
-        return {f"{HOST}:{port}", f"localhost:{port}"}
-
-    def __enter__(self) -> LiveServer:
-        self._thread.start()
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.serve_forever, name="dpfl live view", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.shutdown()
+        self.server_close()
 
 
-def _handler(folder: Path, names: Callable[[], set[str]]) -> type[BaseHTTPRequestHandler]:
-    """Answers requests for one folder; ``names`` gives the host names it answers under."""
+class _Handler(BaseHTTPRequestHandler):
+    """Answers requests for the page, and for its news."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            # A web page elsewhere can point its own name at 127.0.0.1: it must not read this one.
-            if self.headers.get("Host") not in names():
-                self._send(403, "text/plain", "this page is for this machine only\n")
-            elif self.path == "/":
-                page, version = page_of(folder)
-                self._send(200, "text/html", render(page, live=NEWS, version=version))
-            elif self.path == NEWS:
-                self._send(200, "application/json", _news(folder))
-            else:
-                self._send(404, "text/plain", "there is no such page\n")
+    server: LiveServer
 
-        def _send(self, status: int, kind: str, text: str) -> None:
-            body = text.encode()
-            self.send_response(status)
-            self.send_header("Content-Type", f"{kind}; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("X-Content-Type-Options", "nosniff")
-            try:
-                self.end_headers()
-                self.wfile.write(body)
-            except (BrokenPipeError, ConnectionResetError):  # the reader left
-                self.close_connection = True
+    def do_GET(self) -> None:
+        """Answer one request."""
+        # A web page elsewhere can point its own name at 127.0.0.1: it must not read this one.
+        names = [f"{name}:{self.server.server_port}" for name in (HOST, "localhost")]
+        if self.headers.get("Host") not in names:
+            self._send(403, "text/plain", "this page is for this machine only\n")
+        elif self.path == "/":
+            page, version = page_of(self.server.folder)
+            self._send(200, "text/html", render(page, live=NEWS, version=version))
+        elif self.path == NEWS:
+            self._send(200, "application/json", _news(self.server.folder))
+        else:
+            self._send(404, "text/plain", "there is no such page\n")
 
-        def log_message(self, *_: object) -> None:
-            """Print nothing: the terminal belongs to the progress bar."""
+    def _send(self, status: int, kind: str, text: str) -> None:
+        body = text.encode()
+        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
+        headers |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        try:
+            self.end_headers()
+            self.wfile.write(body)
+        except (BrokenPipeError, ConnectionResetError):  # the reader left
+            self.close_connection = True
 
-    return Handler
+    def log_message(self, *_: object) -> None:
+        """Print nothing: the terminal belongs to the progress bar."""
 
 
 def _news(folder: Path) -> str:
     """The page as JSON, for a page that is already open."""
     page, version = page_of(folder)
-    return json.dumps(
-        {
-            "version": version,
-            "title": page.title,
-            "parts": page.parts,
-            "figures": page.figures(),
-            "finished": page.finished,
-        }
-    )
+    told = {"version": version, "title": page.title, "finished": page.finished}
+    return json.dumps({**told, "parts": page.parts, "figures": page.figures()})

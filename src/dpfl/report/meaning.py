@@ -7,29 +7,29 @@ Everything follows from points (epsilon, delta) at which a guarantee holds, by t
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from dpfl.core.errors import DpflError
-from dpfl.core.types import Adjacency, Observer, Promise, Unit
+from dpfl.core.types import Observer, Promise
+from dpfl.experiments.results import promise_in
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.meaning import group_delta, least_misses
 from dpfl.privacy.statement import Statement, statement
-from dpfl.report import words
 from dpfl.report.charts import Chart, Series
 
-GROUPS = (1, 2, 5, 10)
 DELTAS = tuple(10.0**-power for power in range(2, 13))
-_ALARMS = tuple(number / 100 for number in range(101))
-_SMALL_ALARMS = tuple(10.0**-power for power in (4, 3.5, 3, 2.5))
+_SMALL_ALARMS = {10.0**-power for power in (4, 3.5, 3, 2.5)}
+_ALARMS = sorted({number / 100 for number in range(101)} | _SMALL_ALARMS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
+class Point(NamedTuple):
     """A guarantee: epsilon at a delta."""
 
-    epsilon: float
     delta: float
+    epsilon: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +46,6 @@ class Meaning:
     point: Point
     curve: Sequence[Point]
 
-    @property
-    def sentence(self) -> str:
-        """The epsilon in odds."""
-        return words.meaning(self.promise, self.point.epsilon, self.point.delta)
-
     def for_group(self, size: int) -> float:
         """Epsilon for a person with ``size`` units at the stated delta, infinite if unknown.
 
@@ -62,14 +57,9 @@ class Meaning:
         fitting = [p.epsilon for p in self.curve if group_delta(p.epsilon, p.delta, size) <= limit]
         return size * min(fitting, default=math.inf)
 
-    @property
-    def groups(self) -> list[tuple[int, float]]:
-        """Epsilon by how many units one person has."""
-        return [(size, self.for_group(size)) for size in GROUPS]
-
     def missed(self, alarm: float) -> float:
         """The least rate of misses at a rate of false alarms, by the best of all points."""
-        return least_misses(alarm, [(point.delta, point.epsilon) for point in self.curve])
+        return least_misses(alarm, self.curve)
 
     @property
     def charts(self) -> list[Chart]:
@@ -77,38 +67,16 @@ class Meaning:
 
         The latter is the supremum of what all points guarantee.
         """
-        against = f"{self.account}, {self.promise}"
-        alarms = sorted({*_ALARMS, *_SMALL_ALARMS})
-        over_delta = Chart(
-            name=f"epsilon-over-delta-{self.name}",
-            title="Epsilon over delta",
-            x_label="delta",
-            y_label="epsilon",
-            caption=f"The guarantee holds at every point of the curve ({against}). The ring is "
-            "what is stated.",
-            series=[
-                Series(name="stated", x=[self.point.delta], y=[self.point.epsilon], kind="rings"),
-                Series(
-                    name="guarantee",
-                    x=[point.delta for point in self.curve],
-                    y=[point.epsilon for point in self.curve],
-                ),
-            ],
-            log_x=True,
-        )
-        trade_off = Chart(
-            name=f"trade-off-{self.name}",
-            title="Errors of an adversary who guesses",
-            x_label="false alarms",
-            y_label="misses, at least",
-            caption=f"An adversary who decides whether one {self.promise.unit} is present makes "
-            f"errors on or above the curve ({against}). On the diagonal nothing is learned.",
-            series=[
-                Series(name="guarantee", x=alarms, y=[self.missed(alarm) for alarm in alarms]),
-                Series(name="nothing learned", x=[0.0, 1.0], y=[1.0, 0.0], kind="dashes"),
-            ],
-        )
-        return [over_delta, trade_off] if len(self.curve) > 1 else [trade_off]
+        deltas, epsilons = ([*column] for column in zip(*self.curve, strict=True))
+        stated = Series(name="stated", x=[self.point.delta], y=[self.point.epsilon], kind="rings")
+        over_delta = [stated, Series(name="guarantee", x=deltas, y=epsilons)]
+        trade_off = [
+            Series(name="guarantee", x=_ALARMS, y=[self.missed(alarm) for alarm in _ALARMS]),
+            Series(name="nothing learned", x=[0.0, 1.0], y=[1.0, 0.0], kind="dashes"),
+        ]
+        both = {"epsilon-over-delta": over_delta, "trade-off": trade_off}
+        charts = [Chart.of(kind, series, **vars(self)) for kind, series in both.items()]
+        return charts if len(self.curve) > 1 else charts[1:]
 
 
 def meaning_of(line: Statement, name: str, ledger: Ledger | None = None) -> Meaning | None:
@@ -120,18 +88,14 @@ def meaning_of(line: Statement, name: str, ledger: Ledger | None = None) -> Mean
     if line.delta is None or not math.isfinite(line.guarantee) or not line.studies:
         return None
     point = Point(epsilon=line.guarantee, delta=line.delta)
-    curve = {point.delta: point}
+    curve = {point.delta: point.epsilon}
     if ledger is not None and line.filter == "allotments":
         for delta in DELTAS:
             other = statement(ledger, line.account, Observer(line.observer), delta)
             if other is not None and math.isfinite(other.epsilon):
-                curve.setdefault(delta, Point(epsilon=other.epsilon, delta=delta))
-    promise = Promise(
-        unit=Unit(line.unit),
-        adjacency=Adjacency(line.adjacency),
-        observer=Observer(line.observer),
-    )
-    ordered = [curve[delta] for delta in sorted(curve, reverse=True)]
+                curve.setdefault(delta, other.epsilon)
+    promise = promise_in(vars(line))
+    ordered = [Point(*pair) for pair in sorted(curve.items(), reverse=True)]
     return Meaning(name=name, account=line.account, promise=promise, point=point, curve=ordered)
 
 
@@ -151,10 +115,7 @@ def meaning_in_run(lines: Sequence[Statement], path: Path) -> Meaning | None:
     if line is None:
         return None
     try:
-        ledger = Ledger.open(path, read_only=True)
+        with closing(Ledger.open(path, read_only=True)) as ledger:
+            return meaning_of(line, "run", ledger)
     except DpflError:
         return meaning_of(line, "run")
-    try:
-        return meaning_of(line, "run", ledger)
-    finally:
-        ledger.close()

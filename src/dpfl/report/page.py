@@ -4,7 +4,6 @@ Python chooses what a page shows: objects of the library for words and tables, a
 looks is a matter of the templates ``run.html.j2`` and ``running.html.j2``.
 """
 
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +17,8 @@ from dpfl.report.outcome import accuracy_by_round, accuracy_charts, budget_chart
 from dpfl.report.public import public_page
 from dpfl.report.reading import of_folders
 from dpfl.report.rendering import Page, write_page
+
+Charts = Sequence[Chart]
 
 
 def write_report(
@@ -56,65 +57,54 @@ def full_page(shown: ReportInput) -> Page:
     It holds names, participation and measured accuracy, and is not meant for others; see
     :func:`dpfl.report.public.public_page`. Methods are looked into by the run of their first seed.
     """
-    run, runs = shown.single, shown.cases[0].first
+    runs = shown.cases[0].first
+    run = shown.runs[0] if len(shown.runs) == 1 else None
     budgets = {label: budget_chart(label, one) for label, one in runs.items()}
     meaning = None
-    if run is not None and run.protects and not run.float_noise:
+    if run is not None and run.score.protects and not run.float_noise:
         meaning = meaning_in_run(run.result.statements, run.folder / "ledger.sqlite")
-    outcome, inside, cost = accuracy_charts(shown), _inside(runs), cost_charts(runs)
-    values = {
-        "flags": _flags(shown),
-        "shown": shown,
-        "run": run,
-        "rankings": [] if run else [case.rankings() for case in shown.cases],
-        "sites": [
-            (label, budgets[label], one)
-            for label, one in runs.items()
-            if one.protects and one.result.statements
-        ],
-        "meanings": [meaning] if meaning else [],
-        "outcome": outcome,
-        "diagnostics": inside,
-        "cost": cost,
-        "promises": words.promises({label: one.result for label, one in runs.items()}),
-        "experiments": {label: one.toml for label, one in runs.items()},
-    }
-    drawn = [chart for chart in budgets.values() if chart]
-    charts = [*drawn, *(meaning.charts if meaning else []), *outcome, *_flat(inside), *cost]
-    return Page(title=shown.title, template="run", values=values, charts=charts)
+    sites = [
+        (label, budgets[label], one)
+        for label, one in runs.items()
+        if one.score.protects and one.result.statements
+    ]
+    return _page(
+        shown.title,
+        runs,
+        accuracy_charts(shown),
+        [*filter(None, budgets.values()), *(meaning.charts if meaning else [])],
+        flags=_flags(shown),
+        shown=shown,
+        run=run,
+        rankings=[] if run else [case.rankings() for case in shown.cases],
+        sites=sites,
+        meanings=[meaning] if meaning else [],
+        promises=words.promises({label: one.result for label, one in runs.items()}),
+    )
 
 
 def running_page(run: ReportRun) -> Page:
     """The page of a run that has not ended: how far it has come, and what is known so far."""
-    runs, scores = {run.method: run}, [line.scores for line in run.history if line.scores]
-    pace = [line["seconds"] for line in run.timings[-10:]]
     outcome = accuracy_by_round(Case(methods={run.method: [run]}))
-    inside, cost = _inside(runs), cost_charts(runs)
-    values = {
-        "run": run,
-        "flags": [(raised, "") for raised in run.flags],
-        "accuracy_now": scores[-1].accuracy if scores else None,
-        "bytes_up": sum(line.bytes_up for line in run.history),
-        "seconds_left": statistics.mean(pace) * (run.rounds - len(run.history)) if pace else None,
-        "outcome": outcome,
-        "diagnostics": inside,
-        "cost": cost,
-        "experiments": {run.method: run.toml},
-    }
-    charts = [*outcome, *_flat(inside), *cost]
-    title = f"{run.method}: running"
-    return Page(title=title, template="running", values=values, charts=charts, finished=False)
+    flags = [(raised, "") for raised in run.flags]
+    return _page(f"{run.method}: running", {run.method: run}, outcome, [], flags=flags, run=run)
 
 
-def _inside(runs: Mapping[str, ReportRun]) -> dict[str, list[Chart]]:
-    """The diagnostics of each method that has any."""
+def _page(
+    title: str, runs: Mapping[str, ReportRun], outcome: Charts, before: Charts, **values: object
+) -> Page:
+    """A page with what both have: diagnostics and cost of each method, and its experiment.
+
+    ``outcome`` are the figures of accuracy, ``before`` those that come before them.
+    """
     found = {label: diagnostics(label, run) for label, run in runs.items()}
-    return {label: charts for label, charts in found.items() if charts}
-
-
-def _flat(inside: Mapping[str, list[Chart]]) -> list[Chart]:
-    """The diagnostics of all methods."""
-    return [chart for charts in inside.values() for chart in charts]
+    inside, cost = {label: own for label, own in found.items() if own}, cost_charts(runs)
+    values |= {"outcome": outcome, "diagnostics": inside, "cost": cost}
+    values["experiments"] = {label: run.toml for label, run in runs.items()}
+    charts = [*before, *outcome, *(chart for own in inside.values() for chart in own), *cost]
+    finished = all(run.finished for run in runs.values())
+    template = "run" if finished else "running"
+    return Page(title=title, template=template, values=values, charts=charts, finished=finished)
 
 
 def _flags(shown: ReportInput) -> list[tuple[RaisedFlag, str]]:

@@ -21,6 +21,7 @@ _OPTIONS = shlex.split(
     "--virtual-time-budget=20000 --run-all-compositor-stages-before-draw"
 )
 _SECONDS = 120
+_BY_HAND = "print the page from a browser"
 
 
 def browser() -> str | None:
@@ -49,9 +50,7 @@ def print_page(page: Path, pdf: Path) -> Path:
                 command, capture_output=True, text=True, timeout=_SECONDS, check=False
             )
         except subprocess.TimeoutExpired:
-            remedy = "print the page from a browser"
-            raise FolderError(str(pdf), "the browser took too long", remedy) from None
+            raise FolderError(str(pdf), "the browser took too long", _BY_HAND) from None
     problem = f"the browser could not print ({done.stderr.strip()[-200:]})"
-    good = done.returncode == 0 and pdf.exists()
-    check(good, str(pdf), problem, "print the page by hand", FolderError)
+    check(done.returncode == 0 and pdf.exists(), str(pdf), problem, _BY_HAND, FolderError)
     return pdf

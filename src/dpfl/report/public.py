@@ -6,7 +6,6 @@ number of clients where a change of it is what is hidden, and the seed (whoever 
 subtract the noise of a seeded run).
 """
 
-import math
 from typing import Any
 
 import tomli_w
@@ -29,7 +28,7 @@ def public_page(shown: ReportInput) -> Page:
     """
     runs = shown.cases[0].first
     values = {
-        "methods": [(label, _flags(run), _sentences(run)) for label, run in runs.items()],
+        "methods": [(label, _flags(run), run) for label, run in runs.items()],
         "shown": shown,
         "promises": words.promises({label: run.result for label, run in runs.items()}),
         "experiments": {
@@ -43,20 +42,6 @@ def _flags(run: ReportRun) -> list[tuple[RaisedFlag, str]]:
     """The flags without their details, which may name clients."""
     told = [raised.flag for raised in run.flags if raised.flag not in _HIDDEN_FLAGS]
     return [(RaisedFlag(flag), "") for flag in dict.fromkeys(told)]
-
-
-def _sentences(run: ReportRun) -> list[str]:
-    """The promise, and the bound with its meaning where there is one."""
-    told = run.result
-    largest = told.epsilon.spent.largest if told.epsilon else math.inf
-    if math.isinf(largest) or not run.protects or run.float_noise:
-        return [words.promise_of(told)]
-    delta = max((line.delta for line in told.statements if line.delta), default=None)
-    return [
-        words.promise_of(told),
-        words.bound(told.promise, largest, delta),
-        words.meaning(told.promise, largest, delta),
-    ]
 
 
 def public_experiment(experiment: Experiment) -> dict[str, Any]:

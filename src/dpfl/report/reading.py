@@ -4,7 +4,6 @@ Runs that cannot be compared are refused with a ``ConfigurationError``, folders 
 with a ``FolderError``. This is the only module of the report that reads files of runs.
 """
 
-import json
 import sqlite3
 import tomllib
 from collections.abc import Sequence
@@ -34,13 +33,12 @@ def read_run(path: Path, *, finished: bool = True) -> ReportRun:
     folder = RunFolder(path)
     remedy = "name the folder of a run, or of a comparison"
     check(folder.experiment.exists(), str(path), "holds no run", remedy, FolderError)
-    where = str(folder.experiment)
+    where, older = str(folder.experiment), "report it with the dpfl that wrote it"
     try:
         text = folder.experiment.read_text()
         experiment = Experiment.from_dict(tomllib.loads(text), where)
     except (OSError, ValueError, ConfigurationError) as error:
-        remedy = "report it with the dpfl that wrote it"
-        raise FolderError(where, f"is not of this version ({error})", remedy) from error
+        raise FolderError(where, f"is not of this version ({error})", older) from error
     remedy = f"finish it: dpfl run --resume {path}; or dpfl watch {path}"
     ended = folder.summary.exists()
     check(ended or not finished, str(path), "has not come to its end", remedy, FolderError)
@@ -57,10 +55,8 @@ def read_run(path: Path, *, finished: bool = True) -> ReportRun:
 
 def _ledger_format(path: Path) -> str:
     """Look up the format of a ledger without opening it as one; empty if it cannot be told."""
-    if not path.is_file():
-        return ""
-    try:  # immutable: reading leaves no files beside it
-        address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+    address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"  # leaves no files beside it
+    try:
         with closing(sqlite3.connect(address, uri=True)) as connection:
             row = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
     except sqlite3.Error:
@@ -82,25 +78,23 @@ def of_folders(paths: Sequence[Path]) -> ReportInput:
     runs = [read_run(path) for path in paths]
     for other in runs[1:]:
         _check_comparable(runs[0], other)
-    methods: dict[str, list[ReportRun]] = {}
+    methods: dict[str, list[ReportRun]] = {run.method: [] for run in runs}
     for run in sorted(runs, key=lambda run: run.seed):
-        methods.setdefault(run.method, []).append(run)
+        methods[run.method].append(run)
     for label, own in methods.items():
-        repeated = len({_settings(run) for run in own}) == 1
+        repeated = all(_settings(run) == _settings(own[0]) for run in own)
         good = repeated and len({run.seed for run in own}) == len(own)
         check(good, "runs", f"two runs of '{label}' differ in settings or repeat a seed", _APART)
     seeds = {tuple(run.seed for run in own) for own in methods.values()}
     remedy = "run each with the same ones, or report them one by one"
     check(len(seeds) == 1, "runs", "the methods were run with different seeds", remedy)
-    given = dict.fromkeys(run.method for run in runs)  # in the order of the folders
     title = f"{runs[0].method}: one run" if len(runs) == 1 else f"{len(methods)} methods compared"
-    return ReportInput(title=title, cases=[Case(methods={name: methods[name] for name in given})])
+    return ReportInput(title=title, cases=[Case(methods=methods)])
 
 
-def _settings(run: ReportRun) -> str:
+def _settings(run: ReportRun) -> object:
     """Everything but the seed, and what never changes a result."""
-    own = run.experiment.run.model_dump(exclude={"seed", "workers"})
-    return json.dumps([run.experiment.method.model_dump(), own], sort_keys=True)
+    return run.experiment.method, run.experiment.run.model_dump(exclude={"seed", "workers"})
 
 
 def _check_comparable(one: ReportRun, other: ReportRun) -> None:
@@ -122,9 +116,7 @@ def of_results(results: StudyResult, kept: Path) -> ReportInput:
     check(final, "results", "hold a search and no final runs", remedy, FolderError)
     cases = []
     for case in results.cases:
-        methods = {
-            cell.label: [read_run(kept / run.folder) for run in cell.runs]
-            for cell in results.of_case(case)
-        }
+        own = results.of_case(case)
+        methods = {cell.label: [read_run(kept / run.folder) for run in cell.runs] for cell in own}
         cases.append(Case(values=case, methods=methods))
     return ReportInput(title=results.title, cases=cases, tuning=results.tuning)

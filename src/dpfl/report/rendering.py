@@ -7,28 +7,24 @@ of the page; a part without content is left out. A value that a template needs a
 an error.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dpfl.core.files import write_safely
 from dpfl.core.version import __version__
+from dpfl.experiments.ranking import remarks
 from dpfl.privacy.accountant import shown
 from dpfl.report import words
-from dpfl.report.charts import Chart
+from dpfl.report.charts import Chart, asset
 from dpfl.report.interactive import plotly_script, specification
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 _NOTHING_TO_DRAW = "window.Plotly = { react() {} };"
 
@@ -67,21 +63,14 @@ def render(page: Page, *, live: str = "", version: str = "") -> str:
     It fetches nothing, except news from the address ``live`` of its own server while the run is
     running; ``version`` names the state that it shows.
     """
-    return (
-        _environment()
-        .get_template("layout.html.j2")
-        .render(
-            title=page.title,
-            parts=page.parts,
-            figures=page.figures(),
-            css=_asset("page.css"),
-            scripts=[
-                Markup(plotly_script() if page.charts or live else _NOTHING_TO_DRAW),
-                _asset("page.js"),
-            ],
-            live="" if page.finished else live,
-            version=version,
-        )
+    drawing = plotly_script() if page.charts or live else _NOTHING_TO_DRAW
+    template = _environment().get_template("layout.html.j2")
+    return template.render(
+        page=page,
+        css=Markup(asset("page.css")),
+        scripts=[Markup(drawing), Markup(asset("page.js"))],
+        live="" if page.finished else live,
+        version=version,
     )
 
 
@@ -94,8 +83,6 @@ def write_page(page: Page, path: Path) -> Path:
 @cache
 def _environment() -> Environment:
     """The templates, with their macros known everywhere."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     environment = Environment(
         loader=PackageLoader("dpfl.report"),
         autoescape=True,
@@ -111,17 +98,9 @@ def _environment() -> Environment:
         "is_finite": math.isfinite,
         "mean": statistics.mean,
         "stdev": statistics.stdev,
-        "size": words.size,
-        "duration": words.duration,
-        "moment": words.moment,
+        "remarks": remarks,
     }
     environment.globals |= {"words": words, "dpfl_version": __version__}
     for name in ("texts.html.j2", "macros.html.j2"):
         environment.globals |= vars(environment.get_template(name).module)
     return environment
-
-
-def _asset(name: str) -> Markup:
-    """A style sheet or script of ours, as it is."""
-    file = resources.files("dpfl.report").joinpath("assets", name)
-    return Markup(file.read_text(encoding="utf-8"))

@@ -4,10 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpfl.core.errors import disk_error
 from dpfl.report.charts import MANY, Chart, Series
 
 FORMATS = ("svg", "png")
+_POINTS = {"marker": "o", "linestyle": ""}
+_LOOKS: dict[str, dict[str, Any]] = {
+    "points": {**_POINTS, "markersize": 4},
+    "rings": {**_POINTS, "markersize": 7, "markerfacecolor": "none"},
+    "dashes": {"linestyle": "--"},
+}
 
 
 def write_figures(
@@ -26,8 +34,7 @@ def write_figures(
             for kind in formats:
                 path = folder / f"{chart.name}.{kind}"
                 with _style():
-                    undated = {"Date": None} if kind == "svg" else None
-                    figure.savefig(path, dpi=200, metadata=undated)
+                    figure.savefig(path, metadata={"Date": None} if kind == "svg" else None)
                 written.append(path)
     except OSError as error:
         raise disk_error(str(folder), error) from error
@@ -35,12 +42,10 @@ def write_figures(
 
 
 def _style() -> Any:
-    """Fixed names for the parts of a file, so that the same figure is the same file."""
+    """The look of all figures."""
     import matplotlib as mpl
 
-    return mpl.rc_context(
-        {"svg.hashsalt": "dpfl", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False}
-    )
+    return mpl.rc_context(fname=Path(__file__).parent / "assets" / "paper.mplstyle")
 
 
 def drawn(chart: Chart) -> Any:
@@ -51,9 +56,8 @@ def drawn(chart: Chart) -> Any:
     from matplotlib.figure import Figure
 
     with _style():
-        figure = Figure(figsize=(5.2, 3.4), layout="constrained")
+        figure = Figure(layout="constrained")
         axes = figure.subplots()
-        axes.spines["right"].set_visible(False)
         if chart.heat is not None:
             image = axes.imshow(chart.heat.z, aspect="auto", interpolation="nearest")
             figure.colorbar(image, ax=axes)
@@ -65,56 +69,42 @@ def drawn(chart: Chart) -> Any:
         else:
             for number, series in enumerate(chart.series):
                 _draw_line(axes, series, chart.colour(number))
-        axes.set_xlabel(_literal(chart.x_label))
-        axes.set_ylabel(_literal(chart.y_label))
-        if chart.log_x:
-            axes.set_xscale("log")
-        if chart.log_y:
-            axes.set_yscale("log")
+        axes.set(xlabel=_literal(chart.x_label), ylabel=_literal(chart.y_label))
+        logarithmic = {"xscale": chart.log_x, "yscale": chart.log_y}
+        axes.set(**{scale: "log" for scale, wanted in logarithmic.items() if wanted})
         if chart.has_names:
             axes.tick_params(axis="x", labelrotation=60)
-        axes.grid(color="#e6e6e6", linewidth=0.6)
-        axes.set_axisbelow(True)
+        axes.grid()
         if len(chart.series) > 1:  # beside the lines, never on them
-            figure.legend(frameon=False, fontsize=8, loc="outside right center")
+            figure.legend(loc="outside right center")
     return figure
 
 
 def _draw_bars(axes: Any, chart: Chart) -> None:
     """Bars on each other if the chart is stacked, else beside each other."""
     count, names = len(chart.series), [_literal(str(x)) for x in chart.series[0].x]
-    bottoms, width = [0.0] * len(names), 0.8 if chart.stacked else 0.8 / count
+    spots, bottoms = np.arange(len(names)), np.zeros(len(names))
+    width = 0.8 if chart.stacked else 0.8 / count
     for number, series in enumerate(chart.series):
-        heights = _heights(series)
+        heights = np.asarray(series.y, dtype=float)
         shift = 0.0 if chart.stacked else (number - (count - 1) / 2) * width
         look = {"width": width, "color": chart.colour(number), "label": _literal(series.name)}
-        axes.bar([spot + shift for spot in range(len(names))], heights, bottom=bottoms, **look)
-        if chart.stacked:
-            bottoms = [below + own for below, own in zip(bottoms, heights, strict=True)]
-    axes.set_xticks(range(len(names)), names)
+        axes.bar(spots + shift, heights, bottom=bottoms, **look)
+        bottoms = bottoms + heights if chart.stacked else bottoms
+    axes.set_xticks(spots, names)
 
 
 def _draw_line(axes: Any, series: Series, colour: str) -> None:
     """A line, points, rings or dashes, with the band if there is one."""
     x: list[Any] = [_literal(place) if isinstance(place, str) else place for place in series.x]
-    marks: dict[str, dict[str, Any]] = {
-        "points": {"marker": "o", "linestyle": "", "markersize": 4},
-        "rings": {"marker": "o", "linestyle": "", "markersize": 7, "markerfacecolor": "none"},
-        "dashes": {"linestyle": "--"},
-    }
-    look = marks.get(series.kind, {})
-    axes.plot(x, _heights(series), color=colour, label=_literal(series.name), **look)
+    look = {"color": colour, "label": _literal(series.name), **_LOOKS.get(series.kind, {})}
+    axes.plot(x, np.asarray(series.y, dtype=float), **look)  # gaps become nan
     if series.low is None or series.high is None:
         return
     if series.kind == "points":
         axes.vlines(x, series.low, series.high, color=colour)
     else:
         axes.fill_between(x, series.low, series.high, color=colour, alpha=0.15, linewidth=0)
-
-
-def _heights(series: Series) -> list[float]:
-    """The heights of a series, with gaps as matplotlib knows them."""
-    return [float("nan") if value is None else value for value in series.y]
 
 
 def _literal(text: str) -> str:

@@ -60,9 +60,9 @@ def promise(promised: Promise, spent: float | None = None, by_server: float = ma
         return f"{said} The server is trusted: against it nothing is guaranteed."
     if spent == by_server:
         return f"{said} The same holds against the server itself."
-    larger = "larger: at most" if spent is not None and spent < by_server else "at most"
-    against = f"Against the server itself the loss of a site is {larger}"
-    return f"{said} {against} epsilon {shown(by_server)}."
+    larger = "larger: " if spent is not None and spent < by_server else ""
+    loss = f"{larger}at most epsilon {shown(by_server)}"
+    return f"{said} Against the server itself the loss of a site is {loss}."
 
 
 def promise_of(summary: Summary) -> str:
@@ -87,9 +87,8 @@ def meaning(promised: Promise, epsilon: float, delta: float | None) -> str:
     """
     worlds = ADJACENCY[promised.adjacency].format(unit=promised.unit)
     factor = math.exp(min(epsilon, 700))
-    odds = _rounded_up(factor)
-    if factor >= 1e4:
-        odds = f"10 to the {math.ceil(epsilon / math.log(10))}"
+    power = f"10 to the {math.ceil(epsilon / math.log(10))}"
+    odds = power if factor >= 1e4 else _rounded_up(factor)
     failure = f", except with a probability of at most {delta:g}" if delta else ""
     return (
         f"An epsilon of {shown(epsilon)} means: compare two worlds, {worlds}. Whatever the "
@@ -107,15 +106,6 @@ def _rounded_up(factor: float) -> str:
         return str(10 * math.ceil(factor / 10))
     digits = 2 - math.floor(math.log10(factor))
     return f"{math.ceil(factor * 10**digits) / 10**digits:.{digits}f}"
-
-
-def bound(promised: Promise, epsilon: float, delta: float | None) -> str:
-    """Say the largest epsilon of all clients, for everyone to read."""
-    at = f" at delta {delta:g}" if delta else ""
-    return (
-        f"The privacy loss of any {promised.unit} is at most epsilon {shown(epsilon)}{at}, "
-        f"{promised.adjacency} adjacency, against the {promised.observer}."
-    )
 
 
 # -- numbers ---------------------------------------------------------------------------------------

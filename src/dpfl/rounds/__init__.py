@@ -5,7 +5,7 @@ Order of a round:
 
 1.  the server asks who can afford it, and draws the cohort (:mod:`dpfl.rounds.open`);
 2.  what the world will see is **charged, durably**; an amplified cost to everyone eligible, drawn
-    or not;
+    or not (:mod:`dpfl.rounds.plans`);
 3.  one message goes to each client: the model, what the plugs share, how many were drawn;
 4.  a client checks and charges its own ledger, before any noise is drawn
     (:mod:`dpfl.rounds.client`);
@@ -19,11 +19,11 @@ Releases before round one are rounds with negative numbers (:mod:`dpfl.rounds.re
 that abstains, fails or is lost is an ordinary outcome.
 """
 
-from dpfl.rounds.client import Workshop, blocks_of, charging, client_round
+from dpfl.rounds.client import Workshop, blocks_of, client_round
 from dpfl.rounds.close import close_round
 from dpfl.rounds.enrol import Agreement, Plan, Run, Uplink, enrol, first_state
 from dpfl.rounds.open import open_round
-from dpfl.rounds.plans import can_go_on
+from dpfl.rounds.plans import can_go_on, charging
 from dpfl.rounds.release import buffer_shapes, write_buffers
 
 __all__ = [

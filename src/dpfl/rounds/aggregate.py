@@ -1,12 +1,13 @@
 """From rows or a sum to the next model: clean, weigh, central noise, denoise, step."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from dpfl.core.types import Aggregate, Metrics, Rows, State, Total
+from dpfl.core.types import Aggregate, Metrics, PlugOutput, Rows, State, Total
 from dpfl.rounds.enrol import Agreement, Run
 from dpfl.rounds.record import RoundRecord
 
@@ -23,43 +24,46 @@ def aggregate(
     strategy, t = agreement.strategy, state.round
     plugs = {slot: dict(state.plugs.get(slot, {})) for slot, _ in strategy.slots()}
     metrics: defaultdict[str, Metrics] = defaultdict(dict)
+
+    def act(slot: str, plug: Callable[..., PlugOutput], *given: object) -> Tensor:
+        result, plugs[slot], metrics[slot] = plug(plugs[slot], *given)
+        return result
+
     for number, stage in enumerate(strategy.stages):
         plugs[f"stage{number}"] = stage.learn(plugs[f"stage{number}"], received)
     # ---- clean
     starts: dict[str, Tensor] = {}
     if strategy.clean is not None and isinstance(received, Rows):
-        cleaned = strategy.clean(plugs["clean"], received, t)
-        received = replace(received, matrix=cleaned[0])
-        _, plugs["clean"], metrics["clean"] = cleaned
+        received = replace(received, matrix=act("clean", strategy.clean, received, t))
         if strategy.clean.personal_starts(t):  # everyone else starts from the common model
             own = received.origin + received.matrix
             starts = {client: own[i].clone() for i, client in enumerate(received.cohort.ids)}
     # ---- weigh, central noise
-    weighed = strategy.weights(plugs["weights"], received, t)
-    weights, plugs["weights"], metrics["weights"] = weighed
+    weights = act("weights", strategy.weights, received, t)
     noise: Tensor | None = None
     if isinstance(received, Rows):
         vector = weights @ received.matrix
     else:
-        weight, total = _weight_of_sum(agreement, weights), received.vector.to(torch.float64)
-        noisy = total
+        weight = float(weights[0]) if len(weights) else 0.0  # the mean's
+        if strategy.weights.constant:  # what the cost rests on, whoever arrived
+            weight = strategy.weights.value(agreement.terms)
+        noisy = total = received.vector.to(torch.float64)
         if strategy.central_noise is not None:
             bound, secret = strategy.contribution_bound(agreement.terms), run.secret("central", t)
-            noised = strategy.central_noise.add(plugs["noise"], total, bound, secret)
-            noisy, plugs["noise"], found = noised
-            norms = {name: v for name, v in found.items() if isinstance(v, int | float)}
-            metrics["noise"] = {name: weight * value for name, value in norms.items()}
+            noisy = act("noise", strategy.central_noise.add, total, bound, secret)
+            norms = {k: v for k, v in metrics["noise"].items() if isinstance(v, int | float)}
+            metrics["noise"] = {name: weight * norm for name, norm in norms.items()}
             noise = (weight * (noisy - total)).to(torch.float32)
         vector = (weight * noisy).to(torch.float32)
     # ---- denoise, step
     place = Aggregate(vector=vector, model=state.model, layout=agreement.layout, round=t)
-    for slot, denoise in ((f"denoise{n}", d) for n, d in enumerate(strategy.denoise)):
+    for number, denoise in enumerate(strategy.denoise):
+        slot = f"denoise{number}"
         if noise is not None and denoise.linear:  # what smoothing leaves of the noise
             noise = denoise(plugs[slot], replace(place, vector=noise))[0]
             metrics["noise"]["norm_after"] = float(torch.linalg.vector_norm(noise))
-        vector, plugs[slot], metrics[slot] = denoise(plugs[slot], place)
-        place = replace(place, vector=vector)
-    model, plugs["step"], metrics["step"] = strategy.step(plugs["step"], place)
+        place = replace(place, vector=act(slot, denoise, place))
+    model = act("step", strategy.step, place)
     record = replace(
         record,
         weights=dict(zip(received.cohort.ids, weights.tolist(), strict=True)),
@@ -67,10 +71,3 @@ def aggregate(
         metrics={**record.metrics, **{slot: own for slot, own in metrics.items() if own}},
     )
     return replace(state, round=t + 1, model=model, starts=starts, plugs=plugs), record
-
-
-def _weight_of_sum(agreement: Agreement, weights: Tensor) -> float:
-    """The one weight of a sum: a constant that the cost rests on, or the mean's."""
-    if agreement.strategy.weights.constant:
-        return agreement.strategy.weights.value(agreement.terms)
-    return float(weights[0]) if len(weights) else 0.0

@@ -10,19 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from dpfl.core.random import SecretRng
-from dpfl.core.types import Downlink, Observer, Shared, Who
+from dpfl.core.types import Downlink, Shared, Who
 from dpfl.engine.base import Engine, Job
-from dpfl.privacy.costs import Charge
 from dpfl.rounds.codec import decode_download, encode_upload
-from dpfl.rounds.enrol import Agreement, Run, Uplink
+from dpfl.rounds.enrol import Agreement, Uplink
 from dpfl.rounds.members import Member
-from dpfl.rounds.plans import plan_members
+from dpfl.rounds.plans import Admission
 from dpfl.rounds.release import release_answer, write_buffers
 from dpfl.strategy import Strategy
-
-ABSTAINS = "its budget does not cover another round"
-Admission = Callable[[int, Mapping[str, Member]], Mapping[str, str]]
-"""Charges members for a round, before any noise is drawn; returns who abstains, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,55 +51,31 @@ def client_round(
     """
     if not members:
         return []
-    private = {} if private is None else private
-    decoded: dict[int, Downlink] = {}
-    for client in members:
-        payload = downloads[client]
-        if id(payload) not in decoded:
-            decoded[id(payload)] = decode_download(payload, workshop.agreement.layout.size)
-    downlinks = {client: decoded[id(downloads[client])] for client in members}
-    round_ = next(iter(downlinks.values())).round
+    agreement, private = workshop.agreement, {} if private is None else private
+    payloads = {id(downloads[client]): downloads[client] for client in members}
+    decoded = {i: decode_download(one, agreement.layout.size) for i, one in payloads.items()}
+    common, *_ = decoded.values()  # downloads differ in where clients start, and in nothing else
+    starts = {client: decoded[id(downloads[client])].start for client in members}
+    round_ = common.round
     abstaining = {} if admit is None else admit(round_, members)
     active = {client: member for client, member in members.items() if client not in abstaining}
     rngs = {client: workshop.secret(round_, client) for client in active}
-    uplinks = [Uplink(client=c, payload=None, reason=why) for c, why in abstaining.items()]
-    if active:
-        first = downlinks[next(iter(active))]
-        write_buffers(workshop.model, first.shared.get("buffers", {}))
+    write_buffers(workshop.model, common.shared.get("buffers", {}))
+    sent: dict[str, Tensor] = {}
     if round_ < 0:
-        uplinks += _releases(workshop, round_, active, rngs)
+        for client, member in active.items():
+            rng = rngs[client].child("release")
+            sent[client] = release_answer(agreement, round_, member, workshop.model, rng)
     else:
-        for block in blocks_of(workshop.agreement, active, workshop.engine):
+        for block in blocks_of(agreement, active, workshop.engine):
             own = [active[client] for client in block]
-            uplinks += _trained(workshop, own, downlinks, rngs, private)
+            sent |= _trained(workshop, own, common, starts, rngs, private)
+    grid = None if round_ < 0 else agreement.strategy.upload_grid(common.drawn)
+    uplinks = [Uplink(client=c, payload=None, reason=why) for c, why in abstaining.items()]
+    for client, message in sent.items():
+        payload = encode_upload(message, workshop.run, round_, client, grid)
+        uplinks.append(Uplink(client=client, payload=payload))
     return sorted(uplinks, key=lambda uplink: uplink.client)
-
-
-def charging(agreement: Agreement, run: Run) -> Admission:
-    """Charge members to the ledger of a run: what a simulation passes for ``admit``."""
-
-    def admit(round_: int, members: Mapping[str, Member]) -> dict[str, str]:
-        plans = {
-            client: agreement.plan_against_server(member.participant)
-            for client, member in members.items()
-        }
-        budgets = {client: member.budget for client, member in members.items()}
-        plan_members(agreement, run, Observer.SERVER, plans, budgets)
-        planned = run.planned(Observer.SERVER)
-        charges = [
-            Charge(
-                account=client,
-                observer=Observer.SERVER,
-                cost=agreement.cost(Observer.SERVER, member.participant, round_),
-                draw=run.draw_token("client", round_, client),
-            )
-            for client, member in sorted(members.items())
-            if client in planned
-        ]
-        refused = run.ledger.charge(run.name, round_, charges)
-        return dict.fromkeys([*refused, *(set(members) - set(planned))], ABSTAINS)
-
-    return admit
 
 
 def blocks_of(
@@ -120,47 +91,32 @@ def blocks_of(
     return [[ids[i] for i in block] for block in engine.blocks(plans)]
 
 
-def _releases(
-    workshop: Workshop,
-    round_: int,
-    members: Mapping[str, Member],
-    rngs: Mapping[str, SecretRng],
-) -> list[Uplink]:
-    """Answers to a release before round one."""
-    uplinks = []
-    for client, member in members.items():
-        rng = rngs[client].child("release")
-        answer = release_answer(workshop.agreement, round_, member, workshop.model, rng)
-        payload = encode_upload(answer, workshop.run, round_, client)
-        uplinks.append(Uplink(client=client, payload=payload))
-    return uplinks
-
-
 def _trained(
     workshop: Workshop,
     members: Sequence[Member],
-    downlinks: Mapping[str, Downlink],
+    common: Downlink,
+    starts: Mapping[str, Tensor],
     rngs: Mapping[str, SecretRng],
     private: MutableMapping[str, Tensor],
-) -> list[Uplink]:
+) -> dict[str, Tensor]:
     """Local work of one block, then client stages and the client's half of the channel.
 
     Clients of a block are computed together by the engine. A client with a personal part works on
     its own model; only the update of the shared part goes on from here.
     """
-    agreement, personal = workshop.agreement, workshop.agreement.strategy.personal
+    agreement, layout = workshop.agreement, workshop.agreement.layout
+    strategy, personal = agreement.strategy, agreement.strategy.personal
     jobs = []
     for member in members:
-        downlink = downlinks[member.id]
-        start = downlink.start
+        start = starts[member.id]
         if personal is not None:
-            start = personal.merge(start, private.get(member.id), agreement.layout)
+            start = personal.merge(start, private.get(member.id), layout)
         phases = agreement.phases(member.participant)
         jobs.append(
             Job(
                 client=member.id,
                 start=start,
-                phases=tuple(phase.in_round(downlink.round) for phase in phases),
+                phases=tuple(phase.in_round(common.round) for phase in phases),
                 features=member.shard.features,
                 labels=member.shard.labels,
                 rng=rngs[member.id].child("work"),
@@ -168,38 +124,16 @@ def _trained(
             )
         )
     updates = []
-    results = workshop.engine.run(workshop.model, agreement.layout, jobs)
-    for job, after in zip(jobs, results, strict=True):
-        shared = downlinks[job.client].start
+    for job, after in zip(jobs, workshop.engine.run(workshop.model, layout, jobs), strict=True):
+        start = starts[job.client]
         if personal is not None:
-            parts = personal.split(shared, job.start, after, agreement.layout)
-            after, private[job.client] = parts
-        updates.append(after - shared)
-    return _sent(workshop, members, downlinks, updates, rngs)
-
-
-def _sent(
-    workshop: Workshop,
-    members: Sequence[Member],
-    downlinks: Mapping[str, Downlink],
-    updates: list[Tensor],
-    rngs: Mapping[str, SecretRng],
-) -> list[Uplink]:
-    strategy, public = workshop.agreement.strategy, workshop.agreement.terms.public
-    who = [
-        Who(id=m.id, claims=m.claims, drawn=downlinks[m.id].drawn, public=m.id in public)
-        for m in members
-    ]
-    messages = staged(strategy, updates, downlinks[members[0].id].shared, who, rngs)
-    uplinks = []
-    for known, message in zip(who, messages, strict=True):
-        downlink = downlinks[known.id]
-        on_air, rng = dict(downlink.shared.get("channel", {})), rngs[known.id].child("channel")
-        sent = strategy.channel.send(message, on_air, known, rng)
-        grid = strategy.upload_grid(downlink.drawn)
-        payload = encode_upload(sent, workshop.run, downlink.round, known.id, grid)
-        uplinks.append(Uplink(client=known.id, payload=payload))
-    return uplinks
+            after, private[job.client] = personal.split(start, job.start, after, layout)
+        updates.append(after - start)
+    who = [agreement.who(member.id, member.claims, common.drawn) for member in members]
+    on_air, sent = common.shared.get("channel", {}), {}
+    for own, message in zip(who, staged(strategy, updates, common.shared, who, rngs), strict=True):
+        sent[own.id] = strategy.channel.send(message, on_air, own, rngs[own.id].child("channel"))
+    return sent
 
 
 def staged(
@@ -214,7 +148,7 @@ def staged(
     """
     messages = list(updates)
     for number, stage in enumerate(strategy.stages):
-        together = dict(shared.get(f"stage{number}", {}))
+        together = shared.get(f"stage{number}", {})
         if stage.acts_on_rows:
             messages = list(stage.client_rows(torch.stack(messages), together))
             continue

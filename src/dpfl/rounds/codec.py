@@ -10,7 +10,6 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor
 
+from dpfl.core.checks import check
 from dpfl.core.errors import PeerError
 from dpfl.core.grid import Grid
 from dpfl.core.types import Downlink, Shared
@@ -26,6 +26,7 @@ _FRAME = struct.Struct("<4sBBHiQ16sI")
 _MAGIC, _VERSION, _FLOAT32, _INTEGERS = b"DPFL", 1, 0, 1
 FRAME_BYTES = _FRAME.size
 LARGEST_DOWNLINK = 1 << 32
+_SAME_VERSION = "use the same version on both sides"
 
 
 def tag(run: str, round_: int, client: str) -> bytes:
@@ -42,28 +43,15 @@ def encode_upload(
     40
     """
     if grid is None:
-        kind, body = (
+        kind, numbers = (
             _FLOAT32,
-            vector.detach()
-            .to(torch.float32)
-            .contiguous()
-            .numpy()
-            .astype("<f4", copy=False)
-            .tobytes(),
+            vector.detach().to(torch.float32).numpy().astype("<f4", copy=False),
         )
     else:
-        kind, body = _INTEGERS, grid.integers(vector.detach()).numpy().astype("<i4").tobytes()
-    head = _FRAME.pack(
-        _MAGIC,
-        _VERSION,
-        kind,
-        0,
-        round_,
-        vector.numel(),
-        tag(run, round_, client),
-        zlib.crc32(body),
-    )
-    return head + body
+        kind, numbers = _INTEGERS, grid.integers(vector.detach()).numpy().astype("<i4")
+    body, mark = numbers.tobytes(), tag(run, round_, client)
+    head = (_MAGIC, _VERSION, kind, 0, round_, vector.numel(), mark, zlib.crc32(body))
+    return _FRAME.pack(*head) + body
 
 
 def decode_upload(
@@ -74,38 +62,21 @@ def decode_upload(
 
     Numbers on a grid come back in double precision, as the very multiples that were sent.
     """
-    where = f"upload of '{client}'"
-    if len(payload) < FRAME_BYTES:
-        raise PeerError(where, f"{len(payload)} bytes are no frame", "send a dpfl upload")
-    magic, version, kind, reserved, sent_round, count, sent_tag, checksum = _FRAME.unpack_from(
-        payload
-    )
-    if (magic, version, kind, reserved) != (
-        _MAGIC,
-        _VERSION,
-        _FLOAT32 if grid is None else _INTEGERS,
-        0,
-    ):
-        raise PeerError(
-            where, "is not a dpfl upload of this version", "use the same version on both sides"
-        )
-    if sent_round != round_ or sent_tag != tag(run, round_, client):
-        raise PeerError(
-            where,
-            "belongs to another run, round or client",
-            "send each upload once, to its own round",
-        )
-    if length is not None and count != length:
-        raise PeerError(where, f"announces {count} numbers", f"send {length}")
-    if len(payload) != FRAME_BYTES + 4 * count:
-        raise PeerError(
-            where,
-            f"announces {count} numbers in {len(payload) - FRAME_BYTES} bytes",
-            "send four bytes a number",
-        )
+    where, problem = f"upload of '{client}'", f"{len(payload)} bytes are no frame"
+    check(len(payload) >= FRAME_BYTES, where, problem, "send a dpfl upload", PeerError)
+    *kind, sent_round, count, sent_tag, checksum = _FRAME.unpack_from(payload)
     body = memoryview(payload)[FRAME_BYTES:]
-    if zlib.crc32(body) != checksum:
-        raise PeerError(where, "was damaged on the way", "send it again")
+    agreed = [_MAGIC, _VERSION, _FLOAT32 if grid is None else _INTEGERS, 0]
+    own = sent_round == round_ and sent_tag == tag(run, round_, client)
+    size = f"announces {count} numbers"
+    for good, problem, remedy in (
+        (kind == agreed, "is not a dpfl upload of this version", _SAME_VERSION),
+        (own, "belongs to another run, round or client", "send each upload once, to its round"),
+        (length in (None, count), size, f"send {length}"),
+        (len(body) == 4 * count, f"{size} in {len(body)} bytes", "send four bytes a number"),
+        (zlib.crc32(body) == checksum, "was damaged on the way", "send it again"),
+    ):
+        check(good, where, problem, remedy, PeerError)
     if grid is not None:
         return torch.from_numpy(np.frombuffer(body, dtype="<i4").astype(np.float64)).mul_(grid.step)
     return torch.from_numpy(np.frombuffer(body, dtype="<f4").astype(np.float32))
@@ -113,13 +84,11 @@ def decode_upload(
 
 def encode_download(downlink: Downlink) -> bytes:
     """Write a download; equal downlinks give equal bytes."""
-    tensors: dict[str, Tensor] = {"start": downlink.start.contiguous()}
+    tensors = {"start": downlink.start.contiguous()}
     for slot, shared in downlink.shared.items():
-        for name, tensor in shared.items():
-            tensors[f"{slot}/{name}"] = tensor.contiguous()
-    return safetensors.save(
-        tensors, metadata={"dpfl": json.dumps({"round": downlink.round, "drawn": downlink.drawn})}
-    )
+        tensors |= {f"{slot}/{name}": tensor.contiguous() for name, tensor in shared.items()}
+    told = json.dumps({"round": downlink.round, "drawn": downlink.drawn})
+    return safetensors.save(tensors, metadata={"dpfl": told})
 
 
 def decode_download(payload: bytes, size: int) -> Downlink:
@@ -127,34 +96,22 @@ def decode_download(payload: bytes, size: int) -> Downlink:
 
     Size, shape and type are checked before anything is used; whatever is not as agreed is refused.
     """
-    if len(payload) > LARGEST_DOWNLINK:
-        raise PeerError("download", f"{len(payload)} bytes", f"send at most {LARGEST_DOWNLINK}")
+    problem, most = f"{len(payload)} bytes", f"send at most {LARGEST_DOWNLINK}"
+    check(len(payload) <= LARGEST_DOWNLINK, "download", problem, most, PeerError)
     try:
         tensors = safetensors.load(payload)
-        told = json.loads(_metadata(payload)["dpfl"])
-        round_, drawn = int(told["round"]), int(told["drawn"])
-        start = tensors.pop("start")
+        (length,) = struct.unpack_from("<Q", payload)
+        told = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"]["dpfl"])
+        round_, drawn, start = int(told["round"]), int(told["drawn"]), tensors.pop("start")
         if drawn < 0:
             raise ValueError("a negative number")
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise PeerError(
-            "download", f"cannot be read ({error})", "use the same version on both sides"
-        ) from error
-    if start.shape != (size,) or start.dtype != torch.float32:
-        raise PeerError(
-            "download",
-            f"start has shape {tuple(start.shape)} of {start.dtype}",
-            f"send {size} float32 numbers",
-        )
+        raise PeerError("download", f"cannot be read ({error})", _SAME_VERSION) from error
+    good = start.shape == (size,) and start.dtype == torch.float32
+    problem = f"start has shape {tuple(start.shape)} of {start.dtype}"
+    check(good, "download", problem, f"send {size} float32 numbers", PeerError)
     shared: dict[str, Shared] = {}
     for name, tensor in tensors.items():
         slot, _, field = name.partition("/")
         shared.setdefault(slot, {})[field] = tensor
     return Downlink(round=round_, start=start, shared=shared, drawn=drawn)
-
-
-def _metadata(payload: bytes) -> Mapping[str, str]:
-    (length,) = struct.unpack_from("<Q", payload)
-    header = json.loads(payload[8 : 8 + length])
-    metadata: Mapping[str, str] = header["__metadata__"]
-    return metadata

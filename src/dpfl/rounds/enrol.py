@@ -1,28 +1,45 @@
 """What enrolment settles, and the nouns that pass between the functions of a round."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Claims, Cohort, Observer, Phase, Shared, State, Terms, Unit
+from dpfl.core.types import Claims, Cohort, Observer, Phase, Shared, State, Terms, Unit, Who
 from dpfl.plugs.base import Participant
-from dpfl.plugs.releases import Release, release_history
+from dpfl.plugs.releases import release_history
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.ledger import Ledger
 from dpfl.strategy import Strategy
 
+Answer = TypeVar("Answer")
 Seen = tuple[PrivacyCost, frozenset[Observer]]
 """A cost, and the adversaries who see what it pays for."""
 
 
+class _Memory:
+    """Asks the same question once, and remembers the answer."""
+
+    @cached_property
+    def _answers(self) -> dict[object, Any]:
+        return {}
+
+    def once(self, key: object, ask: Callable[..., Answer], *question: object) -> Answer:
+        """What ``ask`` answers, now or when it was asked under this key before."""
+        if key not in self._answers:
+            self._answers[key] = ask(*question)
+        answer: Answer = self._answers[key]
+        return answer
+
+
 @dataclass(frozen=True, kw_only=True)
-class Agreement:
+class Agreement(_Memory):
     """What enrolment settles: the strategy, its terms, the layout of the model, and what everyone
     said of themselves.
     """
@@ -32,56 +49,47 @@ class Agreement:
     layout: Layout
     claims: Mapping[str, Claims]
     buffer_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    _plans: dict[Participant, tuple[Phase, ...]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
-    _costs: dict[tuple[Observer, Participant], PrivacyCost] = field(
-        default_factory=dict, compare=False, repr=False
-    )
 
     def phases(self, participant: Participant) -> tuple[Phase, ...]:
         """Plan a participant's local work for one round: the same every round, so it is planned
         once.
         """
-        if participant not in self._plans:
-            self._plans[participant] = self.strategy.local.phases(self.terms, participant)
-        return self._plans[participant]
+        return self.once(participant, self.strategy.local.phases, self.terms, participant)
+
+    def who(self, client: str, claims: Claims, drawn: int) -> Who:
+        """What a stage may know of a client."""
+        return Who(id=client, claims=claims, drawn=drawn, public=client in self.terms.public)
 
     @property
     def first_round(self) -> int:
-        """The number of the first thing that is released: 0, or less where there are releases."""
-        return -len(self.strategy.releases)
+        """The number of the first thing that is released: 0, or less where there are releases.
 
-    def release(self, round_: int) -> Release:
-        """The release that has this (negative) round number."""
-        return self.strategy.releases[round_ - self.first_round]
+        Release k of n has the number k - n, which is also its (negative) index.
+        """
+        return -len(self.strategy.releases)
 
     def release_noise(self, round_: int, participant: Participant) -> float:
         """The noise multiplier of a release, planned within the participant's own budget."""
-        noise = self.strategy.local.release_noise(self.terms, participant)
-        return noise[round_ - self.first_round]
+        return self.strategy.local.release_noise(self.terms, participant)[round_]
 
     def cost(self, observer: Observer, participant: Participant, round_: int = 0) -> PrivacyCost:
         """What a round, or a release before round one, costs this participant against this
         adversary.
         """
-        whole = self.plan(observer, participant)
-        if round_ < 0:
-            return whole.of_releases[round_ - self.first_round]
-        return whole.of_round if whole.before else whole
+        return in_round(self.plan(observer, participant), round_)
 
     def plan(self, observer: Observer, participant: Participant) -> PrivacyCost:
         """What a round costs, and before it all releases: what a participant commits to."""
-        key = (observer, participant)
-        if key not in self._costs:
-            phases, examples = self.phases(participant), participant.examples
-            cost = self.strategy.cost(observer, phases, examples, self.terms)
-            if self.terms.releases:
-                noise = self.strategy.local.release_noise(self.terms, participant)
-                history = release_history(self.terms.releases, noise, examples)
-                cost = replace(cost, before=tuple((event,) for event in history))
-            self._costs[key] = cost
-        return self._costs[key]
+        return self.once((observer, participant), self._whole_cost, observer, participant)
+
+    def _whole_cost(self, observer: Observer, participant: Participant) -> PrivacyCost:
+        phases, examples = self.phases(participant), participant.examples
+        cost = self.strategy.cost(observer, phases, examples, self.terms)
+        if not self.terms.releases:
+            return cost
+        noise = self.strategy.local.release_noise(self.terms, participant)
+        history = release_history(self.terms.releases, noise, examples)
+        return replace(cost, before=tuple((event,) for event in history))
 
     @cached_property
     def charges_world(self) -> bool:
@@ -98,25 +106,23 @@ class Agreement:
         return self.charges_world and self.strategy.amplifies(Observer.WORLD)
 
     def plans(self, participant: Participant) -> list[Seen]:
-        """All that a participant commits to, each part with those who see what it pays for."""
+        """All that a participant commits to, each part with those who see what it pays for: what
+        the server sees comes first.
+        """
         server = self.plan(Observer.SERVER, participant)
         if not self.charges_world:
             return [(server, frozenset({Observer.SERVER, Observer.WORLD}))]
         world = self.plan(Observer.WORLD, participant)
         return [(server, frozenset({Observer.SERVER})), (world, frozenset({Observer.WORLD}))]
 
-    def plan_against_server(self, participant: Participant) -> Seen:
-        """What the server sees, and who else sees it."""
-        return next(plan for plan in self.plans(participant) if Observer.SERVER in plan[1])
-
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(_Memory):
     """Which run this is, where it is charged, and where its randomness comes from (None: the
     operating system).
 
     ``populations`` names the account under which each client is charged against the world,
-    ``covered`` whose plans cover all rounds; the rest are answers of the ledger, asked for once.
+    ``covered`` whose plans cover all rounds.
     """
 
     name: str
@@ -125,42 +131,12 @@ class Run:
     public: PublicSeed
     populations: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     covered: set[str] = field(default_factory=set, compare=False, repr=False)
-    _planned: dict[Observer, dict[str, int]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
-    _answers: dict[tuple[object, ...], bool] = field(
-        default_factory=dict, compare=False, repr=False
-    )
 
     def planned(self, observer: Observer) -> dict[str, int]:
         """How many rounds each account has committed to at most, against an adversary; read once,
         then kept up to date.
         """
-        if observer not in self._planned:
-            self._planned[observer] = self.ledger.planned(self.name, observer)
-        return self._planned[observer]
-
-    def affordable_at_first(
-        self, client: str, cost: PrivacyCost, seen_by: frozenset[Observer]
-    ) -> bool:
-        """Whether the budget of a client that has committed to nothing yet covers one round: asked
-        once.
-        """
-        key = (client, seen_by)
-        if key not in self._answers:
-            releases = self.ledger.affordable_releases(client, cost, seen_by, 1)
-            self._answers[key] = releases > 0
-        return self._answers[key]
-
-    def still_planned(
-        self, round_: int, account: str, observer: Observer, cost: PrivacyCost
-    ) -> bool:
-        """Whether an account's plan covers this round: asked once a round."""
-        key = (round_, account, observer)
-        if key not in self._answers:
-            covered = self.ledger.can_release(self.name, round_, account, observer, cost)
-            self._answers[key] = covered
-        return self._answers[key]
+        return self.once(observer, self.ledger.planned, self.name, observer)
 
     def secret(self, *labels: str | int) -> SecretRng:
         """Make the secret generator for a named purpose: seeded in a simulation, fresh from the
@@ -182,6 +158,13 @@ class Run:
     def draw_token(self, *labels: str | int) -> str:
         """Name the randomness a charge pays for; empty where it cannot be repeated."""
         return "" if self.seed is None else f"{self.seed.child(*labels).value:x}"
+
+
+def in_round(plan: PrivacyCost, round_: int) -> PrivacyCost:
+    """What a plan charges for a round, or for a release before round one."""
+    if round_ < 0:
+        return plan.of_releases[round_]
+    return plan.of_round if plan.before else plan
 
 
 def secret_for(seed: PublicSeed | None, *labels: str | int) -> SecretRng:
@@ -230,8 +213,7 @@ def enrol(
 
     ``buffer_shapes`` are those of the model's buffers that releases before round one write.
     """
-    shapes = dict(buffer_shapes or {})
-    population = len(claims)
+    shapes, population = dict(buffer_shapes or {}), len(claims)
     rate = strategy.selection.rate(population)
     epsilons = [claim.epsilon for claim in claims.values() if claim.usable] or [math.inf]
     terms = Terms(
@@ -247,8 +229,7 @@ def enrol(
     for _, plug in strategy.slots():
         terms = plug.resolve_terms(terms, claims)
     strategy, terms = strategy.settle(terms, claims)
-    # What could not be sent, or a model that cannot be parted, is refused before anyone pays for
-    # it.
+    # What cannot be sent, or a model that cannot be parted, is refused before anyone pays for it.
     strategy.upload_grid(strategy.selection.cohort_size(population) or 1)
     if strategy.personal is not None:
         strategy.personal.merge(torch.zeros(layout.size), None, layout)

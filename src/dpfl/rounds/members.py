@@ -3,7 +3,7 @@ says of itself.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dpfl.core.checks import check, positive
 from dpfl.core.types import Budget, Claims, ClientSettings, Observer, Unit
@@ -37,8 +37,8 @@ def true_claims(budget: Budget | None, examples: int) -> Claims:
     """What a client says that claims what it enforces."""
     if budget is None:
         return Claims(epsilon=float("inf"), delta=0.0, examples=examples)
-    known = {"epsilon": budget.epsilon, "delta": budget.delta, "accountant": budget.accountant}
-    return Claims(examples=examples, **known)  # type: ignore[arg-type]
+    curve = budget.accountant
+    return Claims(epsilon=budget.epsilon, delta=budget.delta, examples=examples, accountant=curve)
 
 
 def honest_members(
@@ -64,21 +64,14 @@ def false_claims(federation: Federation, misreports: Mapping[str, float]) -> dic
 
     A client is named by its id, or by its number in the order of ids.
     """
-    claims = {}
+    claims, numbered = {}, {str(i): client for i, client in enumerate(federation.ids)}
     for name, factor in misreports.items():
-        numbered = name not in federation.shards and name.isdecimal()
-        known = numbered and int(name) < len(federation.ids)
-        client, where = (
-            federation.ids[int(name)] if known else name,
-            f"misreporting client '{name}'",
-        )
-        there = client in federation.shards and client in federation.budgets
-        remedy = "name a client, or its number from 0"
-        check(there, where, "is not a client with a budget", remedy)
+        where, remedy = f"misreporting client '{name}'", "name a client, or its number from 0"
+        client = name if name in federation.shards else numbered.get(name, "")
+        check(client in federation.budgets, where, "is not a client with a budget", remedy)
         positive(where, factor=factor)
-        budget, examples = federation.budgets[client], federation.shards[client].examples
-        epsilon = budget.epsilon * factor
-        claims[client] = Claims(epsilon=epsilon, delta=budget.delta, examples=examples)
+        honest = true_claims(federation.budgets[client], federation.shards[client].examples)
+        claims[client] = replace(honest, epsilon=honest.epsilon * factor, accountant=None)
     return claims
 
 

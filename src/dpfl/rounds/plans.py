@@ -1,4 +1,5 @@
-"""What a run commits to before its first release, and who can afford its next round.
+"""What a run commits to before its first release, who can afford its next round, and what a round
+is charged.
 
 A client's plan is its cost of one round, repeated as often as its budget allows and the run may ask
 for. It is committed before the client's first release and depends on budgets and terms alone. Where
@@ -6,45 +7,95 @@ the secrecy of the draw is counted on, the world sees every round whoever is dra
 are planned and charged together, as populations.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from dpfl.core.types import Budget, Observer
+from dpfl.core.checks import check
+from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.types import Observer
 from dpfl.plugs.base import Participant
-from dpfl.privacy.costs import PrivacyPlan
-from dpfl.rounds.enrol import Agreement, Run, Seen
+from dpfl.privacy.costs import Charge, PrivacyCost, PrivacyPlan
+from dpfl.rounds.enrol import Agreement, Run, in_round
+from dpfl.rounds.members import Member
+
+ABSTAINS = "its budget does not cover another round"
+Offer = tuple[PrivacyCost, frozenset[Observer], float | None]
+"""What an account commits to, who sees it, and the share of delta that the plan is priced at."""
+
+Admission = Callable[[int, Mapping[str, Member]], Mapping[str, str]]
+"""Charges members for a round, before any noise is drawn; returns who abstains, and why."""
 
 
-def plan_members(
-    agreement: Agreement,
-    run: Run,
-    observer: Observer,
-    costs: Mapping[str, Seen],
-    budgets: Mapping[str, Budget | None],
+def charging(agreement: Agreement, run: Run) -> Admission:
+    """Charge members to the ledger of a run: what a simulation passes for ``admit``."""
+
+    def admit(round_: int, members: Mapping[str, Member]) -> dict[str, str]:
+        offers = {}
+        for client, member in members.items():
+            delta = None if member.budget is None else member.budget.delta
+            offers[client] = (*agreement.plans(member.participant)[0], delta)
+        unpaid = _charge(agreement, run, round_, Observer.SERVER, offers)
+        return dict.fromkeys(sorted(unpaid), ABSTAINS)
+
+    return admit
+
+
+def charge_world(
+    agreement: Agreement, run: Run, round_: int, drawn: Sequence[str], eligible: Sequence[str]
 ) -> None:
-    """Commit the plans of those that have none yet.
+    """Charge what the world will see, where that is not simply what the server sees.
 
-    ``costs`` says what each account commits to and who sees it, ``budgets`` whose share of delta
-    the plan is priced at. A plan holds as many rounds as the account's budget covers, up to all
-    of them; an account whose budget covers no round gets no plan, and takes no part.
+    An amplified cost is charged to everyone eligible, drawn or not: the sampling is in the cost
+    already.
     """
-    planned = run.planned(observer)
-    plans = []
-    for client, (cost, seen_by) in sorted(costs.items()):
-        if client in planned:
-            continue
-        budget = budgets.get(client)
-        share = None if budget is None else budget.delta
-        releases = run.ledger.affordable_releases(
-            client, cost, seen_by, agreement.terms.rounds, delta=share
+    if not agreement.charges_world:
+        return
+    cost = agreement.strategy.cost(Observer.WORLD, (), 1, agreement.terms)
+    accounts = {run.populations[client] for client in eligible} if agreement.amplified else drawn
+    offers = dict.fromkeys(accounts, (cost, frozenset({Observer.WORLD}), None))
+    unpaid = _charge(agreement, run, round_, Observer.WORLD, offers)
+    problem, remedy = f"{sorted(unpaid)} cannot pay", "ask willing() before drawing"
+    check(not unpaid, f"round {round_}", problem, remedy, PrivacyRefusal)
+
+
+def _charge(
+    agreement: Agreement, run: Run, round_: int, observer: Observer, offers: Mapping[str, Offer]
+) -> set[str]:
+    """Commit the plans of those that have none yet, then charge the round; returns who could not
+    pay.
+
+    A plan holds as many rounds as the account's budget covers, up to all of them; an account whose
+    budget covers no round gets no plan, and takes no part.
+    """
+    plans, planned, most = [], run.planned(observer), agreement.terms.rounds
+    for account, (cost, seen_by, delta) in sorted(offers.items()):
+        if account not in planned:
+            rounds = run.ledger.affordable_releases(account, cost, seen_by, most, delta=delta)
+            plans.append((account, cost, rounds, delta))
+    _commit(run, observer, plans)
+    charges = []
+    for account in sorted(offers.keys() & planned.keys()):
+        world, cost = observer is Observer.WORLD, in_round(offers[account][0], round_)
+        draw = ("central", round_) if world else ("client", round_, account)
+        charges.append(
+            Charge(account=account, observer=observer, cost=cost, draw=run.draw_token(*draw))
         )
-        if releases > 0:
-            plans.append(
-                PrivacyPlan(
-                    account=client, observer=observer, cost=cost, releases=releases, delta=share
-                )
-            )
+    refused = run.ledger.charge(run.name, round_, charges)
+    return {*offers} - {charge.account for charge in charges} | refused
+
+
+def _commit(
+    run: Run, observer: Observer, offers: Iterable[tuple[str, PrivacyCost, int, float | None]]
+) -> None:
+    """Commit plans (account, cost, rounds, delta) that hold a round at least."""
+    plans = [
+        PrivacyPlan(account=account, observer=observer, cost=cost, releases=rounds, delta=delta)
+        for account, cost, rounds, delta in offers
+        if rounds > 0
+    ]
     refused = run.ledger.commit(run.name, plans)
-    planned.update({plan.account: plan.releases for plan in plans if plan.account not in refused})
+    made = {plan.account: plan.releases for plan in plans if plan.account not in refused}
+    run.planned(observer).update(made)
 
 
 def plan_world(agreement: Agreement, run: Run) -> dict[str, str]:
@@ -54,34 +105,22 @@ def plan_world(agreement: Agreement, run: Run) -> dict[str, str]:
     Clients whose budgets allow equally many rounds share an account. A client that can afford none
     has no account.
     """
-    accounts = run.populations
+    world, accounts, ledger = Observer.WORLD, run.populations, run.ledger
     if accounts or not agreement.amplified:
         return accounts
-    planned = run.planned(Observer.WORLD)
-    if not planned:
-        cost = agreement.strategy.cost(Observer.WORLD, (), 1, agreement.terms)
-        groups: dict[int, list[str]] = {}
+    if not run.planned(world):
+        cost = agreement.strategy.cost(world, (), 1, agreement.terms)
+        groups = defaultdict(list)
         for client in sorted(agreement.claims):
-            releases = run.ledger.affordable_releases(
-                client, cost, {Observer.WORLD}, agreement.terms.rounds
-            )
-            groups.setdefault(releases, []).append(client)
-        plans = [
-            PrivacyPlan(
-                account=run.ledger.population(group),
-                observer=Observer.WORLD,
-                cost=cost,
-                releases=releases,
-            )
-            for releases, group in sorted(groups.items())
-            if releases > 0
+            most = ledger.affordable_releases(client, cost, {world}, agreement.terms.rounds)
+            groups[most].append(client)
+        groups.pop(0, None)
+        offers = [
+            (ledger.population(own), cost, most, None) for most, own in sorted(groups.items())
         ]
-        refused = run.ledger.commit(run.name, plans)
-        planned.update(
-            {plan.account: plan.releases for plan in plans if plan.account not in refused}
-        )
-    for account in planned:
-        accounts.update(dict.fromkeys(run.ledger.members(account), account))
+        _commit(run, world, offers)
+    for account in run.planned(world):
+        accounts.update(dict.fromkeys(ledger.members(account), account))
     return accounts
 
 
@@ -95,7 +134,8 @@ def can_go_on(
     """
     if client in run.covered:
         return True
-    every_round = run.ledger.filter == "allotments"
+    ledger = run.ledger
+    every_round = ledger.filter == "allotments"
     for plan, seen_by in agreement.plans(participant):
         observer = Observer.SERVER if Observer.SERVER in seen_by else Observer.WORLD
         amplified = observer is Observer.WORLD and agreement.amplified
@@ -105,10 +145,11 @@ def can_go_on(
             continue  # a round is charged at most once
         every_round = False
         if releases is None:
-            good = not amplified and run.affordable_at_first(client, plan, seen_by)
+            key, ask = (client, seen_by), ledger.affordable_releases
+            good = not amplified and run.once(key, ask, client, plan, seen_by, 1) > 0
         else:
-            cost = agreement.cost(observer, participant, round_)
-            good = run.still_planned(round_, account, observer, cost)
+            which, cost = (round_, account, observer), agreement.cost(observer, participant, round_)
+            good = run.once(which, ledger.can_release, run.name, *which, cost)
         if not good:
             return False
     if every_round:

@@ -87,15 +87,18 @@ class RoundRecord:
         """
         if self.lost:
             return {"round": self.round, "lost": self.lost}
-        told: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
-        told |= {name: list(told[name]) for name in _LISTS} | {"missing": dict(self.missing)}
-        if self.published:
-            told |= {"weights": dict(self.weights), "update_norm": self.update_norm}
-        else:
-            told["published"] = _NOTHING
-        told |= {f"{slot}_metrics": dict(own) for slot, own in self.metrics.items()}
+        told: dict[str, Any] = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in vars(self).items()
+            if name not in _PARTS
+        }
+        if not self.published:
+            del told["weights"], told["update_norm"]
+            told["published"] = "nothing: too few uploads arrived"
+        told |= {f"{slot}_metrics": own for slot, own in self.metrics.items()}
         if self.true_noise is not None:
-            told["simulated_truth"] = _told_truth(self.true_noise)
+            truth = _without_none(self.true_noise)
+            told["simulated_truth"] = {_TRUTH[name]: value for name, value in truth.items()}
         if self.scores is not None:
             told |= _without_none(self.scores)
         if self.effective_noise is not None:
@@ -107,48 +110,33 @@ class RoundRecord:
         """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
         if "lost" in values:
             return cls(round=values["round"], lost=str(values["lost"]))
-        truth, noise = values.get("simulated_truth"), values.get("effective_noise")
+        told, noise = values.get("simulated_truth"), values.get("effective_noise")
+        truth = {name: told[key] for name, key in _TRUTH.items() if key in told} if told else None
         slots = {k.removesuffix("_metrics"): v for k, v in values.items() if k.endswith("_metrics")}
         scores = {f.name: values[f.name] for f in fields(Scores) if f.name in values}
-        plain: dict[str, Any] = {name: values[name] for name in _PLAIN if name in values}
-        plain |= {name: tuple(values.get(name, ())) for name in _LISTS}
+        plain: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name in {f.name for f in fields(cls)}.difference(_PARTS)
+            if (value := values.get(name)) is not None
+        }
         return cls(
             **plain,
-            weights=values.get("weights") or {},
-            update_norm=values.get("update_norm"),
             metrics=slots,
             published="published" not in values,
             scores=Scores(**scores) if "accuracy" in scores else None,
-            true_noise=_read_truth(truth) if truth else None,
+            true_noise=TrueNoise(**truth) if truth else None,
             effective_noise=EffectiveNoise(**noise) if noise else None,
         )
 
 
-_LISTS = ("cohort", "arrived", "left", "not_finite")
-_PLAIN = (
-    "round", "cohort", "arrived", "missing", "left", "not_finite", "bytes_up", "payload_bytes_up",
-    "bytes_down",
-)  # fmt: skip
-_NOTHING = "nothing: too few uploads arrived"
+_PARTS = ("metrics", "published", "lost", "scores", "true_noise", "effective_noise")
+_TRUTH = {
+    "variances": "noise_variance",
+    "weights": "oracle_weights",
+    "least": "least_noise_variance",
+    "aggregate": "aggregate_noise_variance",
+}
 
 
-def _without_none(values: Scores | EffectiveNoise) -> dict[str, Any]:
+def _without_none(values: Scores | TrueNoise | EffectiveNoise) -> dict[str, Any]:
     return {name: value for name, value in vars(values).items() if value is not None}
-
-
-def _told_truth(truth: TrueNoise) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "noise_variance": dict(truth.variances),
-        "oracle_weights": dict(truth.weights),
-        "least_noise_variance": truth.least,
-    }
-    return told if truth.aggregate is None else told | {"aggregate_noise_variance": truth.aggregate}
-
-
-def _read_truth(told: Mapping[str, Any]) -> TrueNoise:
-    return TrueNoise(
-        variances=told["noise_variance"],
-        weights=told["oracle_weights"],
-        least=told["least_noise_variance"],
-        aggregate=told.get("aggregate_noise_variance"),
-    )

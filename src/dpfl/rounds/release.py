@@ -29,9 +29,9 @@ def buffer_shapes(model: nn.Module, releases: tuple[Release, ...]) -> dict[str, 
     """The shapes of the buffers that releases write; a buffer that the model lacks is refused."""
     buffers = dict(model.named_buffers())
     for release in releases:
+        problem = f"the model has no buffer '{release.into}'"
         known = f"its buffers are {', '.join(buffers) or 'none'}"
-        good = release.into in buffers
-        check(good, "release", f"the model has no buffer '{release.into}'", known)
+        check(release.into in buffers, "release", problem, known)
     return {release.into: tuple(buffers[release.into].shape) for release in releases}
 
 
@@ -53,42 +53,39 @@ def release_answer(
     added up in double precision; a row that is not finite counts as zero. The sum is rounded
     onto the grid of the noise that the client's own budget asks for, and noise is added there.
     """
-    release = agreement.release(round_)
-    shape = buffer_shapes(model, (release,))[release.into]
+    release, shard = agreement.strategy.releases[round_], member.shard
+    shape = agreement.buffer_shapes[release.into]
     numbers = release.numbers(shape)
     total = torch.zeros(numbers, dtype=torch.float64)
-    shard = member.shard
     for chosen in torch.split(torch.arange(shard.examples), max(1, _AT_ONCE // max(numbers, 1))):
         inputs = _inputs_of(model, release.into, member.inputs(shard.features[chosen]))
         rows = release.statistic(inputs, shard.labels[chosen], shape)
-        if rows.shape != (len(chosen), numbers):
-            problem = f"gives {tuple(rows.shape)} for {len(chosen)} records, not {numbers} a record"
-            raise ConfigurationError("release", problem, "match statistic and numbers")
+        problem = f"gives {tuple(rows.shape)} for {len(chosen)} records, not {numbers} a record"
+        good = rows.shape == (len(chosen), numbers)
+        check(good, "release", problem, "match statistic and numbers")
         total += clipping.clip(rows.to(torch.float32), release.bound).to(torch.float64).sum(dim=0)
     noise = agreement.release_noise(round_, member.participant)
     return Grid.of(noise * release.bound).noised(total, rng).to(torch.float32)
 
 
 class _Reached(Exception):
-    """The module whose input was wanted has been reached."""
+    """The module whose input was wanted has been reached, with this input."""
 
 
 def _inputs_of(model: nn.Module, buffer: str, batch: Tensor) -> Tensor:
     """The input of the module that owns a buffer, one flat row a record."""
-    owner = model.get_submodule(buffer.rpartition(".")[0])
-    seen: list[Tensor] = []
 
     def stop(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        seen.append(arguments[0])
-        raise _Reached
+        raise _Reached(arguments[0])
 
-    was_training = model.training
+    was_training, owner = model.training, model.get_submodule(buffer.rpartition(".")[0])
     handle = owner.register_forward_pre_hook(stop)
     try:
         with torch.no_grad():
             model.eval()(batch)
-    except _Reached:
-        return seen[0].flatten(1).to(torch.float32)
+    except _Reached as reached:
+        inputs: Tensor = reached.args[0]
+        return inputs.flatten(1).to(torch.float32)
     finally:
         handle.remove()
         model.train(was_training)
@@ -104,7 +101,7 @@ def combined(
     Answers count by how precise they are, (records / noise)^2, as far as claims tell; a false claim
     moves the buffer, never what anyone is charged.
     """
-    release = agreement.release(state.round)
+    release = agreement.strategy.releases[state.round]
     shape = agreement.buffer_shapes[release.into]
     precision = {client: _precision(cohort.claims[client]) for client in messages}
     total = sum(precision.values())

@@ -1,32 +1,21 @@
 """The file of a real federation's server: the study that it offers to the sites."""
 
-from __future__ import annotations
-
-import hashlib
-import json
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, StrictInt
 from torch import nn
 
 from dpfl.core.checks import check
-from dpfl.core.errors import FolderError, PrivacyRefusal
+from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.random import PublicSeed
-from dpfl.methods import find, make_strategy
-from dpfl.models import make_model
-from dpfl.plugs.selection import Selection
 from dpfl.privacy.flags import Flag, RaisedFlag
-from dpfl.runs.experiment import MethodSection, ModelSection, selection_of
-from dpfl.runs.sections import ServerSection as OptimizerSection
+from dpfl.runs import sections
 from dpfl.runs.site_file import Name
 from dpfl.runs.toml_file import Section, TomlFile
 from dpfl.strategy import Strategy
 
 STUDY_FILE = "study.toml"
 LINK_PROCESS = "superlink.pid"  # holds the process id of the server's SuperLink
-_PATIENCE = ("round_timeout", "enrol_timeout", "least_sites")
 
 
 class StudySection(Section):
@@ -38,16 +27,13 @@ class StudySection(Section):
     classes: int = Field(ge=2)
 
 
-class RoundsSection(Section):
+class RoundsSection(sections.RoundsSection):
     """How many rounds, with how many sites, and how long the server waits for them.
 
     ``noise``: drawn by the operating system, except in a rehearsal.
     """
 
     rounds: StrictInt = Field(ge=1)
-    cohort: int | float | None = None
-    least_willing: int | None = Field(default=None, ge=1)
-    sampling: Literal["uniform", "poisson"] | None = None
     round_timeout: float = Field(default=600.0, gt=0)
     enrol_timeout: float = Field(default=600.0, gt=0)
     least_sites: int = Field(default=2, ge=1)
@@ -64,34 +50,30 @@ class NetworkSection(Section):
 
 
 class StudyFile(TomlFile):
-    """The server's file: everything that sites are told, and the network."""
+    """The server's file: everything that sites are told, and the network.
+
+    The digest names what was agreed on. How long the server waits, and for how many, may change.
+    """
 
     called: ClassVar[str] = "study"
-
+    made_with: ClassVar[str] = "dpfl server init"
+    incidental: ClassVar[dict[str, Any]] = {
+        "network": True,
+        "run": {"round_timeout", "enrol_timeout", "least_sites"},
+    }
     study: StudySection
-    model: ModelSection = ModelSection()
-    method: MethodSection
+    model: sections.ModelSection = sections.ModelSection()
+    method: sections.MethodSection
     run: RoundsSection
-    server: OptimizerSection | None = None
+    server: sections.ServerSection | None = None
     network: NetworkSection = NetworkSection()
-
-    @classmethod
-    def in_folder(cls, folder: Path) -> StudyFile:
-        """Read the study of a server's folder."""
-        path, remedy = folder / STUDY_FILE, "make one with dpfl server init"
-        check(path.exists(), str(folder), "holds no study", remedy, FolderError)
-        return cls.from_file(path)
 
     def agrees(self, where: str) -> None:
         """Every site is named once, and there are enough of them."""
         sites, least = self.study.sites, self.run.least_sites
         check(len(set(sites)) == len(sites), where, "names a site twice", "name each site once")
-        check(
-            least <= len(sites),
-            f"{where}, [run] least_sites",
-            f"{least} sites are needed, and [study] sites names {len(sites)}",
-            "name more sites, or lower least_sites",
-        )
+        where, problem = f"{where}, [run] least_sites", f"{least} of {len(sites)} sites are needed"
+        check(least <= len(sites), where, problem, "name more sites, or lower least_sites")
 
     @property
     def title(self) -> str:
@@ -112,39 +94,19 @@ class StudyFile(TomlFile):
         """Return what sites are told: everything but the network."""
         return self.model_dump(exclude_none=True, exclude={"network"})
 
-    def digest(self) -> str:
-        """Name what was agreed on. How long the server waits, and for how many, may change."""
-        offer = self.offer()
-        offer["run"] = {k: v for k, v in offer["run"].items() if k not in _PATIENCE}
-        return hashlib.sha256(json.dumps(offer, sort_keys=True).encode()).hexdigest()
-
-    def selection(self) -> Selection:
-        """Return how the sites of a round are drawn."""
-        run, sites = self.run, len(self.study.sites)
-        sampling = run.sampling or find(self.method.name).sampling
-        return selection_of(run.cohort, sampling, sites, run.least_willing)
-
     def strategy(self) -> Strategy:
         """Make the method's strategy; one that exists in a simulation only is refused."""
-        settings = {**self.method.settings(), "selection": self.selection()}
-        strategy, where = make_strategy(self.method.name, settings), f"method '{self.method.name}'"
-        check(
-            not strategy.channel.simulated,
-            where,
-            f"its channel ({type(strategy.channel).__name__}) exists in a simulation only: real "
-            "sites send messages one by one, and the guarantee rests on their sum",
-            "use another method, or simulate it",
-            PrivacyRefusal,
-        )
-        problem = "plans with larger budgets than the sites have"
-        remedy = "use it in a simulation only"
+        strategy = self.method.strategy(self.run, self.server, len(self.study.sites))
+        where, channel = f"method '{self.method.name}'", type(strategy.channel).__name__
+        problem = f"its channel ({channel}) exists in a simulation only: real sites send messages"
+        problem += " one by one, and the guarantee rests on their sum"
+        remedy = "use another method, or simulate it"
+        check(not strategy.channel.simulated, where, problem, remedy, PrivacyRefusal)
+        problem, remedy = "plans with larger budgets than the sites have", "use it in a simulation"
         check(not strategy.local.hypothetical, where, problem, remedy, PrivacyRefusal)
-        if self.server is None:
-            return strategy
-        return replace(strategy, step=self.server.step(strategy.step, self.run.rounds))
+        return strategy
 
     def build_model(self) -> nn.Module:
         """Build the first model, which is the same everywhere."""
-        seed = PublicSeed(self.run.seed).child("model")
-        shape = tuple(self.study.feature_shape)
-        return make_model(self.model.name, shape, self.study.classes, seed, self.model.hidden)
+        shape, seed = tuple(self.study.feature_shape), PublicSeed(self.run.seed)
+        return self.model.build(shape, self.study.classes, seed)

@@ -3,16 +3,15 @@ known one.
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from pydantic import Field
 from torch import nn
 
-from dpfl.core.checks import check
+from dpfl.core.checks import check, one_of
 from dpfl.core.errors import did_you_mean
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import ClientSettings
@@ -22,22 +21,9 @@ from dpfl.data.partition import Partition
 from dpfl.datasets.named import load_dataset
 from dpfl.engine import ENGINES
 from dpfl.engine.process import check_device
-from dpfl.methods import find, make_strategy
-from dpfl.models import make_model
-from dpfl.plugs.selection import Selection
-from dpfl.privacy.budgets import is_budget_file, make_budgets, read_budget_file
-from dpfl.runs.sections import (
-    BudgetsSection,
-    ClientSettingsSection,
-    DataSection,
-    PartitionSection,
-    RunSection,
-    ServerSection,
-)
-from dpfl.runs.sections import MethodSection as MethodSection
-from dpfl.runs.sections import ModelSection as ModelSection
-from dpfl.runs.sections import selection_of as selection_of
-from dpfl.runs.site_file import ClientSection
+from dpfl.methods import find
+from dpfl.privacy.budgets import make_budgets
+from dpfl.runs import sections
 from dpfl.runs.toml_file import TomlFile
 from dpfl.strategy import Strategy
 
@@ -54,26 +40,16 @@ class Experiment(TomlFile):
         "practices": "client_settings",
         "run.liars": "run.misreports",
     }
-    data: DataSection
-    partition: PartitionSection = PartitionSection()
-    budgets: BudgetsSection = BudgetsSection()
-    model: ModelSection = ModelSection()
-    method: MethodSection
-    server: ServerSection | None = None
-    run: RunSection
-    client_settings: ClientSettingsSection = ClientSettingsSection()
-    clients: dict[str, ClientSection] = Field(default_factory=dict)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any], where: str | None = None) -> Self:
-        """Validate plain values. A budgets file is read in, since it may change later."""
-        return super().from_dict(_with_budgets_read(values), where)
-
-    def digest(self) -> str:
-        """Name the result: equal digests give equal bits, whatever the number of workers."""
-        values = self.to_dict()
-        values["run"].pop("workers", None)
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    incidental: ClassVar[dict[str, Any]] = {"run": {"workers"}}  # never changes a bit
+    data: sections.DataSection
+    partition: sections.PartitionSection = sections.PartitionSection()
+    budgets: sections.BudgetsSection = sections.BudgetsSection()
+    model: sections.ModelSection = sections.ModelSection()
+    method: sections.MethodSection
+    server: sections.ServerSection | None = None
+    run: sections.RunSection
+    client_settings: sections.ClientSettingsSection = sections.ClientSettingsSection()
+    clients: dict[str, sections.ClientSection] = Field(default_factory=dict)
 
     def content(self) -> str:
         """Name the result by everything it depends on: also the bytes of a folder's files, and this
@@ -92,13 +68,9 @@ class Experiment(TomlFile):
         Methods, engines and devices are looked up, and the method is built once with these
         settings. Whether it fits the federation is known only when the records are there.
         """
-        strategy = make_strategy(self.method.name, self.method.settings())
-        if self.server is not None:
-            self.server.step(strategy.step, self.run.rounds)
+        self.method.strategy(self.run, self.server)
         check_device(self.run.device)
-        engine = self.run.engine
-        problem = f"there is no engine '{engine}'"
-        check(engine in ENGINES, "[run] engine", problem, did_you_mean(engine, ENGINES))
+        one_of("[run]", ENGINES, engine=self.run.engine)
 
     # -- building what the file describes ----------------------------------------------------------
 
@@ -106,29 +78,14 @@ class Experiment(TomlFile):
         """Return the root of all public randomness."""
         return PublicSeed(self.run.seed)
 
-    def selection(self, population: int) -> Selection:
-        """Return who takes part: everyone, a number, or a fraction of the population."""
-        sampling = self.run.sampling or find(self.method.name).sampling
-        return selection_of(self.run.cohort, sampling, population, self.run.least_willing)
-
     def strategy(self, population: int) -> Strategy:
         """Build the method with its settings, this experiment's selection and server optimiser."""
-        settings = {**self.method.settings(), "selection": self.selection(population)}
-        strategy = make_strategy(self.method.name, settings)
-        if self.server is None:
-            return strategy
-        return replace(strategy, step=self.server.step(strategy.step, self.run.rounds))
+        return self.method.strategy(self.run, self.server, population)
 
     def build_model(self, federation: Federation) -> nn.Module:
         """Build the model with its reproducible start."""
-        return make_model(
-            self.model.name,
-            federation.feature_shape,
-            federation.classes,
-            self.public_seed().child("model"),
-            self.model.hidden,
-            federation.inputs,
-        )
+        shape, classes, inputs = federation.feature_shape, federation.classes, federation.inputs
+        return self.model.build(shape, classes, self.public_seed(), inputs)
 
     def federation(self, data_folder: Path | None = None) -> Federation:
         """Load the records, share them out, and attach budgets and client settings."""
@@ -143,9 +100,8 @@ class Experiment(TomlFile):
             assert delta is not None
             seed = self.public_seed().child("budgets")
             budgets = make_budgets(epsilon, delta, federation.ids, seed)
-            if scale is not None:
-                budgets = {c: replace(b, epsilon=b.epsilon * scale) for c, b in budgets.items()}
-            federation = federation.with_budgets(budgets)
+            own = {c: replace(b, epsilon=b.epsilon * (scale or 1)) for c, b in budgets.items()}
+            federation = federation.with_budgets(own)
         for client in sorted(set(self.clients) - set(federation.ids)):
             near = did_you_mean(client, federation.ids)
             check(False, f"[clients.{client}]", "is not in the federation", near)
@@ -161,7 +117,8 @@ class Experiment(TomlFile):
                 name: own[int(seed.child(name).numpy().integers(len(own)))]
                 for name, own in lists.items()
             }
-            found[client] = self.clients.get(client, ClientSection()).over(drawn)
+            own = self.clients.get(client, sections.ClientSection()).settings()
+            found[client] = own.over(ClientSettings(**drawn))
         return found
 
     def _clients(self, data_folder: Path | None) -> Federation:
@@ -174,13 +131,10 @@ class Experiment(TomlFile):
         assert name is not None
         dataset = load_dataset(name, data_folder)
         kind, clients = self.partition.kind, self.partition.clients
-        check(
-            not dataset.silos or kind is not None or clients is None,
-            "[partition] clients",
-            f"'{name}' comes in {len(dataset.silos or ())} natural silos",
-            "leave the number out, say --partition natural to draw some of them, or name another "
-            "partition",
-        )
+        problem = f"'{name}' comes in {len(dataset.silos or ())} natural silos"
+        remedy = "leave the number out, or name a partition (natural draws some of them)"
+        fits = not dataset.silos or kind is not None or clients is None
+        check(fits, "[partition] clients", problem, remedy)
         kind = kind or ("natural" if dataset.silos else "iid")
         settings = self.partition.model_dump(exclude={"clients", "kind", "validation"})
         return Federation.from_dataset(dataset, Partition(**settings, kind=kind), clients, seed)
@@ -193,29 +147,3 @@ def for_method(values: dict[str, Any], method: str) -> dict[str, Any]:
     known = find(method).settings
     kept = {name: value for name, value in values.get("method", {}).items() if name in known}
     return {**values, "method": {**kept, "name": method}}
-
-
-def _with_budgets_read(values: dict[str, Any]) -> dict[str, Any]:
-    """Replace the name of a budgets file by what it holds."""
-    budgets: Any = values.get("budgets")
-    source = budgets.get("epsilon") if isinstance(budgets, dict) else None
-    if not (isinstance(source, str) and is_budget_file(source)):
-        return values
-    where = f"budgets file {source}"
-    epsilons, deltas = read_budget_file(Path(source))
-    delta = common = budgets.get("delta")
-    if isinstance(common, float) and set(deltas) == set(epsilons):
-        for client, own in deltas.items():
-            problem = f"gives '{client}' delta {own:g}, and delta = {common:g} was given for all"
-            remedy = (
-                "leave one of the two out; a delta for all fills only empty cells of the column"
-            )
-            check(own == common, where, problem, remedy)
-    if deltas and isinstance(common, float | None):
-        delta = {client: deltas.get(client, common) for client in epsilons}
-        for client, own in delta.items():
-            problem, remedy = f"has no delta for '{client}'", "give a delta column or --delta"
-            check(own is not None, where, problem, remedy)
-    rest = {name: value for name, value in budgets.items() if name != "delta"}
-    known = {} if delta is None else {"delta": delta}
-    return {**values, "budgets": {**rest, "epsilon": epsilons, **known}}

@@ -2,17 +2,15 @@
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.result import Summary
-
-Numbers = Mapping[str, float]
 
 
 def numbers_of(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -46,53 +44,43 @@ def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield from _settings(value, f"{name}.")
 
 
-class _TensorBoard:
-    """Writes event files into the run folder."""
+class Backend(NamedTuple):
+    """What a tool can do: log numbers at a step, show flags, and be closed."""
 
-    module = "torch.utils.tensorboard"
+    log: Callable[[dict[str, float], int], Any]
+    flag: Callable[[list[str]], Any]
+    close: Callable[[], Any]
 
-    def __init__(self, library: Any, folder: Path, settings: Mapping[str, str]) -> None:
-        self.writer = library.SummaryWriter(str(folder / "tensorboard"))
-        text = "\n".join(f"{name} = {value}  " for name, value in settings.items())
-        self.writer.add_text("experiment", text)
 
-    def log(self, numbers: Numbers, number: int) -> None:
+def _tensorboard(library: Any, folder: Path, settings: dict[str, str]) -> Backend:
+    """Write event files into the run folder."""
+    writer = library.SummaryWriter(str(folder / "tensorboard"))
+    text = "\n".join(f"{name} = {value}  " for name, value in settings.items())
+    writer.add_text("experiment", text)
+
+    def log(numbers: dict[str, float], step: int) -> None:
         for name, value in numbers.items():
-            self.writer.add_scalar(name, value, number)
+            writer.add_scalar(name, value, step)
 
-    def flag(self, flags: list[str]) -> None:
-        self.writer.add_text("flags", "\n\n".join(flags))
-
-    def close(self) -> None:
-        self.writer.close()
+    return Backend(log, lambda flags: writer.add_text("flags", "\n\n".join(flags)), writer.close)
 
 
-class _MlFlow:
-    """Writes to the tracking server that the user has set, else into the run folder."""
+def _mlflow(library: Any, folder: Path, settings: dict[str, str]) -> Backend:
+    """Write to the tracking server that the user has set, else into the run folder."""
+    # Where the user's own settings say, else beside the run; never to a server nobody named.
+    if not library.is_tracking_uri_set():
+        library.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.sqlite').absolute()}")
+    library.set_experiment("dpfl")
+    library.start_run(run_name=folder.name)
+    library.log_params(settings)
 
-    module = "mlflow"
+    def flag(flags: list[str]) -> None:
+        library.set_tags({f"flag {number}": flag for number, flag in enumerate(flags, 1)})
 
-    def __init__(self, library: Any, folder: Path, settings: Mapping[str, str]) -> None:
-        self.mlflow = library
-        # Where the user's own settings say, else beside the run; never to a server nobody named.
-        if not library.is_tracking_uri_set():
-            library.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.sqlite').absolute()}")
-        library.set_experiment("dpfl")
-        library.start_run(run_name=folder.name)
-        library.log_params(dict(settings))
-
-    def log(self, numbers: Numbers, number: int) -> None:
-        self.mlflow.log_metrics(dict(numbers), step=number)
-
-    def flag(self, flags: list[str]) -> None:
-        self.mlflow.set_tags({f"flag {number + 1}": flag for number, flag in enumerate(flags)})
-
-    def close(self) -> None:
-        self.mlflow.end_run()
+    return Backend(library.log_metrics, flag, library.end_run)
 
 
-_Backend = _TensorBoard | _MlFlow
-KINDS: dict[str, type[_Backend]] = {"tensorboard": _TensorBoard, "mlflow": _MlFlow}
+_KINDS = {"tensorboard": ("torch.utils.tensorboard", _tensorboard), "mlflow": ("mlflow", _mlflow)}
 
 
 class Logger:
@@ -103,11 +91,10 @@ class Logger:
     """
 
     def __init__(
-        self, name: str, make: Callable[[], _Backend], complain: Callable[[str], None]
+        self, name: str, make: Callable[[], Backend], complain: Callable[[str], None]
     ) -> None:
-        self.name = name
-        self._make, self._complain = make, complain
-        self._backend: _Backend | None = None
+        self.name, self._make, self._complain = name, make, complain
+        self._backend: Backend | None = None
         self._failed = False
 
     def round(self, number: int, record: RoundRecord) -> None:
@@ -119,8 +106,7 @@ class Logger:
         """Log the final scores, what was spent, and the flags."""
         told = {"final/accuracy": summary.accuracy, "final/loss": summary.scores.loss}
         if summary.epsilon is not None:
-            spent = dict(numbers_of(summary.epsilon.spent.to_dict(), "epsilon_spent/"))
-            told |= spent
+            told |= dict(numbers_of(summary.epsilon.spent.to_dict(), "epsilon_spent/"))
         self._do(lambda backend: backend.log(told, summary.rounds.done))
         self._do(lambda backend: backend.flag([str(raised) for raised in summary.flags]))
 
@@ -129,13 +115,12 @@ class Logger:
         if self._backend is not None:
             self._do(lambda backend: backend.close())
 
-    def _do(self, act: Callable[[_Backend], None]) -> None:
+    def _do(self, act: Callable[[Backend], Any]) -> None:
         """Let the backend act; open it first if need be, and give it up if it fails."""
         if self._failed:
             return
         try:
-            if self._backend is None:
-                self._backend = self._make()
+            self._backend = self._backend or self._make()
             act(self._backend)
         except Exception as error:  # training was paid for and must not end by what logs it
             self._failed = True
@@ -154,17 +139,14 @@ def logging_to(
     if name is None:
         yield None
         return
-    known = f"choose {' or '.join(KINDS)}"
-    check(name in KINDS, "--log", f"there is no logger '{name}'", known)
-    kind: Any = KINDS[name]
+    problem, remedy = f"there is no logger '{name}'", f"choose {' or '.join(_KINDS)}"
+    check(name in _KINDS, "--log", problem, remedy)
+    module, make = _KINDS[name]
     try:
-        library = importlib.import_module(kind.module)
+        library = importlib.import_module(module)
     except ImportError as error:
         remedy = f"pip install {name}, or leave --log out"
         raise ConfigurationError("--log", f"{name} is not installed", remedy) from error
     settings = dict(_settings(experiment.to_dict()))
-    logger = Logger(name, lambda: kind(library, folder, settings), complain)
-    try:
+    with closing(Logger(name, lambda: make(library, folder, settings), complain)) as logger:
         yield logger
-    finally:
-        logger.close()

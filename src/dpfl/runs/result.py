@@ -1,16 +1,17 @@
 """What a run ends with, typed from the loop to the report: one noun for tables, pages and files."""
 
-from __future__ import annotations
-
 import math
 import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self, TypedDict
 
+from pydantic import TypeAdapter, ValidationError
+
+from dpfl.core.checks import check
 from dpfl.core.errors import FolderError
-from dpfl.core.types import Adjacency, Observer, Promise, Unit
+from dpfl.core.types import Observer, Promise
 from dpfl.core.version import __version__
 from dpfl.engine.evaluation import Scores
 from dpfl.privacy.flags import RaisedFlag
@@ -37,7 +38,7 @@ class Spread:
     largest: float
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Spread | None:
+    def of(cls, values: Iterable[float]) -> Self | None:
         """Return the spread of some values, None if there are none.
 
         >>> Spread.of([3.0, 1.0, 2.0])
@@ -53,7 +54,7 @@ class Spread:
         return {k: "infinite" if math.isinf(v) else v for k, v in vars(self).items()}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Spread:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Read back."""
         return cls(**{k: math.inf if v == "infinite" else v for k, v in values.items()})
 
@@ -71,34 +72,29 @@ class EpsilonSpread:
     accountants: tuple[str, ...]
 
     @classmethod
-    def of(cls, statements: Iterable[Statement]) -> EpsilonSpread | None:
+    def of(cls, statements: Sequence[Statement]) -> Self | None:
         """Condense statements, None if there are none."""
-        lines = list(statements)
-        spent = Spread.of(line.epsilon for line in lines)
+        spent = Spread.of(line.epsilon for line in statements)
         if spent is None:
             return None
-        budget = Spread.of(line.budget for line in lines if line.budget is not None)
-        accountants = tuple(sorted({line.accountant for line in lines}))
+        budget = Spread.of(line.budget for line in statements if line.budget is not None)
+        accountants = tuple(sorted({line.accountant for line in statements}))
         return cls(spent=spent, budget=budget, accountants=accountants)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        told: dict[str, Any] = {"spent": self.spent.to_dict()}
-        if self.budget is not None:
-            told["budget"] = self.budget.to_dict()
-        return told | {"accountant": list(self.accountants)}
+        parts = {"spent": self.spent, "budget": self.budget}
+        told = {name: own.to_dict() for name, own in parts.items() if own is not None}
+        return {**told, "accountant": list(self.accountants)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> EpsilonSpread | None:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self | None:
         """Read back; version 0.1 called a budget a grant."""
         if not values.get("spent"):
             return None
-        budget = values.get("budget") or values.get("granted")
-        return cls(
-            spent=Spread.from_dict(values["spent"]),
-            budget=Spread.from_dict(budget) if budget else None,
-            accountants=tuple(values["accountant"]),
-        )
+        spent, told = Spread.from_dict(values["spent"]), values.get("budget", values.get("granted"))
+        budget = Spread.from_dict(told) if told else None
+        return cls(spent=spent, budget=budget, accountants=tuple(values["accountant"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,13 +132,13 @@ class Summary:
     scores: Scores
     tested: ModelTested
     epsilon: EpsilonSpread | None
-    epsilon_against: Mapping[Observer, EpsilonSpread] = field(default_factory=dict)
-    clients_left: tuple[str, ...] = ()
-    bytes_up: int = 0
+    epsilon_against: Mapping[Observer, EpsilonSpread]
+    clients_left: tuple[str, ...]
+    bytes_up: int
     payload_bytes_up: int = 0
-    bytes_down: int = 0
-    statements: tuple[Statement, ...] = ()
-    seconds: float = 0.0
+    bytes_down: int
+    statements: tuple[Statement, ...]
+    seconds: float
     version: str = __version__
 
     @property
@@ -153,12 +149,11 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as they are written to ``summary.json``."""
         scores = {name: value for name, value in vars(self.scores).items() if value is not None}
-        plain = ("method", "run", "clients", "parameters", "bytes_up", "payload_bytes_up")
+        plain = "method run clients parameters bytes_up payload_bytes_up bytes_down"
         return {
             "format": SUMMARY_FORMAT,
             "dpfl": self.version,
-            **{name: getattr(self, name) for name in plain},
-            "bytes_down": self.bytes_down,
+            **{name: getattr(self, name) for name in plain.split()},
             **self.promise.to_dict(),
             "flags": [raised.to_dict() for raised in self.flags],
             "assumptions": list(self.assumptions),
@@ -173,49 +168,51 @@ class Summary:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], where: str = "summary") -> Summary:
+    def from_dict(cls, values: Mapping[str, Any], where: str = "summary") -> "Summary":
         """Read back what :meth:`to_dict` wrote, in this version or in 0.1.
 
         ``where`` names the file in messages. Another format, or a file that lacks something, is
         refused.
         """
-        if (found := values.get("format")) not in (SUMMARY_FORMAT, _OLDER):
-            raise FolderError(
-                where,
-                f"is of format '{found}', this dpfl reads '{SUMMARY_FORMAT}'",
-                "run the experiment again, or report it with the dpfl that wrote it",
-            )
-        plain = ("method", "run", "clients", "parameters", "bytes_up", "bytes_down", "seconds")
-        scores = {k: values[k] for k in ("accuracy", "loss", "common_accuracy") if k in values}
-        against = values.get("epsilon_by_observer", {})
-        spreads = {Observer(o): EpsilonSpread.from_dict(told) for o, told in against.items()}
+        found = values.get("format")
+        problem = f"is of format '{found}', this dpfl reads '{SUMMARY_FORMAT}'"
+        remedy = "run the experiment again, or report it with the dpfl that wrote it"
+        check(found in (SUMMARY_FORMAT, _OLDER), where, problem, remedy, FolderError)
         try:
-            return cls(
-                **{name: values[name] for name in plain},
-                payload_bytes_up=values.get("payload_bytes_up", 0),
-                promise=Promise(
-                    unit=Unit(values["unit"]),
-                    adjacency=Adjacency(values["adjacency"]),
-                    observer=Observer(values["observer"]),
-                ),
-                flags=tuple(map(RaisedFlag.from_dict, values.get("flags", values.get("stamps")))),
-                assumptions=tuple(values["assumptions"]),
-                rounds=RoundCount(**values["rounds"]),
-                scores=Scores(**scores),
-                tested=ModelTested(values["tested"]),
-                epsilon=EpsilonSpread.from_dict(values["epsilon"]),
-                epsilon_against={o: spread for o, spread in spreads.items() if spread},
-                clients_left=tuple(values["clients_left"]),
-                statements=tuple(map(Statement.from_dict, values["statements"])),
-                version=str(values.get("dpfl", "0.1")),
-            )
+            against = values.get("epsilon_by_observer", {})
+            spreads = ((o, EpsilonSpread.from_dict(told)) for o, told in against.items())
+            own = {
+                "version": str(values.get("dpfl", "0.1")),
+                "promise": values,
+                "scores": values,
+                "flags": [*map(RaisedFlag.from_dict, values.get("flags", values.get("stamps")))],
+                "epsilon": EpsilonSpread.from_dict(values["epsilon"]),
+                "epsilon_against": {o: spread for o, spread in spreads if spread is not None},
+                "statements": [*map(Statement.from_dict, values["statements"])],
+            }
+            return _SUMMARY.validate_python({**values, **own})
         except (KeyError, TypeError, ValueError) as error:
-            raise FolderError(
-                where, f"cannot be read ({error})", "report it with the dpfl that wrote it"
-            ) from error
+            wrong = error.errors()[0] if isinstance(error, ValidationError) else None
+            reason = f"{wrong['loc'][-1]}: {wrong['msg']}" if wrong else error
+            remedy = "report it with the dpfl that wrote it"
+            raise FolderError(where, f"cannot be read ({reason})", remedy) from error
 
 
-def total_bytes(history: Iterable[RoundRecord]) -> dict[str, Any]:
+class Traffic(TypedDict):
     """Bytes of all rounds, as the fields of a summary."""
-    names, lines = ("bytes_up", "payload_bytes_up", "bytes_down"), list(history)
-    return {name: sum(getattr(line, name) for line in lines) for name in names}
+
+    bytes_up: int
+    payload_bytes_up: int
+    bytes_down: int
+
+
+def total_bytes(history: Sequence[RoundRecord]) -> Traffic:
+    """Add up the bytes of all rounds."""
+    return Traffic(
+        bytes_up=sum(line.bytes_up for line in history),
+        payload_bytes_up=sum(line.payload_bytes_up for line in history),
+        bytes_down=sum(line.bytes_down for line in history),
+    )
+
+
+_SUMMARY = TypeAdapter(Summary)

@@ -1,25 +1,30 @@
 """The sections of an experiment file; unknown keys are refused, with the nearest known one."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import nn
 
 from dpfl.core.checks import check
+from dpfl.core.random import PublicSeed
+from dpfl.data.inputs import NUMBERS, Inputs
+from dpfl.methods import find, make_strategy
+from dpfl.models import make_model
+from dpfl.plugs import step as steps
 from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort, Selection
-from dpfl.plugs.step import (
-    AveragedIterates,
-    Decay,
-    LearningRate,
-    ServerAdam,
-    ServerSgd,
-    ServerYogi,
-    Step,
-)
+from dpfl.privacy.budgets import is_budget_file, read_budget_file
+from dpfl.runs.site_file import ClientSection as ClientSection
 from dpfl.runs.toml_file import Section
+from dpfl.strategy import Strategy
 
 
 class DataSection(Section):
-    """Which records: a named data set, or a ``folder`` with one CSV or Parquet file per client."""
+    """Which records: a named data set, or a ``folder`` with one CSV or Parquet file per client.
+
+    ``label`` names the column of the classes in the files of a folder.
+    """
 
     name: str | None = None
     folder: str | None = None
@@ -29,6 +34,9 @@ class DataSection(Section):
 class PartitionSection(Section):
     """How records are shared out: a law and its settings.
 
+    ``kind`` names the law (:mod:`dpfl.data.partition`); left out, it is the data set's natural
+    silos, or equal shares where it has none. The other keys are settings of single laws.
+    ``validation`` tests on records that are set aside from the training part, as tuning must.
     Data from a folder is shared out already.
     """
 
@@ -46,39 +54,90 @@ class BudgetsSection(Section):
     """The budget of each client: a distribution's name, a number, a list, a file or a table; and
     delta. Neither has a default.
 
-    ``scale`` multiplies every epsilon, to see what more or less would buy.
+    A file is read in, since it may change later. ``scale`` multiplies every epsilon, to see what
+    more or less would buy.
     """
 
     epsilon: str | float | list[float] | dict[str, float] | None = None
     delta: float | list[float] | dict[str, float] | None = None
     scale: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, values: Any) -> Any:
+        """Replace the name of a file by what it holds."""
+        source = values.get("epsilon") if isinstance(values, dict) else None
+        if not (isinstance(source, str) and is_budget_file(source)):
+            return values
+        where, (epsilons, deltas) = f"budgets file {source}", read_budget_file(Path(source))
+        delta = common = values.get("delta")
+        if deltas and isinstance(common, float | None):
+            delta = {client: deltas.get(client, common) for client in epsilons}
+            full = common is not None and set(deltas) == set(epsilons)
+            for client, own in delta.items():
+                problem, remedy = f"has no delta for '{client}'", "give a delta column or --delta"
+                check(own is not None, where, problem, remedy)
+                problem = f"gives '{client}' delta {own}, and {common} was given for all"
+                remedy = "leave one of the two out; a delta for all fills empty cells of the column"
+                check(not full or own == common, where, problem, remedy)
+        return {**values, "epsilon": epsilons, "delta": delta}
+
 
 class ModelSection(Section):
-    """A model by name."""
+    """A model by name; ``hidden`` is the width of the models that leave it open."""
 
     name: str = "logistic"
     hidden: int = 64
 
-
-class MethodSection(BaseModel):
-    """A method by name, with its own settings beside it."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    name: str
-
-    def settings(self) -> dict[str, Any]:
-        """Everything but the name."""
-        return dict(self.__pydantic_extra__ or {})
+    def build(
+        self, shape: tuple[int, ...], classes: int, seed: PublicSeed, inputs: Inputs = NUMBERS
+    ) -> nn.Module:
+        """Build the model with its reproducible start."""
+        return make_model(self.name, shape, classes, seed.child("model"), self.hidden, inputs)
 
 
-class RunSection(Section):
-    """How many rounds, with whom, and where randomness comes from."""
+class RoundsSection(Section):
+    """How many rounds, and with how many clients.
+
+    ``cohort`` is a whole number of clients, or a fraction of them; left out, everyone takes part.
+    ``least_willing`` clients must be able to pay for a round, or the plan ends: amplification by
+    sampling is charged at this number. ``sampling`` left out is the one of the method.
+    """
 
     rounds: int = Field(ge=1)
     cohort: int | float | None = None
     least_willing: int | None = Field(default=None, ge=1)
     sampling: Literal["uniform", "poisson"] | None = None
+
+    def selection(self, method: str, population: int) -> Selection:
+        """Return who takes part: everyone, a number of clients, or a fraction of the population."""
+        cohort, least = self.cohort, self.least_willing
+        sampling = self.sampling or find(method).sampling
+        problem = f"{least} is a number for cohorts of a fixed size, and this study draws none"
+        remedy = "leave it out, or give a cohort with sampling = 'uniform'"
+        fixed = cohort is not None and sampling != "poisson"
+        check(least is None or fixed, "[run] least_willing", problem, remedy)
+        if cohort is None:
+            return Everyone()
+        share = isinstance(cohort, float)
+        remedy = "give a whole number of clients, or a fraction above 0 and at most 1"
+        good = 0 < cohort <= (1 if share else population)
+        check(good, "[run] cohort", f"{cohort} of {population} clients", remedy)
+        if sampling == "poisson":
+            return PoissonCohort(sampling_rate=cohort if share else cohort / population)
+        size = max(1, round(cohort * population)) if share else int(cohort)
+        return FixedCohort(size=size, least=least)
+
+
+class RunSection(RoundsSection):
+    """How many rounds, with whom, and where randomness comes from.
+
+    ``noise``: "seeded" can be repeated and protects nobody, "system" is drawn by the operating
+    system. ``engine``, ``device`` and ``workers`` say how local work is executed. ``misreports``
+    are clients that claim a multiple of their epsilon, ``dropout`` is the probability that an
+    upload gets lost.
+    """
+
     seed: int = 0
     noise: Literal["seeded", "system"] = "seeded"
     engine: str = "stacked"
@@ -106,13 +165,13 @@ class ServerSection(Section):
     ``average``: evaluate and publish the mean of all models ("uniform"), or an exponential mean
     with this decay.
 
-    >>> ServerSection(lr=0.1).step(ServerSgd(), rounds=10).lr.rate
+    >>> ServerSection(lr=0.1).step(steps.ServerSgd(), rounds=10).lr.rate
     0.1
     """
 
     optimizer: Literal["sgd", "adam", "yogi"] | None = None
     lr: float | None = None
-    schedule: Decay | None = None
+    schedule: steps.Decay | None = None
     factor: float | None = None
     momentum: float | None = None
     nesterov: bool | None = None
@@ -121,95 +180,64 @@ class ServerSection(Section):
     tau: float | None = None
     average: Literal["uniform"] | float | None = None
 
-    def step(self, own: Step, rounds: int) -> Step:
+    def step(self, own: steps.Step, rounds: int) -> steps.Step:
         """Return the step that this section asks for, in place of a method's ``own``."""
-        step = own
-        if self.model_dump(exclude_none=True, exclude={"average"}):
-            known = own.lr if isinstance(own, ServerSgd) else LearningRate()
-            lr = self._learning_rate(known, rounds)
-            step = self._sgd(own, lr) if self.optimizer in (None, "sgd") else self._adaptive(lr)
+        step, given = own, self.model_dump(exclude_none=True, exclude={"average"})
+        if given:
+            kept = own if isinstance(own, steps.ServerSgd) else steps.ServerSgd()
+            lr, name = self._learning_rate(kept.lr, rounds), given.pop("optimizer", "sgd")
+            start: steps.ServerSgd | steps.ServerAdam = kept
+            if name != "sgd":
+                start = (steps.ServerAdam if name == "adam" else steps.ServerYogi)(lr=lr)
+            more = {key: given[key] for key in given.keys() - {"lr", "schedule", "factor"}}
+            for key in more:
+                remedy = "leave it out, or choose the optimizer that has it"
+                check(hasattr(start, key), f"[server] {key}", f"{name} has none", remedy)
+            step = replace(start, lr=lr, **more)
         if self.average is None:
             return step
-        return AveragedIterates(
-            step=step, decay=None if self.average == "uniform" else self.average
-        )
+        decay = None if self.average == "uniform" else self.average
+        return steps.AveragedIterates(step=step, decay=decay)
 
-    def _learning_rate(self, own: LearningRate, rounds: int) -> LearningRate:
+    def _learning_rate(self, own: steps.LearningRate, rounds: int) -> steps.LearningRate:
         """The learning rate, over what the method's own step has."""
-        adaptive = self.optimizer in ("adam", "yogi")
-        self._need(
-            not adaptive or self.lr is not None or own != LearningRate(),
-            "lr",
-            f"{self.optimizer} has no default",
-            "give lr, for instance 0.1",
-        )
-        decay = self.schedule or own.decay
-        exponential, factor = decay == "exponential", self.factor
-        self._need(
-            exponential or factor is None,
-            "factor",
-            f"a schedule '{decay}' has none",
-            "leave it out",
-        )
-        self._need(
-            not exponential or factor is not None or own.decay == decay,
-            "factor",
-            "an exponential schedule needs it",
-            "give a number below 1",
-        )
-        return LearningRate(
+        adaptive, plain = self.optimizer not in (None, "sgd"), own == steps.LearningRate()
+        known = self.lr is not None or not (adaptive and plain)
+        problem = f"{self.optimizer} has no default"
+        check(known, "[server] lr", problem, "give lr, for instance 0.1")
+        decay, factor = self.schedule or own.decay, self.factor
+        exponential, where = decay == "exponential", "[server] factor"
+        check(exponential or factor is None, where, f"'{decay}' has none", "leave it out")
+        known = not exponential or factor is not None or own.decay == decay
+        check(known, where, "an exponential schedule needs it", "give a number below 1")
+        return steps.LearningRate(
             rate=own.rate if self.lr is None else self.lr,
             decay=decay,
             factor=own.factor if factor is None else factor,
             rounds=rounds if decay == "cosine" else None,
         )
 
-    def _sgd(self, own: Step, lr: LearningRate) -> Step:
-        """Plain averaging, or with momentum."""
-        for name in ("beta1", "beta2", "tau"):
-            problem = "belongs to adam and yogi"
-            self._need(getattr(self, name) is None, name, problem, "leave it out, or say which")
-        kept = own if isinstance(own, ServerSgd) else ServerSgd()
-        momentum = kept.momentum if self.momentum is None else self.momentum
-        nesterov = kept.nesterov if self.nesterov is None else self.nesterov
-        looks_ahead = "looks ahead along the momentum, and there is none"
-        self._need(momentum > 0 or not nesterov, "nesterov", looks_ahead, "give momentum")
-        return ServerSgd(lr=lr, momentum=momentum, nesterov=nesterov)
 
-    def _adaptive(self, lr: LearningRate) -> Step:
-        """Adam or Yogi."""
-        for name in ("momentum", "nesterov"):
-            problem = f"{self.optimizer} has a momentum of its own"
-            self._need(getattr(self, name) is None, name, problem, "give beta1 instead")
-        names = ("beta1", "beta2", "tau")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return (ServerAdam if self.optimizer == "adam" else ServerYogi)(lr=lr, **given)
+class MethodSection(BaseModel):
+    """A method by name, with its own settings beside it."""
 
-    def _need(self, good: bool, key: str, problem: str, remedy: str) -> None:
-        """Refuse a key of this section unless ``good``."""
-        check(good, f"[server] {key}", problem, remedy)
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
 
+    def settings(self) -> dict[str, Any]:
+        """Everything but the name."""
+        return dict(self.__pydantic_extra__ or {})
 
-def selection_of(
-    cohort: int | float | None, sampling: str, population: int, least_willing: int | None = None
-) -> Selection:
-    """Return who takes part: everyone, a number of clients, or a fraction of the population."""
-    check(
-        least_willing is None or (cohort is not None and sampling != "poisson"),
-        "[run] least_willing",
-        f"{least_willing} is a number for cohorts of a fixed size, and this study draws none",
-        "leave it out, or give a cohort with sampling = 'uniform'",
-    )
-    if cohort is None:
-        return Everyone()
-    share = isinstance(cohort, float)
-    check(
-        cohort > 0 and cohort <= (1 if share else population),
-        "[run] cohort",
-        f"{cohort} of {population} clients",
-        "give a whole number of clients, or a fraction above 0 and at most 1",
-    )
-    if sampling == "poisson":
-        return PoissonCohort(sampling_rate=cohort if share else cohort / population)
-    size = max(1, round(cohort * population)) if isinstance(cohort, float) else cohort
-    return FixedCohort(size=size, least=least_willing)
+    def strategy(
+        self, run: RoundsSection, server: ServerSection | None, population: int | None = None
+    ) -> Strategy:
+        """Build the method with its settings, a server optimiser, and who takes part if the
+        population is known.
+        """
+        settings = self.settings()
+        if population is not None:
+            settings["selection"] = run.selection(self.name, population)
+        strategy = make_strategy(self.name, settings)
+        if server is None:
+            return strategy
+        return replace(strategy, step=server.step(strategy.step, run.rounds))

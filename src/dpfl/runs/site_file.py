@@ -1,16 +1,13 @@
 """A site's own file: its records, its budget, and what it accepts, whatever a server says."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from dpfl.core.checks import check
-from dpfl.core.errors import FolderError, did_you_mean
+from dpfl.core.errors import did_you_mean
 from dpfl.core.types import Budget, ClientSettings, Observer, Unit
 from dpfl.privacy.accountant import SMALLEST_DELTA
 from dpfl.runs.toml_file import Section, TomlFile
@@ -28,13 +25,9 @@ class ClientSection(Section):
     local_epochs: int | None = None
     lr: float | None = None
 
-    def over(self, drawn: dict[str, Any]) -> ClientSettings:
-        """Return this client's settings, laid over those that were drawn for it."""
-        own = self.model_dump(exclude_none=True)
-        lengths = ("local_steps", "local_epochs")
-        if any(name in own for name in lengths):
-            drawn = {name: value for name, value in drawn.items() if name not in lengths}
-        return ClientSettings(**{**drawn, **own})
+    def settings(self) -> ClientSettings:
+        """Return the settings, checked."""
+        return ClientSettings(**self.model_dump())
 
 
 class SiteSection(Section):
@@ -110,6 +103,7 @@ class SiteFile(TomlFile):
     """
 
     called: ClassVar[str] = "site"
+    made_with: ClassVar[str] = "dpfl site init"
     renamed: ClassVar[Mapping[str, str]] = {"practice": "client_settings"}
 
     site: SiteSection
@@ -119,13 +113,6 @@ class SiteFile(TomlFile):
     client_settings: ClientSection = ClientSection()
     server: ServerSection = ServerSection()
 
-    @classmethod
-    def in_folder(cls, folder: Path) -> SiteFile:
-        """Read the file of a site's folder."""
-        path, remedy = folder / SITE_FILE, "make one with dpfl site init"
-        check(path.exists(), str(folder), "holds no site", remedy, FolderError)
-        return cls.from_file(path)
-
     def agrees(self, where: str) -> None:
         """Refuse a file without a budget, records or an address, or whose policy contradicts it."""
         has_budget = self.own_budget() is not None or self.policy.allow_unprotected
@@ -133,18 +120,16 @@ class SiteFile(TomlFile):
         check(has_budget, f"{where}, [budget]", "is missing", remedy)
         if self.budget is not None:
             self._check_budget(self.budget, f"{where}, [budget]")
-        host, _, port = self.server.address.rpartition(":")
+        address = self.server.address
+        host, _, port = address.rpartition(":")
         good = host and "/" not in host and port.isdecimal() and 1 <= int(port) <= 65535
-        at, problem = (
-            f"{where}, [server] address",
-            f"'{self.server.address}' is not a name and port",
-        )
-        check(bool(good), at, problem, "give it as in study.example.org:9092")
-        one, at = (self.data.file is None) != (self.data.dataset is None), f"{where}, [data]"
+        problem, remedy = f"'{address}' is not a name and port", "give it as in study.org:9092"
+        check(bool(good), f"{where}, [server] address", problem, remedy)
+        at, own = f"{where}, [data]", self.data
+        one = (own.file is None) != (own.dataset is None)
         check(one, at, "needs either a file or a dataset", "name one of the two")
-        declared = self.data.file is None or self.data.classes is not None
         remedy = "declare how many classes there are: servers are told"
-        check(declared, f"{at} classes", "is missing", remedy)
+        check(own.file is None or own.classes is not None, f"{at} classes", "is missing", remedy)
 
     def _check_budget(self, budget: BudgetSection, at: str) -> None:
         part, delta = budget.per_study or 0.0, budget.delta
@@ -152,12 +137,10 @@ class SiteFile(TomlFile):
         check(part <= budget.epsilon, f"{at} per_study", problem, "give a part of epsilon")
         low = f"{delta:g} is below {SMALLEST_DELTA:g}, where the accountant's rounding matters"
         check(not 0 < delta < SMALLEST_DELTA, f"{at} delta", low, "give a larger one")
-        check(
-            budget.observer != "world" or self.policy.trust_server,
-            f"{at} observer",
-            "a budget against the world alone trusts the server with everything it sees",
-            'set trust_server = true in [policy], or observer = "server"',
-        )
+        trusts = budget.observer != "world" or self.policy.trust_server
+        problem = "a budget against the world alone trusts the server with everything it sees"
+        remedy = 'set trust_server = true in [policy], or observer = "server"'
+        check(trusts, f"{at} observer", problem, remedy)
 
     def own_budget(self) -> Budget | None:
         """Return what the ledger enforces; None where the site allows unprotected methods."""
@@ -193,4 +176,4 @@ class SiteFile(TomlFile):
 
     def own_settings(self) -> ClientSettings:
         """Return the site's own settings of local work."""
-        return ClientSettings(**self.client_settings.model_dump(exclude_none=True))
+        return self.client_settings.settings()

@@ -2,33 +2,49 @@
 problem.
 """
 
+import hashlib
+import json
 import tomllib
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
-from dpfl.core.errors import ConfigurationError, did_you_mean
+from dpfl.core.checks import check
+from dpfl.core.errors import ConfigurationError, FolderError, did_you_mean
 
 
 class Section(BaseModel):
-    """A table of the file: unknown keys are refused."""
+    """A table of the file: unknown keys are refused, with the nearest known one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, values: Any) -> Any:
+        """Refuse unknown keys here, where the known ones are known."""
+        for key in values if isinstance(values, dict) else ():
+            if key not in cls.model_fields:
+                told = {"key": key, "near": did_you_mean(key, cls.model_fields)}
+                raise PydanticCustomError("unknown_key", "there is no key '{key}'", told)
+        return values
 
 
 class TomlFile(Section):
     """A whole file, made of sections.
 
-    A subclass names its sections as fields. ``called`` names the file in messages where there is no
-    path; ``renamed`` maps dotted keys of version 0.1 to what they are now, so that old files open.
+    A subclass names its sections as fields. ``called`` names the file where there is no path, and
+    in a folder that was ``made_with`` a command. ``renamed`` maps dotted keys of version 0.1 to
+    what they are now, so that old files open. ``incidental`` keys do not change the digest.
     """
 
-    called: ClassVar[str] = "file"  # in messages, where there is no path
-    renamed: ClassVar[Mapping[str, str]] = {}  # dotted keys of version 0.1, and what they are now
+    called: ClassVar[str] = "file"
+    made_with: ClassVar[str] = "an editor"
+    renamed: ClassVar[Mapping[str, str]] = {}
+    incidental: ClassVar[dict[str, Any]] = {}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str | None = None) -> Self:
@@ -41,7 +57,7 @@ class TomlFile(Section):
         try:
             found = cls.model_validate(with_new_names(values, cls.renamed))
         except ValidationError as error:
-            raise _explained(place, error, cls) from error
+            raise _explained(place, error, cls.called) from error
         found.agrees(place)
         return found
 
@@ -49,6 +65,13 @@ class TomlFile(Section):
     def from_file(cls, path: Path) -> Self:
         """Read a TOML file."""
         return cls.from_dict(read_toml(path), str(path))
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> Self:
+        """Read the file of a folder that belongs to a server or a site."""
+        path, remedy = folder / f"{cls.called}.toml", f"make one with {cls.made_with}"
+        check(path.exists(), str(folder), f"holds no {cls.called}", remedy, FolderError)
+        return cls.from_file(path)
 
     def agrees(self, where: str) -> None:
         """Refuse values that are right one by one and wrong together."""
@@ -62,54 +85,37 @@ class TomlFile(Section):
         """Write a complete file."""
         return tomli_w.dumps(self.to_dict())
 
+    def digest(self) -> str:
+        """Name what the file describes: equal digests give equal bits."""
+        values = self.model_dump(exclude_none=True, exclude=self.incidental)
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file as plain values."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise ConfigurationError(
-            str(path), f"cannot be read ({error.strerror})", "check the path"
-        ) from error
+        problem = f"cannot be read ({error.strerror})"
+        raise ConfigurationError(str(path), problem, "check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(str(path), f"is not TOML ({error})", "fix that line") from error
 
 
-def _explained(where: str, error: ValidationError, top: type[TomlFile]) -> ConfigurationError:
+def _explained(where: str, error: ValidationError, called: str) -> ConfigurationError:
     """Make one sentence of the first problem."""
     # A misspelt key also makes the right one missing: name the misspelling.
     problems = error.errors()
-    first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    path = [str(part) for part in first["loc"]]
+    first = next((p for p in problems if p["type"] == "unknown_key"), problems[0])
+    told = first.get("ctx", {})
+    path = [str(part) for part in (*first["loc"], *filter(None, [told.get("key")]))]
     at = f"{where}, [{path[0]}] {'.'.join(path[1:])}".rstrip() if path else where
-    if first["type"] == "extra_forbidden":
-        known = _section_at(top, path[:-1]).model_fields
-        return ConfigurationError(
-            at, f"there is no key '{path[-1]}'", did_you_mean(path[-1], known)
-        )
+    if first["type"] == "unknown_key":
+        return ConfigurationError(at, first["msg"], told["near"])
     if first["type"] == "missing":
         return ConfigurationError(at, "is missing", "give a value: it has no default")
     said = f"{first['input']!r} was given: {first['msg']}"
-    return ConfigurationError(at, said, f"see the documentation of the {top.called} file")
-
-
-def _section_at(top: type[BaseModel], path: list[str]) -> type[BaseModel]:
-    """The section that a problem lies in; names that a table is free to choose (``[clients.NAME]``)
-    are passed over.
-    """
-    section = top
-    for part in path:
-        if part in section.model_fields:
-            section = _section_in(section.model_fields[part].annotation) or section
-    return section
-
-
-def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field holds, also where it may be absent or is one of many."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    inside = (_section_in(part) for part in typing.get_args(annotation))
-    return next((section for section in inside if section is not None), None)
+    return ConfigurationError(at, said, f"see the documentation of the {called} file")
 
 
 def with_new_names(values: dict[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:

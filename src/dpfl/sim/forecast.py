@@ -14,7 +14,6 @@ Client level    noise = z clip sqrt(d) / cohort with z the noise in the sum over
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Observer, Promise, Unit
@@ -33,7 +32,8 @@ REMEDY = "raise the budgets, ask more clients, or train a smaller model for fewe
 class NoiseForecast:
     """One method on one federation, before anything is run.
 
-    ``noise_to_signal`` is None where no closed form is known.
+    ``noise_to_signal`` is None where no closed form is known. ``hypothetical`` methods plan with
+    larger budgets than clients have.
     """
 
     method: str
@@ -63,11 +63,13 @@ def forecast(
     ``public`` is the run's seed, from which a simulated channel has its gains.
     """
     strategy = agreement.strategy
-    ratio: float | None = 0.0
-    if strategy.observer is not Observer.NOBODY:
-        by_record = strategy.unit is Unit.RECORD
-        seed = (public or PublicSeed(0)).child("run")
-        ratio = _records(agreement, members) if by_record else _clients(agreement, members, seed)
+    seed = (public or PublicSeed(0)).child("run")
+    if strategy.observer is Observer.NOBODY:
+        ratio: float | None = 0.0
+    elif strategy.unit is Unit.RECORD:
+        ratio = _records(agreement, members)
+    else:
+        ratio = _clients(agreement, members, seed)
     return NoiseForecast(
         method=strategy.name,
         promise=strategy.promise,
@@ -77,6 +79,7 @@ def forecast(
 
 
 def _records(agreement: Agreement, members: Mapping[str, Member]) -> float:
+    """The ratio where each client adds noise to its own records' gradients."""
     strategy, layout, terms = agreement.strategy, agreement.layout, agreement.terms
     ids, noise, signal = sorted(members), {}, {}
     for client in ids:
@@ -97,6 +100,7 @@ def _records(agreement: Agreement, members: Mapping[str, Member]) -> float:
 
 
 def _clients(agreement: Agreement, members: Mapping[str, Member], seed: PublicSeed) -> float | None:
+    """The ratio where noise on the sum hides a client; None where no closed form is known."""
     ids, terms = tuple(sorted(members)), agreement.terms
     found = [maker.noise_in_sum(ids, terms, seed) for maker in agreement.strategy.noise_makers()]
     if not found or found[0] is None:
@@ -111,12 +115,8 @@ def _gain(agreement: Agreement, client: str | None) -> Gain:
     """What all plugs do to noise and signal together."""
     plugs = [plug for _, plug in agreement.strategy.slots()]
     gains = [plug.noise_gain(agreement.terms, agreement.layout, client) for plug in plugs]
-    return reduce(
-        lambda one, other: Gain(
-            noise=one.noise * other.noise,
-            signal=one.signal * other.signal,
-            error=math.hypot(one.error, other.error),
-        ),
-        gains,
-        Gain(),
+    return Gain(
+        noise=math.prod(gain.noise for gain in gains),
+        signal=math.prod(gain.signal for gain in gains),
+        error=math.hypot(*(gain.error for gain in gains)),
     )

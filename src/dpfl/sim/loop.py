@@ -1,25 +1,31 @@
 """The simulator: a federation in one process (or a few), through the same three functions a
 deployment calls.
+
+A round is opened, computed by the clients of its cohort (each charges its own account first), and
+closed. Its record, its seconds and a checkpoint are on disk before the next round is opened.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
 
 from torch import Tensor, nn
 
 from dpfl.core.checks import check
-from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.errors import LedgerError, PrivacyRefusal
 from dpfl.core.layout import Layout
-from dpfl.core.types import Budget, Observer, State
+from dpfl.core.types import Observer, State
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Evaluation, Scores
 from dpfl.models import check_model
 from dpfl.rounds import (
-    Agreement,
+    Plan,
     Run,
     Uplink,
+    Workshop,
     blocks_of,
     buffer_shapes,
     can_go_on,
@@ -30,42 +36,26 @@ from dpfl.rounds import (
     open_round,
     write_buffers,
 )
-from dpfl.rounds.members import check_budget, false_claims, honest_members
+from dpfl.rounds.enrol import secret_for
+from dpfl.rounds.members import Member, check_budget, false_claims, honest_members
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import RoundCount, Summary
-from dpfl.sim.clock import Clock
-from dpfl.sim.ray_workers import RayWorkers
+from dpfl.sim import truth
+from dpfl.sim.ray_workers import RayWorkers, run_secret
 from dpfl.sim.summary import summarise
-from dpfl.sim.truth import (
-    compared,
-    lost_on_the_way,
-    true_noise,
-    with_largest_budget,
-    with_true_noise,
-)
-from dpfl.sim.workers import WorkerContext, Workers
+from dpfl.sim.workers import Pool, Worker, Workers
 from dpfl.strategy import Strategy
 
 Progress = Callable[[int, int, RoundRecord], None]
+MOST_REHEARSED = 64  # clients whose noise is planned before a run starts
+_STAGES = ("open", "clients", "close", "evaluate")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """Where a simulation stopped.
-
-    ``scores`` are those of the model at that point. ``summary`` is None if the simulation was
-    halted, to go on another time.
-    """
-
-    state: State
-    history: list[RoundRecord]
-    scores: Scores
-    summary: Summary | None
-
-
+@dataclass(kw_only=True, eq=False)
 class Simulation:
-    """A prepared federation: members, agreement, budgets. :meth:`run` plays the rounds.
+    """A prepared federation: members, agreement, budgets. :meth:`play` plays the rounds, from the
+    first one or from a checkpoint (:meth:`resume`); ``state`` and ``history`` are what came out.
 
     ``run`` says which run this is, where it is charged and where randomness comes from. ``engine``
     names how local work is executed, ``workers`` how many processes do it; neither changes a
@@ -76,52 +66,48 @@ class Simulation:
     to.
     """
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        federation: Federation,
-        strategy: Strategy,
-        rounds: int,
-        run: Run,
-        engine: str = "stacked",
-        device: str = "cpu",
-        workers: int = 1,
-        evaluate_every: int = 1,
-        misreports: Mapping[str, float] | None = None,
-        dropout: float = 0.0,
-        folder: RunFolder | None = None,
-        digest: str = "",
-    ) -> None:
-        check_model(model, federation.feature_shape, federation.classes, federation.inputs)
+    model: nn.Module
+    federation: Federation
+    strategy: Strategy
+    rounds: int
+    run: Run
+    engine: str = "stacked"
+    device: str = "cpu"
+    workers: int = 1
+    evaluate_every: int = 1
+    misreports: Mapping[str, float] = field(default_factory=dict)
+    dropout: float = 0.0
+    folder: RunFolder | None = None
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        federation, strategy, run = self.federation, self.strategy, self.run
+        check_model(self.model, federation.feature_shape, federation.classes, federation.inputs)
+        check(0 <= self.dropout <= 1, "dropout", f"rate = {self.dropout}", "give a probability")
         if run.ledger.filter == "renyi":  # plan with the curve that the ledger will hold it against
-            federation = replace(federation, budgets=_planned_by(federation.budgets, "renyi"))
-        self.misreports = dict(misreports or {})
+            own = federation.budgets.items()
+            budgets = {client: replace(budget, accountant="renyi") for client, budget in own}
+            federation = replace(federation, budgets=budgets)
         self.members = honest_members(federation, false_claims(federation, self.misreports))
         if strategy.local.hypothetical:
-            self.members = with_largest_budget(self.members)
-        for member in self.members.values():
+            self.members = truth.with_largest_budget(self.members)
+        for client, member in self.members.items():
             check_budget(member, unit=strategy.unit, observer=strategy.observer)
-            if member.budget is None and strategy.observer is not Observer.NOBODY:
-                raise PrivacyRefusal(
-                    f"client '{member.id}'",
-                    "has no budget",
-                    "give every client a Budget(epsilon, delta), or use a method without privacy",
-                )
-        self.model, self.layout = model, Layout.of_module(model)
-        self.run_, self.folder, self.digest = run, folder, digest
-        self.engine, self.device, self.workers = engine, device, workers
-        self.evaluate_every, self.dropout = evaluate_every, dropout
-        check(0 <= dropout <= 1, "dropout", f"rate = {dropout}", "give a probability")
+            given = member.budget is not None or not self.protects
+            remedy = "give every client a Budget(epsilon, delta), or use a method without privacy"
+            check(given, f"client '{client}'", "has no budget", remedy, PrivacyRefusal)
+        self.layout = Layout.of_module(self.model)
         claims = {client: member.claims for client, member in self.members.items()}
-        shapes = buffer_shapes(model, strategy.releases)
-        self.agreement: Agreement = enrol(strategy, claims, rounds, self.layout, shapes)
-        self._admit = charging(self.agreement, run)
+        shapes = buffer_shapes(self.model, strategy.releases)
+        self.agreement = enrol(strategy, claims, self.rounds, self.layout, shapes)
         self.strategy = self.agreement.strategy  # with nothing left open
-        self.evaluation = Evaluation(
-            model=model, layout=self.layout, federation=federation, device=device
+        self._admit = charging(self.agreement, run)
+        self._evaluation = Evaluation(
+            model=self.model, layout=self.layout, federation=federation, device=self.device
         )
+        self.state: State = first_state(self.agreement, self.layout.read(self.model))
         self.private: dict[str, Tensor] = {}  # what stays at clients, by client
+        self.history: list[RoundRecord] = []
         self.timings: list[dict[str, float]] = []
         if self.protects:
             budgets = {c: m.budget for c, m in self.members.items() if m.budget is not None}
@@ -132,128 +118,138 @@ class Simulation:
         """Whether the strategy promises anything to anyone."""
         return self.strategy.observer is not Observer.NOBODY
 
-    # -- the loop ----------------------------------------------------------------------------------
+    def rehearse(self) -> None:
+        """Plan the noise of the clients that are hardest to serve: what cannot be done is refused.
 
-    def start(self) -> State:
-        """Return the state before the first round; in a folder, it is the first checkpoint."""
-        state = first_state(self.agreement, self.layout.read(self.model))
-        self.checkpoint(state)
-        return state
-
-    def run(
-        self,
-        state: State,
-        history: list[RoundRecord],
-        progress: Progress | None = None,
-        until: int | None = None,
-    ) -> Outcome:
-        """Play the rounds that are left.
-
-        ``state`` and ``history`` are where to begin: those of :meth:`start`, or of a checkpoint.
-        ``history`` is extended in place. ``progress`` is called after every round. With ``until``
-        the simulation halts at that round, as a search does that compares candidates early.
+        It fails first where epsilon is smallest, or where few records make for a high sampling
+        rate. Other clients plan when they are drawn.
         """
-        began = time.perf_counter()
-        rounds = self.agreement.terms.rounds
-        ended_early: str | None = None
-        left: tuple[str, ...] = ()
-        halt = min(until or rounds, rounds)
+
+        def epsilon_and_size(member: Member) -> tuple[float, int]:
+            return member.budget.epsilon if member.budget else math.inf, member.shard.examples
+
+        hardest = sorted(self.members.values(), key=epsilon_and_size)
+        smallest = min(hardest, key=lambda member: member.shard.examples)
+        for member in [*hardest[: MOST_REHEARSED - 1], smallest]:
+            self.agreement.phases(member.participant)
+
+    def resume(self, found: Checkpoint) -> None:
+        """Go on from a checkpoint, if ledger and record belong together with it.
+
+        Seeded: a round that was charged but not checkpointed is repeated, bit for bit, without a
+        new charge. Otherwise its noise is gone: the round is lost, its number and its charge are
+        not.
+        """
+        assert self.folder is not None
+        self.state, self.private, done = found.state, dict(found.private), found.state.round
+        where, first = str(self.folder.ledger), self.agreement.first_round
+        ledger, name = self.run.ledger, self.run.name
+        charged = ledger.last_round(name)
+        good = (first - 1 if charged is None else charged) >= done - 1
+        problem = f"ends at round {charged}, the checkpoint at {done - 1}"
+        check(good, where, problem, "restore the newest ledger", LedgerError)
+        self.history, charged_to = self.folder.cut_back(first, done), ledger.charged(name)
+        for line in self.history:
+            for client in line.arrived:
+                problem = f"does not hold round {line.round}'s charge to '{client}', who took part"
+                remedy = "restore the ledger this run has written"
+                check((line.round, client) in charged_to, where, problem, remedy, LedgerError)
+        while self.run.seed is None and charged is not None and self.state.round <= charged:
+            reason = "charged, but interrupted before it was published"
+            self.history.append(RoundRecord(round=self.state.round, lost=reason))
+            self.folder.append_round(self.history[-1])
+            self.state = replace(self.state, round=self.state.round + 1)
+            self._checkpoint()
+
+    def play(self, progress: Progress | None = None, until: int | None = None) -> Summary | None:
+        """Play the rounds that are left, and return the summary.
+
+        ``progress`` is called after every round. With ``until`` the simulation halts at that round,
+        as a search does that compares candidates early; there is no summary yet.
+        """
+        began, rounds, ended_early = time.perf_counter(), self.rounds, None
+        halt, left = min(until or rounds, rounds), frozenset[str]()
+        self._checkpoint()
         with self._workers() as workers:
-            while state.round < halt:
-                clock = Clock()
-                plan = open_round(self.agreement, state, self.run_, self._willing(state.round))
+            while self.state.round < halt:
+                marks, round_ = [time.perf_counter()], self.state.round
+                willing = partial(self._willing, round_)
+                plan = open_round(self.agreement, self.state, self.run, willing)
                 if plan.over:
-                    left = plan.unwilling
-                    ended_early = f"after {state.round} of {rounds} rounds: {plan.over}"
+                    left = frozenset(plan.unwilling)
+                    ended_early = f"after {round_} of {rounds} rounds: {plan.over}"
                     break
-                clock.lap("open")
-                # ---- clients: each charges its own account, then works ---------------------------
-                members = {client: self.members[client] for client in plan.cohort.ids}
-                abstaining = self._admit(state.round, members)
-                active = {c: m for c, m in members.items() if c not in abstaining}
-                blocks = blocks_of(self.agreement, active, workers.engine)
-                uplinks = workers.run(plan.downloads, blocks, self.private)
-                uplinks = lost_on_the_way(uplinks, self.dropout, self.run_, state.round)
-                uplinks += [
-                    Uplink(client=c, payload=None, reason=why)
-                    for c, why in sorted(abstaining.items())
-                ]
-                clock.lap("clients")
-                # ---- server: aggregate, evaluate, write down -------------------------------------
-                noise = true_noise(self.agreement, active)
-                if self.strategy.weights.needs_true_noise:
-                    state = with_true_noise(state, noise)
-                state, record = close_round(self.agreement, state, plan, uplinks, self.run_)
-                clock.lap("close")
-                record = compared(self.agreement, record, noise)
-                trained = state.round > 0
-                if trained and (state.round % self.evaluate_every == 0 or state.round == rounds):
-                    record = replace(record, scores=self.evaluate(state))
-                clock.lap("evaluate")
-                history.append(record)
-                self._keep(state, record, clock)
+                self._keep(self._round(plan, workers, marks), marks)
                 if progress is not None:
-                    progress(state.round, rounds, record)
+                    progress(self.state.round, rounds, self.history[-1])
         if halt < rounds and ended_early is None:
-            return self._halted(state, history)
-        count = RoundCount(planned=rounds, done=state.round, ended_early=ended_early)
-        summary = summarise(self, state, history, count, left, time.perf_counter() - began)
-        return Outcome(state=state, history=history, scores=summary.scores, summary=summary)
+            return None
+        count = RoundCount(planned=rounds, done=self.state.round, ended_early=ended_early)
+        return summarise(self, count, left, time.perf_counter() - began)
 
-    def _workers(self) -> Workers | RayWorkers:
-        context = WorkerContext(
-            agreement=self.agreement,
-            members=self.members,
-            model=self.model,
-            engine=self.engine,
-            device=self.device,
-            run=self.run_.name,
-            seed=self.run_.seed,
-        )
-        kind = RayWorkers if self.engine == "ray" else Workers
-        return kind(context, self.workers)
+    def _workers(self) -> Workers:
+        """Who computes the clients' part: this process, a pool of processes, or a Ray cluster."""
+        seed, on_ray, count = self.run.seed, self.engine == "ray", self.workers
+        secret = partial(secret_for, run_secret(seed) if on_ray else seed, "client")
+        agreement, name, model = self.agreement, self.run.name, self.model
+        workshop = partial(Workshop, agreement=agreement, run=name, model=model, secret=secret)
+        worker = Worker(workshop, self.engine, self.device, self.members)
+        if on_ray:
+            return RayWorkers(worker, count)
+        return Pool(worker, count) if count > 1 else Workers(worker)
 
-    def _halted(self, state: State, history: list[RoundRecord]) -> Outcome:
-        scores = self.evaluate(state)
-        if self.folder is not None:
-            self.folder.append_halt(state.round, scores)
-        return Outcome(state=state, history=history, scores=scores, summary=None)
+    def _willing(self, round_: int, client: str) -> bool:
+        """Ask a member whether its own ledger covers this round."""
+        participant = self.members[client].participant
+        return can_go_on(self.agreement, self.run, round_, client, participant)
 
-    def _keep(self, state: State, record: RoundRecord, clock: Clock) -> None:
-        timing = {"round": record.round, "seconds": sum(clock.laps.values()), **clock.laps}
-        self.timings.append(timing)
+    def _round(self, plan: Plan, workers: Workers, marks: list[float]) -> RoundRecord:
+        """A round that was opened; ``marks`` are the moments at which its stages end."""
+        marks.append(time.perf_counter())
+        # ---- clients: each charges its own account, then works -----------------------------------
+        state, members = self.state, {client: self.members[client] for client in plan.cohort.ids}
+        abstaining = self._admit(state.round, members)
+        active = {client: own for client, own in members.items() if client not in abstaining}
+        blocks = blocks_of(self.agreement, active, workers.engine)
+        uplinks = workers.run(plan.downloads, blocks, self.private)
+        uplinks = truth.lost_on_the_way(uplinks, self.dropout, self.run, state.round)
+        for client, why in sorted(abstaining.items()):
+            uplinks.append(Uplink(client=client, payload=None, reason=why))
+        marks.append(time.perf_counter())
+        # ---- server: aggregate, evaluate ---------------------------------------------------------
+        noise = truth.true_noise(self.agreement, active)
+        if self.strategy.weights.needs_true_noise:
+            state = truth.with_true_noise(state, noise)
+        self.state, record = close_round(self.agreement, state, plan, uplinks, self.run)
+        marks.append(time.perf_counter())
+        record, done = truth.compared(self.agreement, record, noise), self.state.round
+        if done > 0 and (done % self.evaluate_every == 0 or done == self.rounds):
+            record = replace(record, scores=self.evaluate())
+        marks.append(time.perf_counter())
+        return record
+
+    def _keep(self, record: RoundRecord, marks: list[float]) -> None:
+        """Write a round down. Seconds differ from run to run, so they are kept apart from it."""
+        laps = {stage: b - a for stage, (a, b) in zip(_STAGES, pairwise(marks), strict=True)}
+        self.timings.append({"round": record.round, "seconds": sum(laps.values()), **laps})
+        self.history.append(record)
         if self.folder is not None:
             self.folder.append_round(record)
-            self.folder.append(self.folder.timings, timing)
-            self.checkpoint(state)
+            self.folder.append(self.folder.timings, self.timings[-1])
+            self._checkpoint()
 
-    def checkpoint(self, state: State) -> None:
+    def _checkpoint(self) -> None:
         """Write the state to go on from, where there is a folder."""
         if self.folder is not None:
-            self.folder.save_state(
-                Checkpoint(
-                    state=state, run=self.run_.name, experiment=self.digest, private=self.private
-                )
-            )
+            run, digest = self.run.name, self.digest
+            own = Checkpoint(state=self.state, run=run, experiment=digest, private=self.private)
+            self.folder.save_state(own)
 
-    def _willing(self, round_: int) -> Callable[[str], bool]:
-        """Ask a member whether its own ledger covers this round."""
-
-        def willing(client: str) -> bool:
-            participant = self.members[client].participant
-            return can_go_on(self.agreement, self.run_, round_, client, participant)
-
-        return willing
-
-    def published(self, state: State) -> Tensor:
+    def published(self) -> Tensor:
         """The model that is evaluated and handed out: the current one, unless the step averages."""
-        return self.strategy.step.published(dict(state.plugs["step"]), state.model)
+        return self.strategy.step.published(dict(self.state.plugs["step"]), self.state.model)
 
-    def evaluate(self, state: State) -> Scores:
+    def evaluate(self) -> Scores:
         """Accuracy and loss on test records: for simulations only, and not accounted."""
-        write_buffers(self.model, state.buffers)
-        return self.evaluation(self.published(state), self.strategy.personal, self.private)
-
-
-def _planned_by(budgets: Mapping[str, Budget], accountant: Literal["renyi"]) -> dict[str, Budget]:
-    return {client: replace(budget, accountant=accountant) for client, budget in budgets.items()}
+        write_buffers(self.model, self.state.buffers)
+        return self._evaluation(self.published(), self.strategy.personal, self.private)

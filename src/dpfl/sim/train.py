@@ -3,17 +3,18 @@ its run folder.
 """
 
 import copy
-import math
 import uuid
 import warnings
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
-from dpfl.core.errors import ConfigurationError, FolderError, LedgerError
+from dpfl.core.checks import check
+from dpfl.core.errors import FolderError, LedgerError
 from dpfl.core.random import PublicSeed
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Scores
@@ -21,20 +22,13 @@ from dpfl.privacy.filters import FilterName
 from dpfl.privacy.flags import Flag
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import Statement
-from dpfl.rounds import Run, first_state, write_buffers
-from dpfl.rounds.members import Member
+from dpfl.rounds import Run, write_buffers
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import Summary
-from dpfl.sim.loop import Outcome, Progress, Simulation
-from dpfl.sim.resume import resume as resume_from
+from dpfl.sim.loop import Progress, Simulation
 from dpfl.strategy import Strategy
-
-MOST_REHEARSED = 64
-"""Clients whose noise is planned before a run starts: the hardest to serve. The others plan when
-they are drawn.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,33 +80,26 @@ def train(
     ledger is gone with it. ``misreports`` claim a multiple of their epsilon; costs and noise
     rest on the true one.
     """
-    if not (isinstance(rounds, int) and rounds >= 1):
-        raise ConfigurationError(
-            "train", f"rounds = {rounds!r}", "train for a whole number of rounds, at least one"
-        )
-    if not isinstance(strategy, Strategy) or not isinstance(federation, Federation):
-        raise ConfigurationError(
-            "train",
-            "was not given a Federation and a Strategy",
-            "build them: Federation.from_arrays(...), and a method such as those of dpfl.methods",
-        )
+    good = isinstance(rounds, int) and rounds >= 1
+    check(good, "train", f"rounds = {rounds!r}", "train for a whole number of rounds, at least one")
+    good = isinstance(strategy, Strategy) and isinstance(federation, Federation)
+    remedy = "build them: Federation.from_arrays(...), and a method such as those of dpfl.methods"
+    check(good, "train", "was not given a Federation and a Strategy", remedy)
     name = f"{strategy.name}-{uuid.uuid4().hex[:12]}"
-    public = PublicSeed(seed or 0).child("run")
     with closing(_ledger(ledger, new_ledger, filter)) as book:
-        book.register(name, seeded=seed is not None, title=_title(strategy))
         simulation = Simulation(
             model=copy.deepcopy(model),
             federation=federation,
             strategy=strategy,
             rounds=rounds,
-            run=Run(name=name, ledger=book, seed=_secret_seed(seed), public=public),
+            run=_registered(name, book, strategy, PublicSeed(seed or 0), seed is not None),
             engine=engine,
             device=device,
             workers=workers,
             evaluate_every=evaluate_every,
-            misreports=misreports,
+            misreports=misreports or {},
         )
-        result = _result(simulation, simulation.run(simulation.start(), [], progress))
+        result = _result(simulation, simulation.play(progress))
     if result.summary.rounds.ended_early:
         said = f"training ended {result.summary.rounds.ended_early}"
         warnings.warn(said, RuntimeWarning, stacklevel=2)
@@ -135,7 +122,8 @@ def run_experiment(
     experiment's number of processes. ``progress`` is called after every round with its number, how
     many there are, and its record.
     """
-    return _result(*_run_in(experiment, folder, resume, data_folder, workers, progress))
+    with _opened(experiment, folder, resume, data_folder, workers) as simulation:
+        return _result(simulation, simulation.play(progress))
 
 
 def run_until(
@@ -151,58 +139,12 @@ def run_until(
 
     The run can go on later as if it had never halted: the same bits, and no charge twice.
     """
-    return _run_in(experiment, folder, resume, data_folder, None, progress, until)[1].scores
-
-
-def _run_in(
-    experiment: Experiment,
-    folder: Path,
-    resume: bool,
-    data_folder: Path | None,
-    workers: int | None,
-    progress: Progress | None,
-    until: int | None = None,
-) -> tuple[Simulation, Outcome]:
-    place = RunFolder(folder)
-    experiment.check()
-    federation = experiment.federation(data_folder)
-    strategy = experiment.strategy(len(federation.ids))
-    model = experiment.build_model(federation)
-    digest = f"{experiment.digest()}:{federation.fingerprint()}"
-    if not resume:
-        _plan(model, federation, strategy, experiment)
-    seeded, public = experiment.run.noise == "seeded", experiment.public_seed()
-    with place.locked():
-        if resume:
-            name, checkpoint = _interrupted(place, experiment, digest)
-        else:
-            place.create(experiment.to_toml())
-            name, checkpoint = _new_name(experiment), None
-            Ledger.create(place.ledger, name).close()
-        with closing(Ledger.open(place.ledger, name)) as book:
-            book.register(name, seeded=seeded, title=_title(strategy))
-            seed = _secret_seed(public.value) if seeded else None
-            simulation = Simulation(
-                model=model,
-                federation=federation,
-                strategy=strategy,
-                rounds=experiment.run.rounds,
-                run=Run(name=name, ledger=book, seed=seed, public=public.child("run")),
-                engine=experiment.run.engine,
-                device=experiment.run.device,
-                workers=workers or experiment.run.workers,
-                evaluate_every=experiment.run.evaluate_every,
-                misreports=experiment.run.misreports,
-                dropout=experiment.run.dropout,
-                folder=place,
-                digest=digest,
-            )
-            begun = (
-                (simulation.start(), [])
-                if checkpoint is None
-                else resume_from(simulation, checkpoint)
-            )
-            return simulation, simulation.run(*begun, progress, until)
+    with _opened(experiment, folder, resume, data_folder, None) as simulation:
+        if summary := simulation.play(progress, until):
+            return summary.scores
+        scores = simulation.evaluate()
+        RunFolder(folder).append_halt(simulation.state.round, scores)
+        return scores
 
 
 def rehearse(experiment: Experiment, data_folder: Path | None = None) -> None:
@@ -212,37 +154,65 @@ def rehearse(experiment: Experiment, data_folder: Path | None = None) -> None:
     serve included; nothing is written and nothing is charged.
     """
     experiment.check()
-    federation = experiment.federation(data_folder)
-    strategy = experiment.strategy(len(federation.ids))
-    _plan(experiment.build_model(federation), federation, strategy, experiment)
+    _plan(experiment, experiment.federation(data_folder))
 
 
-def _plan(
-    model: nn.Module, federation: Federation, strategy: Strategy, experiment: Experiment
-) -> None:
-    """Plan everything against a ledger in memory: what cannot be done is refused before a folder
-    is made.
+@contextmanager
+def _opened(
+    experiment: Experiment, folder: Path, resume: bool, data: Path | None, workers: int | None
+) -> Iterator[Simulation]:
+    """Hold the folder of a run, its ledger open, and yield the simulation.
+
+    A new run is planned as a whole before its folder is made. ``data`` is where data sets lie that
+    do not ship with dpfl.
     """
+    experiment.check()
+    place, federation = RunFolder(folder), experiment.federation(data)
+    digest = f"{experiment.digest()}:{federation.fingerprint()}"
+    if not resume:
+        _plan(experiment, federation)
+    with place.locked():
+        if resume:
+            name, checkpoint = _interrupted(place, experiment, digest)
+        else:
+            place.create(experiment.to_toml())
+            name, checkpoint = _new_ledger(place, experiment), None
+        with closing(Ledger.open(place.ledger, name)) as book:
+            more = {"workers": workers or experiment.run.workers, "folder": place, "digest": digest}
+            simulation = _simulation(experiment, federation, name, book, **more)
+            if checkpoint is not None:
+                simulation.resume(checkpoint)
+            yield simulation
+
+
+def _simulation(
+    experiment: Experiment, federation: Federation, name: str, ledger: Ledger, **more: Any
+) -> Simulation:
+    """The simulation that an experiment describes, registered in a ledger under a name.
+
+    ``more`` are settings of the simulation that an experiment does not have.
+    """
+    own, strategy = experiment.run, experiment.strategy(len(federation.ids))
+    seed, seeded = experiment.public_seed(), own.noise == "seeded"
+    return Simulation(
+        model=experiment.build_model(federation),
+        federation=federation,
+        strategy=strategy,
+        rounds=own.rounds,
+        run=_registered(name, ledger, strategy, seed, seeded),
+        engine=own.engine,
+        device=own.device,
+        evaluate_every=own.evaluate_every,
+        misreports=own.misreports,
+        dropout=own.dropout,
+        **more,
+    )
+
+
+def _plan(experiment: Experiment, federation: Federation) -> None:
+    """Plan everything against a ledger in memory, before a folder is made."""
     with closing(Ledger.create(":memory:", "rehearsal")) as book:
-        simulation = Simulation(
-            model=model,
-            federation=federation,
-            strategy=strategy,
-            rounds=experiment.run.rounds,
-            run=Run(name="rehearsal", ledger=book, seed=None, public=experiment.public_seed()),
-            misreports=experiment.run.misreports,
-        )
-
-        def epsilon_and_size(member: Member) -> tuple[float, int]:
-            return member.budget.epsilon if member.budget else math.inf, member.shard.examples
-
-        # What cannot be done fails first where epsilon is smallest, or where few records make for
-        # a high sampling rate.
-        hardest = sorted(simulation.members.values(), key=epsilon_and_size)
-        smallest = min(hardest, key=lambda member: member.shard.examples)
-        for member in [*hardest[: MOST_REHEARSED - 1], smallest]:
-            simulation.agreement.phases(member.participant)
-        first_state(simulation.agreement, simulation.layout.read(model))
+        _simulation(experiment, federation, "rehearsal", book).rehearse()
 
 
 def _interrupted(
@@ -251,13 +221,11 @@ def _interrupted(
     """Load the checkpoint; a run that was killed before its first one has released nothing and
     starts over.
     """
-    if not place.experiment.exists():
-        raise FolderError(str(place.path), "holds no run", "start one with dpfl run")
+    there = place.experiment.exists()
+    check(there, str(place.path), "holds no run", "start one with dpfl run", FolderError)
     if not place.checkpoint.exists() and not place.rounds.exists():
         if not place.ledger.exists():
-            name = _new_name(experiment)
-            Ledger.create(place.ledger, name).close()
-            return name, None
+            return _new_ledger(place, experiment), None
         with closing(Ledger.open(place.ledger)) as known:
             if known.last_round(known.identity()) is None:
                 return known.identity(), None
@@ -266,41 +234,37 @@ def _interrupted(
     return found.run, found
 
 
-def _new_name(experiment: Experiment) -> str:
-    """Name a run: by its content where it can be repeated, by chance where it cannot."""
+def _new_ledger(place: RunFolder, experiment: Experiment) -> str:
+    """Make the ledger of a run; its name is the run's: by content where it can be repeated."""
     name = f"{experiment.method.name}-{experiment.digest()[:16]}"
-    return name if experiment.run.noise == "seeded" else f"{name}-{uuid.uuid4().hex[:8]}"
-
-
-def _secret_seed(seed: int | None) -> PublicSeed | None:
-    return None if seed is None else PublicSeed(seed).child("secret")
+    if experiment.run.noise != "seeded":
+        name += f"-{uuid.uuid4().hex[:8]}"
+    Ledger.create(place.ledger, name).close()
+    return name
 
 
 def _ledger(path: Path | str | None, new: bool, rule: FilterName) -> Ledger:
+    """The ledger of a training: a file, or in memory."""
     if path is None:
         return Ledger.create(":memory:", "memory")
-    if not new and not Path(path).exists():
-        raise LedgerError(
-            str(path),
-            "there is no ledger",
-            "check the path, or say new_ledger=True for its first run",
-        )
+    remedy = "check the path, or say new_ledger=True for its first run"
+    check(new or Path(path).exists(), str(path), "there is no ledger", remedy, LedgerError)
     return Ledger.create(path, uuid.uuid4().hex, filter=rule) if new else Ledger.open(path)
 
 
-def _title(strategy: Strategy) -> str:
-    return (
-        f"{strategy.name} ({Flag.HYPOTHETICAL})" if strategy.local.hypothetical else strategy.name
-    )
+def _registered(
+    name: str, ledger: Ledger, strategy: Strategy, seed: PublicSeed, seeded: bool
+) -> Run:
+    """A run that its ledger knows of; ``seeded`` says that its noise comes from the seed, too."""
+    hypothetical = f" ({Flag.HYPOTHETICAL})" if strategy.local.hypothetical else ""
+    ledger.register(name, seeded=seeded, title=f"{strategy.name}{hypothetical}")
+    secret = seed.child("secret") if seeded else None
+    return Run(name=name, ledger=ledger, seed=secret, public=seed.child("run"))
 
 
-def _result(simulation: Simulation, outcome: Outcome) -> Result:
-    assert outcome.summary is not None
-    simulation.layout.write(simulation.published(outcome.state), simulation.model)
-    write_buffers(simulation.model, outcome.state.buffers)
-    return Result(
-        model=simulation.model,
-        history=outcome.history,
-        summary=outcome.summary,
-        timings=simulation.timings,
-    )
+def _result(simulation: Simulation, summary: Summary | None) -> Result:
+    assert summary is not None
+    model, history, timings = simulation.model, simulation.history, simulation.timings
+    simulation.layout.write(simulation.published(), model)
+    write_buffers(model, simulation.state.buffers)
+    return Result(model=model, history=history, summary=summary, timings=timings)

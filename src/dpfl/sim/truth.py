@@ -38,9 +38,8 @@ def with_true_noise(state: State, noise: Mapping[str, float]) -> State:
         f"{TRUE_NOISE}{client}": torch.tensor([value], dtype=torch.float64)
         for client, value in noise.items()
     }
-    return replace(
-        state, plugs={**state.plugs, "weights": {**state.plugs.get("weights", {}), **known}}
-    )
+    weights = {**state.plugs.get("weights", {}), **known}
+    return replace(state, plugs={**state.plugs, "weights": weights})
 
 
 def compared(agreement: Agreement, record: RoundRecord, noise: Mapping[str, float]) -> RoundRecord:
@@ -72,12 +71,11 @@ def lost_on_the_way(uplinks: Sequence[Uplink], rate: float, run: Run, round_: in
     its cohort.
     """
     seed = run.public.child("round", round_, "channel").child("dropout")
-    coins = torch.rand(len(uplinks), generator=seed.generator()) < rate
+    coins = (torch.rand(len(uplinks), generator=seed.generator()) < rate).tolist()
+    pairs = zip(sorted(uplinks, key=lambda uplink: uplink.client), coins, strict=True)
     return [
         replace(uplink, payload=None, reason="lost on the way") if gone else uplink
-        for uplink, gone in zip(
-            sorted(uplinks, key=lambda u: u.client), coins.tolist(), strict=True
-        )
+        for uplink, gone in pairs
     ]
 
 
@@ -86,12 +84,8 @@ def with_largest_budget(members: Mapping[str, Member]) -> dict[str, Member]:
 
     It shows what a federation of generous clients would reach; no real site's ledger allows it.
     """
-    largest = max((m.budget.epsilon for m in members.values() if m.budget), default=None)
-    if largest is None:
-        return dict(members)
-    return {
-        client: replace(member, budget=replace(member.budget, epsilon=largest))
-        if member.budget
-        else member
-        for client, member in members.items()
-    }
+    largest, raised = max((m.budget.epsilon for m in members.values() if m.budget), default=0), {}
+    for client, member in members.items():
+        own = replace(member.budget, epsilon=largest) if member.budget else None
+        raised[client] = replace(member, budget=own)
+    return raised

@@ -1,69 +1,139 @@
-"""Worker processes of one thread each. They take whole blocks of clients, so their number never
-changes a bit.
+"""Who computes the clients' part of a round: this process, or worker processes of one thread each.
+
+Workers take whole blocks of clients, so their number never changes a bit. :class:`Workers` computes
+in this process, :class:`Pool` in several, and :class:`dpfl.sim.ray_workers.RayWorkers` on a
+cluster; they differ in :meth:`Workers.compute` alone.
 """
 
-from __future__ import annotations
-
 import multiprocessing
-import multiprocessing.connection
-import os
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from types import TracebackType
+from functools import partial
+from typing import Self
 
-import torch
 import torch.multiprocessing
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpfl.core.errors import DpflError
-from dpfl.core.random import PublicSeed
 from dpfl.engine import make_engine
-from dpfl.engine.base import Engine
-from dpfl.rounds import Agreement, Uplink, Workshop, client_round
-from dpfl.rounds.enrol import secret_for
+from dpfl.rounds import Uplink, Workshop, client_round
 from dpfl.rounds.members import Member
-from dpfl.runs.processes import ctrl_c_held, ignore_ctrl_c
+from dpfl.runs.processes import ctrl_c_held, end_with, ignore_ctrl_c
+
+Private = dict[str, Tensor]
+"""The parts of the model that stay at clients, by client."""
+
+Block = tuple[Sequence[str], Private]
+"""Clients that are computed together, and their own parts."""
+
+Done = tuple[list[Uplink], Private]
+"""What the clients of a block send, and what stays with them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerContext:
-    """What every worker holds: everything but the round itself.
+class Worker:
+    """Works for blocks of clients that were charged.
 
-    ``engine`` and ``device`` name how and where local work is executed. ``seed`` is the root of the
-    clients' secret generators in a simulation; None draws them from the operating system.
+    ``workshop`` makes what local work is done with from an engine; ``engine`` and ``device`` name
+    that engine, and ``members`` are all clients of the run. A worker is sent to other processes as
+    these arguments: each process makes an engine of its own, and secret generators are made where
+    they are used.
     """
 
-    agreement: Agreement
-    members: Mapping[str, Member]
-    model: nn.Module
-    engine: str
-    device: str
-    run: str
-    seed: PublicSeed | None
+    def __init__(
+        self, workshop: partial[Workshop], engine: str, device: str, members: Mapping[str, Member]
+    ) -> None:
+        self.arguments = (workshop, engine, device, members)
+        self.workshop, self.members = workshop(engine=make_engine(engine, device)), members
 
-    def block(
-        self,
-        engine: Engine,
-        downloads: Mapping[str, bytes],
-        ids: Sequence[str],
-        private: dict[str, Tensor],
-    ) -> tuple[list[Uplink], dict[str, Tensor]]:
-        """Work for one block of clients that were charged; returns their private parts as well.
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
+        return type(self), self.arguments
 
-        Secret generators are made here, where they are used.
-        """
-        workshop = Workshop(
-            agreement=self.agreement,
-            run=self.run,
-            engine=engine,
-            model=self.model,
-            secret=lambda round_, client: secret_for(self.seed, "client", round_, client),
-        )
+    def block(self, downloads: Mapping[str, bytes], block: Block) -> Done:
+        """Work for one block."""
+        ids, private = block
         members = {client: self.members[client] for client in ids}
-        return client_round(workshop, downloads, members, private), private
+        return client_round(self.workshop, downloads, members, private), private
+
+
+class Workers:
+    """This process, which computes one block after the other.
+
+    Subclasses give each block to a process that is free, with the same results. They are context
+    managers, and end their processes at the end.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self.engine = worker, worker.workshop.engine
+
+    def run(
+        self, downloads: Mapping[str, bytes], blocks: Sequence[Sequence[str]], private: Private
+    ) -> list[Uplink]:
+        """Work for all blocks; uploads come back in canonical order.
+
+        ``private`` parts are read, and replaced by what came of them.
+        """
+        own = [(ids, {c: private[c] for c in ids if c in private}) for ids in blocks]
+        found = self.compute(downloads, own)
+        for _, parts in found:
+            private.update(parts)
+        return sorted((one for sent, _ in found for one in sent), key=lambda one: one.client)
+
+    def compute(self, downloads: Mapping[str, bytes], blocks: Sequence[Block]) -> list[Done]:
+        """Return what :meth:`Worker.block` returns for each of the blocks."""
+        return [self._worker.block(downloads, block) for block in blocks]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """End all processes; at once, if something was raised."""
+
+
+class Pool(Workers):
+    """Several processes of this machine.
+
+    Ctrl-C is held back while processes start, and ends them at once.
+    """
+
+    def __init__(self, worker: Worker, count: int) -> None:
+        super().__init__(worker)
+        spawn = torch.multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(count, spawn, initializer=_hold, initargs=(worker,))
+
+    def compute(self, downloads: Mapping[str, bytes], blocks: Sequence[Block]) -> list[Done]:
+        """Work for each block in a process that is free."""
+        futures = []
+        for block in blocks:
+            # Messages that are one object for several clients are also sent once.
+            messages = {client: downloads[client] for client in block[0]}
+            with ctrl_c_held():  # the pool starts its processes as it is given work
+                futures.append(self._pool.submit(_work, messages, block))
+        try:
+            return [future.result() for future in futures]
+        except BrokenProcessPool as error:
+            remedy = 'in a script, call dpfl under if __name__ == "__main__":'
+            raise DpflError("workers", "a worker process ended", remedy) from error
+
+    def __exit__(self, *raised: object) -> None:
+        """End all processes; at once, if something was raised."""
+        if any(raised):
+            end_workers()
+        self._pool.shutdown(cancel_futures=True)
+
+
+_held: Worker | None = None
+
+
+def _hold(worker: Worker) -> None:
+    global _held
+    become_worker()
+    _held = worker
+
+
+def _work(downloads: Mapping[str, bytes], block: Block) -> Done:
+    assert _held is not None
+    return _held.block(downloads, block)
 
 
 def become_worker() -> None:
@@ -74,12 +144,8 @@ def become_worker() -> None:
     ignore_ctrl_c()
     parent = multiprocessing.parent_process()
     assert parent is not None
-
-    def follow() -> None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
+    assert parent.pid is not None
+    end_with(parent.pid)
 
 
 def end_workers() -> None:
@@ -90,107 +156,3 @@ def end_workers() -> None:
     """
     for process in multiprocessing.active_children():
         process.terminate()
-
-
-_held: tuple[WorkerContext, Engine] | None = None
-
-
-def _hold(context: WorkerContext) -> None:
-    global _held
-    become_worker()
-    _held = (context, make_engine(context.engine, context.device))
-
-
-def _work(
-    common: Sequence[bytes],
-    which: Mapping[str, int],
-    ids: Sequence[str],
-    private: dict[str, Tensor],
-) -> tuple[list[Uplink], dict[str, Tensor]]:
-    assert _held is not None
-    context, engine = _held
-    downloads = {client: common[which[client]] for client in ids}
-    return context.block(engine, downloads, ids, private)
-
-
-def collected(
-    found: Sequence[tuple[list[Uplink], dict[str, Tensor]]], private: dict[str, Tensor]
-) -> list[Uplink]:
-    """What all blocks sent, in canonical order; ``private`` parts are replaced by what came of
-    them.
-    """
-    for _, parts in found:
-        private.update(parts)
-    return sorted(
-        (uplink for part, _ in found for uplink in part), key=lambda uplink: uplink.client
-    )
-
-
-class Workers:
-    """One process (this one) or several; the same results either way.
-
-    Blocks of clients are the unit of work. With one process they are computed here, one after the
-    other; with several, each block goes to a process that is free. Ctrl-C is held back while
-    processes start, and ends them at once.
-    """
-
-    def __init__(self, context: WorkerContext, count: int) -> None:
-        self._context = context
-        self.engine = make_engine(context.engine, context.device)
-        self._pool: ProcessPoolExecutor | None = None
-        if count > 1:
-            spawn = torch.multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(
-                count, mp_context=spawn, initializer=_hold, initargs=(context,)
-            )
-
-    def run(
-        self,
-        downloads: Mapping[str, bytes],
-        blocks: Sequence[Sequence[str]],
-        private: dict[str, Tensor],
-    ) -> list[Uplink]:
-        """Work for all blocks; results come back in canonical order. ``private`` parts are read,
-        and replaced.
-        """
-
-        def own(ids: Sequence[str]) -> dict[str, Tensor]:
-            return {client: private[client] for client in ids if client in private}
-
-        if self._pool is None:
-            found = [
-                self._context.block(self.engine, {c: downloads[c] for c in ids}, ids, own(ids))
-                for ids in blocks
-            ]
-        else:
-            futures = []
-            for ids in blocks:
-                distinct = list({id(downloads[c]): downloads[c] for c in ids}.values())
-                which = {
-                    c: next(i for i, d in enumerate(distinct) if d is downloads[c]) for c in ids
-                }
-                with ctrl_c_held():  # the pool starts its processes as it is given work
-                    futures.append(self._pool.submit(_work, distinct, which, ids, own(ids)))
-            try:
-                found = [future.result() for future in futures]
-            except BrokenProcessPool as error:
-                raise DpflError(
-                    "workers",
-                    "a worker process ended",
-                    'in a script, call dpfl under if __name__ == "__main__":',
-                ) from error
-        return collected(found, private)
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._pool is not None:
-            if error is not None:
-                end_workers()
-            self._pool.shutdown(cancel_futures=True)

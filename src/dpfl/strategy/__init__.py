@@ -4,6 +4,7 @@
 ``accounting``    what a round releases of one unit, and to whom
 ``fit``           :class:`Strategy`; building one proves that its pieces fit, or raises
 ``method``        how a method declares itself
+``work``          settings that methods share
 ``record_level``  what methods with DP-SGD at every client share
 ``client_level``  what methods that protect whole clients share
 ``wireless``      what methods over the air share

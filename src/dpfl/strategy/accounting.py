@@ -5,15 +5,19 @@ is done.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Self
 
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Claims, Observer, Phase, Terms, Unit
 from dpfl.plugs.base import NoiseMaker
+from dpfl.plugs.channels import Channel
+from dpfl.plugs.stages import Stage
 from dpfl.privacy.accountant import SMALLEST_DELTA
 from dpfl.privacy.calibrate import calibrate
 from dpfl.privacy.costs import PrivacyCost
+from dpfl.privacy.events import Sampling
 from dpfl.privacy.exposure import Exposure
 from dpfl.strategy.slots import Slots
 
@@ -38,25 +42,22 @@ class Accounting(Slots):
         depend on them. Where the secrecy of the draw is counted on, the event is that of a sampled
         mechanism, at the largest rate that the selection ever has.
         """
-        work = self.local.exposure(phases, examples, terms.parameters)
-        exposure = self.exposure(observer, work, terms)
-        if self.amplifies(observer):
-            rate = self.selection.charged_rate(terms.population)
-            events = exposure.events(self.selection.sampling, rate)
-        else:
-            events = exposure.events()
+        exposure = self.exposure(observer, terms, phases, examples)
+        events = exposure.events(*self._sampling(observer, terms))
         return PrivacyCost(unit=self.unit, adjacency=self.adjacency, events=events)
 
-    def exposure(self, observer: Observer, work: Exposure, terms: Terms) -> Exposure:
+    def exposure(
+        self, observer: Observer, terms: Terms, phases: Sequence[Phase] = (), examples: int = 1
+    ) -> Exposure:
         """Fold the pieces over what local work shows, as far as the adversary can see.
 
         The server sees what the channel delivers. The world sees less where the published model
         depends on the rows through a sum with constant weights only: then the noise of all shares
         that are counted on, and central noise, protect every contribution to that sum.
         """
-        exposure = self._sent(work, terms)
+        exposure = self._sent(terms, phases, examples)
         seen = self.channel.exposure(exposure, max(1, round(terms.expected_cohort)))
-        if observer is not Observer.WORLD or work.paid:
+        if observer is not Observer.WORLD or seen.paid:
             return seen
         if not self.sums_only:
             return seen.processed()
@@ -67,18 +68,19 @@ class Accounting(Slots):
             total = total.noised(self.central_noise.std(total.bound), summands=terms.population)
         return total.scaled(self.weights.value(terms))
 
-    def _sent(self, work: Exposure, terms: Terms) -> Exposure:
-        """Fold the client stages: what leaves a client."""
-        size = self.selection.cohort_size(terms.population)
+    def _sent(self, terms: Terms, phases: Sequence[Phase] = (), examples: int = 1) -> Exposure:
+        """Fold local work and the client stages: what leaves a client."""
+        drawn = self.selection.cohort_size(terms.population) or round(terms.expected_cohort)
+        exposure = self.local.exposure(phases, examples, terms.parameters)
         for stage in self.stages:
-            work = stage.exposure(work, size or max(1, round(terms.expected_cohort)))
-        return work
+            exposure = stage.exposure(exposure, max(1, drawn))
+        return exposure
 
     def contribution_bound(self, terms: Terms) -> float:
         """Return the largest norm of what one client adds to the sum: what central noise is scaled
         by.
         """
-        return self._sent(self.local.exposure((), 1, terms.parameters), terms).bound
+        return self._sent(terms).bound
 
     # -- whose noise, and whose draw, is counted on ------------------------------------------------
 
@@ -95,8 +97,7 @@ class Accounting(Slots):
             return 0
         if self.channel.shares_noise or any(stage.shares_noise for stage in self.stages):
             return max(1, drawn - self.tolerated_dropouts)  # shares were made for those drawn
-        work = self.local.exposure((), 1, terms.parameters)
-        return self.shares(terms) if self._sent(work, terms).noise > 0 else 0
+        return self.shares(terms) if self._sent(terms).noise > 0 else 0
 
     def amplifies(self, observer: Observer) -> bool:
         """Whether the sampling of clients hides who took part: from the world, never from the
@@ -110,17 +111,25 @@ class Accounting(Slots):
         world = observer is Observer.WORLD and self.selection.sampling != "none"
         return world and self.hides_the_draw
 
+    def _sampling(self, observer: Observer, terms: Terms) -> tuple[Sampling, float]:
+        """How clients are sampled, and at which rate, as far as it may be counted on."""
+        if not self.amplifies(observer):
+            return "none", 1.0
+        return self.selection.sampling, self.selection.charged_rate(terms.population)
+
     @property
     def hides_the_draw(self) -> bool:
         """Whether nothing that is published tells who was drawn."""
-        on_air = isinstance(self.channel, NoiseMaker) and self.channel.makes_noise
         # Clients' own noise over a cohort of random size: how much noise is published would tell
         # how many were drawn.
-        counts = self.selection.sampling == "poisson" and any(
-            isinstance(stage, NoiseMaker) and stage.makes_noise for stage in self.stages
+        telling: list[Channel | Stage] = [self.channel]
+        telling += self.stages if self.selection.sampling == "poisson" else ()
+        bounded = Exposure(unit=Unit.CLIENT, bound=1.0)
+        tells = any(
+            isinstance(plug, NoiseMaker) or plug.exposure(bounded, 1).noise > 0 for plug in telling
         )
         fresh = self.personal is None and not self.releases
-        return self.unit is Unit.CLIENT and self.sums_only and fresh and not on_air and not counts
+        return self.unit is Unit.CLIENT and self.sums_only and fresh and not tells
 
     # -- noise from budgets ------------------------------------------------------------------------
 
@@ -129,45 +138,31 @@ class Accounting(Slots):
         the population.
         """
         if self.noise_makers():
-            multiplier = self.noise_multiplier
-            known = self._planned_noise(terms, claims) if multiplier is None else multiplier
-            terms = terms.with_noise(known)
+            given = self.noise_multiplier
+            terms = terms.with_noise(self._planned(terms, claims) if given is None else given)
         return self.resolve(terms), terms
 
-    def _planned_noise(self, terms: Terms, claims: Mapping[str, Claims]) -> float:
+    def _planned(self, terms: Terms, claims: Mapping[str, Claims]) -> float:
         """The least noise with which all planned rounds cost no more than the smallest claim.
 
         Found for an ideal mechanism first, then raised until the grid's rounding, which grows with
         the noise, is covered as well.
         """
         usable = [claim for claim in claims.values() if claim.usable]
-        missing = "neither a noise_multiplier nor a usable budget was given"
-        check(bool(usable), self.name, missing, "give one of the two", PrivacyRefusal)
+        problem = "neither a noise_multiplier nor a usable budget was given"
+        check(bool(usable), self.name, problem, "give one of the two", PrivacyRefusal)
+        sampling, rate = self._sampling(self.observer, terms)
         exposure = self._seen_with(1.0, terms)
-        amplified = self.amplifies(self.observer)
-        steps = terms.rounds if amplified else terms.participations
+        steps = terms.participations if sampling == "none" else terms.rounds
         delta = min(claim.delta for claim in usable) - exposure.failure * steps
-        check(
-            delta >= SMALLEST_DELTA,
-            self.name,
-            f"bounds that fail with probability {exposure.failure:g} a round use up all of delta "
-            f"in {steps} rounds",
-            "plan fewer rounds, raise delta, or use bounds that do not fail",
-            PrivacyRefusal,
-        )
-        wanted = max(
-            calibrate(
-                min(claim.epsilon for claim in usable if claim.accountant == accountant),
-                delta,
-                self.selection.charged_rate(terms.population) if amplified else 1.0,
-                steps,
-                sampling=self.selection.sampling if amplified else "none",
-                adjacency=self.adjacency,
-                accountant=accountant,
-                numbers=exposure.draws,
-            )
-            for accountant in {claim.accountant for claim in usable}
-        )
+        problem = f"bounds that fail at {exposure.failure:g} in {steps} rounds use up all of delta"
+        remedy = "plan fewer rounds, raise delta, or use bounds that do not fail"
+        check(delta >= SMALLEST_DELTA, self.name, problem, remedy, PrivacyRefusal)
+        least = partial(calibrate, adjacency=self.adjacency, sampling=sampling, steps=steps)
+        least = partial(least, delta=delta, sampling_rate=rate, numbers=exposure.draws)
+        falling = sorted(usable, key=lambda claim: -claim.epsilon)
+        smallest = {claim.accountant: claim.epsilon for claim in falling}  # the last one counts
+        wanted = max(least(epsilon, accountant=kind) for kind, epsilon in smallest.items())
         multiplier = wanted * exposure.bound / exposure.noise
         for _ in range(50):  # more noise has a coarser grid, which needs a little more noise again
             exposure = self._seen_with(multiplier, terms)
@@ -179,6 +174,4 @@ class Accounting(Slots):
 
     def _seen_with(self, noise_multiplier: float, terms: Terms) -> Exposure:
         """What the strategy's adversary sees of a client at this noise level."""
-        resolved = self.resolve(terms.with_noise(noise_multiplier))
-        work = resolved.local.exposure((), 1, terms.parameters)
-        return resolved.exposure(self.observer, work, terms)
+        return self.resolve(terms.with_noise(noise_multiplier)).exposure(self.observer, terms)

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Adjacency, Observer, Phase, Terms, Unit
-from dpfl.plugs.channels import Channel
 from dpfl.plugs.stages import Stage
-from dpfl.privacy.exposure import Exposure
 from dpfl.strategy.accounting import Accounting
 
 
@@ -38,17 +36,9 @@ class Strategy(Accounting):
             self._check_sum()
         if self.central_noise is not None:
             self._check_central_noise()
-        sharing: tuple[Stage | Channel, ...] = (*self.stages, self.channel)
-        for piece in sharing:
-            if piece.shares_noise:
-                self._check_shares(piece)
+        self._check_shares()
         if self.observer is not Observer.NOBODY:
-            self._check_adjacency()
-            protected = self._prototype().finite
-            problem = f"nothing protects a {self.unit} from the {self.observer}"
-            self._refuse_unless(
-                protected, problem, "clip and add noise, or declare observer = NOBODY"
-            )
+            self._check_promise()
         if self.releases:
             self._check_releases()
 
@@ -60,91 +50,72 @@ class Strategy(Accounting):
         problem = "a summing channel delivers no rows to clean"
         check(self.clean is None, self.name, problem, remedy)
         problem = f"{type(self.weights).__name__} need rows, a summing channel delivers none"
-        good = not self.weights.needs_rows
-        check(good, self.name, problem, "use uniform or constant weights")
+        check(not self.weights.needs_rows, self.name, problem, "use uniform or constant weights")
         nonlinear = next((type(stage).__name__ for stage in self.stages if not stage.linear), "")
         problem = f"the server half of {nonlinear} is not linear and cannot act on a sum"
         check(not nonlinear, self.name, problem, remedy)
 
     def _check_central_noise(self) -> None:
         kind = type(self.weights).__name__
-        self._refuse_unless(
-            self.weights.constant,
-            f"central noise over {kind}, which are not constants fixed before sampling",
-            "use weights such as ExpectedCohortWeights",
-        )
+        problem = f"central noise over {kind}, which are not constants fixed before sampling"
+        self._refuse_unless(self.weights.constant, problem, "use ExpectedCohortWeights")
         problem = "central noise over rows that were cleaned against each other"
         self._refuse_unless(self.clean is None, problem, "drop one of the two")
-        self._refuse_unless(
-            not any(_acts_on_arrival(stage) for stage in self.stages),
-            "central noise is scaled by what leaves a client, but a stage changes it on arrival or "
-            "learns from rows",
-            "use stages without a server half",
-        )
+        problem = "central noise is scaled by what leaves a client, and a stage acts on arrival"
+        arrives = any(_acts_on_arrival(stage) for stage in self.stages)
+        self._refuse_unless(not arrives, problem, "use stages without a server half")
 
-    def _check_shares(self, noise: Stage | Channel) -> None:
-        self._refuse_unless(
-            self.selection.sampling != "poisson" or not isinstance(noise, Stage),
-            "shares of noise over a cohort of random size would tell who was drawn",
-            "draw a fixed number of clients (sampling = 'uniform'), or use noise = 'local'",
-        )
-        tolerated = getattr(noise, "tolerated_dropouts", 0)
+    def _check_shares(self) -> None:
+        sharing = [stage for stage in self.stages if stage.shares_noise]
+        problem = "shares of noise over a cohort of random size would tell who was drawn"
+        remedy = "draw a fixed number of clients (sampling = 'uniform'), or use noise = 'local'"
+        self._refuse_unless(not sharing or self.selection.sampling != "poisson", problem, remedy)
+        for noise in (*sharing, *([self.channel] if self.channel.shares_noise else [])):
+            made, given = getattr(noise, "tolerated_dropouts", 0), self.tolerated_dropouts
+            problem = f"noise is shared out for {made} dropouts, {given} are tolerated"
+            check(made == given, self.name, problem, "make the two agree")
+
+    def _check_promise(self) -> None:
+        problem = "nothing protects a record: one changed record may change a whole clipped update"
+        good = self.unit is not Unit.RECORD or self.local.private
+        self._refuse_unless(good, problem, "use DP-SGD, or promise to protect a client")
         problem = (
-            f"noise is shared out for {tolerated} dropouts, {self.tolerated_dropouts} are tolerated"
-        )
-        check(tolerated == self.tolerated_dropouts, self.name, problem, "make the two agree")
-
-    def _check_adjacency(self) -> None:
-        self._refuse_unless(
-            self.unit is not Unit.RECORD or self.local.private,
-            "nothing protects a record: one changed record may change a whole clipped update into "
-            "another",
-            "use DP-SGD, or promise to protect a client",
-        )
-        self._refuse_unless(
-            self.adjacency is not Adjacency.ADD_REMOVE,
             f"whether a {self.unit} is there at all is not hidden: the number of {self.unit}s is "
-            "public, and denominators and noise levels follow from it",
-            "state zero_out",
+            "public, and denominators and noise levels follow from it"
         )
+        good = self.adjacency is not Adjacency.ADD_REMOVE
+        self._refuse_unless(good, problem, "state zero_out")
         fixed = self.hides_the_draw and self.selection.sampling == "uniform"
         problem = f"fixed-size cohorts have no proven bound under {self.adjacency}"
         good = not fixed or self.adjacency is Adjacency.REPLACE_ONE
         self._refuse_unless(good, problem, "charge them as replace_one")
+        phases = (_PHASE,) if self.local.private else ()
+        prototype = self.resolve(_TERMS).exposure(self.observer, _TERMS, phases, 10)
+        problem = f"nothing protects a {self.unit} from the {self.observer}"
+        remedy = "clip and add noise, or declare observer = NOBODY"
+        self._refuse_unless(prototype.finite, problem, remedy)
 
     def _check_releases(self) -> None:
         good = self.unit is Unit.RECORD and self.local.private and self.channel.sees_rows
-        self._refuse_unless(
-            good,
-            "releases before round one protect records, by noise that each client adds",
-            "use them with DP-SGD and a digital channel",
-        )
+        problem = "releases before round one protect records, by noise that each client adds"
+        self._refuse_unless(good, problem, "use them with DP-SGD and a digital channel")
         total = sum(release.share for release in self.releases)
         problem = f"the releases take {total:g} of the budget and leave nothing for the rounds"
         self._refuse_unless(total < 1, problem, "give shares that sum to less than 1")
 
-    def _prototype(self) -> Exposure:
-        """Fold once with stand-in numbers, for a population no cohort exceeds: only whether it is
-        finite matters.
-        """
-        terms = Terms(
-            rounds=1,
-            population=10**7,
-            expected_cohort=10,
-            participations=1,
-            smallest_epsilon=1,
-            largest_epsilon=1,
-            parameters=1,
-            noise_multiplier=1.0,
-        )
-        if self.local.private:
-            phase = Phase(
-                steps=1, batch_size=1, sampling="poisson", lr=1.0, clip=1.0, noise_multiplier=1.0
-            )
-            work = self.local.exposure((phase,), 10, 1)
-            return self.exposure(self.observer, work, terms)
-        work = self.local.exposure((), 10, 1)
-        return self.resolve(terms).exposure(self.observer, work, terms)
+
+# Stand-in numbers to fold once: only whether the result is finite matters.
+_PHASE = Phase(steps=1, batch_size=1, sampling="poisson", lr=1.0, clip=1.0, noise_multiplier=1.0)
+_TERMS = Terms(
+    rounds=1,
+    population=10**7,  # which no cohort exceeds
+    expected_cohort=10,
+    participations=1,
+    smallest_epsilon=1,
+    largest_epsilon=1,
+    parameters=1,
+    noise_multiplier=1.0,
+)
 
 
 def _acts_on_arrival(stage: Stage) -> bool:

@@ -7,10 +7,11 @@
         '''FedAvg over DP-SGD clients, weighted by a power of the claimed epsilon.'''
         return record_level("my_method", work, weights=PowerWeights(power=power))
 
-The first argument, if it is annotated with a dataclass of shared settings, is assembled from
-keyword arguments, so that every method of a kind takes the same ones and none repeats them. What
-:func:`method` returns is called with keywords only: ``my_method(lr=0.1, clip=1.0, batch_size=32,
-local_steps=4, power=2.0)``.
+A positional argument that is annotated with a dataclass (the settings that methods of a kind share,
+or a plug of the method's own) is assembled from keyword arguments, one for each of its fields, so
+that no factory repeats them; a name that two of them share goes to both. What :func:`method`
+returns is called with keywords only: ``my_method(lr=0.1, clip=1.0, batch_size=32, local_steps=4,
+power=2.0)``.
 
 A package of its own makes a method known through the entry-point group ``dpfl.methods``::
 
@@ -22,7 +23,7 @@ import inspect
 import math
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Literal
 
 from dpfl.core.checks import check
@@ -79,27 +80,15 @@ class Method:
         return f"method '{self.name}'"
 
     @property
-    def _shared(self) -> type | None:
-        """The dataclass of shared settings that the first argument is made of, if there is one."""
-        names = list(inspect.signature(self.factory).parameters)
-        hint = typing.get_type_hints(self.factory).get(names[0]) if names else None
-        return hint if isinstance(hint, type) and is_dataclass(hint) else None
-
-    @property
     def settings(self) -> dict[str, inspect.Parameter]:
-        """The keyword arguments it takes, shared ones first; those without a default must be
-        given.
+        """The keyword arguments it takes; those without a default, which must be given, come
+        first.
         """
-        own = list(inspect.signature(self.factory).parameters.values())
-        hints, found = typing.get_type_hints(self.factory), []
-        if self._shared is not None:
-            shared, own = typing.get_type_hints(self._shared), own[1:]
-            taken = [f for f in fields(self._shared) if f.name not in self.fixed]
-            found = [_parameter(f.name, shared[f.name], f.default) for f in taken]
-        found += [_parameter(p.name, hints[p.name], p.default) for p in own]
-        # Required ones first, as in any signature.
-        found.sort(key=lambda p: p.default is not inspect.Parameter.empty)
-        return {p.name: p for p in found}
+        found: dict[str, inspect.Parameter] = {}
+        for own in _parameters(self.factory):
+            taken = _parameters(own.annotation) if _collects(own) else [own]
+            found |= {p.name: p for p in taken if p.name not in {*found, *self.fixed}}
+        return dict(sorted(found.items(), key=lambda item: item[1].default is not item[1].empty))
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -117,16 +106,18 @@ class Method:
             hint = did_you_mean(name, known)
             check(name in known, self._where, f"has no setting '{name}'", hint)
             _check_kind(self._where, known[name], value)
-        missing = [
-            p.name for p in known.values() if p.default is p.empty and p.name not in settings
-        ]
-        needed = f"needs {' and '.join(missing)}"
-        check(not missing, self._where, needed, "give a value: it has no default")
-        if self._shared is None:
-            return self.factory(**settings)
-        names = {f.name for f in fields(self._shared)}
-        shared = self._shared(**{k: v for k, v in settings.items() if k in names})
-        return self.factory(shared, **{k: v for k, v in settings.items() if k not in names})
+        needed = [name for name, setting in known.items() if setting.default is setting.empty]
+        missing = [name for name in needed if name not in settings]
+        problem = f"needs {' and '.join(missing)}"
+        check(not missing, self._where, problem, "give a value: it has no default")
+        arguments = {}
+        for own in _parameters(self.factory):
+            if _collects(own):
+                names = {p.name for p in _parameters(own.annotation)} & settings.keys()
+                arguments[own.name] = own.annotation(**{name: settings[name] for name in names})
+            elif own.name in settings:
+                arguments[own.name] = settings[own.name]
+        return self.factory(**arguments)
 
 
 def method(*, family: str, simplicity: int, **about: Any) -> Callable[[Factory], Method]:
@@ -135,22 +126,20 @@ def method(*, family: str, simplicity: int, **about: Any) -> Callable[[Factory],
     The decorated name becomes a :class:`Method`, which is called with keywords as the factory would
     be. Its name is the factory's, its description the factory's docstring.
     """
-
-    def declare(factory: Factory) -> Method:
-        name, known = factory.__name__, {"family": family, "simplicity": simplicity, **about}
-        return Method(name=name, factory=factory, **known)
-
-    return declare
+    known = {"family": family, "simplicity": simplicity, **about}
+    return lambda factory: Method(name=factory.__name__, factory=factory, **known)
 
 
-def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    absent = default is MISSING or default is inspect.Parameter.empty
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if absent else default,
-        annotation=annotation,
-    )
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """What a factory or a dataclass takes, with types as annotations."""
+    hints, known = typing.get_type_hints(function), inspect.signature(function).parameters
+    return [p.replace(annotation=hints[p.name]) for p in known.values()]
+
+
+def _collects(parameter: inspect.Parameter) -> bool:
+    """Whether an argument of a factory is made of settings: a positional one of a dataclass."""
+    positional = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+    return positional and is_dataclass(parameter.annotation)
 
 
 def _check_kind(where: str, setting: inspect.Parameter, value: Any) -> None:

@@ -18,12 +18,11 @@ from dpfl.core.types import Adjacency, Observer, Promise, Terms, Unit
 from dpfl.plugs.base import NoiseMaker, Plug
 from dpfl.plugs.central_noise import CentralNoise
 from dpfl.plugs.channels import Channel, Digital
-from dpfl.plugs.denoise import Denoiser
+from dpfl.plugs.denoise import Denoiser, RowDenoiser
 from dpfl.plugs.figures import FigureSpec
 from dpfl.plugs.local_work import LocalWork
 from dpfl.plugs.personal import Personal
 from dpfl.plugs.releases import Release
-from dpfl.plugs.row_denoise import RowDenoiser
 from dpfl.plugs.selection import Everyone, Selection
 from dpfl.plugs.stages import Stage
 from dpfl.plugs.step import ServerSgd, Step
@@ -77,36 +76,25 @@ class Slots:
         """Yield every plug, in the order in which they act, with the name its state and shared
         tensors go by.
         """
-        yield "selection", self.selection
-        yield from ((f"release{number}", plug) for number, plug in enumerate(self.releases))
-        yield "local", self.local
-        if self.personal is not None:
-            yield "personal", self.personal
-        yield from ((f"stage{number}", plug) for number, plug in enumerate(self.stages))
-        yield "channel", self.channel
-        if self.clean is not None:
-            yield "clean", self.clean
-        yield "weights", self.weights
-        if self.central_noise is not None:
-            yield "noise", self.central_noise
-        yield from ((f"denoise{number}", plug) for number, plug in enumerate(self.denoise))
-        yield "step", self.step
+        for name, (slot, _) in _SLOTS.items():
+            filled = getattr(self, name)
+            if isinstance(filled, tuple):
+                yield from ((f"{slot}{number}", plug) for number, plug in enumerate(filled))
+            elif filled is not None:
+                yield slot, filled
 
     def resolve(self, terms: Terms) -> Self:
         """Return the strategy with nothing left open under these terms: what a site works with once
         it knows them.
         """
-        changed: dict[str, Any] = {}
-        for f in fields(self):
-            old = getattr(self, f.name)
-            if isinstance(old, Plug):
-                new: object = old.resolve(terms)
-            elif isinstance(old, tuple) and old and isinstance(old[0], Plug):
-                new = tuple(plug.resolve(terms) for plug in old)
-            else:
-                continue
-            if new != old:
-                changed[f.name] = new
+
+        def resolved(filled: Any) -> Any:
+            if isinstance(filled, tuple):
+                return tuple(plug.resolve(terms) for plug in filled)
+            return None if filled is None else filled.resolve(terms)
+
+        found = {name: resolved(getattr(self, name)) for name in _SLOTS}
+        changed = {name: new for name, new in found.items() if new != getattr(self, name)}
         return replace(self, **changed) if changed else self
 
     @property
@@ -118,8 +106,7 @@ class Slots:
 
     def noise_makers(self) -> list[NoiseMaker]:
         """The pieces whose noise protects whole clients."""
-        pieces = (*self.stages, self.channel, self.central_noise)
-        return [p for p in pieces if isinstance(p, NoiseMaker) and p.makes_noise]
+        return [plug for _, plug in self.slots() if isinstance(plug, NoiseMaker)]
 
     @property
     def sums_only(self) -> bool:
@@ -140,28 +127,29 @@ class Slots:
 
     def describe(self) -> list[tuple[str, str]]:
         """List the pieces in the order they act, in words."""
-        return [(_WORDS[slot.rstrip("0123456789")], _words(plug)) for slot, plug in self.slots()]
+        words = dict(_SLOTS.values())
+        return [(words[slot.rstrip("0123456789")], _words(plug)) for slot, plug in self.slots()]
 
 
-_WORDS = {
-    "selection": "select",
-    "release": "release",
-    "local": "local work",
-    "personal": "stays at the client",
-    "stage": "client stage",
-    "channel": "channel",
-    "clean": "clean rows",
-    "weights": "weigh",
-    "noise": "central noise",
-    "denoise": "denoise",
-    "step": "step",
+_SLOTS = {
+    "selection": ("selection", "select"),
+    "releases": ("release", "release"),
+    "local": ("local", "local work"),
+    "personal": ("personal", "stays at the client"),
+    "stages": ("stage", "client stage"),
+    "channel": ("channel", "channel"),
+    "clean": ("clean", "clean rows"),
+    "weights": ("weights", "weigh"),
+    "central_noise": ("noise", "central noise"),
+    "denoise": ("denoise", "denoise"),
+    "step": ("step", "step"),
 }
+"""Each slot's field, in the order in which they act: the name its state goes by, and its words."""
 
 
-def _words(piece: object) -> str:
-    names = [f.name for f in fields(piece)] if is_dataclass(piece) else []
-    settings = ", ".join(f"{name}={_setting(getattr(piece, name))}" for name in names)
-    return f"{type(piece).__name__}({settings})"
+def _words(plug: Plug) -> str:
+    settings = [f"{f.name}={_setting(getattr(plug, f.name))}" for f in fields(plug)]
+    return f"{type(plug).__name__}({', '.join(settings)})"
 
 
 def _setting(value: object) -> str:

@@ -21,7 +21,8 @@ from dpfl.testing.laws import (
     check_selection,
     check_stage,
 )
-from dpfl.testing.methods import check_method, check_plug
+from dpfl.testing.methods import check_method, check_plug, check_releases, float_noise
+from dpfl.testing.noise import check_sampler, impossible
 from dpfl.testing.server_laws import (
     check_central_noise,
     check_denoiser,
@@ -29,7 +30,6 @@ from dpfl.testing.server_laws import (
     check_step,
     check_weights,
 )
-from dpfl.testing.support import check_releases, check_sampler, float_noise, impossible
 
 __all__ = [
     "check_central_noise",

@@ -3,26 +3,34 @@
 from dataclasses import replace
 
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Aggregate, Claims, Cohort, PlugState, Rows
 from dpfl.plugs.central_noise import CentralNoise
-from dpfl.plugs.denoise import Denoiser
-from dpfl.plugs.row_denoise import RowDenoiser
+from dpfl.plugs.denoise import Denoiser, RowDenoiser
 from dpfl.plugs.step import Step
 from dpfl.plugs.weights import Weights
-from dpfl.testing.fixtures import LAYOUT, SEED, TERMS, always, cohort_of, std_ratio
+from dpfl.testing.fixtures import LAYOUT, SEED, TERMS, always, cohort, has_std, well_formed
 
-FALSE_CLAIMS = (0.0, -1.0, float("nan"), 1e9, float("inf"), 1.0)
+_EPSILONS = (0.0, -1.0, float("nan"), 1e9, float("inf"), 1.0)
+FALSE_CLAIMS = {
+    f"c{i}": Claims(epsilon=epsilon, delta=1e-5, examples=10) for i, epsilon in enumerate(_EPSILONS)
+}
 
 
 def _rows(size: int, seed: PublicSeed) -> Rows:
     matrix = torch.randn(size, LAYOUT.size, generator=seed.generator())
     origin = torch.zeros(LAYOUT.size)
-    return Rows(matrix=matrix, origin=origin, cohort=cohort_of(size), layout=LAYOUT)
+    return Rows(matrix=matrix, origin=origin, cohort=cohort(size), layout=LAYOUT)
+
+
+def _turned(rows: Rows) -> tuple[Rows, Tensor]:
+    """The same rows with every client one place further, and who is where."""
+    turn = torch.roll(torch.arange(len(rows.cohort)), 1)
+    claims = {f"c{i}": rows.cohort.claims[f"c{int(j)}"] for i, j in enumerate(turn)}
+    return replace(rows, matrix=rows.matrix[turn], cohort=Cohort.of(claims)), turn
 
 
 def check_weights(weights: Weights) -> None:
@@ -39,47 +47,32 @@ def check_weights(weights: Weights) -> None:
     weights = weights.resolve(TERMS)
 
     def weigh(rows: Rows) -> Tensor:
-        w, state, metrics = weights(weights.start(TERMS, LAYOUT), rows, 0)
-        assert w.shape == (len(rows.cohort),), f"{weights} gave {tuple(w.shape)} weights"
-        assert bool(torch.isfinite(w).all() & (w >= 0).all()), f"{weights} gave {w}"
-        assert isinstance(state, dict)
-        assert isinstance(metrics, dict)
-        return w
+        found, state, metrics = weights(weights.start(TERMS, LAYOUT), rows, 0)
+        well_formed(weights, found, (len(rows.cohort),))
+        assert bool((found >= 0).all()), f"{weights} gave {found}"
+        assert isinstance(state, dict), f"{weights} returns no state"
+        assert isinstance(metrics, dict), f"{weights} returns no metrics"
+        return found
 
-    @given(st.integers(1, 8), SEED)
+    @always(st.integers(1, 8), SEED)
     def sums_to_one(size: int, seed: PublicSeed) -> None:
-        w = weigh(_rows(size, seed))
+        found = weigh(_rows(size, seed))
         if weights.constant:
             same = torch.full((size,), weights.value(TERMS))
-            assert torch.allclose(w, same), f"{weights} are not constant"
+            assert torch.allclose(found, same), f"{weights} are not constant"
         else:
-            assert abs(float(w.sum()) - 1) < 1e-5, f"{weights} sum to {float(w.sum())}"
+            assert abs(float(found.sum()) - 1) < 1e-5, f"{weights} sum to {float(found.sum())}"
 
-    @given(st.integers(3, 6), SEED)
+    @always(st.integers(3, 6), SEED)
     def permutes_with_clients(size: int, seed: PublicSeed) -> None:
         rows = _rows(size, seed)
-        turn = torch.roll(torch.arange(size), 1)
-        w, turned = weigh(rows), weigh(_turned(rows, turn))
-        assert torch.allclose(turned, w[turn], atol=1e-3), f"{weights} depend on the order"
+        turned, turn = _turned(rows)
+        same = torch.allclose(weigh(turned), weigh(rows)[turn], atol=1e-3)
+        assert same, f"{weights} depend on the order"
 
-    @given(SEED)
+    @always(SEED)
     def false_claims_stay_finite(seed: PublicSeed) -> None:
-        pairs = enumerate(FALSE_CLAIMS)
-        claims = {f"c{i}": Claims(epsilon=e, delta=1e-5, examples=10) for i, e in pairs}
-        rows = _rows(len(claims), seed)
-        cohort = Cohort.of(claims)
-        weigh(Rows(matrix=rows.matrix, origin=rows.origin, cohort=cohort, layout=LAYOUT))
-
-    always(sums_to_one)
-    always(permutes_with_clients)
-    always(false_claims_stay_finite)
-
-
-def _turned(rows: Rows, turn: Tensor) -> Rows:
-    claims = {f"c{i}": rows.cohort.claims[f"c{int(j)}"] for i, j in enumerate(turn)}
-    return Rows(
-        matrix=rows.matrix[turn], origin=rows.origin, cohort=Cohort.of(claims), layout=LAYOUT
-    )
+        weigh(replace(_rows(len(FALSE_CLAIMS), seed), cohort=Cohort.of(FALSE_CLAIMS)))
 
 
 def check_row_denoiser(clean: RowDenoiser) -> None:
@@ -90,21 +83,18 @@ def check_row_denoiser(clean: RowDenoiser) -> None:
     """
     clean = clean.resolve(TERMS)
 
-    @given(st.integers(2, 6), SEED)
+    @always(st.integers(2, 6), SEED)
     def keeps_shape_and_order(size: int, seed: PublicSeed) -> None:
         rows = _rows(size, seed)
         cleaned, _, _ = clean(clean.start(TERMS, LAYOUT), rows, 0)
-        assert cleaned.shape == rows.matrix.shape, f"{clean} changed the shape"
-        assert bool(torch.isfinite(cleaned).all()), f"{clean} gave a non-finite row"
+        well_formed(clean, cleaned, rows.matrix.shape)
         if clean.ordered:
             return
-        turn = torch.roll(torch.arange(size), 1)
+        turned, turn = _turned(rows)
         public = tuple(f"c{i}" for i, j in enumerate(turn) if f"c{int(j)}" in TERMS.public)
         start = clean.start(replace(TERMS, public=public), LAYOUT)
-        again, _, _ = clean(start, _turned(rows, turn), 0)
+        again, _, _ = clean(start, turned, 0)
         assert torch.allclose(again, cleaned[turn], atol=1e-4), f"{clean} depends on the order"
-
-    always(keeps_shape_and_order)
 
 
 def check_central_noise(noise: CentralNoise, *, bound: float = 0.7) -> None:
@@ -117,15 +107,16 @@ def check_central_noise(noise: CentralNoise, *, bound: float = 0.7) -> None:
     >>> check_central_noise(CentralNoise(noise_multiplier=2.0))
     """
     noise = noise.resolve(TERMS)
-    state, total = noise.start(TERMS, LAYOUT), torch.zeros(200_000, dtype=torch.float64)
-    rng = SecretRng.simulated(PublicSeed(7))
-    noisy, _, _ = noise.add(state, total, bound, rng)
-    assert noisy.shape == total.shape, f"{noise} changed the length"
-    std_ratio(noise, noisy, noise.std(bound))
-    once, again = (
-        noise.add(state, total[:50], bound, SecretRng.simulated(PublicSeed(8)))[0] for _ in "ab"
-    )
-    assert torch.equal(once, again), f"{noise} draws from somewhere else than its generator"
+
+    def noisy(numbers: int) -> Tensor:
+        zero, rng = torch.zeros(numbers, dtype=torch.float64), SecretRng.simulated(PublicSeed(7))
+        found, _, _ = noise.add(noise.start(TERMS, LAYOUT), zero, bound, rng)
+        well_formed(noise, found, zero.shape)
+        return found
+
+    has_std(noise, noisy(200_000), noise.std(bound))
+    same = torch.equal(noisy(50), noisy(50))
+    assert same, f"{noise} draws from somewhere else than its generator"
 
 
 def check_denoiser(denoise: Denoiser) -> None:
@@ -138,16 +129,13 @@ def check_denoiser(denoise: Denoiser) -> None:
     denoise = denoise.resolve(TERMS)
     state = denoise.start(TERMS, LAYOUT)
 
-    @given(SEED)
+    @always(SEED)
     def tame(seed: PublicSeed) -> None:
         aggregate = _aggregate(seed)
-        _check_pure(denoise, state, aggregate)
+        one = _pure(denoise, state, aggregate)
         if denoise.linear:
-            twice = Aggregate(**{**vars(aggregate), "vector": 2 * aggregate.vector})
-            one, two = denoise(state, aggregate)[0], denoise(state, twice)[0]
+            two = denoise(state, replace(aggregate, vector=2 * aggregate.vector))[0]
             assert torch.allclose(two, 2 * one, atol=1e-4), f"{denoise} says linear, but is not"
-
-    always(tame)
 
 
 def check_step(step: Step) -> None:
@@ -162,22 +150,17 @@ def check_step(step: Step) -> None:
     """
     step = step.resolve(TERMS)
 
-    @given(SEED)
+    @always(SEED)
     def tame(seed: PublicSeed) -> None:
-        state = step.start(TERMS, LAYOUT)
-        aggregate = _aggregate(seed)
+        state, aggregate = step.start(TERMS, LAYOUT), _aggregate(seed)
+        shapes = {name: tensor.shape for name, tensor in state.items()}
         for round_ in range(4):
-            aggregate = Aggregate(**{**vars(aggregate), "round": round_})
-            _check_pure(step, state, aggregate)
-            shapes = {name: tensor.shape for name, tensor in state.items()}
+            aggregate = replace(aggregate, round=round_)
+            _pure(step, state, aggregate)
             model, state, _ = step(state, aggregate)
             assert {k: t.shape for k, t in state.items()} == shapes, f"{step} changed its state"
-            published = step.published(state, model)
-            good = published.shape == model.shape and bool(torch.isfinite(published).all())
-            assert good, f"{step} publishes something else than a model"
-            aggregate = Aggregate(**{**vars(aggregate), "model": model})
-
-    always(tame)
+            well_formed(step, step.published(state, model), model.shape)
+            aggregate = replace(aggregate, model=model)
 
 
 def _aggregate(seed: PublicSeed) -> Aggregate:
@@ -185,13 +168,15 @@ def _aggregate(seed: PublicSeed) -> Aggregate:
     return Aggregate(vector=vector, model=model, layout=LAYOUT, round=1)
 
 
-def _check_pure(plug: Denoiser | Step, state: PlugState, aggregate: Aggregate) -> None:
-    before = aggregate.vector.clone(), aggregate.model.clone()
-    kept = {name: tensor.clone() for name, tensor in state.items()}
-    once = plug(state, aggregate)[0]
-    assert once.shape == aggregate.vector.shape, f"{plug} changed the length"
-    assert bool(torch.isfinite(once).all()), f"{plug} gave a non-finite number"
-    same = torch.equal(aggregate.vector, before[0]) and torch.equal(aggregate.model, before[1])
-    assert same, f"{plug} changed its argument"
-    assert all(torch.equal(state[k], v) for k, v in kept.items()), f"{plug} changed its state"
-    assert torch.equal(once, plug(state, aggregate)[0]), f"{plug} is not pure"
+def _pure(plug: Denoiser | Step, state: PlugState, aggregate: Aggregate) -> Tensor:
+    """What a plug makes of an aggregate, twice, leaving its arguments as they were."""
+
+    def given() -> list[Tensor]:
+        return [aggregate.vector, aggregate.model, *state.values()]
+
+    before = [tensor.clone() for tensor in given()]
+    once, again = (plug(state, aggregate)[0] for _ in range(2))
+    well_formed(plug, once, aggregate.vector.shape)
+    assert torch.equal(once, again), f"{plug} is not pure"
+    assert all(map(torch.equal, given(), before)), f"{plug} changed its arguments"
+    return once

@@ -1,0 +1,33 @@
+"""Settings that methods share: what clients do with their records, and who takes part."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from dpfl.core.types import ClientSettings
+from dpfl.plugs.selection import Everyone, Selection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Settings of every method whose clients train for a while; what is not given has no default.
+
+    ``batch_size`` is the (expected) number of records of a step; the length of local work is given
+    in steps or in epochs. Everyone takes part, unless ``selection`` says otherwise.
+    """
+
+    lr: float
+    batch_size: int
+    local_steps: int | None = None
+    local_epochs: int | None = None
+    selection: Selection | None = None
+
+    @property
+    def client_settings(self) -> ClientSettings:
+        """What a client without settings of its own does."""
+        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(ClientSettings)}
+        return ClientSettings(**given)
+
+    @property
+    def cohorts(self) -> Selection:
+        """Who takes part."""
+        return self.selection or Everyone()
