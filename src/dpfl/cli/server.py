@@ -1,8 +1,9 @@
 """``dpfl server``: the side that offers a study, gathers the sites and trains.
 
 ``init`` makes a folder with certificates from a study file, ``run`` serves the study to its last
-round, ``resume`` goes on after a crash, ``status`` says how far it is. The server knows no budget
-and sees no record; whatever a site sends is checked.
+round, ``resume`` goes on after a crash, ``deliver`` brings the model to sites that did not get it,
+``status`` says how far it is. The server knows no budget and sees no record; whatever a site sends
+is checked.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dpfl.cli import options as o
 from dpfl.cli.site import INSECURE, until_stopped, warn_insecure
 
 if TYPE_CHECKING:
+    from dpfl.deploy.serving import Verb
     from dpfl.deploy.summary import StudyStatus
     from dpfl.rounds.record import RoundRecord
 
@@ -53,21 +55,27 @@ def renew(folder: Path = FOLDER) -> None:
 @app.command()
 def run(folder: Path = FOLDER, insecure: bool = INSECURE, quiet: bool = o.QUIET) -> None:
     """Gather the sites and train."""
-    _serve(folder, insecure, quiet, resume=False)
+    _serve(folder, insecure, quiet, "run")
 
 
 @app.command()
 def resume(folder: Path = FOLDER, insecure: bool = INSECURE, quiet: bool = o.QUIET) -> None:
     """Continue a study that was cut off: same sites, same ledger, after the last finished round."""
-    _serve(folder, insecure, quiet, resume=True)
+    _serve(folder, insecure, quiet, "resume")
 
 
-def _serve(folder: Path, insecure: bool, quiet: bool, *, resume: bool) -> None:
+@app.command()
+def deliver(folder: Path = FOLDER, insecure: bool = INSECURE, quiet: bool = o.QUIET) -> None:
+    """Deliver the model of a study that has ended to the sites that did not get it."""
+    _serve(folder, insecure, quiet, "deliver")
+
+
+def _serve(folder: Path, insecure: bool, quiet: bool, verb: Verb) -> None:
     from dpfl.deploy.serving import check_startable, resume_command, serve
     from dpfl.deploy.summary import StudyStatus
     from dpfl.runs.deployment import StudyFile
 
-    check_startable(folder, resume=resume)
+    check_startable(folder, verb)
     study = StudyFile.in_folder(folder)
     warn_insecure(insecure)
     bar = c.progress_bar(study.study.name, "waiting for sites", study.run.rounds, quiet)
@@ -104,7 +112,11 @@ def _show(folder: Path, now: StudyStatus) -> None:
         missed, took = now.missed(site), f"took part in {now.took_part(site)} round(s)"
         for round_, reason in missed[-1:]:
             took += f"; missed {len(missed)} (round {round_ + 1}: {reason[:110]})"
+        if now.summary is None and site in now.progress.sites:
+            took = f"{now.progress.sites[site]}; {took}"
         facts.append((site, took))
+    if now.running and now.progress.next:
+        facts.append(("now", now.progress.next))
     if lost := [str(record.round + 1) for record in now.rounds if record.lost]:
         facts.append(("lost rounds", ", ".join(lost)))
     traffic = c.traffic_text(total["bytes_up"], total["bytes_down"])
@@ -115,6 +127,8 @@ def _show(folder: Path, now: StudyStatus) -> None:
     c.print_lines(*(f"{site}: {reason}" for site, reason in summary.refusals.items()))
     for site, reason in summary.undelivered.items():
         c.out.print(f"The model was not delivered to {site}: {reason}")
+    if summary.undelivered:
+        c.note(f"Deliver it when they are there: dpfl server deliver {folder}")
     if summary.rounds.ended_early:
         c.out.print(f"Ended early, {summary.rounds.ended_early}")
     c.out.print("What each site has spent is in its own ledger: dpfl site spend")

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DpflError, FolderError, PeerError
@@ -35,6 +36,7 @@ from dpfl.rounds.record import RoundRecord
 from dpfl.runs.deployment import LINK_PROCESS, STUDY_FILE, StudyFile
 from dpfl.runs.folder import RunFolder
 
+Verb = Literal["run", "resume", "deliver"]
 _MOST_RESTARTS = 5
 _NOTES = {
     "the server app": APP_PROCESS,
@@ -78,24 +80,26 @@ def _names(study: StudyFile) -> list[str]:
     return [name for name in names if name not in anywhere]
 
 
-def check_startable(folder: Path, *, resume: bool) -> None:
-    """Refuse to run a study that has begun or ended, or to resume one that has changed.
+def check_startable(folder: Path, verb: Verb) -> None:
+    """Refuse to run a study that has begun or ended, or to go on with one that has changed.
 
     What sites have agreed to is what is resumed: how long the server waits for them may change.
     """
-    begun, remedy = (folder / ENROLMENT).exists(), f"start it with: dpfl server run {folder}"
-    if resume:
-        check(begun, str(folder), "holds no study that has begun", remedy, FolderError)
-    remedy = f"see it with: dpfl server status {folder} (deliver its model: dpfl server deliver)"
-    running = not RunFolder(folder).summary.exists()
-    check(running, str(folder), "holds a study that has ended", remedy, FolderError)
-    if resume:
-        agreed, now = EnrolmentFile.read(folder).study, StudyFile.in_folder(folder).digest()
-        where, problem = str(folder / STUDY_FILE), "is not the study that was begun"
-        check(agreed in (None, now), where, problem, "undo what was changed since", FolderError)
-    else:
-        remedy = f"continue with: dpfl server resume {folder}"
-        check(not begun, str(folder), "holds a study that has begun", remedy, FolderError)
+    where, begun = str(folder), (folder / ENROLMENT).exists()
+    ended = RunFolder(folder).summary.exists()
+    problem, remedy = "holds a study that has ended", f"see: dpfl server status {folder}"
+    check(verb == "deliver" or not ended, where, problem, remedy, FolderError)
+    problem, remedy = "holds a study that has not ended", f"continue with: {resume_command(folder)}"
+    check(verb != "deliver" or ended, where, problem, remedy, FolderError)
+    if verb == "run":
+        problem, remedy = "holds a study that has begun", f"continue with: {resume_command(folder)}"
+        check(not begun, where, problem, remedy, FolderError)
+        return
+    problem, remedy = "holds no study that has begun", f"start it with: dpfl server run {folder}"
+    check(begun, where, problem, remedy, FolderError)
+    agreed, now = EnrolmentFile.read(folder).study, StudyFile.in_folder(folder).digest()
+    where, problem = str(folder / STUDY_FILE), "is not the study that was begun"
+    check(agreed in (None, now), where, problem, "undo what was changed since", FolderError)
 
 
 def resume_command(folder: Path) -> str:
