@@ -1,0 +1,110 @@
+"""The open port: silent connections are closed, and there is a limit to their number."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dpfl.deploy import listener as module
+from dpfl.deploy.listener import CONNECTION, Listener
+
+MOST = 8
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A listener on this machine; a request to /trust proves that its sender is a site."""
+    monkeypatch.setattr(module, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(module, "_SWEEP_SECONDS", 0.1)
+
+    async def answer(request: Request) -> Response:
+        if request.url.path == "/trust":
+            request.scope["state"][CONNECTION].trusted = True
+        return Response("ok")
+
+    app = Starlette(routes=[Route("/{path:path}", answer)])
+    listening = socket.create_server(("127.0.0.1", 0))
+    loop = asyncio.new_event_loop()
+    serving = loop.create_task(Listener(app, MOST, None, None).serve(listening))
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        with pytest.raises(asyncio.CancelledError):
+            loop.run_until_complete(serving)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield listening.getsockname()[1]
+    loop.call_soon_threadsafe(serving.cancel)
+    thread.join(timeout=10)
+    listening.close()
+
+
+def connect(port: int) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", port), timeout=5)
+    made.settimeout(5)
+    return made
+
+
+def get(own: socket.socket, path: str) -> bytes:
+    own.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    return own.recv(1000)
+
+
+def closed(own: socket.socket) -> bool:
+    try:
+        return own.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_a_connection_that_says_nothing_or_little_is_closed(port: int) -> None:
+    silent, slow = connect(port), connect(port)
+    slow.sendall(b"GET / HTTP/1.1\r\n")
+    began = time.monotonic()
+    for _ in range(3):
+        time.sleep(0.2)
+        slow.sendall(b"x: y\r\n")
+    assert closed(silent)
+    assert closed(slow)
+    assert time.monotonic() - began < 4
+
+
+def test_a_connection_is_kept_between_requests_and_closed_when_it_is_silent_for_long(
+    port: int,
+) -> None:
+    own = connect(port)
+    for _ in range(4):
+        assert b"200 OK" in get(own, "/")
+        time.sleep(0.5)
+    assert closed(own)
+
+
+def test_strangers_make_room_for_the_next_and_sites_do_not(port: int) -> None:
+    site = connect(port)
+    assert b"200 OK" in get(site, "/trust")
+    strangers = [connect(port) for _ in range(5 * MOST)]
+    time.sleep(0.3)
+    assert b"200 OK" in get(site, "/")  # a site keeps its connection
+    late = connect(port)
+    assert b"200 OK" in get(late, "/")  # and whoever comes is heard
+    assert closed(strangers[0])  # the oldest stranger has made room
+    for one in (site, late, *strangers):
+        one.close()
+
+
+def test_a_header_without_end_is_cut_off(port: int) -> None:
+    own = connect(port)
+    try:
+        own.sendall(b"GET / HTTP/1.1\r\n" + b"x: " + b"y" * 100_000)
+        answer = own.recv(1000)
+    except (ConnectionResetError, BrokenPipeError):
+        answer = b""
+    assert b"200" not in answer
