@@ -51,9 +51,7 @@ def test_another_process_under_a_noted_id_is_left_alone(tmp_path: Path) -> None:
     assert told == []
 
 
-def test_one_that_cannot_be_ended_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_cannot_be_ended_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     note_process(tmp_path / "note", os.getpid())
     real = os.kill
 

@@ -81,7 +81,9 @@ def test_both_sides_keep_receipts_and_they_prove_what_was_signed(
     for round_ in range(3):
         assert signed_round(desk, signer, site, round_).accepted
     own = [json.loads(line) for line in (site.folder / RECEIPTS).read_text().splitlines()]
-    theirs = [json.loads(line) for line in (tmp_path / "server" / RECEIPTS).read_text().splitlines()]
+    theirs = [
+        json.loads(line) for line in (tmp_path / "server" / RECEIPTS).read_text().splitlines()
+    ]
     assert own == theirs[:2]  # the last comes with the next request
     assert len(theirs) == 3
     for line in theirs:

@@ -20,7 +20,14 @@ def test_everything_that_left_is_in_the_log_with_its_hash(tmp_path: Path) -> Non
     for number, site in enumerate(federation.sites.values(), 1):
         said = [answer for node, _, answer in federation.grid.heard if node == number]
         log = lines(site.folder)
-        assert [line["kind"] for line in log] == ["hello", "terms", "terms", "train", "train", "end"]
+        assert [line["kind"] for line in log] == [
+            "hello",
+            "terms",
+            "terms",
+            "train",
+            "train",
+            "end",
+        ]
         assert [line["round"] for line in log] == [None, None, None, 0, 1, None]
         for line, answer in zip(log, said, strict=True):
             whole = write_header(answer.header).encode() + answer.payload
