@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.xdist_group(name))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def real_data() -> Path:
     """Return the folder of data sets that do not ship with the package."""
     folder = Path(os.environ.get("DPFL_DATA", "")) if os.environ.get("DPFL_DATA") else None

@@ -419,7 +419,7 @@ def test_a_set_with_silos_may_be_shared_out_otherwise() -> None:
 
 
 @pytest.fixture(scope="module")
-def plays() -> Dataset:
+def plays(real_data: Path) -> Dataset:
     return load_dataset("shakespeare")
 
 
