@@ -1123,7 +1123,7 @@ def test_a_round_for_which_nobody_is_drawn_passes_and_moves_nothing(kind: Any) -
     federation = dpfl.Federation.from_arrays(arrays, budgets=budgets, classes=2)
     nobody = dpfl.PoissonCohort(sampling_rate=1e-9)
     strategy = dpfl.dprp(lr=0.1, clip=1.0, dimension=3, projection=kind, selection=nobody)
-    result = dpfl.train(strategy, federation, rounds=2, seed=0)
+    result = dpfl.train(torch.nn.Linear(6, 2), federation, strategy, rounds=2)
     assert [line.published for line in result.history] == [False, False]
     assert all(line.cohort == () for line in result.history)
 
