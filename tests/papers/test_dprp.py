@@ -1115,6 +1115,19 @@ def test_sampling_amplifies_nothing_over_the_air(selection: Any) -> None:
     assert not strategy.amplifies(dpfl.Observer.SERVER)
 
 
+@pytest.mark.parametrize("kind", PROJECTIONS)
+def test_a_round_for_which_nobody_is_drawn_passes_and_moves_nothing(kind: Any) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {name: (rng.normal(size=(10, 6)), rng.integers(0, 2, 10)) for name in "abc"}
+    budgets = {name: dpfl.Budget(epsilon=8.0, delta=1e-3) for name in arrays}
+    federation = dpfl.Federation.from_arrays(arrays, budgets=budgets, classes=2)
+    nobody = dpfl.PoissonCohort(sampling_rate=1e-9)
+    strategy = dpfl.dprp(lr=0.1, clip=1.0, dimension=3, projection=kind, selection=nobody)
+    result = dpfl.train(torch.nn.Linear(6, 2), federation, strategy, rounds=2)
+    assert [line.published for line in result.history] == [False, False]
+    assert all(line.cohort == () for line in result.history)
+
+
 def test_dropouts_that_the_channel_did_not_plan_for_are_refused() -> None:
     strategy = dpfl.airsgd(lr=0.1, clip=1.0, noise_multiplier=2.0, tolerated_dropouts=1)
     with pytest.raises(ConfigurationError, match="1 dropouts, 5 are tolerated"):

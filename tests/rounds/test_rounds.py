@@ -12,7 +12,7 @@ from tests.by_hand import play_clients
 from torch import Tensor, nn
 
 import dpfl
-from dpfl.core.errors import PeerError
+from dpfl.core.errors import PeerError, PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Adjacency, ClientSettings, Observer, State, Unit
@@ -170,6 +170,16 @@ def test_a_client_that_cannot_pay_abstains_and_the_round_goes_on() -> None:
         "c4",
     )
     assert not torch.equal(state.model, setting.state.model)
+
+
+def test_nobody_is_charged_for_a_round_that_one_of_the_drawn_cannot_pay() -> None:
+    """``willing`` lies here: the round is refused before anyone is charged against the world."""
+    setting = Setting(dpfl.udp_fedavg(**SETTINGS, noise="local"))
+    poor = dpfl.Budget(epsilon=0.01, delta=1e-6)
+    setting.ledger.set_budgets({"c0": poor}, unit=Unit.CLIENT, observer=Observer.WORLD)
+    with pytest.raises(PrivacyRefusal, match="c0"):
+        open_round(setting.agreement, setting.state, setting.run, lambda client: True)
+    assert setting.ledger.charged(setting.run.name, Observer.WORLD) == set()
 
 
 def test_nobody_willing_ends_the_training() -> None:

@@ -1,13 +1,11 @@
 """Checks that constructors share: each refuses in one clear sentence."""
 
+import math
 import numbers
-import sys
 from collections.abc import Callable, Collection
 from typing import Any
 
 from dpfl.core.errors import ConfigurationError, DpflError, did_you_mean
-
-LARGEST_NUMBER = sys.float_info.max  # an integer of hundreds of digits is not finite either
 
 
 def check(
@@ -25,12 +23,12 @@ def positive(where: str, **values: Any) -> None:
     Traceback (most recent call last):
     dpfl.core.errors.ConfigurationError: clip: clip = -1; give a finite number above 0
     """
-    _each(where, values, lambda value: 0 < value <= LARGEST_NUMBER, "give a finite number above 0")
+    _each(where, values, lambda value: value > 0 and finite(value), "give a finite number above 0")
 
 
 def not_negative(where: str, **values: Any) -> None:
     """Refuse what is not a finite number, 0 or above."""
-    _each(where, values, lambda value: 0 <= value <= LARGEST_NUMBER, "give 0 or a number above 0")
+    _each(where, values, lambda value: value >= 0 and finite(value), "give 0 or a number above 0")
 
 
 def share(where: str, **values: Any) -> None:
@@ -54,8 +52,16 @@ def whole_number(where: str, name: str, value: Any, least: int = 1) -> int:
     3
     """
     remedy = f"give a whole number of at least {least}"
-    _each(where, {name: value}, lambda x: least <= x <= LARGEST_NUMBER and x % 1 == 0, remedy)
+    _each(where, {name: value}, lambda x: x >= least and finite(x) and x % 1 == 0, remedy)
     return int(value)
+
+
+def finite(value: Any) -> bool:
+    """Whether a number is finite, of whatever type; an integer of hundreds of digits is not."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _each(where: str, values: dict[str, Any], good: Callable[[Any], bool], remedy: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
-from dpfl.core.checks import LARGEST_NUMBER, check, positive, whole_number
+from dpfl.core.checks import check, finite, positive, whole_number
 
 if TYPE_CHECKING:  # accounting reads these types without torch
     from torch import Tensor
@@ -72,8 +72,8 @@ class Claims:
     @property
     def usable(self) -> bool:
         """Whether the numbers make sense; claims that do not are left out of every plan."""
-        finite = 0 < self.epsilon <= LARGEST_NUMBER
-        return finite and 0 < self.delta < 1 and self.examples >= 1
+        real = self.epsilon > 0 and finite(self.epsilon)
+        return real and 0 < self.delta < 1 and self.examples >= 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,7 @@ def lift(
     sparsity: float = 1.0,
 ) -> Tensor:
     """T^T y = U^T y / sqrt(r): back to d numbers."""
-    numbers = len(vector)
+    numbers, vector = len(vector), vector.to(torch.float32)
     check_projection(kind, numbers, length, sparsity)
     if kind == "fourier":
         from scipy.fft import idct

@@ -105,7 +105,7 @@ def decode_download(payload: bytes, size: int) -> Downlink:
         round_, drawn, start = int(told["round"]), int(told["drawn"]), tensors.pop("start")
         if drawn < 0:
             raise ValueError("a negative number")
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, OverflowError) as error:
         raise PeerError("download", f"cannot be read ({error})", _SAME_VERSION) from error
     good = start.shape == (size,) and start.dtype == torch.float32
     problem = f"start has shape {tuple(start.shape)} of {start.dtype}"

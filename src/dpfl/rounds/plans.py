@@ -73,6 +73,9 @@ def _charge(
             rounds = run.ledger.affordable_releases(account, cost, seen_by, most, delta=delta)
             plans.append((account, cost, rounds, delta))
     _commit(run, observer, plans)
+    unplanned = offers.keys() - planned.keys()
+    if observer is Observer.WORLD and unplanned:
+        return set(unplanned)  # the round cannot be: nobody is charged for it
     charges = []
     for account in sorted(offers.keys() & planned.keys()):
         world, cost = observer is Observer.WORLD, in_round(offers[account][0], round_)
