@@ -357,13 +357,18 @@ def test_a_site_file_that_cannot_be_is_refused(tmp_path: Path) -> None:
         "budget": {"epsilon": 1.0, "delta": 1e-5},
     }
     for change, words in (
-        ({"policy": {"methods": ["wieavg"]}}, "there is no method 'wieavg'; did you mean 'weiavg'"),
         ({"budget": {"epsilon": 1.0, "delta": 1e-13}}, "below 1e-12"),
         ({"site": {"id": "../x"}}, "id"),
         ({"site": {"id": ".hidden"}}, "id"),
     ):
         with pytest.raises(ConfigurationError, match=words):
             SiteFile.from_dict({**base, **change})
+    write_csv(tmp_path / "x.csv")
+    values = {**base, "policy": {"methods": ["wieavg"]}}
+    words = "there is no method 'wieavg'; did you mean 'weiavg'"
+    with pytest.raises(ConfigurationError, match=words):
+        Site.create(tmp_path / "x", values)
+    assert not (tmp_path / "x" / "site.toml").exists()
 
 
 def test_an_example_is_complete_and_each_site_holds_only_its_own(

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
@@ -30,19 +31,23 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         return Response("ok")
 
     app = Starlette(routes=[Route("/{path:path}", answer)])
-    listening = socket.create_server(("127.0.0.1", 0))
-    loop = asyncio.new_event_loop()
-    serving = loop.create_task(Listener(app, MOST, None, None).serve(listening))
+    listening, ready = socket.create_server(("127.0.0.1", 0)), threading.Event()
+    own: dict[str, Any] = {}
 
-    def run() -> None:
-        asyncio.set_event_loop(loop)
-        with pytest.raises(asyncio.CancelledError):
-            loop.run_until_complete(serving)
+    async def serve() -> None:
+        own["loop"], own["end"] = asyncio.get_running_loop(), asyncio.Event()
+        serving = asyncio.create_task(Listener(app, MOST, None, None).serve(listening))
+        ready.set()
+        await own["end"].wait()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        await asyncio.sleep(0.1)  # connections that were aborted are closed now
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
+    assert ready.wait(10)
     yield listening.getsockname()[1]
-    loop.call_soon_threadsafe(serving.cancel)
+    own["loop"].call_soon_threadsafe(own["end"].set)
     thread.join(timeout=10)
     listening.close()
 
@@ -55,7 +60,10 @@ def connect(port: int) -> socket.socket:
 
 def get(own: socket.socket, path: str) -> bytes:
     own.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
-    return own.recv(1000)
+    answer = b""
+    while not answer.endswith(b"\r\n\r\nok"):
+        answer += own.recv(1000)
+    return answer
 
 
 def closed(own: socket.socket) -> bool:
@@ -74,6 +82,8 @@ def test_a_connection_that_says_nothing_or_little_is_closed(port: int) -> None:
         slow.sendall(b"x: y\r\n")
     assert closed(silent)
     assert closed(slow)
+    silent.close()
+    slow.close()
     assert time.monotonic() - began < 4
 
 
@@ -85,6 +95,7 @@ def test_a_connection_is_kept_between_requests_and_closed_when_it_is_silent_for_
         assert b"200 OK" in get(own, "/")
         time.sleep(0.5)
     assert closed(own)
+    own.close()
 
 
 def test_strangers_make_room_for_the_next_and_sites_do_not(port: int) -> None:
@@ -107,4 +118,5 @@ def test_a_header_without_end_is_cut_off(port: int) -> None:
         answer = own.recv(1000)
     except (ConnectionResetError, BrokenPipeError):
         answer = b""
+    own.close()
     assert b"200" not in answer

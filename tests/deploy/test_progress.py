@@ -31,7 +31,7 @@ def test_a_damaged_file_shows_nothing_and_stops_nobody(tmp_path: Path) -> None:
 def test_a_refused_and_a_missing_site_are_in_the_status_while_the_study_waits(
     tmp_path: Path,
 ) -> None:
-    values = study_values("weiavg", sites=("a", "b", "c"), run={"enrol_timeout": 0.01})
+    values = study_values("weiavg", sites=("a", "b", "c"), run={"enrol_timeout": 3.0})
     federation = Federation.of(tmp_path, values)
     file = federation.sites["b"].folder / "site.toml"
     file.write_text(file.read_text().replace("[policy]", '[policy]\nmethods = ["pfa"]'))

@@ -563,7 +563,7 @@ def test_what_is_sent_is_a_frame_of_the_agreed_size_and_holds_no_record(tmp_path
     enrolled(site, desk)
     answer = site.answer(desk.train(0))
     assert len(answer.payload) == FRAME_BYTES + 4 * (FEATURES + 1) * 2
-    assert set(answer.header) == {"ok", "site", "round", "token", "more"}
+    assert set(answer.header) == {"ok", "site", "round", "token", "more", "head"}
     claims = site.answer(desk.hello()).header["claims"]
     assert claims == {"epsilon": 4.0, "delta": DELTA, "examples": 32, "accountant": None}
 

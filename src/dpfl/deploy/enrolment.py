@@ -85,13 +85,13 @@ def gather(
     timeout, least = study.run.enrol_timeout, study.run.least_sites if least is None else least
     wanted = wanted or set(sites.members) or set(study.study.sites)
     while not wanted <= set(sites.nodes):
-        sites.progress.expect(_expectation(sites, wanted, least, timeout - waited))
         if waited - asked >= ASK_AGAIN:  # what was refused may have been fixed
             sites.asked &= set(sites.nodes.values())
             asked = waited
         sites.hello()
         if wanted <= set(sites.nodes) or max(waited, time.monotonic() - began) >= timeout:
             break
+        sites.progress.expect(_expectation(sites, wanted, least, timeout - waited))
         sites.transport.wait(1.0)
         waited += 1.0
     here = wanted & set(sites.nodes)

@@ -91,6 +91,8 @@ class Listener:
                 task.add_done_callback(tasks.discard)
         finally:
             sweeping.cancel()
+            for one in self.connections:
+                one.transport.abort()
 
     def _make_room(self) -> bool:
         """Close the oldest connection that is no site's if there are too many; False if all are."""
