@@ -125,9 +125,8 @@ def check_channel(channel: Channel) -> None:
 def check_selection(selection: Selection) -> None:
     """Check a selection.
 
-    Only candidates are drawn, and none twice. The draw depends on the seed alone. Over 4,000 draws
-    every candidate takes part as often as ``rate`` says, within five standard errors: a rate that
-    is stated too small would understate what amplification is charged at.
+    Only candidates are drawn, none twice, by the seed alone. Over 4,000 draws every candidate takes
+    part as often as ``rate`` says, within five standard errors: amplification is charged by it.
 
     >>> from dpfl.plugs.selection import PoissonCohort
     >>> check_selection(PoissonCohort(sampling_rate=0.4))
