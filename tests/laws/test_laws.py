@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -237,10 +237,7 @@ def test_weights_that_believe_any_claim_are_caught() -> None:
         testing.check_weights(Trusting())
 
 
-class Half(Channel):
-    sees_rows: ClassVar[bool] = False
-    simulated: ClassVar[bool] = True
-
+class Half(SecureSum):
     def deliver(  # type: ignore[override]
         self, messages: dict[str, Tensor], shared: Shared, seed: PublicSeed, rng: SecretRng
     ) -> Summed:
@@ -250,6 +247,26 @@ class Half(Channel):
 def test_a_channel_that_changes_the_sum_is_caught() -> None:
     with pytest.raises(AssertionError):
         testing.check_channel(Half())
+
+
+class Louder(Digital):
+    """Sends ten times what it was given, and promises nothing else than its base class."""
+
+    def send(self, message: Tensor, shared: Shared, who: Any, rng: SecretRng) -> Tensor:
+        return 10 * message
+
+
+class Boasting(Digital):
+    """Claims noise that it does not add."""
+
+    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
+        return exposure.noised(1.0)
+
+
+@pytest.mark.parametrize("channel", [Louder(), Boasting()], ids=repr)
+def test_a_channel_whose_exposure_is_false_is_caught(channel: Channel) -> None:
+    with pytest.raises(AssertionError, match="promised"):
+        testing.check_channel(channel)
 
 
 class FirstRowRules(RowDenoiser):
@@ -292,6 +309,21 @@ def test_a_denoiser_that_changes_its_argument_is_caught() -> None:
     testing.check_denoiser(Halve())
     with pytest.raises(AssertionError):
         testing.check_denoiser(HalveInPlace())
+
+
+def test_a_denoiser_that_takes_a_key_out_of_its_state_is_caught() -> None:
+    class Forgetful(Denoiser):
+        def start(self, terms: Terms, layout: Layout) -> PlugState:
+            return {"kept": torch.zeros(1), "lost": torch.zeros(1)}
+
+        def __call__(
+            self, state: PlugState, aggregate: Aggregate
+        ) -> tuple[Tensor, PlugState, Metrics]:
+            state.pop("lost", None)
+            return aggregate.vector * 0.5, dict(state), {}
+
+    with pytest.raises(AssertionError, match="changed its arguments"):
+        testing.check_denoiser(Forgetful())
 
 
 class Favourite(Selection):

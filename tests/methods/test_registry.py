@@ -11,7 +11,9 @@ import dpfl
 from dpfl.core.errors import ConfigurationError
 from dpfl.methods import METHODS, families, find, make_strategy
 from dpfl.plugs.step import ServerSgd
-from dpfl.plugs.weights import UniformWeights
+from dpfl.plugs.weights import EpsilonWeights, UniformWeights, Weights
+from dpfl.strategy import Strategy
+from dpfl.strategy.method import method
 from dpfl.strategy.record_level import RecordWork, record_level
 
 SETTINGS = {"lr": 0.1, "clip": 1.0, "batch_size": 4, "local_steps": 2}
@@ -148,3 +150,38 @@ def test_a_factory_may_take_a_component_made_of_settings_like_any_others() -> No
         capped(**{name: value for name, value in SETTINGS.items() if name != "clip"})
     with pytest.raises(ConfigurationError, match="cap = 'much'"):
         capped(**SETTINGS, cap="much")
+
+
+def test_a_default_of_a_factory_stays_what_it_is() -> None:
+    @method(family="own", simplicity=1)
+    def own(
+        work: RecordWork,
+        weights: Weights = EpsilonWeights(),  # noqa: B008 - frozen
+        step: ServerSgd = ServerSgd(momentum=0.9),  # noqa: B008 - frozen
+    ) -> Strategy:
+        """A method with components of its own."""
+        return record_level("own", work, weights, step=step)
+
+    strategy = own(**SETTINGS)
+    assert strategy.weights == EpsilonWeights()
+    assert strategy.step == ServerSgd(momentum=0.9)
+    assert own(**SETTINGS, weights=UniformWeights()).weights == UniformWeights()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneDefault:
+    clip: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnotherDefault:
+    clip: float = 2.0
+
+
+def test_a_setting_with_two_defaults_is_refused_at_declaration() -> None:
+    def factory(one: OneDefault, other: AnotherDefault) -> Strategy:
+        """Which clip is it?"""
+        raise AssertionError
+
+    with pytest.raises(ConfigurationError, match=r"'clip'.*other defaults"):
+        method(family="own", simplicity=1)(factory)

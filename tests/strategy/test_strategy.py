@@ -28,10 +28,10 @@ from dpfl.core.types import (
     Who,
 )
 from dpfl.plugs.central_noise import CentralNoise
-from dpfl.plugs.channels import SecureSum
+from dpfl.plugs.channels import Channel, SecureSum
 from dpfl.plugs.denoise import RowDenoiser
 from dpfl.plugs.local_work import DpSgd, Sgd
-from dpfl.plugs.selection import FixedCohort, PoissonCohort
+from dpfl.plugs.selection import FixedCohort, PoissonCohort, Selection
 from dpfl.plugs.stages import Clip, GaussianNoise, Stage
 from dpfl.plugs.weights import EpsilonWeights, ExpectedCohortWeights, UniformWeights
 from dpfl.privacy.exposure import Exposure
@@ -350,3 +350,32 @@ def test_noise_that_is_declared_by_its_exposure_alone_amplifies_nothing_either()
     strategy = central(stages=(Clip(clip=1.0), ForeignNoise(std=2.0)), central_noise=None)
     assert not strategy.amplifies(Observer.WORLD)
     assert central(central_noise=CentralNoise(noise_multiplier=2.0)).amplifies(Observer.WORLD)
+
+
+class NoSize(Selection):
+    """Says that it draws a fixed number, and not which."""
+
+    sampling: ClassVar[Any] = "uniform"
+
+    def rate(self, population: int) -> float:
+        return 1 / population
+
+    def order(self, candidates: Any, seed: Any) -> list[str]:
+        return list(candidates)
+
+
+class NoExposure(Channel):
+    """Amplifies what is sent, and does not say so."""
+
+    sees_rows: ClassVar[bool] = False
+    simulated: ClassVar[bool] = True
+
+    def send(self, message: Tensor, shared: Any, who: Any, rng: Any) -> Tensor:
+        return 10 * message
+
+
+def test_a_component_that_leaves_out_what_its_cost_rests_on_is_refused() -> None:
+    replaced = {"selection": NoSize(), "adjacency": Adjacency.REPLACE_ONE}
+    for changes in (replaced, {"channel": NoExposure()}):
+        with pytest.raises(NotImplementedError):
+            central(**changes).cost(Observer.WORLD, (), 1, TERMS)

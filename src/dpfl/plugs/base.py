@@ -50,8 +50,8 @@ class Plug:
         A setting that is None and has the name of a term (a noise multiplier, the expected cohort)
         takes its value.
         """
-        left_open = [f.name for f in fields(self) if getattr(self, f.name) is None]
-        known = {name: getattr(terms, name) for name in left_open if hasattr(terms, name)}
+        left_open = [f.name for f in fields(self) if f.init and getattr(self, f.name) is None]
+        known = {name: vars(terms)[name] for name in left_open if name in vars(terms)}
         return replace(self, **known) if known else self
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:

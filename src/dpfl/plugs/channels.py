@@ -72,7 +72,7 @@ class Channel(Plug):
         """What the server sees of one message: all of it, or one's own contribution to a sum under
         one's own noise alone.
         """
-        return exposure
+        raise NotImplementedError
 
 
 class Digital(Channel):
@@ -81,8 +81,12 @@ class Digital(Channel):
     sees_rows: ClassVar[bool] = True
     simulated: ClassVar[bool] = False
 
+    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
+        """Return the exposure as it is: nothing is added or taken away."""
+        return exposure
 
-class SecureSum(Channel):
+
+class SecureSum(Digital):
     """Only the sum arrives. Simulated: the cryptography that would make it true is not here, so
     deployment refuses it.
     """

@@ -42,7 +42,7 @@ class Selection(Plug):
 
     def cohort_size(self, population: int) -> int | None:
         """How many are drawn, where that number is fixed; None where it is random."""
-        return None
+        raise NotImplementedError
 
     def order(self, candidates: Sequence[str], seed: PublicSeed) -> list[str]:
         """Return the candidates that are drawn, in drawing order.
@@ -120,6 +120,10 @@ class PoissonCohort(Selection):
 
     def __post_init__(self) -> None:
         share("cohort", sampling_rate=self.sampling_rate)
+
+    def cohort_size(self, population: int) -> int | None:
+        """Return None: the size is random."""
+        return None
 
     def rate(self, population: int) -> float:
         """Return the sampling rate."""

@@ -61,6 +61,11 @@ class Method:
         unknown = [name for name in self.search if name not in self.settings]
         problem = f"its search names '{unknown[0]}', which is not a setting" if unknown else ""
         check(not unknown, self._where, problem, "name a setting of the factory")
+        defaults: dict[str, Any] = {}
+        for shared in (p for own in _collected(self.factory) for p in _parameters(own.annotation)):
+            same = defaults.setdefault(shared.name, shared.default) == shared.default
+            problem = f"two of its arguments have a setting '{shared.name}', with other defaults"
+            check(same or shared.name in self.fixed, self._where, problem, "give them one default")
 
     def __call__(self, **settings: Any) -> Strategy:
         """Build the strategy from keyword arguments."""
@@ -86,8 +91,10 @@ class Method:
         """
         found: dict[str, inspect.Parameter] = {}
         for own in _parameters(self.factory):
-            taken = _parameters(own.annotation) if _collects(own) else [own]
-            found |= {p.name: p for p in taken if p.name not in {*found, *self.fixed}}
+            taken = [own]
+            if _collects(own):
+                taken = [p for p in _parameters(own.annotation) if p.name not in self.fixed]
+            found |= {p.name: p for p in taken if p.name not in found}
         return dict(sorted(found.items(), key=lambda item: item[1].default is not item[1].empty))
 
     @property
@@ -137,9 +144,16 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _collects(parameter: inspect.Parameter) -> bool:
-    """Whether an argument of a factory is made of settings: a positional one of a dataclass."""
+    """Whether an argument of a factory is made of settings: a positional one of a dataclass that
+    has no default of its own.
+    """
+    given = parameter.default is not parameter.empty
     positional = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
-    return positional and is_dataclass(parameter.annotation)
+    return positional and not given and is_dataclass(parameter.annotation)
+
+
+def _collected(factory: Factory) -> list[inspect.Parameter]:
+    return [parameter for parameter in _parameters(factory) if _collects(parameter)]
 
 
 def _check_kind(where: str, setting: inspect.Parameter, value: Any) -> None:

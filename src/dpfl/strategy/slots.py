@@ -88,13 +88,13 @@ class Slots:
         it knows them.
         """
 
-        def resolved(filled: Any) -> Any:
-            if isinstance(filled, tuple):
-                return tuple(plug.resolve(terms) for plug in filled)
-            return None if filled is None else filled.resolve(terms)
-
-        found = {name: resolved(getattr(self, name)) for name in _SLOTS}
-        changed = {name: new for name, new in found.items() if new != getattr(self, name)}
+        changed: dict[str, Any] = {}
+        for name in _SLOTS:
+            filled = getattr(self, name)
+            plugs = filled if isinstance(filled, tuple) else () if filled is None else (filled,)
+            new = tuple(plug.resolve(terms) for plug in plugs)
+            if any(own is not before for own, before in zip(new, plugs, strict=True)):
+                changed[name] = new if isinstance(filled, tuple) else new[0]
         return replace(self, **changed) if changed else self
 
     @property
@@ -106,7 +106,8 @@ class Slots:
 
     def noise_makers(self) -> list[NoiseMaker]:
         """The pieces whose noise protects whole clients."""
-        return [plug for _, plug in self.slots() if isinstance(plug, NoiseMaker)]
+        pieces = (*self.stages, self.channel, self.central_noise)
+        return [piece for piece in pieces if isinstance(piece, NoiseMaker)]
 
     @property
     def sums_only(self) -> bool:

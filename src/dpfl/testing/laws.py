@@ -1,8 +1,7 @@
 """Laws of what clients do: stages, channels, selection, local work, releases, engines.
 
-Each raises AssertionError with the counterexample that Hypothesis found. They test what a
-protocol's docstring promises, by behaviour only, so that a stranger's piece can be checked without
-knowing how it works.
+Each raises AssertionError with the counterexample that Hypothesis found. They test by behaviour
+only what a docstring promises.
 """
 
 import math
@@ -35,12 +34,11 @@ CLIENT = Who(id="a", claims=Claims(epsilon=1.0, delta=1e-5, examples=10), drawn=
 def check_stage(stage: Stage) -> None:
     """Check a stage.
 
-    The client half and the server half together keep the length that the layout says. What the
-    client half sends stays within the bound that ``exposure`` promises, for any input: ordinary
-    vectors, zeros, denormal and huge numbers, infinities and NaN. Noise comes from the generator
-    that is handed in, and has the standard deviation that ``exposure`` promises, within 2 %. With
-    ``linear`` the server half of a sum is the sum of the server halves. Where many rows can be
-    handled at once, the result is that of handling them one by one.
+    Both halves together keep the length that the layout says. What the client half sends stays
+    within the bound that ``exposure`` promises, for any input, infinities and NaN among them. Noise
+    comes from the generator that is handed in, with the std that ``exposure`` promises, within 2 %.
+    With ``linear`` the server half of a sum is the sum of the server halves. Many rows at once give
+    the result of one by one.
 
     >>> from dpfl.plugs.stages import GaussianNoise
     >>> check_stage(GaussianNoise(noise_multiplier=1.3, clip=2.0))
@@ -97,8 +95,8 @@ def check_stage(stage: Stage) -> None:
 def check_channel(channel: Channel) -> None:
     """Check a channel that adds no noise of its own.
 
-    A channel that ``sees_rows`` delivers each message as it was sent. Any other delivers the sum of
-    the messages that it says are in it, and nothing else.
+    One that ``sees_rows`` delivers each message as it was sent, any other the sum of the messages
+    that it says are in it. What leaves a client is within the bound that ``exposure`` promises.
 
     >>> from dpfl.plugs.channels import Digital
     >>> check_channel(Digital())
@@ -108,6 +106,10 @@ def check_channel(channel: Channel) -> None:
     def delivers(size: int, seed: PublicSeed) -> None:
         rows = torch.randn(size, 5, generator=seed.generator())
         messages = {f"c{i}": row for i, row in enumerate(rows)}
+        promised = channel.exposure(Exposure(unit=Unit.CLIENT, bound=float(rows[0].norm())), size)
+        sent = channel.send(rows[0], {}, CLIENT, SecretRng.simulated(seed)).norm()
+        kept = promised.noise == 0 and sent <= promised.bound * (1 + 1e-6)
+        assert kept, f"{channel} promised {promised}, and sent a norm of {sent}"
         arrived = channel.deliver(messages, {}, seed, SecretRng.simulated(seed))
         if channel.sees_rows:
             assert isinstance(arrived, dict), f"{channel} says it delivers rows"
@@ -123,9 +125,8 @@ def check_channel(channel: Channel) -> None:
 def check_selection(selection: Selection) -> None:
     """Check a selection.
 
-    Only candidates are drawn, and none twice. The draw depends on the seed alone. Over 4,000 draws
-    every candidate takes part as often as ``rate`` says, within five standard errors: a rate that
-    is stated too small would understate what amplification is charged at.
+    Only candidates are drawn, none twice, by the seed alone. Over 4,000 draws every candidate takes
+    part as often as ``rate`` says, within five standard errors: amplification is charged by it.
 
     >>> from dpfl.plugs.selection import PoissonCohort
     >>> check_selection(PoissonCohort(sampling_rate=0.4))

@@ -127,11 +127,10 @@ def check_denoiser(denoise: Denoiser) -> None:
     is: what it leaves of the noise is reported by applying it to the noise alone.
     """
     denoise = denoise.resolve(TERMS)
-    state = denoise.start(TERMS, LAYOUT)
 
     @always(SEED)
     def tame(seed: PublicSeed) -> None:
-        aggregate = _aggregate(seed)
+        aggregate, state = _aggregate(seed), denoise.start(TERMS, LAYOUT)
         one = _pure(denoise, state, aggregate)
         if denoise.linear:
             two = denoise(state, replace(aggregate, vector=2 * aggregate.vector))[0]
@@ -178,5 +177,6 @@ def _pure(plug: Denoiser | Step, state: PlugState, aggregate: Aggregate) -> Tens
     once, again = (plug(state, aggregate)[0] for _ in range(2))
     well_formed(plug, once, aggregate.vector.shape)
     assert torch.equal(once, again), f"{plug} is not pure"
-    assert all(map(torch.equal, given(), before)), f"{plug} changed its arguments"
+    kept = len(given()) == len(before) and all(map(torch.equal, given(), before))
+    assert kept, f"{plug} changed its arguments"
     return once
