@@ -119,6 +119,9 @@ def _show(folder: Path, now: StudyStatus) -> None:
         facts.append(("now", now.progress.next))
     if lost := [str(record.round + 1) for record in now.rounds if record.lost]:
         facts.append(("lost rounds", ", ".join(lost)))
+    if now.seconds is not None:
+        times = f"{now.seconds.median:.1f} s in the median, {now.seconds.largest:.1f} s at most"
+        facts.append(("an answer takes", times))
     traffic = c.traffic_text(total["bytes_up"], total["bytes_down"])
     c.print_table(("", ""), [*facts, ("bytes up / down", traffic)], left=2)
     if summary is None:

@@ -227,12 +227,24 @@ class Coordinator:
         limit = self.study.run.round_timeout
         sites.progress.expect(_waiting(plan, limit))
         replies = sites.ask(messages, limit)
+        self._note_times(plan, replies)
         uplinks = [self._uplink(agreement, plan.round, *one) for one in replies.items()]
         state, record = close_round(agreement, state, plan, uplinks, run)
         record = replace(record, effective_noise=effective_noise(agreement, plan, record))
         self.folder.append_round(record)
         history.append(record)
         return self._checkpoint(state), ""
+
+    def _note_times(self, plan: Plan, replies: Mapping[str, Reply]) -> None:
+        """Write down how long each site took, and how many bytes went to it and came back."""
+        answered = {site: reply for site, reply in replies.items() if reply.answered}
+        seconds = {site: round(reply.seconds, 3) for site, reply in answered.items()}
+        size = {
+            site: [len(plan.downloads[site]), len(reply.message.payload)]
+            for site, reply in answered.items()
+        }
+        line = {"round": plan.round, "seconds": seconds, "bytes_down_up": size}
+        self.folder.append(self.folder.timings, line)
 
     def _charged(self, run: Run, round_: int) -> bool:
         """Whether the world was charged for a round that was drawn, and cut off before it left."""

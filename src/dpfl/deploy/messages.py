@@ -156,7 +156,7 @@ class Reply:
     ``answered`` is False where nothing arrived, or nothing that could be read.
     ``more`` says whether the site will take another round.
     ``token`` is what the answer proves its origin with, None where it proves nothing.
-    ``message`` is the answer itself.
+    ``message`` is the answer itself, ``seconds`` how long it took to come.
     """
 
     problem: str
@@ -164,6 +164,7 @@ class Reply:
     more: bool = True
     token: str | None = None
     message: Message = Message(header={})
+    seconds: float = 0.0
 
     @classmethod
     def of(cls, message: Message) -> Reply:

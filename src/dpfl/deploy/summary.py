@@ -25,7 +25,7 @@ from dpfl.rounds import Agreement, Plan
 from dpfl.rounds.record import EffectiveNoise, RoundRecord
 from dpfl.runs.deployment import LINK_PROCESS, StudyFile
 from dpfl.runs.folder import RunFolder
-from dpfl.runs.result import RoundCount
+from dpfl.runs.result import RoundCount, Spread
 
 FORMAT = "dpfl-deployment-1"
 _PLAIN = ("run", "study", "method", "parameters", "bytes_up", "payload_bytes_up", "bytes_down")
@@ -122,6 +122,7 @@ class StudyStatus:
 
     ``running``: whether its server runs on this machine now.
     ``progress``: what becomes of its sites, as the server sees it.
+    ``seconds``: how long sites took to answer, over all rounds.
     """
 
     study: StudyFile
@@ -129,6 +130,7 @@ class StudyStatus:
     rounds: tuple[RoundRecord, ...]
     summary: DeploymentSummary | None
     progress: Progress
+    seconds: Spread | None
 
     @classmethod
     def of(cls, path: Path) -> StudyStatus:
@@ -140,6 +142,11 @@ class StudyStatus:
             rounds=tuple(folder.read_rounds()),
             summary=DeploymentSummary.load(folder),
             progress=Progress.read(path),
+            seconds=Spread.of(
+                seconds
+                for line in folder.read_lines(folder.timings)
+                for seconds in line["seconds"].values()
+            ),
         )
 
     def took_part(self, site: str) -> int:
@@ -159,6 +166,7 @@ class StudyStatus:
             "running": self.running,
             "rounds": {"planned": self.study.run.rounds, "done": len(self.rounds)},
             **self.progress.to_dict(),
+            "seconds_per_answer": self.seconds.to_dict() if self.seconds else None,
             "last": self.rounds[-1].to_dict() if self.rounds else None,
             "summary": self.summary.to_dict() if self.summary else None,
         }

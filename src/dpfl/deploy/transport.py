@@ -7,6 +7,7 @@ is the same in a test and in a deployment.
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from flwr.app import ConfigRecord, MessageType, RecordDict
 from flwr.app import Message as FlowerMessage
@@ -68,12 +69,13 @@ class Transport:
         """
         replies = dict.fromkeys(messages, Reply.none(f"did not answer within {timeout:g} s"))
         waiting, gone = self._send(messages, timeout), dict[int, float]()
-        until = time.monotonic() + timeout
+        began = time.monotonic()
+        until = began + timeout
         while (waiting or gone) and time.monotonic() < until:
             for answer in self.grid.pull_messages(list(waiting)):
                 node = waiting.pop(answer.metadata.reply_to_message_id, None)
                 if node is not None:
-                    replies[node] = _read(answer)
+                    replies[node] = replace(_read(answer), seconds=time.monotonic() - began)
                     if answer.has_error() and answer.error.code == ErrorCode.NODE_UNAVAILABLE:
                         gone[node] = time.monotonic() + _RETURN_SECONDS
             here = set(self.nodes()) if gone else set()
