@@ -18,7 +18,7 @@ from dpfl.cli.site import INSECURE, until_stopped, warn_insecure
 
 if TYPE_CHECKING:
     from dpfl.deploy.serving import Verb
-    from dpfl.deploy.summary import StudyStatus
+    from dpfl.deploy.summary import DeploymentSummary, StudyStatus
     from dpfl.rounds.record import RoundRecord
 
 app = o.group("The server of a real federation: a study, its sites, its rounds.")
@@ -124,8 +124,12 @@ def _show(folder: Path, now: StudyStatus) -> None:
         facts.append(("an answer takes", times))
     traffic = c.traffic_text(total["bytes_up"], total["bytes_down"])
     c.print_table(("", ""), [*facts, ("bytes up / down", traffic)], left=2)
-    if summary is None:
-        return
+    if summary is not None:
+        _show_summary(folder, summary)
+
+
+def _show_summary(folder: Path, summary: DeploymentSummary) -> None:
+    """Print what came of a study that has ended."""
     c.warn(summary.flags)
     c.print_lines(*(f"{site}: {reason}" for site, reason in summary.refusals.items()))
     for site, reason in summary.undelivered.items():
