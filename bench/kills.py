@@ -41,17 +41,21 @@ class Federation:
 
     @property
     def server(self) -> Path:
+        """The folder of the server."""
         return self.folder / "server"
 
     @property
     def homes(self) -> dict[str, Path]:
+        """The folders of the sites, by name."""
         return {path.name: path for path in sorted((self.folder / "sites").iterdir())}
 
     @property
     def ended(self) -> bool:
+        """Whether the study has ended."""
         return (self.server / "summary.json").exists()
 
     def rounds(self) -> int:
+        """How many rounds were finished, or lost."""
         path = self.server / "rounds.jsonl"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
@@ -88,6 +92,7 @@ class Federation:
         return found
 
     def end(self) -> None:
+        """End every command."""
         for process in self.running.values():
             if process.poll() is None:
                 process.terminate()
