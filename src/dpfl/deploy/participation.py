@@ -115,10 +115,10 @@ class Participation:
                 node = fleet.connect()
                 break
             except StillConnected:
-                node = _noted_node(noted, own)
-                if node is not None:
+                earlier = _noted_node(noted, own)
+                if earlier is not None:
                     noted.unlink()
-                    fleet.disconnect(node)
+                    fleet.disconnect(earlier)
                     continue
                 if time.monotonic() > until:
                     problem = "another process is connected with this site's key"
