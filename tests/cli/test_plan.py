@@ -387,6 +387,7 @@ BAD: list[tuple[list[str], int, str]] = [
     ([*FULL, "--family", "wirelss"], 2, "did you mean 'wireless'"),
     ([*FULL, *W, "--family", "client"], 2, "give one of the two"),
     ([*FULL, *W, "--dataset", "digts"], 2, "did you mean 'digits'"),
+    (["--dataset", "digts"], 2, "did you mean 'digits'"),
     ([*FULL, *W, "--clients", "5000"], 3, "clients"),
     ([*FULL, *W, "--budgets", "1e-9", "--delta", "1e-12"], 4, "no finite noise"),
     ([*FULL, *W, "--budgets", "1,2"], 2, "2 values for 4 clients"),

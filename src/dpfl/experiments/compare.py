@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from dpfl.core.checks import check, one_of
-from dpfl.core.errors import DataError, DpflError, did_you_mean
+from dpfl.core.errors import DataError, DpflError, did_you_mean, unknown_name
 from dpfl.core.layout import Layout
 from dpfl.core.version import __version__
+from dpfl.datasets.named import DATASETS
 from dpfl.experiments.pool import Task
 from dpfl.experiments.results import CellResult, RunScore, StudyResult
 from dpfl.experiments.study import Sweep, Values, set_fields
@@ -148,9 +149,11 @@ def fitting(
     """Sort methods into those that can run this experiment, and why the others cannot.
 
     ``names`` are the methods to try, ``settings`` what single methods have of their own. Every
-    method is rehearsed as a run would be: enrolment, noise and budgets. Data that cannot be read
-    are not a method's fault, and raised.
+    method is rehearsed as a run would be. Data that cannot be read are not its fault, and raised.
     """
+    dataset = base.get("data", {}).get("name")
+    if dataset is not None and dataset not in DATASETS:
+        raise unknown_name("data", "data set", str(dataset), DATASETS)
     fit, refused = [], {}
     for name in names:
         own = {f"method.{key}": value for key, value in (settings or {}).get(name, {}).items()}
