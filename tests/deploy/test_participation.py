@@ -13,7 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from dpfl.core.errors import FolderError, PeerError
 from dpfl.core.files import hold_folder
 from dpfl.deploy import participation as module
-from dpfl.deploy.fleet import ServerAway, StillConnected, pack, unpack
+from dpfl.deploy.fleet import NotTaken, ServerAway, StillConnected, pack, unpack
 from dpfl.deploy.messages import Message
 from dpfl.deploy.participation import Participation, take_part
 from dpfl.deploy.site import answered
@@ -43,6 +43,7 @@ class FakeFleet:
     script: list[Any]
     events: list[str]
     still_connected: int = 0
+    not_taken: bool = False
 
     def __init__(self, address: str, certificate: Path | None, key: Path | None) -> None:
         self.pushed: list[FlowerMessage] = []
@@ -76,6 +77,8 @@ class FakeFleet:
         self.events.append("confirmed")
 
     def push(self, reply: FlowerMessage) -> None:
+        if self.not_taken:
+            raise NotTaken("it answered 500")
         answer = from_record(reply.content)
         self.events.append(f"pushed {answer.accepted}")
         replies.append(answer)
@@ -129,6 +132,19 @@ def test_a_message_that_was_kept_when_the_site_was_killed_is_answered_first(
     assert unpack(pack(message)).metadata.message_id == message.metadata.message_id
     events, _ = play(None)
     assert events == ["connected", "pushed True", "left"]
+    assert not (tmp_path / "a" / "inbox.bin").exists()
+
+
+def test_an_answer_that_a_restarted_server_does_not_take_is_dropped(
+    play: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept, it would be sent for ever, and the site would never hear the next question."""
+    message = flower(Desk(study_values()).hello())
+    (tmp_path / "a" / "inbox.bin").write_bytes(pack(message))
+    monkeypatch.setattr(FakeFleet, "not_taken", True)
+    events, told = play(None)
+    assert events == ["connected", "left"]
+    assert any("will ask again" in line for line in told)
     assert not (tmp_path / "a" / "inbox.bin").exists()
 
 

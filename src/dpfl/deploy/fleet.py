@@ -42,10 +42,15 @@ from dpfl.core.errors import ConfigurationError, PeerError
 # The server counts a site as connected for twice this long after its last sign of life.
 HEARTBEAT_SECONDS = 15.0
 _REJECTED, _UNKNOWN_KEY, _STILL_CONNECTED = 401, 403, 412
+_AWAY = (502, 503, 504)
 
 
 class ServerAway(Exception):
     """The server cannot be reached now, or does not know this connection any more."""
+
+
+class NotTaken(Exception):
+    """The server does not take an answer: it was restarted, and does not know the question."""
 
 
 class StillConnected(Exception):
@@ -58,8 +63,8 @@ class Fleet:
     ``address`` is the server's. ``certificate`` is the study's ``ca.crt`` and ``key`` the site's
     private key; both are None where nothing is encrypted and nobody proves who they are.
 
-    Raises :class:`ServerAway` where it pays to try again later, :class:`StillConnected` where an
-    earlier connection has not yet expired, and :class:`~dpfl.core.errors.PeerError` where only a
+    Raises :class:`ServerAway` where it pays to try again later, :class:`NotTaken` where an answer
+    is of no use any more, :class:`StillConnected` where an earlier connection has not expired, and :class:`~dpfl.core.errors.PeerError` where only a
     person can help.
     """
 
@@ -183,6 +188,8 @@ class Fleet:
                 problem = "rejected the signature of this site"
                 remedy = "compare the clocks of both machines, and the site's key"
                 raise PeerError(self._address, problem, remedy) from error
+            if name.startswith("Push") and status not in (_REJECTED, *_AWAY):
+                raise NotTaken(f"it answered {status}") from error
             # Anything else on a connection that stood: the server was restarted.
             raise ServerAway(f"it answered {status}") from error
         except httpx.TransportError as error:

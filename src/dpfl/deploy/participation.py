@@ -20,7 +20,7 @@ from flwr.app import Message as FlowerMessage
 
 from dpfl.core.errors import PeerError
 from dpfl.core.files import hold_folder, write_safely
-from dpfl.deploy.fleet import Fleet, ServerAway, StillConnected, pack, unpack
+from dpfl.deploy.fleet import Fleet, NotTaken, ServerAway, StillConnected, pack, unpack
 from dpfl.deploy.messages import END, HELLO, TERMS, TRAIN, Message
 from dpfl.deploy.processes import check_server, note_process
 from dpfl.deploy.site_folder import CONNECTED, INBOX, SITE_PROCESS, SiteFolder
@@ -133,8 +133,11 @@ class Participation:
         inbox = self.site.folder / INBOX
         if not inbox.exists():
             return
-        message = unpack(inbox.read_bytes())
-        fleet.push(self._answered(message))
+        reply = self._answered(unpack(inbox.read_bytes()))
+        try:
+            fleet.push(reply)
+        except NotTaken:
+            self.tell("The server was restarted, and has no use for this answer: it will ask again")
         inbox.unlink()
 
     def _answered(self, message: FlowerMessage) -> FlowerMessage:
