@@ -12,6 +12,13 @@ The laws test behaviour only, so they need no knowledge of how a plug works. The
 a plug that passes them can still be wrong, one that fails them is.
 """
 
+from importlib.util import find_spec
+
+from dpfl.core.checks import check
+
+_INSTALL = "run: pip install 'dpfl[testing]'"
+check(find_spec("hypothesis") is not None, "dpfl.testing", "needs Hypothesis", _INSTALL)
+
 from dpfl.testing.laws import (
     check_channel,
     check_engine,
