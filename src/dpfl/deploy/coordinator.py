@@ -26,28 +26,24 @@ from dpfl.core.errors import CheckpointError, FolderError
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Claims, Observer, State
+from dpfl.deploy.asking import ask_round
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.delivery import deliver, summarise
 from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile, accepting_sites, gather, settle
-from dpfl.deploy.messages import Reply
 from dpfl.deploy.opened import OpenedRound
-from dpfl.deploy.requests import TrainingRequest
 from dpfl.deploy.summary import DeploymentSummary, effective_noise
 from dpfl.deploy.transport import Transport
 from dpfl.privacy.flags import public_note
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import (
     Agreement,
-    Plan,
     Run,
-    Uplink,
     buffer_shapes,
     close_round,
     enrol,
     first_state,
     open_round,
 )
-from dpfl.rounds.codec import FRAME_BYTES
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.folder import Checkpoint, RunFolder
@@ -211,40 +207,12 @@ class Coordinator:
             if plan.over:
                 return state, plan.over.replace("client", "site")
             OpenedRound.of(plan).write(self.folder.path)
-        request = TrainingRequest(
-            study=self.study,
-            run=sites.run,
-            terms=agreement.terms,
-            signer=sites.signer.key,
-            round=plan.round,
-        )
-        messages = {
-            site: replace(
-                request, payload=plan.downloads[site], receipt=sites.signer.last.get(site)
-            ).to_message()
-            for site in plan.cohort.ids
-        }
-        limit = self.study.run.round_timeout
-        sites.progress.expect(_waiting(plan, limit))
-        replies = sites.ask(messages, limit)
-        self._note_times(plan, replies)
-        uplinks = [self._uplink(agreement, plan.round, *one) for one in replies.items()]
+        uplinks = ask_round(sites, self.folder, agreement, plan)
         state, record = close_round(agreement, state, plan, uplinks, run)
         record = replace(record, effective_noise=effective_noise(agreement, plan, record))
         self.folder.append_round(record)
         history.append(record)
         return self._checkpoint(state), ""
-
-    def _note_times(self, plan: Plan, replies: Mapping[str, Reply]) -> None:
-        """Write down how long each site took, and how many bytes went to it and came back."""
-        answered = {site: reply for site, reply in replies.items() if reply.answered}
-        seconds = {site: round(reply.seconds, 3) for site, reply in answered.items()}
-        size = {
-            site: [len(plan.downloads[site]), len(reply.message.payload)]
-            for site, reply in answered.items()
-        }
-        line = {"round": plan.round, "seconds": seconds, "bytes_down_up": size}
-        self.folder.append(self.folder.timings, line)
 
     def _charged(self, run: Run, round_: int) -> bool:
         """Whether the world was charged for a round that was drawn, and cut off before it left."""
@@ -256,29 +224,6 @@ class Coordinator:
         history.append(RoundRecord(round=state.round, lost=reason))
         self.folder.append_round(history[-1])
         return self._checkpoint(replace(state, round=state.round + 1))
-
-    def _uplink(self, agreement: Agreement, round_: int, site: str, reply: Reply) -> Uplink:
-        """Read what came back from a site that was drawn: its upload, or why there is none.
-
-        A payload that is longer than a round or release can need is not read.
-        """
-        before = self.sites.willing.get(site, False)
-        problem = self.sites.note(site, reply)
-        if agreement.amplified:
-            # Who may be drawn follows from what everyone was asked, never from the draw.
-            self.sites.willing[site] = before
-        numbers = agreement.layout.size
-        if round_ < 0:
-            numbers = agreement.terms.releases[round_ - agreement.first_round][1]
-        size, largest = len(reply.message.payload), FRAME_BYTES + 4 * numbers
-        if not problem and size > largest:
-            problem = f"sent {size} bytes, at most {largest} were agreed"
-        head = reply.message.header.get("head")
-        if not problem and isinstance(head, str):
-            self.sites.signer.sign(self.sites.run, site, round_, head)
-        return Uplink(
-            client=site, payload=None if problem else reply.message.payload, reason=problem
-        )
 
     def _finish(
         self,
@@ -298,10 +243,3 @@ class Coordinator:
         early = f"after {max(done, 0)} of {planned} rounds: {ended}" if ended else None
         rounds = RoundCount(planned=planned, done=max(done, 0), ended_early=early)
         summarise(self.sites, agreement, rounds, history, absent, ledger).save(self.folder)
-
-
-def _waiting(plan: Plan, limit: float) -> str:
-    """Say which round goes on, with whom, and how long the server waits for them."""
-    what = "A release before round 1" if plan.round < 0 else f"Round {plan.round + 1}"
-    asked = f"{len(plan.cohort)} sites are asked, and waited for up to {limit:g} s"
-    return f"{what}: {asked}; whoever has not answered then is missed"

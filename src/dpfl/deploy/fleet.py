@@ -64,8 +64,8 @@ class Fleet:
     private key; both are None where nothing is encrypted and nobody proves who they are.
 
     Raises :class:`ServerAway` where it pays to try again later, :class:`NotTaken` where an answer
-    is of no use any more, :class:`StillConnected` where an earlier connection has not expired, and :class:`~dpfl.core.errors.PeerError` where only a
-    person can help.
+    is of no use any more, :class:`StillConnected` where an earlier connection has not expired, and
+    :class:`~dpfl.core.errors.PeerError` where only a person can help.
     """
 
     def __init__(self, address: str, certificate: Path | None, key: Path | None) -> None:

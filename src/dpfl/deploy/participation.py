@@ -22,7 +22,8 @@ from dpfl.core.errors import PeerError
 from dpfl.core.files import hold_folder, write_safely
 from dpfl.deploy.fleet import Fleet, NotTaken, ServerAway, StillConnected, pack, unpack
 from dpfl.deploy.messages import END, HELLO, TERMS, TRAIN, Message
-from dpfl.deploy.processes import check_server, note_process
+from dpfl.deploy.processes import note_process
+from dpfl.deploy.server_check import check_server
 from dpfl.deploy.site_folder import CONNECTED, INBOX, SITE_PROCESS, SiteFolder
 from dpfl.deploy.transport import replied
 from dpfl.deploy.worker import Worker

@@ -10,10 +10,13 @@ from dpfl.core.files import write_safely
 from dpfl.core.types import Unit
 from dpfl.data.federation import Federation
 from dpfl.data.tables import read_file
+from dpfl.deploy.policy import check_offer
 from dpfl.deploy.site_folder import SiteFolder
 from dpfl.methods import METHODS
+from dpfl.models import check_model
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.rounds.members import Member, honest_members
+from dpfl.runs.deployment import StudyFile
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.site_file import SITE_FILE, SiteFile
 
@@ -97,3 +100,20 @@ class LoadedSite(SiteFolder):
             return []
         detail = f"delta {budget.delta:g} is not below 1 / {records} records: a method may disclose"
         return [RaisedFlag(Flag.WEAK_DELTA, f"{detail} some records in full")]
+
+    def check_study(self, study: StudyFile) -> None:
+        """Check the study against this site's own policy and records.
+
+        What the server is told does not describe the records; the site's log does.
+        """
+        check_offer(self.file, study, self.member())
+        federation, about = self.federation(), study.study
+        shape, classes = list(federation.feature_shape), federation.classes
+        fits = shape == about.feature_shape and classes <= about.classes
+        if not fits:
+            self.log(f"records have shape {shape} and {classes} classes")
+        wanted = f"shape {about.feature_shape} and {about.classes} classes"
+        problem = f"its records do not have the study's {wanted}"
+        check(fits, f"site '{self.id}'", problem, "prepare the same columns everywhere")
+        model = study.build_model()
+        check_model(model, federation.feature_shape, about.classes, federation.inputs)

@@ -6,11 +6,9 @@ from the operating system. Nothing of the site's state lives in memory only: eve
 given by a new process.
 """
 
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from safetensors import torch as safetensors
 from torch import Tensor
 
 from dpfl.core.checks import check
@@ -20,18 +18,16 @@ from dpfl.core.random import PublicSeed
 from dpfl.core.version import __version__
 from dpfl.deploy.commitment import Commitment
 from dpfl.deploy.messages import Introduction, Message, acceptance, refusal
-from dpfl.deploy.outcome import keep_model
-from dpfl.deploy.policy import check_offer, check_plan
+from dpfl.deploy.outcome import keep_model, pack_private, unpack_private
+from dpfl.deploy.policy import check_plan
 from dpfl.deploy.receipts import check_held
 from dpfl.deploy.records import LoadedSite, Records
 from dpfl.deploy.requests import Delivery, Hello, Request, TermsRequest, TrainingRequest, UnderTerms
 from dpfl.engine import make_engine
-from dpfl.models import check_model
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.rounds import Agreement, Workshop, buffer_shapes, client_round
 from dpfl.rounds.codec import decode_download
 from dpfl.rounds.enrol import secret_for
-from dpfl.runs.deployment import StudyFile
 
 _OUT_OF_BUDGET = "its budget does not cover another round"
 
@@ -83,27 +79,10 @@ class Site(LoadedSite):
 
     def _introduce(self, request: Hello) -> Message:
         """Say who this is, and what it claims, if the study is acceptable."""
-        self._check_study(request.study)
+        self.check_study(request.study)
         token, claims = self.token(request.run), self.member().claims
         said = Introduction(site=self.id, claims=claims, token=token, version=__version__)
         return said.to_message()
-
-    def _check_study(self, study: StudyFile) -> None:
-        """Check the study against this site's own policy and records.
-
-        What the server is told does not describe the records; the site's log does.
-        """
-        check_offer(self.file, study, self.member())
-        federation, about = self.federation(), study.study
-        shape, classes = list(federation.feature_shape), federation.classes
-        fits = shape == about.feature_shape and classes <= about.classes
-        if not fits:
-            self.log(f"records have shape {shape} and {classes} classes")
-        wanted = f"shape {about.feature_shape} and {about.classes} classes"
-        problem = f"its records do not have the study's {wanted}"
-        check(fits, f"site '{self.id}'", problem, "prepare the same columns everywhere")
-        model = study.build_model()
-        check_model(model, federation.feature_shape, about.classes, federation.inputs)
 
     def _agreement(self, request: UnderTerms) -> Agreement:
         """Plan the study under the server's terms, with this site's own budget and settings.
@@ -135,7 +114,7 @@ class Site(LoadedSite):
 
     def _commitment(self, request: UnderTerms) -> Commitment:
         """Check study and terms, and return what the site commits to if it accepts them."""
-        self._check_study(request.study)
+        self.check_study(request.study)
         apart = self.file.budget is not None and self.file.budget.per_study is not None
         agreement = self._agreement(request)
         return Commitment(agreement=agreement, member=self.member(), per_study=apart)
@@ -181,7 +160,7 @@ class Site(LoadedSite):
             if not commitment.covers(ledger, run, round_):
                 return self._out_of_budget(request)
             self._check_drawn(commitment.agreement, request.payload)
-            private = {} if last is None else _unpacked(last.private)
+            private = {} if last is None else unpack_private(last.private)
             try:
                 payload, private = self._work(request, commitment.agreement, private)
             except Exception:
@@ -189,7 +168,7 @@ class Site(LoadedSite):
                 # answer.
                 ledger.charge(run, round_, commitment.charges(round_))
                 raise
-            charges, kept = commitment.charges(round_), _packed(private)
+            charges, kept = commitment.charges(round_), pack_private(private)
             if not ledger.charge_and_store(run, round_, charges, payload, kept):
                 return self._out_of_budget(request)
             return self._upload(ledger, commitment, request, payload)
@@ -270,14 +249,3 @@ def answered(folder: Path, message: Message, records: Records | None = None) -> 
         reason = "the site's folder cannot be used; its operator must look at it"
         return refusal(reason, code=error.exit_code)
     return site.answer(message)
-
-
-def _packed(private: Mapping[str, Tensor]) -> bytes:
-    """Write the private parts of a model; nothing where there are none."""
-    tensors = {name: tensor.contiguous() for name, tensor in private.items()}
-    return safetensors.save(tensors) if tensors else b""
-
-
-def _unpacked(packed: bytes) -> dict[str, Tensor]:
-    """Read what :func:`_packed` wrote."""
-    return dict(safetensors.load(packed)) if packed else {}
