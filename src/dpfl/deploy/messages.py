@@ -26,7 +26,7 @@ from typing import Any
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, PeerError, PrivacyRefusal
-from dpfl.core.types import Claims, Terms
+from dpfl.core.types import Claims, Plain, Terms
 
 LARGEST_HEADER = 1 << 20
 SAME_VERSION = "use the same version on both sides"
@@ -84,7 +84,7 @@ def write_header(header: Mapping[str, Any]) -> str:
     return json.dumps(header, sort_keys=True, allow_nan=True)
 
 
-def read_header(text: str) -> dict[str, Any]:
+def read_header(text: str) -> Plain:
     """Read a header; what is not a JSON table of at most a million characters is refused.
 
     >>> read_header("[]")
@@ -119,7 +119,7 @@ def integer(value: Any, least: int | None = 0) -> int:
 # -- terms -----------------------------------------------------------------------------------------
 
 
-def terms_to_dict(terms: Terms) -> dict[str, Any]:
+def terms_to_dict(terms: Terms) -> Plain:
     """Return plain values."""
     return asdict(terms)
 
@@ -133,7 +133,7 @@ def terms_from_dict(values: Any) -> Terms:
         noise = values["noise_multiplier"]
         wholes = ("rounds", "population", "participations", "parameters")
         numbers = ("expected_cohort", "smallest_epsilon", "largest_epsilon")
-        found: dict[str, Any] = {name: integer(values[name]) for name in wholes}
+        found: Plain = {name: integer(values[name]) for name in wholes}
         found |= {name: float(values[name]) for name in numbers}
         return Terms(
             **found,

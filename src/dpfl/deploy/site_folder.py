@@ -20,12 +20,12 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DataError, DpflError, FolderError, LedgerError
 from dpfl.core.files import write_safely
-from dpfl.core.types import Observer, Unit
+from dpfl.core.types import Observer, Plain, Unit
 from dpfl.data.federation import Federation
 from dpfl.data.tables import read_file
 from dpfl.methods import METHODS
@@ -52,7 +52,7 @@ class SiteFolder:
         self.file = SiteFile.in_folder(folder)
 
     @classmethod
-    def create(cls, folder: Path, values: dict[str, Any]) -> Self:
+    def create(cls, folder: Path, values: Plain) -> Self:
         """Make a new site.
 
         ``values`` are those of its file, ``site.toml``. Where they are wrong, or the records cannot
@@ -203,7 +203,7 @@ class SiteStatus:
         running = noted_process(site.folder / NODE_PROCESS) is not None
         return cls(site=site.id, running=running, studies=studies, spent=site.spent())
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values."""
         studies = [
             {"run": run, "title": title, "last_round": last}
