@@ -13,13 +13,13 @@ ends with exit code 5, and nothing is changed.
 import math
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import dpfl.report as pages
 from dpfl.cli import console as c
 from dpfl.cli import options as o
 from dpfl.core.checks import check
 from dpfl.core.errors import LedgerError
+from dpfl.core.types import Plain
 
 _ACCEPT = "Write the missing head file: this is the newest copy."
 ledger_app = o.group("A ledger file: check that nothing in it was changed or lost.")
@@ -53,13 +53,13 @@ def account(
     check(page is None, "--page", "a page is about a ledger", "give --ledger as well")
     remedy = "give a delta well below 1 / units"
     check(delta is not None, "--delta", "is missing and has no default", remedy)
-    told: dict[str, Any] = {"noise_multiplier": noise_multiplier, "epsilon": epsilon}
+    told: Plain = {"noise_multiplier": noise_multiplier, "epsilon": epsilon}
     told |= {"delta": delta, "steps": steps, "sampling": sampling, "sampling_rate": sampling_rate}
     found = _from_numbers({**told, "adjacency": adjacency, "accountant": accountant})
     c.answer(json, found, _show, found)
 
 
-def _from_numbers(asked: dict[str, Any]) -> dict[str, Any]:
+def _from_numbers(asked: Plain) -> Plain:
     """Find the noise if it is missing, and what it costs; torch is not needed for that."""
     from dpfl.privacy.accountant import adjacency_named, spend
     from dpfl.privacy.calibrate import calibrate
@@ -76,7 +76,7 @@ def _from_numbers(asked: dict[str, Any]) -> dict[str, Any]:
     return asked | {"noise_multiplier": noise, "epsilon": epsilon, "accountant": spent.accountant}
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: Plain) -> None:
     """Print noise and epsilon for people."""
     facts = {
         "noise multiplier (std / clip)": f"{found['noise_multiplier']:.6g}",
@@ -102,7 +102,7 @@ def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool)
         seeded, titles, flags = book.seeded_runs(), book.titles(), book.flags
     raised = [run for run, title in titles.items() if Flag.HYPOTHETICAL in title.lower()]
     if json:
-        told: dict[str, Any] = {"filter": rule, "entries": head.number, "head": head.digest}
+        told: Plain = {"filter": rule, "entries": head.number, "head": head.digest}
         told |= {"seeded_runs": seeded, "hypothetical_runs": raised}
         told["flags"] = [one.to_dict() for one in flags]
         own = [line.to_dict() for line in lines]
@@ -147,7 +147,7 @@ def verify(
         problem = f"does not contain entry {wanted}, which was noted earlier"
         remedy = "find the ledger that does: this one was rolled back, rewritten, or is another one"
         check(held, str(file), problem, remedy, LedgerError)
-        facts: dict[str, Any] = {"ledger": str(file), "identity": book.identity()}
+        facts: Plain = {"ledger": str(file), "identity": book.identity()}
         newest = book.head()
         facts |= {"filter": book.filter, "entries": newest.number, "head": newest.digest}
         facts |= {"accounts": len(book.accounts()), "runs": len(book.titles())}
@@ -156,7 +156,7 @@ def verify(
     c.answer(json, facts, _show_verified, facts, accepted)
 
 
-def _show_verified(facts: dict[str, Any], accepted: bool) -> None:
+def _show_verified(facts: Plain, accepted: bool) -> None:
     """Print what was found in a ledger."""
     if accepted:
         c.note(f"Wrote {facts['ledger']}.head")

@@ -72,7 +72,7 @@ def budgets(json: bool = o.JSON) -> None:
 
 
 def models(json: bool = o.JSON) -> None:
-    """List the models."""
+    """List the models that ship with dpfl, for numbers, images and text."""
     from dpfl.models import MODELS, TEXT_MODELS, about
 
     rows = {name: about(name) for name in sorted(MODELS | TEXT_MODELS)}

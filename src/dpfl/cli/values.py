@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dpfl.core.checks import check
+from dpfl.core.types import Plain
 
-Values = dict[str, Any]
+Values = Plain
 ROUNDS = 30
 LIGHT_DEFAULTS: Values = {"lr": 0.1, "batch_size": 16, "local_steps": 10}
 """Settings without a file; what decides privacy has no default."""
@@ -77,7 +78,7 @@ def lay_over(values: Values, options: Values) -> Values:
 
 
 def _misreport(text: str) -> tuple[str, float]:
-    """Read ID:FACTOR."""
+    """Read which client claims how many times its epsilon, written as ID:FACTOR."""
     client, _, word = text.rpartition(":")
     factor = number(word)
     good = bool(client) and isinstance(factor, int | float)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dpfl.core.checks import check, finite, positive, whole_number
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # accounting reads these types without torch
 
     from dpfl.core.layout import Layout
 
+Plain = dict[str, Any]  # values that JSON or TOML can carry: what a file or a message holds
 PlugState = dict[str, "Tensor"]
 Shared = dict[str, "Tensor"]
 Metrics = dict[str, float | int | str | list[float]]

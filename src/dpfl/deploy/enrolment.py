@@ -15,12 +15,11 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from dpfl.core.checks import check
 from dpfl.core.errors import CheckpointError, PeerError
 from dpfl.core.files import write_safely
-from dpfl.core.types import Claims
+from dpfl.core.types import Claims, Plain
 from dpfl.core.version import __version__
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.messages import Reply
@@ -51,7 +50,7 @@ class EnrolmentFile:
         text = json.dumps(self.to_dict(), indent=1) + "\n"
         write_safely(folder / ENROLMENT, text.encode(), secret=True)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values."""
         return {**asdict(self), "dpfl": __version__}
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, PeerError, PrivacyRefusal
-from dpfl.core.types import Claims, Terms
+from dpfl.core.types import Claims, Plain, Terms
 
 HELLO, TERMS, TRAIN, END = "hello", "terms", "train", "end"  # the kinds of requests
 LARGEST_HEADER = 1 << 20
@@ -86,7 +86,7 @@ def write_header(header: Mapping[str, Any]) -> str:
     return json.dumps(header, sort_keys=True, allow_nan=True)
 
 
-def read_header(text: str) -> dict[str, Any]:
+def read_header(text: str) -> Plain:
     """Read a header; what is not a JSON table of at most a million characters is refused.
 
     >>> read_header("[]")
@@ -121,7 +121,7 @@ def integer(value: Any, least: int | None = 0) -> int:
 # -- terms -----------------------------------------------------------------------------------------
 
 
-def terms_to_dict(terms: Terms) -> dict[str, Any]:
+def terms_to_dict(terms: Terms) -> Plain:
     """Return plain values."""
     return asdict(terms)
 
@@ -135,7 +135,7 @@ def terms_from_dict(values: Any) -> Terms:
         noise = values["noise_multiplier"]
         wholes = ("rounds", "population", "participations", "parameters")
         numbers = ("expected_cohort", "smallest_epsilon", "largest_epsilon")
-        found: dict[str, Any] = {name: integer(values[name]) for name in wholes}
+        found: Plain = {name: integer(values[name]) for name in wholes}
         found |= {name: float(values[name]) for name in numbers}
         return Terms(
             **found,

@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -24,6 +23,7 @@ from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DataError, FolderError, PeerError
 from dpfl.core.files import write_safely
 from dpfl.core.layout import Layout
+from dpfl.core.types import Plain
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Evaluation, Scores
 from dpfl.privacy.flags import public_note
@@ -97,7 +97,7 @@ class TriedModel:
     commonest_class: float
     scores: Scores
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values."""
         told = {name: value for name, value in vars(self).items() if name != "scores"}
         return {**told, **vars(self.scores)}

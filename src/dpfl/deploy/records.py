@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DataError, FolderError
 from dpfl.core.files import write_safely
-from dpfl.core.types import Unit
+from dpfl.core.types import Plain, Unit
 from dpfl.data.federation import Federation
 from dpfl.data.tables import read_file
 from dpfl.deploy.policy import check_offer
@@ -38,7 +38,7 @@ class LoadedSite(SiteFolder):
         self._records = records or Records()
 
     @classmethod
-    def create(cls, folder: Path, values: dict[str, Any]) -> Self:
+    def create(cls, folder: Path, values: Plain) -> Self:
         """Make a new site.
 
         ``values`` are those of its file, ``site.toml``. Where they are wrong, or the records cannot

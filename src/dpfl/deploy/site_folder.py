@@ -22,12 +22,11 @@ import secrets
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DpflError, LedgerError
 from dpfl.core.files import append_line, write_safely
-from dpfl.core.types import Observer
+from dpfl.core.types import Observer, Plain
 from dpfl.deploy.messages import Message, write_header
 from dpfl.deploy.processes import noted_process
 from dpfl.deploy.receipts import RECEIPTS, Receipt
@@ -166,7 +165,7 @@ class SiteStatus:
         running = noted_process(site.folder / SITE_PROCESS) is not None
         return cls(site=site.id, running=running, studies=studies, spent=site.spent())
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values."""
         studies = [
             {"run": run, "title": title, "last_round": last}

@@ -15,7 +15,7 @@ from typing import Any
 
 from dpfl.core.errors import FolderError
 from dpfl.core.files import write_safely
-from dpfl.core.types import Adjacency, Observer, Promise, Unit
+from dpfl.core.types import Adjacency, Observer, Plain, Promise, Unit
 from dpfl.core.version import __version__
 from dpfl.deploy.processes import noted_process
 from dpfl.deploy.progress import Progress
@@ -67,7 +67,7 @@ class DeploymentSummary:
     world_statements: tuple[Statement, ...]
     version: str = __version__
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values, with the keys of version 0.1 and ``flags``."""
         return {
             "format": FORMAT,
@@ -85,7 +85,7 @@ class DeploymentSummary:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DeploymentSummary:
         """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
-        plain: dict[str, Any] = {name: values[name] for name in (*_PLAIN, *_TABLES)}
+        plain: Plain = {name: values[name] for name in (*_PLAIN, *_TABLES)}
         plain |= {name: tuple(values[name]) for name in _LISTS}
         return cls(
             **plain,
@@ -158,7 +158,7 @@ class StudyStatus:
         lines = self.rounds
         return [(line.round, line.missing[site]) for line in lines if site in line.missing]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values."""
         return {
             "study": self.study.study.name,

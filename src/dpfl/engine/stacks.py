@@ -62,7 +62,7 @@ class Chain:
 
     @functools.cached_property
     def layers(self) -> list[nn.Linear]:
-        """The linear layers."""
+        """The linear layers of the chain, in the order in which they act."""
         return [step for step in self.steps if isinstance(step, nn.Linear)]
 
     @functools.cached_property

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Cohort, Downlink, Observer, Promise
+from dpfl.core.types import Cohort, Downlink, Observer, Plain, Promise
 from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.experiments import planned_costs as costs
 from dpfl.privacy.ledger import Ledger
@@ -77,7 +76,7 @@ class Description:
         """How many clients run out of budget before their planned participations."""
         return max(planned.running_out for planned in self.epsilon.values())
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values that JSON can carry."""
         same = ("method", "rounds", "participations", "cohort", "parameters")
         spread, ratio = self.noise_multiplier, self.forecast.noise_to_signal

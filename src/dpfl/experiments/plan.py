@@ -11,13 +11,12 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DpflError, PrivacyRefusal
-from dpfl.core.types import Observer, Promise
+from dpfl.core.types import Observer, Plain, Promise
 from dpfl.data.federation import Federation
 from dpfl.data.records import Shard
 from dpfl.experiments.describe import Description, describe
@@ -50,7 +49,7 @@ class MethodPlan:
         """The name of the method."""
         return self.description.method
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values that JSON can carry."""
         told, one = self.description.to_dict(), self.description
         same = ("method", "unit", "observer", "adjacency", "clients", "rounds", "parameters")
@@ -71,7 +70,7 @@ class Recommendation:
     promise: Promise
     reason: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values; the promise as unit, adjacency, adversary."""
         return {**vars(self), "promise": list(self.promise.to_dict().values())}
 
@@ -83,7 +82,7 @@ class Plan:
     methods: tuple[MethodPlan, ...]
     recommendations: tuple[Recommendation, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values that JSON can carry."""
         advice = [one.to_dict() for one in self.recommendations]
         return {"methods": [one.to_dict() for one in self.methods], "recommended": advice}

@@ -6,10 +6,9 @@ Everything is asked of a prepared simulation; nothing is charged.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Observer, Unit
+from dpfl.core.types import Observer, Plain, Unit
 from dpfl.privacy import classic_rdp
 from dpfl.privacy.accountant import Spend, spend
 from dpfl.privacy.costs import PrivacyCost
@@ -37,7 +36,7 @@ class PlannedEpsilon:
     accountants: tuple[str, ...]
     running_out: int
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values."""
         told = {"accountant": list(self.accountants), "clients_that_run_out": self.running_out}
         return {**self.spread.to_dict(), **told}

@@ -14,7 +14,7 @@ from typing import Any
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError
 from dpfl.core.files import write_safely
-from dpfl.core.types import Adjacency, Observer, Promise, Unit
+from dpfl.core.types import Adjacency, Observer, Plain, Promise, Unit
 from dpfl.experiments.study import Values, distinct
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs.folder import RESULTS_FORMAT
@@ -67,7 +67,7 @@ class RunScore:
         hypothetical = any(raised.flag is Flag.HYPOTHETICAL for raised in self.flags)
         return hypothetical or not self.protects
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values, as they are written to ``results.json``."""
         plain = ("seed", "folder", "accuracy", "loss", "clients", "clients_left", "bytes_up")
         spent = self.epsilon.to_dict() if self.epsilon else {}
@@ -89,7 +89,7 @@ class RunScore:
             Observer(observer): EpsilonSpread.from_dict({"accountant": (), **told})
             for observer, told in values.get("epsilon_by_observer", {}).items()
         }
-        read: dict[str, Any] = {
+        read: Plain = {
             "promise": promise_in(values["epsilon"]),
             "flags": tuple(map(RaisedFlag.from_dict, flags)),
             "clients_left": left if isinstance(left, int) else len(left),
@@ -113,7 +113,7 @@ class Trial:
     validation_accuracy: float
     rounds: int | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
@@ -133,14 +133,14 @@ class CellResult:
     tried: tuple[Trial, ...] = ()
     runs: tuple[RunScore, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values."""
         told = {"tried": [one.to_dict() for one in self.tried]}
         return {**vars(self), **told, "runs": [run.to_dict() for run in self.runs]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CellResult:
-        """Read back."""
+        """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
         tried = tuple(Trial(**one) for one in values.get("tried", ()))
         runs = tuple(map(RunScore.from_dict, values["runs"]))
         return cls(**_known(cls, values) | {"tried": tried, "runs": runs})
@@ -177,14 +177,14 @@ class StudyResult:
         """The methods of one case."""
         return [cell for cell in self.cells if cell.case == case]
 
-    def settings(self) -> dict[str, dict[str, Any]]:
+    def settings(self) -> dict[str, Plain]:
         """The settings that a search chose, by method."""
         return {
             cell.method: {name.removeprefix("method."): own for name, own in cell.chosen.items()}
             for cell in self.cells
         }
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values, as they are written to ``results.json``."""
         told = {k: own for k, own in vars(self).items() if own or k not in ("tuning", "kept")}
         cells = [cell.to_dict() for cell in self.cells]
@@ -216,10 +216,10 @@ class StudyResult:
 def promise_in(values: Mapping[str, Any]) -> Promise:
     """The promise among plain values, such as those of an epsilon or a statement."""
     kinds = {"unit": Unit, "adjacency": Adjacency, "observer": Observer}
-    told: dict[str, Any] = {name: kind(values[name]) for name, kind in kinds.items()}
+    told: Plain = {name: kind(values[name]) for name, kind in kinds.items()}
     return Promise(**told)
 
 
-def _known(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _known(kind: type[Any], values: Mapping[str, Any]) -> Plain:
     """Those of the values that are fields of a dataclass."""
     return {one.name: values[one.name] for one in fields(kind) if one.name in values}

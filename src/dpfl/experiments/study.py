@@ -15,11 +15,12 @@ from pydantic import Field
 
 from dpfl.core.checks import check
 from dpfl.core.errors import did_you_mean
+from dpfl.core.types import Plain
 from dpfl.methods import find
 from dpfl.runs.experiment import Experiment, for_method
 from dpfl.runs.toml_file import Section, TomlFile
 
-Values = dict[str, Any]
+Values = Plain
 """Dotted fields of an experiment, such as ``budgets.epsilon``, and what they are set to."""
 
 
@@ -38,8 +39,8 @@ class Tuning(Section):
     over: dict[str, Choices] = Field(min_length=1)
     own: dict[str, dict[str, Choices]] = Field(default_factory=dict)
     seeds: list[int] = Field(default=[1000], min_length=1)
-    at: dict[str, Any] = Field(default_factory=dict)
-    on: dict[str, Any] | None = None
+    at: Plain = Field(default_factory=dict)
+    on: Plain | None = None
     search: Literal["grid", "halving"] = "grid"
 
 
@@ -55,8 +56,8 @@ class Sweep(TomlFile):
 
     title: str
     about: str = ""
-    base: dict[str, Any]
-    methods: dict[str, dict[str, Any]] = Field(min_length=1)
+    base: Plain
+    methods: dict[str, Plain] = Field(min_length=1)
     vary: dict[str, Choices] = Field(default_factory=dict)
     tune: Tuning | None = None
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
@@ -176,7 +177,7 @@ def _foreign(field: str, known: Container[str]) -> bool:
     return section == "method" and name not in known
 
 
-def set_fields(values: dict[str, Any], fields: Values) -> dict[str, Any]:
+def set_fields(values: Plain, fields: Values) -> Plain:
     """Set dotted fields in a copy.
 
     >>> set_fields({"run": {"rounds": 1}}, {"run.seed": 3})

@@ -141,7 +141,7 @@ class LowRank(Plug):
         return spectra, roughness
 
     def figures(self) -> tuple[FigureSpec, ...]:
-        """Show the spectrum."""
+        """Show the singular values beside the threshold that is taken off them."""
         title, level = "spectrum and threshold", "/threshold"
         values = {"/singular_values": "first slice"}
         caption = "What is below the dashed line is taken away; what is above loses as much."

@@ -55,7 +55,7 @@ class PersonalSum(Personal):
     def split(
         self, shared: Tensor, before: Tensor, after: Tensor, layout: Layout
     ) -> tuple[Tensor, Tensor]:
-        """Part the way travelled."""
+        """Split an update into its shared part and the part that stays with the client."""
         moved = after - before
         personal = (before - shared) + (1 - self.shared_part) * moved
         # What is no number is not kept: the client would never get rid of it.

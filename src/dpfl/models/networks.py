@@ -100,7 +100,7 @@ class Residual(nn.Module):
             self.shortcut = nn.Sequential(*_normalised(inputs, outputs, 1, stride))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the two."""
+        """Return ReLU(body(x) + shortcut(x))."""
         return torch.relu(self.body(x) + self.shortcut(x))
 
 
@@ -134,7 +134,7 @@ class Reader(nn.Module):
         self.dense = nn.Linear(hidden, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Score each text."""
+        """Return one row of class scores per text, from the last position's state."""
         states, _ = self.recurrent(self.embedding(tokens))
         scores: Tensor = self.dense(states[:, -1])
         return scores

@@ -7,9 +7,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from dpfl.core.checks import check, not_negative, one_of, whole_number
+from dpfl.core.types import Plain
 
 Sampling = Literal["none", "poisson", "uniform"]
 SAMPLINGS: tuple[Sampling, ...] = ("none", "poisson", "uniform")
@@ -57,7 +58,7 @@ class Event:
         return json.dumps(vars(self), sort_keys=True)
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Event:
+    def from_dict(cls, fields: Plain) -> Event:
         """Read back what was written; an unknown or missing field is refused, never guessed."""
         if set(fields) != set(cls.__dataclass_fields__):
             raise ValueError(f"an event with the fields {sorted(fields)}")

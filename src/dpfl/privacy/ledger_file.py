@@ -144,7 +144,7 @@ class LedgerFile:
         require(good, self._name, problem, remedy)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the database connection; what was charged is on disk already."""
         self._connection.close()
 
     # -- reading -----------------------------------------------------------------------------------

@@ -18,13 +18,15 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
 
+from dpfl.core.types import Plain
+
 
 def asset(name: str) -> str:
     """The text of a file in the folder ``assets``."""
     return resources.files("dpfl.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def toml_asset(name: str) -> dict[str, dict[str, Any]]:
+def toml_asset(name: str) -> dict[str, Plain]:
     """A table of tables in the folder ``assets``."""
     return tomllib.loads(asset(name))
 
@@ -116,7 +118,7 @@ class Chart:
 
         The values ``log_x`` and ``log_y`` ask for logarithmic axes.
         """
-        words: dict[str, Any] = {k: values[k] for k in ("log_x", "log_y") if k in values}
+        words: Plain = {k: values[k] for k in ("log_x", "log_y") if k in values}
         for name, text in _WORDS[kind].items():
             words[name] = text.format(**values) if isinstance(text, str) else text
         return cls(series=series, **words)

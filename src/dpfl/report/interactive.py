@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
+from dpfl.core.types import Plain
 from dpfl.report.charts import Chart, Heat, Place, Series, toml_asset
 
 _STYLE = toml_asset("plotly.toml")
@@ -21,7 +22,7 @@ def plotly_script() -> str:
     return script.read_text(encoding="utf-8")
 
 
-def specification(chart: Chart) -> dict[str, Any]:
+def specification(chart: Chart) -> Plain:
     """Return what ``Plotly.react`` takes: data and layout, ready for JSON.
 
     >>> from dpfl.report.charts import Series
@@ -43,22 +44,22 @@ def specification(chart: Chart) -> dict[str, Any]:
         "barmode": "stack" if chart.stacked else "group",
         "showlegend": len(chart.series) > 1,
     }
-    found: dict[str, Any] = _finite({"data": data, "layout": layout})
+    found: Plain = _finite({"data": data, "layout": layout})
     return found
 
 
-def _heat_map(heat: Heat) -> dict[str, Any]:
+def _heat_map(heat: Heat) -> Plain:
     """The one trace of a map."""
     x, y = ([_literal(name) for name in names] for names in (heat.x, heat.y))
     return {**_STYLE["heat"], "x": x, "y": y, "z": heat.z}
 
 
-def _traces(series: Series, colour: str) -> list[dict[str, Any]]:
+def _traces(series: Series, colour: str) -> list[Plain]:
     """The trace of a series, after that of its band if it has one; points have error bars."""
     name, x = _literal(series.name), [_literal(x) if isinstance(x, str) else x for x in series.x]
     where = "%{x}" if series.text is None else "%{text}"
     hover = f"{where}: %{{y:.4g}}<extra>{name}</extra>"
-    trace: dict[str, Any] = {"name": name, "x": x, "y": series.y, "hovertemplate": hover}
+    trace: Plain = {"name": name, "x": x, "y": series.y, "hovertemplate": hover}
     if series.text is not None:
         trace["text"] = [_literal(one) for one in series.text]
     if series.kind == "bars":
@@ -81,7 +82,7 @@ def _traces(series: Series, colour: str) -> list[dict[str, Any]]:
     return [band, trace | {"legendgroup": name}]
 
 
-def _scale(log: bool, values: Sequence[Place]) -> dict[str, Any]:
+def _scale(log: bool, values: Sequence[Place]) -> Plain:
     """A logarithmic axis with labelled ticks: within a decade plotly would print bare digits."""
     positive = [v for v in values if isinstance(v, int | float) and 0 < v < math.inf]
     if not log or not positive:
@@ -93,7 +94,7 @@ def _scale(log: bool, values: Sequence[Place]) -> dict[str, Any]:
     return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
-def _whole_ticks(chart: Chart) -> dict[str, Any]:
+def _whole_ticks(chart: Chart) -> Plain:
     """Ticks at whole numbers: a few rounds would get halves between them."""
     few = all(isinstance(x, int) for x in chart.xs) and len(set(chart.xs)) <= 10
     return {"dtick": 1} if few and not chart.log_x else {}

@@ -6,10 +6,9 @@ number of clients where a change of it is what is hidden, and the seed (whoever 
 subtract the noise of a seeded run).
 """
 
-from typing import Any
-
 import tomli_w
 
+from dpfl.core.types import Plain
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.report import words
 from dpfl.report.inputs import ReportInput, ReportRun
@@ -44,7 +43,7 @@ def _flags(run: ReportRun) -> list[tuple[RaisedFlag, str]]:
     return [(RaisedFlag(flag), "") for flag in dict.fromkeys(told)]
 
 
-def public_experiment(experiment: Experiment) -> dict[str, Any]:
+def public_experiment(experiment: Experiment) -> Plain:
     """The experiment as TOML values, without names, paths, budgets and counts of clients, and seed.
 
     Only what is known to be public is kept: a field that is added to experiments later stays out
@@ -61,7 +60,7 @@ def public_experiment(experiment: Experiment) -> dict[str, Any]:
     run = experiment.run.model_dump(include=_RUN, exclude_none=True)
     if isinstance(experiment.run.cohort, float):
         run["cohort"] = experiment.run.cohort
-    budgets: dict[str, Any] = {"epsilon": "withheld"}
+    budgets: Plain = {"epsilon": "withheld"}
     if isinstance(experiment.budgets.delta, float):
         budgets["delta"] = experiment.budgets.delta
     name = experiment.data.name

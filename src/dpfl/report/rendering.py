@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dpfl.core.files import write_safely
+from dpfl.core.types import Plain
 from dpfl.core.version import __version__
 from dpfl.experiments.ranking import remarks
 from dpfl.privacy.accountant import shown
@@ -52,7 +52,7 @@ class Page:
         parts = {name: "".join(block(context)) for name, block in template.blocks.items()}
         return {name: Markup(part) for name, part in parts.items() if part.strip()}
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> Plain:
         """Return what the page draws, by the names of the figures."""
         return {chart.name: specification(chart) for chart in self.charts}
 

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from dpfl.core.errors import disk_error
+from dpfl.core.types import Plain
 from dpfl.report.charts import MANY, Chart, Series
 
 FORMATS = ("svg", "png")
 _POINTS = {"marker": "o", "linestyle": ""}
-_LOOKS: dict[str, dict[str, Any]] = {
+_LOOKS: dict[str, Plain] = {
     "points": {**_POINTS, "markersize": 4},
     "rings": {**_POINTS, "markersize": 7, "markerfacecolor": "none"},
     "dashes": {"linestyle": "--"},

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from dpfl.core.types import Metrics
+from dpfl.core.types import Metrics, Plain
 from dpfl.engine.evaluation import Scores
 
 
@@ -79,7 +79,7 @@ class RoundRecord:
         """Whether the round was planned and charged, and nothing came of it."""
         return not self.lost and (not self.published or not self.arrived)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values, as they are written to ``rounds.jsonl``.
 
         Parts that the round does not have are left out. Metrics of a slot stand under its name with
@@ -87,7 +87,7 @@ class RoundRecord:
         """
         if self.lost:
             return {"round": self.round, "lost": self.lost}
-        told: dict[str, Any] = {
+        told: Plain = {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in vars(self).items()
             if name not in _PARTS
@@ -114,7 +114,7 @@ class RoundRecord:
         truth = {name: told[key] for name, key in _TRUTH.items() if key in told} if told else None
         slots = {k.removesuffix("_metrics"): v for k, v in values.items() if k.endswith("_metrics")}
         scores = {f.name: values[f.name] for f in fields(Scores) if f.name in values}
-        plain: dict[str, Any] = {
+        plain: Plain = {
             name: tuple(value) if isinstance(value, list) else value
             for name in {f.name for f in fields(cls)}.difference(_PARTS)
             if (value := values.get(name)) is not None
@@ -138,5 +138,5 @@ _TRUTH = {
 }
 
 
-def _without_none(values: Scores | TrueNoise | EffectiveNoise) -> dict[str, Any]:
+def _without_none(values: Scores | TrueNoise | EffectiveNoise) -> Plain:
     return {name: value for name, value in vars(values).items() if value is not None}

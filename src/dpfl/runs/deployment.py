@@ -1,6 +1,6 @@
 """The file of a real federation's server: the study that it offers to the sites."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt, StrictInt
 from torch import nn
@@ -8,6 +8,7 @@ from torch import nn
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.random import PublicSeed
+from dpfl.core.types import Plain
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs import sections
 from dpfl.runs.site_file import Name
@@ -57,7 +58,7 @@ class StudyFile(TomlFile):
 
     called: ClassVar[str] = "study"
     made_with: ClassVar[str] = "dpfl server init"
-    incidental: ClassVar[dict[str, Any]] = {
+    incidental: ClassVar[Plain] = {
         "network": True,
         "run": {"round_timeout", "enrol_timeout", "least_sites"},
     }
@@ -90,7 +91,7 @@ class StudyFile(TomlFile):
         """What every result of this study must carry."""
         return (RaisedFlag(Flag.SEEDED, "a rehearsal"),) if self.seeded else ()
 
-    def offer(self) -> dict[str, Any]:
+    def offer(self) -> Plain:
         """Return what sites are told: everything but the network."""
         return self.model_dump(exclude_none=True, exclude={"network"})
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 from torch import nn
@@ -14,7 +14,7 @@ from torch import nn
 from dpfl.core.checks import check, one_of
 from dpfl.core.errors import did_you_mean
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import ClientSettings
+from dpfl.core.types import ClientSettings, Plain
 from dpfl.core.version import __version__
 from dpfl.data.federation import Federation
 from dpfl.data.partition import Partition
@@ -40,7 +40,7 @@ class Experiment(TomlFile):
         "practices": "client_settings",
         "run.liars": "run.misreports",
     }
-    incidental: ClassVar[dict[str, Any]] = {"run": {"workers"}}  # never changes a bit
+    incidental: ClassVar[Plain] = {"run": {"workers"}}  # never changes a bit
     data: sections.DataSection
     partition: sections.PartitionSection = sections.PartitionSection()
     budgets: sections.BudgetsSection = sections.BudgetsSection()
@@ -140,7 +140,7 @@ class Experiment(TomlFile):
         return Federation.from_dataset(dataset, Partition(**settings, kind=kind), clients, seed)
 
 
-def for_method(values: dict[str, Any], method: str) -> dict[str, Any]:
+def for_method(values: Plain, method: str) -> Plain:
     """Return the same experiment for another method; settings that only the other methods have are
     left out.
     """

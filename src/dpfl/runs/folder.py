@@ -27,6 +27,7 @@ from dpfl.core.checks import check
 from dpfl.core.errors import FolderError
 from dpfl.core.files import append_line, hold_folder, write_safely
 from dpfl.core.layout import Layout
+from dpfl.core.types import Plain
 from dpfl.engine.evaluation import Scores
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.checkpoint import Checkpoint as Checkpoint
@@ -86,7 +87,7 @@ class RunFolder:
         """Add one JSON line, on disk before this returns."""
         append_line(path, line)
 
-    def read_lines(self, path: Path) -> list[dict[str, Any]]:
+    def read_lines(self, path: Path) -> list[Plain]:
         """Read JSON lines; none where the file does not exist.
 
         A last line that was cut off by a kill is left out. Any other line that cannot be read is
@@ -180,7 +181,7 @@ class RunFolder:
         return Summary.from_dict(values, where)
 
 
-def _table(text: str) -> dict[str, Any]:
+def _table(text: str) -> Plain:
     """Read one JSON object; anything else is a ValueError."""
     found = json.loads(text)
     if not isinstance(found, dict):

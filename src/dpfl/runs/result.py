@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError
-from dpfl.core.types import Observer, Promise
+from dpfl.core.types import Observer, Plain, Promise
 from dpfl.core.version import __version__
 from dpfl.engine.evaluation import Scores
 from dpfl.privacy.flags import RaisedFlag
@@ -55,7 +55,7 @@ class Spread:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Read back."""
+        """Read back what :meth:`to_dict` wrote; the word "infinite" becomes infinity."""
         return cls(**{k: math.inf if v == "infinite" else v for k, v in values.items()})
 
 
@@ -81,7 +81,7 @@ class EpsilonSpread:
         accountants = tuple(sorted({line.accountant for line in statements}))
         return cls(spent=spent, budget=budget, accountants=accountants)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values."""
         parts = {"spent": self.spent, "budget": self.budget}
         told = {name: own.to_dict() for name, own in parts.items() if own is not None}
@@ -146,7 +146,7 @@ class Summary:
         """Accuracy on test records."""
         return self.scores.accuracy
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values, as they are written to ``summary.json``."""
         scores = {name: value for name, value in vars(self.scores).items() if value is not None}
         plain = "method run clients parameters bytes_up payload_bytes_up bytes_down"

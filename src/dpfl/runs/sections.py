@@ -9,6 +9,7 @@ from torch import nn
 
 from dpfl.core.checks import check
 from dpfl.core.random import PublicSeed
+from dpfl.core.types import Plain
 from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.methods import find, make_strategy
 from dpfl.models import make_model
@@ -224,7 +225,7 @@ class MethodSection(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Plain:
         """Everything but the name."""
         return dict(self.__pydantic_extra__ or {})
 

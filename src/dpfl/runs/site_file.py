@@ -2,13 +2,13 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from dpfl.core.checks import check
 from dpfl.core.errors import did_you_mean
-from dpfl.core.types import Budget, ClientSettings, Observer, Unit
+from dpfl.core.types import Budget, ClientSettings, Observer, Plain, Unit
 from dpfl.privacy.accountant import SMALLEST_DELTA
 from dpfl.runs.toml_file import Section, TomlFile
 
@@ -49,7 +49,7 @@ class SiteDataSection(Section):
     classes: int | None = Field(default=None, ge=2)
     dataset: str | None = None
     client: str | None = None
-    partition: dict[str, Any] = Field(default_factory=dict)
+    partition: Plain = Field(default_factory=dict)
     seed: int = 0
 
 

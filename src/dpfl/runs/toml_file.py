@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, FolderError, did_you_mean
+from dpfl.core.types import Plain
 
 
 class Section(BaseModel):
@@ -44,10 +45,10 @@ class TomlFile(Section):
     called: ClassVar[str] = "file"
     made_with: ClassVar[str] = "an editor"
     renamed: ClassVar[Mapping[str, str]] = {}
-    incidental: ClassVar[dict[str, Any]] = {}
+    incidental: ClassVar[Plain] = {}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any], where: str | None = None) -> Self:
+    def from_dict(cls, values: Plain, where: str | None = None) -> Self:
         """Validate plain values; the first problem becomes one clear sentence.
 
         ``where`` names their source in that sentence. An unknown key is refused with the nearest
@@ -63,7 +64,7 @@ class TomlFile(Section):
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """Read a TOML file."""
+        """Read and validate a TOML file; messages name its path."""
         return cls.from_dict(read_toml(path), str(path))
 
     @classmethod
@@ -76,9 +77,9 @@ class TomlFile(Section):
     def agrees(self, where: str) -> None:
         """Refuse values that are right one by one and wrong together."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Return plain values, complete but for what is left to its natural absence."""
-        values: dict[str, Any] = self.model_dump(exclude_none=True)
+        values: Plain = self.model_dump(exclude_none=True)
         return values
 
     def to_toml(self) -> str:
@@ -91,7 +92,7 @@ class TomlFile(Section):
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> Plain:
     """Read a TOML file as plain values."""
     try:
         return tomllib.loads(path.read_text())
@@ -118,7 +119,7 @@ def _explained(where: str, error: ValidationError, called: str) -> Configuration
     return ConfigurationError(at, said, f"see the documentation of the {called} file")
 
 
-def with_new_names(values: dict[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+def with_new_names(values: Plain, renamed: Mapping[str, str]) -> Plain:
     """Return the values with keys of version 0.1 under their new names.
 
     >>> with_new_names({"run": {"liars": {"a": 2.0}}}, {"run.liars": "run.misreports"})

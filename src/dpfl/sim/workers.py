@@ -50,7 +50,7 @@ class Worker:
         return type(self), self.arguments
 
     def block(self, downloads: Mapping[str, bytes], block: Block) -> Done:
-        """Work for one block."""
+        """Do the local work of one block of clients, in this process."""
         ids, private = block
         members = {client: self.members[client] for client in ids}
         return client_round(self.workshop, downloads, members, private), private

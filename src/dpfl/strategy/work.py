@@ -1,7 +1,6 @@
 """Settings that methods share: what clients do with their records, and who takes part."""
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 from dpfl.core.types import ClientSettings
 from dpfl.plugs.selection import Everyone, Selection
@@ -24,10 +23,9 @@ class Work:
     @property
     def client_settings(self) -> ClientSettings:
         """What a client without settings of its own does."""
-        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(ClientSettings)}
-        return ClientSettings(**given)
+        return ClientSettings(**{f.name: getattr(self, f.name) for f in fields(ClientSettings)})
 
     @property
     def cohorts(self) -> Selection:
-        """Who takes part."""
+        """How cohorts are drawn: everyone, unless ``selection`` was given."""
         return self.selection or Everyone()
