@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 USE := $(VENV)/.set-up
 DEVELOP := $(VENV)/.set-up-for-development
 
-.PHONY: demo deploy-demo test lint nightly bench bench-kernels bench-kills setup setup-dev clean help
+.PHONY: demo deploy-demo test lint nightly bench bench-kernels bench-kills bench-sites bench-kills setup setup-dev clean help
 
 help:
 	@echo "make demo   set up, compare nine methods on a federation of 20 clients and write a report (about a minute)"
@@ -46,6 +46,10 @@ nightly: $(DEVELOP)
 bench: $(DEVELOP)
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m bench.run $(BENCH)
 	$(BIN)/python -m bench.kernels $(filter --quick,$(BENCH))
+
+bench-sites: $(DEVELOP)
+	$(BIN)/python -m bench.sites
+	$(BIN)/python -m bench.sites --sites 1 --records 150000
 
 bench-kills: $(DEVELOP)
 	$(BIN)/python -m bench.kills

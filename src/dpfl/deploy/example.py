@@ -51,12 +51,12 @@ def write_example(folder: Path, *, port: int, rounds: int, method: str | None = 
     for name, epsilon in BUDGETS.items():
         rows = slice(*dataset.silos[name])
         records = _csv(dataset.features[rows].tolist(), dataset.labels[rows].tolist())
-        _write_site(folder / SITES / name, study, epsilon, records, server)
+        write_site(folder / SITES / name, study, epsilon, records, server)
     readme = (DATA / "example_readme.md").read_text()
     write_safely(folder / "README.md", readme.replace("{folder}", str(folder)).encode())
 
 
-def _write_site(home: Path, study: StudyFile, epsilon: float, records: bytes, server: Path) -> None:
+def write_site(home: Path, study: StudyFile, epsilon: float, records: bytes, server: Path) -> None:
     """Write a hospital's folder, and give its public key to the server."""
     write_safely(home / "records.csv", records)
     strategy, name = study.strategy(), home.name
