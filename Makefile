@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 USE := $(VENV)/.set-up
 DEVELOP := $(VENV)/.set-up-for-development
 
-.PHONY: demo deploy-demo test lint nightly bench bench-kernels bench-kills bench-sites bench-kills setup setup-dev clean help
+.PHONY: demo deploy-demo test lint nightly bench bench-kernels bench-kills bench-sites setup setup-dev clean help
 
 help:
 	@echo "make demo   set up, compare nine methods on a federation of 20 clients and write a report (about a minute)"
@@ -16,6 +16,7 @@ help:
 	@echo "make lint   style, types and import contracts only"
 	@echo "make nightly  what takes long: more examples for every law, coverage, a wheel in an empty environment"
 	@echo "make bench  measure against Opacus, pfl and Flower (about half an hour; BENCH=--quick to see that it runs)"
+	@echo "make bench-kills, make bench-sites  kill processes of a real federation at random; run many sites (minutes)"
 	@echo "make clean  remove .venv and caches"
 
 demo: $(USE)
@@ -49,7 +50,7 @@ bench: $(DEVELOP)
 
 bench-sites: $(DEVELOP)
 	$(BIN)/python -m bench.sites
-	$(BIN)/python -m bench.sites --sites 1 --records 150000
+	$(BIN)/python -m bench.sites --sites 2 --records 150000
 
 bench-kills: $(DEVELOP)
 	$(BIN)/python -m bench.kills

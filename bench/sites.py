@@ -6,7 +6,7 @@ set size: pages that several processes share are divided among them), the proces
 sites for each message, and the seconds that a round takes.
 
     python -m bench.sites --sites 20 --rounds 3
-    python -m bench.sites --sites 1 --rounds 3 --records 150000   # a table of 34 MB
+    python -m bench.sites --sites 2 --rounds 3 --records 150000   # a table of 34 MB
 """
 
 import argparse
