@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Where torch comes from: `make TORCH_INDEX=<address of PyTorch's CPU-only index> demo` avoids several GB of CUDA.
 TORCH_INDEX ?=
+TORCH := $(VENV)/.torch
 USE := $(VENV)/.set-up
+DEPLOY := $(VENV)/.set-up-for-deployment
 DEVELOP := $(VENV)/.set-up-for-development
 
 .PHONY: demo deploy-demo test lint nightly bench bench-kernels bench-kills bench-sites setup setup-dev clean help
@@ -22,8 +24,7 @@ help:
 demo: $(USE)
 	$(BIN)/dpfl compare examples/demo.toml --family heterogeneous --seeds 3
 
-deploy-demo: $(USE)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[flower]'
+deploy-demo: $(DEPLOY)
 	rm -rf runs/deploy-demo
 	$(BIN)/dpfl deploy example runs/deploy-demo
 	$(BIN)/dpfl deploy run runs/deploy-demo
@@ -62,19 +63,23 @@ setup: $(USE)
 
 setup-dev: $(DEVELOP)
 
-$(USE): pyproject.toml constraints.txt
+$(TORCH): constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "dpfl needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Use: make PYTHON=python3.12"; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "Python's venv module is missing. On Debian or Ubuntu: sudo apt-get install -y python3-venv"; exit 2; }
+	@echo "Setting up $(VENV), once: PyTorch, then what else is needed (a minute or two, without a word from pip)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
-	@touch $(USE)
+	@touch $@
 
-$(DEVELOP): $(USE)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	@touch $(DEVELOP)
+# Each installs only what it needs, in one step.
+$(USE): EXTRAS :=
+$(DEPLOY): EXTRAS := [flower]
+$(DEVELOP): EXTRAS := [dev]
+$(USE) $(DEPLOY) $(DEVELOP): $(TORCH) pyproject.toml
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.$(EXTRAS)'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info src/*.egg-info

@@ -62,4 +62,4 @@ def test_a_round_says_who_is_waited_for_and_what_comes_then(tmp_path: Path) -> N
     federation.play()
     now = Progress.read(federation.server)
     assert all(site.state == SiteState.ANSWERED for site in now.sites.values())
-    assert "Round 1: 3 sites are asked" in now.next
+    assert "3 sites are asked for a round" in now.next

@@ -74,17 +74,25 @@ def _serve(folder: Path, insecure: bool, quiet: bool, verb: Verb) -> None:
     from dpfl.deploy.serving import check_startable, resume_command, serve
     from dpfl.deploy.summary import StudyStatus
     from dpfl.runs.deployment import StudyFile
+    from dpfl.runs.folder import RunFolder
 
     check_startable(folder, verb)
     study = StudyFile.in_folder(folder)
     warn_insecure(insecure)
     bar = c.progress_bar(study.study.name, "waiting for sites", study.run.rounds, quiet)
     with until_stopped(folder, lambda: resume_command(folder)), bar as update:
+        shown = len(RunFolder(folder).read_rounds())
 
         def progress(rounds: Sequence[RoundRecord]) -> None:
-            for last in rounds[-1:]:
+            nonlocal shown
+            for last in rounds[shown:]:
                 answered = f"{len(last.arrived)} of {len(last.cohort)} sites answered"
                 update(completed=last.round + 1, note=answered)
+                if not quiet and not c.err.is_terminal:  # where no bar is shown
+                    number = f"Round {last.round + 1} of {study.run.rounds}"
+                    what = number if last.round >= 0 else "A release before round 1"
+                    c.note(f"{what}: {last.lost or answered}")
+            shown = len(rounds)
 
         serve(folder, c.note, progress, insecure=insecure)
     _show(folder, StudyStatus.of(folder))

@@ -27,9 +27,9 @@ def ask_round(
         site: replace(request, payload=payload, receipt=signer.last.get(site)).to_message()
         for site, payload in plan.downloads.items()
     }
-    what = "A release before round 1" if plan.round < 0 else f"Round {plan.round + 1}"
-    asked = f"{len(messages)} sites are asked, and waited for up to {limit:g} s"
-    sites.progress.expect(f"{what}: {asked}; whoever has not answered then is missed")
+    what = "a release before round 1" if plan.round < 0 else "a round"
+    asked = f"{len(messages)} sites are asked for {what}, and waited for up to {limit:g} s"
+    sites.progress.expect(f"{asked}; whoever has not answered by then is missed")
     replies = sites.ask(messages, limit)
     _note_times(folder, plan, replies)
     return [_uplink(sites, agreement, plan.round, *one) for one in replies.items()]

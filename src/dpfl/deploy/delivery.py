@@ -37,7 +37,10 @@ def deliver(
     )
     last = sites.signer.last
     messages = {site: replace(request, receipt=last.get(site)).to_message() for site in sorted(to)}
-    replies = sites.ask(messages, study.run.round_timeout)
+    limit = study.run.round_timeout
+    sent = f"The model is sent to {len(messages)} sites, which are waited for up to {limit:g} s"
+    sites.progress.expect(sent)
+    replies = sites.ask(messages, limit)
     return {site: reply.problem for site, reply in replies.items() if reply.problem}
 
 

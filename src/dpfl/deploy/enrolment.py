@@ -87,10 +87,10 @@ def gather(
         if waited - asked >= ASK_AGAIN:  # what was refused may have been fixed
             sites.asked &= set(sites.nodes.values())
             asked = waited
+        sites.progress.expect(_expectation(sites, wanted, least, timeout - waited))
         sites.hello()
         if wanted <= set(sites.nodes) or max(waited, time.monotonic() - began) >= timeout:
             break
-        sites.progress.expect(_expectation(sites, wanted, least, timeout - waited))
         sites.transport.wait(1.0)
         waited += 1.0
     here = wanted & set(sites.nodes)
@@ -145,11 +145,13 @@ def ask_terms(sites: Connections, agreement: Agreement, *, binding: bool) -> dic
     With ``binding`` a site that accepts also commits to its plan. Returns a reply for each member.
     """
     study, terms = sites.study, agreement.terms
-    signer = sites.signer.key
+    signer, limit = sites.signer.key, study.run.round_timeout
+    asked = f"{len(agreement.claims)} sites are asked whether they accept the terms"
+    sites.progress.expect(f"{asked}, and waited for up to {limit:g} s")
     request = TermsRequest(
         study=study, run=sites.run, terms=terms, signer=signer, binding=binding
     ).to_message()
-    return sites.ask(dict.fromkeys(agreement.claims, request), study.run.round_timeout)
+    return sites.ask(dict.fromkeys(agreement.claims, request), limit)
 
 
 def settle(sites: Connections, agreement: Agreement) -> None:

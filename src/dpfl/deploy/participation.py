@@ -148,9 +148,11 @@ class Participation:
             began, kind = time.monotonic(), asked.header.get("kind")
             said = self._worker.answer(asked, self.tell)
             size, seconds = len(asked.payload) + len(said.payload), time.monotonic() - began
-            what = _KINDS.get(str(kind), "a message").format(round_=_round(asked))
-            outcome = "answered" if said.accepted else f"refused ({said.reason})"
-            self.tell(f"{what}: {outcome}; {seconds:.1f} s, {size} bytes")
+            what = _KINDS.get(str(kind), "A message").format(round_=_round(asked))
+            if said.accepted:
+                self.tell(f"{what}: answered; {seconds:.1f} s, {size} bytes")
+            else:  # who was refused asks again from time to time
+                self._say_once(f"{what}: refused ({said.reason})")
             if kind == END:
                 self._worker.end()
             return said
