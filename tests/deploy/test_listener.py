@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dpfl.deploy import listener as module
-from dpfl.deploy.listener import CONNECTION, Listener
+from dpfl.deploy.credentials import make_certificates
+from dpfl.deploy.listener import CONNECTION, Limits, Listener
 
-MOST = 8
+MOST, EACH = 8, 3
 
 
 @pytest.fixture
@@ -26,17 +28,21 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(module, "_SWEEP_SECONDS", 0.1)
 
     async def answer(request: Request) -> Response:
-        if request.url.path == "/trust":
-            request.scope["state"][CONNECTION].trusted = True
+        path = request.url.path
+        if path.startswith("/trust"):
+            request.scope["state"][CONNECTION].prove(path)
+        if path.endswith("/slow"):
+            await asyncio.sleep(60)
         return Response("ok")
 
     app = Starlette(routes=[Route("/{path:path}", answer)])
+    limits = Limits(strangers=MOST, each=EACH, seconds=2.0)
     listening, ready = socket.create_server(("127.0.0.1", 0)), threading.Event()
     own: dict[str, Any] = {}
 
     async def serve() -> None:
         own["loop"], own["end"] = asyncio.get_running_loop(), asyncio.Event()
-        serving = asyncio.create_task(Listener(app, MOST, None, None).serve(listening))
+        serving = asyncio.create_task(Listener(app, limits).serve(listening))
         ready.set()
         await own["end"].wait()
         serving.cancel()
@@ -92,7 +98,7 @@ def test_a_connection_is_kept_between_requests_and_closed_when_it_is_silent_for_
 ) -> None:
     own = connect(port)
     for _ in range(4):
-        assert b"200 OK" in get(own, "/")
+        assert b"200 OK" in get(own, "/trust")
         time.sleep(0.5)
     assert closed(own)
     own.close()
@@ -103,7 +109,7 @@ def test_strangers_make_room_for_the_next_and_sites_do_not(port: int) -> None:
     assert b"200 OK" in get(site, "/trust")
     strangers = [connect(port) for _ in range(5 * MOST)]
     time.sleep(0.3)
-    assert b"200 OK" in get(site, "/")  # a site keeps its connection
+    assert b"200 OK" in get(site, "/trust")  # a site keeps its connection
     late = connect(port)
     assert b"200 OK" in get(late, "/")  # and whoever comes is heard
     assert closed(strangers[0])  # the oldest stranger has made room
@@ -120,3 +126,68 @@ def test_a_header_without_end_is_cut_off(port: int) -> None:
         answer = b""
     own.close()
     assert b"200" not in answer
+
+
+def test_a_stranger_gets_one_answer_and_no_more(port: int) -> None:
+    """Who may ask again and again would always be younger than a site that is just connecting."""
+    own = connect(port)
+    assert b"200 OK" in get(own, "/")
+    assert closed(own)
+    own.close()
+
+
+def test_a_site_that_opens_many_connections_takes_none_from_others(port: int) -> None:
+    many = [connect(port) for _ in range(MOST)]
+    for one in many:
+        assert b"200 OK" in get(one, "/trust/greedy")
+    other = connect(port)
+    assert b"200 OK" in get(other, "/trust/other")
+    assert all(closed(one) for one in many[: MOST - EACH])
+    for one in many[MOST - EACH :]:
+        assert b"200 OK" in get(one, "/trust/greedy")
+    for one in (other, *many):
+        one.close()
+
+
+def test_a_request_that_never_ends_is_cut_off(port: int) -> None:
+    own, began = connect(port), time.monotonic()
+    own.sendall(b"GET /trust/slow HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert closed(own)
+    assert 1.5 < time.monotonic() - began < 5
+    own.close()
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_unfinished_handshakes_are_counted_and_freed(tmp_path: Path) -> None:
+    """Strangers that never finish TLS hold no more than their share, however fast they come."""
+    certificates = tmp_path / "certificates"
+    make_certificates(certificates, ["127.0.0.1"])
+
+    async def flood() -> tuple[int, int]:
+        files = (str(certificates / "server.crt"), str(certificates / "server.key"))
+        limits = Limits(strangers=MOST, each=EACH, seconds=2.0)
+        listener = Listener(Starlette(), limits, *files)
+        listening = socket.create_server(("127.0.0.1", 0), backlog=128)
+        serving = asyncio.create_task(listener.serve(listening))
+        before, most, own = open_files(), 0, []
+        for _ in range(100):
+            one = socket.socket()
+            one.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(one, listening.getsockname())
+            own.append(one)
+            most = max(most, open_files() - before - len(own))
+        await asyncio.sleep(0.2)
+        left = open_files() - before - len(own)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        await asyncio.sleep(0.1)
+        for one in (*own, listening):
+            one.close()
+        return most, left
+
+    most, left = asyncio.run(flood())
+    assert most <= MOST + 5
+    assert left <= MOST + 1

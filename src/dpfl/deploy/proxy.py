@@ -29,13 +29,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from dpfl.deploy.listener import CONNECTION, Listener
+from dpfl.deploy.listener import CONNECTION, Limits, Listener
 from dpfl.deploy.processes import CLOCK_AHEAD, CLOCK_BEHIND
 from dpfl.runs.processes import end_with
 
 FLEET = "/v1/fleet/"
 UNKNOWN_KEY, BAD_SIGNATURE, TOO_LARGE, AWAY = 403, 401, 413, 503
-_BODY_SECONDS, _BYTES_A_SECOND = 60.0, 1 << 15  # how long a body may take to arrive
+_STRANGERS, _EACH = 64, 12  # connections: Flower sends the parts of a message side by side
 _CONNECTION_HEADERS = {"connection", "keep-alive", "transfer-encoding", "te", "trailer"}
 _CONNECTION_HEADERS |= {"upgrade", "host"}
 
@@ -52,6 +52,11 @@ def _kept(headers: Mapping[str, str]) -> dict[str, str]:
 def _refused(status: int, reason: str) -> Response:
     """Refuse a request, and close its connection: what follows is not read."""
     return Response(f"{reason}\n", status, {"connection": "close"}, "text/plain")
+
+
+def body_seconds(size: int) -> float:
+    """Return how long a body may take to arrive: a minute, and 32 KiB a second."""
+    return 60.0 + size / (1 << 15)
 
 
 def read_keys(folder: Path) -> frozenset[bytes]:
@@ -127,9 +132,9 @@ class Proxy:
             refusal = check_signature(request.headers, self.keys)
             if refusal is not None:
                 return refusal
-            connection = request.scope.get("state", {}).get(CONNECTION)
-            if connection is not None:
-                connection.trusted = True
+        connection = request.scope.get("state", {}).get(CONNECTION)
+        if connection is not None:
+            connection.prove(request.headers.get("flwr-public-key", "anyone"))
         announced = request.headers.get("content-length", "0")
         if not announced.isdigit() or int(announced) > self.largest_body:
             return _refused(TOO_LARGE, f"at most {self.largest_body} bytes")
@@ -138,7 +143,7 @@ class Proxy:
     async def _counted(self, request: Request) -> AsyncIterator[bytes]:
         """Hand the body on in the pieces in which it arrives, up to the limit."""
         size = 0
-        async with asyncio.timeout(_BODY_SECONDS + self.largest_body / _BYTES_A_SECOND):
+        async with asyncio.timeout(body_seconds(self.largest_body)):
             async for piece in request.stream():
                 size += len(piece)
                 if size > self.largest_body:
@@ -161,7 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Pass requests of sites on to a SuperLink.")
     for name in ("host", "inner"):
         parser.add_argument(f"--{name}", required=True)
-    for name in ("port", "parent", "largest-body", "connections"):
+    for name in ("port", "parent", "largest-body", "sites"):
         parser.add_argument(f"--{name}", required=True, type=int)
     for name in ("ca", "certificate", "key"):
         parser.add_argument(f"--{name}")
@@ -169,11 +174,22 @@ def main() -> None:
     given = parser.parse_args()
     end_with(given.parent)
     keys = None if given.keys is None else read_keys(given.keys)
-    client = httpx.AsyncClient(base_url=given.inner, verify=given.ca or False, timeout=120)
+    limits = Limits(
+        strangers=_STRANGERS,
+        each=_EACH if keys is not None else _EACH * given.sites,  # without keys all are one owner
+        seconds=2 * body_seconds(given.largest_body),
+    )
+    client = httpx.AsyncClient(
+        base_url=given.inner,
+        verify=given.ca or False,
+        timeout=120,
+        limits=httpx.Limits(max_connections=_EACH * given.sites),
+        trust_env=False,  # it is on this machine: no proxy of the network leads there
+    )
     app = Proxy(client, keys, given.largest_body).app()
     family = socket.AF_INET6 if ":" in given.host else socket.AF_INET
     listening = socket.create_server((given.host, given.port), family=family, backlog=128)
-    listener = Listener(app, given.connections, given.certificate, given.key)
+    listener = Listener(app, limits, given.certificate, given.key)
     asyncio.run(listener.serve(listening))
 
 

@@ -27,7 +27,6 @@ from dpfl.runs.deployment import LINK_PROCESS, NetworkSection, StudyFile
 
 LOG, PROXY_PROCESS = "superlink.log", "proxy.pid"
 _REQUEST_BYTES = 4 << 20  # what a request may hold beside the numbers of a model
-_CONNECTIONS = 64  # for strangers, beside those of the sites
 _APP = "from dpfl.deploy import {name}\n\napp = {name}.app\n"
 
 
@@ -96,7 +95,7 @@ class SuperLink:
         command = [sys.executable, "-m", "dpfl.deploy.proxy", "--parent", str(os.getpid())]
         command += ["--host", network.host, "--port", str(network.port)]
         command += ["--largest-body", str(_REQUEST_BYTES + 8 * numbers)]
-        command += ["--connections", str(_CONNECTIONS + 4 * len(study.study.sites))]
+        command += ["--sites", str(len(study.study.sites))]
         own, scheme = self.certificates, "https" if self.certificates else "http"
         command += ["--inner", f"{scheme}://127.0.0.1:{self.port}"]
         if own is not None:
