@@ -78,14 +78,17 @@ def finished(federation: Federation, rounds: int = 3) -> dict[str, Any]:
     return summary
 
 
+def carrying(message: FlowerMessage, answer: Answer, payload: bytes) -> FlowerMessage:
+    """The site's own answer with another payload."""
+    return changed(answer(), message, lambda own: Message(header=own.header, payload=payload))
+
+
 def uploaded(
-    message: FlowerMessage, values: torch.Tensor, site: str, run: str | None = None
+    message: FlowerMessage, answer: Answer, values: torch.Tensor, site: str, run: str | None = None
 ) -> FlowerMessage:
     header = from_record(message.content).header
     payload = encode_upload(values, run or header["run"], header["round"], site)
-    return reply_with(
-        message, {"ok": True, "site": site, "round": header["round"], "more": True}, payload
-    )
+    return carrying(message, answer, payload)
 
 
 def _error(message: FlowerMessage, answer: Answer) -> FlowerMessage:
@@ -118,20 +121,24 @@ FAULTS: dict[str, tuple[Callable[[FlowerMessage, Answer], FlowerMessage | None],
         "message",
     ),
     "nothing of ours": (lambda m, a: empty(m), "was not written by dpfl"),
-    "no frame": (lambda m, a: reply_with(m, {"ok": True, "more": True}, b"abc"), "are no frame"),
-    "nothing": (lambda m, a: reply_with(m, {"ok": True, "more": True}), "are no frame"),
-    "too long": (lambda m, a: uploaded(m, torch.zeros(SIZE + 1), "b"), "bytes, at most"),
-    "too short": (lambda m, a: uploaded(m, torch.zeros(SIZE - 1), "b"), f"send {SIZE}"),
+    "no frame": (lambda m, a: carrying(m, a, b"abc"), "are no frame"),
+    "nothing": (lambda m, a: carrying(m, a, b""), "are no frame"),
+    "no token": (
+        lambda m, a: reply_with(m, {"ok": True, "more": True}, from_record(a().content).payload),
+        "somebody else answered",
+    ),
+    "too long": (lambda m, a: uploaded(m, a, torch.zeros(SIZE + 1), "b"), "bytes, at most"),
+    "too short": (lambda m, a: uploaded(m, a, torch.zeros(SIZE - 1), "b"), f"send {SIZE}"),
     "gigantic": (
-        lambda m, a: reply_with(m, {"ok": True, "more": True}, b"x" * (1 << 22)),
+        lambda m, a: carrying(m, a, b"x" * (1 << 22)),
         "at most",
     ),
     "another site's upload": (
-        lambda m, a: uploaded(m, torch.zeros(SIZE), "a"),
+        lambda m, a: uploaded(m, a, torch.zeros(SIZE), "a"),
         "another run, round or client",
     ),
     "another run's upload": (
-        lambda m, a: uploaded(m, torch.zeros(SIZE), "b", "old"),
+        lambda m, a: uploaded(m, a, torch.zeros(SIZE), "b", "old"),
         "another run, round or client",
     ),
     "another token": (
@@ -147,7 +154,7 @@ FAULTS: dict[str, tuple[Callable[[FlowerMessage, Answer], FlowerMessage | None],
         "damaged",
     ),
     "a pickle": (
-        lambda m, a: reply_with(m, {"ok": True, "more": True}, pickle.dumps(_Touch()) + bytes(64)),
+        lambda m, a: carrying(m, a, pickle.dumps(_Touch()) + bytes(64)),
         "is not a dpfl upload",
     ),
     "odd kinds": (
@@ -190,7 +197,7 @@ def test_an_upload_that_is_no_number_moves_nothing(value: float, tmp_path: Path)
     federation = Federation.of(tmp_path, study_values("fedavg_dp"))
     broken = torch.zeros(SIZE)
     broken[3] = value
-    federation.grid.faults[2] = in_round(1, lambda m, a: uploaded(m, broken, "b"))
+    federation.grid.faults[2] = in_round(1, lambda m, a: uploaded(m, a, broken, "b"))
     federation.play()
     finished(federation)
     line = federation.lines()[1]

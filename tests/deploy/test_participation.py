@@ -10,12 +10,12 @@ from flwr.app import Message as FlowerMessage
 from flwr.app import MessageType
 from flwr.supercore.task_identity import TaskIdentity
 
-from dpfl.core.errors import FolderError, PeerError
+from dpfl.core.errors import DataError, FolderError, PeerError
 from dpfl.core.files import hold_folder
 from dpfl.deploy import participation as module
 from dpfl.deploy.fleet import NotTaken, ServerAway, StillConnected, pack, unpack
 from dpfl.deploy.messages import Message
-from dpfl.deploy.participation import Participation, take_part
+from dpfl.deploy.participation import Inbox, Participation, take_part
 from dpfl.deploy.site import answered
 from dpfl.deploy.transport import from_record, to_record
 from tests.deploy.federation import Desk, make_site, study_values
@@ -124,11 +124,58 @@ def test_messages_are_kept_before_they_are_confirmed_and_answered_in_order(
     assert not (tmp_path / "a" / "connected.json").exists()
 
 
+def kept(folder: Path, message: FlowerMessage, server: str = "127.0.0.1:1 ") -> None:
+    inbox = Inbox(folder / "inbox.bin")
+    inbox.server = server
+    inbox.keep(message)
+
+
+def test_a_message_of_another_server_is_not_answered_to_this_one(play: Any, tmp_path: Path) -> None:
+    """What a site works out for one server is not for the next that it is connected to."""
+    kept(tmp_path / "a", flower(Desk(study_values()).hello()), "other:1 ")
+    events, told = play(None)
+    assert events == ["connected", "left"]
+    assert any("another server" in line for line in told)
+    assert not (tmp_path / "a" / "inbox.bin").exists()
+    assert not (tmp_path / "a" / "sent.jsonl").exists()
+
+
+def test_a_message_that_nobody_waits_for_any_more_costs_nothing(play: Any, tmp_path: Path) -> None:
+    message = flower(Desk(study_values()).hello())
+    message.metadata.__dict__["_created_at"] -= message.metadata.ttl + 1
+    kept(tmp_path / "a", message)
+    events, told = play(None)
+    assert events == ["connected", "left"]
+    assert any("does not wait" in line for line in told)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"127.0.0.1:1 \ngarbage", b"\n\n"])
+def test_a_damaged_inbox_stops_no_site(content: bytes, play: Any, tmp_path: Path) -> None:
+    (tmp_path / "a" / "inbox.bin").write_bytes(content)
+    events, told = play(flower(Desk(study_values()).hello()))
+    assert events == ["connected", "confirmed", "pushed True", "left"]
+    assert any("is not answered" in line for line in told)
+
+
+def test_a_worker_that_cannot_live_is_refused_without_details_and_logged(
+    play: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: object) -> Message:
+        raise DataError("worker process", "ended 4 times", f"see {tmp_path}")
+
+    monkeypatch.setattr(module.Worker, "answer", dies)
+    events, _ = play(flower(Desk(study_values()).hello()))
+    assert events == ["connected", "confirmed", "pushed False", "left"]
+    assert str(tmp_path) not in replies[0].reason
+    assert len((tmp_path / "a" / "sent.jsonl").read_text().splitlines()) == 1
+    assert "ended 4 times" in (tmp_path / "a" / "site.log").read_text()
+
+
 def test_a_message_that_was_kept_when_the_site_was_killed_is_answered_first(
     play: Any, tmp_path: Path
 ) -> None:
     message = flower(Desk(study_values()).hello())
-    (tmp_path / "a" / "inbox.bin").write_bytes(pack(message))
+    kept(tmp_path / "a", message)
     assert unpack(pack(message)).metadata.message_id == message.metadata.message_id
     events, _ = play(None)
     assert events == ["connected", "pushed True", "left"]
@@ -140,11 +187,11 @@ def test_an_answer_that_a_restarted_server_does_not_take_is_dropped(
 ) -> None:
     """Kept, it would be sent for ever, and the site would never hear the next question."""
     message = flower(Desk(study_values()).hello())
-    (tmp_path / "a" / "inbox.bin").write_bytes(pack(message))
+    kept(tmp_path / "a", message)
     monkeypatch.setattr(FakeFleet, "not_taken", True)
     events, told = play(None)
     assert events == ["connected", "left"]
-    assert any("will ask again" in line for line in told)
+    assert any("did not take this answer" in line for line in told)
     assert not (tmp_path / "a" / "inbox.bin").exists()
 
 

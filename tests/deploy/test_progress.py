@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from dpfl.deploy.progress import PROGRESS, Progress, SiteState
 from dpfl.deploy.summary import StudyStatus
 from tests.deploy.federation import Federation, study_values
@@ -57,9 +59,15 @@ def test_a_refused_and_a_missing_site_are_in_the_status_while_the_study_waits(
     assert json.dumps(told)
 
 
-def test_a_round_says_who_is_waited_for_and_what_comes_then(tmp_path: Path) -> None:
-    federation = Federation.of(tmp_path, study_values("weiavg", rounds=1))
+def test_a_round_says_who_is_waited_for_and_what_comes_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation, said = Federation.of(tmp_path, study_values("weiavg", rounds=1)), list[str]()
+    real = Progress.expect
+    monkeypatch.setattr(Progress, "expect", lambda self, one: said.append(one) or real(self, one))
     federation.play()
     now = Progress.read(federation.server)
     assert all(site.state == SiteState.ANSWERED for site in now.sites.values())
-    assert "3 sites are asked for a round" in now.next
+    assert "The model is sent to 3 sites" in now.next
+    for start in ("3 sites are asked for a round", "3 sites are asked whether", "Waiting for a"):
+        assert any(sentence.startswith(start) for sentence in said), start

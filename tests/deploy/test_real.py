@@ -144,7 +144,7 @@ def test_every_process_is_killed_once_and_no_round_is_lost(tmp_path: Path) -> No
             assert memory_of(own, *children_of(own)) < 450
             os.kill(pid_in(server / "server-app.pid"), signal.SIGKILL)
             killed = time.monotonic()
-            until(lambda: "the server app was killed" in log.read_text(), first, log=log)
+            until(lambda: "the server app ended" in log.read_text(), first, log=log)
             assert time.monotonic() - killed < 15
             until(lambda: done() >= 2, first, log=log)
             os.kill(pid_in(server / "superlink.pid"), signal.SIGKILL)

@@ -8,11 +8,20 @@ from typing import Any
 
 import pytest
 
-from dpfl.core.errors import FolderError, PeerError
+from dpfl.core.errors import FolderError, LedgerError, PeerError
 from dpfl.deploy.messages import Message
+from dpfl.deploy.participation import take_part
 from dpfl.deploy.receipts import RECEIPTS, SIGNING_KEY, Countersigner, Receipt
 from dpfl.deploy.site import Site
-from tests.deploy.federation import Desk, Federation, charged, make_site, study_values
+from tests.deploy.federation import (
+    CLIENT,
+    RECORD,
+    Desk,
+    Federation,
+    charged,
+    make_site,
+    study_values,
+)
 
 
 def signed_round(desk: Desk, signer: Countersigner, site: Site, round_: int) -> Message:
@@ -128,13 +137,76 @@ def test_another_server_key_is_not_what_was_agreed_on(
     assert "agreed terms" in answer.reason
 
 
-def test_a_head_says_nothing_about_how_much_a_ledger_holds(
-    begun: tuple[Desk, Countersigner, Site],
+def test_a_head_says_nothing_about_how_much_a_ledger_holds_or_about_other_studies(
+    tmp_path: Path,
 ) -> None:
-    desk, signer, site = begun
-    head = signed_round(desk, signer, site, 0).header["head"]
+    site, desk = make_site(tmp_path / "a", "a", {**RECORD, "per_study": 1.0}), Desk(study_values())
+    (tmp_path / "server").mkdir()
+    signer, terms = Countersigner(tmp_path / "server"), desk.terms()
+    assert site.answer(Message(header={**terms.header, "signer": signer.key})).accepted
+    question = desk.train(0)
+    question = Message(header={**question.header, "signer": signer.key}, payload=question.payload)
+    head = site.answer(question).header["head"]
     assert isinstance(head, str)
     assert len(head) == 64
+    other = Desk(study_values(), run="run-2")
+    assert site.answer(other.terms()).accepted
+    theirs = site.answer(other.train(0))
+    assert theirs.accepted
+    assert theirs.header["head"] != head
+    # The same round again: the same head, whatever was charged meanwhile for others
+    assert site.answer(question).header["head"] == head
+    # A server that signs what another server was told learns nothing by it
+    signer.sign(desk.run, site.id, 0, theirs.header["head"])
+    answer = signed_round(desk, signer, site, 1)
+    assert not answer.accepted
+    assert "never sent" in answer.reason
+    assert theirs.header["head"] in (site.folder / "site.log").read_text()
+    # and a false receipt does not keep the site from other studies
+    assert site.answer(other.train(1)).accepted
+
+
+def test_a_restored_ledger_is_noticed_by_the_site_alone(
+    begun: tuple[Desk, Countersigner, Site], tmp_path: Path
+) -> None:
+    """A server that sends no receipt cannot have a round answered twice with other noise."""
+    desk, signer, site = begun
+    copy_ledger(site.folder, tmp_path / "backup")
+    for round_ in range(2):
+        assert signed_round(desk, signer, site, round_).accepted
+    for path in site.folder.glob("ledger.sqlite*"):
+        path.unlink()
+    copy_ledger(tmp_path / "backup", site.folder)
+    question = desk.train(0)
+    header = {**question.header, "signer": signer.key}
+    answer = site.answer(Message(header=header, payload=question.payload))
+    assert not answer.accepted
+    assert charged(site) == set()
+    with pytest.raises(LedgerError, match="restored from a backup"):
+        take_part(site.folder, print, insecure=True)
+
+
+def test_torn_and_damaged_lines_lose_no_other_receipt(
+    begun: tuple[Desk, Countersigner, Site], tmp_path: Path
+) -> None:
+    desk, signer, site = begun
+    for folder in (tmp_path / "server", site.folder):
+        with (folder / RECEIPTS).open("ab") as stream:
+            stream.write(b'\xff\xfe{"run": "cut')
+    for round_ in range(3):
+        assert signed_round(desk, signer, site, round_).accepted
+    again = Countersigner(tmp_path / "server")
+    assert again.last["a"].round == 2
+
+
+def test_a_lost_signing_key_is_not_replaced_in_silence(
+    begun: tuple[Desk, Countersigner, Site], tmp_path: Path
+) -> None:
+    desk, signer, site = begun
+    assert signed_round(desk, signer, site, 0).accepted
+    (tmp_path / "server" / SIGNING_KEY).unlink()
+    with pytest.raises(FolderError, match="is missing"):
+        Countersigner(tmp_path / "server")
 
 
 def test_a_study_leaves_receipts_of_every_round_at_every_site(tmp_path: Path) -> None:
@@ -152,3 +224,18 @@ def test_a_damaged_signing_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / SIGNING_KEY).write_bytes(b"short")
     with pytest.raises(FolderError, match=SIGNING_KEY):
         Countersigner(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["dp_fed", "udp_fedavg"])
+def test_an_answer_that_was_paid_for_before_is_in_the_chain_as_well(
+    method: str, tmp_path: Path
+) -> None:
+    """Where all rounds are charged at once, a restored ledger would else pass unnoticed."""
+    site = make_site(tmp_path / "a", "a", CLIENT)
+    desk = Desk(study_values(method, run={"cohort": 2 if method == "udp_fedavg" else 0.5}))
+    assert site.answer(desk.terms()).accepted
+    heads = []
+    for round_ in range(2):
+        answer = site.answer(desk.train(round_, payload=desk.download(round_, drawn=2)))
+        heads.append(answer.header["head"])
+    assert len({site.ledger().heads(desk.run)[-1], *heads}) == 3

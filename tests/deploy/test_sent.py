@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfl.deploy.messages import Message, write_header
+from dpfl.deploy.site import answered
 from tests.deploy.federation import Desk, Federation, make_site, study_values
 
 
@@ -54,3 +55,22 @@ def test_refusals_and_garbage_are_logged_as_well(tmp_path: Path) -> None:
     assert len(log) == 4
     assert not any(line["accepted"] for line in log)
     assert all(line["round"] is None for line in log)
+
+
+def test_a_server_s_words_make_one_line_of_the_log_each(tmp_path: Path) -> None:
+    site = make_site(tmp_path / "a", "a")
+    for kind in ("x\n2026-01-01T00:00:00+00:00 all is well", "\ud800", "\x1b[2J"):
+        header = {**Desk(study_values()).hello().header, "kind": kind}
+        assert not site.answer(Message(header=header)).accepted
+    log = (site.folder / "site.log").read_text().splitlines()
+    assert len(log) == 3
+    assert not any(line.startswith("2026-01-01T00:00:00+00:00 all") for line in log)
+    assert all(line.isprintable() for line in log)
+    assert len(lines(site.folder)) == 3
+
+
+def test_a_folder_that_cannot_be_used_still_logs_its_refusal(tmp_path: Path) -> None:
+    site = make_site(tmp_path / "a", "a")
+    (site.folder / "site.toml").write_text("[site]\n")
+    assert not answered(site.folder, Desk(study_values()).hello()).accepted
+    assert len(lines(site.folder)) == 1

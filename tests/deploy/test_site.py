@@ -435,7 +435,7 @@ def test_a_missing_ledger_is_refused_and_not_made_again(tmp_path: Path) -> None:
         file.unlink()
     answer = site.answer(desk.terms())
     one_sentence(answer, "its own log says what")
-    assert answer.header["code"] == 5
+    assert answer.header["code"] == 1  # what kind of failure it was stays here
     assert "there is no ledger" in (site.folder / "site.log").read_text()
     assert not list(site.folder.glob("ledger.sqlite*"))
 
@@ -445,7 +445,7 @@ def test_another_site_s_ledger_is_refused(tmp_path: Path) -> None:
     for file in site.folder.glob("ledger.sqlite*"):
         file.unlink()
     (other.folder / "ledger.sqlite").rename(site.folder / "ledger.sqlite")
-    assert site.answer(Desk(study_values()).terms()).header["code"] == 5
+    assert site.answer(Desk(study_values()).terms()).header["code"] == 1
 
 
 @pytest.mark.parametrize(("method", "cohort"), [("dp_fed", 0.5), ("udp_fedavg", 2)])
@@ -701,3 +701,15 @@ def test_work_that_fails_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not answer.accepted
     assert "too large" not in answer.reason
     assert charged(site) == {0}
+
+
+def test_a_download_of_another_round_than_the_one_that_is_charged_is_refused(
+    tmp_path: Path,
+) -> None:
+    """Work follows the download and the charge follows the request: they must be of one round."""
+    site, desk = make_site(tmp_path / "a", "a"), Desk(study_values())
+    assert site.answer(desk.terms()).accepted
+    one_sentence(site.answer(desk.train(0, payload=desk.download(1))), "is of round 1")
+    one_sentence(site.answer(desk.train(1, payload=desk.download(-1))), "is of round -1")
+    assert charged(site) == set()
+    assert site.answer(desk.train(0)).accepted

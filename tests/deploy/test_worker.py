@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from dpfl.core.errors import DataError
 from dpfl.deploy import records as module
+from dpfl.deploy.messages import WENT_WRONG, Message
 from dpfl.deploy.records import Records
 from dpfl.deploy.site import Site
 from dpfl.deploy.worker import Worker
@@ -69,13 +71,37 @@ def test_one_process_answers_a_whole_study_and_a_kill_changes_no_byte(
 def test_a_worker_that_cannot_live_is_given_up_with_a_reason(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dpfl.core.errors import PeerError
-
     monkeypatch.setattr(sys, "executable", "/bin/false")
     told: list[str] = []
-    with pytest.raises(PeerError, match=r"3 times.*exit code 1"):
+    with pytest.raises(DataError, match=r"4 times.*exit code 1"):
         worker.answer(Desk(study_values()).hello(), told.append)
-    assert len(told) == 2
+    assert len(told) == 3
+
+
+def test_work_that_ends_the_process_is_charged_and_not_done_again(
+    worker: Worker, tmp_path: Path
+) -> None:
+    """A server could otherwise try again and again what makes a worker die, for nothing."""
+    desk, told = Desk(study_values()), list[str]()
+    assert worker.answer(desk.terms(), told.append).accepted
+    real, asked = worker._asked, list[bool]()
+
+    def dying(message: Message, *, able: bool) -> Message:
+        asked.append(able)
+        if able:
+            raise EOFError
+        return real(message, able=able)
+
+    worker._asked = dying  # type: ignore[method-assign]
+    answer = worker.answer(desk.train(0), told.append)
+    assert asked == [True, True, True, False]
+    assert not answer.accepted
+    assert answer.reason == WENT_WRONG
+    assert charged(Site(tmp_path / "a")) == {0}
+    assert "worker: ended over this message" in (tmp_path / "a" / "site.log").read_text()
+    again = Site(tmp_path / "a").answer(desk.train(0))
+    assert not again.accepted
+    assert "failed in this round" in again.reason
 
 
 def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:

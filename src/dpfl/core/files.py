@@ -27,10 +27,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def append_line(path: Path, line: Mapping[str, object]) -> None:
-    """Add one line of JSON to a file, on disk before this returns."""
+    """Add one line of JSON to a file, on disk before this returns.
+
+    A line that was cut off before it, by a kill or a full disk, is ended first.
+    """
     try:
-        with path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(line) + "\n")
+        with path.open("ab+") as stream:
+            stream.seek(-min(1, stream.tell()), os.SEEK_CUR)
+            cut_off = stream.read(1) not in (b"", b"\n")
+            stream.write(b"\n" * cut_off + json.dumps(line).encode() + b"\n")
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:

@@ -126,8 +126,10 @@ class Connections:
         """
         if not reply.answered:  # it may come back, and is asked again
             self.willing.setdefault(site, True)
-        elif reply.token is not None and reply.token != self.tokens.get(site):
+        elif reply.token != self.tokens.get(site) and (reply.token or not reply.problem):
             return "somebody else answered for it"
+        elif reply.token is None:  # a refusal that proves nothing counts for this time only
+            self.willing.setdefault(site, True)
         else:
             self.willing[site] = reply.more
             if reply.problem:

@@ -29,6 +29,9 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable import inflatable_protobuf_utils as objects
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    ObjectUnavailableError,
     pull_and_inflate_object_from_tree,
     push_objects,
 )
@@ -134,14 +137,15 @@ class Fleet:
         if not found.messages_list:
             return None
         tree, run = found.message_object_trees[0], found.messages_list[0].metadata.run_id
-        message = pull_and_inflate_object_from_tree(
-            tree,
-            objects.make_pull_object_fn_protobuf(
-                partial(self._call, "PullObject"), self._node, run
-            ),
-            lambda _: None,
-            return_type=FlowerMessage,
+        pull_object = objects.make_pull_object_fn_protobuf(
+            partial(self._call, "PullObject"), self._node, run
         )
+        try:
+            message = pull_and_inflate_object_from_tree(
+                tree, pull_object, lambda _: None, return_type=FlowerMessage
+            )
+        except (ObjectPullError, ObjectUnavailableError) as error:
+            raise ServerAway(f"it lost a part of a message: {error}") from error
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message
 
@@ -170,7 +174,10 @@ class Fleet:
         push_object = objects.make_push_object_fn_protobuf(
             partial(self._call, "PushObject"), self._node, run, pushed.session_id
         )
-        push_objects(own, push_object, object_ids_to_push=set(pushed.objects_to_push))
+        try:
+            push_objects(own, push_object, object_ids_to_push=set(pushed.objects_to_push))
+        except ObjectPushError as error:
+            raise NotTaken(str(error)) from error
 
     def _call(self, name: str, request: Any) -> Any:
         """Make a request of the fleet interface, and say what its failure means to a site."""

@@ -133,8 +133,10 @@ class Listener:
                 await asyncio.sleep(0)  # others have a turn, however many are waiting
         finally:
             sweeping.cancel()
-            for one in [*self.connections, *self._handshakes]:
+            for one in self.connections:
                 one.end()
+            for handshake in list(self._handshakes):
+                handshake.end()
 
     def _strangers(self) -> Iterator[Connection | Handshake]:
         yield from self._handshakes

@@ -58,6 +58,9 @@ class Message:
         return " ".join("".join(c if c.isprintable() else " " for c in said).split())[:300]
 
 
+WENT_WRONG = "something went wrong at the site; its own log says what"
+
+
 def refusal(reason: str, **more: Any) -> Message:
     """Build an answer that says no; ``more`` goes into its header.
 
@@ -97,6 +100,7 @@ def read_header(text: str) -> Plain:
     check(len(text) <= LARGEST_HEADER, "message", problem, "send at most a million", PeerError)
     with readable("message"):
         header = json.loads(text)
+        write_header(header)  # what can be read can be written: it is handed on, and kept
     check(isinstance(header, dict), "message", "is not a table", SAME_VERSION, PeerError)
     return dict(header)
 

@@ -60,9 +60,9 @@ class OpenedRound:
             return cls(round=header["round"], unwilling=unwilling, downloads=downloads)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             where, problem = str(folder / OPENED), f"cannot be read ({error})"
-            remedy = "remove it: the round that it belongs to is then lost"
+            remedy = "remove it: its round is then drawn anew, or lost where the world was charged"
             raise CheckpointError(where, problem, remedy) from error
 
     def plan(self, agreement: Agreement, state: State) -> Plan:

@@ -8,24 +8,26 @@ answers it when it is started again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Message as FlowerMessage
 
-from dpfl.core.errors import PeerError
+from dpfl.core.errors import DataError, PeerError
 from dpfl.core.files import hold_folder, write_safely
 from dpfl.deploy.fleet import Fleet, NotTaken, ServerAway, StillConnected, pack, unpack
-from dpfl.deploy.messages import END, HELLO, TERMS, TRAIN, Message
+from dpfl.deploy.messages import END, HELLO, TERMS, TRAIN, WENT_WRONG, Message, refusal
 from dpfl.deploy.processes import note_process
 from dpfl.deploy.server_check import check_server
-from dpfl.deploy.site_folder import CONNECTED, INBOX, SITE_PROCESS, SiteFolder
-from dpfl.deploy.transport import replied
+from dpfl.deploy.site_folder import CONNECTED, INBOX, SITE_PROCESS, SiteFolder, note_sent
+from dpfl.deploy.transport import from_record, reply_to
 from dpfl.deploy.worker import Worker
 
 RETRY_SECONDS = 2.0  # between looks for a server that is away
@@ -42,7 +44,8 @@ def take_part(folder: Path, tell: Callable[[str], None], *, insecure: bool) -> N
     the server rejects the site, or is another one.
     """
     site = SiteFolder(folder)
-    site.ledger().close()  # a missing or damaged ledger is refused before anything else
+    with closing(site.ledger()) as ledger:  # a missing or damaged one is refused before all else
+        site.check_receipts(ledger)
     server = site.file.server
     certificate, key = (
         (None, None) if insecure else (folder / server.certificate, folder / server.key)
@@ -58,6 +61,7 @@ class Participation:
     def __init__(self, site: SiteFolder, tell: Callable[[str], None]) -> None:
         self.site, self.tell = site, tell
         self._worker = Worker(site.folder)
+        self._inbox = Inbox(site.folder / INBOX)
         self._told = ""
 
     def run(self, address: str, certificate: Path | None, key: Path | None) -> None:
@@ -65,6 +69,7 @@ class Participation:
         try:
             while True:
                 self._wait_for_server(address, certificate)
+                self._inbox.server = f"{address} {_fingerprint(certificate)}"
                 with Fleet(address, certificate, key) as fleet:
                     self._serve(fleet)
         finally:
@@ -92,7 +97,7 @@ class Participation:
             while True:
                 message = fleet.pull()
                 if message is not None:
-                    write_safely(self.site.folder / INBOX, pack(message), secret=True)
+                    self._inbox.keep(message)
                     fleet.confirm(message)
                     self._answer_kept(fleet)
                     continue
@@ -131,33 +136,88 @@ class Participation:
 
     def _answer_kept(self, fleet: Fleet) -> None:
         """Answer the message that is kept in the folder, if there is one."""
-        inbox = self.site.folder / INBOX
-        if not inbox.exists():
+        try:
+            message = self._inbox.read()
+        except Unusable as error:
+            self.tell(f"A message that was kept is not answered: {error}")
             return
-        reply = self._answered(unpack(inbox.read_bytes()))
+        if message is None:
+            return
+        reply = self._answered(message)
         try:
             fleet.push(reply)
-        except NotTaken:
-            self.tell("The server was restarted, and has no use for this answer: it will ask again")
-        inbox.unlink()
+        except NotTaken as error:
+            self.tell(f"The server did not take this answer ({error}); it asks again if it must")
+        self._inbox.empty()
 
     def _answered(self, message: FlowerMessage) -> FlowerMessage:
         """Let the worker answer, and say what came of it."""
-
-        def answer(asked: Message) -> Message:
-            began, kind = time.monotonic(), asked.header.get("kind")
+        try:
+            asked = from_record(message.content)
+        except PeerError as error:
+            return self._replied(message, None, refusal(str(error), code=error.exit_code))
+        began, kind = time.monotonic(), asked.header.get("kind")
+        try:
             said = self._worker.answer(asked, self.tell)
-            size, seconds = len(asked.payload) + len(said.payload), time.monotonic() - began
-            what = _KINDS.get(str(kind), "A message").format(round_=_round(asked))
-            if said.accepted:
-                self.tell(f"{what}: answered; {seconds:.1f} s, {size} bytes")
-            else:  # who was refused asks again from time to time
-                self._say_once(f"{what}: refused ({said.reason})")
-            if kind == END:
-                self._worker.end()
-            return said
+        except DataError as error:
+            self.site.log(str(error))
+            return self._replied(message, asked, refusal(WENT_WRONG, site=self.site.id, code=1))
+        size, seconds = len(asked.payload) + len(said.payload), time.monotonic() - began
+        what = _KINDS.get(str(kind), "A message").format(round_=_round(asked))
+        if said.accepted:
+            self.tell(f"{what}: answered; {seconds:.1f} s, {size} bytes")
+        else:  # who was refused asks again from time to time
+            self._say_once(f"{what}: refused ({said.reason})")
+        if kind == END:
+            self._worker.end()
+        return reply_to(message, said)
 
-        return replied(message, answer)
+    def _replied(
+        self, message: FlowerMessage, asked: Message | None, said: Message
+    ) -> FlowerMessage:
+        """Refuse what no worker could answer; that is written down like any answer."""
+        self._say_once(f"A message: refused ({said.reason})")
+        note_sent(self.site.folder, asked, said)
+        return reply_to(message, said)
+
+
+class Unusable(Exception):
+    """A message that was kept cannot be answered any more."""
+
+
+class Inbox:
+    """The one message that was taken over from ``server``, kept until its answer was sent."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.server = path, ""
+
+    def keep(self, message: FlowerMessage) -> None:
+        """Write a message down, before the server is told that it arrived."""
+        write_safely(self.path, self.server.encode() + b"\n" + pack(message), secret=True)
+
+    def read(self) -> FlowerMessage | None:
+        """Return the message; one that is damaged, too old or another server's is put away."""
+        if not self.path.exists():
+            return None
+        server, _, packed = self.path.read_bytes().partition(b"\n")
+        try:
+            if server != self.server.encode():
+                raise Unusable("it came from another server")
+            message = unpack(packed)
+            if time.time() > message.metadata.created_at + message.metadata.ttl:
+                raise Unusable("the server does not wait for its answer any more")
+            return message
+        except Unusable:
+            self.empty()
+            raise
+        except Exception as error:  # whatever Flower's reader raises
+            aside = self.path.with_suffix(".damaged")
+            self.path.replace(aside)
+            raise Unusable(f"it is damaged ({type(error).__name__}); see {aside}") from error
+
+    def empty(self) -> None:
+        """Forget the message: its answer was sent."""
+        self.path.unlink(missing_ok=True)
 
 
 _KINDS = {
@@ -174,9 +234,15 @@ def _round(asked: Message) -> int:
 
 
 def _identity(folder: Path) -> list[Any]:
-    """Tell this very folder from a copy: its machine, its device and its place on it."""
-    status = folder.stat()
-    return [socket.gethostname(), status.st_dev, status.st_ino]
+    """Tell this very folder from a copy: its machine since it was started, and its place there."""
+    status, boot = folder.stat(), Path("/proc/sys/kernel/random/boot_id")
+    started = boot.read_text().strip() if boot.exists() else ""
+    return [socket.gethostname(), started, status.st_dev, status.st_ino]
+
+
+def _fingerprint(certificate: Path | None) -> str:
+    """Name the authority that vouches for a server."""
+    return "" if certificate is None else hashlib.sha256(certificate.read_bytes()).hexdigest()
 
 
 def _noted_node(path: Path, own: list[Any]) -> int | None:

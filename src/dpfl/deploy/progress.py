@@ -59,7 +59,7 @@ class Progress:
                 for site, said in told["sites"].items()
             }
             return cls(folder, sites, told["next"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return cls(folder)
 
     def to_dict(self) -> dict[str, object]:

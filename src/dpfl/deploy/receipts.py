@@ -1,16 +1,18 @@
 """Receipts: each round the server signs the newest entry of every site's hash chain of charges.
 
-A site's answer names the newest entry of its ledger, by its hash alone. The server signs it, keeps
-the receipt, and sends it along with its next request. The site checks that its ledger holds that
-entry. A ledger that was restored from a backup, or belongs to a copy of the site's folder, does not
-hold it: the site refuses to go on, and the server learns why. With the receipts that it keeps, a
-site can show later what its ledger held when, and a server cannot deny it.
+A site's answer names the newest entry that its ledger has for this run, by its hash alone. The
+hash covers all earlier entries, and tells nothing about other runs. The server signs it, keeps the
+receipt, and sends it along with its next request. The site checks that its ledger holds that entry,
+and those of all receipts that it keeps itself. A ledger that was restored from a backup, or belongs
+to a copy of the site's folder, does not: the site refuses to go on, and the server learns why. With
+the receipts that it keeps, a site can show later what its ledger held when, and a server cannot
+deny it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from dpfl.core.checks import check
-from dpfl.core.errors import FolderError, PeerError
+from dpfl.core.errors import DpflError, FolderError, PeerError
 from dpfl.core.files import append_line, write_safely
 
 RECEIPTS, SIGNING_KEY = "receipts.jsonl", "signing.key"
@@ -65,16 +67,14 @@ class Countersigner:
     def __init__(self, folder: Path) -> None:
         path, self._kept = folder / SIGNING_KEY, folder / RECEIPTS
         if not path.exists():
+            problem, remedy = "is missing, and has signed receipts", "restore it from a backup"
+            check(not self._kept.exists(), str(path), problem, remedy, FolderError)
             write_safely(path, Ed25519PrivateKey.generate().private_bytes_raw(), secret=True)
         try:
             self._key = Ed25519PrivateKey.from_private_bytes(path.read_bytes())
         except (OSError, ValueError) as error:
             raise FolderError(str(path), f"cannot be used ({error})", "restore it") from error
-        self.last: dict[str, Receipt] = {}
-        for line in self._kept.read_text().splitlines() if self._kept.exists() else ():
-            with suppress(ValueError, KeyError, TypeError):  # the last line may be cut off
-                receipt = Receipt.read(json.loads(line))
-                self.last[receipt.site] = receipt
+        self.last = {receipt.site: receipt for receipt in read_receipts(self._kept)}
 
     @property
     def key(self) -> str:
@@ -93,14 +93,23 @@ class Countersigner:
         self.last[site] = receipt
 
 
-def check_held(receipt: Receipt, run: str, site: str, holds: bool) -> None:
+def read_receipts(path: Path) -> Iterator[Receipt]:
+    """Read the receipts in a file, oldest first; a line that was cut off or damaged is left out."""
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError, KeyError, TypeError):
+            yield Receipt.read(json.loads(line))
+
+
+def check_held(
+    receipt: Receipt, site: str, heads: Collection[str], kind: type[DpflError] = PeerError
+) -> None:
     """Refuse to go on with a ledger that does not hold what the server has signed.
 
-    ``run`` and ``site`` are those of the request, ``holds`` says whether its ledger has the entry.
+    ``heads`` are the entries that the ledger of ``site`` has for the run of the receipt, ``kind``
+    is the error to raise.
     """
-    same = (receipt.run, receipt.site) == (run, site)
-    check(same, "receipt", "is not this site's", "begin another run", PeerError)
     signed = f"its ledger lacks the entry that the server signed after round {receipt.round + 1}"
-    problem = f"{signed}: it was restored from a backup, or this is a copy of the site's folder"
+    why = "it was restored from a backup, or this is a copy of the site's folder"
+    problem = f"{signed}: {why} (or the server signed what this site never sent)"
     remedy = "put back the newest ledger, and use one copy of the folder only"
-    check(holds, f"site '{site}'", problem, remedy, PeerError)
+    check(receipt.head in heads, f"site '{site}'", problem, remedy, kind)

@@ -5,6 +5,7 @@ to ``failed.txt``: the exit code, then the sentence. ``finished.txt`` says that 
 """
 
 import os
+import traceback
 from pathlib import Path
 
 from flwr.app import Context
@@ -13,13 +14,13 @@ from flwr.serverapp import Grid, ServerApp
 from dpfl.core.errors import DpflError
 from dpfl.core.files import write_safely
 from dpfl.deploy.coordinator import Coordinator
-from dpfl.deploy.processes import note_process, noted_process
+from dpfl.deploy.processes import note_process, noted_process, one_line
 from dpfl.deploy.transport import Transport
 from dpfl.runs.deployment import LINK_PROCESS
 from dpfl.runs.processes import end_with
 
 FOLDER_KEY, APP_PROCESS = "dpfl-study", "server-app.pid"
-FAILED, FINISHED = "failed.txt", "finished.txt"
+FAILED, FINISHED, ERROR_LOG = "failed.txt", "finished.txt", "server-app-error.log"
 
 app = ServerApp()
 
@@ -43,4 +44,10 @@ def main(grid: Grid, context: Context) -> None:
         write_safely(folder / FINISHED, b"")
     except DpflError as error:
         write_safely(folder / FAILED, f"{error.exit_code}\n{error}\n".encode())
+        raise
+    except Exception as error:
+        log, what = folder / ERROR_LOG, f"{type(error).__name__}: {error}"
+        write_safely(log, traceback.format_exc().encode())
+        said = f"server app: internal error ({one_line(what)}); please report it with {log}"
+        write_safely(folder / FAILED, f"1\n{said}\n".encode())
         raise

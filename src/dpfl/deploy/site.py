@@ -12,23 +12,25 @@ from pathlib import Path
 from torch import Tensor
 
 from dpfl.core.checks import check
-from dpfl.core.errors import ConfigurationError, DpflError, PeerError, PrivacyRefusal
+from dpfl.core.errors import ConfigurationError, DataError, DpflError, PeerError, PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.version import __version__
 from dpfl.deploy.commitment import Commitment
-from dpfl.deploy.messages import Introduction, Message, acceptance, refusal
+from dpfl.deploy.messages import WENT_WRONG, Introduction, Message, acceptance, refusal
 from dpfl.deploy.outcome import keep_model, pack_private, unpack_private
 from dpfl.deploy.policy import check_plan
 from dpfl.deploy.receipts import check_held
 from dpfl.deploy.records import LoadedSite, Records
 from dpfl.deploy.requests import Delivery, Hello, Request, TermsRequest, TrainingRequest, UnderTerms
+from dpfl.deploy.site_folder import WORKER_LOG, note_sent
 from dpfl.engine import make_engine
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.rounds import Agreement, Workshop, buffer_shapes, client_round
 from dpfl.rounds.codec import decode_download
 from dpfl.rounds.enrol import secret_for
 
+_DIED = "ended over this message"
 _OUT_OF_BUDGET = "its budget does not cover another round"
 
 
@@ -41,13 +43,17 @@ class Site(LoadedSite):
     fails may depend on records, and is charged like an answer.
     """
 
+    def __init__(self, folder: Path, records: Records | None = None, *, able: bool = True) -> None:
+        super().__init__(folder, records)
+        self._able = able
+
     def answer(self, message: Message) -> Message:
         """Answer a server's message; a refusal is one sentence, and costs nothing.
 
         What leaves is written to the site's log of everything that was sent.
         """
         answer = self._answered(message)
-        self.note_sent(message, answer)
+        note_sent(self.folder, message, answer)
         return answer
 
     def _answered(self, message: Message) -> Message:
@@ -60,9 +66,7 @@ class Site(LoadedSite):
         except Exception as error:
             # What went wrong with data, ledger or code may reveal records: it stays here.
             self.log(f"{type(error).__name__}: {error}")
-            code = error.exit_code if isinstance(error, DpflError) else 1
-            reason = "something went wrong at the site; its own log says what"
-            return refusal(reason, site=self.id, code=code)
+            return refusal(WENT_WRONG, site=self.id, code=1)
 
     def _answer(self, request: Request) -> Message:
         """Answer a request by its kind."""
@@ -130,8 +134,9 @@ class Site(LoadedSite):
         with closing(self.ledger()) as ledger:
             if not request.binding or ledger.agreed(run) is None:
                 commitment.check(ledger)
+            token = self.token(run)
             if not request.binding:
-                return acceptance(self.id, more=True)
+                return acceptance(self.id, more=True, token=token)
             study = request.study
             ledger.register(run, seeded=study.seeded, title=study.title)
             same, problem = ledger.agree(run, request.digest()), "are not those agreed on before"
@@ -140,7 +145,7 @@ class Site(LoadedSite):
             more = commitment.covers(ledger, run, commitment.agreement.first_round)
             if not more:
                 self.log(f"{study.study.name}: its budget does not cover a round")
-            return acceptance(self.id, more=more)
+            return acceptance(self.id, more=more, token=token)
 
     def _train(self, request: TrainingRequest) -> Message:
         """Answer one round: check, work, then charge and store the answer before it is sent."""
@@ -152,6 +157,8 @@ class Site(LoadedSite):
             self._check_receipt(ledger, request)
             last = ledger.answered(run)
             if last is not None and last.round == round_:  # the same bytes, already charged
+                if not last.payload:
+                    return refusal("its work failed in this round", site=self.id)
                 return self._upload(ledger, commitment, request, last.payload)
             if last is not None and last.round > round_:
                 return refusal(f"round {round_} is over", site=self.id)
@@ -159,36 +166,55 @@ class Site(LoadedSite):
                 return refusal(f"round {round_} is not in the plan", site=self.id)
             if not commitment.covers(ledger, run, round_):
                 return self._out_of_budget(request)
-            self._check_drawn(commitment.agreement, request.payload)
+            self._check_download(commitment.agreement, request)
             private = {} if last is None else unpack_private(last.private)
+            charges = commitment.charges(round_)
             try:
+                check(self._able, "worker", _DIED, f"see {WORKER_LOG}", DataError)
                 payload, private = self._work(request, commitment.agreement, private)
             except Exception:
                 # That work failed may reveal something of the records: it is charged like an
-                # answer.
-                ledger.charge(run, round_, commitment.charges(round_))
+                # answer, and not tried again.
+                kept = b"" if last is None else last.private
+                ledger.charge_and_store(run, round_, charges, b"", kept)
                 raise
-            charges, kept = commitment.charges(round_), pack_private(private)
+            kept = pack_private(private)
             if not ledger.charge_and_store(run, round_, charges, payload, kept):
                 return self._out_of_budget(request)
             return self._upload(ledger, commitment, request, payload)
 
     def _check_receipt(self, ledger: SiteLedger, request: UnderTerms) -> None:
-        """Check that the ledger holds what the server has signed, and keep the signature."""
+        """Check that the ledger holds what servers have signed, and keep a new signature."""
         receipt = request.receipt
         if receipt is not None:
             receipt.check(request.signer)
-            check_held(receipt, request.run, self.id, ledger.contains(receipt.head))
+            same = (receipt.run, receipt.site) == (request.run, self.id)
+            check(same, "receipt", "is not this site's", "begin another run", PeerError)
+            held = ledger.heads(receipt.run)
+            if receipt.head not in held:
+                self.log(
+                    f"the server's receipt: {receipt}"
+                )  # what it signed can be held against it
+            check_held(receipt, self.id, held)
             self.keep_receipt(receipt)
+        self.check_receipts(ledger)
 
     def _out_of_budget(self, request: TrainingRequest) -> Message:
         """Refuse this round and every later one."""
         self.log(f"{request.study.study.name}: {_OUT_OF_BUDGET}")
-        return refusal(_OUT_OF_BUDGET, site=self.id, more=False)
+        token = self.token(request.run)
+        return refusal(_OUT_OF_BUDGET, site=self.id, more=False, token=token)
 
-    def _check_drawn(self, agreement: Agreement, download: bytes) -> None:
-        """Refuse a larger cohort than was agreed: each share of the noise would be smaller."""
-        drawn = decode_download(download, agreement.layout.size).drawn
+    def _check_download(self, agreement: Agreement, request: TrainingRequest) -> None:
+        """Refuse a download of another round than the one that is charged, and a larger cohort.
+
+        Work follows the download; more who are drawn would make each share of the noise smaller.
+        """
+        download = decode_download(request.payload, agreement.layout.size)
+        problem = f"is of round {download.round}, and round {request.round} was asked for"
+        same = download.round == request.round
+        check(same, "download", problem, "ask for what is charged", PeerError)
+        drawn = download.drawn
         size = agreement.strategy.selection.cohort_size(agreement.terms.population)
         largest = agreement.terms.population if size is None else size
         problem, remedy = (
@@ -225,7 +251,7 @@ class Site(LoadedSite):
         """Build the answer of a round, which also says whether the plan covers another one."""
         more = commitment.covers(ledger, request.run, request.round + 1)
         token = self.token(request.run)
-        head = ledger.head().digest
+        head = next(iter(ledger.heads(request.run)), "")
         return acceptance(self.id, payload, round=request.round, token=token, more=more, head=head)
 
     def _keep(self, request: Delivery) -> Message:
@@ -241,11 +267,18 @@ class Site(LoadedSite):
         return acceptance(self.id)
 
 
-def answered(folder: Path, message: Message, records: Records | None = None) -> Message:
-    """Let the site in a folder answer a message; ``records`` keeps what it reads for the next."""
+def answered(
+    folder: Path, message: Message, records: Records | None = None, *, able: bool = True
+) -> Message:
+    """Let the site in a folder answer a message; ``records`` keeps what it reads for the next.
+
+    With ``able`` False no work is done: it has ended the process before. The round is charged.
+    """
     try:
-        site = Site(folder, records)
+        site = Site(folder, records, able=able)
     except DpflError as error:
         reason = "the site's folder cannot be used; its operator must look at it"
-        return refusal(reason, code=error.exit_code)
+        answer = refusal(reason, code=error.exit_code)
+        note_sent(folder, message, answer)
+        return answer
     return site.answer(message)

@@ -17,19 +17,19 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import json
 import secrets
+from collections import deque
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dpfl.core.checks import check
-from dpfl.core.errors import ConfigurationError, DpflError, LedgerError
+from dpfl.core.errors import DpflError, FolderError, LedgerError
 from dpfl.core.files import append_line, write_safely
 from dpfl.core.types import Observer, Plain
 from dpfl.deploy.messages import Message, write_header
 from dpfl.deploy.processes import noted_process
-from dpfl.deploy.receipts import RECEIPTS, Receipt
+from dpfl.deploy.receipts import RECEIPTS, Receipt, check_held, read_receipts
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.privacy.statement import Statement, statement
@@ -37,6 +37,7 @@ from dpfl.runs.site_file import SiteFile
 
 LEDGER, TOKEN, LOG, SENT = "ledger.sqlite", "token", "site.log", "sent.jsonl"
 CONNECTED, INBOX, SITE_PROCESS = "connected.json", "inbox.bin", "site.pid"
+WORKER_LOG = "worker.log"
 
 
 class SiteFolder:
@@ -100,37 +101,27 @@ class SiteFolder:
             own = (self.folder / TOKEN).read_bytes()
         except OSError as error:
             remedy = "restore it from a backup, or make the site again in another folder"
-            raise ConfigurationError(str(self.folder / TOKEN), "is missing", remedy) from error
+            raise FolderError(str(self.folder / TOKEN), "is missing", remedy) from error
         return hashlib.sha256(own + run.encode()).hexdigest()
 
     def log(self, sentence: str) -> None:
-        """Write a line to the site's own log."""
+        """Write a line to the site's own log; a server's words cannot make it two."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        with (self.folder / LOG).open("a") as stream:
-            stream.write(f"{now} {sentence}\n")
-
-    def note_sent(self, asked: Message, answer: Message) -> None:
-        """Write down what leaves the site: an append-only log, on disk before it is sent."""
-        told, study = asked.header, asked.header.get("study")
-        about = study.get("study") if isinstance(study, dict) else None
-        whole = write_header(answer.header).encode() + answer.payload
-        line = {
-            "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-            "study": str(about.get("name") if isinstance(about, dict) else None)[:100],
-            "run": str(told.get("run"))[:100],
-            "kind": str(told.get("kind"))[:20],
-            "round": told.get("round") if isinstance(told.get("round"), int) else None,
-            "accepted": answer.accepted,
-            "bytes": len(whole),
-            "sha256": hashlib.sha256(whole).hexdigest(),
-        }
-        append_line(self.folder / SENT, line)
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence)
+        with (self.folder / LOG).open("a", encoding="utf-8") as stream:
+            stream.write(f"{now} {line}\n")
 
     def keep_receipt(self, receipt: Receipt) -> None:
         """Keep the server's signature under an entry of this site's ledger, once."""
-        path, line = self.folder / RECEIPTS, json.dumps(asdict(receipt))
-        if not path.exists() or line not in path.read_text().splitlines()[-20:]:
+        path = self.folder / RECEIPTS
+        if receipt not in deque(read_receipts(path), maxlen=20):
             append_line(path, asdict(receipt))
+
+    def check_receipts(self, ledger: SiteLedger) -> None:
+        """Refuse a ledger that lacks what the newest receipts of this folder say that it held."""
+        newest = {receipt.run: receipt for receipt in read_receipts(self.folder / RECEIPTS)}
+        for receipt in newest.values():
+            check_held(receipt, self.id, ledger.heads(receipt.run), LedgerError)
 
     # -- for the people at the site ----------------------------------------------------------------
 
@@ -142,6 +133,28 @@ class SiteFolder:
             observers = ledger.observers(self.id) or [enforced]
             lines = [statement(ledger, self.id, observer) for observer in observers]
             return [line for line in lines if line is not None]
+
+
+def note_sent(folder: Path, asked: Message | None, answer: Message) -> None:
+    """Write down what leaves a site: an append-only log, on disk before it is sent.
+
+    ``asked`` is None where what arrived could not be read.
+    """
+    told = {} if asked is None else asked.header
+    study = told.get("study")
+    about = study.get("study") if isinstance(study, dict) else None
+    whole = write_header(answer.header).encode() + answer.payload
+    line = {
+        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+        "study": str(about.get("name") if isinstance(about, dict) else None)[:100],
+        "run": str(told.get("run"))[:100],
+        "kind": str(told.get("kind"))[:20],
+        "round": told.get("round") if isinstance(told.get("round"), int) else None,
+        "accepted": answer.accepted,
+        "bytes": len(whole),
+        "sha256": hashlib.sha256(whole).hexdigest(),
+    }
+    append_line(folder / SENT, line)
 
 
 @dataclass(frozen=True, kw_only=True)

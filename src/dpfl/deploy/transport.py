@@ -47,6 +47,11 @@ def replied(message: FlowerMessage, answer: Callable[[Message], Message]) -> Flo
         said = answer(from_record(message.content))
     except PeerError as error:
         said = refusal(str(error), code=error.exit_code)
+    return reply_to(message, said)
+
+
+def reply_to(message: FlowerMessage, said: Message) -> FlowerMessage:
+    """Make the reply to a message of Flower's."""
     return FlowerMessage(to_record(said), reply_to=message)
 
 

@@ -17,19 +17,19 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
-from dpfl.core.errors import PeerError
+from dpfl.core.errors import DataError
 from dpfl.deploy.messages import Message, write_header
+from dpfl.deploy.site_folder import WORKER_LOG
 from dpfl.runs.processes import end_with
 
-LOG = "worker.log"
 _TRIES = 3  # how often one message is tried before the server is told that it failed
 
 
 class Worker:
     """The worker of the site in a folder: none, or one process."""
 
-    def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
-        self._folder, self._environment = folder, environment
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self.used = 0.0  # when it was last asked, by the monotonic clock
@@ -40,21 +40,25 @@ class Worker:
         return None if self._process is None else self._process.pid
 
     def answer(self, message: Message, tell: Callable[[str], None]) -> Message:
-        """Let the worker answer; one that dies over it is replaced, twice at most."""
-        for left in range(_TRIES - 1, -1, -1):
+        """Let the worker answer; one that dies over it is replaced.
+
+        After a few times it is asked once more, to charge the round and to do no work. Raises
+        :class:`~dpfl.core.errors.DataError` where it cannot do even that.
+        """
+        for left in range(_TRIES, -1, -1):
             try:
-                return self._asked(message)
+                return self._asked(message, able=left > 0)
             except (EOFError, OSError) as error:
-                code = self.end()
+                code, log = self.end(), self._folder / WORKER_LOG
                 if left == 0:
-                    problem = f"the worker ended {_TRIES} times over one message (exit code {code})"
-                    remedy = f"see {self._folder / LOG}"
-                    raise PeerError("site", problem, remedy) from error
-                tell(f"The worker process ended (exit code {code}); it is started again")
+                    problem = f"ended {_TRIES + 1} times over one message (exit code {code})"
+                    raise DataError("worker process", problem, f"see {log}") from error
+                tell(f"The worker process ended (exit code {code}, see {log}); it is started again")
         raise AssertionError
 
-    def _asked(self, message: Message) -> Message:
+    def _asked(self, message: Message, *, able: bool) -> Message:
         pipe = self._started()
+        pipe.send_bytes(b"work" if able else b"charge only")
         pipe.send_bytes(write_header(message.header).encode())
         pipe.send_bytes(message.payload)
         header, payload = pipe.recv_bytes(), pipe.recv_bytes()
@@ -66,7 +70,7 @@ class Worker:
             self._pipe, theirs = Pipe()
             command = [sys.executable, "-m", "dpfl.deploy.worker", str(self._folder)]
             command += [str(theirs.fileno()), str(os.getpid())]
-            with (self._folder / LOG).open("ab") as log, theirs:
+            with (self._folder / WORKER_LOG).open("ab") as log, theirs:
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -100,10 +104,11 @@ def main(folder: Path, pipe: Connection, parent: int) -> None:
     records = Records()
     while True:
         try:
-            header, payload = pipe.recv_bytes(), pipe.recv_bytes()
+            able, header, payload = pipe.recv_bytes(), pipe.recv_bytes(), pipe.recv_bytes()
         except EOFError:
             return
-        answer = answered(folder, Message(header=json.loads(header), payload=payload), records)
+        message = Message(header=json.loads(header), payload=payload)
+        answer = answered(folder, message, records, able=able == b"work")
         pipe.send_bytes(write_header(answer.header).encode())
         pipe.send_bytes(answer.payload)
 
