@@ -13,7 +13,7 @@ DEVELOP := $(VENV)/.set-up-for-development
 
 help:
 	@echo "make demo   set up, compare nine methods on a federation of 20 clients and write a report (about a minute)"
-	@echo "make deploy-demo  three real sites and a server on this machine, over TLS, with keys (about two minutes)"
+	@echo "make deploy-demo  three real sites and a server on this machine, over TLS, with keys (about a minute)"
 	@echo "make test   set up for development and run all tests, style and type checks"
 	@echo "make lint   style, types and import contracts only"
 	@echo "make nightly  what takes long: more examples for every law, coverage, a wheel in an empty environment"

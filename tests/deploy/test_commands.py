@@ -22,10 +22,12 @@ import tomli_w
 
 from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, DataError, PeerError
+from dpfl.core.files import hold_folder
 from dpfl.data.tables import read_file
 from dpfl.deploy.credentials import make_certificates
 from dpfl.deploy.processes import check_port, free_port, note_process
 from dpfl.deploy.server_check import check_server
+from dpfl.deploy.serving import make_study
 from dpfl.deploy.site import Site
 from dpfl.deploy.superlink import write_app, write_connection
 from dpfl.runs.deployment import StudyFile
@@ -181,7 +183,8 @@ def test_a_folder_without_a_site_a_study_or_an_example_is_refused(
         refused(capsys, 5, "holds no site", "site", command, "nowhere")
     for command in ("run", "status"):
         refused(capsys, 5, "holds no study", "server", command, "nowhere")
-    refused(capsys, 5, "holds no study that has begun", "server", "resume", "nowhere")
+    refused(capsys, 5, "holds no study", "server", "resume", "nowhere")
+    assert not Path("nowhere").exists()
     refused(capsys, 5, "holds no example", "deploy", "run", "nowhere")
     refused(capsys, 2, "", "server", "init", "s", "--study", "none.toml")
 
@@ -579,3 +582,14 @@ def test_what_flower_is_given_names_the_study_and_verifies_the_server(tmp_path: 
         text = (app / f"{module.replace('.', '/')}.py").read_text()
         assert f"dpfl.deploy import {kind.removesuffix('app')}_app" in text
         assert name == "app"
+
+
+def test_a_study_has_one_server_at_a_time(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A second one would end the first one's processes, and neither would serve."""
+    for verb in ("run", "resume", "deliver"):
+        folder = tmp_path / verb
+        make_study(folder, StudyFile.from_dict(study_values()))
+        with hold_folder(folder, ".serving.lock"):
+            refused(capsys, 5, "is in use by another process", "server", verb, str(folder))

@@ -448,14 +448,14 @@ def _once(real: Callable[..., Any], when: Callable[..., bool], after: bool) -> C
     return wrapped
 
 
-def _is_train(_: Any, messages: Any, timeout: float) -> bool:
+def _is_train(_: Any, messages: Any, *rest: Any) -> bool:
     return any(
         message.header["kind"] == TRAIN and message.header["round"] == 1
         for message in messages.values()
     )
 
 
-def _is_terms(_: Any, messages: Any, timeout: float) -> bool:
+def _is_terms(_: Any, messages: Any, *rest: Any) -> bool:
     return any(message.header["kind"] == TERMS for message in messages.values())
 
 
@@ -704,3 +704,75 @@ def test_a_study_does_not_go_on_with_fewer_sites_than_it_asks_for(tmp_path: Path
     assert "b: site 'b': its budget does not cover a round of this study" in str(refused.value)
     assert grid.asked_to_train() == []
     assert charged(generous) == set()
+
+
+def test_a_study_that_nobody_answers_any_more_stops_and_can_be_resumed(tmp_path: Path) -> None:
+    """Rounds would otherwise be used up for nothing, and the study could not be resumed."""
+    federation = Federation.of(tmp_path, study_values("weiavg", rounds=8))
+    broken = {"now": True}
+
+    def fails(message: FlowerMessage, answer: Answer) -> FlowerMessage | None:
+        if kind_of(message) == TRAIN and round_of(message) >= 2 and broken["now"]:
+            return reply_with(message, {"ok": False, "reason": "its disk is full"})
+        return answer()
+
+    for node in (1, 2, 3):
+        federation.grid.faults[node] = fails
+    with pytest.raises(PeerError, match=r"no site has answered in 3 rounds.*disk is full"):
+        federation.play()
+    assert len(federation.lines()) == 5
+    broken["now"] = False
+    federation.play()
+    assert federation.summary()["rounds"]["done"] == 8
+    assert [bool(line["arrived"]) for line in federation.lines()] == [True] * 2 + [False] * 3 + [
+        True
+    ] * 3
+
+
+def test_each_answer_is_shown_when_it_comes(tmp_path: Path) -> None:
+    """A site that has answered is not shown as working while another one is waited for."""
+    federation = Federation.of(tmp_path, study_values("weiavg", rounds=1))
+
+    coordinator = federation.coordinator()
+    heard: list[str] = []
+    real = coordinator.sites._show
+    coordinator.sites._show = lambda site, reply: heard.append(site) or real(site, reply)  # type: ignore[method-assign,func-returns-value]
+    coordinator.begin()
+    assert heard[:6] == ["a", "b", "c"] * 2  # when it came, and when all had come
+
+
+def test_a_site_without_a_key_and_one_that_never_came_are_named_with_the_reason(
+    tmp_path: Path,
+) -> None:
+    values = study_values(
+        "weiavg", sites=("a", "b", "c"), run={"enrol_timeout": 2.0, "least_sites": 1}
+    )
+    federation = Federation.of(tmp_path, values)
+    (federation.server / "nodes.json").write_text(json.dumps({"a": 1, "c": 3}))
+    del federation.grid.sites[3], federation.grid.sites[2]
+    federation.play()
+    refusals = federation.summary()["refusals"]
+    assert "sites/b.pub is missing" in refusals["b"]
+    assert "did not come within 2 s" in refusals["c"]
+
+
+def test_a_refusal_is_final_only_if_it_proves_whose_it_is(tmp_path: Path) -> None:
+    """Nobody else can put a site out of a study by refusing in its name."""
+    federation = Federation.of(tmp_path, study_values("weiavg", rounds=3))
+    final = {"ok": False, "reason": "its policy forbids this", "code": 4, "more": False}
+    federation.grid.faults[2] = in_round(0, lambda m, a: reply_with(m, final))
+    federation.play()
+    assert ["b" in line["arrived"] for line in federation.lines()] == [False, True, True]
+
+
+def test_a_site_whose_policy_changed_is_not_asked_again(tmp_path: Path) -> None:
+    federation = Federation.of(tmp_path, study_values("weiavg", rounds=3))
+    file = federation.sites["b"].folder / "site.toml"
+
+    def stricter(message: FlowerMessage, answer: Answer) -> FlowerMessage | None:
+        file.write_text(file.read_text().replace("[policy]", "[policy]\nmost_rounds = 1"))
+        return answer()
+
+    federation.grid.faults[2] = in_round(1, stricter)
+    federation.play()
+    assert ["b" in line["cohort"] for line in federation.lines()] == [True, True, False]

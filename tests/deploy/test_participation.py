@@ -14,8 +14,9 @@ from dpfl.core.errors import DataError, FolderError, PeerError
 from dpfl.core.files import hold_folder
 from dpfl.deploy import participation as module
 from dpfl.deploy.fleet import NotTaken, ServerAway, StillConnected, pack, unpack
+from dpfl.deploy.inbox import Inbox
 from dpfl.deploy.messages import Message
-from dpfl.deploy.participation import Inbox, Participation, take_part
+from dpfl.deploy.participation import Participation, take_part
 from dpfl.deploy.site import answered
 from dpfl.deploy.transport import from_record, to_record
 from tests.deploy.federation import Desk, make_site, study_values

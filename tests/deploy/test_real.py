@@ -24,6 +24,25 @@ DPFL = [sys.executable, "-m", "dpfl.cli.main"]
 PATIENCE = 360.0  # on a machine that does much else
 
 
+DYING = """
+import os, sys
+from dpfl.deploy import fleet, participation
+from dpfl.deploy.messages import TRAIN
+asked = []
+keep = participation.Inbox.keep
+participation.Inbox.keep = lambda self, m: (asked.append(m), keep(self, m))[1]
+real = fleet.push_objects
+def dying(*rest, **more):
+    content = asked[-1].content.config_records["dpfl"]["header"] if asked else ""
+    if '"kind": "train"' in content:
+        os._exit(9)
+    return real(*rest, **more)
+fleet.push_objects = dying
+from dpfl.cli.main import main
+sys.exit(main())
+"""
+
+
 @contextmanager
 def started(*arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A command of ours that is ended, with what it started, however the test ends."""
@@ -149,8 +168,15 @@ def test_every_process_is_killed_once_and_no_round_is_lost(tmp_path: Path) -> No
             until(lambda: done() >= 2, first, log=log)
             os.kill(pid_in(server / "superlink.pid"), signal.SIGKILL)
             until(lambda: log.read_text().count("starting again") == 2, first, log=log)
+            # This one dies when it has announced its answer, and not sent it yet
             sites["hungarian"].kill()
             sites["hungarian"].wait()
+            with (tmp_path / "dying.log").open("ab") as own:
+                command = [sys.executable, "-c", DYING, "site", "run", str(homes["hungarian"])]
+                code = subprocess.run(
+                    command, stdout=own, stderr=own, timeout=PATIENCE, check=False
+                ).returncode
+            assert code == 9, (tmp_path / "dying.log").read_text()[-2000:]
             sites["hungarian"] = stack.enter_context(site("hungarian"))
             until(lambda: done() >= 3, first, log=log)
             left = [pid_in(server / f"{name}.pid") for name in ("superlink", "proxy", "server-app")]

@@ -31,6 +31,7 @@ def example(
 @app.command()
 def run(folder: Path = o.arg("A folder that dpfl deploy example wrote.")) -> None:
     """Start the server and all sites of an example on this machine; show what each has spent."""
+    note(f"Starting a server and the sites of {folder} on this machine")
     from dpfl.deploy.example import run_example
     from dpfl.deploy.outcome import outcomes
     from dpfl.deploy.records import LoadedSite

@@ -71,12 +71,11 @@ def deliver(folder: Path = FOLDER, insecure: bool = INSECURE, quiet: bool = o.QU
 
 
 def _serve(folder: Path, insecure: bool, quiet: bool, verb: Verb) -> None:
-    from dpfl.deploy.serving import check_startable, resume_command, serve
+    from dpfl.deploy.serving import resume_command, serve
     from dpfl.deploy.summary import StudyStatus
     from dpfl.runs.deployment import StudyFile
     from dpfl.runs.folder import RunFolder
 
-    check_startable(folder, verb)
     study = StudyFile.in_folder(folder)
     warn_insecure(insecure)
     bar = c.progress_bar(study.study.name, "waiting for sites", study.run.rounds, quiet)
@@ -94,7 +93,7 @@ def _serve(folder: Path, insecure: bool, quiet: bool, verb: Verb) -> None:
                     c.note(f"{what}: {last.lost or answered}")
             shown = len(rounds)
 
-        serve(folder, c.note, progress, insecure=insecure)
+        serve(folder, verb, c.note, progress, insecure=insecure)
     _show(folder, StudyStatus.of(folder))
 
 
@@ -114,13 +113,14 @@ def _show(folder: Path, now: StudyStatus) -> None:
     study, summary, total = now.study, now.summary, total_bytes(now.rounds)
     facts = [
         ("study", f"{study.study.name} ({study.method.name})"),
+        ("server", now.server),
         ("rounds", f"{len(now.rounds)} of {study.run.rounds}"),
     ]
     for site in study.study.sites:
         missed, took = now.missed(site), f"took part in {now.took_part(site)} round(s)"
         for round_, reason in missed[-1:]:
-            took += f"; missed {len(missed)} (round {round_ + 1}: {reason[:110]})"
-        if now.summary is None and site in now.progress.sites:
+            took += f"; missed {len(missed)} (round {round_ + 1}: {reason})"
+        if now.running and site in now.progress.sites:
             took = f"{now.progress.sites[site]}; {took}"
         facts.append((site, took))
     if now.running and now.progress.next:

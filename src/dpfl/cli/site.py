@@ -104,7 +104,7 @@ def spend(
 
     site = LoadedSite(folder)
     lines, flags = site.spent(), site.flags()
-    with closing(site.ledger()) as ledger:
+    with closing(site.checked_ledger()) as ledger:
         if page is not None:
             title = f"Budget and spending of '{site.id}'"
             pages.write_ledger_page(ledger, page, title, warnings=[str(flag) for flag in flags])
@@ -152,7 +152,7 @@ def show_tried(found: TriedModel) -> None:
 
 @app.command()
 def status(folder: Path = FOLDER, json: bool = o.JSON) -> None:
-    """Say whether the site is connected, which studies it has served, and what it has spent."""
+    """Say whether the site is running, which studies it has served, and what it has spent."""
     from dpfl.deploy.site_folder import SiteFolder, SiteStatus
 
     now = SiteStatus.of(SiteFolder(folder))
@@ -161,7 +161,9 @@ def status(folder: Path = FOLDER, json: bool = o.JSON) -> None:
 
 def _show(now: SiteStatus) -> None:
     """Print the status of a site."""
-    c.out.print(f"Site '{now.site}': {'connected' if now.running else 'not running'}")
+    c.out.print(f"Site '{now.site}': {'running' if now.running else 'not running'}")
+    if now.says:
+        c.out.print(f"  {now.says}")
     for run, (title, last) in now.studies.items():
         done = "no round yet" if last is None else f"last charged round {last + 1}"
         c.out.print(f"  {title} ({run}): {done}")

@@ -64,15 +64,16 @@ def write_safely(path: Path, content: bytes, *, secret: bool = False) -> None:
 
 
 @contextmanager
-def hold_folder(path: Path) -> Iterator[None]:
+def hold_folder(path: Path, lock: str = ".lock") -> Iterator[None]:
     """Hold a folder for this process.
 
-    The lock is the operating system's: it ends with the process, however that ends. A folder that
-    another process holds is refused.
+    ``lock`` is the name of the file in it that is locked; a folder may be held by processes that do
+    different things in it. The lock is the operating system's: it ends with the process, however
+    that ends. A folder that another process holds is refused.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        stream = (path / ".lock").open("w")
+        stream = (path / lock).open("w")
     except OSError as error:
         raise disk_error(str(path), error) from error
     with stream:

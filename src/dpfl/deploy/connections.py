@@ -7,12 +7,13 @@ must come with every later answer; it is kept in ``enrolment.json`` over a resta
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dpfl.core.errors import PeerError
 from dpfl.core.types import Claims
 from dpfl.deploy.messages import Introduction, Message, Reply
+from dpfl.deploy.processes import SITES
 from dpfl.deploy.progress import Progress, SiteProgress, SiteState
 from dpfl.deploy.receipts import Countersigner
 from dpfl.deploy.requests import Hello
@@ -45,6 +46,9 @@ class Connections:
         self.signer = Countersigner(folder)
         self.progress = Progress(folder, dict.fromkeys(study.study.sites, SiteProgress()))
         self._registered = registered_keys(folder)
+        for site in study.study.sites if self._registered else ():
+            if site not in self._registered:
+                self._miss(site, f"its key is not known: {SITES}/{site}.pub is missing")
 
     @property
     def why(self) -> str:
@@ -84,6 +88,17 @@ class Connections:
         if not self.members:
             self.introduced[said.site] = said.claims
 
+    def _miss(self, site: str, reason: str) -> None:
+        """Keep why a site is not there."""
+        if site not in self.refusals:
+            self.refusals[site] = reason
+            self.progress.note(site, SiteState.ABSENT, reason)
+
+    def miss(self, sites: Iterable[str], seconds: float) -> None:
+        """Keep that these sites did not come."""
+        for site in sorted(sites):
+            self._miss(site, f"did not come within {seconds:g} s")
+
     def _refuse(self, site: str, reason: str) -> None:
         """Keep why somebody takes no part, where people can see it at once."""
         self.refusals[site[:100]] = reason
@@ -109,14 +124,20 @@ class Connections:
         here = {self.nodes[site]: one for site, one in messages.items() if site in self.nodes}
         for site in messages:
             self.progress.note(site, SiteState.ASKED if site in self.nodes else SiteState.ABSENT)
-        replies = self.transport.ask(here, timeout)
+        names = {node: site for site, node in self.nodes.items()}
+        replies = self.transport.ask(
+            here, timeout, lambda node, reply: self._show(names[node], reply)
+        )
         absent = Reply.none("is not connected")
         found = {site: replies.get(self.nodes.get(site, -1), absent) for site in messages}
         for site, reply in found.items():
-            state = SiteState.REFUSED if reply.problem else SiteState.ANSWERED
-            state = state if reply.answered else SiteState.SILENT
-            self.progress.note(site, state, reply.problem)
+            self._show(site, reply)
         return found
+
+    def _show(self, site: str, reply: Reply) -> None:
+        """Show people what came of a site's answer."""
+        state = SiteState.REFUSED if reply.problem else SiteState.ANSWERED
+        self.progress.note(site, state if reply.answered else SiteState.SILENT, reply.problem)
 
     def note(self, site: str, reply: Reply) -> str:
         """Remember whether a site will take another round.
@@ -128,10 +149,11 @@ class Connections:
             self.willing.setdefault(site, True)
         elif reply.token != self.tokens.get(site) and (reply.token or not reply.problem):
             return "somebody else answered for it"
-        elif reply.token is None:  # a refusal that proves nothing counts for this time only
-            self.willing.setdefault(site, True)
         else:
-            self.willing[site] = reply.more
+            if reply.token is None:  # a refusal that proves nothing counts for this time only
+                self.willing.setdefault(site, True)
+            else:
+                self.willing[site] = reply.more
             if reply.problem:
                 self.refusals[site] = reply.problem
         return reply.problem

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dpfl.core.checks import check
-from dpfl.core.errors import CheckpointError, FolderError
+from dpfl.core.errors import CheckpointError, FolderError, PeerError
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Claims, Observer, State
@@ -50,6 +50,8 @@ from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import RoundCount
 
 ORPHAN_SECONDS = 30
+_MOST_EMPTY_ROUNDS = 3
+_PART_SECONDS, _PART_RATE = 20.0, 1 << 17  # how long an answer may take to arrive once it began
 _ALL_HAVE_IT = "holds a study that has ended, and every site has the model"
 _NOTHING_TO_DO = "start another study in a new folder"
 
@@ -72,6 +74,8 @@ class Coordinator:
         self.model = self.study.build_model()
         self.layout = Layout.of_module(self.model)
         self.sites = Connections(self.study, transport, folder)
+        limit = self.study.run.round_timeout
+        transport.limit_parts(min(limit, _PART_SECONDS + 4 * self.layout.size / _PART_RATE))
 
     def begin(self) -> None:
         """Start the study, or resume it if it was cut off.
@@ -86,6 +90,7 @@ class Coordinator:
                 self._resume()
             else:
                 self._start()
+            self.sites.progress.expect("")
 
     def _hold_folder(self, stack: ExitStack) -> None:
         """Lock the folder; wait for a server app that was orphaned by a kill, and is ending."""
@@ -136,7 +141,7 @@ class Coordinator:
         assert summary is not None
         agreement, absent = self._read_members(), set(summary.undelivered)
         check(bool(absent), str(self.folder.path), _ALL_HAVE_IT, _NOTHING_TO_DO, FolderError)
-        gather(self.sites, absent, least=1)
+        gather(self.sites, absent, least=1, then="the model is sent to")
         undelivered = deliver(self.sites, agreement, self.folder.model.read_bytes(), absent)
         got = {*summary.delivered, *(absent - set(undelivered))}
         replace(summary, undelivered=undelivered, delivered=tuple(sorted(got))).save(self.folder)
@@ -173,11 +178,13 @@ class Coordinator:
             secret = public.child("secret") if self.study.seeded else None
             run = Run(name=self.sites.run, ledger=ledger, seed=secret, public=public.child("run"))
             settle(self.sites, agreement)
-            ended = ""
+            ended, played = "", len(history)
             while not ended and state.round < agreement.terms.rounds:
                 ended = self.sites.too_few()
                 if not ended:
                     state, ended = self._round(agreement, state, run, history)
+                    if not agreement.amplified:  # there, nothing may follow from the draw
+                        self._check_answers(history[played:])
             self._finish(agreement, state, history, ended, ledger)
 
     def _ledger(self) -> Ledger:
@@ -213,6 +220,14 @@ class Coordinator:
         self.folder.append_round(record)
         history.append(record)
         return self._checkpoint(state), ""
+
+    def _check_answers(self, played: list[RoundRecord]) -> None:
+        """Stop where nobody answers any more: later rounds would be used up for nothing."""
+        last = [record for record in played if record.cohort][-_MOST_EMPTY_ROUNDS:]
+        empty = len(last) == _MOST_EMPTY_ROUNDS and not any(record.arrived for record in last)
+        where, rounds = f"study '{self.study.study.name}'", f"{_MOST_EMPTY_ROUNDS} rounds in a row"
+        problem = f"no site has answered in {rounds} ({self.sites.why or 'all were silent'})"
+        check(not empty, where, problem, "see to the sites, then resume the study", PeerError)
 
     def _charged(self, run: Run, round_: int) -> bool:
         """Whether the world was charged for a round that was drawn, and cut off before it left."""

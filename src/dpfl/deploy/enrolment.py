@@ -71,30 +71,39 @@ class EnrolmentFile:
 
 
 def gather(
-    sites: Connections, wanted: AbstractSet[str] | None = None, least: int | None = None
+    sites: Connections,
+    wanted: AbstractSet[str] | None = None,
+    least: int | None = None,
+    then: str = "the study goes on with",
 ) -> None:
     """Wait until every site has introduced itself, or until time is up and there are enough.
 
     ``wanted``: before enrolment these are the sites that the study names, afterwards those who take
-    part. ``least``: how many must come (``least_sites``). The study says how long to wait
-    (``enrol_timeout``). A node that was refused is asked again from time to time, since its site
-    may have been fixed.
+    part. ``least``: how many must come (``least_sites``). ``then``: what happens to those who came.
+    The study says how long to wait (``enrol_timeout``). A node that was refused is asked again from
+    time to time, since its site may have been fixed.
     """
     study, began, waited, asked = sites.study, time.monotonic(), 0.0, 0.0
     timeout, least = study.run.enrol_timeout, study.run.least_sites if least is None else least
+    until = f"{datetime.datetime.now() + datetime.timedelta(seconds=timeout):%H:%M:%S}"
     wanted = wanted or set(sites.members) or set(study.study.sites)
     while not wanted <= set(sites.nodes):
         if waited - asked >= ASK_AGAIN:  # what was refused may have been fixed
             sites.asked &= set(sites.nodes.values())
             asked = waited
-        sites.progress.expect(_expectation(sites, wanted, least, timeout - waited))
+        here, absent = wanted & set(sites.nodes), ", ".join(sorted(wanted - set(sites.nodes)))
+        goes_on = f"{then} {len(here)} of {len(wanted)} sites"
+        ends = f"the server stops unless {least} of {len(wanted)} are there (least_sites)"
+        next_ = goes_on if len(here) >= least else ends
+        sites.progress.expect(f"Waiting for {absent} until {until}; then {next_}")
         sites.hello()
         if wanted <= set(sites.nodes) or max(waited, time.monotonic() - began) >= timeout:
             break
         sites.transport.wait(1.0)
         waited += 1.0
     here = wanted & set(sites.nodes)
-    absent = f"without {', '.join(sorted(wanted - here))} ({sites.why or 'no message arrived'})"
+    sites.miss(wanted - here, timeout)
+    absent = f"without {', '.join(sorted(wanted - here))} ({sites.why})"
     check(
         len(here) >= least,
         f"study '{study.study.name}'",
@@ -102,16 +111,6 @@ def gather(
         "start those sites, or lower least_sites",
         PeerError,
     )
-
-
-def _expectation(sites: Connections, wanted: AbstractSet[str], least: int, left: float) -> str:
-    """Say whom the server waits for, until when, and what happens then."""
-    here, absent = len(wanted & set(sites.nodes)), ", ".join(sorted(wanted - set(sites.nodes)))
-    until = datetime.datetime.now() + datetime.timedelta(seconds=max(left, 0.0))
-    then = f"the study goes on with {here} of {len(wanted)} sites"
-    if here < least:
-        then = f"the study ends unless {least} sites are there (least_sites)"
-    return f"Waiting for {absent} until {until:%H:%M}; then {then}"
 
 
 def accepting_sites(

@@ -22,6 +22,7 @@ from dpfl.deploy.processes import CERTIFICATES, SITES
 from dpfl.deploy.records import LoadedSite
 from dpfl.deploy.serving import make_study
 from dpfl.runs.deployment import STUDY_FILE, StudyFile
+from dpfl.runs.folder import RunFolder
 from dpfl.runs.toml_file import read_toml
 
 DATA = Path(__file__).with_name("data")
@@ -100,6 +101,8 @@ def run_example(folder: Path) -> list[Path]:
         "write one with dpfl deploy example",
     )
     check(found, str(folder), "holds no example", remedy, FolderError)
+    problem, remedy = "holds an example that has ended", f"see: dpfl server status {server}"
+    check(not RunFolder(server).summary.exists(), str(folder), problem, remedy, FolderError)
     verb = "resume" if (server / ENROLMENT).exists() else "run"
     started = [subprocess.Popen(_command("server", verb, str(server)))]
     try:

@@ -14,19 +14,36 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Message as FlowerMessage
-
-from dpfl.core.errors import DataError, PeerError
+from dpfl.core.checks import check
+from dpfl.core.errors import DataError, DpflError, PeerError
 from dpfl.core.files import hold_folder, write_safely
-from dpfl.deploy.fleet import Fleet, NotTaken, ServerAway, StillConnected, pack, unpack
-from dpfl.deploy.messages import END, HELLO, TERMS, TRAIN, WENT_WRONG, Message, refusal
+from dpfl.deploy.fleet import Fleet, NotTaken, ServerAway, StillConnected
+from dpfl.deploy.inbox import Inbox, Unusable
+from dpfl.deploy.messages import (
+    END,
+    HELLO,
+    TERMS,
+    TRAIN,
+    WENT_WRONG,
+    Message,
+    refusal,
+    write_header,
+)
 from dpfl.deploy.processes import note_process
 from dpfl.deploy.server_check import check_server
-from dpfl.deploy.site_folder import CONNECTED, INBOX, SITE_PROCESS, SiteFolder, note_sent
+from dpfl.deploy.site_folder import (
+    CONNECTED,
+    INBOX,
+    LOG,
+    SAYS,
+    SITE_PROCESS,
+    SiteFolder,
+    note_sent,
+)
 from dpfl.deploy.transport import from_record, reply_to
 from dpfl.deploy.worker import Worker
 
@@ -46,6 +63,9 @@ def take_part(folder: Path, tell: Callable[[str], None], *, insecure: bool) -> N
     site = SiteFolder(folder)
     with closing(site.ledger()) as ledger:  # a missing or damaged one is refused before all else
         site.check_receipts(ledger)
+    records = site.file.data.file
+    there = records is None or (folder / records).exists()
+    check(there, str(records), "is missing: the site's records", "put them back", DataError)
     server = site.file.server
     certificate, key = (
         (None, None) if insecure else (folder / server.certificate, folder / server.key)
@@ -59,10 +79,10 @@ class Participation:
     """A site that takes part: its folder, its worker, and ``tell`` for those who watch it."""
 
     def __init__(self, site: SiteFolder, tell: Callable[[str], None]) -> None:
-        self.site, self.tell = site, tell
+        self.site, self._tell = site, tell
         self._worker = Worker(site.folder)
         self._inbox = Inbox(site.folder / INBOX)
-        self._told = ""
+        self._told: set[str] = set()
 
     def run(self, address: str, certificate: Path | None, key: Path | None) -> None:
         """Connect, answer, and connect again, until interrupted."""
@@ -74,12 +94,19 @@ class Participation:
                     self._serve(fleet)
         finally:
             self._worker.end()
-            for name in (CONNECTED, SITE_PROCESS):
+            for name in (CONNECTED, SITE_PROCESS, SAYS):
                 (self.site.folder / name).unlink(missing_ok=True)
 
+    def tell(self, sentence: str) -> None:
+        """Say something to those who watch, and to whoever asks for the site's status."""
+        self._tell(sentence)
+        with suppress(DpflError):  # a full disk is noticed where it matters
+            write_safely(self.site.folder / SAYS, f"{sentence}\n".encode())
+
     def _say_once(self, sentence: str) -> None:
-        if sentence != self._told:
-            self._told = sentence
+        """Say what has not been said since something was answered."""
+        if sentence not in self._told:
+            self._told.add(sentence)
             self.tell(sentence)
 
     def _wait_for_server(self, address: str, certificate: Path | None) -> None:
@@ -92,7 +119,8 @@ class Participation:
         """Answer messages until the server goes away."""
         try:
             self._connect(fleet)
-            self._say_once(f"Site '{self.site.id}' is connected; Ctrl-C stops it safely")
+            self._told.clear()
+            self.tell(f"Site '{self.site.id}' is connected; Ctrl-C stops it safely")
             self._answer_kept(fleet)
             while True:
                 message = fleet.pull()
@@ -130,7 +158,8 @@ class Participation:
                     problem = "another process is connected with this site's key"
                     remedy = "end it: a copy of a site's folder must not be used beside the site"
                     raise PeerError(f"site '{self.site.id}'", problem, remedy) from None
-                self._say_once("The server still counts an earlier connection of this site")
+                what = "The server still counts an earlier connection of this site"
+                self._say_once(f"{what}; waiting up to {EXPIRES_SECONDS:g} s for its end")
                 time.sleep(RETRY_SECONDS)
         write_safely(noted, json.dumps({"node": node, "folder": own}).encode())
 
@@ -143,81 +172,38 @@ class Participation:
             return
         if message is None:
             return
-        reply = self._answered(message)
+        asked, said, began = None, None, time.monotonic()
         try:
-            fleet.push(reply)
+            asked = from_record(message.content)
+            said = self._worker.answer(asked, self.tell)
+        except DpflError as error:  # what no worker has answered is written down here
+            said = refusal(str(error), code=error.exit_code)
+            if asked is not None:
+                self.site.log(str(error))
+                said = refusal(WENT_WRONG, site=self.site.id, code=1)
+            note_sent(self.site.folder, asked, said)
+        try:
+            fleet.push(reply_to(message, said))
+            self._show(asked, said, time.monotonic() - began)
         except NotTaken as error:
             self.tell(f"The server did not take this answer ({error}); it asks again if it must")
         self._inbox.empty()
-
-    def _answered(self, message: FlowerMessage) -> FlowerMessage:
-        """Let the worker answer, and say what came of it."""
-        try:
-            asked = from_record(message.content)
-        except PeerError as error:
-            return self._replied(message, None, refusal(str(error), code=error.exit_code))
-        began, kind = time.monotonic(), asked.header.get("kind")
-        try:
-            said = self._worker.answer(asked, self.tell)
-        except DataError as error:
-            self.site.log(str(error))
-            return self._replied(message, asked, refusal(WENT_WRONG, site=self.site.id, code=1))
-        size, seconds = len(asked.payload) + len(said.payload), time.monotonic() - began
-        what = _KINDS.get(str(kind), "A message").format(round_=_round(asked))
-        if said.accepted:
-            self.tell(f"{what}: answered; {seconds:.1f} s, {size} bytes")
-        else:  # who was refused asks again from time to time
-            self._say_once(f"{what}: refused ({said.reason})")
-        if kind == END:
+        if asked is not None and asked.header.get("kind") == END:
             self._worker.end()
-        return reply_to(message, said)
 
-    def _replied(
-        self, message: FlowerMessage, asked: Message | None, said: Message
-    ) -> FlowerMessage:
-        """Refuse what no worker could answer; that is written down like any answer."""
-        self._say_once(f"A message: refused ({said.reason})")
-        note_sent(self.site.folder, asked, said)
-        return reply_to(message, said)
-
-
-class Unusable(Exception):
-    """A message that was kept cannot be answered any more."""
-
-
-class Inbox:
-    """The one message that was taken over from ``server``, kept until its answer was sent."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.server = path, ""
-
-    def keep(self, message: FlowerMessage) -> None:
-        """Write a message down, before the server is told that it arrived."""
-        write_safely(self.path, self.server.encode() + b"\n" + pack(message), secret=True)
-
-    def read(self) -> FlowerMessage | None:
-        """Return the message; one that is damaged, too old or another server's is put away."""
-        if not self.path.exists():
-            return None
-        server, _, packed = self.path.read_bytes().partition(b"\n")
-        try:
-            if server != self.server.encode():
-                raise Unusable("it came from another server")
-            message = unpack(packed)
-            if time.time() > message.metadata.created_at + message.metadata.ttl:
-                raise Unusable("the server does not wait for its answer any more")
-            return message
-        except Unusable:
-            self.empty()
-            raise
-        except Exception as error:  # whatever Flower's reader raises
-            aside = self.path.with_suffix(".damaged")
-            self.path.replace(aside)
-            raise Unusable(f"it is damaged ({type(error).__name__}); see {aside}") from error
-
-    def empty(self) -> None:
-        """Forget the message: its answer was sent."""
-        self.path.unlink(missing_ok=True)
+    def _show(self, asked: Message | None, said: Message, seconds: float) -> None:
+        """Say what came of a message, now that its answer was sent."""
+        header = {} if asked is None else asked.header
+        number = header.get("round")
+        name = _KINDS.get(str(header.get("kind")), "A message")
+        what = name.format(round_=number + 1 if isinstance(number, int) else 0)
+        size = len(write_header(said.header)) + len(said.payload)
+        if said.accepted:
+            self.tell(f"{what}: answered with {size} bytes after {seconds:.1f} s")
+        else:  # who was refused asks again from time to time
+            reason = said.reason
+            reason = f"see {self.site.folder / LOG}" if reason == WENT_WRONG else reason
+            self._say_once(f"{what}: refused ({reason})")
 
 
 _KINDS = {
@@ -226,11 +212,6 @@ _KINDS = {
     TRAIN: "Round {round_}",
     END: "The model of a study",
 }
-
-
-def _round(asked: Message) -> int:
-    number = asked.header.get("round")
-    return number + 1 if isinstance(number, int) else 0
 
 
 def _identity(folder: Path) -> list[Any]:

@@ -7,6 +7,7 @@ ever ended.
 
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -26,8 +27,10 @@ from dpfl.core.files import write_safely
 from dpfl.runs.processes import alive
 
 CERTIFICATES, HOME, APP, SITES = "certificates", "flower", "app", "sites"
+FAILED, FINISHED = "failed.txt", "finished.txt"  # what the server app leaves
 READY_SECONDS = 240.0  # a busy machine may need minutes to import Flower
 CLOCK_AHEAD, CLOCK_BEHIND = 5.0, 305.0  # seconds that Flower allows a site's clock to be off
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -68,9 +71,13 @@ class Started:
         """Where to look: the log, unless it is empty."""
         return f"see {self.log}" if self.written().strip() else "it has written nothing; try again"
 
-    def log_tail(self, length: int = 400) -> str:
-        """Return the end of what it has written, in one line."""
-        return one_line(self.written(), length)
+    def how_it_ended(self) -> str:
+        """Say how the process ended: by which signal, or with which last words."""
+        code = self.process.wait()
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        words = one_line(self.written(), 200)
+        return f"ended ({words})" if words else f"ended without a word (exit code {code})"
 
 
 def one_line(text: str, length: int = 300) -> str:
@@ -79,7 +86,7 @@ def one_line(text: str, length: int = 300) -> str:
     >>> one_line("the first line\\nand the second", 10)
     'the second'
     """
-    return " ".join(text.split())[-length:]
+    return " ".join(_COLOURS.sub("", text).split())[-length:]
 
 
 def program(name: str) -> list[str]:
@@ -164,7 +171,8 @@ def wait_until_ready(started: Started, address: str, certificate: Path | None) -
     until, name = time.monotonic() + READY_SECONDS, started.log.stem
     while time.monotonic() < until:
         running = started.process.poll() is None
-        check(running, name, f"ended at once ({started.log_tail()})", started.see, PeerError)
+        problem = "" if running else f"{started.how_it_ended()} when it was started"
+        check(running, name, problem, started.see, PeerError)
         try:
             health(address, certificate, 10)
             return

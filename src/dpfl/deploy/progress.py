@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from dpfl.core.files import write_safely
+from dpfl.runs.folder import RunFolder
 
 PROGRESS = "progress.json"
 
@@ -90,12 +91,41 @@ class Progress:
             secret=True,
         )
 
-    def since(self, earlier: Progress) -> list[str]:
-        """Return what is new, each thing in one line, for those who watch."""
+
+class News:
+    """What has become of a study since it was read last, each thing in one sentence."""
+
+    def __init__(self, folder: Path) -> None:
+        self._run = RunFolder(folder)
+        self._before, self._rounds = Progress.read(folder), len(self._run.read_rounds())
+        self._missed: dict[str, str] = {}  # why each site was missed, as it was told last
+
+    def read(self) -> list[str]:
+        """Return what is new."""
+        now, before = Progress.read(self._run.path), self._before
         new = [
             f"{site} {said}"
-            for site, said in self.sites.items()
-            if said.state in (SiteState.CONNECTED, SiteState.REFUSED, SiteState.SILENT)
-            and str(said) != str(earlier.sites.get(site, ""))
+            for site, said in now.sites.items()
+            if (said.state is SiteState.CONNECTED or said.reason)
+            and said.state is not SiteState.SILENT
+            and str(said) != str(before.sites.get(site, ""))
+            and said.reason != self._missed.get(site)
         ]
-        return [*new, self.next] if self.next and self.next != earlier.next else new
+        self._missed |= {site: said.reason for site, said in now.sites.items() if said.reason}
+        self._before = now
+        if now.next and now.next != before.next:
+            new.append(now.next)
+        return [*new, *self._missing()]
+
+    def _missing(self) -> list[str]:
+        """Return who was missed in the rounds that have ended, a reason that lasts only once."""
+        rounds, new = self._run.read_rounds(), []
+        for record in rounds[self._rounds :]:
+            for site in record.arrived:
+                self._missed.pop(site, None)
+            for site, reason in record.missing.items():
+                if self._missed.get(site) != reason:
+                    new.append(f"{site} was missed in round {record.round + 1}: {reason}")
+                    self._missed[site] = reason
+        self._rounds = len(rounds)
+        return new

@@ -14,13 +14,13 @@ from flwr.serverapp import Grid, ServerApp
 from dpfl.core.errors import DpflError
 from dpfl.core.files import write_safely
 from dpfl.deploy.coordinator import Coordinator
-from dpfl.deploy.processes import note_process, noted_process, one_line
+from dpfl.deploy.processes import FAILED, FINISHED, note_process, noted_process, one_line
 from dpfl.deploy.transport import Transport
 from dpfl.runs.deployment import LINK_PROCESS
 from dpfl.runs.processes import end_with
 
 FOLDER_KEY, APP_PROCESS = "dpfl-study", "server-app.pid"
-FAILED, FINISHED, ERROR_LOG = "failed.txt", "finished.txt", "server-app-error.log"
+ERROR_LOG = "server-app-error.log"
 
 app = ServerApp()
 

@@ -8,6 +8,8 @@ from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, PeerError
 from dpfl.deploy.processes import CLOCK_AHEAD, CLOCK_BEHIND, health
 
+_OTHER_NAMES = (62, 64)  # OpenSSL: host name mismatch, IP address mismatch
+
 
 def check_server(address: str, certificate: Path | None) -> str | None:
     """Ask a server whether it is there: None if it is, or why it pays to ask again later.
@@ -36,6 +38,10 @@ def check_server(address: str, certificate: Path | None) -> str | None:
 
 def _why_not(address: str, certificate: Path | None, reason: object) -> str:
     """Explain why a server could not be asked; raise what waiting does not change."""
+    if isinstance(reason, ssl.SSLCertVerificationError) and reason.verify_code in _OTHER_NAMES:
+        problem = f"its certificate is for other names ({reason.verify_message})"
+        remedy = "use a name that is in it, or ask for it in [network] names (dpfl server renew)"
+        raise PeerError(address, problem, remedy)
     if isinstance(reason, ssl.SSLCertVerificationError):
         problem = f"its certificate is not signed by {certificate} ({reason.verify_message})"
         remedy = "ask the server's operator for the right ca.crt; do not connect without it"

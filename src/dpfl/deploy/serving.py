@@ -13,25 +13,29 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DpflError, FolderError, PeerError
-from dpfl.core.files import write_safely
+from dpfl.core.files import hold_folder, write_safely
 from dpfl.deploy import superlink
 from dpfl.deploy.connections import NODES
 from dpfl.deploy.credentials import make_certificates
 from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile
 from dpfl.deploy.processes import (
     CERTIFICATES,
+    FAILED,
+    FINISHED,
     READY_SECONDS,
     SITES,
     end_leftovers,
     noted_process,
 )
-from dpfl.deploy.progress import PROGRESS, Progress
-from dpfl.deploy.server_app import APP_PROCESS, FAILED, FINISHED
+from dpfl.deploy.progress import PROGRESS, News
+from dpfl.deploy.server_app import APP_PROCESS
+from dpfl.deploy.summary import DeploymentSummary
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.deployment import LINK_PROCESS, STUDY_FILE, StudyFile
 from dpfl.runs.folder import RunFolder
@@ -80,17 +84,21 @@ def _names(study: StudyFile) -> list[str]:
     return [name for name in names if name not in anywhere]
 
 
-def check_startable(folder: Path, verb: Verb) -> None:
+def _check_startable(folder: Path, verb: Verb) -> None:
     """Refuse to run a study that has begun or ended, or to go on with one that has changed.
 
     What sites have agreed to is what is resumed: how long the server waits for them may change.
     """
     where, begun = str(folder), (folder / ENROLMENT).exists()
-    ended = RunFolder(folder).summary.exists()
+    summary = DeploymentSummary.load(RunFolder(folder))
+    ended = summary is not None
     problem, remedy = "holds a study that has ended", f"see: dpfl server status {folder}"
     check(verb == "deliver" or not ended, where, problem, remedy, FolderError)
     problem, remedy = "holds a study that has not ended", f"continue with: {resume_command(folder)}"
     check(verb != "deliver" or ended, where, problem, remedy, FolderError)
+    problem = "holds a study that has ended, and every site has the model"
+    wanting = summary is None or bool(summary.undelivered)
+    check(wanting, where, problem, "start another study in a new folder", FolderError)
     if verb == "run":
         problem, remedy = "holds a study that has begun", f"continue with: {resume_command(folder)}"
         check(not begun, where, problem, remedy, FolderError)
@@ -109,6 +117,7 @@ def resume_command(folder: Path) -> str:
 
 def serve(
     folder: Path,
+    verb: Verb,
     tell: Callable[[str], None],
     show: Callable[[Sequence[RoundRecord]], None],
     *,
@@ -116,22 +125,28 @@ def serve(
 ) -> None:
     """Start the server of a study, and wait for the study's end.
 
+    ``verb`` is what was asked for, and refused where the folder does not hold such a study.
     ``tell`` is given each sentence for the people who watch, ``show`` the rounds so far.
-    ``insecure`` leaves out TLS and keys, for a rehearsal on one machine. A process that ends before
-    the study does, by a kill or an error of Flower's, is started again with the others, a few times
-    at most. Whatever happens, the processes that were started are ended. Raises the error that
-    ended the study, if one did.
+    ``insecure`` leaves out TLS and keys, for a rehearsal on one machine. The folder is held: a
+    study has one server. A process that ends before the study does, by a kill or an error of
+    Flower's, is started again with the others, a few times at most. Whatever happens, the processes
+    that were started are ended. Raises the error that ended the study, if one did; ``failed.txt``
+    holds it as well.
     """
-    notes = {name: folder / note for name, note in _NOTES.items()}
-    end_leftovers(notes, tell)
-    for left in range(_MOST_RESTARTS, -1, -1):
-        try:
-            _serve_once(folder, tell, show, insecure=insecure)
-            return
-        except ProcessEnded as error:
-            if left == 0:
-                raise
-            tell(f"{error.where} {error.problem}; starting again, the study goes on")
+    StudyFile.in_folder(folder)
+    with hold_folder(folder, ".serving.lock"):
+        _check_startable(folder, verb)
+        end_leftovers({name: folder / note for name, note in _NOTES.items()}, tell)
+        for left in range(_MOST_RESTARTS, -1, -1):
+            try:
+                _serve_once(folder, tell, show, insecure=insecure)
+                return
+            except DpflError as error:
+                if left == 0 or not isinstance(error, ProcessEnded):
+                    with suppress(DpflError):  # the disk may be full
+                        write_safely(folder / FAILED, f"{error.exit_code}\n{error}\n".encode())
+                    raise
+                tell(f"{error.where} {error.problem}; starting again, the study goes on")
 
 
 def _serve_once(
@@ -156,10 +171,13 @@ def _serve_once(
             write_safely(folder / NODES, json.dumps(nodes).encode())
             for site, reason in refused.items():
                 tell(f"The key of '{site}' was not registered: {reason}")
+            for site in sorted(set(study.study.sites) - set(nodes) - set(refused)):
+                key = folder / SITES / f"{site}.pub"
+                tell(f"{site} cannot connect: its key {key} is missing; put it there, start again")
         # Not before the keys are known: a site that comes early would be rejected for good.
         link.start_proxy(study)
-        run_id, sites = superlink.start_run(folder), ", ".join(study.study.sites)
-        tell(f"Listening on {network.host}:{network.port}; waiting for {sites}")
+        run_id = superlink.start_run(folder)
+        tell(f"Listening on {network.host}:{network.port}; the study's own process is starting")
         _follow(folder, link, run_id, tell, show)
     finally:
         link.end()
@@ -175,20 +193,18 @@ def _follow(
     show: Callable[[Sequence[RoundRecord]], None],
 ) -> None:
     """Wait for the end of the run, showing its rounds and what becomes of its sites."""
-    run, began, told = RunFolder(folder), time.monotonic(), Progress.read(folder)
+    run, began, news = RunFolder(folder), time.monotonic(), News(folder)
     while not (folder / FINISHED).exists():
         time.sleep(0.5)
         show(run.read_rounds())
-        now = Progress.read(folder)
-        for sentence in now.since(told):
+        for sentence in news.read():
             tell(sentence)
-        told = now
         if (folder / FAILED).exists():
             raise _failure(folder / FAILED)
         remedy = f"continue with: {resume_command(folder)}"
         ended = link.ended()
         if ended is not None:
-            raise ProcessEnded(ended.log.stem, f"ended ({ended.log_tail(200)})", remedy)
+            raise ProcessEnded(ended.log.stem, ended.how_it_ended(), remedy)
         if (folder / APP_PROCESS).exists():
             running = noted_process(folder / APP_PROCESS) is not None
             if not running and not any((folder / name).exists() for name in (FAILED, FINISHED)):

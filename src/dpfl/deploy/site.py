@@ -19,15 +19,13 @@ from dpfl.core.version import __version__
 from dpfl.deploy.commitment import Commitment
 from dpfl.deploy.messages import WENT_WRONG, Introduction, Message, acceptance, refusal
 from dpfl.deploy.outcome import keep_model, pack_private, unpack_private
-from dpfl.deploy.policy import check_plan
-from dpfl.deploy.receipts import check_held
+from dpfl.deploy.policy import check_download, check_plan
 from dpfl.deploy.records import LoadedSite, Records
 from dpfl.deploy.requests import Delivery, Hello, Request, TermsRequest, TrainingRequest, UnderTerms
 from dpfl.deploy.site_folder import WORKER_LOG, note_sent
 from dpfl.engine import make_engine
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.rounds import Agreement, Workshop, buffer_shapes, client_round
-from dpfl.rounds.codec import decode_download
 from dpfl.rounds.enrol import secret_for
 
 _DIED = "ended over this message"
@@ -62,7 +60,10 @@ class Site(LoadedSite):
             return self._answer(Request.read(message))
         except (ConfigurationError, PrivacyRefusal, PeerError) as error:
             self.log(str(error))
-            return refusal(str(error), site=self.id, code=error.exit_code)
+            run, told = message.header.get("run"), {"site": self.id, "code": error.exit_code}
+            # What is final must come from this very site.
+            proof = {"token": self.token(run)} if isinstance(run, str) else {}
+            return refusal(str(error), **told, **proof)
         except Exception as error:
             # What went wrong with data, ledger or code may reveal records: it stays here.
             self.log(f"{type(error).__name__}: {error}")
@@ -154,7 +155,7 @@ class Site(LoadedSite):
             # What was planned and paid for is what is done.
             same, problem = ledger.agreed(run) == request.digest(), "is not under the agreed terms"
             check(same, "round", problem, "begin another run", PeerError)
-            self._check_receipt(ledger, request)
+            self.take_receipt(ledger, request.run, request.receipt, request.signer)
             last = ledger.answered(run)
             if last is not None and last.round == round_:  # the same bytes, already charged
                 if not last.payload:
@@ -164,9 +165,10 @@ class Site(LoadedSite):
                 return refusal(f"round {round_} is over", site=self.id)
             if not commitment.agreement.first_round <= round_ < request.terms.rounds:
                 return refusal(f"round {round_} is not in the plan", site=self.id)
+            commitment.check_unchanged(ledger, run)
             if not commitment.covers(ledger, run, round_):
                 return self._out_of_budget(request)
-            self._check_download(commitment.agreement, request)
+            check_download(commitment.agreement, round_, request.payload)
             private = {} if last is None else unpack_private(last.private)
             charges = commitment.charges(round_)
             try:
@@ -183,45 +185,11 @@ class Site(LoadedSite):
                 return self._out_of_budget(request)
             return self._upload(ledger, commitment, request, payload)
 
-    def _check_receipt(self, ledger: SiteLedger, request: UnderTerms) -> None:
-        """Check that the ledger holds what servers have signed, and keep a new signature."""
-        receipt = request.receipt
-        if receipt is not None:
-            receipt.check(request.signer)
-            same = (receipt.run, receipt.site) == (request.run, self.id)
-            check(same, "receipt", "is not this site's", "begin another run", PeerError)
-            held = ledger.heads(receipt.run)
-            if receipt.head not in held:
-                self.log(
-                    f"the server's receipt: {receipt}"
-                )  # what it signed can be held against it
-            check_held(receipt, self.id, held)
-            self.keep_receipt(receipt)
-        self.check_receipts(ledger)
-
     def _out_of_budget(self, request: TrainingRequest) -> Message:
         """Refuse this round and every later one."""
         self.log(f"{request.study.study.name}: {_OUT_OF_BUDGET}")
         token = self.token(request.run)
         return refusal(_OUT_OF_BUDGET, site=self.id, more=False, token=token)
-
-    def _check_download(self, agreement: Agreement, request: TrainingRequest) -> None:
-        """Refuse a download of another round than the one that is charged, and a larger cohort.
-
-        Work follows the download; more who are drawn would make each share of the noise smaller.
-        """
-        download = decode_download(request.payload, agreement.layout.size)
-        problem = f"is of round {download.round}, and round {request.round} was asked for"
-        same = download.round == request.round
-        check(same, "download", problem, "ask for what is charged", PeerError)
-        drawn = download.drawn
-        size = agreement.strategy.selection.cohort_size(agreement.terms.population)
-        largest = agreement.terms.population if size is None else size
-        problem, remedy = (
-            f"says that {drawn} sites were drawn",
-            f"draw at most {largest}, as agreed",
-        )
-        check(1 <= drawn <= largest, "download", problem, remedy, PeerError)
 
     def _work(
         self, request: TrainingRequest, agreement: Agreement, private: dict[str, Tensor]
@@ -260,7 +228,7 @@ class Site(LoadedSite):
             agreed, remedy = ledger.agreed(request.run), "send its model to those who took part"
             known = agreed == request.digest()
             check(known, "study", "was not agreed to by this site", remedy, PeerError)
-            self._check_receipt(ledger, request)
+            self.take_receipt(ledger, request.run, request.receipt, request.signer)
             last = ledger.answered(request.run)
         private = b"" if last is None else last.private
         keep_model(self.folder, request.run, request.study, request.payload, private)

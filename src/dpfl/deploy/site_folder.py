@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import os
 import secrets
 from collections import deque
 from contextlib import closing
@@ -24,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dpfl.core.checks import check
-from dpfl.core.errors import DpflError, FolderError, LedgerError
+from dpfl.core.errors import DiskError, DpflError, FolderError, LedgerError, PeerError
 from dpfl.core.files import append_line, write_safely
 from dpfl.core.types import Observer, Plain
 from dpfl.deploy.messages import Message, write_header
@@ -37,7 +38,7 @@ from dpfl.runs.site_file import SiteFile
 
 LEDGER, TOKEN, LOG, SENT = "ledger.sqlite", "token", "site.log", "sent.jsonl"
 CONNECTED, INBOX, SITE_PROCESS = "connected.json", "inbox.bin", "site.pid"
-WORKER_LOG = "worker.log"
+WORKER_LOG, SAYS = "worker.log", "says.txt"
 
 
 class SiteFolder:
@@ -70,13 +71,19 @@ class SiteFolder:
         """How the site's ledger adds studies up."""
         return "allotments" if self.file.budget is None else self.file.budget.filter
 
-    def ledger(self) -> SiteLedger:
+    def ledger(self, *, reading: bool = False) -> SiteLedger:
         """Open the ledger.
 
         A missing one is refused, since it may have been mislaid; so is a budget or a filter that is
-        not the ledger's own.
+        not the ledger's own. With ``reading`` nothing has to be written: people who may only look
+        at the folder can do that.
         """
-        ledger, budget = SiteLedger.open_for(self.folder / LEDGER, self.id), self.file.own_budget()
+        budget, path = self.file.own_budget(), self.folder / LEDGER
+        if path.exists() and not os.access(self.folder, os.W_OK):
+            remedy = "let the user that runs dpfl write there"
+            check(reading, str(self.folder), "cannot be written", remedy, DiskError)
+            return SiteLedger.open(path, self.id, read_only=True)
+        ledger = SiteLedger.open_for(path, self.id)
         try:
             check(
                 ledger.filter == self._filter,
@@ -111,11 +118,34 @@ class SiteFolder:
         with (self.folder / LOG).open("a", encoding="utf-8") as stream:
             stream.write(f"{now} {line}\n")
 
-    def keep_receipt(self, receipt: Receipt) -> None:
-        """Keep the server's signature under an entry of this site's ledger, once."""
-        path = self.folder / RECEIPTS
-        if receipt not in deque(read_receipts(path), maxlen=20):
-            append_line(path, asdict(receipt))
+    def take_receipt(
+        self, ledger: SiteLedger, run: str, receipt: Receipt | None, signer: str
+    ) -> None:
+        """Check that the ledger holds what servers have signed, and keep a new signature, once.
+
+        ``receipt`` is what the server of ``run`` has sent along, signed with the key ``signer``.
+        """
+        if receipt is not None:
+            receipt.check(signer)
+            same = (receipt.run, receipt.site) == (run, self.id)
+            check(same, "receipt", "is not this site's", "begin another run", PeerError)
+            path, heads = self.folder / RECEIPTS, ledger.heads(run)
+            if receipt.head not in heads:
+                self.log(f"the server's receipt: {receipt}")  # it can be held against it
+            check_held(receipt, self.id, heads)
+            if receipt not in deque(read_receipts(path), maxlen=20):
+                append_line(path, asdict(receipt))
+        self.check_receipts(ledger)
+
+    def checked_ledger(self) -> SiteLedger:
+        """Open the ledger to read from it; one that lacks what a server has signed is refused."""
+        ledger = self.ledger(reading=True)
+        try:
+            self.check_receipts(ledger)
+        except DpflError:
+            ledger.close()
+            raise
+        return ledger
 
     def check_receipts(self, ledger: SiteLedger) -> None:
         """Refuse a ledger that lacks what the newest receipts of this folder say that it held."""
@@ -129,7 +159,7 @@ class SiteFolder:
         """Return what the site has spent over all studies, against each adversary."""
         budget = self.file.own_budget()
         enforced = budget.observer if budget and budget.observer else Observer.SERVER
-        with closing(self.ledger()) as ledger:
+        with closing(self.checked_ledger()) as ledger:
             observers = ledger.observers(self.id) or [enforced]
             lines = [statement(ledger, self.id, observer) for observer in observers]
             return [line for line in lines if line is not None]
@@ -159,24 +189,28 @@ def note_sent(folder: Path, asked: Message | None, answer: Message) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteStatus:
-    """Whether a site is connected, which studies it has served, and what it has spent.
+    """Whether a site runs, which studies it has served, and what it has spent.
 
+    ``says``: the last sentence on its screen.
     ``studies``: title and last charged round of each run.
     """
 
     site: str
     running: bool
+    says: str
     studies: dict[str, tuple[str, int | None]]
     spent: list[Statement]
 
     @classmethod
     def of(cls, site: SiteFolder) -> SiteStatus:
         """Read the folder of a site."""
-        with closing(site.ledger()) as ledger:
+        with closing(site.checked_ledger()) as ledger:
             titles = ledger.titles().items()
             studies = {run: (title, ledger.last_round(run)) for run, title in titles}
         running = noted_process(site.folder / SITE_PROCESS) is not None
-        return cls(site=site.id, running=running, studies=studies, spent=site.spent())
+        said = site.folder / SAYS
+        says = said.read_text(errors="replace").strip() if running and said.exists() else ""
+        return cls(site=site.id, running=running, says=says, studies=studies, spent=site.spent())
 
     def to_dict(self) -> Plain:
         """Return plain values."""
@@ -185,4 +219,5 @@ class SiteStatus:
             for run, (title, last) in self.studies.items()
         ]
         spent = [line.to_dict() for line in self.spent]
-        return {"site": self.site, "running": self.running, "studies": studies, "spent": spent}
+        state = {"site": self.site, "running": self.running, "says": self.says or None}
+        return {**state, "studies": studies, "spent": spent}

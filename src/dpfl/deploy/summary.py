@@ -17,7 +17,7 @@ from dpfl.core.errors import FolderError
 from dpfl.core.files import write_safely
 from dpfl.core.types import Adjacency, Observer, Plain, Promise, Unit
 from dpfl.core.version import __version__
-from dpfl.deploy.processes import noted_process
+from dpfl.deploy.processes import FAILED, noted_process
 from dpfl.deploy.progress import Progress
 from dpfl.privacy.flags import RaisedFlag
 from dpfl.privacy.statement import Statement
@@ -121,12 +121,14 @@ class StudyStatus:
     """How far a study is: its rounds so far, and its summary once it has ended.
 
     ``running``: whether its server runs on this machine now.
+    ``failure``: why it ended, where an error has ended it.
     ``progress``: what becomes of its sites, as the server sees it.
     ``seconds``: how long sites took to answer, over all rounds.
     """
 
     study: StudyFile
     running: bool
+    failure: str
     rounds: tuple[RoundRecord, ...]
     summary: DeploymentSummary | None
     progress: Progress
@@ -139,6 +141,7 @@ class StudyStatus:
         return cls(
             study=study,
             running=noted_process(path / LINK_PROCESS) is not None,
+            failure=_failure(path / FAILED),
             rounds=tuple(folder.read_rounds()),
             summary=DeploymentSummary.load(folder),
             progress=Progress.read(path),
@@ -148,6 +151,14 @@ class StudyStatus:
                 for seconds in line["seconds"].values()
             ),
         )
+
+    @property
+    def server(self) -> str:
+        """Say whether the server runs, and why not if an error has ended it."""
+        if self.running:
+            return "running"
+        ended = "not running" if self.summary is None else "the study has ended"
+        return f"{ended}: {self.failure}" if self.failure else ended
 
     def took_part(self, site: str) -> int:
         """In how many rounds the upload of a site arrived."""
@@ -164,12 +175,21 @@ class StudyStatus:
             "study": self.study.study.name,
             "method": self.study.method.name,
             "running": self.running,
+            "failure": self.failure or None,
             "rounds": {"planned": self.study.run.rounds, "done": len(self.rounds)},
             **self.progress.to_dict(),
             "seconds_per_answer": self.seconds.to_dict() if self.seconds else None,
             "last": self.rounds[-1].to_dict() if self.rounds else None,
             "summary": self.summary.to_dict() if self.summary else None,
         }
+
+
+def _failure(path: Path) -> str:
+    """Read the sentence that the server left when it failed; empty where it left none."""
+    try:
+        return path.read_text().partition("\n")[2].strip()
+    except OSError:
+        return ""
 
 
 def effective_noise(agreement: Agreement, plan: Plan, record: RoundRecord) -> EffectiveNoise:

@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, MessageType, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
 from dpfl.core.errors import PeerError
 from dpfl.deploy.messages import Message, Reply, read_header, refusal, write_header
@@ -20,6 +21,7 @@ from dpfl.deploy.messages import Message, Reply, read_header, refusal, write_hea
 RECORD = "dpfl"
 _POLL_SECONDS = 0.2
 _RETURN_SECONDS = 120.0  # how long a node that went away is waited for
+_CUT_OFF = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
 _BOTH_SIDES = "run dpfl on both sides"
 
 
@@ -61,16 +63,32 @@ class Transport:
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
+    @staticmethod
+    def limit_parts(seconds: float) -> None:
+        """Wait this long for the rest of an answer that has begun to arrive.
+
+        Flower announces an answer before its parts are there, and waits two hours for them: a site
+        that was killed while it sent them would hold up everyone.
+        """
+        assert pull_objects.__kwdefaults__ is not None
+        pull_objects.__kwdefaults__["max_time"] = seconds
+
     def nodes(self) -> list[int]:
         """Return the nodes that are connected."""
         return sorted(self.grid.get_node_ids())
 
-    def ask(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Reply]:
+    def ask(
+        self,
+        messages: Mapping[int, Message],
+        timeout: float,
+        heard: Callable[[int, Reply], None] = lambda node, reply: None,
+    ) -> dict[int, Reply]:
         """Send one message to each node, and wait for the answers.
 
-        ``messages`` are by node; ``timeout`` is in seconds. Returns a reply for every node: its
-        answer, or why there is none. The first answer to a message counts. A second or a late one
-        is never read. A node that goes away is asked again if it comes back in time.
+        ``messages`` are by node; ``timeout`` is in seconds; ``heard`` is told of each answer when
+        it comes. Returns a reply for every node: its answer, or why there is none. The first answer
+        to a message counts. A second or a late one is never read. A node that goes away, or is cut
+        off while it answers, is asked again if it comes back in time.
         """
         replies = dict.fromkeys(messages, Reply.none(f"did not answer within {timeout:g} s"))
         waiting, gone = self._send(messages, timeout), dict[int, float]()
@@ -81,8 +99,10 @@ class Transport:
                 node = waiting.pop(answer.metadata.reply_to_message_id, None)
                 if node is not None:
                     replies[node] = replace(_read(answer), seconds=time.monotonic() - began)
-                    if answer.has_error() and answer.error.code == ErrorCode.NODE_UNAVAILABLE:
+                    if answer.has_error() and answer.error.code in _CUT_OFF:
                         gone[node] = time.monotonic() + _RETURN_SECONDS
+                    else:
+                        heard(node, replies[node])
             here = set(self.nodes()) if gone else set()
             back = {node: messages[node] for node in gone if node in here}
             waiting |= self._send(back, until - time.monotonic())
