@@ -9,7 +9,7 @@ USE := $(VENV)/.set-up
 DEPLOY := $(VENV)/.set-up-for-deployment
 DEVELOP := $(VENV)/.set-up-for-development
 
-.PHONY: demo deploy-demo test lint nightly bench bench-kernels bench-kills bench-sites setup setup-dev clean help
+.PHONY: demo deploy-demo test lint nightly bench bench-kernels bench-kills bench-sites bench-port setup setup-dev clean help
 
 help:
 	@echo "make demo   set up, compare nine methods on a federation of 20 clients and write a report (about a minute)"
@@ -18,7 +18,7 @@ help:
 	@echo "make lint   style, types and import contracts only"
 	@echo "make nightly  what takes long: more examples for every law, coverage, a wheel in an empty environment"
 	@echo "make bench  measure against Opacus, pfl and Flower (about half an hour; BENCH=--quick to see that it runs)"
-	@echo "make bench-kills, make bench-sites  kill processes of a real federation at random; run many sites (minutes)"
+	@echo "make bench-kills, bench-sites, bench-port  random kills of a real federation; many sites; strangers at the port (minutes)"
 	@echo "make clean  remove .venv and caches"
 
 demo: $(USE)
@@ -52,6 +52,9 @@ bench: $(DEVELOP)
 bench-sites: $(DEVELOP)
 	$(BIN)/python -m bench.sites
 	$(BIN)/python -m bench.sites --sites 2 --records 150000
+
+bench-port: $(DEVELOP)
+	$(BIN)/python -m bench.port
 
 bench-kills: $(DEVELOP)
 	$(BIN)/python -m bench.kills

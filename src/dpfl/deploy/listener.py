@@ -28,6 +28,7 @@ from uvicorn.server import ServerState
 SILENT_SECONDS = 10.0
 _LARGEST_HEADER = 16_384
 _SWEEP_SECONDS = 1.0
+_HESITATION_SECONDS = 1.0  # after TLS was agreed on, and before a request came
 CONNECTION = "connection"  # where a request's state holds its connection
 
 
@@ -51,6 +52,16 @@ class Connection(H11Protocol):
     def __init__(self, listener: Listener, address: str, since: float) -> None:
         super().__init__(listener.config, listener.state, {CONNECTION: self})
         self.address, self.since, self._listener = address, since, listener
+        self.ready = since
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Note when TLS was agreed on: whoever is a site asks at once."""
+        self.ready = time.monotonic()
+        super().connection_made(transport)
+
+    def worth(self, now: float) -> int:
+        """How much a stranger's connection is worth keeping: one that hesitates is worth least."""
+        return 0 if now - self.ready > _HESITATION_SECONDS else 2
 
     @property
     def busy(self) -> bool:
@@ -82,6 +93,10 @@ class Handshake:
     address: str
     since: float
     task: asyncio.Task[None]
+
+    def worth(self, now: float) -> int:
+        """How much it is worth keeping, among the connections of strangers."""
+        return 1
 
     def end(self) -> None:
         """Give it up; asyncio aborts what it has made of the socket."""
@@ -143,11 +158,14 @@ class Listener:
         yield from (one for one in self.connections if one.owner is None)
 
     def _make_room(self) -> None:
-        """Close the oldest connection of the address with the most, where strangers have many."""
-        strangers = list(self._strangers())
+        """Close a connection of the address with the most, where strangers have many.
+
+        It is the oldest of those that say nothing, else of those that have not agreed on TLS.
+        """
+        strangers, now = list(self._strangers()), time.monotonic()
         if len(strangers) >= self.limits.strangers:
             held = Counter(one.address for one in strangers)
-            oldest = min(strangers, key=lambda one: (-held[one.address], one.since))
+            oldest = min(strangers, key=lambda x: (-held[x.address], x.worth(now), x.since))
             if isinstance(oldest, Handshake):
                 self._handshakes.discard(oldest)
             oldest.end()
