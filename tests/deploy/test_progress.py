@@ -80,6 +80,8 @@ def test_a_refused_and_a_missing_site_are_in_the_status_while_the_study_waits(
     told = StudyStatus.of(federation.server).to_dict()
     assert told["sites"]["b"]["state"] == "refuses"
     assert json.dumps(told)
+    assert "a" not in told["sites"]  # nobody is connected to a server that does not run
+    assert told["next"] == ""
 
 
 def test_a_round_says_who_is_waited_for_and_what_comes_then(

@@ -63,6 +63,12 @@ class Progress:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return cls(folder)
 
+    def afterwards(self) -> Progress:
+        """Return what is still true when the server does not run any more: who was not there."""
+        absent = (SiteState.REFUSED, SiteState.ABSENT)
+        sites = {site: said for site, said in self.sites.items() if said.state in absent}
+        return Progress(self.folder, sites)
+
     def to_dict(self) -> dict[str, object]:
         """Return plain values."""
         return {

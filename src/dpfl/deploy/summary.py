@@ -138,13 +138,14 @@ class StudyStatus:
     def of(cls, path: Path) -> StudyStatus:
         """Read the folder of a server."""
         study, folder = StudyFile.in_folder(path), RunFolder(path)
+        running, progress = noted_process(path / LINK_PROCESS) is not None, Progress.read(path)
         return cls(
             study=study,
-            running=noted_process(path / LINK_PROCESS) is not None,
+            running=running,
             failure=_failure(path / FAILED),
             rounds=tuple(folder.read_rounds()),
             summary=DeploymentSummary.load(folder),
-            progress=Progress.read(path),
+            progress=progress if running else progress.afterwards(),
             seconds=Spread.of(
                 seconds
                 for line in folder.read_lines(folder.timings)
