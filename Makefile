@@ -4,25 +4,27 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Where torch comes from: `make TORCH_INDEX=<address of PyTorch's CPU-only index> demo` avoids several GB of CUDA.
 TORCH_INDEX ?=
+TORCH := $(VENV)/.torch
 USE := $(VENV)/.set-up
+DEPLOY := $(VENV)/.set-up-for-deployment
 DEVELOP := $(VENV)/.set-up-for-development
 
-.PHONY: demo deploy-demo test lint nightly bench bench-kernels setup setup-dev clean help
+.PHONY: demo deploy-demo test lint nightly bench bench-kernels bench-kills bench-sites bench-port setup setup-dev clean help
 
 help:
 	@echo "make demo   set up, compare nine methods on a federation of 20 clients and write a report (about a minute)"
-	@echo "make deploy-demo  three real sites and a server on this machine, over TLS, with keys (about two minutes)"
+	@echo "make deploy-demo  three real sites and a server on this machine, over TLS, with keys (about a minute)"
 	@echo "make test   set up for development and run all tests, style and type checks"
 	@echo "make lint   style, types and import contracts only"
 	@echo "make nightly  what takes long: more examples for every law, coverage, a wheel in an empty environment"
 	@echo "make bench  measure against Opacus, pfl and Flower (about half an hour; BENCH=--quick to see that it runs)"
+	@echo "make bench-kills, bench-sites, bench-port  random kills of a real federation; many sites; strangers at the port (minutes)"
 	@echo "make clean  remove .venv and caches"
 
 demo: $(USE)
 	$(BIN)/dpfl compare examples/demo.toml --family heterogeneous --seeds 3
 
-deploy-demo: $(USE)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[flower]'
+deploy-demo: $(DEPLOY)
 	rm -rf runs/deploy-demo
 	$(BIN)/dpfl deploy example runs/deploy-demo
 	$(BIN)/dpfl deploy run runs/deploy-demo
@@ -47,6 +49,16 @@ bench: $(DEVELOP)
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m bench.run $(BENCH)
 	$(BIN)/python -m bench.kernels $(filter --quick,$(BENCH))
 
+bench-sites: $(DEVELOP)
+	$(BIN)/python -m bench.sites
+	$(BIN)/python -m bench.sites --sites 2 --records 150000
+
+bench-port: $(DEVELOP)
+	$(BIN)/python -m bench.port
+
+bench-kills: $(DEVELOP)
+	$(BIN)/python -m bench.kills
+
 bench-kernels: $(DEVELOP)
 	$(BIN)/python -m bench.kernels
 
@@ -54,19 +66,23 @@ setup: $(USE)
 
 setup-dev: $(DEVELOP)
 
-$(USE): pyproject.toml constraints.txt
+$(TORCH): constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "dpfl needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Use: make PYTHON=python3.12"; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "Python's venv module is missing. On Debian or Ubuntu: sudo apt-get install -y python3-venv"; exit 2; }
+	@echo "Setting up $(VENV), once: PyTorch, then what else is needed (a minute or two, without a word from pip)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
-	@touch $(USE)
+	@touch $@
 
-$(DEVELOP): $(USE)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	@touch $(DEVELOP)
+# Each installs only what it needs, in one step.
+$(USE): EXTRAS :=
+$(DEPLOY): EXTRAS := [flower]
+$(DEVELOP): EXTRAS := [dev]
+$(USE) $(DEPLOY) $(DEVELOP): $(TORCH) pyproject.toml
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.$(EXTRAS)'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info src/*.egg-info

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from dpfl.deploy import site as module
+from dpfl.deploy import records as module
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -43,6 +43,7 @@ CLIENT = {
     "filter": "allotments",
 }
 METHOD = {"lr": 0.1, "clip": 1.0, "batch_size": 8, "local_steps": 2}
+SIGNER = "00" * 32  # the server's public key, where nothing is signed
 ANSWERED_BY_HAND = 7  # any code
 
 
@@ -151,7 +152,9 @@ class Desk:
         return {**terms_to_dict(self.agreement().terms), **lies}
 
     def terms(self, *, binding: bool = True, **lies: Any) -> Message:
-        return Message(header=self.header(TERMS, terms=self.told(**lies), binding=binding))
+        return Message(
+            header=self.header(TERMS, terms=self.told(**lies), binding=binding, signer=SIGNER)
+        )
 
     def download(self, round_: int, drawn: int | None = None) -> bytes:
         study = self.study()
@@ -162,7 +165,8 @@ class Desk:
     def train(self, round_: int = 0, *, payload: bytes | None = None, **lies: Any) -> Message:
         payload = self.download(round_) if payload is None else payload
         return Message(
-            header=self.header(TRAIN, terms=self.told(**lies), round=round_), payload=payload
+            header=self.header(TRAIN, terms=self.told(**lies), signer=SIGNER, round=round_),
+            payload=payload,
         )
 
 

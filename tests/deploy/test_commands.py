@@ -21,11 +21,13 @@ import pytest
 import tomli_w
 
 from dpfl.cli.main import run_command
-from dpfl.core.errors import ConfigurationError, DataError
+from dpfl.core.errors import ConfigurationError, DataError, PeerError
+from dpfl.core.files import hold_folder
 from dpfl.data.tables import read_file
 from dpfl.deploy.credentials import make_certificates
-from dpfl.deploy.participation import check_server
-from dpfl.deploy.processes import check_port, free_port
+from dpfl.deploy.processes import check_port, free_port, note_process
+from dpfl.deploy.server_check import check_server
+from dpfl.deploy.serving import make_study
 from dpfl.deploy.site import Site
 from dpfl.deploy.superlink import write_app, write_connection
 from dpfl.runs.deployment import StudyFile
@@ -181,7 +183,8 @@ def test_a_folder_without_a_site_a_study_or_an_example_is_refused(
         refused(capsys, 5, "holds no site", "site", command, "nowhere")
     for command in ("run", "status"):
         refused(capsys, 5, "holds no study", "server", command, "nowhere")
-    refused(capsys, 5, "holds no study that has begun", "server", "resume", "nowhere")
+    refused(capsys, 5, "holds no study", "server", "resume", "nowhere")
+    assert not Path("nowhere").exists()
     refused(capsys, 5, "holds no example", "deploy", "run", "nowhere")
     refused(capsys, 2, "", "server", "init", "s", "--study", "none.toml")
 
@@ -278,7 +281,7 @@ def test_certificates_are_not_renewed_under_a_running_server(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     make_server(tmp_path / "server", study_values())
-    (tmp_path / "server" / "superlink.pid").write_text(str(os.getpid()))
+    note_process(tmp_path / "server" / "superlink.pid", os.getpid())
     refused(capsys, 5, "its server is running", "server", "renew", "server")
     (tmp_path / "server" / "superlink.pid").unlink()
     assert _run(capsys, "server", "renew", "server")[0] == 0
@@ -358,13 +361,18 @@ def test_a_site_file_that_cannot_be_is_refused(tmp_path: Path) -> None:
         "budget": {"epsilon": 1.0, "delta": 1e-5},
     }
     for change, words in (
-        ({"policy": {"methods": ["wieavg"]}}, "there is no method 'wieavg'; did you mean 'weiavg'"),
         ({"budget": {"epsilon": 1.0, "delta": 1e-13}}, "below 1e-12"),
         ({"site": {"id": "../x"}}, "id"),
         ({"site": {"id": ".hidden"}}, "id"),
     ):
         with pytest.raises(ConfigurationError, match=words):
             SiteFile.from_dict({**base, **change})
+    write_csv(tmp_path / "x.csv")
+    values = {**base, "policy": {"methods": ["wieavg"]}}
+    words = "there is no method 'wieavg'; did you mean 'weiavg'"
+    with pytest.raises(ConfigurationError, match=words):
+        Site.create(tmp_path / "x", values)
+    assert not (tmp_path / "x" / "site.toml").exists()
 
 
 def test_an_example_is_complete_and_each_site_holds_only_its_own(
@@ -460,18 +468,34 @@ def test_a_site_with_the_wrong_certificate_says_so_and_does_not_go_on(
         refused(capsys, 2, "is not a certificate", "site", "run", "home")
         (tmp_path / "home" / "ca.crt").write_bytes((tmp_path / "wrong" / "ca.crt").read_bytes())
         refused(capsys, 7, "is not signed by", "site", "run", "home")
-        assert not (tmp_path / "home" / "supernode.log").exists()  # nothing was started
-        check_server(f"127.0.0.1:{port}", tmp_path / "real" / "ca.crt", insecure=False)
+        assert not (tmp_path / "home" / "worker.log").exists()  # nothing was started
+        problem = check_server(f"127.0.0.1:{port}", tmp_path / "real" / "ca.crt")
+        assert problem is None or "status" in problem
 
 
-def test_a_server_that_cannot_be_reached_is_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_a_site_that_is_started_before_its_server_waits_and_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
     _home(capsys, port)
     make_certificates(tmp_path / "c", ["127.0.0.1"])
     (tmp_path / "home" / "ca.crt").write_bytes((tmp_path / "c" / "ca.crt").read_bytes())
-    refused(capsys, 7, f"127.0.0.1:{port}: cannot be reached", "site", "run", "home")
+    looks: list[float] = []
+
+    def look_thrice(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("dpfl.deploy.participation.time.sleep", look_thrice)
+    code, _, err = _run(capsys, "site", "run", "home")
+    assert code == 130
+    assert err.count(f"Waiting for the server: 127.0.0.1:{port} cannot be reached") == 1
+    assert not any((tmp_path / "home" / name).exists() for name in ("site.pid", "worker.log"))
+
+
+def test_somebody_else_at_the_address_is_named(tmp_path: Path) -> None:
+    make_certificates(tmp_path / "c", ["127.0.0.1"])
     with socket.socket() as plain:
         plain.bind(("127.0.0.1", 0))
         plain.listen()
@@ -484,10 +508,26 @@ def test_a_server_that_cannot_be_reached_is_named(
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        text = (tmp_path / "home" / "site.toml").read_text().replace(f":{port}", f":{there}")
-        (tmp_path / "home" / "site.toml").write_text(text)
-        refused(capsys, 7, f"127.0.0.1:{there}: ", "site", "run", "home")
+        problem = check_server(f"127.0.0.1:{there}", tmp_path / "c" / "ca.crt")
         thread.join(timeout=10)
+    assert problem is not None
+    assert f"127.0.0.1:{there}" in problem
+
+
+@pytest.mark.parametrize(
+    ("off", "words"),
+    [(4.5, "4.5 s ahead"), (60.0, "60.0 s ahead"), (-400.0, "400.0 s behind"), (-200.0, "")],
+)
+def test_a_clock_that_is_off_is_named_with_the_difference(
+    off: float, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpfl.deploy.server_check.health", lambda *_: off)
+    if not words:
+        assert check_server("127.0.0.1:1", None) is None
+        return
+    with pytest.raises(PeerError, match=words) as caught:
+        check_server("127.0.0.1:1", None)
+    assert "timedatectl" in caught.value.remedy
 
 
 def test_a_site_without_its_ledger_does_not_connect(
@@ -542,3 +582,14 @@ def test_what_flower_is_given_names_the_study_and_verifies_the_server(tmp_path: 
         text = (app / f"{module.replace('.', '/')}.py").read_text()
         assert f"dpfl.deploy import {kind.removesuffix('app')}_app" in text
         assert name == "app"
+
+
+def test_a_study_has_one_server_at_a_time(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A second one would end the first one's processes, and neither would serve."""
+    for verb in ("run", "resume", "deliver"):
+        folder = tmp_path / verb
+        make_study(folder, StudyFile.from_dict(study_values()))
+        with hold_folder(folder, ".serving.lock"):
+            refused(capsys, 5, "is in use by another process", "server", verb, str(folder))

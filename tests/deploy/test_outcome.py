@@ -18,11 +18,19 @@ from dpfl.deploy import coordinator as module
 from dpfl.deploy.messages import Message
 from dpfl.deploy.outcome import MODELS, outcomes
 from dpfl.deploy.requests import END
-from tests.deploy.federation import Desk, Federation, charged, kind_of, make_site, study_values
+from tests.deploy.federation import (
+    SIGNER,
+    Desk,
+    Federation,
+    charged,
+    kind_of,
+    make_site,
+    study_values,
+)
 
 
 def _ended(desk: Desk, payload: bytes) -> Message:
-    return Message(header=desk.header(END, terms=desk.told()), payload=payload)
+    return Message(header=desk.header(END, terms=desk.told(), signer=SIGNER), payload=payload)
 
 
 def _weights(desk: Desk, value: float = 0.5) -> dict[str, torch.Tensor]:

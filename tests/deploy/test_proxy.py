@@ -1,67 +1,112 @@
-"""The gate: sites get through, nothing else is there; and a key is bound to its name."""
+"""The proxy: sites get through, nothing else is there; and a key is bound to its name."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import datetime
 import json
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dpfl.deploy import proxy as module
+from dpfl.deploy.proxy import Proxy
 from tests.deploy.federation import Federation, study_values
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What reached the server behind the gate."""
-    reached: list[str] = []
+def asked() -> list[str]:
+    """What reached the server behind the proxy."""
+    return []
+
+
+KEY = ec.generate_private_key(ec.SECP384R1())
+PUBLIC = KEY.public_key().public_bytes(
+    serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+)
+LARGEST = 10_000
+
+
+def signed(ahead: float = 0.0, key: ec.EllipticCurvePrivateKey = KEY) -> dict[str, str]:
+    """The headers by which a site proves who it is; its clock may be off."""
+    stamp = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=ahead)).isoformat()
+    parts = {"public-key": PUBLIC, "signature": key.sign(stamp.encode(), ec.ECDSA(hashes.SHA256()))}
+    encoded = {f"flwr-{name}": base64.b64encode(part).decode() for name, part in parts.items()}
+    return {**encoded, "flwr-timestamp": stamp}
+
+
+def ask(asked: list[str], method: str, path: str, **more: Any) -> httpx.Response:
+    """Ask the proxy, whose server turns every body round."""
 
     async def inner(request: Request) -> Response:
-        reached.append(request.url.path)
+        asked.append(request.url.path)
         body = await request.body()
-        return Response(
-            body[::-1],
-            status_code=202,
-            headers={"x-signature": request.headers.get("x-signature", "")},
-        )
+        return Response(body[::-1], 202, {"x-own": request.headers.get("x-own", "")})
 
     server = Starlette(routes=[Route("/{path:path}", inner, methods=["GET", "POST"])])
-    real = httpx.AsyncClient
-
-    def client(**settings: Any) -> httpx.AsyncClient:
-        settings.pop("verify", None)
-        return real(transport=httpx.ASGITransport(server), **settings)
-
-    monkeypatch.setattr(module.httpx, "AsyncClient", client)
-    return reached
-
-
-def ask(method: str, path: str, **more: Any) -> httpx.Response:
-    app = module.proxy("http://inner", None)
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(server), base_url="http://inner")
+    app = Proxy(client, {PUBLIC}, LARGEST).app()
 
     async def go() -> httpx.Response:
-        # Built before the seam is replaced would be the real client; here only the transport
-        # differs.
         transport = httpx.ASGITransport(app)
-        request = httpx.Request(method, httpx.URL("http://gate", raw_path=path.encode()), **more)
-        answer = await transport.handle_async_request(request)
+        url = httpx.URL("http://proxy", raw_path=path.encode())
+        answer = await transport.handle_async_request(httpx.Request(method, url, **more))
         await answer.aread()
         return answer
 
     return asyncio.run(go())
 
 
-def test_a_signed_fleet_request_goes_through_with_its_signature(asked: list[str]) -> None:
-    answer = ask("POST", "/v1/fleet/pull-messages", content=b"abc", headers={"x-signature": "s"})
-    assert (answer.status_code, answer.content, answer.headers["x-signature"]) == (202, b"cba", "s")
+def test_a_signed_fleet_request_goes_through_with_its_headers(asked: list[str]) -> None:
+    headers = {"x-own": "s", **signed()}
+    answer = ask(asked, "POST", "/v1/fleet/pull-messages", content=b"abc", headers=headers)
+    assert (answer.status_code, answer.content, answer.headers["x-own"]) == (202, b"cba", "s")
     assert asked == ["/v1/fleet/pull-messages"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "words"),
+    [
+        ({}, 401, "not signed"),
+        ({**signed(), "flwr-public-key": "x"}, 401, "not signed"),
+        ({**signed(), "flwr-public-key": base64.b64encode(b"x").decode()}, 403, "not known"),
+        ({**signed(), "flwr-signature": base64.b64encode(b"x").decode()}, 401, "not signed"),
+        ({**signed(), "flwr-timestamp": "2026-01-01T00:00:00+00:00"}, 401, "not signed"),
+        (signed(key=ec.generate_private_key(ec.SECP384R1())), 401, "not signed"),
+    ],
+)
+def test_whoever_is_no_site_is_refused_before_a_byte_is_read(
+    headers: dict[str, str], status: int, words: str, asked: list[str]
+) -> None:
+    answer = ask(asked, "POST", "/v1/fleet/push-object", content=unread(), headers=headers)
+    assert answer.status_code == status
+    assert words in answer.text
+    assert answer.headers["connection"] == "close"
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("ahead", "passes"), [(8.0, False), (3.0, True), (-200.0, True), (-400.0, False)]
+)
+def test_a_clock_that_is_off_is_named(ahead: float, passes: bool, asked: list[str]) -> None:
+    answer = ask(asked, "POST", "/v1/fleet/pull-messages", content=b"x", headers=signed(ahead))
+    assert (answer.status_code == 202) == passes
+    assert passes or f"{ahead:+.0f} s off" in answer.text
+
+
+async def unread() -> AsyncIterator[bytes]:
+    raise AssertionError("the body was read")
+    yield b""
 
 
 @pytest.mark.parametrize(
@@ -73,20 +118,35 @@ def test_a_signed_fleet_request_goes_through_with_its_signature(asked: list[str]
     ],
 )  # fmt: skip
 def test_nothing_else_is_there(path: str, asked: list[str]) -> None:
-    assert ask("POST", path, content=b"x").status_code in (404, 405)
-    assert ask("GET", path).status_code in (404, 405)
+    assert ask(asked, "POST", path, content=b"x", headers=signed()).status_code in (404, 405)
+    assert ask(asked, "GET", path).status_code in (404, 405)
     assert asked == []
 
 
 def test_whether_it_stands_can_be_asked_by_anyone(asked: list[str]) -> None:
-    assert ask("GET", "/health").status_code == 200
+    answer = ask(asked, "GET", "/health")
+    assert abs(answer.json()["time"] - time.time()) < 60
     assert asked == []
 
 
-def test_what_is_too_large_is_refused_before_it_is_read(asked: list[str]) -> None:
-    answer = ask("POST", "/v1/fleet/push-messages", headers={"content-length": str(1 << 40)})
+def test_what_is_too_large_is_refused_by_what_it_announces(asked: list[str]) -> None:
+    headers = {**signed(), "content-length": str(LARGEST + 1)}
+    answer = ask(asked, "POST", "/v1/fleet/push-messages", content=unread(), headers=headers)
     assert answer.status_code == 413
     assert asked == []
+
+
+def test_what_is_too_large_is_cut_off_while_it_streams(asked: list[str]) -> None:
+    sent: list[int] = []
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            sent.append(1000)
+            yield b"x" * 1000
+
+    answer = ask(asked, "POST", "/v1/fleet/push-object", content=endless(), headers=signed())
+    assert answer.status_code == 413
+    assert LARGEST < sum(sent) <= LARGEST + 3000
 
 
 def test_a_key_is_bound_to_its_name(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from dpfl.core.errors import DpflError, LedgerError
+from dpfl.core.errors import DiskError, DpflError, LedgerError
 from dpfl.core.types import Observer, Unit
-from dpfl.deploy.messages import Message, terms_from_dict
+from dpfl.deploy.messages import Message, Reply, terms_from_dict
 from dpfl.deploy.site import Site
+from dpfl.deploy.site_folder import SiteStatus
 from dpfl.privacy.accountant import spend
 from dpfl.rounds.codec import FRAME_BYTES
 from dpfl.runs.site_file import SiteFile
@@ -435,7 +436,7 @@ def test_a_missing_ledger_is_refused_and_not_made_again(tmp_path: Path) -> None:
         file.unlink()
     answer = site.answer(desk.terms())
     one_sentence(answer, "its own log says what")
-    assert answer.header["code"] == 5
+    assert answer.header["code"] == 1  # what kind of failure it was stays here
     assert "there is no ledger" in (site.folder / "site.log").read_text()
     assert not list(site.folder.glob("ledger.sqlite*"))
 
@@ -445,7 +446,7 @@ def test_another_site_s_ledger_is_refused(tmp_path: Path) -> None:
     for file in site.folder.glob("ledger.sqlite*"):
         file.unlink()
     (other.folder / "ledger.sqlite").rename(site.folder / "ledger.sqlite")
-    assert site.answer(Desk(study_values()).terms()).header["code"] == 5
+    assert site.answer(Desk(study_values()).terms()).header["code"] == 1
 
 
 @pytest.mark.parametrize(("method", "cohort"), [("dp_fed", 0.5), ("udp_fedavg", 2)])
@@ -563,7 +564,7 @@ def test_what_is_sent_is_a_frame_of_the_agreed_size_and_holds_no_record(tmp_path
     enrolled(site, desk)
     answer = site.answer(desk.train(0))
     assert len(answer.payload) == FRAME_BYTES + 4 * (FEATURES + 1) * 2
-    assert set(answer.header) == {"ok", "site", "round", "token", "more"}
+    assert set(answer.header) == {"ok", "site", "round", "token", "more", "head"}
     claims = site.answer(desk.hello()).header["claims"]
     assert claims == {"epsilon": 4.0, "delta": DELTA, "examples": 32, "accountant": None}
 
@@ -701,3 +702,45 @@ def test_work_that_fails_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not answer.accepted
     assert "too large" not in answer.reason
     assert charged(site) == {0}
+
+
+def test_a_download_of_another_round_than_the_one_that_is_charged_is_refused(
+    tmp_path: Path,
+) -> None:
+    """Work follows the download and the charge follows the request: they must be of one round."""
+    site, desk = make_site(tmp_path / "a", "a"), Desk(study_values())
+    assert site.answer(desk.terms()).accepted
+    one_sentence(site.answer(desk.train(0, payload=desk.download(1))), "is of round 1")
+    one_sentence(site.answer(desk.train(1, payload=desk.download(-1))), "is of round -1")
+    assert charged(site) == set()
+    assert site.answer(desk.train(0)).accepted
+
+
+def test_records_that_changed_are_not_called_a_spent_budget(tmp_path: Path) -> None:
+    """An export that rewrites the table in mid-study must not put the site out of the study."""
+    site, desk = make_site(tmp_path / "a", "a"), Desk(study_values())
+    assert site.answer(desk.terms()).accepted
+    assert site.answer(desk.train(0)).accepted
+    records = site.folder / "records.csv"
+    whole = records.read_text()
+    records.write_text("".join(whole.splitlines(keepends=True)[:20]))
+    answer = Site(site.folder).answer(desk.train(1))
+    one_sentence(answer, "not those that its plan was made for")
+    assert Reply.of(answer).more  # it is asked again
+    assert charged(site) == {0}
+    records.write_text(whole)
+    assert Site(site.folder).answer(desk.train(1)).accepted
+
+
+def test_a_folder_that_cannot_be_written_is_not_called_a_broken_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, desk = make_site(tmp_path / "a", "a"), Desk(study_values())
+    assert site.answer(desk.terms()).accepted
+    assert site.answer(desk.train(0)).accepted
+    spent = site.spent()
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    with pytest.raises(DiskError, match="cannot be written"):
+        site.ledger()
+    assert site.spent() == spent  # whoever may only read can still see what was spent
+    assert SiteStatus.of(site).studies

@@ -31,14 +31,15 @@ def example(
 @app.command()
 def run(folder: Path = o.arg("A folder that dpfl deploy example wrote.")) -> None:
     """Start the server and all sites of an example on this machine; show what each has spent."""
+    note(f"Starting a server and the sites of {folder} on this machine")
     from dpfl.deploy.example import run_example
     from dpfl.deploy.outcome import outcomes
-    from dpfl.deploy.site_folder import SiteFolder
+    from dpfl.deploy.records import LoadedSite
 
     with until_stopped(folder, lambda: f"dpfl deploy run {folder}"):
         homes = run_example(folder)
     for home in homes:
-        site = SiteFolder(home)
+        site = LoadedSite(home)
         show_spent(site.spent())
         for outcome in outcomes(home)[-1:]:
             show_tried(outcome.tried(site.id, site.federation()))

@@ -1,8 +1,9 @@
 """``dpfl server``: the side that offers a study, gathers the sites and trains.
 
 ``init`` makes a folder with certificates from a study file, ``run`` serves the study to its last
-round, ``resume`` goes on after a crash, ``status`` says how far it is. The server knows no budget
-and sees no record; whatever a site sends is checked.
+round, ``resume`` goes on after a crash, ``deliver`` brings the model to sites that did not get it,
+``status`` says how far it is. The server knows no budget and sees no record; whatever a site sends
+is checked.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dpfl.cli import options as o
 from dpfl.cli.site import INSECURE, until_stopped, warn_insecure
 
 if TYPE_CHECKING:
-    from dpfl.deploy.summary import StudyStatus
+    from dpfl.deploy.serving import Verb
+    from dpfl.deploy.summary import DeploymentSummary, StudyStatus
     from dpfl.rounds.record import RoundRecord
 
 app = o.group("The server of a real federation: a study, its sites, its rounds.")
@@ -53,32 +55,45 @@ def renew(folder: Path = FOLDER) -> None:
 @app.command()
 def run(folder: Path = FOLDER, insecure: bool = INSECURE, quiet: bool = o.QUIET) -> None:
     """Gather the sites and train."""
-    _serve(folder, insecure, quiet, resume=False)
+    _serve(folder, insecure, quiet, "run")
 
 
 @app.command()
 def resume(folder: Path = FOLDER, insecure: bool = INSECURE, quiet: bool = o.QUIET) -> None:
     """Continue a study that was cut off: same sites, same ledger, after the last finished round."""
-    _serve(folder, insecure, quiet, resume=True)
+    _serve(folder, insecure, quiet, "resume")
 
 
-def _serve(folder: Path, insecure: bool, quiet: bool, *, resume: bool) -> None:
-    from dpfl.deploy.serving import check_startable, resume_command, serve
+@app.command()
+def deliver(folder: Path = FOLDER, insecure: bool = INSECURE, quiet: bool = o.QUIET) -> None:
+    """Deliver the model of a study that has ended to the sites that did not get it."""
+    _serve(folder, insecure, quiet, "deliver")
+
+
+def _serve(folder: Path, insecure: bool, quiet: bool, verb: Verb) -> None:
+    from dpfl.deploy.serving import resume_command, serve
     from dpfl.deploy.summary import StudyStatus
     from dpfl.runs.deployment import StudyFile
+    from dpfl.runs.folder import RunFolder
 
-    check_startable(folder, resume=resume)
     study = StudyFile.in_folder(folder)
     warn_insecure(insecure)
     bar = c.progress_bar(study.study.name, "waiting for sites", study.run.rounds, quiet)
     with until_stopped(folder, lambda: resume_command(folder)), bar as update:
+        shown = len(RunFolder(folder).read_rounds())
 
         def progress(rounds: Sequence[RoundRecord]) -> None:
-            for last in rounds[-1:]:
+            nonlocal shown
+            for last in rounds[shown:]:
                 answered = f"{len(last.arrived)} of {len(last.cohort)} sites answered"
                 update(completed=last.round + 1, note=answered)
+                if not quiet and not c.err.is_terminal:  # where no bar is shown
+                    number = f"Round {last.round + 1} of {study.run.rounds}"
+                    what = number if last.round >= 0 else "A release before round 1"
+                    c.note(f"{what}: {last.lost or answered}")
+            shown = len(rounds)
 
-        serve(folder, c.note, progress, insecure=insecure)
+        serve(folder, verb, c.note, progress, insecure=insecure)
     _show(folder, StudyStatus.of(folder))
 
 
@@ -98,23 +113,37 @@ def _show(folder: Path, now: StudyStatus) -> None:
     study, summary, total = now.study, now.summary, total_bytes(now.rounds)
     facts = [
         ("study", f"{study.study.name} ({study.method.name})"),
+        ("server", now.server),
         ("rounds", f"{len(now.rounds)} of {study.run.rounds}"),
     ]
     for site in study.study.sites:
         missed, took = now.missed(site), f"took part in {now.took_part(site)} round(s)"
         for round_, reason in missed[-1:]:
-            took += f"; missed {len(missed)} (round {round_ + 1}: {reason[:110]})"
+            took += f"; missed {len(missed)} (round {round_ + 1}: {reason})"
+        if now.running and site in now.progress.sites:
+            took = f"{now.progress.sites[site]}; {took}"
         facts.append((site, took))
+    if now.running and now.progress.next:
+        facts.append(("now", now.progress.next))
     if lost := [str(record.round + 1) for record in now.rounds if record.lost]:
         facts.append(("lost rounds", ", ".join(lost)))
+    if now.seconds is not None:
+        times = f"{now.seconds.median:.1f} s in the median, {now.seconds.largest:.1f} s at most"
+        facts.append(("an answer takes", times))
     traffic = c.traffic_text(total["bytes_up"], total["bytes_down"])
     c.print_table(("", ""), [*facts, ("bytes up / down", traffic)], left=2)
-    if summary is None:
-        return
+    if summary is not None:
+        _show_summary(folder, summary)
+
+
+def _show_summary(folder: Path, summary: DeploymentSummary) -> None:
+    """Print what came of a study that has ended."""
     c.warn(summary.flags)
     c.print_lines(*(f"{site}: {reason}" for site, reason in summary.refusals.items()))
     for site, reason in summary.undelivered.items():
         c.out.print(f"The model was not delivered to {site}: {reason}")
+    if summary.undelivered:
+        c.note(f"Deliver it when they are there: dpfl server deliver {folder}")
     if summary.rounds.ended_early:
         c.out.print(f"Ended early, {summary.rounds.ended_early}")
     c.out.print("What each site has spent is in its own ledger: dpfl site spend")

@@ -61,7 +61,7 @@ def init(
 ) -> None:
     """Make a site: its file, its key, its ledger. Read the file: it decides what is accepted."""
     from dpfl.deploy.credentials import make_site_key
-    from dpfl.deploy.site_folder import SiteFolder
+    from dpfl.deploy.records import LoadedSite
 
     budget = {"epsilon": epsilon, "delta": delta, "per_study": per_study, "unit": unit}
     observer = "world" if trust_server else "server"
@@ -72,7 +72,7 @@ def init(
         "policy": {"trust_server": trust_server},
         "server": {"address": server},
     }
-    site = SiteFolder.create(folder, values)
+    site = LoadedSite.create(folder, values)
     public = make_site_key(folder / site.file.server.key)
     count, per = site.member().shard.examples, f"epsilon {epsilon:g} at delta {delta:g} per {unit}"
     c.out.print(f"Site '{name}': {count} training records, {per}")
@@ -99,12 +99,12 @@ def spend(
     json: bool = o.JSON,
 ) -> None:
     """Print what the site has spent over all studies, against each adversary."""
-    from dpfl.deploy.site_folder import SiteFolder
+    from dpfl.deploy.records import LoadedSite
     from dpfl.privacy.flags import Flag, RaisedFlag
 
-    site = SiteFolder(folder)
+    site = LoadedSite(folder)
     lines, flags = site.spent(), site.flags()
-    with closing(site.ledger()) as ledger:
+    with closing(site.checked_ledger()) as ledger:
         if page is not None:
             title = f"Budget and spending of '{site.id}'"
             pages.write_ledger_page(ledger, page, title, warnings=[str(flag) for flag in flags])
@@ -135,9 +135,9 @@ def evaluate(
 ) -> None:
     """Try the model of a study on the site's own test records. Nothing is sent."""
     from dpfl.deploy.outcome import find_outcome
-    from dpfl.deploy.site_folder import SiteFolder
+    from dpfl.deploy.records import LoadedSite
 
-    site = SiteFolder(folder)
+    site = LoadedSite(folder)
     found = find_outcome(folder, run, model, study).tried(site.id, site.federation())
     c.answer(json, found.to_dict(), show_tried, found)
     c.note("Measured without noise on own records: sharing it is a release that no ledger counts")
@@ -152,7 +152,7 @@ def show_tried(found: TriedModel) -> None:
 
 @app.command()
 def status(folder: Path = FOLDER, json: bool = o.JSON) -> None:
-    """Say whether the site is connected, which studies it has served, and what it has spent."""
+    """Say whether the site is running, which studies it has served, and what it has spent."""
     from dpfl.deploy.site_folder import SiteFolder, SiteStatus
 
     now = SiteStatus.of(SiteFolder(folder))
@@ -161,7 +161,9 @@ def status(folder: Path = FOLDER, json: bool = o.JSON) -> None:
 
 def _show(now: SiteStatus) -> None:
     """Print the status of a site."""
-    c.out.print(f"Site '{now.site}': {'connected' if now.running else 'not running'}")
+    c.out.print(f"Site '{now.site}': {'running' if now.running else 'not running'}")
+    if now.says:
+        c.out.print(f"  {now.says}")
     for run, (title, last) in now.studies.items():
         done = "no round yet" if last is None else f"last charged round {last + 1}"
         c.out.print(f"  {title} ({run}): {done}")

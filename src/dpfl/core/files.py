@@ -1,10 +1,13 @@
 """Where caches are, and writing that leaves the old content or the new, never half of either."""
 
+import fcntl
+import json
 import os
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dpfl.core.errors import disk_error
+from dpfl.core.errors import FolderError, disk_error
 
 
 def cache_folder() -> Path:
@@ -21,6 +24,22 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def append_line(path: Path, line: Mapping[str, object]) -> None:
+    """Add one line of JSON to a file, on disk before this returns.
+
+    A line that was cut off before it, by a kill or a full disk, is ended first.
+    """
+    try:
+        with path.open("ab+") as stream:
+            stream.seek(-min(1, stream.tell()), os.SEEK_CUR)
+            cut_off = stream.read(1) not in (b"", b"\n")
+            stream.write(b"\n" * cut_off + json.dumps(line).encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise disk_error(str(path), error) from error
 
 
 def write_safely(path: Path, content: bytes, *, secret: bool = False) -> None:
@@ -42,3 +61,25 @@ def write_safely(path: Path, content: bytes, *, secret: bool = False) -> None:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise disk_error(str(path), error) from error
+
+
+@contextmanager
+def hold_folder(path: Path, lock: str = ".lock") -> Iterator[None]:
+    """Hold a folder for this process.
+
+    ``lock`` is the name of the file in it that is locked; a folder may be held by processes that do
+    different things in it. The lock is the operating system's: it ends with the process, however
+    that ends. A folder that another process holds is refused.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        stream = (path / lock).open("w")
+    except OSError as error:
+        raise disk_error(str(path), error) from error
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            problem, remedy = "is in use by another process", "wait for it, or end it"
+            raise FolderError(str(path), problem, remedy) from error
+        yield

@@ -1,7 +1,7 @@
-"""The site as a Flower ClientApp.
+"""The site as a Flower ClientApp, for the in-process grid and for anyone who runs a SuperNode.
 
-A new process may answer every message, so all state is in the site's folder, which the node's
-configuration names.
+``dpfl site run`` does not need it: there a worker answers (:mod:`dpfl.deploy.worker`), by the same
+function.
 """
 
 from pathlib import Path
@@ -10,10 +10,8 @@ from flwr.app import Context
 from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 
-from dpfl.core.errors import DpflError
-from dpfl.deploy.messages import Message, refusal
-from dpfl.deploy.site import Site
-from dpfl.deploy.transport import from_record, to_record
+from dpfl.deploy.site import answered
+from dpfl.deploy.transport import replied
 
 FOLDER_KEY = "dpfl-site"
 
@@ -24,18 +22,4 @@ app = ClientApp()
 def answer(message: FlowerMessage, context: Context) -> FlowerMessage:
     """Answer whatever the server asks."""
     folder = Path(str(context.node_config.get(FOLDER_KEY, "")))
-    return FlowerMessage(to_record(_answer(message, folder)), reply_to=message)
-
-
-def _answer(message: FlowerMessage, folder: Path) -> Message:
-    """Read the message and let the site answer it; what is not dpfl's is refused."""
-    try:
-        asked = from_record(message.content)
-    except DpflError as error:
-        return refusal(str(error), code=error.exit_code)
-    try:
-        site = Site(folder)
-    except DpflError as error:
-        reason = "the site's folder cannot be used; its operator must look at it"
-        return refusal(reason, code=error.exit_code)
-    return site.answer(asked)
+    return replied(message, lambda asked: answered(folder, asked))

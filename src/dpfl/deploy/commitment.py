@@ -9,11 +9,11 @@ is not answered.
 from dataclasses import dataclass
 
 from dpfl.core.checks import check
-from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.errors import PeerError, PrivacyRefusal
 from dpfl.core.types import Observer
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.budget_check import largest_that_fits
-from dpfl.privacy.costs import Charge, PrivacyCost, PrivacyPlan
+from dpfl.privacy.costs import Charge, PrivacyCost, PrivacyPlan, written
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.rounds import Agreement
 from dpfl.rounds.members import Member
@@ -140,6 +140,16 @@ class Commitment:
         """
         observers = [observer for observer, _, _ in self.plans() if not self._amplified(observer)]
         return [self._charge(observer, round_) for observer in observers]
+
+    def check_unchanged(self, ledger: SiteLedger, run: str) -> None:
+        """Refuse to go on with other records or settings than those that the plan was made for."""
+        for observer, cost, _ in self.plans():
+            made = ledger.committed(self.member.id, observer)
+            own = [one.cost for one in made if (one.run, one.observer) == (run, observer)]
+            problem = "its records or settings are not those that its plan was made for"
+            remedy = "put back what was there when the study began"
+            good = all(written(one) == written(cost) for one in own)
+            check(good, self._where, problem, remedy, PeerError)
 
     def covers(self, ledger: SiteLedger, run: str, round_: int) -> bool:
         """Whether the plan covers this round."""

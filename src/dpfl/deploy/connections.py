@@ -7,12 +7,15 @@ must come with every later answer; it is kept in ``enrolment.json`` over a resta
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dpfl.core.errors import PeerError
 from dpfl.core.types import Claims
 from dpfl.deploy.messages import Introduction, Message, Reply
+from dpfl.deploy.processes import SITES
+from dpfl.deploy.progress import Progress, SiteProgress, SiteState
+from dpfl.deploy.receipts import Countersigner
 from dpfl.deploy.requests import Hello
 from dpfl.deploy.transport import Transport
 from dpfl.runs.deployment import StudyFile
@@ -40,7 +43,12 @@ class Connections:
         self.willing: dict[str, bool] = {}
         self.refusals: dict[str, str] = {}
         self.asked: set[int] = set()  # nodes that need not be asked again who they are
+        self.signer = Countersigner(folder)
+        self.progress = Progress(folder, dict.fromkeys(study.study.sites, SiteProgress()))
         self._registered = registered_keys(folder)
+        for site in study.study.sites if self._registered else ():
+            if site not in self._registered:
+                self._miss(site, f"its key is not known: {SITES}/{site}.pub is missing")
 
     @property
     def why(self) -> str:
@@ -58,8 +66,7 @@ class Connections:
         for node, reply in replies.items():
             self.asked.add(node)
             if reply.problem:
-                site = str(reply.message.header.get("site", f"node {node}"))[:100]
-                self.refusals[site] = reply.problem
+                self._refuse(str(reply.message.header.get("site", f"node {node}")), reply.problem)
             else:
                 self._admit(node, reply.message)
 
@@ -68,17 +75,34 @@ class Connections:
         try:
             said = Introduction.from_header(answer.header)
         except PeerError as error:
-            self.refusals[f"node {node}"] = str(error)
+            self._refuse(f"node {node}", str(error))
             return
         problem = self._impostor(node, said)
         if problem:
-            self.refusals[said.site] = problem
+            self._refuse(said.site, problem)
             return
         self.tokens[said.site] = said.token
         self.nodes[said.site] = node
         self.refusals.pop(said.site, None)
+        self.progress.note(said.site, SiteState.CONNECTED)
         if not self.members:
             self.introduced[said.site] = said.claims
+
+    def _miss(self, site: str, reason: str) -> None:
+        """Keep why a site is not there."""
+        if site not in self.refusals:
+            self.refusals[site] = reason
+            self.progress.note(site, SiteState.ABSENT, reason)
+
+    def miss(self, sites: Iterable[str], seconds: float) -> None:
+        """Keep that these sites did not come."""
+        for site in sorted(sites):
+            self._miss(site, f"did not come within {seconds:g} s")
+
+    def _refuse(self, site: str, reason: str) -> None:
+        """Keep why somebody takes no part, where people can see it at once."""
+        self.refusals[site[:100]] = reason
+        self.progress.note(site[:100], SiteState.REFUSED, reason)
 
     def _impostor(self, node: int, said: Introduction) -> str:
         """Say why somebody may not take part under this name; empty if they may."""
@@ -98,9 +122,22 @@ class Connections:
         Returns a reply for each of them; a site that is not connected has given no answer.
         """
         here = {self.nodes[site]: one for site, one in messages.items() if site in self.nodes}
-        replies = self.transport.ask(here, timeout)
+        for site in messages:
+            self.progress.note(site, SiteState.ASKED if site in self.nodes else SiteState.ABSENT)
+        names = {node: site for site, node in self.nodes.items()}
+        replies = self.transport.ask(
+            here, timeout, lambda node, reply: self._show(names[node], reply)
+        )
         absent = Reply.none("is not connected")
-        return {site: replies.get(self.nodes.get(site, -1), absent) for site in messages}
+        found = {site: replies.get(self.nodes.get(site, -1), absent) for site in messages}
+        for site, reply in found.items():
+            self._show(site, reply)
+        return found
+
+    def _show(self, site: str, reply: Reply) -> None:
+        """Show people what came of a site's answer."""
+        state = SiteState.REFUSED if reply.problem else SiteState.ANSWERED
+        self.progress.note(site, state if reply.answered else SiteState.SILENT, reply.problem)
 
     def note(self, site: str, reply: Reply) -> str:
         """Remember whether a site will take another round.
@@ -110,10 +147,13 @@ class Connections:
         """
         if not reply.answered:  # it may come back, and is asked again
             self.willing.setdefault(site, True)
-        elif reply.token is not None and reply.token != self.tokens.get(site):
+        elif reply.token != self.tokens.get(site) and (reply.token or not reply.problem):
             return "somebody else answered for it"
         else:
-            self.willing[site] = reply.more
+            if reply.token is None:  # a refusal that proves nothing counts for this time only
+                self.willing.setdefault(site, True)
+            else:
+                self.willing[site] = reply.more
             if reply.problem:
                 self.refusals[site] = reply.problem
         return reply.problem

@@ -3,19 +3,18 @@
 It calls the same functions as a simulation. It knows no budget and sees no record. Whatever a site
 sends is a declaration, or an upload that is checked. A site that is silent, late, broken or refuses
 is missed in that round, with the reason, and the round continues. Everything needed to resume after
-a kill is on disk before the next message leaves. A round that was cut off is lost: its number is
-used up, and what sites paid for it stays paid.
+a kill is on disk before the next message leaves. A round that was cut off is asked for again: its
+sites answer with the same bytes, and nothing is charged twice.
 
 The folder of a study holds, beside what every run folder holds ::
 
     study.toml       what sites are offered
     enrolment.json   who takes part, and their tokens: secret
     nodes.json       which registered key belongs to which site
-    opened.json      the round that was opened last
+    opened.bin       the round that was opened last, and what its sites were sent
     failed.txt       why the server app ended, for the process that started it
 """
 
-import json
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -23,38 +22,38 @@ from dataclasses import replace
 from pathlib import Path
 
 from dpfl.core.checks import check
-from dpfl.core.errors import CheckpointError, FolderError
-from dpfl.core.files import write_safely
+from dpfl.core.errors import CheckpointError, FolderError, PeerError
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Claims, State
+from dpfl.core.types import Claims, Observer, State
+from dpfl.deploy.asking import ask_round
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.delivery import deliver, summarise
 from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile, accepting_sites, gather, settle
-from dpfl.deploy.messages import Reply
-from dpfl.deploy.requests import TrainingRequest
-from dpfl.deploy.summary import effective_noise
+from dpfl.deploy.opened import OpenedRound
+from dpfl.deploy.summary import DeploymentSummary, effective_noise
 from dpfl.deploy.transport import Transport
 from dpfl.privacy.flags import public_note
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import (
     Agreement,
     Run,
-    Uplink,
     buffer_shapes,
     close_round,
     enrol,
     first_state,
     open_round,
 )
-from dpfl.rounds.codec import FRAME_BYTES
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import RoundCount
 
-OPENED = "opened.json"
 ORPHAN_SECONDS = 30
+_MOST_EMPTY_ROUNDS = 3
+_PART_SECONDS, _PART_RATE = 20.0, 1 << 17  # how long an answer may take to arrive once it began
+_ALL_HAVE_IT = "holds a study that has ended, and every site has the model"
+_NOTHING_TO_DO = "start another study in a new folder"
 
 
 class Coordinator:
@@ -62,9 +61,10 @@ class Coordinator:
 
     ``folder`` holds the study; ``transport`` carries messages to the sites.
 
-    *Formal guarantees.* Before a round's first message leaves, the round is noted as opened: after
-    a kill it is never repeated with other randomness. Where the secrecy of the draw is counted on,
-    everyone is asked before the draw, and what comes of the draw never changes who may be drawn.
+    *Formal guarantees.* Before a round's first message leaves, all of its messages are on disk:
+    after a kill it is repeated with the same bytes, never with other randomness. Where the secrecy
+    of the draw is counted on, everyone is asked before the draw, and what comes of the draw never
+    changes who may be drawn.
     """
 
     def __init__(self, folder: Path, transport: Transport) -> None:
@@ -74,15 +74,23 @@ class Coordinator:
         self.model = self.study.build_model()
         self.layout = Layout.of_module(self.model)
         self.sites = Connections(self.study, transport, folder)
+        limit = self.study.run.round_timeout
+        transport.limit_parts(min(limit, _PART_SECONDS + 4 * self.layout.size / _PART_RATE))
 
     def begin(self) -> None:
-        """Start the study, or resume it if it was cut off."""
+        """Start the study, or resume it if it was cut off.
+
+        Where it has ended, the model is delivered to those who did not get it.
+        """
         with ExitStack() as stack:
             self._hold_folder(stack)
-            if (self.folder.path / ENROLMENT).exists():
+            if self.folder.summary.exists():
+                self._deliver_again()
+            elif (self.folder.path / ENROLMENT).exists():
                 self._resume()
             else:
                 self._start()
+            self.sites.progress.expect("")
 
     def _hold_folder(self, stack: ExitStack) -> None:
         """Lock the folder; wait for a server app that was orphaned by a kill, and is ending."""
@@ -111,31 +119,32 @@ class Coordinator:
 
     def _resume(self) -> None:
         """Continue from what is on disk; sites introduce themselves again, and must be the same."""
-        ended, remedy = self.folder.summary.exists(), "start another one in a new folder"
-        where = str(self.folder.path)
-        check(not ended, where, "holds a study that has ended", remedy, FolderError)
-        enrolled, sites = EnrolmentFile.read(self.folder.path), self.sites
-        sites.run, sites.members, sites.tokens = enrolled.run, enrolled.claims, enrolled.tokens
-        agreement = self._agreement()
+        sites, agreement = self.sites, self._read_members()
         if not self.folder.checkpoint.exists():
             self._first_checkpoint(agreement)
         found, where = self.folder.load_state(self.study.digest()), str(self.folder.checkpoint)
         problem, remedy = "belongs to another run", "restore the right one"
         check(found.run == sites.run, where, problem, remedy, CheckpointError)
         history = self.folder.cut_back(agreement.first_round, found.state.round)
-        state = self._lose_cut_off_round(found.state, history)
         gather(sites)
-        self._play(agreement, state, history)
+        self._play(agreement, found.state, history)
 
-    def _lose_cut_off_round(self, state: State, history: list[RoundRecord]) -> State:
-        """Skip a round that was opened and not finished: its charges stay."""
-        opened = self.folder.path / OPENED
-        if not opened.exists() or json.loads(opened.read_text())["round"] != state.round:
-            return state
-        reason = "the server was cut off; what sites paid for this round stays paid"
-        history.append(RoundRecord(round=state.round, lost=reason))
-        self.folder.append_round(history[-1])
-        return self._checkpoint(replace(state, round=state.round + 1))
+    def _read_members(self) -> Agreement:
+        """Read who takes part, and return what was agreed on with them."""
+        enrolled, sites = EnrolmentFile.read(self.folder.path), self.sites
+        sites.run, sites.members, sites.tokens = enrolled.run, enrolled.claims, enrolled.tokens
+        return self._agreement()
+
+    def _deliver_again(self) -> None:
+        """Deliver the model to the members who did not get it when the study ended."""
+        summary = DeploymentSummary.load(self.folder)
+        assert summary is not None
+        agreement, absent = self._read_members(), set(summary.undelivered)
+        check(bool(absent), str(self.folder.path), _ALL_HAVE_IT, _NOTHING_TO_DO, FolderError)
+        gather(self.sites, absent, least=1, then="the model is sent to")
+        undelivered = deliver(self.sites, agreement, self.folder.model.read_bytes(), absent)
+        got = {*summary.delivered, *(absent - set(undelivered))}
+        replace(summary, undelivered=undelivered, delivered=tuple(sorted(got))).save(self.folder)
 
     def _enrol(self, claims: Mapping[str, Claims]) -> Agreement:
         """Settle the terms for these sites."""
@@ -169,11 +178,13 @@ class Coordinator:
             secret = public.child("secret") if self.study.seeded else None
             run = Run(name=self.sites.run, ledger=ledger, seed=secret, public=public.child("run"))
             settle(self.sites, agreement)
-            ended = ""
+            ended, played = "", len(history)
             while not ended and state.round < agreement.terms.rounds:
                 ended = self.sites.too_few()
                 if not ended:
                     state, ended = self._round(agreement, state, run, history)
+                    if not agreement.amplified:  # there, nothing may follow from the draw
+                        self._check_answers(history[played:])
             self._finish(agreement, state, history, ended, ledger)
 
     def _ledger(self) -> Ledger:
@@ -193,47 +204,41 @@ class Coordinator:
         sites.hello()  # sites may have come back under a new connection
         if agreement.amplified and state.round > agreement.first_round:
             settle(self.sites, agreement)  # everyone is asked before the draw
-        # From here on the round is lost if the server dies: it is not repeated with other
-        # randomness.
-        opened = json.dumps({"round": state.round}).encode()
-        write_safely(self.folder.path / OPENED, opened)
-        plan = open_round(agreement, state, run, lambda site: sites.willing.get(site, False))
-        if plan.over:
-            return state, plan.over.replace("client", "site")
-        request = TrainingRequest(
-            study=self.study, run=sites.run, terms=agreement.terms, round=plan.round
-        )
-        messages = {
-            site: replace(request, payload=plan.downloads[site]).to_message()
-            for site in plan.cohort.ids
-        }
-        replies = sites.ask(messages, self.study.run.round_timeout)
-        uplinks = [self._uplink(agreement, plan.round, *one) for one in replies.items()]
+        opened = OpenedRound.read(self.folder.path)
+        if opened is not None and opened.round == state.round:
+            plan = opened.plan(agreement, state)
+        elif self._charged(run, state.round):
+            return self._lose(state, history), ""
+        else:
+            plan = open_round(agreement, state, run, lambda site: sites.willing.get(site, False))
+            if plan.over:
+                return state, plan.over.replace("client", "site")
+            OpenedRound.of(plan).write(self.folder.path)
+        uplinks = ask_round(sites, self.folder, agreement, plan)
         state, record = close_round(agreement, state, plan, uplinks, run)
         record = replace(record, effective_noise=effective_noise(agreement, plan, record))
         self.folder.append_round(record)
         history.append(record)
         return self._checkpoint(state), ""
 
-    def _uplink(self, agreement: Agreement, round_: int, site: str, reply: Reply) -> Uplink:
-        """Read what came back from a site that was drawn: its upload, or why there is none.
+    def _check_answers(self, played: list[RoundRecord]) -> None:
+        """Stop where nobody answers any more: later rounds would be used up for nothing."""
+        last = [record for record in played if record.cohort][-_MOST_EMPTY_ROUNDS:]
+        empty = len(last) == _MOST_EMPTY_ROUNDS and not any(record.arrived for record in last)
+        where, rounds = f"study '{self.study.study.name}'", f"{_MOST_EMPTY_ROUNDS} rounds in a row"
+        problem = f"no site has answered in {rounds} ({self.sites.why or 'all were silent'})"
+        check(not empty, where, problem, "see to the sites, then resume the study", PeerError)
 
-        A payload that is longer than a round or release can need is not read.
-        """
-        before = self.sites.willing.get(site, False)
-        problem = self.sites.note(site, reply)
-        if agreement.amplified:
-            # Who may be drawn follows from what everyone was asked, never from the draw.
-            self.sites.willing[site] = before
-        numbers = agreement.layout.size
-        if round_ < 0:
-            numbers = agreement.terms.releases[round_ - agreement.first_round][1]
-        size, largest = len(reply.message.payload), FRAME_BYTES + 4 * numbers
-        if not problem and size > largest:
-            problem = f"sent {size} bytes, at most {largest} were agreed"
-        return Uplink(
-            client=site, payload=None if problem else reply.message.payload, reason=problem
-        )
+    def _charged(self, run: Run, round_: int) -> bool:
+        """Whether the world was charged for a round that was drawn, and cut off before it left."""
+        return any(charged == round_ for charged, _ in run.ledger.charged(run.name, Observer.WORLD))
+
+    def _lose(self, state: State, history: list[RoundRecord]) -> State:
+        """Skip a round that was charged and never sent: another draw would be another release."""
+        reason = "the server was cut off between the draw and the first message"
+        history.append(RoundRecord(round=state.round, lost=reason))
+        self.folder.append_round(history[-1])
+        return self._checkpoint(replace(state, round=state.round + 1))
 
     def _finish(
         self,
@@ -248,7 +253,8 @@ class Coordinator:
         step = agreement.strategy.step
         model = step.published(dict(state.plugs["step"]), state.model)
         self.folder.save_model(model, self.layout, note, state.buffers)
-        absent = deliver(self.sites, agreement, self.folder.model.read_bytes())
+        everyone = set(agreement.claims)
+        absent = deliver(self.sites, agreement, self.folder.model.read_bytes(), everyone)
         early = f"after {max(done, 0)} of {planned} rounds: {ended}" if ended else None
         rounds = RoundCount(planned=planned, done=max(done, 0), ended_early=early)
         summarise(self.sites, agreement, rounds, history, absent, ledger).save(self.folder)

@@ -5,7 +5,8 @@ reached is named in the summary, and gets the model by other means.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.requests import Delivery
@@ -17,19 +18,29 @@ from dpfl.rounds import Agreement
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.result import RoundCount, total_bytes
 
-DELIVERY_SECONDS = 60.0
 
-
-def deliver(sites: Connections, agreement: Agreement, model: bytes) -> dict[str, str]:
-    """Send the model to every member; return why some did not get it.
+def deliver(
+    sites: Connections, agreement: Agreement, model: bytes, to: Iterable[str]
+) -> dict[str, str]:
+    """Send the model to the members in ``to``; return why some did not get it.
 
     ``model`` is the content of the model's file. A site checks that the model is one of the study
     that it agreed to, and keeps it. Nothing of the site comes back but whether it did.
     """
     study = sites.study
-    request = Delivery(study=study, run=sites.run, terms=agreement.terms, payload=model)
-    timeout = min(study.run.round_timeout, DELIVERY_SECONDS)
-    replies = sites.ask(dict.fromkeys(agreement.claims, request.to_message()), timeout)
+    request = Delivery(
+        study=study,
+        run=sites.run,
+        terms=agreement.terms,
+        signer=sites.signer.key,
+        payload=model,
+    )
+    last = sites.signer.last
+    messages = {site: replace(request, receipt=last.get(site)).to_message() for site in sorted(to)}
+    limit = study.run.round_timeout
+    sent = f"The model is sent to {len(messages)} sites, which are waited for up to {limit:g} s"
+    sites.progress.expect(sent)
+    replies = sites.ask(messages, limit)
     return {site: reply.problem for site, reply in replies.items() if reply.problem}
 
 

@@ -8,9 +8,11 @@ resumed with the same members and terms. Only then does the coordinator make the
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -68,28 +70,42 @@ class EnrolmentFile:
             raise CheckpointError(str(folder / ENROLMENT), problem, "restore it") from error
 
 
-def gather(sites: Connections) -> None:
+def gather(
+    sites: Connections,
+    wanted: AbstractSet[str] | None = None,
+    least: int | None = None,
+    then: str = "the study goes on with",
+) -> None:
     """Wait until every site has introduced itself, or until time is up and there are enough.
 
-    Before enrolment these are the sites that the study names, afterwards those who take part. The
-    study says how long to wait (``enrol_timeout``), and how many must come (``least_sites``). A
-    node that was refused is asked again from time to time, since its site may have been fixed.
+    ``wanted``: before enrolment these are the sites that the study names, afterwards those who take
+    part. ``least``: how many must come (``least_sites``). ``then``: what happens to those who came.
+    The study says how long to wait (``enrol_timeout``). A node that was refused is asked again from
+    time to time, since its site may have been fixed.
     """
     study, began, waited, asked = sites.study, time.monotonic(), 0.0, 0.0
-    timeout, wanted = study.run.enrol_timeout, set(sites.members) or set(study.study.sites)
+    timeout, least = study.run.enrol_timeout, study.run.least_sites if least is None else least
+    until = f"{datetime.datetime.now() + datetime.timedelta(seconds=timeout):%H:%M:%S}"
+    wanted = wanted or set(sites.members) or set(study.study.sites)
     while not wanted <= set(sites.nodes):
         if waited - asked >= ASK_AGAIN:  # what was refused may have been fixed
             sites.asked &= set(sites.nodes.values())
             asked = waited
+        here, absent = wanted & set(sites.nodes), ", ".join(sorted(wanted - set(sites.nodes)))
+        goes_on = f"{then} {len(here)} of {len(wanted)} sites"
+        ends = f"the server stops unless {least} of {len(wanted)} are there (least_sites)"
+        next_ = goes_on if len(here) >= least else ends
+        sites.progress.expect(f"Waiting for {absent} until {until}; then {next_}")
         sites.hello()
         if wanted <= set(sites.nodes) or max(waited, time.monotonic() - began) >= timeout:
             break
         sites.transport.wait(1.0)
         waited += 1.0
     here = wanted & set(sites.nodes)
-    absent = f"without {', '.join(sorted(wanted - here))} ({sites.why or 'no message arrived'})"
+    sites.miss(wanted - here, timeout)
+    absent = f"without {', '.join(sorted(wanted - here))} ({sites.why})"
     check(
-        len(here) >= study.run.least_sites,
+        len(here) >= least,
         f"study '{study.study.name}'",
         f"only {len(here)} of {len(wanted)} sites enrolled within {timeout:g} s, {absent}",
         "start those sites, or lower least_sites",
@@ -128,8 +144,13 @@ def ask_terms(sites: Connections, agreement: Agreement, *, binding: bool) -> dic
     With ``binding`` a site that accepts also commits to its plan. Returns a reply for each member.
     """
     study, terms = sites.study, agreement.terms
-    request = TermsRequest(study=study, run=sites.run, terms=terms, binding=binding).to_message()
-    return sites.ask(dict.fromkeys(agreement.claims, request), study.run.round_timeout)
+    signer, limit = sites.signer.key, study.run.round_timeout
+    asked = f"{len(agreement.claims)} sites are asked whether they accept the terms"
+    sites.progress.expect(f"{asked}, and waited for up to {limit:g} s")
+    request = TermsRequest(
+        study=study, run=sites.run, terms=terms, signer=signer, binding=binding
+    ).to_message()
+    return sites.ask(dict.fromkeys(agreement.claims, request), limit)
 
 
 def settle(sites: Connections, agreement: Agreement) -> None:

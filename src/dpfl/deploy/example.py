@@ -8,7 +8,6 @@ import csv
 import io
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,11 +18,11 @@ from dpfl.core.types import Observer
 from dpfl.datasets.named import load_dataset
 from dpfl.deploy.credentials import CA_CERTIFICATE, make_site_key
 from dpfl.deploy.enrolment import ENROLMENT
-from dpfl.deploy.participation import check_server
 from dpfl.deploy.processes import CERTIFICATES, SITES
+from dpfl.deploy.records import LoadedSite
 from dpfl.deploy.serving import make_study
-from dpfl.deploy.site_folder import SiteFolder
 from dpfl.runs.deployment import STUDY_FILE, StudyFile
+from dpfl.runs.folder import RunFolder
 from dpfl.runs.toml_file import read_toml
 
 DATA = Path(__file__).with_name("data")
@@ -53,12 +52,12 @@ def write_example(folder: Path, *, port: int, rounds: int, method: str | None = 
     for name, epsilon in BUDGETS.items():
         rows = slice(*dataset.silos[name])
         records = _csv(dataset.features[rows].tolist(), dataset.labels[rows].tolist())
-        _write_site(folder / SITES / name, study, epsilon, records, server)
+        write_site(folder / SITES / name, study, epsilon, records, server)
     readme = (DATA / "example_readme.md").read_text()
     write_safely(folder / "README.md", readme.replace("{folder}", str(folder)).encode())
 
 
-def _write_site(home: Path, study: StudyFile, epsilon: float, records: bytes, server: Path) -> None:
+def write_site(home: Path, study: StudyFile, epsilon: float, records: bytes, server: Path) -> None:
     """Write a hospital's folder, and give its public key to the server."""
     write_safely(home / "records.csv", records)
     strategy, name = study.strategy(), home.name
@@ -72,7 +71,7 @@ def _write_site(home: Path, study: StudyFile, epsilon: float, records: bytes, se
         "policy": {"trust_server": trusting},
         "server": {"address": f"127.0.0.1:{study.network.port}"},
     }
-    site = SiteFolder.create(home, values)
+    site = LoadedSite.create(home, values)
     authority = server / CERTIFICATES / CA_CERTIFICATE
     write_safely(home / CA_CERTIFICATE, authority.read_bytes())
     public = make_site_key(home / site.file.server.key)
@@ -102,10 +101,11 @@ def run_example(folder: Path) -> list[Path]:
         "write one with dpfl deploy example",
     )
     check(found, str(folder), "holds no example", remedy, FolderError)
+    problem, remedy = "holds an example that has ended", f"see: dpfl server status {server}"
+    check(not RunFolder(server).summary.exists(), str(folder), problem, remedy, FolderError)
     verb = "resume" if (server / ENROLMENT).exists() else "run"
     started = [subprocess.Popen(_command("server", verb, str(server)))]
     try:
-        _wait_for(started[0], server)
         for home in homes:
             with (home / "run.log").open("ab") as log:
                 command = _command("site", "run", str(home))
@@ -133,16 +133,3 @@ def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
             process.wait(timeout=20)
         except subprocess.TimeoutExpired:
             process.kill()
-
-
-def _wait_for(process: subprocess.Popen[bytes], server: Path) -> None:
-    """Wait until the server lets sites in."""
-    address = f"127.0.0.1:{StudyFile.in_folder(server).network.port}"
-    while True:
-        problem = f"ended with exit code {process.poll()}"
-        check(process.poll() is None, "server", problem, "see its message above", PeerError)
-        try:
-            check_server(address, server / CERTIFICATES / CA_CERTIFICATE, insecure=False)
-            return
-        except PeerError:
-            time.sleep(0.5)

@@ -14,6 +14,7 @@ from typing import Any
 from flwr.app import Context, Error, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -22,7 +23,7 @@ from dpfl.deploy.client_app import FOLDER_KEY, app
 Fault = Callable[[FlowerMessage, Callable[[], FlowerMessage]], FlowerMessage | None]
 """May answer in a node's place: with something else, or, by None, not at all."""
 
-FAILED = 5  # any code: what counts is that the reply is an error
+FAILED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
 
 class InProcessGrid(Grid):

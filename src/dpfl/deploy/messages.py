@@ -13,6 +13,7 @@ An answer's header holds ::
     more    whether the site will take another round
     token   in answers to a hello and to a round: proves that it is the same site
     round   in answers to a round
+    head    in answers to a round: the hash of the newest entry of the site's ledger
     claims  in answers to a hello: what the site says of its budget and records
 """
 
@@ -28,6 +29,7 @@ from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, PeerError, PrivacyRefusal
 from dpfl.core.types import Claims, Plain, Terms
 
+HELLO, TERMS, TRAIN, END = "hello", "terms", "train", "end"  # the kinds of requests
 LARGEST_HEADER = 1 << 20
 SAME_VERSION = "use the same version on both sides"
 _FINAL = (ConfigurationError.exit_code, PrivacyRefusal.exit_code)
@@ -54,6 +56,9 @@ class Message:
         """Why an answer says no, as one short printable line: the words are the peer's own."""
         said = str(self.header.get("reason", "refused without a reason"))
         return " ".join("".join(c if c.isprintable() else " " for c in said).split())[:300]
+
+
+WENT_WRONG = "something went wrong at the site; its own log says what"
 
 
 def refusal(reason: str, **more: Any) -> Message:
@@ -95,6 +100,7 @@ def read_header(text: str) -> Plain:
     check(len(text) <= LARGEST_HEADER, "message", problem, "send at most a million", PeerError)
     with readable("message"):
         header = json.loads(text)
+        write_header(header)  # what can be read can be written: it is handed on, and kept
     check(isinstance(header, dict), "message", "is not a table", SAME_VERSION, PeerError)
     return dict(header)
 
@@ -154,7 +160,7 @@ class Reply:
     ``answered`` is False where nothing arrived, or nothing that could be read.
     ``more`` says whether the site will take another round.
     ``token`` is what the answer proves its origin with, None where it proves nothing.
-    ``message`` is the answer itself.
+    ``message`` is the answer itself, ``seconds`` how long it took to come.
     """
 
     problem: str
@@ -162,6 +168,7 @@ class Reply:
     more: bool = True
     token: str | None = None
     message: Message = Message(header={})
+    seconds: float = 0.0
 
     @classmethod
     def of(cls, message: Message) -> Reply:

@@ -10,6 +10,7 @@
 import hashlib
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -194,3 +195,14 @@ def _bytes(path: Path) -> bytes:
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise FolderError(str(path), problem, "check the path") from error
+
+
+def pack_private(private: Mapping[str, Tensor]) -> bytes:
+    """Write the private parts of a model; nothing where there are none."""
+    tensors = {name: tensor.contiguous() for name, tensor in private.items()}
+    return safetensors.save(tensors) if tensors else b""
+
+
+def unpack_private(packed: bytes) -> dict[str, Tensor]:
+    """Read what :func:`pack_private` wrote."""
+    return dict(safetensors.load(packed)) if packed else {}

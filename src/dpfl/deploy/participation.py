@@ -1,28 +1,56 @@
 """Taking part: connect a site to its server, and stay connected while the server comes and goes.
 
-Before anything is started the server is asked once, so that a wrong address or certificate is named
-in one sentence. A SuperNode ends when its server restarts: then the site waits for the server and
-starts another one. A server that does not know the site's key is not asked again.
+A site that is started before its server waits for it, and says so. A wrong address, certificate,
+key or clock is named in one sentence. Each message is written to the site's folder before the
+server is told that it arrived, and is removed after its answer was sent: a site that is killed
+answers it when it is started again.
 """
 
-import ssl
-import sys
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
 import time
-import urllib.error
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 from dpfl.core.checks import check
-from dpfl.core.errors import ConfigurationError, PeerError
-from dpfl.core.files import write_safely
-from dpfl.deploy.client_app import FOLDER_KEY
-from dpfl.deploy.processes import Started, free_port, health, start
-from dpfl.deploy.site import Site
-from dpfl.deploy.site_folder import NODE_PROCESS
-from dpfl.runs.folder import RunFolder
+from dpfl.core.errors import DataError, DpflError, PeerError
+from dpfl.core.files import hold_folder, write_safely
+from dpfl.deploy.fleet import Fleet, NotTaken, ServerAway, StillConnected
+from dpfl.deploy.inbox import Inbox, Unusable
+from dpfl.deploy.messages import (
+    END,
+    HELLO,
+    TERMS,
+    TRAIN,
+    WENT_WRONG,
+    Message,
+    refusal,
+    write_header,
+)
+from dpfl.deploy.processes import note_process
+from dpfl.deploy.server_check import check_server
+from dpfl.deploy.site_folder import (
+    CONNECTED,
+    INBOX,
+    LOG,
+    SAYS,
+    SITE_PROCESS,
+    SiteFolder,
+    note_sent,
+)
+from dpfl.deploy.transport import from_record, reply_to
+from dpfl.deploy.worker import Worker
 
-RETRY_SECONDS = 3.0  # between looks for a server that went away
-_UNREGISTERED = 305  # Flower's exit code, in its log
+RETRY_SECONDS = 2.0  # between looks for a server that is away
+POLL_SECONDS = 0.5
+IDLE_SECONDS = 600.0  # after which a worker that nobody asks is ended
+EXPIRES_SECONDS = 60.0  # by then the server has forgotten a connection that gives no sign of life
 
 
 def take_part(folder: Path, tell: Callable[[str], None], *, insecure: bool) -> None:
@@ -30,114 +58,178 @@ def take_part(folder: Path, tell: Callable[[str], None], *, insecure: bool) -> N
 
     ``tell`` is given each sentence for the people who watch. ``insecure`` leaves out TLS and keys.
     The folder is held: a site cannot run twice. Raises :class:`~dpfl.core.errors.PeerError` where
-    the server rejects the site's key.
+    the server rejects the site, or is another one.
     """
-    site = Site(folder)
-    site.ledger().close()  # a missing or damaged ledger is refused before anything else
-    site.member()
+    site = SiteFolder(folder)
+    with closing(site.ledger()) as ledger:  # a missing or damaged one is refused before all else
+        site.check_receipts(ledger)
+    records = site.file.data.file
+    there = records is None or (folder / records).exists()
+    check(there, str(records), "is missing: the site's records", "put them back", DataError)
     server = site.file.server
-    certificate = folder / server.certificate
-    check_server(server.address, certificate, insecure=insecure)
-    with RunFolder(folder).locked():
-        while True:
-            tell(f"Site '{site.id}' is connecting to {server.address}; Ctrl-C stops it safely")
-            _serve_once(site, insecure=insecure)
-            tell("The server went away; waiting for it to come back (Ctrl-C stops)")
-            _wait_for_server(server.address, certificate, tell, insecure=insecure)
+    certificate, key = (
+        (None, None) if insecure else (folder / server.certificate, folder / server.key)
+    )
+    with hold_folder(folder):
+        note_process(folder / SITE_PROCESS, os.getpid())
+        Participation(site, tell).run(server.address, certificate, key)
 
 
-def _serve_once(site: Site, *, insecure: bool) -> None:
-    """Run a SuperNode until the server goes away; any other end is an error."""
-    node, noted = start_supernode(site, insecure=insecure), site.folder / NODE_PROCESS
-    try:
-        write_safely(noted, str(node.process.pid).encode())
-        while node.process.poll() is None:
-            time.sleep(0.5)
-        if was_rejected(node) or node.process.returncode not in (0, 1):
-            raise why_ended(node)
-    finally:
-        node.end()
-        noted.unlink(missing_ok=True)
+class Participation:
+    """A site that takes part: its folder, its worker, and ``tell`` for those who watch it."""
 
+    def __init__(self, site: SiteFolder, tell: Callable[[str], None]) -> None:
+        self.site, self._tell = site, tell
+        self._worker = Worker(site.folder)
+        self._inbox = Inbox(site.folder / INBOX)
+        self._told: set[str] = set()
 
-def _wait_for_server(
-    address: str, certificate: Path, tell: Callable[[str], None], *, insecure: bool
-) -> None:
-    """Ask for the server until it is back; tell once if somebody else answers there."""
-    told = ""
-    while True:
-        time.sleep(RETRY_SECONDS)
+    def run(self, address: str, certificate: Path | None, key: Path | None) -> None:
+        """Connect, answer, and connect again, until interrupted."""
         try:
-            check_server(address, certificate, insecure=insecure)
+            while True:
+                self._wait_for_server(address, certificate)
+                self._inbox.server = f"{address} {_fingerprint(certificate)}"
+                with Fleet(address, certificate, key) as fleet:
+                    self._serve(fleet)
+        finally:
+            self._worker.end()
+            for name in (CONNECTED, SITE_PROCESS, SAYS):
+                (self.site.folder / name).unlink(missing_ok=True)
+
+    def tell(self, sentence: str) -> None:
+        """Say something to those who watch, and to whoever asks for the site's status."""
+        self._tell(sentence)
+        with suppress(DpflError):  # a full disk is noticed where it matters
+            write_safely(self.site.folder / SAYS, f"{sentence}\n".encode())
+
+    def _say_once(self, sentence: str) -> None:
+        """Say what has not been said since something was answered."""
+        if sentence not in self._told:
+            self._told.add(sentence)
+            self.tell(sentence)
+
+    def _wait_for_server(self, address: str, certificate: Path | None) -> None:
+        """Ask for the server until it is there; what only a person can change is raised."""
+        while (problem := check_server(address, certificate)) is not None:
+            self._say_once(f"Waiting for the server: {problem} (Ctrl-C stops)")
+            time.sleep(RETRY_SECONDS)
+
+    def _serve(self, fleet: Fleet) -> None:
+        """Answer messages until the server goes away."""
+        try:
+            self._connect(fleet)
+            self._told.clear()
+            self.tell(f"Site '{self.site.id}' is connected; Ctrl-C stops it safely")
+            self._answer_kept(fleet)
+            while True:
+                message = fleet.pull()
+                if message is not None:
+                    self._inbox.keep(message)
+                    fleet.confirm(message)
+                    self._answer_kept(fleet)
+                    continue
+                if time.monotonic() - self._worker.used > IDLE_SECONDS:
+                    self._worker.end()
+                time.sleep(POLL_SECONDS)
+        except ServerAway as error:
+            self._say_once(f"The server went away ({error}); waiting for it to come back")
+            time.sleep(RETRY_SECONDS)
+
+    def _connect(self, fleet: Fleet) -> None:
+        """Connect; where an earlier connection of this very folder is still counted, end it.
+
+        A copy of the folder on another disk or machine is not this folder: it waits, and is refused
+        while the other one is connected.
+        """
+        noted, own = self.site.folder / CONNECTED, _identity(self.site.folder)
+        until = time.monotonic() + EXPIRES_SECONDS
+        while True:
+            try:
+                node = fleet.connect()
+                break
+            except StillConnected:
+                earlier = _noted_node(noted, own)
+                if earlier is not None:
+                    noted.unlink()
+                    fleet.disconnect(earlier)
+                    continue
+                if time.monotonic() > until:
+                    problem = "another process is connected with this site's key"
+                    remedy = "end it: a copy of a site's folder must not be used beside the site"
+                    raise PeerError(f"site '{self.site.id}'", problem, remedy) from None
+                what = "The server still counts an earlier connection of this site"
+                self._say_once(f"{what}; waiting up to {EXPIRES_SECONDS:g} s for its end")
+                time.sleep(RETRY_SECONDS)
+        write_safely(noted, json.dumps({"node": node, "folder": own}).encode())
+
+    def _answer_kept(self, fleet: Fleet) -> None:
+        """Answer the message that is kept in the folder, if there is one."""
+        try:
+            message = self._inbox.read()
+        except Unusable as error:
+            self.tell(f"A message that was kept is not answered: {error}")
             return
-        except PeerError as error:
-            if "cannot be reached" not in str(error) and str(error) != told:
-                told = str(error)  # somebody else answers there
-                tell(told)
+        if message is None:
+            return
+        asked, said, began = None, None, time.monotonic()
+        try:
+            asked = from_record(message.content)
+            said = self._worker.answer(asked, self.tell)
+        except DpflError as error:  # what no worker has answered is written down here
+            said = refusal(str(error), code=error.exit_code)
+            if asked is not None:
+                self.site.log(str(error))
+                said = refusal(WENT_WRONG, site=self.site.id, code=1)
+            note_sent(self.site.folder, asked, said)
+        try:
+            fleet.push(reply_to(message, said))
+            self._show(asked, said, time.monotonic() - began)
+        except NotTaken as error:
+            self.tell(f"The server did not take this answer ({error}); it asks again if it must")
+        self._inbox.empty()
+        if asked is not None and asked.header.get("kind") == END:
+            self._worker.end()
+
+    def _show(self, asked: Message | None, said: Message, seconds: float) -> None:
+        """Say what came of a message, now that its answer was sent."""
+        header = {} if asked is None else asked.header
+        number = header.get("round")
+        name = _KINDS.get(str(header.get("kind")), "A message")
+        what = name.format(round_=number + 1 if isinstance(number, int) else 0)
+        size = len(write_header(said.header)) + len(said.payload)
+        if said.accepted:
+            self.tell(f"{what}: answered with {size} bytes after {seconds:.1f} s")
+        else:  # who was refused asks again from time to time
+            reason = said.reason
+            reason = f"see {self.site.folder / LOG}" if reason == WENT_WRONG else reason
+            self._say_once(f"{what}: refused ({reason})")
 
 
-def start_supernode(site: Site, *, insecure: bool) -> Started:
-    """Start the SuperNode of a site, which keeps trying to reach the server."""
-    folder, server = site.folder.absolute(), site.file.server
-    command = [sys.executable, "-m", "dpfl.deploy.supernode", "--superlink", server.address]
-    command += ["--host", "127.0.0.1", "--port", str(free_port())]
-    command += ["--node-config", f'{FOLDER_KEY}="{folder}"']
-    if insecure:
-        command.append("--insecure")
-    else:
-        certificate, key = folder / server.certificate, folder / server.key
-        check(key.exists(), str(key), "is missing", "put the site's key there")
-        command += ["--root-certificates", str(certificate)]
-        command += ["--auth-supernode-private-key", str(key)]
-    return start(command, site.folder, "supernode.log")
+_KINDS = {
+    HELLO: "A server asks who this is",
+    TERMS: "Terms of a study",
+    TRAIN: "Round {round_}",
+    END: "The model of a study",
+}
 
 
-def check_server(address: str, certificate: Path, *, insecure: bool) -> None:
-    """Ask the server once, and say what is wrong.
+def _identity(folder: Path) -> list[Any]:
+    """Tell this very folder from a copy: its machine since it was started, and its place there."""
+    status, boot = folder.stat(), Path("/proc/sys/kernel/random/boot_id")
+    started = boot.read_text().strip() if boot.exists() else ""
+    return [socket.gethostname(), started, status.st_dev, status.st_ino]
 
-    ``certificate`` is the study's ``ca.crt``, which the server's own must be signed by. Raises
-    :class:`~dpfl.core.errors.ConfigurationError` where that file is wrong, and
-    :class:`~dpfl.core.errors.PeerError` where the server cannot be reached or is another one.
-    """
-    remedy = "put the study's certificate (ca.crt) there"
-    check(insecure or certificate.exists(), str(certificate), "is missing", remedy)
+
+def _fingerprint(certificate: Path | None) -> str:
+    """Name the authority that vouches for a server."""
+    return "" if certificate is None else hashlib.sha256(certificate.read_bytes()).hexdigest()
+
+
+def _noted_node(path: Path, own: list[Any]) -> int | None:
+    """Return the connection that this very folder had when its process was killed."""
     try:
-        if not insecure:
-            ssl.create_default_context(cafile=str(certificate))
-    except (OSError, ssl.SSLError) as error:
-        problem = f"is not a certificate ({error})"
-        raise ConfigurationError(str(certificate), problem, remedy) from error
-    try:
-        health(address, None if insecure else certificate, 10)
-    except urllib.error.HTTPError:
-        return  # somebody is there
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        raise _unreachable(address, certificate, getattr(error, "reason", error)) from error
-
-
-def _unreachable(address: str, certificate: Path, reason: object) -> PeerError:
-    """Explain why a server could not be asked."""
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        problem = f"its certificate is not signed by {certificate} ({reason.verify_message})"
-        remedy = "ask the server's operator for the right ca.crt; do not connect without it"
-        return PeerError(address, problem, remedy)
-    if isinstance(reason, ssl.SSLError):
-        return PeerError(address, f"does not speak TLS ({reason})", "check address and port")
-    remedy = "check the address, the network, and that the server runs"
-    return PeerError(address, f"cannot be reached ({reason})", remedy)
-
-
-def was_rejected(node: Started) -> bool:
-    """Whether a SuperNode ended because the server does not know its key."""
-    written = node.written()
-    return f"Exit Code: {_UNREGISTERED}" in written or "not registered" in written.lower()
-
-
-def why_ended(node: Started) -> PeerError:
-    """Explain why a SuperNode ended, by its log."""
-    if was_rejected(node):
-        problem = "does not know this site's key, and rejected it"
-        remedy = "send it the .pub file; keys are registered when dpfl server run starts"
-        return PeerError("server", problem, remedy)
-    problem = f"ended with exit code {node.process.poll()} ({node.log_tail(200)})"
-    return PeerError("SuperNode", problem, f"see {node.log}")
+        noted = json.loads(path.read_text())
+        return int(noted["node"]) if noted["folder"] == own else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -8,10 +8,11 @@ was offered, and is told to the server; nothing in it depends on the site's reco
 from functools import partial
 
 from dpfl.core.checks import check
-from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.errors import PeerError, PrivacyRefusal
 from dpfl.core.types import Observer
 from dpfl.plugs.sampling import PoissonBatches
 from dpfl.rounds import Agreement
+from dpfl.rounds.codec import decode_download
 from dpfl.rounds.members import Member, check_budget
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.site_file import SiteFile
@@ -102,3 +103,17 @@ def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
         f"a clip of {largest} exceeds its policy's {allowed}",
         "clip lower, or allow more",
     )
+
+
+def check_download(agreement: Agreement, round_: int, payload: bytes) -> None:
+    """Refuse a download of another round than the one that is charged, and a larger cohort.
+
+    Work follows the download; more who are drawn would make each share of the noise smaller.
+    """
+    download = decode_download(payload, agreement.layout.size)
+    problem = f"is of round {download.round}, and round {round_} was asked for"
+    check(download.round == round_, "download", problem, "ask for what is charged", PeerError)
+    size = agreement.strategy.selection.cohort_size(agreement.terms.population)
+    largest = agreement.terms.population if size is None else size
+    problem, remedy = f"says that {download.drawn} sites were drawn", f"draw at most {largest}"
+    check(1 <= download.drawn <= largest, "download", problem, f"{remedy}, as agreed", PeerError)

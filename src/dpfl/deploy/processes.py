@@ -5,8 +5,10 @@ on one machine and nothing is written to the user's own. Only processes that dpf
 ever ended.
 """
 
+import json
 import os
-import shutil
+import re
+import signal
 import socket
 import ssl
 import subprocess
@@ -14,15 +16,21 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, PeerError
+from dpfl.core.files import write_safely
+from dpfl.runs.processes import alive
 
 CERTIFICATES, HOME, APP, SITES = "certificates", "flower", "app", "sites"
-_READY_SECONDS = 60.0
+FAILED, FINISHED = "failed.txt", "finished.txt"  # what the server app leaves
+READY_SECONDS = 240.0  # a busy machine may need minutes to import Flower
+CLOCK_AHEAD, CLOCK_BEHIND = 5.0, 305.0  # seconds that Flower allows a site's clock to be off
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -58,9 +66,18 @@ class Started:
         except OSError:
             return ""
 
-    def log_tail(self, length: int = 400) -> str:
-        """Return the end of what it has written, in one line."""
-        return one_line(self.written(), length)
+    @property
+    def see(self) -> str:
+        """Where to look: the log, unless it is empty."""
+        return f"see {self.log}" if self.written().strip() else "it has written nothing; try again"
+
+    def how_it_ended(self) -> str:
+        """Say how the process ended: by which signal, or with which last words."""
+        code = self.process.wait()
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        words = one_line(self.written(), 200)
+        return f"ended ({words})" if words else f"ended without a word (exit code {code})"
 
 
 def one_line(text: str, length: int = 300) -> str:
@@ -69,17 +86,15 @@ def one_line(text: str, length: int = 300) -> str:
     >>> one_line("the first line\\nand the second", 10)
     'the second'
     """
-    return " ".join(text.split())[-length:]
+    return " ".join(_COLOURS.sub("", text).split())[-length:]
 
 
-def find_program(name: str) -> str:
-    """Find a program that came with flwr: beside this Python, or on the path."""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
+def program(name: str) -> list[str]:
+    """Return the command that runs one of Flower's programs, and ends it with this process."""
+    if not entry_points(group="console_scripts", name=name):
         remedy = "run: pip install 'dpfl[flower]'"
         raise ConfigurationError("Flower", f"{name} is not installed", remedy)
-    return found
+    return [sys.executable, "-m", "dpfl.deploy.program", str(os.getpid()), name]
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -88,17 +103,18 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path}
 
 
-def start(command: Sequence[str], folder: Path, log: str) -> Started:
-    """Start a program for the study or site in ``folder``.
+def start(command: Sequence[str], folder: Path, log: str, note: str) -> Started:
+    """Start a program for the study in ``folder``.
 
     ``command`` is the program with its arguments, ``log`` the name of a file in the folder that its
-    output is added to.
+    output is added to, ``note`` of one that says which process it is.
     """
     home = folder / HOME
     home.mkdir(parents=True, exist_ok=True)
     with (folder / log).open("ab") as stream:
         began, error = stream.tell(), subprocess.STDOUT
         process = subprocess.Popen(command, stdout=stream, stderr=error, env=environment(home))
+    note_process(folder / note, process.pid)
     return Started(process=process, log=folder / log, began=began)
 
 
@@ -125,15 +141,25 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def health(address: str, certificate: Path | None, timeout: float) -> None:
-    """Ask an address whether it is ready; ``certificate`` None means without TLS.
+def health(address: str, certificate: Path | None, timeout: float) -> float:
+    """Ask an address whether it is ready; return by how much its clock is surely behind this one's.
 
-    Raises what :func:`urllib.request.urlopen` raises.
+    What the way there and back may explain is not counted. ``certificate`` None means without TLS.
+    Raises what :meth:`urllib.request.OpenerDirector.open` raises.
     """
     context = ssl.create_default_context(cafile=str(certificate)) if certificate else None
-    url = f"{'https' if certificate else 'http'}://{address}/health"
-    with urllib.request.urlopen(url, timeout=timeout, context=context):  # noqa: S310 - our scheme
-        return
+    url, began = f"{'https' if certificate else 'http'}://{address}/health", time.time()
+    here = address.startswith(("127.0.0.1:", "localhost:", "[::1]:"))
+    # The network's own proxy, where there is one, leads to other machines only.
+    ways: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})] if here else []
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), *ways)
+    with opener.open(url, timeout=timeout) as answer:
+        told, now = answer.read(1000), time.time()
+    try:
+        there = float(json.loads(told)["time"])
+    except (ValueError, KeyError, TypeError):  # a SuperLink itself tells no time
+        return 0.0
+    return max(began - there, 0.0) or min(now - there, 0.0)
 
 
 def wait_until_ready(started: Started, address: str, certificate: Path | None) -> None:
@@ -142,16 +168,71 @@ def wait_until_ready(started: Started, address: str, certificate: Path | None) -
     Raises :class:`~dpfl.core.errors.PeerError` with the end of its log if it ends instead, or is
     not ready in time.
     """
-    until, name = time.monotonic() + _READY_SECONDS, started.log.stem
+    until, name = time.monotonic() + READY_SECONDS, started.log.stem
     while time.monotonic() < until:
         running = started.process.poll() is None
-        problem = f"ended at once ({started.log_tail()})"
-        check(running, name, problem, f"see {started.log}", PeerError)
+        problem = "" if running else f"{started.how_it_ended()} when it was started"
+        check(running, name, problem, started.see, PeerError)
         try:
-            health(address, certificate, 2)
+            health(address, certificate, 10)
             return
         except (urllib.error.URLError, OSError):
             time.sleep(0.3)
     started.end()
-    problem = f"was not ready within {_READY_SECONDS:g} s"
-    raise PeerError(name, problem, f"see {started.log}")
+    problem = f"did not answer on {address} within {READY_SECONDS:g} s of its start"
+    raise PeerError(name, problem, started.see)
+
+
+# -- what an earlier process has left --------------------------------------------------------------
+
+
+def note_process(path: Path, process: int) -> None:
+    """Write down a process: its id, and when it began, so that no other is taken for it."""
+    write_safely(path, f"{process} {_began(process)}\n".encode())
+
+
+def noted_process(path: Path) -> int | None:
+    """Return the process that was written down, None unless that very one is still running."""
+    try:
+        process, began = path.read_text().split()
+        return int(process) if alive(int(process)) and _began(int(process)) == began else None
+    except (OSError, ValueError):
+        return None
+
+
+def _began(process: int) -> str:
+    """Return when a process began, in ticks since the machine's start; "0" where nobody knows."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except (OSError, IndexError):
+        return "0"
+
+
+def end_leftovers(notes: Mapping[str, Path], tell: Callable[[str], None]) -> None:
+    """End processes that an earlier start has left, by the files that note them.
+
+    ``notes`` are these files by what the process is called. Raises
+    :class:`~dpfl.core.errors.PeerError` with the name of one that cannot be ended.
+    """
+    for name, path in notes.items():
+        process = noted_process(path)
+        if process is not None:
+            tell(f"Ending {name} (process {process}), which an earlier start has left")
+            for sign, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
+                _signal(name, process, sign)
+                until = time.monotonic() + seconds
+                while alive(process) and time.monotonic() < until:
+                    time.sleep(0.1)
+            problem = f"process {process} of an earlier start is still running"
+            check(not alive(process), name, problem, f"end it: kill -9 {process}", PeerError)
+        path.unlink(missing_ok=True)
+
+
+def _signal(name: str, process: int, sign: signal.Signals) -> None:
+    try:
+        os.kill(process, sign)
+    except ProcessLookupError:
+        pass
+    except PermissionError as error:
+        problem = f"process {process} of an earlier start belongs to another user"
+        raise PeerError(name, problem, f"let that user end it: kill {process}") from error

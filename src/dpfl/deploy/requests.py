@@ -10,13 +10,15 @@ answer it. Its header holds ::
     terms    what enrolment settled (not in a hello)
     binding  of terms: whether the site commits to its plan by accepting
     round    of a request to train
+    signer   the public key that the server's receipts are signed with
+    receipt  the server's signature under the newest entry of this site's ledger that it knows
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 from dpfl.core.checks import check
@@ -24,7 +26,11 @@ from dpfl.core.errors import PeerError
 from dpfl.core.types import Terms
 from dpfl.core.version import __version__
 from dpfl.deploy.messages import (
+    END,
+    HELLO,
     SAME_VERSION,
+    TERMS,
+    TRAIN,
     Message,
     integer,
     readable,
@@ -32,9 +38,8 @@ from dpfl.deploy.messages import (
     terms_to_dict,
     write_header,
 )
+from dpfl.deploy.receipts import Receipt
 from dpfl.runs.deployment import StudyFile
-
-HELLO, TERMS, TRAIN, END = "hello", "terms", "train", "end"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +61,7 @@ class Request:
         own = {name: getattr(self, name) for name in _own_fields(type(self))}
         if "terms" in own:
             own["terms"] = terms_to_dict(own["terms"])
+            own["receipt"] = asdict(own["receipt"]) if own["receipt"] else None
         header = common | {"study": self.study.offer()} | own
         return Message(header=header, payload=self.payload)
 
@@ -87,17 +93,22 @@ class Hello(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class UnderTerms(Request):
-    """A request under terms that enrolment has settled."""
+    """A request under terms that enrolment has settled.
+
+    ``signer`` is the public key of the server's receipts, ``receipt`` the last one of this site.
+    """
 
     terms: Terms
+    signer: str
+    receipt: Receipt | None = None
 
     def digest(self) -> str:
-        """Name the study and the terms together: what a site agrees to.
+        """Name the study, the terms and the server's key together: what a site agrees to.
 
         A site trains only under the digest that it has committed to.
         """
-        both = {"study": self.study.digest(), "terms": terms_to_dict(self.terms)}
-        return hashlib.sha256(write_header(both).encode()).hexdigest()
+        agreed = {"study": self.study.digest(), "terms": terms_to_dict(self.terms)}
+        return hashlib.sha256(write_header(agreed | {"signer": self.signer}).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +145,8 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "terms": terms_from_dict,
     "binding": lambda value: value is True,
     "round": lambda value: integer(value, least=None),
+    "signer": str,
+    "receipt": lambda value: None if value is None else Receipt.read(value),
 }
 
 

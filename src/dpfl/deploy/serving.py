@@ -13,23 +13,44 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DpflError, FolderError, PeerError
-from dpfl.core.files import write_safely
+from dpfl.core.files import hold_folder, write_safely
 from dpfl.deploy import superlink
 from dpfl.deploy.connections import NODES
 from dpfl.deploy.credentials import make_certificates
 from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile
-from dpfl.deploy.processes import CERTIFICATES, SITES
-from dpfl.deploy.server_app import FAILED
+from dpfl.deploy.processes import (
+    CERTIFICATES,
+    FAILED,
+    FINISHED,
+    READY_SECONDS,
+    SITES,
+    end_leftovers,
+    noted_process,
+)
+from dpfl.deploy.progress import PROGRESS, News
+from dpfl.deploy.server_app import APP_PROCESS
+from dpfl.deploy.summary import DeploymentSummary
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.deployment import LINK_PROCESS, STUDY_FILE, StudyFile
 from dpfl.runs.folder import RunFolder
-from dpfl.runs.processes import noted_process
 
-_ASK_FLOWER_SECONDS = 60.0  # asking Flower for a run's status starts a process
+Verb = Literal["run", "resume", "deliver"]
+_MOST_RESTARTS = 5
+_NOTES = {
+    "the server app": APP_PROCESS,
+    "the proxy": superlink.PROXY_PROCESS,
+    "the SuperLink": LINK_PROCESS,
+}
+
+
+class ProcessEnded(PeerError):
+    """A process of the server ended before the study did."""
 
 
 def make_study(folder: Path, study: StudyFile) -> None:
@@ -63,24 +84,30 @@ def _names(study: StudyFile) -> list[str]:
     return [name for name in names if name not in anywhere]
 
 
-def check_startable(folder: Path, *, resume: bool) -> None:
-    """Refuse to run a study that has begun or ended, or to resume one that has changed.
+def _check_startable(folder: Path, verb: Verb) -> None:
+    """Refuse to run a study that has begun or ended, or to go on with one that has changed.
 
     What sites have agreed to is what is resumed: how long the server waits for them may change.
     """
-    begun, remedy = (folder / ENROLMENT).exists(), f"start it with: dpfl server run {folder}"
-    if resume:
-        check(begun, str(folder), "holds no study that has begun", remedy, FolderError)
-    remedy = f"see it with: dpfl server status {folder}"
-    running = not RunFolder(folder).summary.exists()
-    check(running, str(folder), "holds a study that has ended", remedy, FolderError)
-    if resume:
-        agreed, now = EnrolmentFile.read(folder).study, StudyFile.in_folder(folder).digest()
-        where, problem = str(folder / STUDY_FILE), "is not the study that was begun"
-        check(agreed in (None, now), where, problem, "undo what was changed since", FolderError)
-    else:
-        remedy = f"continue with: dpfl server resume {folder}"
-        check(not begun, str(folder), "holds a study that has begun", remedy, FolderError)
+    where, begun = str(folder), (folder / ENROLMENT).exists()
+    summary = DeploymentSummary.load(RunFolder(folder))
+    ended = summary is not None
+    problem, remedy = "holds a study that has ended", f"see: dpfl server status {folder}"
+    check(verb == "deliver" or not ended, where, problem, remedy, FolderError)
+    problem, remedy = "holds a study that has not ended", f"continue with: {resume_command(folder)}"
+    check(verb != "deliver" or ended, where, problem, remedy, FolderError)
+    problem = "holds a study that has ended, and every site has the model"
+    wanting = summary is None or bool(summary.undelivered)
+    check(wanting, where, problem, "start another study in a new folder", FolderError)
+    if verb == "run":
+        problem, remedy = "holds a study that has begun", f"continue with: {resume_command(folder)}"
+        check(not begun, where, problem, remedy, FolderError)
+        return
+    problem, remedy = "holds no study that has begun", f"start it with: dpfl server run {folder}"
+    check(begun, where, problem, remedy, FolderError)
+    agreed, now = EnrolmentFile.read(folder).study, StudyFile.in_folder(folder).digest()
+    where, problem = str(folder / STUDY_FILE), "is not the study that was begun"
+    check(agreed in (None, now), where, problem, "undo what was changed since", FolderError)
 
 
 def resume_command(folder: Path) -> str:
@@ -90,6 +117,7 @@ def resume_command(folder: Path) -> str:
 
 def serve(
     folder: Path,
+    verb: Verb,
     tell: Callable[[str], None],
     show: Callable[[Sequence[RoundRecord]], None],
     *,
@@ -97,56 +125,94 @@ def serve(
 ) -> None:
     """Start the server of a study, and wait for the study's end.
 
+    ``verb`` is what was asked for, and refused where the folder does not hold such a study.
     ``tell`` is given each sentence for the people who watch, ``show`` the rounds so far.
-    ``insecure`` leaves out TLS and keys, for a rehearsal on one machine. Whatever happens, the
-    processes that were started are ended. Raises the error that ended the study, if one did.
+    ``insecure`` leaves out TLS and keys, for a rehearsal on one machine. The folder is held: a
+    study has one server. A process that ends before the study does, by a kill or an error of
+    Flower's, is started again with the others, a few times at most. Whatever happens, the processes
+    that were started are ended. Raises the error that ended the study, if one did; ``failed.txt``
+    holds it as well.
     """
+    StudyFile.in_folder(folder)
+    with hold_folder(folder, ".serving.lock"):
+        _check_startable(folder, verb)
+        end_leftovers({name: folder / note for name, note in _NOTES.items()}, tell)
+        for left in range(_MOST_RESTARTS, -1, -1):
+            try:
+                _serve_once(folder, tell, show, insecure=insecure)
+                return
+            except DpflError as error:
+                if left == 0 or not isinstance(error, ProcessEnded):
+                    with suppress(DpflError):  # the disk may be full
+                        write_safely(folder / FAILED, f"{error.exit_code}\n{error}\n".encode())
+                    raise
+                tell(f"{error.where} {error.problem}; starting again, the study goes on")
+
+
+def _serve_once(
+    folder: Path,
+    tell: Callable[[str], None],
+    show: Callable[[Sequence[RoundRecord]], None],
+    *,
+    insecure: bool,
+) -> None:
+    """Start the processes of a study once, and follow it to its end, or to theirs."""
     study = StudyFile.in_folder(folder)
     network = study.network
-    (folder / FAILED).unlink(missing_ok=True)
+    for name in (FAILED, FINISHED, APP_PROCESS, PROGRESS, NODES):
+        (folder / name).unlink(missing_ok=True)
     superlink.write_app(folder)
+    tell("Starting Flower's SuperLink")
     link = superlink.SuperLink.start(folder, network, insecure=insecure)
-    write_safely(folder / LINK_PROCESS, str(link.process.process.pid).encode())
     try:
         superlink.write_connection(folder, link.port, insecure=insecure)
-        (folder / NODES).unlink(missing_ok=True)
         if not insecure:
             nodes, refused = superlink.register_sites(folder)
             write_safely(folder / NODES, json.dumps(nodes).encode())
             for site, reason in refused.items():
                 tell(f"The key of '{site}' was not registered: {reason}")
+            for site in sorted(set(study.study.sites) - set(nodes) - set(refused)):
+                key = folder / SITES / f"{site}.pub"
+                tell(f"{site} cannot connect: its key {key} is missing; put it there, start again")
         # Not before the keys are known: a site that comes early would be rejected for good.
-        link.start_proxy(network)
-        run_id, sites = superlink.start_run(folder), ", ".join(study.study.sites)
-        tell(f"Listening on {network.host}:{network.port}; waiting for {sites}")
-        _follow(folder, link, run_id, show)
+        link.start_proxy(study)
+        run_id = superlink.start_run(folder)
+        tell(f"Listening on {network.host}:{network.port}; the study's own process is starting")
+        _follow(folder, link, run_id, tell, show)
     finally:
         link.end()
-        (folder / LINK_PROCESS).unlink(missing_ok=True)
+        for note in _NOTES.values():
+            (folder / note).unlink(missing_ok=True)
 
 
 def _follow(
     folder: Path,
     link: superlink.SuperLink,
     run_id: str,
+    tell: Callable[[str], None],
     show: Callable[[Sequence[RoundRecord]], None],
 ) -> None:
-    """Wait for the end of the run, showing its rounds."""
-    run, asked = RunFolder(folder), time.monotonic()
-    while not run.summary.exists():
+    """Wait for the end of the run, showing its rounds and what becomes of its sites."""
+    run, began, news = RunFolder(folder), time.monotonic(), News(folder)
+    while not (folder / FINISHED).exists():
         time.sleep(0.5)
         show(run.read_rounds())
+        for sentence in news.read():
+            tell(sentence)
         if (folder / FAILED).exists():
             raise _failure(folder / FAILED)
         remedy = f"continue with: {resume_command(folder)}"
         ended = link.ended()
         if ended is not None:
-            raise PeerError(ended.log.stem, f"ended ({ended.log_tail(200)})", remedy)
-        if time.monotonic() - asked > _ASK_FLOWER_SECONDS:
-            asked = time.monotonic()
-            failed = superlink.run_status(folder, run_id).startswith("finished:fail")
-            where = f"see {link.process.log}, then {remedy}"
-            check(not failed, "Flower", "reports that the run has failed", where, PeerError)
+            raise ProcessEnded(ended.log.stem, ended.how_it_ended(), remedy)
+        if (folder / APP_PROCESS).exists():
+            running = noted_process(folder / APP_PROCESS) is not None
+            if not running and not any((folder / name).exists() for name in (FAILED, FINISHED)):
+                raise ProcessEnded("the server app", "ended without a word (killed?)", remedy)
+        elif time.monotonic() - began > READY_SECONDS:
+            status = superlink.run_status(folder, run_id)
+            problem = f"has not started the server app within {READY_SECONDS:g} s ({status})"
+            raise ProcessEnded("Flower", problem, f"{link.process.see}, then {remedy}")
 
 
 def _failure(path: Path) -> DpflError:

@@ -6,35 +6,33 @@ from the operating system. Nothing of the site's state lives in memory only: eve
 given by a new process.
 """
 
-from collections.abc import Mapping
 from contextlib import closing
+from pathlib import Path
 
-from safetensors import torch as safetensors
 from torch import Tensor
 
 from dpfl.core.checks import check
-from dpfl.core.errors import ConfigurationError, DpflError, PeerError, PrivacyRefusal
+from dpfl.core.errors import ConfigurationError, DataError, DpflError, PeerError, PrivacyRefusal
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.version import __version__
 from dpfl.deploy.commitment import Commitment
-from dpfl.deploy.messages import Introduction, Message, acceptance, refusal
-from dpfl.deploy.outcome import keep_model
-from dpfl.deploy.policy import check_offer, check_plan
+from dpfl.deploy.messages import WENT_WRONG, Introduction, Message, acceptance, refusal
+from dpfl.deploy.outcome import keep_model, pack_private, unpack_private
+from dpfl.deploy.policy import check_download, check_plan
+from dpfl.deploy.records import LoadedSite, Records
 from dpfl.deploy.requests import Delivery, Hello, Request, TermsRequest, TrainingRequest, UnderTerms
-from dpfl.deploy.site_folder import SiteFolder
+from dpfl.deploy.site_folder import WORKER_LOG, note_sent
 from dpfl.engine import make_engine
-from dpfl.models import check_model
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.rounds import Agreement, Workshop, buffer_shapes, client_round
-from dpfl.rounds.codec import decode_download
 from dpfl.rounds.enrol import secret_for
-from dpfl.runs.deployment import StudyFile
 
+_DIED = "ended over this message"
 _OUT_OF_BUDGET = "its budget does not cover another round"
 
 
-class Site(SiteFolder):
+class Site(LoadedSite):
     """A site that answers requests; :meth:`answer` is the only door.
 
     *Formal guarantees.* Nothing leaves the site that its ledger was not charged for in the same
@@ -43,19 +41,33 @@ class Site(SiteFolder):
     fails may depend on records, and is charged like an answer.
     """
 
+    def __init__(self, folder: Path, records: Records | None = None, *, able: bool = True) -> None:
+        super().__init__(folder, records)
+        self._able = able
+
     def answer(self, message: Message) -> Message:
-        """Answer a server's message; a refusal is one sentence, and costs nothing."""
+        """Answer a server's message; a refusal is one sentence, and costs nothing.
+
+        What leaves is written to the site's log of everything that was sent.
+        """
+        answer = self._answered(message)
+        note_sent(self.folder, message, answer)
+        return answer
+
+    def _answered(self, message: Message) -> Message:
+        """Answer a message, or say in one sentence why not."""
         try:
             return self._answer(Request.read(message))
         except (ConfigurationError, PrivacyRefusal, PeerError) as error:
             self.log(str(error))
-            return refusal(str(error), site=self.id, code=error.exit_code)
+            run, told = message.header.get("run"), {"site": self.id, "code": error.exit_code}
+            # What is final must come from this very site.
+            proof = {"token": self.token(run)} if isinstance(run, str) else {}
+            return refusal(str(error), **told, **proof)
         except Exception as error:
             # What went wrong with data, ledger or code may reveal records: it stays here.
             self.log(f"{type(error).__name__}: {error}")
-            code = error.exit_code if isinstance(error, DpflError) else 1
-            reason = "something went wrong at the site; its own log says what"
-            return refusal(reason, site=self.id, code=code)
+            return refusal(WENT_WRONG, site=self.id, code=1)
 
     def _answer(self, request: Request) -> Message:
         """Answer a request by its kind."""
@@ -72,27 +84,10 @@ class Site(SiteFolder):
 
     def _introduce(self, request: Hello) -> Message:
         """Say who this is, and what it claims, if the study is acceptable."""
-        self._check_study(request.study)
+        self.check_study(request.study)
         token, claims = self.token(request.run), self.member().claims
         said = Introduction(site=self.id, claims=claims, token=token, version=__version__)
         return said.to_message()
-
-    def _check_study(self, study: StudyFile) -> None:
-        """Check the study against this site's own policy and records.
-
-        What the server is told does not describe the records; the site's log does.
-        """
-        check_offer(self.file, study, self.member())
-        federation, about = self.federation(), study.study
-        shape, classes = list(federation.feature_shape), federation.classes
-        fits = shape == about.feature_shape and classes <= about.classes
-        if not fits:
-            self.log(f"records have shape {shape} and {classes} classes")
-        wanted = f"shape {about.feature_shape} and {about.classes} classes"
-        problem = f"its records do not have the study's {wanted}"
-        check(fits, f"site '{self.id}'", problem, "prepare the same columns everywhere")
-        model = study.build_model()
-        check_model(model, federation.feature_shape, about.classes, federation.inputs)
 
     def _agreement(self, request: UnderTerms) -> Agreement:
         """Plan the study under the server's terms, with this site's own budget and settings.
@@ -124,7 +119,7 @@ class Site(SiteFolder):
 
     def _commitment(self, request: UnderTerms) -> Commitment:
         """Check study and terms, and return what the site commits to if it accepts them."""
-        self._check_study(request.study)
+        self.check_study(request.study)
         apart = self.file.budget is not None and self.file.budget.per_study is not None
         agreement = self._agreement(request)
         return Commitment(agreement=agreement, member=self.member(), per_study=apart)
@@ -140,8 +135,9 @@ class Site(SiteFolder):
         with closing(self.ledger()) as ledger:
             if not request.binding or ledger.agreed(run) is None:
                 commitment.check(ledger)
+            token = self.token(run)
             if not request.binding:
-                return acceptance(self.id, more=True)
+                return acceptance(self.id, more=True, token=token)
             study = request.study
             ledger.register(run, seeded=study.seeded, title=study.title)
             same, problem = ledger.agree(run, request.digest()), "are not those agreed on before"
@@ -150,7 +146,7 @@ class Site(SiteFolder):
             more = commitment.covers(ledger, run, commitment.agreement.first_round)
             if not more:
                 self.log(f"{study.study.name}: its budget does not cover a round")
-            return acceptance(self.id, more=more)
+            return acceptance(self.id, more=more, token=token)
 
     def _train(self, request: TrainingRequest) -> Message:
         """Answer one round: check, work, then charge and store the answer before it is sent."""
@@ -159,25 +155,32 @@ class Site(SiteFolder):
             # What was planned and paid for is what is done.
             same, problem = ledger.agreed(run) == request.digest(), "is not under the agreed terms"
             check(same, "round", problem, "begin another run", PeerError)
+            self.take_receipt(ledger, request.run, request.receipt, request.signer)
             last = ledger.answered(run)
             if last is not None and last.round == round_:  # the same bytes, already charged
+                if not last.payload:
+                    return refusal("its work failed in this round", site=self.id)
                 return self._upload(ledger, commitment, request, last.payload)
             if last is not None and last.round > round_:
                 return refusal(f"round {round_} is over", site=self.id)
             if not commitment.agreement.first_round <= round_ < request.terms.rounds:
                 return refusal(f"round {round_} is not in the plan", site=self.id)
+            commitment.check_unchanged(ledger, run)
             if not commitment.covers(ledger, run, round_):
                 return self._out_of_budget(request)
-            self._check_drawn(commitment.agreement, request.payload)
-            private = {} if last is None else _unpacked(last.private)
+            check_download(commitment.agreement, round_, request.payload)
+            private = {} if last is None else unpack_private(last.private)
+            charges = commitment.charges(round_)
             try:
+                check(self._able, "worker", _DIED, f"see {WORKER_LOG}", DataError)
                 payload, private = self._work(request, commitment.agreement, private)
             except Exception:
                 # That work failed may reveal something of the records: it is charged like an
-                # answer.
-                ledger.charge(run, round_, commitment.charges(round_))
+                # answer, and not tried again.
+                kept = b"" if last is None else last.private
+                ledger.charge_and_store(run, round_, charges, b"", kept)
                 raise
-            charges, kept = commitment.charges(round_), _packed(private)
+            kept = pack_private(private)
             if not ledger.charge_and_store(run, round_, charges, payload, kept):
                 return self._out_of_budget(request)
             return self._upload(ledger, commitment, request, payload)
@@ -185,18 +188,8 @@ class Site(SiteFolder):
     def _out_of_budget(self, request: TrainingRequest) -> Message:
         """Refuse this round and every later one."""
         self.log(f"{request.study.study.name}: {_OUT_OF_BUDGET}")
-        return refusal(_OUT_OF_BUDGET, site=self.id, more=False)
-
-    def _check_drawn(self, agreement: Agreement, download: bytes) -> None:
-        """Refuse a larger cohort than was agreed: each share of the noise would be smaller."""
-        drawn = decode_download(download, agreement.layout.size).drawn
-        size = agreement.strategy.selection.cohort_size(agreement.terms.population)
-        largest = agreement.terms.population if size is None else size
-        problem, remedy = (
-            f"says that {drawn} sites were drawn",
-            f"draw at most {largest}, as agreed",
-        )
-        check(1 <= drawn <= largest, "download", problem, remedy, PeerError)
+        token = self.token(request.run)
+        return refusal(_OUT_OF_BUDGET, site=self.id, more=False, token=token)
 
     def _work(
         self, request: TrainingRequest, agreement: Agreement, private: dict[str, Tensor]
@@ -226,7 +219,8 @@ class Site(SiteFolder):
         """Build the answer of a round, which also says whether the plan covers another one."""
         more = commitment.covers(ledger, request.run, request.round + 1)
         token = self.token(request.run)
-        return acceptance(self.id, payload, round=request.round, token=token, more=more)
+        head = next(iter(ledger.heads(request.run)), "")
+        return acceptance(self.id, payload, round=request.round, token=token, more=more, head=head)
 
     def _keep(self, request: Delivery) -> Message:
         """Keep the model of a study that this site took part in; nothing of the site goes back."""
@@ -234,18 +228,25 @@ class Site(SiteFolder):
             agreed, remedy = ledger.agreed(request.run), "send its model to those who took part"
             known = agreed == request.digest()
             check(known, "study", "was not agreed to by this site", remedy, PeerError)
+            self.take_receipt(ledger, request.run, request.receipt, request.signer)
             last = ledger.answered(request.run)
         private = b"" if last is None else last.private
         keep_model(self.folder, request.run, request.study, request.payload, private)
         return acceptance(self.id)
 
 
-def _packed(private: Mapping[str, Tensor]) -> bytes:
-    """Write the private parts of a model; nothing where there are none."""
-    tensors = {name: tensor.contiguous() for name, tensor in private.items()}
-    return safetensors.save(tensors) if tensors else b""
+def answered(
+    folder: Path, message: Message, records: Records | None = None, *, able: bool = True
+) -> Message:
+    """Let the site in a folder answer a message; ``records`` keeps what it reads for the next.
 
-
-def _unpacked(packed: bytes) -> dict[str, Tensor]:
-    """Read what :func:`_packed` wrote."""
-    return dict(safetensors.load(packed)) if packed else {}
+    With ``able`` False no work is done: it has ended the process before. The round is charged.
+    """
+    try:
+        site = Site(folder, records, able=able)
+    except DpflError as error:
+        reason = "the site's folder cannot be used; its operator must look at it"
+        answer = refusal(reason, code=error.exit_code)
+        note_sent(folder, message, answer)
+        return answer
+    return site.answer(message)

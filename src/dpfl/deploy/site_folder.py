@@ -8,6 +8,8 @@
     site.key        the private key that the server knows the site by, and site.key.pub
     ca.crt          the study's certificate
     site.log        what was refused or went wrong, in words that may reveal records
+    sent.jsonl      everything that left the site: when, for which study and round, bytes and hash
+    receipts.jsonl  the servers' signatures under the entries of the ledger
     models/         the models of studies that have ended
 """
 
@@ -15,61 +17,39 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import os
 import secrets
+from collections import deque
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
 
 from dpfl.core.checks import check
-from dpfl.core.errors import ConfigurationError, DataError, DpflError, FolderError, LedgerError
-from dpfl.core.files import write_safely
-from dpfl.core.types import Observer, Plain, Unit
-from dpfl.data.federation import Federation
-from dpfl.data.tables import read_file
-from dpfl.methods import METHODS
+from dpfl.core.errors import DiskError, DpflError, FolderError, LedgerError, PeerError
+from dpfl.core.files import append_line, write_safely
+from dpfl.core.types import Observer, Plain
+from dpfl.deploy.messages import Message, write_header
+from dpfl.deploy.processes import noted_process
+from dpfl.deploy.receipts import RECEIPTS, Receipt, check_held, read_receipts
 from dpfl.privacy.filters import FilterName
-from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.privacy.statement import Statement, statement
-from dpfl.rounds.members import Member, honest_members
-from dpfl.runs.experiment import Experiment
-from dpfl.runs.processes import noted_process
-from dpfl.runs.site_file import SITE_FILE, SiteFile
+from dpfl.runs.site_file import SiteFile
 
-LEDGER, TOKEN, LOG, NODE_PROCESS = "ledger.sqlite", "token", "site.log", "supernode.pid"
+LEDGER, TOKEN, LOG, SENT = "ledger.sqlite", "token", "site.log", "sent.jsonl"
+CONNECTED, INBOX, SITE_PROCESS = "connected.json", "inbox.bin", "site.pid"
+WORKER_LOG, SAYS = "worker.log", "says.txt"
 
 
 class SiteFolder:
     """One site's folder. Paths in its file are relative to the folder.
 
-    Nothing is kept in memory but the records: every answer may be given by a new process.
+    Everything that a site's small process needs; it reads no records, and imports no torch.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.file = SiteFile.in_folder(folder)
-
-    @classmethod
-    def create(cls, folder: Path, values: Plain) -> Self:
-        """Make a new site.
-
-        ``values`` are those of its file, ``site.toml``. Where they are wrong, or the records cannot
-        be read, no site is made.
-        """
-        path, remedy = folder / SITE_FILE, "run it, or name another folder"
-        check(not path.exists(), str(folder), "already holds a site", remedy, FolderError)
-        file = SiteFile.from_dict(values, "options")
-        write_safely(path, file.to_toml().encode())
-        try:
-            site = cls(folder)
-            site.member()
-            site.prepare()
-        except Exception:
-            path.unlink()
-            raise
-        return site
 
     @property
     def id(self) -> str:
@@ -91,13 +71,19 @@ class SiteFolder:
         """How the site's ledger adds studies up."""
         return "allotments" if self.file.budget is None else self.file.budget.filter
 
-    def ledger(self) -> SiteLedger:
+    def ledger(self, *, reading: bool = False) -> SiteLedger:
         """Open the ledger.
 
         A missing one is refused, since it may have been mislaid; so is a budget or a filter that is
-        not the ledger's own.
+        not the ledger's own. With ``reading`` nothing has to be written: people who may only look
+        at the folder can do that.
         """
-        ledger, budget = SiteLedger.open_for(self.folder / LEDGER, self.id), self.file.own_budget()
+        budget, path = self.file.own_budget(), self.folder / LEDGER
+        if path.exists() and not os.access(self.folder, os.W_OK):
+            remedy = "let the user that runs dpfl write there"
+            check(reading, str(self.folder), "cannot be written", remedy, DiskError)
+            return SiteLedger.open(path, self.id, read_only=True)
+        ledger = SiteLedger.open_for(path, self.id)
         try:
             check(
                 ledger.filter == self._filter,
@@ -113,37 +99,6 @@ class SiteFolder:
             raise
         return ledger
 
-    @cached_property
-    def _federation(self) -> Federation:
-        """Load the records, once: from a file, or from a client of an embedded data set."""
-        data = self.file.data
-        if data.file is not None:
-            records = {self.id: read_file(self.folder / data.file, data.label)}
-            return Federation.from_arrays(records, classes=data.classes)
-        values = {
-            "data": {"name": data.dataset},
-            "partition": data.partition,
-            "method": {"name": next(name for name, one in METHODS.items() if one.reference)},
-            "run": {"rounds": 1, "seed": data.seed},
-        }
-        whole = Experiment.from_dict(values, f"{self.folder / SITE_FILE}, [data]").federation()
-        name, where = data.client or self.id, f"data set '{data.dataset}'"
-        problem, remedy = f"has no client '{name}'", "name one of its clients"
-        check(name in whole.shards, where, problem, remedy, DataError)
-        shards = {self.id: whole.shards[name]}
-        return Federation(shards=shards, classes=whole.classes, inputs=whole.inputs)
-
-    def federation(self) -> Federation:
-        """Return this site alone, as a federation of one."""
-        return self._federation
-
-    def member(self) -> Member:
-        """Return the site as a member that claims what it enforces."""
-        budget, settings = self.file.study_budget(), {self.id: self.file.own_settings()}
-        budgets = {} if budget is None else {self.id: budget}
-        own = replace(self.federation(), budgets=budgets, client_settings=settings)
-        return honest_members(own)[self.id]
-
     def token(self, run: str) -> str:
         """Derive what proves to the server of one run that messages come from the same site.
 
@@ -153,55 +108,109 @@ class SiteFolder:
             own = (self.folder / TOKEN).read_bytes()
         except OSError as error:
             remedy = "restore it from a backup, or make the site again in another folder"
-            raise ConfigurationError(str(self.folder / TOKEN), "is missing", remedy) from error
+            raise FolderError(str(self.folder / TOKEN), "is missing", remedy) from error
         return hashlib.sha256(own + run.encode()).hexdigest()
 
     def log(self, sentence: str) -> None:
-        """Write a line to the site's own log."""
+        """Write a line to the site's own log; a server's words cannot make it two."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        with (self.folder / LOG).open("a") as stream:
-            stream.write(f"{now} {sentence}\n")
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence)
+        with (self.folder / LOG).open("a", encoding="utf-8") as stream:
+            stream.write(f"{now} {line}\n")
+
+    def take_receipt(
+        self, ledger: SiteLedger, run: str, receipt: Receipt | None, signer: str
+    ) -> None:
+        """Check that the ledger holds what servers have signed, and keep a new signature, once.
+
+        ``receipt`` is what the server of ``run`` has sent along, signed with the key ``signer``.
+        """
+        if receipt is not None:
+            receipt.check(signer)
+            same = (receipt.run, receipt.site) == (run, self.id)
+            check(same, "receipt", "is not this site's", "begin another run", PeerError)
+            path, heads = self.folder / RECEIPTS, ledger.heads(run)
+            if receipt.head not in heads:
+                self.log(f"the server's receipt: {receipt}")  # it can be held against it
+            check_held(receipt, self.id, heads)
+            if receipt not in deque(read_receipts(path), maxlen=20):
+                append_line(path, asdict(receipt))
+        self.check_receipts(ledger)
+
+    def checked_ledger(self) -> SiteLedger:
+        """Open the ledger to read from it; one that lacks what a server has signed is refused."""
+        ledger = self.ledger(reading=True)
+        try:
+            self.check_receipts(ledger)
+        except DpflError:
+            ledger.close()
+            raise
+        return ledger
+
+    def check_receipts(self, ledger: SiteLedger) -> None:
+        """Refuse a ledger that lacks what the newest receipts of this folder say that it held."""
+        newest = {receipt.run: receipt for receipt in read_receipts(self.folder / RECEIPTS)}
+        for receipt in newest.values():
+            check_held(receipt, self.id, ledger.heads(receipt.run), LedgerError)
 
     # -- for the people at the site ----------------------------------------------------------------
-
-    def flags(self) -> list[RaisedFlag]:
-        """Return what its ethics board must know of its budget beside the numbers."""
-        budget, records = self.file.own_budget(), self.member().shard.examples
-        if budget is None or budget.unit is not Unit.RECORD or budget.delta * records < 1:
-            return []
-        detail = f"delta {budget.delta:g} is not below 1 / {records} records: a method may disclose"
-        return [RaisedFlag(Flag.WEAK_DELTA, f"{detail} some records in full")]
 
     def spent(self) -> list[Statement]:
         """Return what the site has spent over all studies, against each adversary."""
         budget = self.file.own_budget()
         enforced = budget.observer if budget and budget.observer else Observer.SERVER
-        with closing(self.ledger()) as ledger:
+        with closing(self.checked_ledger()) as ledger:
             observers = ledger.observers(self.id) or [enforced]
             lines = [statement(ledger, self.id, observer) for observer in observers]
             return [line for line in lines if line is not None]
 
 
+def note_sent(folder: Path, asked: Message | None, answer: Message) -> None:
+    """Write down what leaves a site: an append-only log, on disk before it is sent.
+
+    ``asked`` is None where what arrived could not be read.
+    """
+    told = {} if asked is None else asked.header
+    study = told.get("study")
+    about = study.get("study") if isinstance(study, dict) else None
+    whole = write_header(answer.header).encode() + answer.payload
+    line = {
+        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+        "study": str(about.get("name") if isinstance(about, dict) else None)[:100],
+        "run": str(told.get("run"))[:100],
+        "kind": str(told.get("kind"))[:20],
+        "round": told.get("round") if isinstance(told.get("round"), int) else None,
+        "accepted": answer.accepted,
+        "bytes": len(whole),
+        "sha256": hashlib.sha256(whole).hexdigest(),
+    }
+    append_line(folder / SENT, line)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SiteStatus:
-    """Whether a site is connected, which studies it has served, and what it has spent.
+    """Whether a site runs, which studies it has served, and what it has spent.
 
+    ``says``: the last sentence on its screen.
     ``studies``: title and last charged round of each run.
     """
 
     site: str
     running: bool
+    says: str
     studies: dict[str, tuple[str, int | None]]
     spent: list[Statement]
 
     @classmethod
     def of(cls, site: SiteFolder) -> SiteStatus:
         """Read the folder of a site."""
-        with closing(site.ledger()) as ledger:
+        with closing(site.checked_ledger()) as ledger:
             titles = ledger.titles().items()
             studies = {run: (title, ledger.last_round(run)) for run, title in titles}
-        running = noted_process(site.folder / NODE_PROCESS) is not None
-        return cls(site=site.id, running=running, studies=studies, spent=site.spent())
+        running = noted_process(site.folder / SITE_PROCESS) is not None
+        said = site.folder / SAYS
+        says = said.read_text(errors="replace").strip() if running and said.exists() else ""
+        return cls(site=site.id, running=running, says=says, studies=studies, spent=site.spent())
 
     def to_dict(self) -> Plain:
         """Return plain values."""
@@ -210,4 +219,5 @@ class SiteStatus:
             for run, (title, last) in self.studies.items()
         ]
         spent = [line.to_dict() for line in self.spent]
-        return {"site": self.site, "running": self.running, "studies": studies, "spent": spent}
+        state = {"site": self.site, "running": self.running, "says": self.says or None}
+        return {**state, "studies": studies, "spent": spent}

@@ -17,14 +17,15 @@ from dpfl.core.errors import FolderError
 from dpfl.core.files import write_safely
 from dpfl.core.types import Adjacency, Observer, Plain, Promise, Unit
 from dpfl.core.version import __version__
+from dpfl.deploy.processes import FAILED, noted_process
+from dpfl.deploy.progress import Progress
 from dpfl.privacy.flags import RaisedFlag
 from dpfl.privacy.statement import Statement
 from dpfl.rounds import Agreement, Plan
 from dpfl.rounds.record import EffectiveNoise, RoundRecord
 from dpfl.runs.deployment import LINK_PROCESS, StudyFile
 from dpfl.runs.folder import RunFolder
-from dpfl.runs.processes import noted_process
-from dpfl.runs.result import RoundCount
+from dpfl.runs.result import RoundCount, Spread
 
 FORMAT = "dpfl-deployment-1"
 _PLAIN = ("run", "study", "method", "parameters", "bytes_up", "payload_bytes_up", "bytes_down")
@@ -120,23 +121,45 @@ class StudyStatus:
     """How far a study is: its rounds so far, and its summary once it has ended.
 
     ``running``: whether its server runs on this machine now.
+    ``failure``: why it ended, where an error has ended it.
+    ``progress``: what becomes of its sites, as the server sees it.
+    ``seconds``: how long sites took to answer, over all rounds.
     """
 
     study: StudyFile
     running: bool
+    failure: str
     rounds: tuple[RoundRecord, ...]
     summary: DeploymentSummary | None
+    progress: Progress
+    seconds: Spread | None
 
     @classmethod
     def of(cls, path: Path) -> StudyStatus:
         """Read the folder of a server."""
         study, folder = StudyFile.in_folder(path), RunFolder(path)
+        running, progress = noted_process(path / LINK_PROCESS) is not None, Progress.read(path)
         return cls(
             study=study,
-            running=noted_process(path / LINK_PROCESS) is not None,
+            running=running,
+            failure=_failure(path / FAILED),
             rounds=tuple(folder.read_rounds()),
             summary=DeploymentSummary.load(folder),
+            progress=progress if running else progress.afterwards(),
+            seconds=Spread.of(
+                seconds
+                for line in folder.read_lines(folder.timings)
+                for seconds in line["seconds"].values()
+            ),
         )
+
+    @property
+    def server(self) -> str:
+        """Say whether the server runs, and why not if an error has ended it."""
+        if self.running:
+            return "running"
+        ended = "not running" if self.summary is None else "the study has ended"
+        return f"{ended}: {self.failure}" if self.failure else ended
 
     def took_part(self, site: str) -> int:
         """In how many rounds the upload of a site arrived."""
@@ -153,10 +176,21 @@ class StudyStatus:
             "study": self.study.study.name,
             "method": self.study.method.name,
             "running": self.running,
+            "failure": self.failure or None,
             "rounds": {"planned": self.study.run.rounds, "done": len(self.rounds)},
+            **self.progress.to_dict(),
+            "seconds_per_answer": self.seconds.to_dict() if self.seconds else None,
             "last": self.rounds[-1].to_dict() if self.rounds else None,
             "summary": self.summary.to_dict() if self.summary else None,
         }
+
+
+def _failure(path: Path) -> str:
+    """Read the sentence that the server left when it failed; empty where it left none."""
+    try:
+        return path.read_text().partition("\n")[2].strip()
+    except OSError:
+        return ""
 
 
 def effective_noise(agreement: Agreement, plan: Plan, record: RoundRecord) -> EffectiveNoise:

@@ -8,6 +8,7 @@ registered. With TLS both present the study's certificate.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,13 +18,15 @@ from pathlib import Path
 from dpfl.core.checks import check
 from dpfl.core.errors import DpflError, PeerError
 from dpfl.core.files import write_safely
+from dpfl.core.layout import Layout
 from dpfl.deploy import processes
 from dpfl.deploy.credentials import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
 from dpfl.deploy.processes import APP, CERTIFICATES, HOME, SITES, Started, one_line
 from dpfl.deploy.server_app import FOLDER_KEY
-from dpfl.runs.deployment import NetworkSection
+from dpfl.runs.deployment import LINK_PROCESS, NetworkSection, StudyFile
 
-LOG = "superlink.log"
+LOG, PROXY_PROCESS = "superlink.log", "proxy.pid"
+_REQUEST_BYTES = 4 << 20  # what a request may hold beside the numbers of a model
 _APP = "from dpfl.deploy import {name}\n\napp = {name}.app\n"
 
 
@@ -54,14 +57,8 @@ class SuperLink:
         """
         processes.check_port(network.host, network.port)
         own, port = None if insecure else folder / CERTIFICATES, processes.free_port()
-        command = [
-            processes.find_program("flower-superlink"),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-        ]
-        command.append("--disable-runtime-dependency-installation")
+        command = [*processes.program("flower-superlink"), "--host", "127.0.0.1"]
+        command += ["--port", str(port), "--disable-runtime-dependency-installation"]
         if own is None:
             command.append("--insecure")
         else:
@@ -77,7 +74,7 @@ class SuperLink:
             command.append("--enable-supernode-auth")
         link = cls(
             folder=folder,
-            process=processes.start(command, folder, LOG),
+            process=processes.start(command, folder, LOG, LINK_PROCESS),
             port=port,
             certificates=own,
         )
@@ -88,16 +85,24 @@ class SuperLink:
             raise
         return link
 
-    def start_proxy(self, network: NetworkSection) -> None:
-        """Let sites in: start the proxy under the study's address, and wait until it is ready."""
-        command = [sys.executable, "-m", "dpfl.deploy.proxy"]
+    def start_proxy(self, study: StudyFile) -> None:
+        """Let sites in: start the proxy under the study's address, and wait until it is ready.
+
+        How much a request may hold, and how many connections there may be, follows from the model
+        and from the number of sites.
+        """
+        network, numbers = study.network, Layout.of_module(study.build_model()).size
+        command = [sys.executable, "-m", "dpfl.deploy.proxy", "--parent", str(os.getpid())]
         command += ["--host", network.host, "--port", str(network.port)]
+        command += ["--largest-body", str(_REQUEST_BYTES + 8 * numbers)]
+        command += ["--sites", str(len(study.study.sites))]
         own, scheme = self.certificates, "https" if self.certificates else "http"
         command += ["--inner", f"{scheme}://127.0.0.1:{self.port}"]
         if own is not None:
             command += ["--ca", str(own / CA_CERTIFICATE), "--key", str(own / SERVER_KEY)]
             command += ["--certificate", str(own / SERVER_CERTIFICATE)]
-        self.proxy = processes.start(command, self.folder, "proxy.log")
+            command += ["--keys", str(self.folder / SITES)]
+        self.proxy = processes.start(command, self.folder, "proxy.log", PROXY_PROCESS)
         anywhere = network.host in ("0.0.0.0", "::")  # noqa: S104 - compared, not listened on
         host = "127.0.0.1" if anywhere else network.host
         processes.wait_until_ready(self.proxy, f"{host}:{network.port}", self._authority)
@@ -140,18 +145,18 @@ def write_connection(folder: Path, port: int, *, insecure: bool) -> None:
 
 def _flwr(folder: Path, *arguments: str) -> dict[str, object]:
     """Run Flower's command line, and return its JSON answer."""
-    command, own = (
-        [processes.find_program("flwr"), *arguments, "--format", "json"],
-        processes.environment(folder / HOME),
-    )
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=own, timeout=180, check=False
-    )
+    command = [*processes.program("flwr"), *arguments, "--format", "json"]
+    own, limit = processes.environment(folder / HOME), processes.READY_SECONDS
     try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=own, timeout=limit, check=False
+        )
         return dict(json.loads(done.stdout))
+    except subprocess.TimeoutExpired:
+        problem = f"flwr {arguments[0]} did not end within {limit:g} s"
     except ValueError:
         problem = f"flwr {arguments[0]} failed ({one_line(done.stderr or done.stdout)})"
-        raise PeerError("Flower", problem, f"see {folder / LOG}") from None
+    raise PeerError("Flower", problem, f"see {folder / LOG}")
 
 
 def _reason(answer: Mapping[str, object]) -> str:
@@ -187,7 +192,7 @@ def run_status(folder: Path, run_id: str) -> str:
     """Return what Flower says of a run, in a word."""
     try:
         answer = _flwr(folder, "list", "--run-id", run_id)
-    except (DpflError, subprocess.TimeoutExpired):
+    except DpflError:
         return "unknown"
     runs = answer.get("runs") or [answer]
     first = runs[0] if isinstance(runs, list) and runs else {}

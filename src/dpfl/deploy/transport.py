@@ -6,17 +6,22 @@ is the same in a test and in a deployment.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from flwr.app import ConfigRecord, MessageType, RecordDict
 from flwr.app import Message as FlowerMessage
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
 from dpfl.core.errors import PeerError
-from dpfl.deploy.messages import Message, Reply, read_header, write_header
+from dpfl.deploy.messages import Message, Reply, read_header, refusal, write_header
 
 RECORD = "dpfl"
 _POLL_SECONDS = 0.2
+_RETURN_SECONDS = 120.0  # how long a node that went away is waited for
+_CUT_OFF = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
 _BOTH_SIDES = "run dpfl on both sides"
 
 
@@ -38,33 +43,72 @@ def from_record(content: RecordDict) -> Message:
     return Message(header=read_header(header), payload=payload)
 
 
+def replied(message: FlowerMessage, answer: Callable[[Message], Message]) -> FlowerMessage:
+    """Read a message, let a site answer it, and make the reply; what is not dpfl's is refused."""
+    try:
+        said = answer(from_record(message.content))
+    except PeerError as error:
+        said = refusal(str(error), code=error.exit_code)
+    return reply_to(message, said)
+
+
+def reply_to(message: FlowerMessage, said: Message) -> FlowerMessage:
+    """Make the reply to a message of Flower's."""
+    return FlowerMessage(to_record(said), reply_to=message)
+
+
 class Transport:
     """What a coordinator needs of a network, over a Flower grid."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
+    @staticmethod
+    def limit_parts(seconds: float) -> None:
+        """Wait this long for the rest of an answer that has begun to arrive.
+
+        Flower announces an answer before its parts are there, and waits two hours for them: a site
+        that was killed while it sent them would hold up everyone.
+        """
+        assert pull_objects.__kwdefaults__ is not None
+        pull_objects.__kwdefaults__["max_time"] = seconds
+
     def nodes(self) -> list[int]:
         """Return the nodes that are connected."""
         return sorted(self.grid.get_node_ids())
 
-    def ask(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Reply]:
+    def ask(
+        self,
+        messages: Mapping[int, Message],
+        timeout: float,
+        heard: Callable[[int, Reply], None] = lambda node, reply: None,
+    ) -> dict[int, Reply]:
         """Send one message to each node, and wait for the answers.
 
-        ``messages`` are by node; ``timeout`` is in seconds. Returns a reply for every node: its
-        answer, or why there is none. The first answer to a message counts. A second or a late one
-        is never read.
+        ``messages`` are by node; ``timeout`` is in seconds; ``heard`` is told of each answer when
+        it comes. Returns a reply for every node: its answer, or why there is none. The first answer
+        to a message counts. A second or a late one is never read. A node that goes away, or is cut
+        off while it answers, is asked again if it comes back in time.
         """
-        silence = Reply.none(f"did not answer within {timeout:g} s")
-        replies = dict.fromkeys(messages, silence)
-        waiting = self._send(messages, timeout)
-        until = time.monotonic() + timeout
-        while waiting and time.monotonic() < until:
+        replies = dict.fromkeys(messages, Reply.none(f"did not answer within {timeout:g} s"))
+        waiting, gone = self._send(messages, timeout), dict[int, float]()
+        began = time.monotonic()
+        until = began + timeout
+        while (waiting or gone) and time.monotonic() < until:
             for answer in self.grid.pull_messages(list(waiting)):
                 node = waiting.pop(answer.metadata.reply_to_message_id, None)
                 if node is not None:
-                    replies[node] = _read(answer)
-            if waiting:
+                    replies[node] = replace(_read(answer), seconds=time.monotonic() - began)
+                    if answer.has_error() and answer.error.code in _CUT_OFF:
+                        gone[node] = time.monotonic() + _RETURN_SECONDS
+                    else:
+                        heard(node, replies[node])
+            here = set(self.nodes()) if gone else set()
+            back = {node: messages[node] for node in gone if node in here}
+            waiting |= self._send(back, until - time.monotonic())
+            now = time.monotonic()
+            gone = {node: end for node, end in gone.items() if node not in here and now < end}
+            if waiting or gone:
                 time.sleep(_POLL_SECONDS)
         return replies
 

@@ -11,8 +11,9 @@ the head of that file. It may be ahead of it, because the file is written after 
 *What it does not prove.* The chain has no key. Whoever can write both files can compute a new chain
 and a new head, or put back an old ledger together with its old head. Only a head that was noted
 elsewhere, for instance in a printed report, reveals that: ``dpfl ledger verify FILE --head HASH``.
-Servers do not countersign heads yet. The answers that a site keeps for sending again are not part
-of the chain: they are replaced by later ones.
+Servers countersign the entries of their studies, and so notice it too
+(:mod:`dpfl.deploy.receipts`). The answers that a site keeps for sending again are not part of the
+chain: they are replaced by later ones.
 """
 
 import hashlib

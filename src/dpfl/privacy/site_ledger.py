@@ -6,6 +6,7 @@ that dies after sends the same bytes again, and is not charged again. There is n
 answer that is not in the ledger was never sent.
 """
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -17,7 +18,10 @@ from dpfl.privacy.ledger_schema import SITE_SCHEMA
 
 
 class Answered(NamedTuple):
-    """The last answer to a run: its round, its bytes, and what stays at the site."""
+    """The last answer to a run: its round, its bytes, and what stays at the site.
+
+    Work that failed has no bytes.
+    """
 
     round: int
     payload: bytes
@@ -50,13 +54,32 @@ class SiteLedger(Ledger):
         rows = self._select("round, payload, private", "outbox", run=run)
         return Answered(*rows[0]) if rows else None
 
+    def heads(self, run: str) -> list[str]:
+        """The digests of the chain's entries for the rounds of one run, the newest first.
+
+        Each of them covers everything that came before it, in this run and in others, and tells
+        nothing about what came after it.
+        """
+        query = """
+            SELECT DISTINCT chain.number, chain.digest FROM journal
+            JOIN chain ON chain.number = journal.entry
+            WHERE journal.run = :run ORDER BY chain.number DESC
+        """
+        return [str(digest) for _, digest in self._rows(query, run=run)]
+
     def charge_and_store(
         self, run: str, round_: int, charges: Sequence[Charge], payload: bytes, private: bytes
     ) -> bool:
-        """Charge and keep the answer, all or nothing; False if plan or budget do not cover it."""
+        """Charge and keep the answer, all or nothing; False if plan or budget do not cover it.
+
+        Every answer is an entry of the chain, also where its round was charged before: a copy of
+        the ledger that lacks it would answer the round with other noise.
+        """
         row = (run, round_, payload, private)
         with self._transaction() as entry:
             refused = self._charge(entry, run, round_, charges)
             if not refused:
+                if not entry.rows["journal"]:
+                    entry.insert("journal", [(run, round_, time.time())])
                 entry.connection.execute("INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)", row)
         return not refused

@@ -1,6 +1,6 @@
 """The file of a real federation's server: the study that it offers to the sites."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt, StrictInt
 from torch import nn
@@ -11,13 +11,12 @@ from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs import sections
+from dpfl.runs.site_file import Name
 from dpfl.runs.toml_file import Section, TomlFile
 from dpfl.strategy import Strategy
 
 STUDY_FILE = "study.toml"
 LINK_PROCESS = "superlink.pid"  # holds the process id of the server's SuperLink
-Name = Annotated[str, Field(pattern=r"^[^./\\\s\x00-\x1f][^/\\\x00-\x1f]{0,99}$")]
-"""A site's name; it is also a file's name."""
 
 
 class StudySection(Section):

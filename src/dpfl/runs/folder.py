@@ -13,11 +13,9 @@ that was released.
     halts.jsonl         accuracy where a search made the run wait
 """
 
-import fcntl
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,8 @@ from safetensors import torch as safetensors
 from torch import Tensor
 
 from dpfl.core.checks import check
-from dpfl.core.errors import FolderError, disk_error
-from dpfl.core.files import write_safely
+from dpfl.core.errors import FolderError
+from dpfl.core.files import append_line, hold_folder, write_safely
 from dpfl.core.layout import Layout
 from dpfl.core.types import Plain
 from dpfl.engine.evaluation import Scores
@@ -79,38 +77,15 @@ class RunFolder:
         check(not foreign, where, "is not empty and holds no run", other, FolderError)
         write_safely(self.experiment, experiment.encode())
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder for this process.
-
-        The lock is the operating system's: it ends with the process, however that ends. A folder
-        that another process holds is refused.
-        """
-        where = str(self.path)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            stream = (self.path / ".lock").open("w")
-        except OSError as error:
-            raise disk_error(where, error) from error
-        with stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                problem, remedy = "is in use by another process", "wait for it, or end it"
-                raise FolderError(where, problem, remedy) from error
-            yield
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the folder for this process; one that another process holds is refused."""
+        return hold_folder(self.path)
 
     # -- lines -------------------------------------------------------------------------------------
 
     def append(self, path: Path, line: Mapping[str, Any]) -> None:
         """Add one JSON line, on disk before this returns."""
-        try:
-            with path.open("a") as stream:
-                stream.write(json.dumps(line) + "\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-        except OSError as error:
-            raise disk_error(str(path), error) from error
+        append_line(path, line)
 
     def read_lines(self, path: Path) -> list[Plain]:
         """Read JSON lines; none where the file does not exist.

@@ -9,13 +9,14 @@ from torch import nn
 
 from dpfl.core.checks import check
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import ClientSettings, Plain
+from dpfl.core.types import Plain
 from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.methods import find, make_strategy
 from dpfl.models import make_model
 from dpfl.plugs import step as steps
 from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort, Selection
 from dpfl.privacy.budgets import is_budget_file, read_budget_file
+from dpfl.runs.site_file import ClientSection as ClientSection
 from dpfl.runs.toml_file import Section
 from dpfl.strategy import Strategy
 
@@ -146,19 +147,6 @@ class RunSection(RoundsSection):
     evaluate_every: int = Field(default=1, ge=1)
     misreports: dict[str, float] = Field(default_factory=dict)
     dropout: float = Field(default=0.0, ge=0, le=1)
-
-
-class ClientSection(Section):
-    """The settings of one client, where they differ from the method's."""
-
-    batch_size: int | None = None
-    local_steps: int | None = None
-    local_epochs: int | None = None
-    lr: float | None = None
-
-    def settings(self) -> ClientSettings:
-        """Return the settings, checked."""
-        return ClientSettings(**self.model_dump())
 
 
 class ClientSettingsSection(Section):

@@ -1,21 +1,33 @@
 """A site's own file: its records, its budget, and what it accepts, whatever a server says."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from dpfl.core.checks import check
 from dpfl.core.errors import did_you_mean
 from dpfl.core.types import Budget, ClientSettings, Observer, Plain, Unit
-from dpfl.methods import METHODS
 from dpfl.privacy.accountant import SMALLEST_DELTA
-from dpfl.runs.deployment import Name
-from dpfl.runs.sections import ClientSection
 from dpfl.runs.toml_file import Section, TomlFile
 
 SITE_FILE = "site.toml"
+Name = Annotated[str, Field(pattern=r"^[^./\\\s\x00-\x1f][^/\\\x00-\x1f]{0,99}$")]
+"""A site's name; it is also a file's name."""
+
+
+class ClientSection(Section):
+    """The settings of one client, where they differ from the method's."""
+
+    batch_size: int | None = None
+    local_steps: int | None = None
+    local_epochs: int | None = None
+    lr: float | None = None
+
+    def settings(self) -> ClientSettings:
+        """Return the settings, checked."""
+        return ClientSettings(**self.model_dump())
 
 
 class SiteSection(Section):
@@ -108,9 +120,6 @@ class SiteFile(TomlFile):
         check(has_budget, f"{where}, [budget]", "is missing", remedy)
         if self.budget is not None:
             self._check_budget(self.budget, f"{where}, [budget]")
-        for name in self.policy.methods or ():
-            near, problem = did_you_mean(name, METHODS), f"there is no method '{name}'"
-            check(name in METHODS, f"{where}, [policy] methods", problem, near)
         address = self.server.address
         host, _, port = address.rpartition(":")
         good = host and "/" not in host and port.isdecimal() and 1 <= int(port) <= 65535
@@ -155,6 +164,15 @@ class SiteFile(TomlFile):
         # An allotment has a delta of its own; studies that pay round by round share one.
         delta = whole.delta * part if self.budget.filter == "allotments" else whole.delta
         return replace(whole, epsilon=self.budget.per_study, delta=delta)
+
+    def check_methods(self, known: Collection[str], where: str) -> None:
+        """Refuse a policy that names a method which does not exist.
+
+        Methods are known where torch is imported: a site's small process does not ask.
+        """
+        for name in self.policy.methods or ():
+            at, problem = f"{where}, [policy] methods", f"there is no method '{name}'"
+            check(name in known, at, problem, did_you_mean(name, known))
 
     def own_settings(self) -> ClientSettings:
         """Return the site's own settings of local work."""

@@ -1,0 +1,71 @@
+"""Asking sites for a round: one request each, and what came back, checked."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dpfl.deploy.connections import Connections
+from dpfl.deploy.messages import Reply
+from dpfl.deploy.requests import TrainingRequest
+from dpfl.rounds import Agreement, Plan, Uplink
+from dpfl.rounds.codec import FRAME_BYTES
+from dpfl.runs.folder import RunFolder
+
+
+def ask_round(
+    sites: Connections, folder: RunFolder, agreement: Agreement, plan: Plan
+) -> list[Uplink]:
+    """Ask the sites that were drawn, and return what came of it.
+
+    With each request goes the receipt for the site's last answer; the answers are signed in turn.
+    How long every site took, and how many bytes went each way, is written to the folder.
+    """
+    signer, terms, limit = sites.signer, agreement.terms, sites.study.run.round_timeout
+    request = TrainingRequest(
+        study=sites.study, run=sites.run, terms=terms, signer=signer.key, round=plan.round
+    )
+    messages = {
+        site: replace(request, payload=payload, receipt=signer.last.get(site)).to_message()
+        for site, payload in plan.downloads.items()
+    }
+    what = "a release before round 1" if plan.round < 0 else "a round"
+    asked = f"{len(messages)} sites are asked for {what}, and waited for up to {limit:g} s"
+    sites.progress.expect(f"{asked}; whoever has not answered by then is missed")
+    replies = sites.ask(messages, limit)
+    _note_times(folder, plan, replies)
+    return [_uplink(sites, agreement, plan.round, *one) for one in replies.items()]
+
+
+def _note_times(folder: RunFolder, plan: Plan, replies: Mapping[str, Reply]) -> None:
+    """Write down how long each site took, and how many bytes went to it and came back."""
+    answered = {site: reply for site, reply in replies.items() if reply.answered}
+    seconds = {site: round(reply.seconds, 3) for site, reply in answered.items()}
+    size = {
+        site: [len(plan.downloads[site]), len(reply.message.payload)]
+        for site, reply in answered.items()
+    }
+    line = {"round": plan.round, "seconds": seconds, "bytes_down_up": size}
+    folder.append(folder.timings, line)
+
+
+def _uplink(
+    sites: Connections, agreement: Agreement, round_: int, site: str, reply: Reply
+) -> Uplink:
+    """Read what came back from a site that was drawn: its upload, or why there is none.
+
+    A payload that is longer than a round or release can need is not read.
+    """
+    before = sites.willing.get(site, False)
+    problem = sites.note(site, reply)
+    if agreement.amplified:
+        # Who may be drawn follows from what everyone was asked, never from the draw.
+        sites.willing[site] = before
+    numbers = agreement.layout.size
+    if round_ < 0:
+        numbers = agreement.terms.releases[round_ - agreement.first_round][1]
+    size, largest = len(reply.message.payload), FRAME_BYTES + 4 * numbers
+    if not problem and size > largest:
+        problem = f"sent {size} bytes, at most {largest} were agreed"
+    head = reply.message.header.get("head")
+    if not problem and isinstance(head, str):
+        sites.signer.sign(sites.run, site, round_, head)
+    return Uplink(client=site, payload=None if problem else reply.message.payload, reason=problem)

@@ -1,0 +1,117 @@
+"""The process that answers for a site, with torch and the site's records in memory.
+
+A site's own process stays small: it holds the connection and imports no torch. The worker is
+started with the first message of a study, keeps what it has read, and is ended with the study. It
+answers one message at a time. A worker that is killed is replaced, and asked the same again: what
+it had charged is in the ledger together with the answer, so that the same bytes are sent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+
+from dpfl.core.errors import DataError
+from dpfl.deploy.messages import Message, write_header
+from dpfl.deploy.site_folder import WORKER_LOG
+from dpfl.runs.processes import end_with
+
+_TRIES = 3  # how often one message is tried before the server is told that it failed
+
+
+class Worker:
+    """The worker of the site in a folder: none, or one process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+        self.used = 0.0  # when it was last asked, by the monotonic clock
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, None while there is no worker."""
+        return None if self._process is None else self._process.pid
+
+    def answer(self, message: Message, tell: Callable[[str], None]) -> Message:
+        """Let the worker answer; one that dies over it is replaced.
+
+        After a few times it is asked once more, to charge the round and to do no work. Raises
+        :class:`~dpfl.core.errors.DataError` where it cannot do even that.
+        """
+        for left in range(_TRIES, -1, -1):
+            try:
+                return self._asked(message, able=left > 0)
+            except (EOFError, OSError) as error:
+                code, log = self.end(), self._folder / WORKER_LOG
+                if left == 0:
+                    problem = f"ended {_TRIES + 1} times over one message (exit code {code})"
+                    raise DataError("worker process", problem, f"see {log}") from error
+                tell(f"The worker process ended (exit code {code}, see {log}); it is started again")
+        raise AssertionError
+
+    def _asked(self, message: Message, *, able: bool) -> Message:
+        pipe = self._started()
+        pipe.send_bytes(b"work" if able else b"charge only")
+        pipe.send_bytes(write_header(message.header).encode())
+        pipe.send_bytes(message.payload)
+        header, payload = pipe.recv_bytes(), pipe.recv_bytes()
+        self.used = time.monotonic()
+        return Message(header=json.loads(header), payload=payload)
+
+    def _started(self) -> Connection:
+        if self._pipe is None:
+            self._pipe, theirs = Pipe()
+            command = [sys.executable, "-m", "dpfl.deploy.worker", str(self._folder)]
+            command += [str(theirs.fileno()), str(os.getpid())]
+            with (self._folder / WORKER_LOG).open("ab") as log, theirs:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[theirs.fileno()],
+                )
+        return self._pipe
+
+    def end(self) -> int | None:
+        """End the worker, if there is one; return its exit code."""
+        process, pipe = self._process, self._pipe
+        self._process = self._pipe = None
+        if pipe is not None:
+            pipe.close()  # the worker ends when nobody can ask it any more
+        if process is None:
+            return None
+        try:
+            return process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+
+def main(folder: Path, pipe: Connection, parent: int) -> None:
+    """Answer messages until the site's process closes the connection, or is gone."""
+    end_with(parent)
+    from dpfl.deploy.records import Records
+    from dpfl.deploy.site import answered
+
+    records = Records()
+    while True:
+        try:
+            able, header, payload = pipe.recv_bytes(), pipe.recv_bytes(), pipe.recv_bytes()
+        except EOFError:
+            return
+        message = Message(header=json.loads(header), payload=payload)
+        answer = answered(folder, message, records, able=able == b"work")
+        pipe.send_bytes(write_header(answer.header).encode())
+        pipe.send_bytes(answer.payload)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Connection(int(sys.argv[2])), int(sys.argv[3]))
