@@ -6,7 +6,8 @@ server app, a site's command, or a site's worker. Commands that were killed are 
 service manager would. Reported are the rounds that were lost, the rounds that sites missed, and the
 seconds from a kill to the next round that was finished.
 
-    python -m bench.kills --kills 50 --rounds 10
+    python -m bench.kills --kills 50 --rounds 10                # every six seconds: what is lost
+    python -m bench.kills --kills 12 --rounds 40 --pause 25 45  # one by one: how long it takes
 """
 
 import argparse
@@ -29,7 +30,7 @@ from dpfl.deploy.processes import free_port
 from dpfl.deploy.site import Site
 
 DPFL = [sys.executable, "-m", "dpfl.cli.main"]
-LONGEST_SECONDS = 900.0
+LONGEST_SECONDS = 1800.0
 
 
 @dataclass
@@ -115,7 +116,14 @@ class Tally:
     seconds: float = 0.0
 
 
-def play(folder: Path, rounds: int, tally: Tally, kills: int, seed: random.Random) -> None:
+def play(
+    folder: Path,
+    rounds: int,
+    tally: Tally,
+    kills: int,
+    seed: random.Random,
+    pause: tuple[float, float],
+) -> None:
     """Run one study to its end, killing as long as there are kills left."""
     command = [
         "deploy",
@@ -146,7 +154,7 @@ def play(folder: Path, rounds: int, tally: Tally, kills: int, seed: random.Rando
                     os.kill(victims[name], signal.SIGKILL)
                     tally.kills[name] += 1
                     killed.append(now)
-                strike = now + seed.uniform(2, 10)
+                strike = now + seed.uniform(*pause)
             assert now - began < LONGEST_SECONDS, f"the study does not end: see {folder}"
         federation.running["server"].wait(timeout=60)
     finally:
@@ -182,12 +190,13 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pause", type=float, nargs=2, default=(2.0, 10.0))
     given = parser.parse_args()
     seed, tally = random.Random(given.seed), Tally()
     with tempfile.TemporaryDirectory() as folder:
         while sum(tally.kills.values()) < given.kills:
             study = Path(folder) / str(tally.studies)
-            play(study, given.rounds, tally, given.kills, seed)
+            play(study, given.rounds, tally, given.kills, seed, tuple(given.pause))
             print(f"{sum(tally.kills.values())} kills, {tally.studies} studies", flush=True)
     print(f"kills: {dict(sorted(tally.kills.items()))}")
     print(f"rounds: {tally.rounds} in {tally.studies} studies, lost {tally.lost}")

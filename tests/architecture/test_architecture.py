@@ -28,8 +28,8 @@ PAPERS = sorted(path for path in (PACKAGE / "methods").glob("*.py") if path.stem
 
 # The project's own limits. They rise only with a feature. The goals were 7,000 and 9,000 before
 # sites had workers of their own, rounds were asked again, and the open port had limits.
-MOST_LIBRARY_LINES = 9_430
-MOST_SHELL_LINES = 9_850
+MOST_LIBRARY_LINES = 9_440
+MOST_SHELL_LINES = 9_890
 LEAST_DOCSTRING_SHARE = 0.27
 LONG_FILES = 2  # of more than 260 lines
 

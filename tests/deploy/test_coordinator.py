@@ -15,6 +15,8 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Error, RecordDict
 from flwr.app import Message as FlowerMessage
+from flwr.common.constant import ErrorCode
+from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
 from dpfl.core.errors import FolderError, PeerError
@@ -23,7 +25,7 @@ from dpfl.deploy import coordinator as module
 from dpfl.deploy.coordinator import Coordinator
 from dpfl.deploy.enrolment import EnrolmentFile
 from dpfl.deploy.in_process_grid import InProcessGrid
-from dpfl.deploy.messages import Message
+from dpfl.deploy.messages import WENT_WRONG, Message
 from dpfl.deploy.requests import HELLO, TERMS, TRAIN
 from dpfl.deploy.site import Site
 from dpfl.deploy.summary import DeploymentSummary
@@ -582,7 +584,7 @@ def test_an_impostor_after_a_restart_is_turned_away(
     federation.play()
     summary = finished(federation)
     assert summary["refusals"]["b"] == "somebody else came under this name"
-    assert federation.lines()[2]["missing"] == {"b": "is not connected"}
+    assert federation.lines()[2]["cohort"] == ["a", "c"]  # b has not committed again
     assert charged(impostor) == set()
 
 
@@ -752,7 +754,7 @@ def test_a_site_without_a_key_and_one_that_never_came_are_named_with_the_reason(
     del federation.grid.sites[3], federation.grid.sites[2]
     federation.play()
     refusals = federation.summary()["refusals"]
-    assert "sites/b.pub is missing" in refusals["b"]
+    assert "see to sites/b.pub" in refusals["b"]
     assert "did not come within 2 s" in refusals["c"]
 
 
@@ -776,3 +778,94 @@ def test_a_site_whose_policy_changed_is_not_asked_again(tmp_path: Path) -> None:
     federation.grid.faults[2] = in_round(1, stricter)
     federation.play()
     assert ["b" in line["cohort"] for line in federation.lines()] == [True, True, False]
+
+
+def went_wrong(message: FlowerMessage) -> FlowerMessage:
+    return reply_with(message, {"ok": False, "reason": WENT_WRONG, "code": 1})
+
+
+def at_binding_terms(
+    misbehave: Callable[[FlowerMessage], FlowerMessage | None], times: int
+) -> Callable[..., FlowerMessage | None]:
+    """Misbehave when the terms are to bind, the first few times."""
+    left = [times]
+
+    def fault(message: FlowerMessage, answer: Answer) -> FlowerMessage | None:
+        header = from_record(message.content).header
+        if header["kind"] == TERMS and header["binding"] and left[0]:
+            left[0] -= 1
+            return misbehave(message)
+        return answer()
+
+    return fault
+
+
+@pytest.mark.parametrize("misbehave", [went_wrong, lambda message: None])
+def test_a_site_that_misses_the_binding_terms_is_asked_for_them_again(
+    misbehave: Callable[[FlowerMessage], FlowerMessage | None], tmp_path: Path
+) -> None:
+    """It could otherwise take no part in any round, each time with a reason that is not true."""
+    values = study_values("weiavg", rounds=4, run={"round_timeout": 0.5})
+    federation = Federation.of(tmp_path, values)
+    federation.grid.faults[1] = at_binding_terms(misbehave, 2)
+    federation.play()
+    assert ["a" in line["arrived"] for line in federation.lines()] == [False, False, True, True]
+    assert federation.summary()["missed"] == {}  # it was not drawn before it had committed
+    assert federation.summary()["refusals"] == {}  # a reason that has passed is not kept
+
+
+def test_where_the_draw_is_secret_who_cannot_accept_the_terms_is_not_drawn(tmp_path: Path) -> None:
+    """Rounds of noise alone would otherwise use up what the world is charged for."""
+    values = study_values("dp_fed", rounds=5, run={"cohort": 2})
+    federation = Federation.of(tmp_path, values, CLIENT)
+    for node in (1, 2, 3):
+        federation.grid.faults[node] = at_binding_terms(went_wrong, 100)
+    federation.play()
+    summary = federation.summary()
+    assert summary["rounds"]["done"] == 0
+    assert summary["rounds"]["ended_early"]
+
+
+def test_a_key_that_was_let_in_gives_no_right_to_another_name(tmp_path: Path) -> None:
+    """The name of a site whose key is missing is nobody's."""
+    values = study_values("weiavg", run={"enrol_timeout": 2.0, "least_sites": 1})
+    federation = Federation.of(tmp_path, values)
+    (federation.server / "nodes.json").write_text(json.dumps({"b": 1, "c": 3}))
+    del federation.grid.sites[2]
+    federation.play()  # node 1 says that it is a, with b's key
+    assert federation.summary()["sites"] == ["c"]
+    assert "another key" in federation.summary()["refusals"]["a"]
+
+
+class CutOffGrid:
+    """A node that announces its answer, and is cut off while it sends the parts."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock, self.sent = clock, list[FlowerMessage]()
+
+    def get_node_ids(self) -> list[int]:
+        return [1]
+
+    def push_messages(self, messages: list[FlowerMessage]) -> list[str]:
+        assert all(message.metadata.ttl > 0 for message in messages)
+        for message in messages:
+            self.sent.append(message)
+            message.metadata.__dict__["_message_id"] = f"m{len(self.sent)}"
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, wanted: list[str]) -> list[FlowerMessage]:
+        self.clock[0] += 40.0  # as long as Flower waits for the parts
+        error = Error(code=ErrorCode.MESSAGE_UNAVAILABLE, reason="cut off")
+        return [FlowerMessage(error, reply_to=one) for one in self.sent[-1:]]
+
+
+def test_nobody_is_asked_again_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    clock = [0.0]
+    monkeypatch.setattr("dpfl.deploy.transport.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("dpfl.deploy.transport.time.sleep", lambda seconds: None)
+    for timeout, times in ((30.0, 1), (100.0, 3)):
+        clock[0], grid = 0.0, CutOffGrid(clock)
+        reply = Transport(grid).ask({1: Message(header={})}, timeout)[1]  # type: ignore[arg-type]
+        assert len(grid.sent) == times
+        assert "cut off" in reply.problem

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from dpfl.deploy import listener as module
 from dpfl.deploy.credentials import make_certificates
 from dpfl.deploy.listener import CONNECTION, Limits, Listener
 
-MOST, EACH = 8, 3
+MOST, EACH, SILENT = 8, 3, 2.0
 running: dict[str, Listener] = {}  # the one of the test that runs
 
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A listener on this machine; a request to /trust proves that its sender is a site."""
-    monkeypatch.setattr(module, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(module, "SILENT_SECONDS", SILENT)
     monkeypatch.setattr(module, "_SWEEP_SECONDS", 0.1)
 
     async def answer(request: Request) -> Response:
@@ -87,14 +88,15 @@ def test_a_connection_that_says_nothing_or_little_is_closed(port: int) -> None:
     silent, slow = connect(port), connect(port)
     slow.sendall(b"GET / HTTP/1.1\r\n")
     began = time.monotonic()
-    for _ in range(3):
-        time.sleep(0.2)
-        slow.sendall(b"x: y\r\n")
+    with suppress(OSError):
+        while time.monotonic() - began < 4 * SILENT:
+            time.sleep(0.2)
+            slow.sendall(b"x: y\r\n")
+    assert time.monotonic() - began < 4 * SILENT  # the line was cut, however much was said
     assert closed(silent)
     assert closed(slow)
     silent.close()
     slow.close()
-    assert time.monotonic() - began < 4
 
 
 def test_a_connection_is_kept_between_requests_and_closed_when_it_is_silent_for_long(
@@ -103,7 +105,7 @@ def test_a_connection_is_kept_between_requests_and_closed_when_it_is_silent_for_
     own = connect(port)
     for _ in range(4):
         assert b"200 OK" in get(own, "/trust")
-        time.sleep(0.5)
+        time.sleep(0.2)
     assert closed(own)
     own.close()
 

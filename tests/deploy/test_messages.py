@@ -28,7 +28,7 @@ from dpfl.deploy.messages import (
     terms_to_dict,
     write_header,
 )
-from dpfl.deploy.transport import RECORD, Transport, from_record, to_record
+from dpfl.deploy.transport import RECORD, from_record, limit_parts, to_record
 
 TERMS = Terms(
     rounds=3,
@@ -232,7 +232,7 @@ def test_a_record_that_is_not_ours_is_a_peer_s_mistake(content: RecordDict) -> N
 
 
 def test_flower_still_waits_for_the_parts_of_an_answer_as_it_is_told() -> None:
-    """A canary: Transport.limit_parts changes a default of Flower's that has no setting."""
+    """A canary: limit_parts changes a default of Flower's that has no setting."""
     from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
     from flwr.superlink.grid import http_grid
 
@@ -241,13 +241,13 @@ def test_flower_still_waits_for_the_parts_of_an_answer_as_it_is_told() -> None:
 
     defaults = dict(http_grid.pull_objects.__kwdefaults__ or {})
     try:
-        Transport.limit_parts(0.1)
+        limit_parts(0.1)
         began = time.monotonic()
         with pytest.raises(ObjectPullError):
             http_grid.pull_objects(["part"], never)
         assert time.monotonic() - began < 10
     finally:
-        Transport.limit_parts(defaults["max_time"])
+        limit_parts(defaults["max_time"])
 
 
 def test_flower_still_has_the_one_private_thing_that_the_local_grid_needs() -> None:

@@ -1,23 +1,25 @@
 """Taking part, without a network: what a site does when its server comes, goes, or refuses it."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Error, MessageType
 from flwr.app import Message as FlowerMessage
-from flwr.app import MessageType
 from flwr.supercore.task_identity import TaskIdentity
 
-from dpfl.core.errors import DataError, FolderError, PeerError
+from dpfl.core.errors import DataError, DiskError, FolderError, PeerError
 from dpfl.core.files import hold_folder
 from dpfl.deploy import participation as module
 from dpfl.deploy.fleet import NotTaken, ServerAway, StillConnected, pack, unpack
 from dpfl.deploy.inbox import Inbox
 from dpfl.deploy.messages import Message
 from dpfl.deploy.participation import Participation, take_part
-from dpfl.deploy.site import answered
+from dpfl.deploy.site import Site, answered
 from dpfl.deploy.transport import from_record, to_record
 from tests.deploy.federation import Desk, make_site, study_values
 
@@ -136,7 +138,7 @@ def test_a_message_of_another_server_is_not_answered_to_this_one(play: Any, tmp_
     kept(tmp_path / "a", flower(Desk(study_values()).hello()), "other:1 ")
     events, told = play(None)
     assert events == ["connected", "left"]
-    assert any("another server" in line for line in told)
+    assert any("another address or certificate" in line for line in told)
     assert not (tmp_path / "a" / "inbox.bin").exists()
     assert not (tmp_path / "a" / "sent.jsonl").exists()
 
@@ -245,3 +247,37 @@ def test_a_folder_that_is_in_use_or_lacks_its_ledger_is_refused(tmp_path: Path) 
     site = make_site(tmp_path / "a", "a")
     with hold_folder(site.folder), pytest.raises(FolderError, match="in use"):
         take_part(site.folder, print, insecure=True)
+
+
+def test_a_message_without_content_is_refused_and_the_site_goes_on(play: Any) -> None:
+    """Kept in the folder, it would end the site again at every start."""
+    empty = FlowerMessage(Error(code=1, reason="none"), reply_to=flower(Message(header={})))
+    empty.metadata.__dict__["_message_id"] = "empty"
+    events, _ = play(empty, flower(Desk(study_values()).hello()))
+    assert events == ["connected", "confirmed", "pushed False", "confirmed", "pushed True", "left"]
+
+
+def test_a_refusal_is_said_again_after_something_was_answered(play: Any) -> None:
+    desk, other = Desk(study_values()), Desk(study_values(sites=["b", "c"]))
+    messages = (other.hello(), other.hello(), desk.hello(), other.hello())
+    _, told = play(*map(flower, messages))
+    assert sum("is not named in the study" in line for line in told) == 2
+
+
+def test_a_full_disk_ends_the_site_and_loses_no_message(
+    play: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> Message:
+        raise DiskError("sent.jsonl", "cannot be written", "free some space")
+
+    monkeypatch.setattr(module.Worker, "answer", full)
+    FakeFleet.script, FakeFleet.events = [flower(Desk(study_values()).hello())], []
+    with pytest.raises(DiskError):
+        Participation(Site(tmp_path / "a"), print).run("127.0.0.1:1", None, None)
+    assert (tmp_path / "a" / "inbox.bin").exists()
+    assert FakeFleet.events == ["connected", "confirmed", "left"]
+
+
+def test_a_site_that_waits_has_no_torch_in_memory() -> None:
+    program = "import sys, dpfl.deploy.participation; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -81,7 +81,7 @@ def test_a_plan_ends_when_fewer_sites_are_there_than_it_counts_on(
     summary = federation.summary()
     assert summary["rounds"]["done"] == 2
     assert (
-        "2 of 3 sites can afford another round, and the plan needs 3"
+        "2 of 3 sites can take another round, and the plan needs 3"
         in summary["rounds"]["ended_early"]
     )
     assert (federation.server / "model.safetensors").exists()

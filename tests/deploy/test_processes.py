@@ -29,6 +29,13 @@ def test_a_noted_process_is_the_very_one(tmp_path: Path) -> None:
     assert noted_process(tmp_path / "absent") is None
 
 
+@pytest.mark.parametrize("text", ["", "none", "-1", "0", "999999999", "1 x", "\x00"])
+def test_a_note_that_names_no_process_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "note").write_text(text)
+    assert noted_process(tmp_path / "note") is None
+    assert noted_process(tmp_path / "absent") is None
+
+
 def test_what_an_earlier_start_has_left_is_ended_and_named(tmp_path: Path) -> None:
     told: list[str] = []
     with sleeper() as left:

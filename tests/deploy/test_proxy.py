@@ -15,12 +15,14 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dpfl.deploy.proxy import Proxy
+from dpfl.deploy.credentials import make_site_key
+from dpfl.deploy.proxy import Proxy, read_keys
 from tests.deploy.federation import Federation, study_values
 
 
@@ -162,3 +164,15 @@ def test_a_key_is_bound_to_its_name(tmp_path: Path) -> None:
 def test_without_registered_keys_names_are_taken_as_they_come(tmp_path: Path) -> None:
     federation = Federation.of(tmp_path, study_values("weiavg", rounds=1))
     assert federation.play()["sites"] == ["a", "b", "c"]
+
+
+def test_a_file_that_holds_no_key_keeps_nobody_else_out(tmp_path: Path) -> None:
+    own = make_site_key(tmp_path / "site.key")
+    (tmp_path / "good.pub").write_bytes(own.read_bytes())
+    own.unlink()
+    (tmp_path / "bad.pub").write_text("no key")
+    (tmp_path / "empty.pub").write_text("")
+    rsa = generate_private_key(public_exponent=65537, key_size=2048).public_key()
+    form = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    (tmp_path / "other.pub").write_bytes(rsa.public_bytes(*form))
+    assert len(read_keys(tmp_path)) == 1

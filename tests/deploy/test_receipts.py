@@ -1,7 +1,10 @@
 """Receipts: a ledger that was restored or copied is noticed by the site and by its server."""
 
+import hashlib
 import json
 import shutil
+import sqlite3
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -149,6 +152,13 @@ def test_a_head_says_nothing_about_how_much_a_ledger_holds_or_about_other_studie
     head = site.answer(question).header["head"]
     assert isinstance(head, str)
     assert len(head) == 64
+    with closing(sqlite3.connect(site.folder / "ledger.sqlite")) as opened:
+        # An entry could be guessed: number, time and cost are nearly known. With a secret it cannot
+        digests = {digest for (digest,) in opened.execute("SELECT digest FROM chain")}
+        ((salt,),) = opened.execute("SELECT value FROM salt").fetchall()
+    assert head not in digests
+    assert head in {hashlib.sha256(salt + digest.encode()).hexdigest() for digest in digests}
+    assert len(salt) == 32
     other = Desk(study_values(), run="run-2")
     assert site.answer(other.terms()).accepted
     theirs = site.answer(other.train(0))

@@ -74,3 +74,4 @@ def test_a_folder_that_cannot_be_used_still_logs_its_refusal(tmp_path: Path) -> 
     (site.folder / "site.toml").write_text("[site]\n")
     assert not answered(site.folder, Desk(study_values()).hello()).accepted
     assert len(lines(site.folder)) == 1
+    assert "site.toml" in (site.folder / "site.log").read_text()  # what is wrong with it

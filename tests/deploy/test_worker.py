@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfl.core.errors import DataError
+from dpfl.core.errors import DataError, DpflError
 from dpfl.deploy import records as module
 from dpfl.deploy.messages import WENT_WRONG, Message
 from dpfl.deploy.records import Records
@@ -127,3 +127,19 @@ time.sleep(60)
         while alive(pid) and time.monotonic() < until:
             time.sleep(0.1)
     assert not alive(pid)
+
+
+def test_a_disk_that_is_full_is_told_as_such(worker: Worker, tmp_path: Path) -> None:
+    (tmp_path / "a" / "sent.jsonl").mkdir()  # what cannot be appended to
+    told: list[str] = []
+    with pytest.raises(DpflError, match=r"sent\.jsonl"):
+        worker.answer(Desk(study_values()).hello(), told.append)
+    assert told == []  # it lives, and was not started again
+
+
+def test_a_log_that_cannot_be_written_stops_nobody(worker: Worker, tmp_path: Path) -> None:
+    (tmp_path / "a" / "site.log").mkdir()
+    told: list[str] = []
+    answer = worker.answer(Desk(study_values(sites=["b", "c"])).hello(), told.append)
+    assert "is not named" in answer.reason
+    assert told == []

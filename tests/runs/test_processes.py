@@ -8,11 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from dpfl.runs.processes import alive, ctrl_c_held, noted_process
+from dpfl.runs.processes import alive, ctrl_c_held
 
 
 def _sleeper() -> subprocess.Popen[bytes]:
@@ -28,18 +27,6 @@ def test_a_process_that_has_ended_is_not_alive_even_before_anyone_asks() -> None
     process.wait()
     assert not alive(process.pid)
     assert alive(1)  # not ours, and there
-
-
-@pytest.mark.parametrize("text", ["", "none", "-1", "0", "999999999"])
-def test_a_note_that_names_no_process_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "note").write_text(text)
-    assert noted_process(tmp_path / "note") is None
-    assert noted_process(tmp_path / "absent") is None
-
-
-def test_a_noted_process_is_found(tmp_path: Path) -> None:
-    (tmp_path / "note").write_text(str(os.getpid()))
-    assert noted_process(tmp_path / "note") == os.getpid()
 
 
 def test_a_follower_ends_when_its_leader_is_killed() -> None:

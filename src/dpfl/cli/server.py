@@ -71,6 +71,7 @@ def deliver(folder: Path = FOLDER, insecure: bool = INSECURE, quiet: bool = o.QU
 
 
 def _serve(folder: Path, insecure: bool, quiet: bool, verb: Verb) -> None:
+    from dpfl.deploy.messages import round_name
     from dpfl.deploy.serving import resume_command, serve
     from dpfl.deploy.summary import StudyStatus
     from dpfl.runs.deployment import StudyFile
@@ -88,9 +89,7 @@ def _serve(folder: Path, insecure: bool, quiet: bool, verb: Verb) -> None:
                 answered = f"{len(last.arrived)} of {len(last.cohort)} sites answered"
                 update(completed=last.round + 1, note=answered)
                 if not quiet and not c.err.is_terminal:  # where no bar is shown
-                    number = f"Round {last.round + 1} of {study.run.rounds}"
-                    what = number if last.round >= 0 else "A release before round 1"
-                    c.note(f"{what}: {last.lost or answered}")
+                    c.note(f"{round_name(last.round).capitalize()}: {last.lost or answered}")
             shown = len(rounds)
 
         serve(folder, verb, c.note, progress, insecure=insecure)
@@ -108,18 +107,19 @@ def status(folder: Path = FOLDER, json: bool = o.JSON) -> None:
 
 def _show(folder: Path, now: StudyStatus) -> None:
     """Print the study's outcome, or how far it is."""
+    from dpfl.deploy.messages import round_name
     from dpfl.runs.result import total_bytes
 
     study, summary, total = now.study, now.summary, total_bytes(now.rounds)
     facts = [
         ("study", f"{study.study.name} ({study.method.name})"),
         ("server", now.server),
-        ("rounds", f"{len(now.rounds)} of {study.run.rounds}"),
+        ("rounds", f"{now.done} of {study.run.rounds}"),
     ]
     for site in study.study.sites:
         missed, took = now.missed(site), f"took part in {now.took_part(site)} round(s)"
         for round_, reason in missed[-1:]:
-            took += f"; missed {len(missed)} (round {round_ + 1}: {reason})"
+            took += f"; missed {len(missed)} ({round_name(round_)}: {reason})"
         if now.running and site in now.progress.sites:
             took = f"{now.progress.sites[site]}; {took}"
         facts.append((site, took))

@@ -31,6 +31,7 @@ def append_line(path: Path, line: Mapping[str, object]) -> None:
 
     A line that was cut off before it, by a kill or a full disk, is ended first.
     """
+    new = not path.exists()
     try:
         with path.open("ab+") as stream:
             stream.seek(-min(1, stream.tell()), os.SEEK_CUR)
@@ -38,6 +39,8 @@ def append_line(path: Path, line: Mapping[str, object]) -> None:
             stream.write(b"\n" * cut_off + json.dumps(line).encode() + b"\n")
             stream.flush()
             os.fsync(stream.fileno())
+        if new:
+            sync_folder(path.parent)
     except OSError as error:
         raise disk_error(str(path), error) from error
 

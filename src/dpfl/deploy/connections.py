@@ -31,6 +31,7 @@ class Connections:
     ``tokens``: what tells each site from an impostor.
     ``nodes``: where each site was last heard.
     ``willing``: whether a site will take another round, as far as it has said.
+    ``bound``: who has committed to the terms.
     ``refusals``: why a site takes no part, in one sentence.
     """
 
@@ -41,14 +42,16 @@ class Connections:
         self.tokens: dict[str, str] = {}
         self.nodes: dict[str, int] = {}
         self.willing: dict[str, bool] = {}
+        self.bound: set[str] = set()
         self.refusals: dict[str, str] = {}
+        self._refusing: set[str] = set()
         self.asked: set[int] = set()  # nodes that need not be asked again who they are
         self.signer = Countersigner(folder)
         self.progress = Progress(folder, dict.fromkeys(study.study.sites, SiteProgress()))
         self._registered = registered_keys(folder)
         for site in study.study.sites if self._registered else ():
             if site not in self._registered:
-                self._miss(site, f"its key is not known: {SITES}/{site}.pub is missing")
+                self._miss(site, f"its key was not let in: see to {SITES}/{site}.pub")
 
     @property
     def why(self) -> str:
@@ -63,10 +66,12 @@ class Connections:
         new = [node for node in self.transport.nodes() if node not in self.asked]
         message = Hello(study=self.study, run=self.run).to_message()
         replies = self.transport.ask(dict.fromkeys(new, message), self.study.run.round_timeout)
+        names = {node: site for site, node in self._registered.items()}
         for node, reply in replies.items():
             self.asked.add(node)
             if reply.problem:
-                self._refuse(str(reply.message.header.get("site", f"node {node}")), reply.problem)
+                said = str(reply.message.header.get("site", f"node {node}"))
+                self._refuse(names.get(node, said), reply)
             else:
                 self._admit(node, reply.message)
 
@@ -75,15 +80,17 @@ class Connections:
         try:
             said = Introduction.from_header(answer.header)
         except PeerError as error:
-            self._refuse(f"node {node}", str(error))
+            self._refuse(f"node {node}", Reply(problem=str(error)))
             return
         problem = self._impostor(node, said)
         if problem:
-            self._refuse(said.site, problem)
+            self._refuse(said.site, Reply(problem=problem))
             return
         self.tokens[said.site] = said.token
         self.nodes[said.site] = node
-        self.refusals.pop(said.site, None)
+        for name in (said.site, f"node {node}"):
+            self.refusals.pop(name, None)
+        self.progress.forget(f"node {node}")
         self.progress.note(said.site, SiteState.CONNECTED)
         if not self.members:
             self.introduced[said.site] = said.claims
@@ -99,16 +106,16 @@ class Connections:
         for site in sorted(sites):
             self._miss(site, f"did not come within {seconds:g} s")
 
-    def _refuse(self, site: str, reason: str) -> None:
+    def _refuse(self, site: str, reply: Reply) -> None:
         """Keep why somebody takes no part, where people can see it at once."""
-        self.refusals[site[:100]] = reason
-        self.progress.note(site[:100], SiteState.REFUSED, reason)
+        self.refusals[site[:100]] = reply.problem
+        self._show(site[:100], reply)
 
     def _impostor(self, node: int, said: Introduction) -> str:
         """Say why somebody may not take part under this name; empty if they may."""
         if said.site not in self.study.study.sites:
             return "is not named in the study"
-        if self._registered.get(said.site, node) != node:
+        if self._registered and self._registered.get(said.site) != node:
             return "somebody with another key came under this name"
         if self.tokens.get(said.site, said.token) != said.token:
             return "somebody else came under this name"
@@ -154,9 +161,21 @@ class Connections:
                 self.willing.setdefault(site, True)
             else:
                 self.willing[site] = reply.more
-            if reply.problem:
-                self.refusals[site] = reply.problem
+            self._note_refusal(site, reply.problem)
         return reply.problem
+
+    def _note_refusal(self, site: str, problem: str) -> None:
+        """Keep why a site refuses for as long as it does; what others did in its name stays."""
+        if problem:
+            self.refusals[site] = problem
+            self._refusing.add(site)
+        elif site in self._refusing:
+            self._refusing.discard(site)
+            self.refusals.pop(site, None)
+
+    def can_be_drawn(self, site: str) -> bool:
+        """Whether a site has committed to the terms, and will take another round."""
+        return site in self.bound and self.willing.get(site, False)
 
     def too_few(self) -> str:
         """Say why the study ends if some members, but fewer than ``least_sites``, can go on.

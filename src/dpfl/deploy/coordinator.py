@@ -32,7 +32,7 @@ from dpfl.deploy.delivery import deliver, summarise
 from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile, accepting_sites, gather, settle
 from dpfl.deploy.opened import OpenedRound
 from dpfl.deploy.summary import DeploymentSummary, effective_noise
-from dpfl.deploy.transport import Transport
+from dpfl.deploy.transport import Transport, limit_parts
 from dpfl.privacy.flags import public_note
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import (
@@ -52,7 +52,7 @@ from dpfl.runs.result import RoundCount
 ORPHAN_SECONDS = 30
 _MOST_EMPTY_ROUNDS = 3
 _PART_SECONDS, _PART_RATE = 20.0, 1 << 17  # how long an answer may take to arrive once it began
-_ALL_HAVE_IT = "holds a study that has ended, and every site has the model"
+ALL_HAVE_IT = "holds a study that has ended, and every site has the model"
 _NOTHING_TO_DO = "start another study in a new folder"
 
 
@@ -75,7 +75,7 @@ class Coordinator:
         self.layout = Layout.of_module(self.model)
         self.sites = Connections(self.study, transport, folder)
         limit = self.study.run.round_timeout
-        transport.limit_parts(min(limit, _PART_SECONDS + 4 * self.layout.size / _PART_RATE))
+        limit_parts(min(limit, _PART_SECONDS + 4 * self.layout.size / _PART_RATE))
 
     def begin(self) -> None:
         """Start the study, or resume it if it was cut off.
@@ -140,7 +140,7 @@ class Coordinator:
         summary = DeploymentSummary.load(self.folder)
         assert summary is not None
         agreement, absent = self._read_members(), set(summary.undelivered)
-        check(bool(absent), str(self.folder.path), _ALL_HAVE_IT, _NOTHING_TO_DO, FolderError)
+        check(bool(absent), str(self.folder.path), ALL_HAVE_IT, _NOTHING_TO_DO, FolderError)
         gather(self.sites, absent, least=1, then="the model is sent to")
         undelivered = deliver(self.sites, agreement, self.folder.model.read_bytes(), absent)
         got = {*summary.delivered, *(absent - set(undelivered))}
@@ -177,9 +177,10 @@ class Coordinator:
             public = PublicSeed(self.study.run.seed)
             secret = public.child("secret") if self.study.seeded else None
             run = Run(name=self.sites.run, ledger=ledger, seed=secret, public=public.child("run"))
-            settle(self.sites, agreement)
             ended, played = "", len(history)
             while not ended and state.round < agreement.terms.rounds:
+                self.sites.hello()  # sites may have come back under a new connection
+                settle(self.sites, agreement)
                 ended = self.sites.too_few()
                 if not ended:
                     state, ended = self._round(agreement, state, run, history)
@@ -201,16 +202,13 @@ class Coordinator:
     ) -> tuple[State, str]:
         """Play one round; return the new state, or why there is no further round."""
         sites = self.sites
-        sites.hello()  # sites may have come back under a new connection
-        if agreement.amplified and state.round > agreement.first_round:
-            settle(self.sites, agreement)  # everyone is asked before the draw
         opened = OpenedRound.read(self.folder.path)
         if opened is not None and opened.round == state.round:
             plan = opened.plan(agreement, state)
         elif self._charged(run, state.round):
             return self._lose(state, history), ""
         else:
-            plan = open_round(agreement, state, run, lambda site: sites.willing.get(site, False))
+            plan = open_round(agreement, state, run, sites.can_be_drawn)
             if plan.over:
                 return state, plan.over.replace("client", "site")
             OpenedRound.of(plan).write(self.folder.path)
@@ -226,7 +224,9 @@ class Coordinator:
         last = [record for record in played if record.cohort][-_MOST_EMPTY_ROUNDS:]
         empty = len(last) == _MOST_EMPTY_ROUNDS and not any(record.arrived for record in last)
         where, rounds = f"study '{self.study.study.name}'", f"{_MOST_EMPTY_ROUNDS} rounds in a row"
-        problem = f"no site has answered in {rounds} ({self.sites.why or 'all were silent'})"
+        missing = last[-1].missing if last else {}
+        why = "; ".join(f"{site}: {said}" for site, said in missing.items())
+        problem = f"no site has answered in {rounds} ({why})"
         check(not empty, where, problem, "see to the sites, then resume the study", PeerError)
 
     def _charged(self, run: Run, round_: int) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -123,7 +123,7 @@ def accepting_sites(
     """
     accepting, study = dict(sorted(sites.introduced.items())), sites.study
     while True:
-        replies = ask_terms(sites, enrol(accepting), binding=False)
+        replies = ask_terms(sites, enrol(accepting), accepting, binding=False)
         refusing = {site: reply.problem for site, reply in replies.items() if reply.problem}
         if not refusing:
             return accepting
@@ -138,30 +138,41 @@ def accepting_sites(
         )
 
 
-def ask_terms(sites: Connections, agreement: Agreement, *, binding: bool) -> dict[str, Reply]:
-    """Ask every member whether it accepts the terms of an agreement.
+def ask_terms(
+    sites: Connections, agreement: Agreement, to: Iterable[str], *, binding: bool
+) -> dict[str, Reply]:
+    """Ask the members in ``to`` whether they accept the terms of an agreement.
 
-    With ``binding`` a site that accepts also commits to its plan. Returns a reply for each member.
+    With ``binding`` a site that accepts also commits to its plan. Returns a reply for each.
     """
-    study, terms = sites.study, agreement.terms
-    signer, limit = sites.signer.key, study.run.round_timeout
-    asked = f"{len(agreement.claims)} sites are asked whether they accept the terms"
-    sites.progress.expect(f"{asked}, and waited for up to {limit:g} s")
+    asked, limit = sorted(to), sites.study.run.round_timeout
+    what = f"{len(asked)} sites are asked whether they accept the terms"
+    sites.progress.expect(f"{what}, and waited for up to {limit:g} s")
     request = TermsRequest(
-        study=study, run=sites.run, terms=terms, signer=signer, binding=binding
-    ).to_message()
-    return sites.ask(dict.fromkeys(agreement.claims, request), limit)
+        study=sites.study,
+        run=sites.run,
+        terms=agreement.terms,
+        signer=sites.signer.key,
+        binding=binding,
+    )
+    return sites.ask(dict.fromkeys(asked, request.to_message()), limit)
 
 
 def settle(sites: Connections, agreement: Agreement) -> None:
     """Make the terms binding: each site commits to its plan, or takes no part and says why.
 
-    Where the secrecy of the draw is counted on, only those who answer now may be drawn: nobody who
-    is drawn may be missing.
+    Who has committed is not asked again, nor who refused for good. Where the secrecy of the draw is
+    counted on, everyone is asked before every draw, and only those who accept now may be drawn:
+    nobody who is drawn may be missing.
     """
-    for site, reply in ask_terms(sites, agreement, binding=True).items():
+    everyone = set(agreement.claims)
+    left = {site for site in everyone - sites.bound if sites.willing.get(site, True)}
+    to = everyone if agreement.amplified else left
+    for site, reply in ask_terms(sites, agreement, to, binding=True).items() if to else ():
         problem = sites.note(site, reply)
-        if agreement.amplified and not reply.answered:
+        if not problem:
+            sites.bound.add(site)
+            if not sites.willing[site]:
+                sites.refusals[site] = "its budget does not cover a round"
+        elif agreement.amplified:
             sites.willing[site] = False
-        if not problem and not sites.willing[site]:
-            sites.refusals[site] = "its budget does not cover a round"

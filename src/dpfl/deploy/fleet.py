@@ -29,9 +29,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable import inflatable_protobuf_utils as objects
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
     ObjectPushError,
-    ObjectUnavailableError,
     pull_and_inflate_object_from_tree,
     push_objects,
 )
@@ -144,8 +142,10 @@ class Fleet:
             message = pull_and_inflate_object_from_tree(
                 tree, pull_object, lambda _: None, return_type=FlowerMessage
             )
-        except (ObjectPullError, ObjectUnavailableError) as error:
-            raise ServerAway(f"it lost a part of a message: {error}") from error
+        except (ServerAway, PeerError):
+            raise
+        except Exception as error:  # a part that is lost, or anything that Flower cannot read
+            raise ServerAway(f"a message of it cannot be read: {error}") from error
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message
 

@@ -33,7 +33,7 @@ class Inbox:
         server, _, packed = self.path.read_bytes().partition(b"\n")
         try:
             if server != self.server.encode():
-                raise Unusable("it came from another server")
+                raise Unusable("it came under another address or certificate of a server")
             message = unpack(packed)
             if time.time() > message.metadata.created_at + message.metadata.ttl:
                 raise Unusable("the server does not wait for its answer any more")

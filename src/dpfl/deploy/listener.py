@@ -29,6 +29,7 @@ SILENT_SECONDS = 10.0
 _LARGEST_HEADER = 16_384
 _SWEEP_SECONDS = 1.0
 _HESITATION_SECONDS = 1.0  # after TLS was agreed on, and before a request came
+_HESITATES, _CONNECTING, _READY = range(3)  # what a stranger's connection is worth
 CONNECTION = "connection"  # where a request's state holds its connection
 
 
@@ -60,8 +61,8 @@ class Connection(H11Protocol):
         super().connection_made(transport)
 
     def worth(self, now: float) -> int:
-        """How much a stranger's connection is worth keeping: one that hesitates is worth least."""
-        return 0 if now - self.ready > _HESITATION_SECONDS else 2
+        """How much a stranger's connection is worth keeping."""
+        return _HESITATES if now - self.ready > _HESITATION_SECONDS else _READY
 
     @property
     def busy(self) -> bool:
@@ -96,7 +97,7 @@ class Handshake:
 
     def worth(self, now: float) -> int:
         """How much it is worth keeping, among the connections of strangers."""
-        return 1
+        return _CONNECTING
 
     def end(self) -> None:
         """Give it up; asyncio aborts what it has made of the socket."""

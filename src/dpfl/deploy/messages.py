@@ -122,6 +122,15 @@ def integer(value: Any, least: int | None = 0) -> int:
     return int(value)
 
 
+def round_name(number: int) -> str:
+    """Name a round as people count it; releases before the first round have negative numbers.
+
+    >>> round_name(0), round_name(-1)
+    ('round 1', 'a release before round 1')
+    """
+    return f"round {number + 1}" if number >= 0 else "a release before round 1"
+
+
 # -- terms -----------------------------------------------------------------------------------------
 
 

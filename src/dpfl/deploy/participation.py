@@ -18,6 +18,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from flwr.app import Message as FlowerMessage
+
 from dpfl.core.checks import check
 from dpfl.core.errors import DataError, DpflError, PeerError
 from dpfl.core.files import hold_folder, write_safely
@@ -31,6 +33,7 @@ from dpfl.deploy.messages import (
     WENT_WRONG,
     Message,
     refusal,
+    round_name,
     write_header,
 )
 from dpfl.deploy.processes import note_process
@@ -44,7 +47,7 @@ from dpfl.deploy.site_folder import (
     SiteFolder,
     note_sent,
 )
-from dpfl.deploy.transport import from_record, reply_to
+from dpfl.deploy.transport import received, reply_to
 from dpfl.deploy.worker import Worker
 
 RETRY_SECONDS = 2.0  # between looks for a server that is away
@@ -172,16 +175,7 @@ class Participation:
             return
         if message is None:
             return
-        asked, said, began = None, None, time.monotonic()
-        try:
-            asked = from_record(message.content)
-            said = self._worker.answer(asked, self.tell)
-        except DpflError as error:  # what no worker has answered is written down here
-            said = refusal(str(error), code=error.exit_code)
-            if asked is not None:
-                self.site.log(str(error))
-                said = refusal(WENT_WRONG, site=self.site.id, code=1)
-            note_sent(self.site.folder, asked, said)
+        began, (asked, said) = time.monotonic(), self._answered(message)
         try:
             fleet.push(reply_to(message, said))
             self._show(asked, said, time.monotonic() - began)
@@ -191,14 +185,32 @@ class Participation:
         if asked is not None and asked.header.get("kind") == END:
             self._worker.end()
 
+    def _answered(self, message: FlowerMessage) -> tuple[Message | None, Message]:
+        """Let the worker answer; return what was asked, if it can be read, and the answer.
+
+        What no worker has answered is refused, and written down here.
+        """
+        asked, said = None, refusal(WENT_WRONG, site=self.site.id, code=1)
+        try:
+            asked = received(message)
+            return asked, self._worker.answer(asked, self.tell)
+        except PeerError as error:
+            said = refusal(str(error), code=error.exit_code)
+        except DataError as error:
+            self.site.log(str(error))
+        note_sent(self.site.folder, asked, said)
+        return asked, said
+
     def _show(self, asked: Message | None, said: Message, seconds: float) -> None:
         """Say what came of a message, now that its answer was sent."""
         header = {} if asked is None else asked.header
-        number = header.get("round")
-        name = _KINDS.get(str(header.get("kind")), "A message")
-        what = name.format(round_=number + 1 if isinstance(number, int) else 0)
+        kind, number = str(header.get("kind")), header.get("round")
+        what = _KINDS.get(kind, "A message")
+        if kind == TRAIN and isinstance(number, int):
+            what = round_name(number).capitalize()
         size = len(write_header(said.header)) + len(said.payload)
         if said.accepted:
+            self._told.clear()
             self.tell(f"{what}: answered with {size} bytes after {seconds:.1f} s")
         else:  # who was refused asks again from time to time
             reason = said.reason
@@ -209,7 +221,6 @@ class Participation:
 _KINDS = {
     HELLO: "A server asks who this is",
     TERMS: "Terms of a study",
-    TRAIN: "Round {round_}",
     END: "The model of a study",
 }
 

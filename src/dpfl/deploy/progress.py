@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
 from dpfl.core.files import write_safely
+from dpfl.deploy.messages import round_name
+from dpfl.rounds.record import RoundRecord
 from dpfl.runs.folder import RunFolder
 
 PROGRESS = "progress.json"
@@ -84,6 +87,10 @@ class Progress:
             self.sites[site] = new
             self._write()
 
+    def forget(self, site: str) -> None:
+        """Forget somebody who was not known by name."""
+        self.sites.pop(site, None)
+
     def expect(self, sentence: str) -> None:
         """Write down what the server waits for, and what happens next."""
         if sentence != self.next:
@@ -102,36 +109,36 @@ class News:
     """What has become of a study since it was read last, each thing in one sentence."""
 
     def __init__(self, folder: Path) -> None:
-        self._run = RunFolder(folder)
-        self._before, self._rounds = Progress.read(folder), len(self._run.read_rounds())
-        self._missed: dict[str, str] = {}  # why each site was missed, as it was told last
+        self._before = Progress.read(folder)
+        self._rounds = len(RunFolder(folder).read_rounds())
+        self._told: dict[str, str] = {}  # why each site is not there, as it was told last
 
-    def read(self) -> list[str]:
-        """Return what is new."""
-        now, before = Progress.read(self._run.path), self._before
-        new = [
-            f"{site} {said}"
-            for site, said in now.sites.items()
-            if (said.state is SiteState.CONNECTED or said.reason)
-            and said.state is not SiteState.SILENT
-            and str(said) != str(before.sites.get(site, ""))
-            and said.reason != self._missed.get(site)
-        ]
-        self._missed |= {site: said.reason for site, said in now.sites.items() if said.reason}
-        self._before = now
-        if now.next and now.next != before.next:
-            new.append(now.next)
-        return [*new, *self._missing()]
+    def read(self, rounds: Sequence[RoundRecord]) -> list[str]:
+        """Return what is new; ``rounds`` are those so far. A reason that lasts is told once."""
+        now, before = Progress.read(self._before.folder), self._before
+        new = self._missed(rounds[self._rounds :])
+        self._rounds, self._before = len(rounds), now
+        for site, said in now.sites.items():
+            known = str(said) == str(before.sites.get(site, "")) or said.state is SiteState.SILENT
+            if said.reason and not known:
+                new += self._told_once(site, said.reason, f"{site} {said}")
+            elif said.state is SiteState.CONNECTED and not known:
+                new.append(f"{site} {said}")
+        return [*new, now.next] if now.next and now.next != before.next else new
 
-    def _missing(self) -> list[str]:
-        """Return who was missed in the rounds that have ended, a reason that lasts only once."""
-        rounds, new = self._run.read_rounds(), []
-        for record in rounds[self._rounds :]:
+    def _missed(self, rounds: Sequence[RoundRecord]) -> list[str]:
+        """Return who was missed in rounds that have ended."""
+        new = []
+        for record in rounds:
             for site in record.arrived:
-                self._missed.pop(site, None)
+                self._told.pop(site, None)
             for site, reason in record.missing.items():
-                if self._missed.get(site) != reason:
-                    new.append(f"{site} was missed in round {record.round + 1}: {reason}")
-                    self._missed[site] = reason
-        self._rounds = len(rounds)
+                sentence = f"{site} was missed in {round_name(record.round)}: {reason}"
+                new += self._told_once(site, reason, sentence)
         return new
+
+    def _told_once(self, site: str, reason: str, sentence: str) -> list[str]:
+        if self._told.get(site) == reason:
+            return []
+        self._told[site] = reason
+        return [sentence]

@@ -17,11 +17,12 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.applications import Starlette
@@ -33,7 +34,7 @@ from dpfl.deploy.listener import CONNECTION, Limits, Listener
 from dpfl.deploy.processes import CLOCK_AHEAD, CLOCK_BEHIND
 from dpfl.runs.processes import end_with
 
-FLEET = "/v1/fleet/"
+FLEET, _KEY = "/v1/fleet/", "flwr-public-key"
 UNKNOWN_KEY, BAD_SIGNATURE, TOO_LARGE, AWAY = 403, 401, 413, 503
 _STRANGERS, _EACH = 64, 12  # connections: Flower sends the parts of a message side by side
 _CONNECTION_HEADERS = {"connection", "keep-alive", "transfer-encoding", "te", "trailer"}
@@ -60,16 +61,24 @@ def body_seconds(size: int) -> float:
 
 
 def read_keys(folder: Path) -> frozenset[bytes]:
-    """Return the public keys in a folder, in the form in which requests carry them."""
+    """Return the public keys in a folder, in the form in which requests carry them.
+
+    What is no key of a site is passed over: Flower has refused it, with the reason.
+    """
     encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    keys = (serialization.load_ssh_public_key(path.read_bytes()) for path in folder.glob("*.pub"))
-    return frozenset(key.public_bytes(encoding, form) for key in keys)
+    found = set()
+    for path in folder.glob("*.pub"):
+        with suppress(ValueError, UnsupportedAlgorithm):
+            key = serialization.load_ssh_public_key(path.read_bytes())
+            if isinstance(key, ec.EllipticCurvePublicKey):
+                found.add(key.public_bytes(encoding, form))
+    return frozenset(found)
 
 
 def check_signature(headers: Mapping[str, str], keys: Collection[bytes]) -> Response | None:
     """Check that a request comes from one of the keys, now; return the refusal if it does not."""
     try:
-        key = base64.b64decode(headers["flwr-public-key"], validate=True)
+        key = base64.b64decode(headers[_KEY], validate=True)
         if key not in keys:
             return _refused(UNKNOWN_KEY, "this key is not known")
         stamp = headers["flwr-timestamp"]
@@ -117,7 +126,8 @@ class Proxy:
             asked = self.client.build_request(
                 "POST", FLEET + name, content=self._counted(request), headers=headers
             )
-            answer = await self.client.send(asked, stream=True)
+            async with asyncio.timeout(body_seconds(self.largest_body)):
+                answer = await self.client.send(asked, stream=True)
         except TooLarge:
             return _refused(TOO_LARGE, f"at most {self.largest_body} bytes")
         except (httpx.HTTPError, ClientDisconnect, TimeoutError):
@@ -134,7 +144,7 @@ class Proxy:
                 return refusal
         connection = request.scope.get("state", {}).get(CONNECTION)
         if connection is not None:
-            connection.prove(request.headers.get("flwr-public-key", "anyone"))
+            connection.prove(base64.b64decode(request.headers[_KEY]) if self.keys else "anyone")
         announced = request.headers.get("content-length", "0")
         if not announced.isdigit() or int(announced) > self.largest_body:
             return _refused(TOO_LARGE, f"at most {self.largest_body} bytes")
@@ -143,13 +153,12 @@ class Proxy:
     async def _counted(self, request: Request) -> AsyncIterator[bytes]:
         """Hand the body on in the pieces in which it arrives, up to the limit."""
         size = 0
-        async with asyncio.timeout(body_seconds(self.largest_body)):
-            async for piece in request.stream():
-                size += len(piece)
-                if size > self.largest_body:
-                    raise TooLarge
-                if piece:
-                    yield piece
+        async for piece in request.stream():
+            size += len(piece)
+            if size > self.largest_body:
+                raise TooLarge
+            if piece:
+                yield piece
 
 
 async def _pieces(answer: httpx.Response) -> AsyncIterator[bytes]:

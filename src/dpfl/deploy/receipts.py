@@ -1,7 +1,7 @@
 """Receipts: each round the server signs the newest entry of every site's hash chain of charges.
 
-A site's answer names the newest entry that its ledger has for this run, by its hash alone. The
-hash covers all earlier entries, and tells nothing about other runs. The server signs it, keeps the
+A site's answer names the newest entry that its ledger has for this run, by a hash that covers all
+earlier entries and a secret of the ledger, and so tells nothing. The server signs it, keeps the
 receipt, and sends it along with its next request. The site checks that its ledger holds that entry,
 and those of all receipts that it keeps itself. A ledger that was restored from a backup, or belongs
 to a copy of the site's folder, does not: the site refuses to go on, and the server learns why. With
@@ -24,15 +24,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from dpfl.core.checks import check
 from dpfl.core.errors import DpflError, FolderError, PeerError
 from dpfl.core.files import append_line, write_safely
+from dpfl.deploy.messages import round_name
 
 RECEIPTS, SIGNING_KEY = "receipts.jsonl", "signing.key"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """The server's signature: after this round, the newest entry of the site's ledger was ``head``.
+    """The server's signature: after this round, the site named its newest entry ``head``.
 
-    ``head`` is the hash of that entry; ``signature`` is hexadecimal.
+    ``head`` and ``signature`` are hexadecimal.
     """
 
     run: str
@@ -108,7 +109,7 @@ def check_held(
     ``heads`` are the entries that the ledger of ``site`` has for the run of the receipt, ``kind``
     is the error to raise.
     """
-    signed = f"its ledger lacks the entry that the server signed after round {receipt.round + 1}"
+    signed = f"its ledger lacks the entry that the server signed after {round_name(receipt.round)}"
     why = "it was restored from a backup, or this is a copy of the site's folder"
     problem = f"{signed}: {why} (or the server signed what this site never sent)"
     remedy = "put back the newest ledger, and use one copy of the folder only"

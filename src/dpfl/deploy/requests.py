@@ -11,7 +11,7 @@ answer it. Its header holds ::
     binding  of terms: whether the site commits to its plan by accepting
     round    of a request to train
     signer   the public key that the server's receipts are signed with
-    receipt  the server's signature under the newest entry of this site's ledger that it knows
+    receipt  the server's signature under the newest entry that this site has named
 """
 
 from __future__ import annotations

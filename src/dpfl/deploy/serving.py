@@ -22,6 +22,7 @@ from dpfl.core.errors import DpflError, FolderError, PeerError
 from dpfl.core.files import hold_folder, write_safely
 from dpfl.deploy import superlink
 from dpfl.deploy.connections import NODES
+from dpfl.deploy.coordinator import ALL_HAVE_IT
 from dpfl.deploy.credentials import make_certificates
 from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile
 from dpfl.deploy.processes import (
@@ -96,9 +97,8 @@ def _check_startable(folder: Path, verb: Verb) -> None:
     check(verb == "deliver" or not ended, where, problem, remedy, FolderError)
     problem, remedy = "holds a study that has not ended", f"continue with: {resume_command(folder)}"
     check(verb != "deliver" or ended, where, problem, remedy, FolderError)
-    problem = "holds a study that has ended, and every site has the model"
     wanting = summary is None or bool(summary.undelivered)
-    check(wanting, where, problem, "start another study in a new folder", FolderError)
+    check(wanting, where, ALL_HAVE_IT, "start another study in a new folder", FolderError)
     if verb == "run":
         problem, remedy = "holds a study that has begun", f"continue with: {resume_command(folder)}"
         check(not begun, where, problem, remedy, FolderError)
@@ -146,7 +146,7 @@ def serve(
                     with suppress(DpflError):  # the disk may be full
                         write_safely(folder / FAILED, f"{error.exit_code}\n{error}\n".encode())
                     raise
-                tell(f"{error.where} {error.problem}; starting again, the study goes on")
+                tell("The server's processes are starting again; the study goes on")
 
 
 def _serve_once(
@@ -171,14 +171,14 @@ def _serve_once(
             write_safely(folder / NODES, json.dumps(nodes).encode())
             for site, reason in refused.items():
                 tell(f"The key of '{site}' was not registered: {reason}")
-            for site in sorted(set(study.study.sites) - set(nodes) - set(refused)):
-                key = folder / SITES / f"{site}.pub"
-                tell(f"{site} cannot connect: its key {key} is missing; put it there, start again")
         # Not before the keys are known: a site that comes early would be rejected for good.
         link.start_proxy(study)
         run_id = superlink.start_run(folder)
         tell(f"Listening on {network.host}:{network.port}; the study's own process is starting")
         _follow(folder, link, run_id, tell, show)
+    except ProcessEnded as error:
+        tell(f"{error.where} {error.problem}")  # before the others are ended, which takes a while
+        raise
     finally:
         link.end()
         for note in _NOTES.values():
@@ -194,11 +194,14 @@ def _follow(
 ) -> None:
     """Wait for the end of the run, showing its rounds and what becomes of its sites."""
     run, began, news = RunFolder(folder), time.monotonic(), News(folder)
-    while not (folder / FINISHED).exists():
-        time.sleep(0.5)
-        show(run.read_rounds())
-        for sentence in news.read():
+    while True:
+        finished, rounds = (folder / FINISHED).exists(), run.read_rounds()
+        show(rounds)
+        for sentence in news.read(rounds):
             tell(sentence)
+        if finished:
+            return
+        time.sleep(0.5)
         if (folder / FAILED).exists():
             raise _failure(folder / FAILED)
         remedy = f"continue with: {resume_command(folder)}"

@@ -22,7 +22,7 @@ from dpfl.deploy.outcome import keep_model, pack_private, unpack_private
 from dpfl.deploy.policy import check_download, check_plan
 from dpfl.deploy.records import LoadedSite, Records
 from dpfl.deploy.requests import Delivery, Hello, Request, TermsRequest, TrainingRequest, UnderTerms
-from dpfl.deploy.site_folder import WORKER_LOG, note_sent
+from dpfl.deploy.site_folder import WORKER_LOG, log, note_sent
 from dpfl.engine import make_engine
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.rounds import Agreement, Workshop, buffer_shapes, client_round
@@ -46,7 +46,7 @@ class Site(LoadedSite):
         self._able = able
 
     def answer(self, message: Message) -> Message:
-        """Answer a server's message; a refusal is one sentence, and costs nothing.
+        """Answer a server's message; a refusal is one sentence, and work that failed is charged.
 
         What leaves is written to the site's log of everything that was sent.
         """
@@ -174,12 +174,13 @@ class Site(LoadedSite):
             try:
                 check(self._able, "worker", _DIED, f"see {WORKER_LOG}", DataError)
                 payload, private = self._work(request, commitment.agreement, private)
-            except Exception:
+            except Exception as error:
                 # That work failed may reveal something of the records: it is charged like an
-                # answer, and not tried again.
+                # answer, not tried again, and what went wrong stays here.
                 kept = b"" if last is None else last.private
                 ledger.charge_and_store(run, round_, charges, b"", kept)
-                raise
+                problem = f"failed in round {round_} ({type(error).__name__}: {error})"
+                raise DataError("local work", problem, "see to the records") from error
             kept = pack_private(private)
             if not ledger.charge_and_store(run, round_, charges, payload, kept):
                 return self._out_of_budget(request)
@@ -245,6 +246,7 @@ def answered(
     try:
         site = Site(folder, records, able=able)
     except DpflError as error:
+        log(folder, str(error))
         reason = "the site's folder cannot be used; its operator must look at it"
         answer = refusal(reason, code=error.exit_code)
         note_sent(folder, message, answer)

@@ -19,8 +19,7 @@ import datetime
 import hashlib
 import os
 import secrets
-from collections import deque
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -112,11 +111,8 @@ class SiteFolder:
         return hashlib.sha256(own + run.encode()).hexdigest()
 
     def log(self, sentence: str) -> None:
-        """Write a line to the site's own log; a server's words cannot make it two."""
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence)
-        with (self.folder / LOG).open("a", encoding="utf-8") as stream:
-            stream.write(f"{now} {line}\n")
+        """Write a line to the site's own log."""
+        log(self.folder, sentence)
 
     def take_receipt(
         self, ledger: SiteLedger, run: str, receipt: Receipt | None, signer: str
@@ -129,13 +125,13 @@ class SiteFolder:
             receipt.check(signer)
             same = (receipt.run, receipt.site) == (run, self.id)
             check(same, "receipt", "is not this site's", "begin another run", PeerError)
-            path, heads = self.folder / RECEIPTS, ledger.heads(run)
+            heads = ledger.heads(run)
             if receipt.head not in heads:
                 self.log(f"the server's receipt: {receipt}")  # it can be held against it
             check_held(receipt, self.id, heads)
-            if receipt not in deque(read_receipts(path), maxlen=20):
-                append_line(path, asdict(receipt))
-        self.check_receipts(ledger)
+        newest = self.check_receipts(ledger)
+        if receipt is not None and newest.get(run) != receipt:
+            append_line(self.folder / RECEIPTS, asdict(receipt))
 
     def checked_ledger(self) -> SiteLedger:
         """Open the ledger to read from it; one that lacks what a server has signed is refused."""
@@ -147,11 +143,15 @@ class SiteFolder:
             raise
         return ledger
 
-    def check_receipts(self, ledger: SiteLedger) -> None:
-        """Refuse a ledger that lacks what the newest receipts of this folder say that it held."""
+    def check_receipts(self, ledger: SiteLedger) -> dict[str, Receipt]:
+        """Refuse a ledger that lacks what the newest receipts of this folder say that it held.
+
+        Returns the newest receipt of every run.
+        """
         newest = {receipt.run: receipt for receipt in read_receipts(self.folder / RECEIPTS)}
         for receipt in newest.values():
             check_held(receipt, self.id, ledger.heads(receipt.run), LedgerError)
+        return newest
 
     # -- for the people at the site ----------------------------------------------------------------
 
@@ -163,6 +163,17 @@ class SiteFolder:
             observers = ledger.observers(self.id) or [enforced]
             lines = [statement(ledger, self.id, observer) for observer in observers]
             return [line for line in lines if line is not None]
+
+
+def log(folder: Path, sentence: str) -> None:
+    """Write a line to the log of the site in a folder; a server's words cannot make it two.
+
+    A log that cannot be written stops nothing: what must not be lost is in the ledger.
+    """
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence)
+    with suppress(OSError), (folder / LOG).open("a", encoding="utf-8") as stream:
+        stream.write(f"{now} {line}\n")
 
 
 def note_sent(folder: Path, asked: Message | None, answer: Message) -> None:

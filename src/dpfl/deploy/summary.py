@@ -161,6 +161,11 @@ class StudyStatus:
         ended = "not running" if self.summary is None else "the study has ended"
         return f"{ended}: {self.failure}" if self.failure else ended
 
+    @property
+    def done(self) -> int:
+        """How many rounds are over, lost ones included; releases before the first are not any."""
+        return sum(record.round >= 0 for record in self.rounds)
+
     def took_part(self, site: str) -> int:
         """In how many rounds the upload of a site arrived."""
         return sum(site in record.arrived for record in self.rounds)
@@ -177,7 +182,7 @@ class StudyStatus:
             "method": self.study.method.name,
             "running": self.running,
             "failure": self.failure or None,
-            "rounds": {"planned": self.study.run.rounds, "done": len(self.rounds)},
+            "rounds": {"planned": self.study.run.rounds, "done": self.done},
             **self.progress.to_dict(),
             "seconds_per_answer": self.seconds.to_dict() if self.seconds else None,
             "last": self.rounds[-1].to_dict() if self.rounds else None,

@@ -43,10 +43,17 @@ def from_record(content: RecordDict) -> Message:
     return Message(header=read_header(header), payload=payload)
 
 
+def received(message: FlowerMessage) -> Message:
+    """Read a message of dpfl from one of Flower's; one without content is refused."""
+    if not message.has_content():
+        raise PeerError("message", "is empty", _BOTH_SIDES)
+    return from_record(message.content)
+
+
 def replied(message: FlowerMessage, answer: Callable[[Message], Message]) -> FlowerMessage:
     """Read a message, let a site answer it, and make the reply; what is not dpfl's is refused."""
     try:
-        said = answer(from_record(message.content))
+        said = answer(received(message))
     except PeerError as error:
         said = refusal(str(error), code=error.exit_code)
     return reply_to(message, said)
@@ -57,21 +64,21 @@ def reply_to(message: FlowerMessage, said: Message) -> FlowerMessage:
     return FlowerMessage(to_record(said), reply_to=message)
 
 
+def limit_parts(seconds: float) -> None:
+    """Let Flower wait this long, in this process, for the rest of an answer that began to arrive.
+
+    Flower announces an answer before its parts are there, and waits two hours for them: a site that
+    was killed while it sent them would hold up everyone. There is no setting for it.
+    """
+    assert pull_objects.__kwdefaults__ is not None
+    pull_objects.__kwdefaults__["max_time"] = seconds
+
+
 class Transport:
     """What a coordinator needs of a network, over a Flower grid."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
-
-    @staticmethod
-    def limit_parts(seconds: float) -> None:
-        """Wait this long for the rest of an answer that has begun to arrive.
-
-        Flower announces an answer before its parts are there, and waits two hours for them: a site
-        that was killed while it sent them would hold up everyone.
-        """
-        assert pull_objects.__kwdefaults__ is not None
-        pull_objects.__kwdefaults__["max_time"] = seconds
 
     def nodes(self) -> list[int]:
         """Return the nodes that are connected."""
@@ -99,14 +106,13 @@ class Transport:
                 node = waiting.pop(answer.metadata.reply_to_message_id, None)
                 if node is not None:
                     replies[node] = replace(_read(answer), seconds=time.monotonic() - began)
+                    heard(node, replies[node])
                     if answer.has_error() and answer.error.code in _CUT_OFF:
                         gone[node] = time.monotonic() + _RETURN_SECONDS
-                    else:
-                        heard(node, replies[node])
-            here = set(self.nodes()) if gone else set()
-            back = {node: messages[node] for node in gone if node in here}
-            waiting |= self._send(back, until - time.monotonic())
             now = time.monotonic()
+            here = set(self.nodes()) if gone and now < until else set()
+            back = {node: messages[node] for node in gone if node in here}
+            waiting |= self._send(back, until - now)
             gone = {node: end for node, end in gone.items() if node not in here and now < end}
             if waiting or gone:
                 time.sleep(_POLL_SECONDS)
@@ -133,6 +139,6 @@ def _read(answer: FlowerMessage) -> Reply:
     if answer.has_error():
         return Reply.none(f"failed ({(answer.error.reason or 'no reason')[:200]})")
     try:
-        return Reply.of(from_record(answer.content))
+        return Reply.of(received(answer))
     except PeerError as error:
         return Reply.none(str(error))

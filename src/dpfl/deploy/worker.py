@@ -17,11 +17,12 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
-from dpfl.core.errors import DataError
+from dpfl.core.errors import DataError, DpflError
 from dpfl.deploy.messages import Message, write_header
 from dpfl.deploy.site_folder import WORKER_LOG
 from dpfl.runs.processes import end_with
 
+FAILURE = "failure"  # why nothing may be answered, in place of an answer
 _TRIES = 3  # how often one message is tried before the server is told that it failed
 
 
@@ -43,7 +44,8 @@ class Worker:
         """Let the worker answer; one that dies over it is replaced.
 
         After a few times it is asked once more, to charge the round and to do no work. Raises
-        :class:`~dpfl.core.errors.DataError` where it cannot do even that.
+        :class:`~dpfl.core.errors.DataError` where it cannot do even that, and the error of the disk
+        where an answer cannot be written down.
         """
         for left in range(_TRIES, -1, -1):
             try:
@@ -61,9 +63,14 @@ class Worker:
         pipe.send_bytes(b"work" if able else b"charge only")
         pipe.send_bytes(write_header(message.header).encode())
         pipe.send_bytes(message.payload)
-        header, payload = pipe.recv_bytes(), pipe.recv_bytes()
+        header, payload = json.loads(pipe.recv_bytes()), pipe.recv_bytes()
         self.used = time.monotonic()
-        return Message(header=json.loads(header), payload=payload)
+        if FAILURE in header:
+            *told, code = header[FAILURE]
+            failure = DpflError(*told)
+            failure.exit_code = code
+            raise failure
+        return Message(header=header, payload=payload)
 
     def _started(self) -> Connection:
         if self._pipe is None:
@@ -108,7 +115,11 @@ def main(folder: Path, pipe: Connection, parent: int) -> None:
         except EOFError:
             return
         message = Message(header=json.loads(header), payload=payload)
-        answer = answered(folder, message, records, able=able == b"work")
+        try:
+            answer = answered(folder, message, records, able=able == b"work")
+        except DpflError as error:  # nothing may leave that cannot be written down
+            told = [error.where, error.problem, error.remedy, error.exit_code]
+            answer = Message(header={FAILURE: told})
         pipe.send_bytes(write_header(answer.header).encode())
         pipe.send_bytes(answer.payload)
 

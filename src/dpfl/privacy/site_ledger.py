@@ -6,6 +6,8 @@ that dies after sends the same bytes again, and is not charged again. There is n
 answer that is not in the ledger was never sent.
 """
 
+import hashlib
+import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +39,8 @@ class SiteLedger(Ledger):
         ledger = cls.open(path, site)
         with database_errors(str(path)):
             ledger._connection.executescript(SITE_SCHEMA)
+            salt = "INSERT OR IGNORE INTO salt VALUES (1, ?)"
+            ledger._connection.execute(salt, (secrets.token_bytes(32),))
         return ledger
 
     def agree(self, run: str, digest: str) -> bool:
@@ -55,17 +59,18 @@ class SiteLedger(Ledger):
         return Answered(*rows[0]) if rows else None
 
     def heads(self, run: str) -> list[str]:
-        """The digests of the chain's entries for the rounds of one run, the newest first.
+        """Name the chain's entries for the rounds of one run, the newest first.
 
-        Each of them covers everything that came before it, in this run and in others, and tells
-        nothing about what came after it.
+        Each name is a hash of the entry, which covers everything before it in this run and in
+        others, and of a secret of this ledger: whoever is told the name learns nothing by it.
         """
         query = """
-            SELECT DISTINCT chain.number, chain.digest FROM journal
-            JOIN chain ON chain.number = journal.entry
+            SELECT DISTINCT chain.number, chain.digest, salt.value FROM journal
+            JOIN chain ON chain.number = journal.entry JOIN salt
             WHERE journal.run = :run ORDER BY chain.number DESC
         """
-        return [str(digest) for _, digest in self._rows(query, run=run)]
+        rows = self._rows(query, run=run)
+        return [hashlib.sha256(salt + digest.encode()).hexdigest() for _, digest, salt in rows]
 
     def charge_and_store(
         self, run: str, round_: int, charges: Sequence[Charge], payload: bytes, private: bytes

@@ -45,7 +45,7 @@ def open_round(
         unwilling = sorted(set(asked) - set(eligible))
         least = strategy.selection.least_willing(agreement.terms.population)
         if len(eligible) < least:
-            few = f"{len(eligible)} of {len(everyone)} clients can afford another round"
+            few = f"{len(eligible)} of {len(everyone)} clients can take another round"
             why = f"{few}, and the plan needs {least}" if eligible else _NOBODY
             return Plan(round=round_, over=why, unwilling=tuple(unwilling))
     selection = Everyone() if round_ < 0 else strategy.selection

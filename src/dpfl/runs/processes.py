@@ -28,15 +28,6 @@ def alive(process: int) -> bool:
         return not Path("/proc/self/stat").exists()  # without /proc the signal has answered
 
 
-def noted_process(path: Path) -> int | None:
-    """Return the process whose id is written in a file, None unless it is still running."""
-    try:
-        process = int(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return process if process > 0 and alive(process) else None
-
-
 def end_with(process: int) -> None:
     """End this process at once when another one ends.
 
