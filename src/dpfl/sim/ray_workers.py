@@ -57,8 +57,8 @@ class RayWorkers(Workers):
         number = count if count > 1 else max(1, int(ray.cluster_resources().get("CPU", 1)))
         # A worker that is lost is started again, and its blocks with it.
         kind = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=RETRIES)(_RayWorker)
-        shared = ray.put(worker)
-        self.workers = [kind.remote(shared) for _ in range(number)]
+        self._shared = ray.put(worker)  # held for as long as a worker may have to be made again
+        self.workers = [kind.remote(self._shared) for _ in range(number)]
 
     def _connect(self, count: int) -> None:
         """Start Ray on this machine, or reach the cluster that ``RAY_ADDRESS`` names."""
