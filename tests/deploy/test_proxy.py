@@ -176,3 +176,20 @@ def test_a_file_that_holds_no_key_keeps_nobody_else_out(tmp_path: Path) -> None:
     form = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     (tmp_path / "other.pub").write_bytes(rsa.public_bytes(*form))
     assert len(read_keys(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError("no"), RuntimeError("no"), TimeoutError()])
+def test_whatever_fails_behind_it_a_site_is_told_to_try_again(error: Exception) -> None:
+    """Any other status would make a site drop its answer."""
+
+    async def fails(request: httpx.Request) -> httpx.Response:
+        raise error
+
+    async def go() -> int:
+        client = httpx.AsyncClient(transport=httpx.MockTransport(fails), base_url="http://inner")
+        way = httpx.ASGITransport(Proxy(client, {PUBLIC}, LARGEST).app())
+        async with httpx.AsyncClient(transport=way, base_url="http://proxy") as site:
+            answer = await site.post("/v1/fleet/push-object", content=b"x", headers=signed())
+            return answer.status_code
+
+    assert asyncio.run(go()) == 503

@@ -15,6 +15,7 @@ import base64
 import datetime
 import json
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import suppress
@@ -130,7 +131,9 @@ class Proxy:
                 answer = await self.client.send(asked, stream=True)
         except TooLarge:
             return _refused(TOO_LARGE, f"at most {self.largest_body} bytes")
-        except (httpx.HTTPError, ClientDisconnect, TimeoutError):
+        except Exception as error:  # whatever it is, the site must know that it can try again
+            if not isinstance(error, httpx.HTTPError | ClientDisconnect | TimeoutError):
+                sys.stderr.write(f"{name}: {error!r}\n")
             return _refused(AWAY, "the server is not ready")
         return StreamingResponse(_pieces(answer), answer.status_code, _kept(answer.headers))
 
