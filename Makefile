@@ -71,7 +71,7 @@ $(TORCH): constraints.txt
 	  { echo "dpfl needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Use: make PYTHON=python3.12"; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "Python's venv module is missing. On Debian or Ubuntu: sudo apt-get install -y python3-venv"; exit 2; }
-	@echo "Setting up $(VENV), once: PyTorch, then what else is needed (a minute or two, without a word from pip)"
+	@echo "Setting up $(VENV), once: PyTorch, then everything else (a minute or two; pip prints nothing meanwhile)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	@touch $@

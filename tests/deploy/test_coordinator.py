@@ -754,7 +754,7 @@ def test_a_site_without_a_key_and_one_that_never_came_are_named_with_the_reason(
     del federation.grid.sites[3], federation.grid.sites[2]
     federation.play()
     refusals = federation.summary()["refusals"]
-    assert "see to sites/b.pub" in refusals["b"]
+    assert "check sites/b.pub" in refusals["b"]
     assert "did not come within 2 s" in refusals["c"]
 
 

@@ -7,7 +7,7 @@ must come with every later answer; it is kept in ``enrolment.json`` over a resta
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from dpfl.core.errors import PeerError
@@ -51,7 +51,7 @@ class Connections:
         self._registered = registered_keys(folder)
         for site in study.study.sites if self._registered else ():
             if site not in self._registered:
-                self._miss(site, f"its key was not let in: see to {SITES}/{site}.pub")
+                self.miss(site, f"its key was not accepted: check {SITES}/{site}.pub")
 
     @property
     def why(self) -> str:
@@ -95,16 +95,11 @@ class Connections:
         if not self.members:
             self.introduced[said.site] = said.claims
 
-    def _miss(self, site: str, reason: str) -> None:
+    def miss(self, site: str, reason: str) -> None:
         """Keep why a site is not there."""
         if site not in self.refusals:
             self.refusals[site] = reason
             self.progress.note(site, SiteState.ABSENT, reason)
-
-    def miss(self, sites: Iterable[str], seconds: float) -> None:
-        """Keep that these sites did not come."""
-        for site in sorted(sites):
-            self._miss(site, f"did not come within {seconds:g} s")
 
     def _refuse(self, site: str, reply: Reply) -> None:
         """Keep why somebody takes no part, where people can see it at once."""

@@ -227,7 +227,7 @@ class Coordinator:
         missing = last[-1].missing if last else {}
         why = "; ".join(f"{site}: {said}" for site, said in missing.items())
         problem = f"no site has answered in {rounds} ({why})"
-        check(not empty, where, problem, "see to the sites, then resume the study", PeerError)
+        check(not empty, where, problem, "repair the sites, then resume the study", PeerError)
 
     def _charged(self, run: Run, round_: int) -> bool:
         """Whether the world was charged for a round that was drawn, and cut off before it left."""

@@ -102,7 +102,8 @@ def gather(
         sites.transport.wait(1.0)
         waited += 1.0
     here = wanted & set(sites.nodes)
-    sites.miss(wanted - here, timeout)
+    for site in sorted(wanted - here):
+        sites.miss(site, f"did not come within {timeout:g} s")
     absent = f"without {', '.join(sorted(wanted - here))} ({sites.why})"
     check(
         len(here) >= least,

@@ -3,9 +3,9 @@
 A server library accepts whatever comes, and waits for it. Anyone who can reach the port could then
 hold it with connections that never send a request. Here strangers get few connections and little
 time: one that has not proved to be a site's within ``SILENT_SECONDS`` is closed, and so is one
-whose first request did not prove it. Where there are too many, the oldest connection of the address
-that holds the most makes room. A site has a number of connections of its own, which no other can
-take.
+whose first request did not prove it. Where there are too many, one of the address that holds the
+most makes room, first those that say nothing. A site has a number of connections of its own, which
+no other can take.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class Participation:
             fleet.push(reply_to(message, said))
             self._show(asked, said, time.monotonic() - began)
         except NotTaken as error:
-            self.tell(f"The server did not take this answer ({error}); it asks again if it must")
+            self.tell(f"The server did not take this answer ({error}); it will ask if it needs it")
         self._inbox.empty()
         if asked is not None and asked.header.get("kind") == END:
             self._worker.end()

@@ -77,7 +77,7 @@ class Started:
         if code < 0:
             return f"was ended by {signal.Signals(-code).name}"
         words = one_line(self.written(), 200)
-        return f"ended ({words})" if words else f"ended without a word (exit code {code})"
+        return f"ended ({words})" if words else f"ended without any output (exit code {code})"
 
 
 def one_line(text: str, length: int = 300) -> str:

@@ -211,7 +211,7 @@ def _follow(
         if (folder / APP_PROCESS).exists():
             running = noted_process(folder / APP_PROCESS) is not None
             if not running and not any((folder / name).exists() for name in (FAILED, FINISHED)):
-                raise ProcessEnded("the server app", "ended without a word (killed?)", remedy)
+                raise ProcessEnded("the server app", "ended unexpectedly (killed?)", remedy)
         elif time.monotonic() - began > READY_SECONDS:
             status = superlink.run_status(folder, run_id)
             problem = f"has not started the server app within {READY_SECONDS:g} s ({status})"

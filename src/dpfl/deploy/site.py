@@ -60,10 +60,8 @@ class Site(LoadedSite):
             return self._answer(Request.read(message))
         except (ConfigurationError, PrivacyRefusal, PeerError) as error:
             self.log(str(error))
-            run, told = message.header.get("run"), {"site": self.id, "code": error.exit_code}
-            # What is final must come from this very site.
-            proof = {"token": self.token(run)} if isinstance(run, str) else {}
-            return refusal(str(error), **told, **proof)
+            proof = self.proof(message.header.get("run"))  # what is final must be this site's
+            return refusal(str(error), site=self.id, code=error.exit_code, **proof)
         except Exception as error:
             # What went wrong with data, ledger or code may reveal records: it stays here.
             self.log(f"{type(error).__name__}: {error}")
@@ -180,7 +178,7 @@ class Site(LoadedSite):
                 kept = b"" if last is None else last.private
                 ledger.charge_and_store(run, round_, charges, b"", kept)
                 problem = f"failed in round {round_} ({type(error).__name__}: {error})"
-                raise DataError("local work", problem, "see to the records") from error
+                raise DataError("local work", problem, "check the records") from error
             kept = pack_private(private)
             if not ledger.charge_and_store(run, round_, charges, payload, kept):
                 return self._out_of_budget(request)
@@ -220,7 +218,7 @@ class Site(LoadedSite):
         """Build the answer of a round, which also says whether the plan covers another one."""
         more = commitment.covers(ledger, request.run, request.round + 1)
         token = self.token(request.run)
-        head = next(iter(ledger.heads(request.run)), "")
+        head = ledger.heads(request.run)[0]
         return acceptance(self.id, payload, round=request.round, token=token, more=more, head=head)
 
     def _keep(self, request: Delivery) -> Message:

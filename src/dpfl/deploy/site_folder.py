@@ -110,6 +110,12 @@ class SiteFolder:
             raise FolderError(str(self.folder / TOKEN), "is missing", remedy) from error
         return hashlib.sha256(own + run.encode()).hexdigest()
 
+    def proof(self, run: object) -> dict[str, str]:
+        """Return the token for the header of an answer, or nothing where there is none."""
+        with suppress(DpflError, UnicodeError):
+            return {"token": self.token(str(run))} if isinstance(run, str) else {}
+        return {}
+
     def log(self, sentence: str) -> None:
         """Write a line to the site's own log."""
         log(self.folder, sentence)
