@@ -46,13 +46,11 @@ class ClientWork(Work):
     clip: float
     noise_multiplier: float | None = None
     lr_decay: float = 1.0
-    weight_decay: float = 0.0
 
     def local(self, *, lr: float | None = None, ball: float | None = None) -> Sgd:
         """Plain SGD with these settings."""
         settings = ClientSettings(lr=lr).over(self.client_settings)
-        kept: dict[str, Any] = {"weight_decay": self.weight_decay, "lr_decay": self.lr_decay}
-        return Sgd(client_settings=settings, ball=ball, **kept)
+        return Sgd(client_settings=settings, ball=ball, lr_decay=self.lr_decay, **self.optimiser)
 
     @property
     def adjacency(self) -> Adjacency:
