@@ -25,8 +25,8 @@ ASSUMPTIONS = (
 class RecordWork(Work):
     """Settings of every record-level method. What decides privacy has no default.
 
-    ``clip`` bounds the norm of one record's gradient, ``clipping`` says how. ``spending`` says which epsilon a client
-    plans its noise for.
+    ``clip`` bounds the norm of one record's gradient, ``clipping`` says how. ``spending`` says
+    which epsilon a client plans its noise for.
     """
 
     clip: float

@@ -235,7 +235,8 @@ def check_engine(engine: Engine, *, tolerance: float = 5e-5) -> None:
 
     With the same secret generators the two agree in the relative error of every client's update,
     up to ``tolerance``; clients differ in batch size, steps, learning rate, clip, noise, momentum,
-    decay, proximal term and way of clipping. The blocks into which the engine cuts a cohort cover everyone exactly once.
+    decay, proximal term and way of clipping. The blocks into which the engine cuts a cohort cover
+    everyone exactly once.
     """
     model = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     layout = Layout.of_module(model)
