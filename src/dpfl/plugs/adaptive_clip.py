@@ -71,7 +71,12 @@ class AdaptiveClip(Stage):
         return self.clip * RANGE
 
     def start(self, terms: Terms, layout: Layout) -> PlugState:
-        """Return the clip of the first round."""
+        """Return the clip of the first round; refuse votes that the noise drowns."""
+        votes = (terms.noise_multiplier or 0.0) / (2 * math.sqrt(self.vote_share))
+        spread = self.clip_lr * votes / terms.expected_cohort
+        problem = f"noise on votes would move the log of the clip by {spread:.3g} a round"
+        remedy = "raise vote_share, lower clip_lr, ask more clients, or leave target_quantile out"
+        check(spread <= 1, "adaptive clip", problem, remedy)
         return {"clip": torch.tensor([self.clip], dtype=torch.float64)}
 
     def open(self, state: PlugState, round_: int, cohort: Cohort, seed: PublicSeed) -> Shared:

@@ -98,7 +98,8 @@ class _Fold:
             noise = total - exact
             before = float(noise.norm()) or 1.0
         for number, stage in reversed(list(enumerate(strategy.stages))):
-            slot, own = f"stage{number}", self.shared.get(f"stage{number}", {})
+            slot = f"stage{number}"
+            own = self.shared.get(slot, {})
             self.plugs[slot], told = stage.learn_sum(self.plugs[slot], total, weight)
             self.metrics[slot] = told
             total = stage.server(total, own, None)

@@ -18,6 +18,7 @@ from dpfl.rounds.aggregate import aggregate
 from dpfl.rounds.client import staged
 from dpfl.rounds.codec import FRAME_BYTES, decode_upload
 from dpfl.rounds.enrol import Agreement, Plan, Run, Uplink
+from dpfl.rounds.open import shared_with
 from dpfl.rounds.record import RoundRecord
 from dpfl.rounds.release import combined
 
@@ -37,6 +38,8 @@ def close_round(
     operator's record names them, nothing that is published does. Where too few arrived to carry the
     noise that was charged, the model stays as it was.
     """
+    if not plan.cohort.ids:  # a server that comes back finds no download that says what was shared
+        plan = replace(plan, shared=shared_with(agreement, state, run, plan.cohort))
     arrival = _Arrival(agreement, plan, run, dict.fromkeys(plan.cohort.ids, "no answer"))
     arrival.take(uplinks)
     sent = [len(uplink.payload) for uplink in uplinks if uplink.payload is not None]
