@@ -75,7 +75,7 @@ def naive(model: nn.Module, batch: Batch, clip: float, clipping: str) -> Tensor:
     """Per-record gradients one at a time, and the rules as they are printed."""
     named, total = dict(model.named_parameters()), 0.0
     modules = {name.rpartition(".")[0] for name in named}
-    for x, y in zip(*batch, strict=True):
+    for x, y in zip(batch.features, batch.labels, strict=True):
         loss = nn.functional.cross_entropy(model(x[None]), y[None])
         grads = dict(zip(named, torch.autograd.grad(loss, [*named.values()]), strict=True))
         norm = math.sqrt(sum(float(g.double().square().sum()) for g in grads.values()))
