@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from dpfl.core.errors import ConfigurationError, DpflError
 from dpfl.core.grid_noise import SCALE
 from dpfl.core.layout import Layout
+from dpfl.core.phases import CLIPPINGS, Phase
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import CLIPPINGS, Phase
 from dpfl.engine import make_engine, one_by_one, stacked
 from dpfl.engine.base import Engine, Job
 from dpfl.engine.one_by_one import OneByOne

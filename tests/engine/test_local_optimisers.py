@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.layout import Layout
+from dpfl.core.phases import CLIPPINGS, Phase
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import CLIPPINGS, Phase
 from dpfl.engine import ghost_clipping, make_engine
 from dpfl.engine.base import Batch, Engine, Job
 from dpfl.engine.one_by_one import OneByOne

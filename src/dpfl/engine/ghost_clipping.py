@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from dpfl.core.layout import Layout
+from dpfl.core.phases import Clipping
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Clipping
 from dpfl.engine.base import Batch, Job
 from dpfl.engine.layer_rules import added
 from dpfl.engine.one_by_one import OneByOne, batches_of, within_bounds

@@ -12,8 +12,8 @@ from torch.func import grad, vmap
 
 from dpfl.core.grid import Grid
 from dpfl.core.layout import Block, Layout
+from dpfl.core.phases import Clipping, Phase
 from dpfl.core.random import NoiseAhead, SecretRng
-from dpfl.core.types import Clipping, Phase
 from dpfl.engine.base import Batch, Job
 from dpfl.engine.process import check_arithmetic, failures_of, one_thread
 from dpfl.numerics.clipping import LARGEST_NORM, clip_factor, layer_factors, squared_norms

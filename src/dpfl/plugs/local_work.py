@@ -10,17 +10,8 @@ from typing import Any, ClassVar
 from dpfl.core.checks import check, one_of, positive
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import multiplier_for
-from dpfl.core.types import (
-    CLIPPINGS,
-    Budget,
-    Claims,
-    ClientSettings,
-    Clipping,
-    Phase,
-    Terms,
-    Unit,
-    check_optimiser,
-)
+from dpfl.core.phases import CLIPPINGS, Clipping, Phase, check_optimiser
+from dpfl.core.types import Budget, Claims, ClientSettings, Terms, Unit
 from dpfl.plugs.base import Participant, Plug
 from dpfl.plugs.releases import calibrate_rounds, release_noise
 from dpfl.plugs.sampling import PoissonBatches, sampler, steps_per_epoch
@@ -68,7 +59,7 @@ class _OnePhase(LocalWork):
     """Work in one phase: the client's own settings over those given here.
 
     ``momentum`` is heavy-ball momentum within a round, ``weight_decay`` and ``proximal`` (FedProx's
-    mu) pull the weights towards zero and towards their start (:class:`dpfl.core.types.Phase`).
+    mu) pull the weights towards zero and towards their start (:class:`dpfl.core.phases.Phase`).
     """
 
     client_settings: ClientSettings
@@ -117,7 +108,7 @@ def step_responses(phase: Phase) -> tuple[list[float], float]:
     """How far each step's gradient moves the weights by the end of a phase, in units of -lr, the
     last step first; and how much is left of a change of the weights that the phase begins with.
 
-    The weights are a linear filter of the gradients (:class:`dpfl.core.types.Phase`), so both
+    The weights are a linear filter of the gradients (:class:`dpfl.core.phases.Phase`), so both
     follow from running it on one unit. Without momentum and pulls all of them are 1.
 
     >>> phase = Phase(steps=3, batch_size=8, sampling="poisson", lr=0.1, momentum=0.5)

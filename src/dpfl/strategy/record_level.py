@@ -5,7 +5,8 @@ it post-processing.
 from dataclasses import dataclass
 from typing import Any
 
-from dpfl.core.types import Adjacency, Clipping, Observer, Unit
+from dpfl.core.phases import Clipping
+from dpfl.core.types import Adjacency, Observer, Unit
 from dpfl.plugs.local_work import DpSgd
 from dpfl.plugs.weights import Weights
 from dpfl.privacy.budgets import Spending

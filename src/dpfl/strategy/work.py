@@ -13,7 +13,7 @@ class Work:
 
     ``batch_size`` is the (expected) number of records of a step; the length of local work is given
     in steps or in epochs. ``momentum``, ``weight_decay`` and ``proximal`` (FedProx) are those of
-    local steps (:class:`dpfl.core.types.Phase`). Everyone takes part, unless ``selection`` says
+    local steps (:class:`dpfl.core.phases.Phase`). Everyone takes part, unless ``selection`` says
     otherwise.
     """
 
