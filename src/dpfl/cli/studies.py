@@ -111,7 +111,9 @@ def tune(
         searched = {**(lists or library.GRID), **own.get(name, {})}
         first[name] = {key.removeprefix("method."): one[0] for key, one in searched.items()}
     names = asked.method_names(values, first)
-    on = data_values(tune_on, values.get("data", {}).get("label")) if tune_on else None
+    on = data_values(tune_on) if tune_on else None
+    if on and "folder" in on and "label" in values.get("data", {}):
+        on["label"] = values["data"]["label"]
     with open_store(asked, "tune") as store:
         result = library.tune(
             values, names, over=lists or None, search=search, on=on, seeds=seeds, store=store

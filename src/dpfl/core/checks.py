@@ -36,6 +36,22 @@ def share(where: str, **values: Any) -> None:
     _each(where, values, lambda value: 0 < value <= 1, "give a number above 0 and at most 1")
 
 
+LARGEST_LEARNING_RATE = 1e4
+"""No learning rate above this can be meant: one step would destroy any model."""
+
+
+def learning_rate(where: str, **values: Any) -> None:
+    """Refuse what is not a number above 0 and at most :data:`LARGEST_LEARNING_RATE`.
+
+    >>> learning_rate("client settings", lr=1e9)
+    Traceback (most recent call last):
+    dpfl.core.errors.ConfigurationError: client settings: lr = 1000000000.0; \
+give a number above 0 and at most 10000
+    """
+    remedy = f"give a number above 0 and at most {LARGEST_LEARNING_RATE:g}"
+    _each(where, values, lambda value: 0 < value <= LARGEST_LEARNING_RATE, remedy)
+
+
 def one_of(where: str, choices: Collection[str], **values: str) -> None:
     """Refuse a word that is not among the choices."""
     for name, value in values.items():

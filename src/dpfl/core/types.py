@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpfl.core.checks import check, finite, positive, whole_number
+from dpfl.core.checks import check, finite, learning_rate, positive, whole_number
 
 if TYPE_CHECKING:  # accounting reads these types without torch
     from torch import Tensor
@@ -113,7 +113,7 @@ class ClientSettings:
         for name in ("batch_size", "local_steps", "local_epochs"):
             if (value := getattr(self, name)) is not None:
                 whole_number("client settings", name, value)
-        positive("client settings", lr=1.0 if self.lr is None else self.lr)
+        learning_rate("client settings", lr=1.0 if self.lr is None else self.lr)
 
     def over(self, default: ClientSettings) -> ClientSettings:
         """Fill what these settings leave open from ``default``; a length of work is one setting."""

@@ -29,6 +29,9 @@ def client_parts(client: Any, arrays: Sequence[Any], *, tokens: bool, seed: Publ
     remedy = "name clients by text without control characters"
     check_data(named, f"client {client!r}", "has no printable name", remedy)
     where, remedy = f"client '{client}'", "give (features, labels), test parts too if any"
+    problem = f"has a {type(arrays).__name__} instead of arrays"
+    torch_remedy = f"{remedy}; torch datasets go to Federation.from_torch"
+    check_data(isinstance(arrays, tuple | list), where, problem, torch_remedy)
     check_data(len(arrays) in (2, 4), where, f"has {len(arrays)} arrays", remedy)
     features, labels = _pair(where, arrays[0], arrays[1], tokens)
     if len(arrays) == 4:
@@ -67,6 +70,21 @@ def _pair(where: str, features: Any, labels: Any, tokens: bool) -> tuple[Tensor,
     odd = y[(y < 0) | (y >= 2**31)]
     check_data(not len(odd), where, f"has label {next(iter(odd), 0):g}", remedy)
     return x, torch.from_numpy(y.astype(np.int64))
+
+
+def counted_classes(labels: Tensor) -> int:
+    """How many classes labels show: up to the largest one, if none below it is without a record.
+
+    >>> counted_classes(torch.tensor([0, 2, 1, 1]))
+    3
+    """
+    counts = torch.bincount(labels, minlength=1)
+    gaps = torch.nonzero(counts == 0).flatten().tolist() if len(labels) else []
+    named = ", ".join(map(str, gaps[:5])) + (", ..." if len(gaps) > 5 else "")
+    problem = f"there are labels up to {len(counts) - 1}, and nobody has a record of class {named}"
+    remedy = f"number the classes without gaps, or declare classes = {len(counts)}"
+    check_data(not gaps, "federation", problem, remedy)
+    return len(counts)
 
 
 def _array(values: Any) -> np.ndarray:

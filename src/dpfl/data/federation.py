@@ -19,7 +19,7 @@ from torch import Tensor
 from dpfl.core.checks import check, whole_number
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, ClientSettings
-from dpfl.data.arrays import ENCODE, client_parts, split_end, split_off
+from dpfl.data.arrays import ENCODE, client_parts, counted_classes, split_end, split_off
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
 from dpfl.data.partition import Partition
 from dpfl.data.records import (
@@ -52,13 +52,8 @@ class Federation:
 
     def __post_init__(self) -> None:
         check_data(bool(self.shards), "federation", "has no clients", "give at least one")
-        for client, budget in self.budgets.items():
-            where, remedy = f"budget of '{client}'", "give dpfl.Budget(epsilon=..., delta=...)"
-            check(isinstance(budget, Budget), where, f"{budget!r} is not a Budget", remedy)
-        for kind, given in (("a budget is", self.budgets), ("settings are", self.client_settings)):
-            for client in sorted(given):
-                problem = f"{kind} given for '{client}', who is not a client"
-                check(client in self.shards, "federation", problem, "check the id")
+        self._check_given("budgets", self.budgets, Budget)
+        self._check_given("client_settings", self.client_settings, ClientSettings)
         ranges: list[tuple[Literal["label", "token"], int, str]]
         ranges = [("label", self.classes, "number the classes from 0")]
         if isinstance(self.inputs, Tokens):
@@ -71,6 +66,18 @@ class Federation:
                 odd = records.outside(what, span, count)
                 problem = f"has {what} {odd}, outside 0..{count - 1}"
                 check_data(odd is None, where, problem, remedy)
+
+    def _check_given(self, name: str, given: Any, kind: type) -> None:
+        """Refuse what is not a mapping of clients to things of this kind."""
+        each = f"dpfl.{kind.__name__}(...)"
+        problem, remedy = f"{name} = {given!r:.60}", f"give {{client: {each}}}"
+        check(isinstance(given, Mapping), "federation", problem, remedy)
+        for client in sorted(given, key=str):
+            where, own = f"{name} of '{client}'", given[client]
+            problem = f"{own!r:.60} is not a {kind.__name__}"
+            check(isinstance(own, kind), where, problem, f"give {each}")
+            problem = f"{name} are given for '{client}', who is not a client"
+            check(client in self.shards, "federation", problem, "check the id")
 
     def __repr__(self) -> str:
         """Say who there is, and show no record."""
@@ -145,7 +152,8 @@ class Federation:
         test_labels)}``. Without a test part, a fifth of each client's records is set aside, by
         ``seed``. Features are numbers; with ``tokens`` (the size of the vocabulary) they are whole
         numbers for an embedding. Labels are 0..``classes`` - 1; without ``classes``, the largest
-        label decides. ``budgets`` and ``client_settings`` are by client.
+        label decides, and a class that has no record is refused. ``budgets`` and
+        ``client_settings`` are by client.
 
         >>> arrays = ([[0.0], [1.0]] * 5, [0, 1] * 5)
         >>> federation = Federation.from_arrays({"a": arrays, "b": arrays})
@@ -155,9 +163,11 @@ class Federation:
         for name, count in (("tokens", tokens), ("classes", classes)):
             if count is not None:
                 whole_number("federation", name, count)
+        remedy = "give {client: (features, labels)}"
+        check(isinstance(clients, Mapping), "federation", f"clients are {clients!r:.60}", remedy)
         check_data(bool(clients), "federation", "has no clients", "give at least one")
         parts = {}
-        for client, arrays in sorted(clients.items()):
+        for client, arrays in sorted(clients.items(), key=lambda pair: str(pair[0])):
             own = PublicSeed(seed).child("split", client)
             parts[client] = client_parts(client, arrays, tokens=tokens is not None, seed=own)
         shapes = {tuple(x.shape[1:]) for part in parts.values() for x in (part[0], part[2])}
@@ -170,7 +180,7 @@ class Federation:
         check_data(plausible, "federation", problem, "check which column is the label")
         return cls(
             shards=lay_out(parts),
-            classes=classes or largest + 1,
+            classes=classes or counted_classes(labels),
             inputs=NUMBERS if tokens is None else Tokens(tokens),
             budgets=budgets or {},
             client_settings=client_settings or {},

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from dpfl.core.checks import check
 from dpfl.core.errors import did_you_mean
@@ -38,7 +38,7 @@ class Tuning(Section):
 
     over: dict[str, Choices] = Field(min_length=1)
     own: dict[str, dict[str, Choices]] = Field(default_factory=dict)
-    seeds: list[int] = Field(default=[1000], min_length=1)
+    seeds: list[NonNegativeInt] = Field(default=[1000], min_length=1)
     at: Plain = Field(default_factory=dict)
     on: Plain | None = None
     search: Literal["grid", "halving"] = "grid"
@@ -60,7 +60,7 @@ class Sweep(TomlFile):
     methods: dict[str, Plain] = Field(min_length=1)
     vary: dict[str, Choices] = Field(default_factory=dict)
     tune: Tuning | None = None
-    seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
+    seeds: list[NonNegativeInt] = Field(default=[0, 1, 2], min_length=1)
     metrics: list[str] = Field(default_factory=list)
 
     def agrees(self, where: str) -> None:

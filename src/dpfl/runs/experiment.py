@@ -126,8 +126,15 @@ class Experiment(TomlFile):
         name, folder, seed = self.data.name, self.data.folder, self.public_seed().child("data")
         one = (name is None) != (folder is None)
         check(one, "[data]", "needs either a name or a folder", "name one data set")
+        for key, own in (("label", self.data.label), ("classes", self.data.classes)):
+            problem = f"'{own}' is given for the data set '{name}', which has its own"
+            remedy = "leave it out: it is for the files of a folder"
+            check(own is None or folder is not None, f"[data] {key}", problem, remedy)
         if folder is not None:
-            return Federation.from_files(folder, label=self.data.label, seed=seed.value)
+            own = self.data
+            return Federation.from_files(
+                folder, label=own.label, classes=own.classes, seed=seed.value
+            )
         assert name is not None
         dataset = load_dataset(name, data_folder)
         kind, clients = self.partition.kind, self.partition.clients

@@ -67,9 +67,10 @@ class RunFolder:
         """
         where, other = str(self.path), "give another --out"
         if self.experiment.exists():
-            what = "this same" if self.experiment.read_text() == experiment else "another"
+            same = self.experiment.read_bytes() == experiment.encode()
+            problem = f"already holds {'a run of this' if same else 'another'} experiment"
             remedy = f"use dpfl run --resume {where}, or another --out"
-            raise FolderError(where, f"already holds {what} experiment", remedy)
+            raise FolderError(where, problem, remedy if same else f"{other}: it is left as it is")
         is_folder = self.path.is_dir()
         check(is_folder or not self.path.exists(), where, "is a file", other, FolderError)
         ours = {".lock", "experiment.toml.new"}  # left by a run that was killed before it began

@@ -24,12 +24,14 @@ from dpfl.strategy import Strategy
 class DataSection(Section):
     """Which records: a named data set, or a ``folder`` with one CSV or Parquet file per client.
 
-    ``label`` names the column of the classes in the files of a folder.
+    ``label`` names the column of the classes in the files of a folder, and ``classes`` says how
+    many there are; without it they are counted, and a class without a record is refused.
     """
 
     name: str | None = None
     folder: str | None = None
     label: str | None = None
+    classes: int | None = Field(default=None, ge=2)
 
 
 class PartitionSection(Section):
@@ -139,7 +141,7 @@ class RunSection(RoundsSection):
     upload gets lost.
     """
 
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     noise: Literal["seeded", "system"] = "seeded"
     engine: str = "stacked"
     device: str = "cpu"
