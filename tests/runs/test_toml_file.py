@@ -110,7 +110,7 @@ STUDY: dict[str, Any] = {
         (
             StudyFile,
             {**STUDY, "study": {**STUDY["study"], "sites": []}},
-            "[study] sites: .* was given; give at least 1",
+            "[study] sites: .* was given; give at least 1 value",
         ),
     ],
 )

@@ -171,6 +171,8 @@ def study(
     from dpfl.experiments.study import Sweep
 
     asked_for, recorded = Sweep.from_file(file), file.with_suffix(".json")
+    if record and recorded.exists():
+        StudyResult.read(recorded, "move it away: --record replaces recorded results only")
     if show_recorded:
         result = StudyResult.read(recorded, "run the study with --record first")
     else:

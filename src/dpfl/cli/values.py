@@ -63,7 +63,8 @@ def lay_over(values: Values, options: Values) -> Values:
         check(not isinstance(cohort, str), "--cohort", f"'{cohort}' is not a number", remedy)
     for pair in given.get("set", ()):
         key, equals, text = pair.partition("=")
-        check(bool(equals), "--set", f"'{pair}' is not KEY=VALUE", "write for instance --set k=1")
+        named = bool(equals) and all(part.strip() for part in key.split("."))
+        check(named, "--set", f"'{pair}' is not KEY=VALUE", "write for instance --set k=1")
         fields[key if "." in key else f"method.{key}"] = number(text)
     if claims := [*given.get("misreport", ()), *given.get("liar", ())]:
         before = values.get("run", {}).get("misreports", {})

@@ -15,7 +15,7 @@ that was released.
 
 import json
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -194,3 +194,12 @@ def free_name(base: Path, stem: str) -> Path:
     """Return the first of stem-1, stem-2, ... that does not exist."""
     paths = (base / f"{stem}-{number}" for number in count(1))
     return next(path for path in paths if not path.exists())
+
+
+def new_folder(base: Path, stem: str) -> Path:
+    """Make the first of stem-1, stem-2, ... that does not exist: two commands never share one."""
+    while True:
+        with suppress(FileExistsError):
+            path = free_name(base, stem)
+            path.mkdir(parents=True)
+            return path

@@ -27,7 +27,7 @@ _BOUNDS = {
     "less_than": "a number below {lt:g}",
     "less_than_equal": "a number of at most {le:g}",
     "finite_number": "a finite number",
-    "too_short": "at least {min_length} of them",
+    "too_short": "at least {min_length} value(s)",
     "string_too_short": "at least {min_length} character(s)",
     "string_pattern_mismatch": "a name of at most 100 characters, without slashes or line breaks, "
     "that begins with neither a dot nor a space",
