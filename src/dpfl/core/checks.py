@@ -55,7 +55,7 @@ give a number above 0 and at most 10000
 def one_of(where: str, choices: Collection[str], **values: str) -> None:
     """Refuse a word that is not among the choices."""
     for name, value in values.items():
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             near = did_you_mean(str(value), choices)
             remedy = near if "?" in near else f"choose one of {', '.join(choices)}"
             raise ConfigurationError(where, f"{name} = {value!r}", remedy)

@@ -115,7 +115,7 @@ class Federation:
 
     def with_budgets(self, budgets: Mapping[str, Budget]) -> Federation:
         """Return the same clients with these budgets, which replace those they had."""
-        return replace(self, budgets=dict(budgets))
+        return replace(self, budgets=budgets)
 
     def with_validation(self, seed: PublicSeed) -> Federation:
         """Set a fifth of each client's training records aside, and test on those.
@@ -163,8 +163,11 @@ class Federation:
         for name, count in (("tokens", tokens), ("classes", classes)):
             if count is not None:
                 whole_number("federation", name, count)
-        remedy = "give {client: (features, labels)}"
-        check(isinstance(clients, Mapping), "federation", f"clients are {clients!r:.60}", remedy)
+        problem, remedy = (
+            f"clients are a {type(clients).__name__}",
+            "give {client: (features, labels)}",
+        )
+        check(isinstance(clients, Mapping), "federation", problem, remedy)
         check_data(bool(clients), "federation", "has no clients", "give at least one")
         parts = {}
         for client, arrays in sorted(clients.items(), key=lambda pair: str(pair[0])):
@@ -210,6 +213,8 @@ class Federation:
         A file's name is its client's id. ``label`` names the column of the labels; without it, the
         last column is taken.
         """
+        named = isinstance(folder, str | Path)
+        check(named, "federation", f"folder = {folder!r:.60}", "give the path of a folder")
         return cls.from_arrays(read_folder(Path(folder), label), **options)
 
     @classmethod
@@ -221,5 +226,9 @@ class Federation:
         With a natural partition clients keep their names, and ``clients`` of them are drawn (all if
         None). A data set without a test part sets a fifth of every class aside.
         """
+        known = (("dataset", dataset, Dataset), ("partition", partition, Partition))
+        for name, given, kind in (*known, ("seed", seed, PublicSeed)):
+            problem, remedy = f"{name} = {given!r:.60}", f"give a {kind.__name__}"
+            check(isinstance(given, kind), "federation", problem, remedy)
         shards = partition.shards(dataset, clients, seed)
         return cls(shards=shards, classes=dataset.classes, inputs=dataset.inputs)

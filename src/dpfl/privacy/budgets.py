@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dpfl.core.checks import check
+from dpfl.core.checks import check, positive
 from dpfl.core.errors import ConfigurationError, unknown_name
 from dpfl.core.seeds import PublicSeed
 from dpfl.core.types import Budget, Terms
@@ -114,6 +114,10 @@ def make_budgets(
     2.0
     """
     own_deltas: dict[str, float] = {}
+    listed = isinstance(ids, Sequence) and not isinstance(ids, str)
+    check(listed, "budgets", f"ids = {ids!r:.60}", "give a list of the clients' ids")
+    seeded = isinstance(seed, PublicSeed)
+    check(seeded, "budgets", f"seed = {seed!r:.60}", "give dpfl.PublicSeed(0), for instance")
     if isinstance(source, str):
         source, own_deltas = _read(source.strip(), len(ids), seed)
     epsilons = _per_client("epsilon", source, ids)
@@ -148,6 +152,9 @@ def _per_client(what: str, value: PerClient, ids: Sequence[str]) -> dict[str, fl
     if isinstance(value, int | float):
         return dict.fromkeys(ids, float(value))
     if not isinstance(value, Mapping):
+        several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+        remedy = "give a number, a list, or a table by client"
+        check(several, where, f"{value!r:.60} was given", remedy)
         problem = f"{len(value)} values for {len(ids)} clients"
         check(len(value) == len(ids), where, problem, "give one value, or one for each client")
         value = dict(zip(ids, value, strict=True))
@@ -156,6 +163,8 @@ def _per_client(what: str, value: PerClient, ids: Sequence[str]) -> dict[str, fl
         raise ConfigurationError(where, problem, "give one for every client")
     for client in sorted(set(value) - set(ids)):
         raise unknown_name(where, "client", client, ids)
+    for client in ids:
+        positive(f"{where} of '{client}'", **{what: value[client]})
     return {client: float(value[client]) for client in ids}
 
 

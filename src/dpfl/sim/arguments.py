@@ -24,8 +24,8 @@ def check_arguments(
 ) -> None:
     """Refuse arguments of the wrong kind, before anything is copied, opened or charged.
 
-    ``given`` are ``model``, ``federation``, ``strategy``, ``engine``, ``ledger`` and
-    ``misreports``; what is left out is not checked.
+    ``given`` are ``model``, ``federation``, ``strategy``, ``engine``, ``ledger``, ``misreports``
+    and ``progress``; what is left out is not checked.
     """
     for name, (kind, remedy) in _KINDS.items():
         own = given.get(name)
@@ -42,6 +42,10 @@ def check_arguments(
     remedy = "give a path, or leave it out to keep the ledger in memory"
     path = ledger is None or isinstance(ledger, str | Path)
     check(path, "train", f"ledger is {_named(ledger)}, not a path", remedy)
+    progress = given.get("progress")
+    remedy = "give a function of rounds done, rounds planned, and the last round's record"
+    called = progress is None or callable(progress)
+    check(called, "train", f"progress is {_named(progress)}, not a function", remedy)
     claims = given.get("misreports") or {}
     good = isinstance(claims, Mapping) and all(map(_factor, claims.values()))
     check(good, "train", f"misreports = {claims!r:.100}", "give {client: factor}, factors above 0")

@@ -92,6 +92,7 @@ def train(
         evaluate_every=evaluate_every,
         ledger=ledger,
         misreports=misreports,
+        progress=progress,
     )
     name = f"{strategy.name}-{uuid.uuid4().hex[:12]}"
     with closing(_ledger(ledger, new_ledger, filter)) as book:
