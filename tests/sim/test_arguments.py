@@ -72,7 +72,7 @@ DOORS: dict[str, tuple[Callable[[], Any], str]] = {
     "no epsilons": (lambda: make_budgets(None, 1e-5, ["a"], PublicSeed(0)), "None was given"),  # type: ignore[arg-type]
     "epsilon as text": (
         lambda: make_budgets(["x"], 1e-5, ["a"], PublicSeed(0)),  # type: ignore[list-item]
-        "of 'a': epsilon = 'x'",
+        "budget of 'a': epsilon = 'x'",
     ),
     "plain seed": (lambda: make_budgets("gauss", 1e-5, ["a"], 0), "seed = 0"),  # type: ignore[arg-type]
     "one id": (lambda: make_budgets(1.0, 1e-5, "ab", PublicSeed(0)), "ids = 'ab'"),

@@ -106,7 +106,7 @@ def data_values(name: str) -> Values:
     """Return the data section for a data set by name, or for a folder."""
     from dpfl.datasets.named import DATASETS
 
-    if name not in DATASETS and (Path(name).is_dir() or "/" in name):
+    if name and name not in DATASETS and (Path(name).is_dir() or "/" in name):
         return {"folder": str(Path(name).absolute())}
     return {"name": name}
 

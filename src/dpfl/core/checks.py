@@ -52,6 +52,17 @@ give a number above 0 and at most 10000
     _each(where, values, lambda value: 0 < value <= LARGEST_LEARNING_RATE, remedy)
 
 
+LARGEST_CLIP = 1e30
+"""No clip above this can be meant: noise in proportion to it cannot be computed."""
+
+
+def clip_bound(where: str, **values: Any) -> None:
+    """Refuse what is not a number above 0 and at most :data:`LARGEST_CLIP`."""
+    positive(where, **values)
+    remedy = f"give a number of at most {LARGEST_CLIP:g}"
+    _each(where, values, lambda value: value <= LARGEST_CLIP, remedy)
+
+
 def one_of(where: str, choices: Collection[str], **values: str) -> None:
     """Refuse a word that is not among the choices."""
     for name, value in values.items():
@@ -80,8 +91,13 @@ def finite(value: Any) -> bool:
         return False
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number, of whatever type; true and false are none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def _each(where: str, values: dict[str, Any], good: Callable[[Any], bool], remedy: str) -> None:
     """Refuse values that are not numbers, or not good ones."""
     for name, value in values.items():
-        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        check(number and bool(good(value)), where, f"{name} = {value!r}", remedy)
+        right = is_number(value) and bool(good(value))
+        check(right, where, f"{name} = {value!r:.60}", remedy)

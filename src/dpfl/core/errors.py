@@ -98,7 +98,8 @@ _CANNOT_WRITE = {
 
 def disk_error(where: str, error: OSError) -> DpflError:
     """Turn an operating-system error while writing into the right member of the tree."""
-    reason = error.strerror or str(error)
+    there = error.errno == errno.EEXIST
+    reason = "there is a file of this name" if there else error.strerror or str(error)
     if error.errno in _CANNOT_WRITE:
         return DiskError(where, f"cannot be written ({reason})", _CANNOT_WRITE[error.errno])
     return FolderError(where, f"cannot be used ({reason})", "check the path and its permissions")

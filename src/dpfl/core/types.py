@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpfl.core.checks import check, finite, learning_rate, one_of, positive, whole_number
+from dpfl.core.checks import check, finite, is_number, learning_rate, one_of, positive, whole_number
 
 if TYPE_CHECKING:  # accounting reads these types without torch
     from torch import Tensor
@@ -93,9 +93,8 @@ class Budget:
 
     def __post_init__(self) -> None:
         positive("budget", epsilon=self.epsilon)
-        positive("budget", delta=self.delta)
-        good, remedy = self.delta < 1, "give a number well below 1 / records"
-        check(good, "budget", f"delta = {self.delta}", remedy)
+        good, remedy = is_number(self.delta) and 0 < self.delta < 1, "well below 1 / records"
+        check(good, "budget", f"delta = {self.delta!r:.60}", f"give a number {remedy}")
         for name, known in (("unit", Unit), ("observer", Observer), ("accountant", ("renyi",))):
             if getattr(self, name) is not None:
                 one_of("budget", [*known], **{name: getattr(self, name)})

@@ -64,7 +64,7 @@ class Partition:
         wanted = clients * self.least
         problem = f"{clients} clients need {wanted} records at least, there are {len(labels)}"
         most = len(labels) // self.least
-        remedy = f"use at most {most} clients"
+        remedy = f"use at most {most} clients" if most else "ask for a smaller least number"
         if self.records is not None:
             each = len(labels) // clients
             fewer = f"ask for at most {each} records per client"

@@ -164,7 +164,7 @@ def _per_client(what: str, value: PerClient, ids: Sequence[str]) -> dict[str, fl
     for client in sorted(set(value) - set(ids)):
         raise unknown_name(where, "client", client, ids)
     for client in ids:
-        positive(f"{where} of '{client}'", **{what: value[client]})
+        positive(f"budget of '{client}'", **{what: value[client]})
     return {client: float(value[client]) for client in ids}
 
 

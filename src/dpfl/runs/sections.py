@@ -90,7 +90,7 @@ class ModelSection(Section):
     """A model by name; ``hidden`` is the width of the models that leave it open."""
 
     name: str = "logistic"
-    hidden: int = 64
+    hidden: int = Field(default=64, ge=1)
 
     def build(
         self, shape: tuple[int, ...], classes: int, seed: PublicSeed, inputs: Inputs = NUMBERS

@@ -22,7 +22,7 @@ from dpfl.runs.validation import Problem, first_problem
 class Section(BaseModel):
     """A table of the file: unknown keys are refused, with the nearest known one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @model_validator(mode="before")
     @classmethod
