@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from dpfl.cli import console as c
 from dpfl.cli import options as o
 from dpfl.cli.compare import field_names, finish, open_store, value_text
-from dpfl.cli.values import Values, data_values, lists_of, seeds_of
+from dpfl.cli.values import MOST_SEEDS, Values, data_values, lists_of, seeds_of
 from dpfl.core.checks import check
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def tune(
     over: list[str] | None = o.OVER,
     search: str = o.opt("grid, or halving: half of them stop early, twice.", "grid"),
     tune_on: str | None = o.opt("A public or proxy data set (or folder) to tune on."),
-    seeds: int = o.opt("Seeds per candidate.", 1, min=1),
+    seeds: int = o.opt("Seeds per candidate.", 1, min=1, max=MOST_SEEDS),
 ) -> None:
     """Choose every method's settings by the same search, on records that are neither trained nor
     tested on.

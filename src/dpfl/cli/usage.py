@@ -15,9 +15,10 @@ def usage_sentence(error: click.UsageError) -> str:
     message, command = error.format_message(), error.ctx and error.ctx.command
     see = f"see {error.ctx.command_path} --help" if error.ctx else "see dpfl --help"
     if isinstance(error, click.NoSuchOption):
-        known = [name for own in getattr(command, "params", ()) for name in own.opts]
-        near = did_you_mean(error.option_name, known)
-        return f"there is no option '{error.option_name}'; {near if '?' in near else see}"
+        given, options = error.option_name, getattr(command, "params", ())
+        known = [name.lstrip("-") for own in options for name in own.opts]
+        near = did_you_mean(given.lstrip("-"), known).replace("'", "'--", 1)
+        return f"there is no option '{given}'; {near if '?' in near else see}"
     if isinstance(error, click.BadOptionUsage):
         missing = "requires" in message
         problem = "has no value; give one after it" if missing else "takes no value; leave it out"

@@ -59,6 +59,8 @@ def _pair(where: str, features: Any, labels: Any, tokens: bool) -> tuple[Tensor,
         problem = f"has features or labels that are no numbers ({error})"
         raise DataError(where, problem, "give arrays of numbers") from error
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y  # a column of labels
+    filled = not len(x) or x[0].numel() > 0
+    check_data(filled, where, "has records without a single number", "give at least one feature")
     finite, remedy = bool(torch.isfinite(x).all()), "fill missing values, scale huge ones"
     check_data(finite, where, "has features that are not finite numbers", remedy)
     remedy = "give one class number per record, not one-hot rows"

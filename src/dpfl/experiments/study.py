@@ -20,7 +20,7 @@ from dpfl.core.files import hold_folder, write_safely
 from dpfl.core.types import Plain
 from dpfl.methods import find
 from dpfl.runs.experiment import Experiment, for_method
-from dpfl.runs.toml_file import Section, TomlFile
+from dpfl.runs.toml_file import Section, TomlFile, check_tables
 
 Values = Plain
 """Dotted fields of an experiment, such as ``budgets.epsilon``, and what they are set to."""
@@ -67,6 +67,7 @@ class Sweep(TomlFile):
 
     def agrees(self, where: str) -> None:
         """Refuse what cannot be run before anything is."""
+        check_tables(self.base, f"{where}, [base]")
         if self.tune is not None:
             for name in sorted(set(self.tune.at) - set(self.vary)):
                 remedy = did_you_mean(name, self.vary)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dpfl.core.checks import check, positive
-from dpfl.core.errors import ConfigurationError, unknown_name
+from dpfl.core.errors import ConfigurationError, read_problem, unknown_name
 from dpfl.core.seeds import PublicSeed
 from dpfl.core.types import Budget, Terms
 
@@ -188,22 +188,31 @@ def read_budget_file(path: Path) -> tuple[dict[str, float], dict[str, float]]:
         for client, epsilon, *delta in rows:
             if client in epsilons:
                 raise ValueError(f"it names client '{client}' twice")
-            epsilons[client] = float(epsilon)
-            deltas.update((client, float(value)) for value in delta)
+            epsilons[client] = _number(client, epsilon)
+            deltas.update((client, _number(client, value)) for value in delta)
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise ConfigurationError(where, problem, "check the path") from error
     except (ValueError, TypeError, csv.Error) as error:
         remedy = "use columns id,epsilon[,delta], or JSON {id: epsilon} or {id: [epsilon, delta]}"
-        raise ConfigurationError(where, f"is not as expected ({error})", remedy) from error
+        problem = f"is not as expected ({read_problem(error)})"
+        raise ConfigurationError(where, problem, remedy) from error
     return epsilons, deltas
 
 
+def _number(client: str, value: Any) -> float:
+    """Read a number of a client in a file."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"'{client}' has {value!r:.60} instead of a number") from None
+
+
 def _json_rows(text: str) -> Iterator[list[Any]]:
-    content = json.loads(text)
-    if not isinstance(content, dict):
+    content = json.loads(text, object_pairs_hook=list)  # a client that is named twice must show
+    if not text.lstrip().startswith("{"):
         raise ValueError("it holds no object")
-    for client, value in content.items():
+    for client, value in content:
         numbers = value if isinstance(value, list) else [value]
         if len(numbers) not in (1, 2) or any(isinstance(number, bool) for number in numbers):
             raise ValueError(f"'{client}' has something else than epsilon, or epsilon and delta")

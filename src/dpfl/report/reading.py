@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfl.core.checks import check
-from dpfl.core.errors import ConfigurationError, FolderError
+from dpfl.core.errors import ConfigurationError, FolderError, read_problem
 from dpfl.experiments.results import StudyResult
 from dpfl.report.inputs import Case, ReportInput, ReportRun
 from dpfl.runs.experiment import Experiment
@@ -39,7 +39,8 @@ def read_run(path: Path, *, finished: bool = True) -> ReportRun:
         text = folder.experiment.read_text()
         experiment = Experiment.from_dict(tomllib.loads(text), where)
     except (OSError, ValueError, ConfigurationError) as error:
-        raise FolderError(where, f"is not of this version ({error})", older) from error
+        problem = f"is not of this version ({read_problem(error)})"
+        raise FolderError(where, problem, older) from error
     remedy = f"finish it: dpfl run --resume {path}; or dpfl watch {path}"
     ended = folder.summary.exists()
     check(ended or not finished, str(path), "has not come to its end", remedy, FolderError)

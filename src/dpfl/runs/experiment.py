@@ -131,7 +131,10 @@ class Experiment(TomlFile):
             remedy = "leave it out: it is for the files of a folder"
             check(own is None or folder is not None, f"[data] {key}", problem, remedy)
         if folder is not None:
-            own = self.data
+            own, asked = self.data, self.partition.model_dump(exclude_defaults=True)
+            for key in asked.keys() - {"validation"}:
+                problem, remedy = "the files of a folder are shared out already", "leave it out"
+                check(False, f"[partition] {key}", problem, remedy)
             return Federation.from_files(
                 folder, label=own.label, classes=own.classes, seed=seed.value
             )

@@ -24,7 +24,7 @@ from safetensors import torch as safetensors
 from torch import Tensor
 
 from dpfl.core.checks import check
-from dpfl.core.errors import FolderError
+from dpfl.core.errors import FolderError, read_problem
 from dpfl.core.files import append_line, hold_folder, write_safely
 from dpfl.core.layout import Layout
 from dpfl.core.types import Plain
@@ -97,7 +97,8 @@ class RunFolder:
         try:
             lines = path.read_text().split("\n") if path.exists() else []
         except (OSError, UnicodeDecodeError) as error:
-            raise FolderError(str(path), f"cannot be read ({error})", _RESTORE) from error
+            problem = f"cannot be read ({read_problem(error)})"
+            raise FolderError(str(path), problem, _RESTORE) from error
         records = []
         for number, line in enumerate(lines, 1):
             try:
@@ -115,9 +116,12 @@ class RunFolder:
     def read_rounds(self) -> list[RoundRecord]:
         """Read the operator's record."""
         try:
-            return [RoundRecord.from_dict(line) for line in self.read_lines(self.rounds)]
+            found = [RoundRecord.from_dict(line) for line in self.read_lines(self.rounds)]
+            if not all(isinstance(record.round, int) for record in found):
+                raise TypeError("a round has no number")
+            return found
         except (KeyError, TypeError) as error:
-            problem = f"cannot be read ({error!r})"
+            problem = f"cannot be read ({read_problem(error)})"
             raise FolderError(str(self.rounds), problem, _RESTORE) from error
 
     def cut_back(self, first: int, round_: int) -> list[RoundRecord]:
@@ -178,7 +182,8 @@ class RunFolder:
             values = _table(self.summary.read_text())
         except (OSError, ValueError) as error:
             remedy = "finish the run with dpfl run --resume"
-            raise FolderError(where, f"cannot be read ({error})", remedy) from error
+            problem = f"cannot be read ({read_problem(error)})"
+            raise FolderError(where, problem, remedy) from error
         return Summary.from_dict(values, where)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self, TypedDict
 from pydantic import TypeAdapter, ValidationError
 
 from dpfl.core.checks import check
-from dpfl.core.errors import FolderError
+from dpfl.core.errors import FolderError, read_problem
 from dpfl.core.types import Observer, Plain, Promise
 from dpfl.core.version import __version__
 from dpfl.engine.evaluation import Scores
@@ -205,7 +205,7 @@ def _reason(error: Exception, values: Mapping[str, Any]) -> str:
         told = f"{problem.given} instead of {problem.wanted or 'what belongs there'}"
         told = "is missing" if problem.kind == "missing" else told
         return f"{'.'.join(problem.path)}: {told}"
-    return f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+    return read_problem(error)
 
 
 class Traffic(TypedDict):

@@ -94,26 +94,36 @@ class TomlFile(Section):
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
+def check_tables(values: Plain, where: str) -> None:
+    """Refuse sections that are not tables, before anything looks into them."""
+    for name, own in values.items():
+        problem, remedy = f"{own!r:.60} was given", f"write a table: [{name}] and its keys below"
+        check(isinstance(own, dict), f"{where}, [{name}]", problem, remedy)
+
+
 def read_toml(path: Path) -> Plain:
     """Read a TOML file as plain values."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise ConfigurationError(str(path), problem, "check the path") from error
     except UnicodeDecodeError as error:
         remedy = "save it as UTF-8 text"
         raise ConfigurationError(str(path), "is not text in UTF-8", remedy) from error
-    except (ValueError, RecursionError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(str(path), f"is not TOML ({error})", "fix that line") from error
+    except (ValueError, RecursionError) as error:
+        problem = "holds a number of thousands of digits, or lists within lists without end"
+        raise ConfigurationError(str(path), problem, "check the file") from error
 
 
 def _explained(where: str, problem: Problem, called: str) -> ConfigurationError:
     """Make one sentence of the first problem."""
-    path = problem.path
+    path = [key if key.isprintable() else repr(key) for key in problem.path]
     at = f"{where}, [{path[0]}] {'.'.join(path[1:])}".rstrip() if path else where
     if problem.kind == "unknown_key":
-        return ConfigurationError(at, f"there is no key '{problem.given}'", problem.near)
+        return ConfigurationError(at, f"there is no key {problem.given!r}", problem.near)
     if problem.kind == "missing":
         return ConfigurationError(at, "is missing", "give a value: it has no default")
     remedy = f"give {problem.wanted}" if problem.wanted else f"see docs on the {called} file"

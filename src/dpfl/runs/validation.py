@@ -68,6 +68,8 @@ def first_problem(error: ValidationError, values: Any) -> Problem:
     path = _path(first["loc"], values)
     same = [one for one in own if _path(one["loc"], values) == path]
     words = dict.fromkeys(_wanted(one["type"], one.get("ctx", {})) for one in same)
+    if "a number" in words:
+        words.pop("a whole number", None)
     shown = f"{first['input']!r}"
     given = shown if len(shown) <= 100 else f"{shown[:100]}..."
     return Problem(path, first["type"], given, " or ".join(filter(None, words)))
