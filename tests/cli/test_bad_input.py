@@ -99,7 +99,7 @@ def test_a_class_without_a_record_needs_declared_classes(
     sentence = refused(capsys, "run", *own, code=3)
     assert "nobody has a record of class 2" in sentence
     assert "classes = 4" in sentence
-    assert run_command(["run", *own, "--set", "data.classes=4"]) == 0
+    assert run_command(["run", *own, "--set", "task.classes=4"]) == 0
 
 
 @pytest.mark.parametrize("width", [40, 200])
