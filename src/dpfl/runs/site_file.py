@@ -50,7 +50,7 @@ class SiteDataSection(Section):
     dataset: str | None = None
     client: str | None = None
     partition: Plain = Field(default_factory=dict)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
 
 class BudgetSection(Section):

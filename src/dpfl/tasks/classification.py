@@ -75,7 +75,10 @@ class Classification(Task):
         return _class_numbers(where, values, 2**31 - 1)
 
     def resolve(self, targets: Sequence[Tensor]) -> Self:
-        """Take the number of classes from the largest label, unless it is given."""
+        """Take the number of classes from the largest label, unless it is given.
+
+        A class that nobody has a record of is refused: it may be a mistake of numbering.
+        """
         if self.classes is not None:
             return self
         labels = torch.cat(list(targets)) if targets else torch.zeros(0)
@@ -83,6 +86,11 @@ class Classification(Task):
         problem = f"there is a label {largest}, more than records"
         remedy = "check which column is the label, or choose the task 'regression'"
         check(largest < max(len(labels), 1), "federation", problem, remedy, DataError)
+        gaps = torch.nonzero(torch.bincount(labels.long(), minlength=1) == 0).flatten().tolist()
+        named = ", ".join(map(str, gaps[:5])) + (", ..." if len(gaps) > 5 else "")
+        problem = f"labels go up to {largest}, and nobody has a record of class {named}"
+        remedy = f"number the classes without gaps, or declare classes = {largest + 1} ([task])"
+        check(not (len(labels) and gaps), "federation", problem, remedy, DataError)
         return replace(self, classes=largest + 1)
 
     def outside(self, targets: Tensor) -> str | None:
