@@ -45,6 +45,7 @@ class Classification(Task):
 
     name: ClassVar[str] = "classification"
     metrics: ClassVar[tuple[str, ...]] = (*_METRICS, "loss")
+    targets: ClassVar[str] = "classes"
     metric: str = "accuracy"
     classes: int | None = None
     class_weights: tuple[float, ...] | None = None
@@ -91,6 +92,14 @@ class Classification(Task):
         low, high = (int(end) for end in torch.aminmax(targets))
         odd = low if low < 0 else high if high >= self.width else None
         return None if odd is None else f"has label {odd}, outside 0..{self.width - 1}"
+
+    def takes(self, other: Task) -> bool:
+        """Classes, and no more of them."""
+        return other.targets == "classes" and other.width <= self.width
+
+    def constant(self, targets: Tensor) -> Tensor:
+        """The logarithm of each class's share."""
+        return torch.bincount(targets, minlength=self.width).div(len(targets)).clamp(1e-9).log()
 
     def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Made-up classes."""
@@ -146,6 +155,7 @@ class Binary(Task):
 
     name: ClassVar[str] = "binary"
     metrics: ClassVar[tuple[str, ...]] = (*_METRICS, "loss")
+    targets: ClassVar[str] = "classes"
     metric: str = "auc"
     positive_weight: float = 1.0
 
@@ -161,6 +171,14 @@ class Binary(Task):
     def check_targets(self, where: str, values: np.ndarray) -> Tensor:
         """Convert zeros and ones."""
         return _class_numbers(where, values, 1).to(torch.float32)
+
+    def takes(self, other: Task) -> bool:
+        """At most two classes."""
+        return other.targets == "classes" and other.width <= 2
+
+    def constant(self, targets: Tensor) -> Tensor:
+        """The logit of the share of positive records."""
+        return targets.mean().logit(eps=1e-9).reshape(1)
 
     def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Made-up answers."""

@@ -28,6 +28,7 @@ class Regression(Task):
 
     name: ClassVar[str] = "regression"
     metrics: ClassVar[tuple[str, ...]] = ("rmse", "mae", "r2", "loss")
+    targets: ClassVar[str] = "numbers"
     metric: str = "rmse"
     loss: Literal["squared", "huber"] = "squared"
     delta: float = 1.0
@@ -60,6 +61,10 @@ class Regression(Task):
         problem = f"clients have {sorted(columns)} targets per record"
         check(good, "federation", problem, "give every client the same targets", DataError)
         return replace(self, outputs_per_record=columns.pop())
+
+    def constant(self, targets: Tensor) -> Tensor:
+        """The mean."""
+        return targets.mean(dim=0).reshape(-1)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Half the squared error, or Huber's loss; the mean over a record's targets."""
