@@ -99,6 +99,7 @@ def test_a_study_names_its_task(classes: int | None, task: Any, expected: Any) -
         (3, {"classes": 5}, "3 classes do not fit 5 classes"),
         (5, {"classes": 3}, "5 classes do not fit 3 classes"),
         (None, {"classes": 1}, "is missing"),
+        (None, {"name": "regression", "outputs_per_record": 0}, "outputs_per_record = 0"),
         (2, {"class_weights": [1.0, 2.0, 3.0]}, "3 weights for 2 classes"),
         (None, {"name": "multi_label", "labels": 3}, "several targets per record"),
         (None, {"name": "token_prediction", "vocabulary": 3}, "several targets per record"),
@@ -231,17 +232,34 @@ def test_a_site_agrees_to_one_task_and_says_which(tmp_path: Path) -> None:
     ledger.close()
 
 
-def test_a_model_that_does_not_fit_the_task_is_refused_before_anything_is_paid(
-    tmp_path: Path,
+@pytest.mark.parametrize("task", [BINARY, REGRESSION])
+def test_a_model_that_gives_what_the_task_asks_for_is_accepted_and_no_other(
+    task: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """check_model is told the task: it is asked with what the records and the study say."""
-    site = make_number_site(tmp_path / "a")
-    values = task_values(REGRESSION)
-    values["model"] = {"name": "cnn"}
-    answer = site.answer(Message(header=Desk(values).header("hello")))
-    assert not answer.accepted
-    assert "\n" not in answer.reason
+    site = (make_site if task is BINARY else make_number_site)(tmp_path / "a", "a")
+    desk = Desk(task_values(task))
+    offer = desk.hello()
+    assert site.answer(offer).accepted
+    two = torch.nn.Linear(FEATURES, 2)
+    monkeypatch.setattr(StudyFile, "build_model", lambda _: two)
+    answer = site.answer(offer)
+    assert f"outputs of shape (2,) for {task['name']}" in answer.reason
     assert charged(site) == set()
+
+
+@pytest.mark.parametrize(
+    "task",
+    [1, [], {"name": ["x"]}, {"classes": "2"}, {"class_weights": {}}]
+    + [{**REGRESSION, **more} for more in ({"outputs_per_record": True}, {"loss": {}}, {"x": 1})],
+)
+def test_whatever_a_server_sends_as_a_task_is_refused_in_a_sentence(
+    task: Any, tmp_path: Path
+) -> None:
+    site, desk = make_number_site(tmp_path / "a"), Desk(task_values(REGRESSION))
+    header = desk.hello().header
+    answer = site.answer(Message(header={**header, "study": {**header["study"], "task": task}}))
+    assert (answer.accepted, answer.header["code"]) == (False, 2)
+    assert "\n" not in answer.reason
 
 
 # -- records and training --------------------------------------------------------------------------

@@ -56,7 +56,8 @@ class Classification(Task):
         where = "[task] class_weights"
         object.__setattr__(self, "class_weights", weights_of(where, self.class_weights))
         if self.classes is not None:
-            whole_number("task", "classes", self.classes)
+            count = whole_number("[task]", "classes", self.classes)
+            object.__setattr__(self, "classes", count)
         if self.classes is not None and self.class_weights is not None:
             problem = f"{len(self.class_weights)} weights for {self.classes} classes"
             check(len(self.class_weights) == self.classes, where, problem, "give one a class")

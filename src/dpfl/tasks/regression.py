@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpfl.core.checks import check, one_of, positive
+from dpfl.core.checks import check, one_of, positive, whole_number
 from dpfl.core.errors import DataError
 from dpfl.tasks.base import Task, column, numbers
 
@@ -38,6 +38,9 @@ class Regression(Task):
         super().__post_init__()
         one_of("[task]", ("squared", "huber"), loss=self.loss)
         positive("[task]", delta=self.delta)
+        if self.outputs_per_record is not None:
+            count = whole_number("[task]", "outputs_per_record", self.outputs_per_record)
+            object.__setattr__(self, "outputs_per_record", count)
 
     @property
     def width(self) -> int:
