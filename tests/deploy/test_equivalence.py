@@ -222,7 +222,7 @@ def test_other_tasks_give_the_same_bits_between_sites_and_in_the_simulator(
     case: str, method: str, tmp_path: Path
 ) -> None:
     data, task = TASKS[case]
-    experiment = experiment_of(method, {}, {}, rounds=3, data=data, task=task)
+    experiment = experiment_of(method, {"batch_size": 4}, {}, rounds=3, data=data, task=task)
     server, _, sites = deploy(tmp_path, experiment)
     simulated = run_experiment(experiment, tmp_path / "simulated")
     summary = json.loads((server / "summary.json").read_text())
