@@ -276,6 +276,7 @@ def test_targets_are_converted_and_the_split_stays(tmp_path: Path) -> None:
     assert torch.equal(own.test_labels, other.test_labels.long())
     assert site.federation(Binary()) is binary  # converted once a study
     assert site.member(Binary()).task == Binary()
+    assert site.member(Classification(classes=3)).shard.labels.dtype == torch.int64
     number = with_numbers(site)
     there = number.federation(Regression()).shards["a"]
     assert torch.equal(there.test_features, own.test_features)  # which records, by number alone
@@ -311,6 +312,27 @@ def test_three_sites_learn_numbers_from_their_files_as_a_simulation_does(tmp_pat
     final = load_file(federation.server / "model.safetensors")
     for name, tensor in simulated.model.state_dict().items():
         assert torch.equal(final[name], tensor)
+
+
+@pytest.mark.parametrize(
+    ("task", "targets"),
+    [
+        (Classification(classes=3), torch.tensor([0, 1, 1, 2, 1])),
+        (Binary(), torch.tensor([0.0, 1.0, 1.0, 1.0])),
+        (Regression(), torch.tensor([0.5, 3.0, -2.0])),
+    ],
+)
+def test_no_other_constant_has_a_smaller_loss(task: Any, targets: torch.Tensor) -> None:
+    constant = task.constant(targets).double()
+
+    def loss(outputs: torch.Tensor) -> float:
+        return float(task.losses(outputs.repeat(len(targets), 1), targets).mean())
+
+    for place in range(len(constant)):
+        for step in (-0.05, 0.05):
+            other = constant.clone()
+            other[place] += step
+            assert loss(other) > loss(constant)
 
 
 # -- trying a model --------------------------------------------------------------------------------
@@ -362,6 +384,10 @@ def test_a_binary_model_is_tried_and_another_kind_of_records_is_refused(
     assert (found["auc"], found["constant"]) == (1.0, 0.5)
     assert math.isclose(found["details"]["metrics"]["accuracy"], 1.0)
     (outcome,) = outcomes(site.folder)
+    share = float(site.federation(Binary()).shards["a"].test_labels.mean())
+    entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
+    tried = outcome.tried("a", site.federation(), "loss")
+    assert tried.constant == pytest.approx(entropy, rel=1e-5)
     with pytest.raises(DpflError, match=r"targets \(binary\), not \[60\] and regression"):
         outcome.tried("a", with_numbers(site).federation())
 
