@@ -86,7 +86,7 @@ def train(
     remedy = "build them: Federation.from_arrays(...), and a method such as those of dpfl.methods"
     check(good, "train", "was not given a Federation and a Strategy", remedy)
     name = f"{strategy.name}-{uuid.uuid4().hex[:12]}"
-    with closing(_ledger(ledger, new_ledger, filter)) as book:
+    with closing(open_ledger(ledger, new_ledger, filter)) as book:
         simulation = Simulation(
             model=copy.deepcopy(model),
             federation=federation,
@@ -243,8 +243,11 @@ def _new_ledger(place: RunFolder, experiment: Experiment) -> str:
     return name
 
 
-def _ledger(path: Path | str | None, new: bool, rule: FilterName) -> Ledger:
-    """The ledger of a training: a file, or in memory."""
+def open_ledger(path: Path | str | None, new: bool, rule: FilterName) -> Ledger:
+    """Open the ledger of a training: a file, or one in memory if there is no path.
+
+    A file that is not there is refused unless it is ``new``; ``rule`` is the filter of a new one.
+    """
     if path is None:
         return Ledger.create(":memory:", "memory")
     remedy = "check the path, or say new_ledger=True for its first run"
