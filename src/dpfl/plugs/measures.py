@@ -11,18 +11,16 @@ therefore exact in double precision, and one record moves them by at most 1.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpfl.core.checks import check, one_of, positive, share, whole_number
+from dpfl.core.checks import check, one_of, positive, whole_number
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.types import Unit
-from dpfl.plugs.releases import Shares
 from dpfl.privacy.exposure import Exposure
 from dpfl.tasks import Task
 
@@ -79,6 +77,8 @@ class Measure:
 
         A row outside the unit ball, or with a number that is not finite, counts as zero.
         """
+        if not len(targets):
+            return torch.zeros(self.numbers, dtype=torch.float64)
         rows = self.statistic(task, outputs, targets).to(torch.float64)
         problem = f"gives {tuple(rows.shape)} for {len(targets)} records of {self.numbers}"
         good = rows.shape == (len(targets), self.numbers)
@@ -148,7 +148,7 @@ class BinnedAuc(Measure):
     """
 
     name: ClassVar[str] = "auc"
-    bins: int = 64
+    bins: int = 32
 
     def __post_init__(self) -> None:
         whole_number("auc", "bins", self.bins, least=2)
@@ -224,54 +224,3 @@ def make_measure(metric: str | Measure, task: Task, bound: float | None, bins: i
 def measured_exposure(std: float, numbers: int, copies: int = 1) -> Exposure:
     """What noisy sums of ``numbers`` numbers show of one test record, for ``copies`` models."""
     return Exposure(unit=Unit.RECORD, numbers=numbers).clipped(math.sqrt(copies)).noised(std)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AccountedMetric:
-    """A metric that a training run measures on private test records every few rounds.
-
-    ``every`` so many rounds the metric is measured, with ``share`` of each client's budget for all
-    measurements together; the rounds get what they leave. The whole schedule is part of the plan,
-    so that stopping early may depend on it. ``metric`` is "accuracy", "loss" (with ``bound``),
-    "auc" (with ``bins``), or a measure. The common model is measured, also where clients keep
-    parts of their own.
-    """
-
-    metric: str | Measure = "accuracy"
-    every: int = 1
-    share: float
-    bound: float | None = None
-    bins: int = 64
-
-    unaccounted: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        where = "accounted metric"
-        share(where, share=self.share)
-        check(self.share < 1, where, "it takes the whole budget", "give a share below 1")
-        whole_number(where, "every", self.every)
-
-    def measure(self, task: Task) -> Measure:
-        """Return the measure for a task."""
-        return make_measure(self.metric, task, self.bound, self.bins)
-
-    def shares(self, task: Task, rounds: int) -> Shares:
-        """Return each planned measurement's share of a budget, and how many numbers it has."""
-        count, where = rounds // self.every, "accounted metric"
-        problem = f"is measured every {self.every} of {rounds} rounds, so never"
-        check(count > 0, where, problem, "measure more often")
-        return ((self.share / count, self.measure(task).numbers),) * count
-
-    @cached_property
-    def higher_is_better(self) -> bool:
-        """Whether more of the metric is better."""
-        known = self.metric
-        return known != "loss" if isinstance(known, str) else known.higher_is_better
-
-    def of_round(self, end: Any) -> float | None:
-        """Look up what was measured after a round, for early stopping; None if nothing was.
-
-        ``end.record`` is the record of the round.
-        """
-        found: Estimate | None = end.record.measured
-        return None if found is None else found.value

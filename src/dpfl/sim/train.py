@@ -18,6 +18,7 @@ from dpfl.core.errors import FolderError, LedgerError
 from dpfl.core.random import PublicSeed
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Scores
+from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.flags import Flag
 from dpfl.privacy.ledger import Ledger
@@ -68,6 +69,7 @@ def train(
     new_ledger: bool = False,
     filter: FilterName = "renyi",  # noqa: A002 - as everywhere else
     misreports: Mapping[str, float] | None = None,
+    accounted: AccountedMetric | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Simulate a federation. The model given is not changed; the trained one is in the result.
@@ -78,7 +80,8 @@ def train(
     unless ``new_ledger`` says that this is its first run. ``filter`` is how runs add up in a new
     ledger (:mod:`dpfl.privacy.filters`). Without a file, the run is accounted for alone and its
     ledger is gone with it. ``misreports`` claim a multiple of their epsilon; costs and noise
-    rest on the true one.
+    rest on the true one. ``accounted`` is a metric that is measured every few rounds on private
+    test records, with a share of every budget; it is in the round's record as ``measured``.
     """
     good = isinstance(rounds, int) and rounds >= 1
     check(good, "train", f"rounds = {rounds!r}", "train for a whole number of rounds, at least one")
@@ -98,6 +101,7 @@ def train(
             workers=workers,
             evaluate_every=evaluate_every,
             misreports=misreports or {},
+            accounted=accounted,
         )
         result = _result(simulation, simulation.play(progress))
     if result.summary.rounds.ended_early:
