@@ -23,7 +23,7 @@ from torch import nn
 
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
-from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.core.random import PublicSeed
 from dpfl.core.types import Adjacency, Observer, Plain, Promise, Unit
 from dpfl.data.federation import Federation
 from dpfl.experiments.compare import check_settings
@@ -36,12 +36,10 @@ from dpfl.privacy.flags import Flag
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.random_runs import RandomRuns
 from dpfl.privacy.selection import search_spend_of
-from dpfl.rounds import Run
+from dpfl.rounds.enrol import Run, secret_for
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.loop import Simulation
 from dpfl.sim.train import train
-
-LARGEST = 1e9
 
 Histories = Mapping[str, History]
 """What one run releases of each client at most."""
@@ -156,7 +154,7 @@ def private_search(
     cost = _search_cost(histories, federation, runs, most_epsilon)
     seeded = experiments[0].run.noise == "seeded"
     seed = experiments[0].public_seed().child("search") if seeded else None
-    rng = SecretRng.from_system() if seed is None else SecretRng.simulated(seed)
+    rng = secret_for(seed, "draws")
     count = runs.drawn(rng.secret_seed().value)
     drawn = [rng.integer() % len(options) for _ in range(count)]
     best: tuple[int, Estimate, nn.Module] | None = None
@@ -169,8 +167,8 @@ def private_search(
     return SearchResult(
         metric=once.measure(federation.task).name,
         chosen=options[best[0]] if best else None,
-        score=best[1] if best else None,
-        model=best[2] if best else None,
+        score=best and best[1],
+        model=best and best[2],
         experiment=study.experiment({}, method, options[best[0]], first) if best else None,
         epsilon=cost,
         seeded=seeded,
@@ -251,7 +249,7 @@ def _one_run(
     )
     score = result.history[-1].measured if result.history else None
     # A run that nobody could pay to measure is the worst of all.
-    worst = -LARGEST if metric.higher_is_better else LARGEST
+    worst = -1e9 if metric.higher_is_better else 1e9
     return score or Estimate(value=worst, standard_error=0.0), result.model
 
 

@@ -25,7 +25,7 @@ class AccountedMetric:
     every: int = 1
     share: float
     bound: float | None = None
-    bins: int = 32
+    bins: int = 16
 
     unaccounted: ClassVar[bool] = False
 

@@ -148,7 +148,7 @@ class BinnedAuc(Measure):
     """
 
     name: ClassVar[str] = "auc"
-    bins: int = 32
+    bins: int = 16
 
     def __post_init__(self) -> None:
         whole_number("auc", "bins", self.bins, least=2)

@@ -97,7 +97,7 @@ def evaluate(
     noise_multiplier: float | None = None,
     delta: float | None = None,
     bound: float | None = None,
-    bins: int = 32,
+    bins: int = 16,
     ledger: Path | str | None = None,
     new_ledger: bool = False,
     filter: FilterName = "renyi",  # noqa: A002 - as in train
@@ -136,7 +136,7 @@ def select(
     noise_multiplier: float | None = None,
     delta: float | None = None,
     bound: float | None = None,
-    bins: int = 32,
+    bins: int = 16,
     ledger: Path | str | None = None,
     new_ledger: bool = False,
     filter: FilterName = "renyi",  # noqa: A002 - as in train
