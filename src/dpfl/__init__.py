@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dpfl.privacy.random_runs import RandomRuns as RandomRuns
     from dpfl.privacy.statement import Statement as Statement
     from dpfl.sim.accounted import AccountedEvaluation as AccountedEvaluation
-    from dpfl.sim.accounted import Selection as Selection
+    from dpfl.sim.accounted import AccountedSelection as AccountedSelection
     from dpfl.sim.accounted import evaluate as evaluate
     from dpfl.sim.accounted import select as select
     from dpfl.sim.train import Result as Result
@@ -49,7 +49,7 @@ _HOMES = {
     "privacy.budgets": ("make_budgets",),
     "privacy.random_runs": ("RandomRuns",),
     "privacy.statement": ("Statement",),
-    "sim.accounted": ("AccountedEvaluation", "Selection", "evaluate", "select"),
+    "sim.accounted": ("AccountedEvaluation", "AccountedSelection", "evaluate", "select"),
     "sim.train": ("Result", "train"),
     "strategy": ("Strategy",),
     "strategy.method": ("method",),

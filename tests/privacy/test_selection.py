@@ -250,3 +250,44 @@ def test_the_best_of_a_fixed_number_breaks_what_a_random_number_keeps() -> None:
     assert exact_delta(fixed, 1, epsilon, stated) > 0.005  # and at that of the random search
     no = [best_of(fixed, 1, epsilon, bit) for bit in (0, 1)]
     assert math.log(no[0] / no[1]) == pytest.approx(10 * epsilon)
+
+
+def largest_of_gaussians(law: list[float], first: int, noise: float, at: float) -> float:
+    """delta(at), by quadrature, of publishing the largest of K noisy numbers.
+
+    One record moves the mean from 0 to 1. The largest has the density  phi(y) f'(F(y)),  where f is
+    the generating function of K.
+    """
+    from scipy import stats
+
+    y = np.linspace(-12 * noise, 12 * noise + 1, 4_001)
+    counts = np.arange(first, first + len(law))
+    densities = []
+    for mean in (0.0, 1.0):
+        below = stats.norm.logcdf(y, mean, noise)
+        terms = np.zeros_like(y)
+        for k, p in zip(counts, law, strict=True):
+            if k and p > 1e-13:
+                terms += p * k * np.exp((k - 1) * below)
+        densities.append(stats.norm.pdf(y, mean, noise) * terms)
+    pairs = [densities, densities[::-1]]
+    excess = [np.maximum(a - math.exp(at) * b, 0.0) for a, b in pairs]
+    return float(max(one.sum() for one in excess)) * float(y[1] - y[0])
+
+
+@pytest.mark.parametrize("noise", [1.5, 4.0])
+@pytest.mark.parametrize("shape", [0.0, 1.0, math.inf])
+def test_the_stated_epsilon_holds_for_the_largest_of_noisy_numbers(
+    noise: float, shape: float
+) -> None:
+    """The whole path, from events to epsilon, against an exact computation."""
+    delta, runs = 1e-3, RandomRuns(mean=8.0, shape=shape)
+    law = [float(p) for p in runs.probabilities]
+    one = (Event(noise_multiplier=noise),)
+    stated = search_spend(one, delta, adjacency=ZERO_OUT, runs=runs).epsilon
+    exact = largest_of_gaussians(law, runs.first, noise, stated)
+    assert exact <= delta
+    single = spend(one, delta, adjacency=ZERO_OUT).epsilon
+    assert largest_of_gaussians([1.0], 1, noise, single) == pytest.approx(delta, rel=0.02)
+    # At the epsilon of one run, the best of eight is not private.
+    assert largest_of_gaussians([0.0] * 7 + [1.0], 1, noise, single) > 1.2 * delta

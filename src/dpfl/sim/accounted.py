@@ -24,10 +24,10 @@ from dpfl.plugs.measures import Estimate, Measure, make_measure
 from dpfl.privacy.accountant import Spend, shown
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.flags import Flag
+from dpfl.privacy.ledger import open_ledger
 from dpfl.privacy.statement import Statement
 from dpfl.rounds.measure import pooled
 from dpfl.sim.noisy_sums import PROMISE, NoiseLevel, noisy_sums
-from dpfl.sim.train import open_ledger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class AccountedEvaluation(Accounted):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection(Accounted):
+class AccountedSelection(Accounted):
     """The candidate with the best noisy metric. ``scores`` has the metric of each one."""
 
     chosen: str
@@ -141,7 +141,7 @@ def select(
     new_ledger: bool = False,
     filter: FilterName = "renyi",  # noqa: A002 - as in train
     seed: int | None = None,
-) -> Selection:
+) -> AccountedSelection:
     """Choose the best of several models by a noisy metric on the clients' private test records.
 
     ``models`` are the candidates by name, each of them public. Every client sends the noisy
@@ -163,4 +163,4 @@ def select(
         scores[name] = pooled(measure, rows, found.stds, found.records)
     sign = 1.0 if measure.higher_is_better else -1.0
     best = max(names, key=lambda name: sign * scores[name].value)
-    return Selection(**found.shared(measure), chosen=best, scores=scores)
+    return AccountedSelection(**found.shared(measure), chosen=best, scores=scores)

@@ -14,14 +14,14 @@ from typing import Any
 from torch import nn
 
 from dpfl.core.checks import check
-from dpfl.core.errors import FolderError, LedgerError
+from dpfl.core.errors import FolderError
 from dpfl.core.random import PublicSeed
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Scores
 from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.flags import Flag
-from dpfl.privacy.ledger import Ledger
+from dpfl.privacy.ledger import Ledger, open_ledger
 from dpfl.privacy.statement import Statement
 from dpfl.rounds import Run, write_buffers
 from dpfl.rounds.record import RoundRecord
@@ -245,18 +245,6 @@ def _new_ledger(place: RunFolder, experiment: Experiment) -> str:
         name += f"-{uuid.uuid4().hex[:8]}"
     Ledger.create(place.ledger, name).close()
     return name
-
-
-def open_ledger(path: Path | str | None, new: bool, rule: FilterName) -> Ledger:
-    """Open the ledger of a training: a file, or one in memory if there is no path.
-
-    A file that is not there is refused unless it is ``new``; ``rule`` is the filter of a new one.
-    """
-    if path is None:
-        return Ledger.create(":memory:", "memory")
-    remedy = "check the path, or say new_ledger=True for its first run"
-    check(new or Path(path).exists(), str(path), "there is no ledger", remedy, LedgerError)
-    return Ledger.create(path, uuid.uuid4().hex, filter=rule) if new else Ledger.open(path)
 
 
 def _registered(
