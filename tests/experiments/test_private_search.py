@@ -14,7 +14,8 @@ from torch import nn
 from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, DpflError, PrivacyRefusal
 from dpfl.experiments import private_search as library
-from dpfl.experiments.private_search import SearchResult, private_search
+from dpfl.experiments.private_search import private_search
+from dpfl.experiments.search_result import SearchResult
 from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.plugs.measures import Estimate
 from dpfl.privacy.random_runs import RandomRuns

@@ -13,7 +13,7 @@ from dpfl.core.checks import check
 from dpfl.privacy.accountant import shown
 
 if TYPE_CHECKING:
-    from dpfl.experiments.private_search import SearchResult
+    from dpfl.experiments.search_result import SearchResult
 
 STAYS_HERE = (
     "For the server alone, in operator.json: {}. Publishing the number of runs, or anything of the "

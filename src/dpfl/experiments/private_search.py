@@ -16,7 +16,7 @@ The budgets of the experiment are those of one run.
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -24,15 +24,15 @@ from torch import nn
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Adjacency, Observer, Plain, Promise, Unit
+from dpfl.core.types import Adjacency
 from dpfl.data.federation import Federation
 from dpfl.experiments.compare import check_settings
+from dpfl.experiments.search_result import OperatorPart, SearchResult
 from dpfl.experiments.study import Sweep, Values, set_fields
 from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.plugs.measures import Estimate
 from dpfl.privacy.accountant import Spend, shown, spend
 from dpfl.privacy.events import History
-from dpfl.privacy.flags import Flag
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.random_runs import RandomRuns
 from dpfl.privacy.selection import search_spend_of
@@ -43,75 +43,6 @@ from dpfl.sim.train import train
 
 Histories = Mapping[str, History]
 """What one run releases of each client at most."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperatorPart:
-    """What the server knows of a search. Published, it would void the epsilon of the search."""
-
-    runs: int
-    epsilon: Mapping[str, Spend]
-    seeded: bool
-
-    def __str__(self) -> str:
-        told = _promise(self.epsilon, Observer.SERVER, self.seeded) if self.epsilon else "no cost"
-        return f"{self.runs} runs; all of them together: {told}"
-
-    def to_dict(self) -> Plain:
-        """Return plain values, for the server's own file."""
-        spent = {client: own.epsilon for client, own in self.epsilon.items()}
-        return {"runs": self.runs, "epsilon_against_server": spent}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchResult:
-    """The best run of a private search.
-
-    ``chosen`` are its settings (None if no run was drawn, which only the Poisson law allows),
-    ``score`` is its noisy metric on validation records, ``model`` its model. ``epsilon`` is by
-    client, against the world. ``operator`` is for the server alone: how many runs there were, and
-    each client's epsilon against the server, which saw all of them.
-    """
-
-    metric: str
-    chosen: Values | None
-    score: Estimate | None
-    model: nn.Module | None = field(repr=False)
-    experiment: Experiment | None = field(repr=False)
-    epsilon: Mapping[str, Spend]
-    seeded: bool
-    operator: OperatorPart = field(repr=False)
-
-    @property
-    def promise(self) -> str:
-        """The largest epsilon of the search, with everything that is needed to read it."""
-        return _promise(self.epsilon, Observer.WORLD, self.seeded)
-
-    def to_dict(self) -> Plain:
-        """Return plain values that may be published: nothing of the other runs."""
-        return {
-            "metric": self.metric,
-            "chosen": self.chosen,
-            "score": dict(vars(self.score)) if self.score else None,
-            "epsilon": {client: own.epsilon for client, own in self.epsilon.items()},
-            "delta": {client: own.delta for client, own in self.epsilon.items()},
-            "promise": self.promise,
-            "seeded": self.seeded,
-        }
-
-    def __str__(self) -> str:
-        if self.chosen is None or self.score is None:
-            return f"no run was drawn, so nothing was chosen; {self.promise}"
-        settings = ", ".join(f"{k.removeprefix('method.')} = {v}" for k, v in self.chosen.items())
-        return f"{settings}: {self.metric} {self.score} (noise); {self.promise}"
-
-
-def _promise(costs: Mapping[str, Spend], observer: Observer, seeded: bool) -> str:
-    """The largest epsilon in words."""
-    most = max(costs.values(), key=lambda cost: cost.epsilon)
-    promise = Promise(unit=Unit.RECORD, adjacency=most.adjacency, observer=observer)
-    said = f"epsilon at most {shown(most.epsilon)} at delta {most.delta:g} {promise}"
-    return f"{said}; {Flag.SEEDED.about}" if seeded else said
 
 
 def private_search(
@@ -131,7 +62,7 @@ def private_search(
     the number of runs. ``metric`` is measured once, at the end of each run. The search is refused
     before anything runs where it would cost a client more than ``most_epsilon`` against the world.
     Noise, the number of runs and the candidates come from the operating system, unless the
-    experiment's noise is seeded.
+    experiment's noise is seeded. ``data_folder`` is where data sets lie that do not ship with dpfl.
     """
     for name in over:
         problem, remedy = f"'{name}' is not a setting of a method", "search method.lr, method.clip"

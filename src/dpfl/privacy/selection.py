@@ -72,7 +72,8 @@ def search_spend(
     """Upper bound on epsilon of a search, for whoever sees only the run that was chosen.
 
     ``one_run`` is everything that one run releases, its score included; where candidates differ in
-    cost, use :func:`search_spend_of`.
+    cost, use :func:`search_spend_of`. ``delta`` is that of the whole search, ``adjacency`` which
+    data sets are neighbours, ``runs`` the law of the number of runs.
 
     >>> one = (Event(noise_multiplier=8.0),)
     >>> spent = search_spend(one, 1e-5, adjacency="zero_out", runs=RandomRuns(mean=10))
@@ -87,7 +88,8 @@ def search_spend_of(
 ) -> Spend:
     """As :func:`search_spend`, for candidates of different costs, of which each run draws one.
 
-    The divergence of a run is at most the largest of any candidate, order by order.
+    The divergence of a run is at most the largest of any candidate, order by order. ``delta``,
+    ``adjacency`` and ``runs`` are those of the search.
     """
     named = adjacency_named(adjacency)
     histories = [merged(history) for history in candidates]
@@ -139,8 +141,10 @@ def calibrate_search(
 ) -> float:
     """Smallest multiplier of one run's steps with which the whole search stays within a budget.
 
-    ``beside`` is what each run releases besides its steps, such as its score. The other arguments
-    are those of :func:`dpfl.privacy.calibrate`.
+    ``epsilon`` and ``delta`` are the budget of the search, ``runs`` is the law of the number of
+    runs, ``beside`` what each run releases besides its steps, such as its score. ``sampling_rate``,
+    ``steps``, ``sampling``, ``adjacency`` and ``numbers`` are those of
+    :func:`dpfl.privacy.calibrate`.
 
     >>> z = calibrate_search(2.0, 1e-5, 1.0, 1, runs=RandomRuns(mean=10), sampling="none")
     >>> round(z, 2)

@@ -34,8 +34,9 @@ from dpfl.sim.noisy_sums import PROMISE, NoiseLevel, noisy_sums
 class Accounted:
     """What an accounted release of test statistics cost.
 
-    ``costs`` is the epsilon of this release alone, by client; ``spent`` is what each account has
-    spent in the ledger, this release included. ``records`` counts the test records.
+    ``metric`` names what was measured, on ``records`` test records in all. ``costs`` is the epsilon
+    of this release alone, by client; ``spent`` is what each account has spent in the ledger, this
+    release included. ``seeded`` says that the noise can be repeated, so that nothing is private.
     """
 
     metric: str
@@ -62,8 +63,9 @@ class Accounted:
 
 @dataclass(frozen=True, kw_only=True)
 class AccountedEvaluation(Accounted):
-    """A noisy metric on private test records; ``standard_error`` is that of the noise.
+    """A noisy metric on private test records.
 
+    ``value`` is the metric over all test records, ``standard_error`` that of the noise.
     ``by_client`` has each client's own noisy value, which the server can see too.
     """
 
@@ -78,7 +80,7 @@ class AccountedEvaluation(Accounted):
 
 @dataclass(frozen=True, kw_only=True)
 class AccountedSelection(Accounted):
-    """The candidate with the best noisy metric. ``scores`` has the metric of each one."""
+    """The candidate with the best noisy metric, ``chosen``; ``scores`` has the metric of each."""
 
     chosen: str
     scores: Mapping[str, Estimate]
@@ -105,14 +107,23 @@ def evaluate(
 ) -> AccountedEvaluation:
     """Measure a model on the clients' private test records, with noise, and charge their accounts.
 
-    ``metric`` is "accuracy", "loss" (each record's is brought within ``bound``, a public number),
-    "auc" (two classes, scores in ``bins`` bins) or a :class:`dpfl.plugs.measures.Measure`. Either
-    ``epsilon`` says what the evaluation may cost each client, or ``noise_multiplier`` how much
-    noise there is relative to the largest contribution of a record. ``delta`` left out is that of
-    each client's budget. ``ledger``, ``new_ledger`` and ``filter`` are those of
-    :func:`dpfl.train`: in the ledger of a training the evaluation adds to what that spent.
-    Without a file, the evaluation is accounted for alone. A client whose budget does not cover it
-    is named, and nothing is computed. ``seed`` makes the noise repeatable, and NOT PRIVATE.
+    A client whose budget does not cover it is named, and nothing is computed.
+
+    Args:
+        model: The model, which is taken as public.
+        federation: The clients with their test records and budgets.
+        metric: "accuracy", "loss", "auc" (two classes), or a
+            :class:`dpfl.plugs.measures.Measure`.
+        epsilon: What it may cost each client; or give ``noise_multiplier``.
+        noise_multiplier: The noise relative to the largest contribution of a record.
+        delta: Left out, it is that of each client's budget.
+        bound: For "loss", the largest loss of a record: a public number.
+        bins: For "auc", how many bins of equal width scores fall into.
+        ledger: A file that spans runs, as in :func:`dpfl.train`: what was spent there adds up.
+            Without a file, this is accounted for alone.
+        new_ledger: Make the file: this is its first use.
+        filter: How runs add up in a new ledger file (:mod:`dpfl.privacy.filters`).
+        seed: Makes the noise repeatable, and NOT PRIVATE.
     """
     measure = make_measure(metric, federation.task, bound, bins)
     level = NoiseLevel(epsilon=epsilon, noise_multiplier=noise_multiplier, delta=delta, seed=seed)
@@ -144,10 +155,25 @@ def select(
 ) -> AccountedSelection:
     """Choose the best of several models by a noisy metric on the clients' private test records.
 
-    ``models`` are the candidates by name, each of them public. Every client sends the noisy
-    statistics of all candidates, charged as one Gaussian mechanism: for k candidates the same
-    epsilon needs sqrt(k) times the noise of one evaluation. The best noisy value is then
-    post-processing, and so are all values. The other arguments are those of :func:`evaluate`.
+    Every client sends the noisy statistics of all candidates, charged as one Gaussian mechanism:
+    for k candidates the same epsilon needs sqrt(k) times the noise of one evaluation. The best
+    noisy value is then post-processing, and so are all values.
+
+    Args:
+        models: The candidates by name, each of which is taken as public.
+        federation: The clients with their test records and budgets.
+        metric: "accuracy", "loss", "auc" (two classes), or a
+            :class:`dpfl.plugs.measures.Measure`.
+        epsilon: What it may cost each client; or give ``noise_multiplier``.
+        noise_multiplier: The noise relative to the largest contribution of a record.
+        delta: Left out, it is that of each client's budget.
+        bound: For "loss", the largest loss of a record: a public number.
+        bins: For "auc", how many bins of equal width scores fall into.
+        ledger: A file that spans runs, as in :func:`dpfl.train`: what was spent there adds up.
+            Without a file, this is accounted for alone.
+        new_ledger: Make the file: this is its first use.
+        filter: How runs add up in a new ledger file (:mod:`dpfl.privacy.filters`).
+        seed: Makes the noise repeatable, and NOT PRIVATE.
     """
     remedy = "give candidates as {name: model}"
     good = isinstance(models, Mapping) and bool(models)
