@@ -67,6 +67,8 @@ def private_search(
     for name in over:
         problem, remedy = f"'{name}' is not a setting of a method", "search method.lr, method.clip"
         check(name.startswith("method."), "search", problem, remedy)
+    problem, remedy = "[accounted] is a metric of a single run", "leave it out: runs are scored"
+    check("accounted" not in base, "search", problem, remedy)
     check_settings(set_fields({}, dict.fromkeys(over)), [method])
     study = Sweep.from_dict(
         {

@@ -209,6 +209,7 @@ def _simulation(
         evaluate_every=own.evaluate_every,
         misreports=own.misreports,
         dropout=own.dropout,
+        accounted=experiment.accounted_metric(),
         **more,
     )
 
