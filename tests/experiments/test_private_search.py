@@ -96,7 +96,7 @@ def test_candidates_are_drawn_with_replacement_and_the_best_wins(scores: list[fl
         found = searched(base={**BASE, "run": {"rounds": 2, "noise": "system"}})
         assert found.chosen == {"method.lr": max(scores)}
         assert found.operator.runs == len(scores)
-        assert not found.seeded
+        assert not found.flags
         lengths[len(scores)] += 1
     assert len(lengths) > 3
     mean = sum(length * count for length, count in lengths.items()) / 25

@@ -136,6 +136,11 @@ def test_it_prints_one_line() -> None:
     assert "NOT PRIVATE" not in text
     seeded = dpfl.evaluate(model(), federation(a=2.0, b=1.0), epsilon=0.5, seed=0)
     assert "NOT PRIVATE: SEEDED" in str(seeded)
+    assert seeded.seeded
+    chosen = replace(federation(), stratified=True)  # a split that looked at labels is said aloud
+    told = dpfl.evaluate(model(), chosen, epsilon=0.5, delta=DELTA)
+    assert "STRATIFIED" in str(told)
+    assert not told.seeded
 
 
 def test_only_a_seed_repeats_noise() -> None:

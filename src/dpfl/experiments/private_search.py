@@ -39,6 +39,7 @@ from dpfl.privacy.selection import search_spend_of
 from dpfl.rounds.enrol import Run, secret_for
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.loop import Simulation
+from dpfl.sim.noisy_sums import raised
 from dpfl.sim.train import train
 
 Histories = Mapping[str, History]
@@ -96,6 +97,7 @@ def private_search(
         score, model = _one_run(experiments[place], federation, once, own)
         if best is None or _better(score, best[1], once):
             best = place, score, model
+    flags = raised(seeded=seeded, stratified=federation.stratified)
     together = [histories[place] for place in drawn]
     return SearchResult(
         metric=once.measure(federation.task).name,
@@ -104,8 +106,8 @@ def private_search(
         model=best and best[2],
         experiment=study.experiment({}, method, options[best[0]], first) if best else None,
         epsilon=cost,
-        seeded=seeded,
-        operator=OperatorPart(runs=count, epsilon=_composed(together, federation), seeded=seeded),
+        flags=flags,
+        operator=OperatorPart(runs=count, epsilon=_composed(together, federation), flags=flags),
     )
 
 

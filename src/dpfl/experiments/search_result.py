@@ -1,6 +1,6 @@
 """What a private search gives: what may be published, and what stays with the server."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -18,15 +18,15 @@ class OperatorPart:
     """What the server knows of a search. Published, it would void the epsilon of the search.
 
     ``runs`` is how many there were, ``epsilon`` what all of them together cost each client against
-    the server, ``seeded`` whether noise can be repeated.
+    the server, ``flags`` are facts that limit the guarantee.
     """
 
     runs: int
     epsilon: Mapping[str, Spend]
-    seeded: bool
+    flags: tuple[Flag, ...]
 
     def __str__(self) -> str:
-        told = _promise(self.epsilon, Observer.SERVER, self.seeded) if self.epsilon else "no cost"
+        told = _promise(self.epsilon, Observer.SERVER, self.flags) if self.epsilon else "no cost"
         return f"{self.runs} runs; all of them together: {told}"
 
     def to_dict(self) -> Plain:
@@ -41,8 +41,8 @@ class SearchResult:
 
     ``chosen`` are its settings (None if no run was drawn, which only the Poisson law allows),
     ``score`` is its noisy ``metric`` on validation records, ``model`` its model; ``experiment`` has
-    the chosen settings. ``epsilon`` is by client, against the world; where the noise was
-    ``seeded``, nothing is private. ``operator`` is for the server alone.
+    the chosen settings. ``epsilon`` is by client, against the world; ``flags`` are facts that limit
+    the guarantee. ``operator`` is for the server alone.
     """
 
     metric: str
@@ -51,13 +51,13 @@ class SearchResult:
     model: nn.Module | None = field(repr=False)
     experiment: Experiment | None = field(repr=False)
     epsilon: Mapping[str, Spend]
-    seeded: bool
+    flags: tuple[Flag, ...]
     operator: OperatorPart = field(repr=False)
 
     @property
     def promise(self) -> str:
         """The largest epsilon of the search, with everything that is needed to read it."""
-        return _promise(self.epsilon, Observer.WORLD, self.seeded)
+        return _promise(self.epsilon, Observer.WORLD, self.flags)
 
     def to_dict(self) -> Plain:
         """Return plain values that may be published: nothing of the other runs."""
@@ -68,7 +68,7 @@ class SearchResult:
             "epsilon": {client: own.epsilon for client, own in self.epsilon.items()},
             "delta": {client: own.delta for client, own in self.epsilon.items()},
             "promise": self.promise,
-            "seeded": self.seeded,
+            "flags": [str(flag) for flag in self.flags],
         }
 
     def __str__(self) -> str:
@@ -78,9 +78,9 @@ class SearchResult:
         return f"{settings}: {self.metric} {self.score} (noise); {self.promise}"
 
 
-def _promise(costs: Mapping[str, Spend], observer: Observer, seeded: bool) -> str:
+def _promise(costs: Mapping[str, Spend], observer: Observer, flags: Sequence[Flag]) -> str:
     """The largest epsilon in words."""
     most = max(costs.values(), key=lambda cost: cost.epsilon)
     promise = Promise(unit=Unit.RECORD, adjacency=most.adjacency, observer=observer)
     said = f"epsilon at most {shown(most.epsilon)} at delta {most.delta:g} {promise}"
-    return f"{said}; {Flag.SEEDED.about}" if seeded else said
+    return "; ".join([said, *(flag.about for flag in flags)])

@@ -36,14 +36,19 @@ class Accounted:
 
     ``metric`` names what was measured, on ``records`` test records in all. ``costs`` is the epsilon
     of this release alone, by client; ``spent`` is what each account has spent in the ledger, this
-    release included. ``seeded`` says that the noise can be repeated, so that nothing is private.
+    release included. ``flags`` are facts that limit the guarantee.
     """
 
     metric: str
     records: int
     costs: Mapping[str, Spend]
     spent: Mapping[str, Statement] = field(repr=False)
-    seeded: bool
+    flags: tuple[Flag, ...]
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the noise can be repeated, so that nothing is private."""
+        return Flag.SEEDED in self.flags
 
     @property
     def epsilon(self) -> float:
@@ -55,7 +60,7 @@ class Accounted:
         """Epsilon, delta, unit, adjacency and adversary in one clause."""
         delta = max(cost.delta for cost in self.costs.values())
         said = f"epsilon at most {shown(self.epsilon)} at delta {delta:g} {PROMISE}"
-        return f"{said}; {Flag.SEEDED.about}" if self.seeded else said
+        return "; ".join([said, *(flag.about for flag in self.flags)])
 
     def _of_whom(self) -> str:
         return f"{self.records} test records of {len(self.costs)} clients"

@@ -23,6 +23,7 @@ from dpfl.plugs.measures import Measure, measured_exposure
 from dpfl.plugs.releases import release_noise
 from dpfl.privacy.accountant import Spend, spend
 from dpfl.privacy.costs import Charge, PrivacyCost, PrivacyPlan
+from dpfl.privacy.flags import Flag
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import Statement, statement
 from dpfl.rounds.enrol import secret_for
@@ -83,7 +84,7 @@ class NoisySums:
     counts: Mapping[str, int]
     costs: Mapping[str, Spend]
     spent: Mapping[str, Statement]
-    seeded: bool
+    flags: tuple[Flag, ...]
 
     @property
     def records(self) -> int:
@@ -92,7 +93,7 @@ class NoisySums:
 
     def shared(self, measure: Measure) -> dict[str, Any]:
         """The fields that every accounted result has."""
-        kept = {name: getattr(self, name) for name in ("records", "costs", "spent", "seeded")}
+        kept = {name: getattr(self, name) for name in ("records", "costs", "spent", "flags")}
         return {"metric": measure.name, **kept}
 
 
@@ -133,8 +134,14 @@ def noisy_sums(
         counts={client: records_of(own) for client, own in members.items()},
         costs={plan.account: _price(plan) for plan in plans},
         spent={client: line for client, line in spent.items() if line is not None},
-        seeded=seed is not None,
+        flags=raised(seeded=seed is not None, stratified=federation.stratified),
     )
+
+
+def raised(*, seeded: bool, stratified: bool) -> tuple[Flag, ...]:
+    """The flags of an accounted release."""
+    there = {Flag.SEEDED: seeded, Flag.STRATIFIED: stratified}
+    return tuple(flag for flag, up in there.items() if up)
 
 
 def _price(plan: PrivacyPlan) -> Spend:
