@@ -22,7 +22,7 @@ from dpfl.cli import console as c
 from dpfl.cli import options as o
 from dpfl.cli.compare import field_names, finish, open_store, value_text
 from dpfl.cli.private_search import tune_privately
-from dpfl.cli.values import Values, data_values, lists_of, seeds_of
+from dpfl.cli.values import MOST_SEEDS, Values, data_values, lists_of, seeds_of
 from dpfl.core.checks import check
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def tune(
     over: list[str] | None = o.OVER,
     search: str = o.opt("grid, or halving: half of them stop early, twice.", "grid"),
     tune_on: str | None = o.opt("A public or proxy data set (or folder) to tune on."),
-    seeds: int = o.opt("Seeds per candidate.", 1, min=1),
+    seeds: int = o.opt("Seeds per candidate.", 1, min=1, max=MOST_SEEDS),
     accounted: float | None = o.opt("Search at a stated privacy cost: so many runs on average."),
     score: str = o.opt("With --accounted: accuracy, loss or auc.", "accuracy"),
     score_share: float | None = o.opt("With --accounted: the score's share of every budget."),
@@ -127,7 +127,9 @@ def tune(
         searched = {**(lists or library.GRID), **own.get(name, {})}
         first[name] = {key.removeprefix("method."): one[0] for key, one in searched.items()}
     names = asked.method_names(values, first)
-    on = data_values(tune_on, values.get("data", {}).get("label")) if tune_on else None
+    on = data_values(tune_on) if tune_on else None
+    if on and "folder" in on and "label" in values.get("data", {}):
+        on["label"] = values["data"]["label"]
     with open_store(asked, "tune") as store:
         result = library.tune(
             values, names, over=lists or None, search=search, on=on, seeds=seeds, store=store
@@ -188,6 +190,8 @@ def study(
     from dpfl.experiments.study import Sweep
 
     asked_for, recorded = Sweep.from_file(file), file.with_suffix(".json")
+    if record and recorded.exists():
+        StudyResult.read(recorded, "move it away: --record replaces recorded results only")
     if show_recorded:
         result = StudyResult.read(recorded, "run the study with --record first")
     else:
