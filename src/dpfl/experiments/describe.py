@@ -164,6 +164,7 @@ def prepared(experiment: Experiment, data_folder: Path | None = None) -> Simulat
             rounds=experiment.run.rounds,
             run=Run(name="plan", ledger=ledger, seed=None, public=experiment.public_seed()),
             misreports=experiment.run.misreports,
+            accounted=experiment.accounted_metric(),
         )
 
 

@@ -22,8 +22,10 @@ from dpfl.datasets.named import load_dataset
 from dpfl.engine import ENGINES
 from dpfl.engine.process import check_device
 from dpfl.methods import find
+from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.privacy.budgets import make_budgets
 from dpfl.runs import sections
+from dpfl.runs.accounted_section import AccountedSection
 from dpfl.runs.toml_file import TomlFile
 from dpfl.strategy import Strategy
 from dpfl.tasks import Task
@@ -33,8 +35,9 @@ class Experiment(TomlFile):
     """A whole experiment. What decides privacy (epsilon, delta, clip) has no default.
 
     ``task`` says what is learned where it is not the data set's own classification. ``server``
-    replaces the method's own step by a server optimiser; ``client_settings`` and
-    ``clients`` say what single clients do in their own way.
+    replaces the method's own step by a server optimiser; ``accounted`` is a metric that is
+    measured within the plan; ``client_settings`` and ``clients`` say what single clients do in
+    their own way.
     """
 
     called: ClassVar[str] = "experiment"
@@ -51,6 +54,7 @@ class Experiment(TomlFile):
     method: sections.MethodSection
     server: sections.ServerSection | None = None
     run: sections.RunSection
+    accounted: AccountedSection | None = None
     client_settings: sections.ClientSettingsSection = sections.ClientSettingsSection()
     clients: dict[str, sections.ClientSection] = Field(default_factory=dict)
 
@@ -73,6 +77,7 @@ class Experiment(TomlFile):
         """
         self.method.strategy(self.run, self.server)
         self.learned()
+        self.accounted_metric()
         check_device(self.run.device)
         one_of("[run]", ENGINES, engine=self.run.engine)
 
@@ -89,6 +94,10 @@ class Experiment(TomlFile):
     def learned(self) -> Task | None:
         """Build the task that the file names, None if it names none."""
         return None if self.task is None else self.task.task()
+
+    def accounted_metric(self) -> AccountedMetric | None:
+        """Build the metric that is measured within the plan, None if the file names none."""
+        return None if self.accounted is None else self.accounted.build()
 
     def build_model(self, federation: Federation) -> nn.Module:
         """Build the model with its reproducible start."""
