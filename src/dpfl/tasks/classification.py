@@ -46,6 +46,7 @@ class Classification(Task):
 
     name: ClassVar[str] = "classification"
     metrics: ClassVar[tuple[str, ...]] = (*_METRICS, "loss")
+    targets: ClassVar[str] = "classes"
     metric: str = "accuracy"
     classes: int | None = None
     class_weights: tuple[float, ...] | None = None
@@ -55,7 +56,8 @@ class Classification(Task):
         where = "[task] class_weights"
         object.__setattr__(self, "class_weights", weights_of(where, self.class_weights))
         if self.classes is not None:
-            whole_number("task", "classes", self.classes)
+            count = whole_number("[task]", "classes", self.classes)
+            object.__setattr__(self, "classes", count)
         if self.classes is not None and self.class_weights is not None:
             problem = f"{len(self.class_weights)} weights for {self.classes} classes"
             check(len(self.class_weights) == self.classes, where, problem, "give one a class")
@@ -100,6 +102,14 @@ class Classification(Task):
         low, high = (int(end) for end in torch.aminmax(targets))
         odd = low if low < 0 else high if high >= self.width else None
         return None if odd is None else f"has label {odd}, outside 0..{self.width - 1}"
+
+    def takes(self, other: Task) -> bool:
+        """Classes, and no more of them."""
+        return other.targets == "classes" and other.width <= self.width
+
+    def constant(self, targets: Tensor) -> Tensor:
+        """The logarithm of each class's share."""
+        return torch.bincount(targets, minlength=self.width).div(len(targets)).clamp(1e-9).log()
 
     def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Made-up classes."""
@@ -155,6 +165,7 @@ class Binary(Task):
 
     name: ClassVar[str] = "binary"
     metrics: ClassVar[tuple[str, ...]] = (*_METRICS, "loss")
+    targets: ClassVar[str] = "classes"
     metric: str = "auc"
     positive_weight: float = 1.0
 
@@ -170,6 +181,14 @@ class Binary(Task):
     def check_targets(self, where: str, values: np.ndarray) -> Tensor:
         """Convert zeros and ones."""
         return _class_numbers(where, values, 1).to(torch.float32)
+
+    def takes(self, other: Task) -> bool:
+        """At most two classes."""
+        return other.targets == "classes" and other.width <= 2
+
+    def constant(self, targets: Tensor) -> Tensor:
+        """The logit of the share of positive records."""
+        return targets.mean().logit(eps=1e-9).reshape(1)
 
     def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Made-up answers."""
