@@ -137,7 +137,7 @@ def test_the_help_of_every_command_is_plain_and_complete(
         (["rnu"], "there is no command 'rnu'; did you mean 'run'?"),
         (["report"], "RUNS: is missing; give it, or see dpfl report --help"),
         (["site", "init", "s"], "--id: is missing"),
-        (["compare", *FEDERATION, "--methods", "weiavg", "--seeds", "-1"], "--seeds: '-1'"),
+        (["compare", *FULL[:-3], "--methods", "weiavg", "--seeds", "-1"], "--seeds: '-1'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -169,8 +169,8 @@ rounds = 1
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("[run]\nrounds = 1", "", "[run]: is missing"),
-        ("[data]", "run = 5\n[data]", "run"),
+        ("[run]\nrounds = 1", "", "is missing"),
+        ("[data]", "server = 5\n[data]", "[server]: 5 was given; write a table"),
         ("[budgets]\nepsilon = 2.0\ndelta = 1e-3", "", "no budgets were given"),
         ("[run]", "[[run]]", "[run]: [{'rounds': 1}] was given; write a table"),
         ("epsilon = 2.0", "epsilon = true", "[budgets] epsilon: True was given"),
