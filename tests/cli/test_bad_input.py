@@ -48,6 +48,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) 
         (["--set", "run.=1"], 2, "'run.=1' is not KEY=VALUE"),
         (["--set", "nothing.x=1"], 2, "there is no key 'nothing'"),
         (["--records", "100000"], 3, "there are 1438; ask for at most 359 records per client"),
+        (["--records", "9999", "--clients", "9999"], 3, "use fewer clients with fewer records"),
+        (["--set", "partition.smallest=9999"], 3, "use fewer clients with fewer records"),
         (["--records", "0"], 2, "records = 0"),
         (["--clients", "100000"], 3, "use at most 719 clients"),
         (["--clients", "-3"], 2, "-3 clients"),
