@@ -146,6 +146,8 @@ class Experiment(TomlFile):
         label, remedy = self.data.label, "leave it out: it is for the files of a folder"
         problem = f"'{label}' is given for the data set '{name}', which has its own"
         check(label is None or folder is not None, "[data] label", problem, remedy)
+        problem, named = f"is for a folder, and '{name}' is a data set", folder is None
+        check(not (named and self.data.stratified), "[data] stratified", problem, "leave it out")
         if folder is not None:
             more = {"stratified": self.data.stratified, "task": self.learned()}
             label = self.data.label
