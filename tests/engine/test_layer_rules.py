@@ -19,7 +19,8 @@ from dpfl.engine import layer_rules as rules
 from dpfl.engine.base import Batch
 from dpfl.engine.ghost_clipping import GhostClipping
 from dpfl.engine.one_by_one import OneByOne
-from dpfl.engine.trace import NotCovered, can_ghost_clip
+from dpfl.engine.coverage import can_ghost_clip
+from dpfl.engine.trace import NotCovered
 
 CLASSES = 3
 
@@ -349,7 +350,7 @@ def test_records_of_a_convolution_do_not_touch_each_other(odd: float) -> None:
 
     def record(a: Tensor, d: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         with torch.no_grad():
-            gradient = convolutions.conv2d(layer, a, d)
+            gradient = convolutions.convolution(layer, a, d)
             found = gradient.weighted(factor)
         return gradient.squares[1], found["weight"], found["bias"]
 
@@ -358,7 +359,7 @@ def test_records_of_a_convolution_do_not_touch_each_other(odd: float) -> None:
     beside, slopes = a[:3].clone(), d[:3].clone()
     beside[0], slopes[2] = odd, odd
     with torch.no_grad():
-        assert torch.equal(alone[0], convolutions.conv2d(layer, beside, slopes).squares[1])
+        assert torch.equal(alone[0], convolutions.convolution(layer, beside, slopes).squares[1])
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ Known as ghost clipping: per-record norms and clipped sums follow from the rules
 (:mod:`dpfl.engine.layer_rules`), and per-record gradients are never held all at once.
 
 *Formal guarantees.* The sum returned is over per-record gradients of norm at most ``clip`` each,
-provided that the model treats records apart (:func:`dpfl.models.check_model` tries it) and calls
-each of its layers once. A layer called twice is noticed and refused, as is one whose output was
-changed in place; per-record gradients are then written out. Before a model is computed this way at
-all, it is tried on made-up records against the slow path (:func:`records_at_once`).
+provided that the model treats records apart (:func:`dpfl.models.check_model` tries it). The uses of
+a shared parameter count as one gradient. What the rules do not cover is noticed and refused (most
+layers called twice, an output changed in place); per-record gradients are then written out. Before
+a model is computed this way at all, it is tried on made-up records against the slow path
+(:func:`records_at_once`).
 """
 
 import math
@@ -19,6 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
 
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
@@ -47,7 +49,7 @@ def clipped_sum(
     total = torch.zeros_like(vector, dtype=torch.float64)
     if len(batch.labels) == 0:
         return total
-    trace = Trace(model)
+    trace = Trace(model, len(batch.labels))
     with trace.record(), torch.enable_grad():
         outputs = outputs_of(model, layout.unflatten(vector), channels_last(batch.features))
         loss = F.cross_entropy(outputs, batch.labels, reduction="sum")
@@ -63,9 +65,9 @@ def clipped_sum(
         # clip.
         factor = (clip_factor(squares.sqrt(), clip) / clip).to(torch.float32)
         blocks = {block.name: block for block in layout}
-        for layer, gradient in gradients:
+        for names, gradient in gradients:
             for name, summed in gradient.weighted(factor).items():
-                total[blocks[f"{layer}.{name}".removeprefix(".")].slice] = summed.reshape(-1)
+                total[blocks[names[name]].slice] = summed.reshape(-1)
         return total.mul_(clip)
 
 
@@ -82,16 +84,19 @@ def numbers_per_record(model: nn.Module, features: Tensor) -> int:
         if not isinstance(first, Tensor):
             return
         total += 2 * first.numel() + (given[0].numel() if isinstance(given[0], Tensor) else 0)
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, _ConvNd):
             total += first.numel() // module.out_channels * math.prod(module.weight.shape[1:])
         if isinstance(module, nn.RNNBase):
             total += 16 * first.numel() * module.num_layers
+        if isinstance(module, nn.MultiheadAttention):
+            scores = module.num_heads * first.numel() * first.shape[1] // module.embed_dim
+            total += 16 * first.numel() + 4 * scores
 
     with ExitStack() as hooks, torch.no_grad():
         for module in model.modules():
-            if not list(module.children()):
+            if not list(module.children()) or isinstance(module, nn.MultiheadAttention):
                 hooks.enter_context(module.register_forward_hook(count))
-        outputs_of(model, dict(model.named_parameters()), features)
+        outputs_of(model, {}, features)
     return max(total, 1)
 
 
