@@ -17,9 +17,9 @@ from dpfl.core.random import PublicSeed
 from dpfl.engine import convolutions, ghost_clipping
 from dpfl.engine import layer_rules as rules
 from dpfl.engine.base import Batch
+from dpfl.engine.coverage import can_ghost_clip
 from dpfl.engine.ghost_clipping import GhostClipping
 from dpfl.engine.one_by_one import OneByOne
-from dpfl.engine.coverage import can_ghost_clip
 from dpfl.engine.trace import NotCovered
 
 CLASSES = 3
@@ -489,7 +489,7 @@ def test_a_poisoned_record_changes_no_other(poison: float) -> None:
 class Twice(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.top = nn.Linear(4, 4), nn.Linear(4, CLASSES)
+        self.inner, self.top = nn.LayerNorm(4), nn.Linear(4, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.top(torch.tanh(self.inner(torch.tanh(self.inner(x)))))

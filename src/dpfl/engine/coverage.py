@@ -33,16 +33,18 @@ RULES: dict[type[nn.Module], Rule] = {
 }
 """The rule of each kind of layer: ``rule(layer, a, d)``."""
 
-_BY_NAME: dict[tuple[str, str], Rule] = {
-    ("transformers.pytorch_utils", "Conv1D"): partial(rules.linear, transposed=True),
-}
-"""Rules of layers of libraries that are not imported here, by module and name."""
-
 
 def rule_of(layer: nn.Module) -> Rule | None:
-    """The rule of a layer that is called with one input, or None."""
+    """The rule of a layer that is called with one input, or None.
+
+    Layers of Hugging Face's transformers, which is not imported here, are known by their names.
+    """
     kind = type(layer)
-    return RULES.get(kind) or _BY_NAME.get((kind.__module__, kind.__name__))
+    if kind in RULES or not kind.__module__.startswith("transformers."):
+        return RULES.get(kind)
+    if kind.__name__ == "Conv1D":
+        return partial(rules.linear, transposed=True)
+    return norms.hugging_face_rms_norm if hasattr(layer, "variance_epsilon") else None
 
 
 def learned(layer: nn.Module) -> dict[str, nn.Parameter]:
