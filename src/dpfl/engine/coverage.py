@@ -74,12 +74,13 @@ def slow_layers(model: nn.Module) -> dict[str, str]:
     layers = layers_with_rules(model)
     users = Counter(id(own) for layer in layers for own in learned(layer).values())
     # The output projection of an attention layer is part of it.
-    parts = {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
+    attention = (m for m in model.modules() if isinstance(m, nn.MultiheadAttention))
+    parts: dict[nn.Module, str] = {module.out_proj: "" for module in attention}
     found = {}
     for name, layer in model.named_modules():
         kind, own = type(layer).__name__, learned(layer) if layer in layers else {}
-        unruled = layer not in layers and layer not in parts
-        if unruled and any(p.requires_grad for p in layer.parameters(recurse=False)):
+        free = [p for p in layer.parameters(recurse=False) if p.requires_grad]
+        if layer not in layers | parts and any(id(p) not in users for p in free):
             found[name] = f"{kind} has no rule for per-record gradients"
         elif any(users[id(p)] > 1 for p in own.values()) and type(layer) not in SHARES:
             found[name] = f"{kind} shares a parameter with another layer"
