@@ -230,3 +230,14 @@ class Positions(nn.Module):
 def test_positions_that_all_records_share(seed: int, clip: float, batch: int, length: int) -> None:
     model = made(Positions, seed)
     agree(model, draw(seed, batch, length), clip)
+
+
+def test_memory_is_set_aside_for_what_is_learned_only() -> None:
+    """A frozen body passes through; its patches and outputs are not kept."""
+    body = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
+    model = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES))
+    whole = ghost_clipping.numbers_per_record(model, draw(0, 1, 3, 12, 12))
+    body.requires_grad_(False)
+    head = ghost_clipping.numbers_per_record(model, draw(0, 1, 3, 12, 12))
+    assert whole > 144 * 9 * 19
+    assert head < 3 * 144 * 16

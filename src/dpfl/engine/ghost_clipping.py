@@ -26,6 +26,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.data.inputs import Inputs
 from dpfl.engine.base import Batch, Job
+from dpfl.engine.coverage import learned
 from dpfl.engine.layer_rules import added
 from dpfl.engine.one_by_one import OneByOne, batches_of, within_bounds
 from dpfl.engine.trace import NotCovered, Trace, channels_last, slopes_channels_last
@@ -75,16 +76,22 @@ def numbers_per_record(model: nn.Module, features: Tensor) -> int:
     """About how many numbers ghost clipping holds for one record.
 
     Inputs, outputs and their gradients, and patches of convolutions. ``features`` are one record.
+    Nothing is held of what comes before the first layer that learns.
     """
-    total = 0
+    total, passing, started = 0, 0, False
 
     def count(module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
-        nonlocal total
+        nonlocal total, passing, started
         first = output[0] if isinstance(output, tuple) else output
         if not isinstance(first, Tensor):
             return
-        total += 2 * first.numel() + (given[0].numel() if isinstance(given[0], Tensor) else 0)
-        if isinstance(module, _ConvNd):
+        inputs = given[0].numel() if given and isinstance(given[0], Tensor) else 0
+        started = started or bool(learned(module))
+        if not started:
+            passing = max(passing, first.numel() + inputs)
+            return
+        total += 2 * first.numel() + inputs
+        if isinstance(module, _ConvNd) and module.weight.requires_grad:
             total += first.numel() // module.out_channels * math.prod(module.weight.shape[1:])
         if isinstance(module, nn.RNNBase):
             total += 16 * first.numel() * module.num_layers
@@ -97,7 +104,7 @@ def numbers_per_record(model: nn.Module, features: Tensor) -> int:
             if not list(module.children()) or isinstance(module, nn.MultiheadAttention):
                 hooks.enter_context(module.register_forward_hook(count))
         outputs_of(model, {}, features)
-    return max(total, 1)
+    return max(total + passing, 1)
 
 
 def records_at_once(
