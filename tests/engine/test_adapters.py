@@ -13,10 +13,9 @@ from dpfl.core.layout import Layout
 from dpfl.data.inputs import Tokens
 from dpfl.engine import ghost_clipping, slow_layers
 from dpfl.engine.base import Batch
-from dpfl.engine.ghost_clipping import records_at_once
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.models import check_model
-from tests.engine.test_layer_rules import CLASSES, made
+from tests.engine.test_layer_rules import CLASSES, at_once, made
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -59,9 +58,9 @@ def agrees(model: nn.Module) -> None:
     """All three ways give one sum."""
     layout = Layout.of_module(model)
     check_model(model, (LENGTH,), CLASSES, Tokens(VOCABULARY))
-    shape, vector = (LENGTH,), layout.read(model)
+    vector = layout.read(model)
     assert slow_layers(model) == {}
-    assert records_at_once(model, layout, Tokens(VOCABULARY), shape, torch.device("cpu")) > 0
+    assert at_once(model, (LENGTH,), Tokens(VOCABULARY)) > 0
     model.eval()
     for seed, clip in enumerate((1e-3, 100.0)):
         batch = Batch(texts(4, seed), torch.arange(4) % CLASSES)

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpfl.core.layout import Layout
-from dpfl.core.random import PublicSeed
+from dpfl.core.random import PublicSeed, SecretRng
+from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.engine import convolutions, ghost_clipping
 from dpfl.engine import layer_rules as rules
-from dpfl.engine.base import Batch
+from dpfl.engine.base import Batch, Job
 from dpfl.engine.coverage import can_ghost_clip
 from dpfl.engine.ghost_clipping import GhostClipping
 from dpfl.engine.one_by_one import OneByOne
@@ -60,6 +61,16 @@ def agree(model: nn.Module, features: Tensor, clip: float, *, tolerance: float =
     naive = OneByOne().clipped_sum(model, layout, vector, Batch(features, labels), clip)
     assert float((fast - naive).norm()) <= tolerance * float(naive.norm())
     return fast
+
+
+def at_once(model: nn.Module, shape: tuple[int, ...], inputs: Inputs = NUMBERS) -> int:
+    """How many records ghost clipping would take at once; 0 if its trial fails."""
+    layout, rng = Layout.of_module(model), SecretRng.simulated(PublicSeed(0))
+    job = Job(
+        client="", start=layout.read(model), phases=(), features=torch.zeros(0, *shape),
+        labels=torch.zeros(0).long(), rng=rng, inputs=inputs,
+    )  # fmt: skip
+    return ghost_clipping.records_at_once(model, layout, job, torch.device("cpu"))
 
 
 def draw(seed: int, *shape: int) -> Tensor:

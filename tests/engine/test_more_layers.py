@@ -12,15 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpfl.core.layout import Layout
-from dpfl.data.inputs import NUMBERS
 from dpfl.engine import ghost_clipping, slow_layers
 from dpfl.engine.base import Batch
-from dpfl.engine.ghost_clipping import records_at_once
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.trace import NotCovered
-from tests.engine.test_layer_rules import CLASSES, CLIPS, SEEDS, Head, agree, draw, made
+from tests.engine.test_layer_rules import CLASSES, CLIPS, SEEDS, Head, agree, at_once, draw, made
 
-CPU = torch.device("cpu")
 BATCHES = st.integers(1, 4)
 MODES = ["zeros", "reflect", "circular", "replicate"]
 
@@ -254,9 +251,8 @@ def test_transformer_encoders(name: str, training: bool) -> None:
             module.dropout = 0.0
     for seed, clip in enumerate((1e-3, 1.0, 100.0)):
         agree(model.train(training), draw(seed, 4, 5, 8), clip)
-    layout = Layout.of_module(model)
     assert slow_layers(model) == {}
-    assert records_at_once(model, layout, NUMBERS, (5, 8), CPU) > 0
+    assert at_once(model, (5, 8)) > 0
     assert torch.backends.mha.get_fastpath_enabled()
 
 
@@ -317,7 +313,7 @@ def test_named_arguments_and_records_on_another_axis_are_noticed_and_still_right
         vector, batch = layout.read(model), Batch(draw(0, 5, *shape), torch.arange(5) % CLASSES)
         with pytest.raises(NotCovered, match=said):
             ghost_clipping.clipped_sum(model, layout, vector, batch, 0.1)
-        assert records_at_once(model, layout, NUMBERS, shape, CPU) == 0
+        assert at_once(model, shape) == 0
         fast = ghost_clipping.GhostClipping().clipped_sum(model, layout, vector, batch, 0.1)
         exact = OneByOne(one_at_a_time=True).clipped_sum(model, layout, vector, batch, 0.1)
         torch.testing.assert_close(fast, exact)
