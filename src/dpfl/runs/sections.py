@@ -1,23 +1,18 @@
 """The sections of an experiment file; unknown keys are refused, with the nearest known one."""
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import nn
 
 from dpfl.core.checks import check
-from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain
-from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.methods import find, make_strategy
-from dpfl.models import freeze, load_weights, make_model
-from dpfl.models.pretrained import read_weights
 from dpfl.plugs import step as steps
 from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort, Selection
 from dpfl.privacy.budgets import is_budget_file, read_budget_file
+from dpfl.runs.model_section import ModelSection as ModelSection
 from dpfl.runs.site_file import ClientSection as ClientSection
 from dpfl.runs.toml_file import Section
 from dpfl.strategy import Strategy
@@ -88,44 +83,6 @@ class BudgetsSection(Section):
                 remedy = "leave one of the two out; a delta for all fills empty cells of the column"
                 check(not full or own == common, where, problem, remedy)
         return {**values, "epsilon": epsilons, "delta": delta}
-
-
-class ModelSection(Section):
-    """A model by name; ``hidden`` is the width of the models that leave it open.
-
-    ``weights`` is a .safetensors file of public weights to start from. ``freeze`` lists the names
-    of layers or parameters that stay as they start. ``weights_sha256`` is the digest of the file:
-    it is filled in when the experiment is read, and a file that has changed since is refused.
-    """
-
-    name: str = "logistic"
-    hidden: int = 64
-    weights: str | None = None
-    weights_sha256: str | None = None
-    freeze: list[str] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_by_content(cls, values: Any) -> Any:
-        """Add the digest of the weights."""
-        path = values.get("weights") if isinstance(values, dict) else None
-        if not isinstance(path, str) or values.get("weights_sha256") is not None:
-            return values
-        return {**values, "weights_sha256": hashlib.sha256(read_weights(Path(path))).hexdigest()}
-
-    def build(
-        self, shape: tuple[int, ...], classes: int, seed: PublicSeed, inputs: Inputs = NUMBERS
-    ) -> nn.Module:
-        """Build the model with its reproducible start."""
-        model = make_model(self.name, shape, classes, seed.child("model"), self.hidden, inputs)
-        loaded = None
-        if self.weights is not None:
-            loaded = load_weights(model, self.weights, self.weights_sha256)
-        missing = freeze(model, self.freeze or ()) - (set() if loaded is None else loaded)
-        problem = f"'{min(missing, default='')}' is frozen, and {self.weights} does not hold it"
-        remedy = "learn it, or add it to the weights"
-        check(loaded is None or not missing, "[model] freeze", problem, remedy)
-        return model
 
 
 class TaskSection(BaseModel):
