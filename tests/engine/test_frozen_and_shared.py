@@ -17,7 +17,7 @@ from dpfl.engine import layer_rules as rules
 from dpfl.engine.base import Batch, Job
 from dpfl.engine.stacks import Chain
 from dpfl.engine.trace import Trace
-from tests.engine.test_layer_rules import CLASSES, CLIPS, SEEDS, Head, agree, draw, made
+from tests.engine.test_layer_rules import CLASSES, CLIPS, SEEDS, Head, agree, at_once, draw, made
 
 BATCHES = st.integers(1, 5)
 
@@ -241,3 +241,32 @@ def test_memory_is_set_aside_for_what_is_learned_only() -> None:
     head = ghost_clipping.numbers_per_record(model, draw(0, 1, 3, 12, 12))
     assert whole > 144 * 9 * 19
     assert head < 3 * 144 * 16
+
+
+class Beside(nn.Module):
+    """Uses a layer's weight once more, where no rule can see it; at first that changes nothing."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.top = scale, nn.Linear(4, CLASSES)
+        self.down, self.up = nn.Linear(4, 2, bias=False), nn.Linear(2, 4, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        more = self.up(torch.tanh(self.down(x)))
+        return self.top(x + self.scale * more * self.down.weight.square().sum())
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-2, 1e-3])
+def test_a_use_that_no_rule_sees_is_found_however_small_its_share(scale: float) -> None:
+    """Its share of the whole gradient is far below what rounding may cost."""
+    model = made(lambda: Beside(scale), 0)
+    assert slow_layers(model) == {}
+    assert at_once(model, (4,)) == 0
+
+
+def test_records_that_cancel_are_no_disagreement() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).requires_grad_(False)
+    nn.init.zeros_(model[0].weight)
+    model[1].bias.requires_grad_(True)
+    assert at_once(model, (4,)) > 0

@@ -32,11 +32,12 @@ class ModelSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _name_by_content(cls, values: Any) -> Any:
-        """Add the digest of the weights."""
+        """Add the digest of the weights; a run may be resumed from another folder."""
         path = values.get("weights") if isinstance(values, dict) else None
         if not isinstance(path, str) or values.get("weights_sha256") is not None:
             return values
-        return {**values, "weights_sha256": hashlib.sha256(read_weights(Path(path))).hexdigest()}
+        full, digest = Path(path).absolute(), hashlib.sha256(read_weights(Path(path))).hexdigest()
+        return {**values, "weights": str(full), "weights_sha256": digest}
 
     def build(
         self, shape: tuple[int, ...], classes: int, seed: PublicSeed, inputs: Inputs = NUMBERS
