@@ -16,6 +16,7 @@ from dpfl.engine import ghost_clipping, slow_layers
 from dpfl.engine.base import Batch
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.trace import NotCovered
+from dpfl.models import check_model
 from tests.engine.test_layer_rules import CLASSES, CLIPS, SEEDS, Head, agree, at_once, draw, made
 
 BATCHES = st.integers(1, 4)
@@ -277,6 +278,7 @@ def test_a_transformer_with_decoder_and_masks(padded: bool) -> None:
             return self.top(found.mean(dim=1))
 
     model = made(Both, 0)
+    check_model(model, (5, 8), CLASSES)  # where nothing is differentiated, torch takes other paths
     for training in (True, False):
         agree(model.train(training), draw(0, 4, 5, 8), 0.1)
 
