@@ -93,6 +93,7 @@ def _of_groups(layer: _ConvNd, kernel: Kernel, a: Tensor, d: Tensor) -> LayerGra
     if planes:
         names = ("weight", "bias") if kernel.biased else ("weight",)
         return LayerGradient(
+            names,
             squares,
             lambda factor: dict(
                 zip(names, torch.split(weighted(factor), kernel.inputs, 1), strict=True)

@@ -12,7 +12,7 @@ a model is computed this way at all, it is tried on made-up records against the 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,14 +22,15 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from dpfl.core.layout import Layout
+from dpfl.core.phases import Clipping
 from dpfl.core.random import PublicSeed
 from dpfl.engine.base import Batch, Job
 from dpfl.engine.coverage import learned
-from dpfl.engine.layer_rules import added
+from dpfl.engine.layer_rules import LayerGradient, added
 from dpfl.engine.one_by_one import OneByOne, batches_of, within_bounds
 from dpfl.engine.trace import NotCovered, Trace, channels_last, slopes_channels_last
 from dpfl.models.checks import in_mode, outputs_of
-from dpfl.numerics.clipping import LARGEST_NORM, clip_factor
+from dpfl.numerics.clipping import LARGEST_NORM, layer_factors
 
 MICRO_BATCH = 256
 _AGREEMENT = 3e-2  # deep networks round that differently; a use left out of a tensor costs more
@@ -41,7 +42,12 @@ Shape = tuple[int, ...]
 
 
 def clipped_sum(
-    model: nn.Module, layout: Layout, vector: Tensor, batch: Batch, clip: float
+    model: nn.Module,
+    layout: Layout,
+    vector: Tensor,
+    batch: Batch,
+    clip: float,
+    clipping: Clipping = "flat",
 ) -> Tensor:
     """Sum in double precision of per-record gradients, each of norm at most ``clip``.
 
@@ -61,15 +67,28 @@ def clipped_sum(
         broken = ~((squares <= LARGEST_NORM**2) & within_bounds(batch.features))
         if bool(broken.any()):
             gradients, squares = trace.gradients(slopes, broken)
-        # In units of the clip: products with the factor itself may fall below the smallest normal
-        # number where a clip is small or an input large, and their rounding could then exceed the
-        # clip.
-        factor = (clip_factor(squares.sqrt(), clip) / clip).to(torch.float32)
+        parts: dict[str, Tensor] = {}
+        layers = [_layer_of(names, gradient, clipping) for names, gradient in gradients]
+        for layer, (_, gradient) in zip(layers, gradients, strict=True):
+            parts[layer] = parts.get(layer, 0.0) + gradient.squares
+        factors = layer_factors(parts, squares, clip, clipping, len(layout.layers))
         blocks = {block.name: block for block in layout}
-        for names, gradient in gradients:
+        for layer, (names, gradient) in zip(layers, gradients, strict=True):
+            # In units of the clip: products with the factor itself may fall below the smallest
+            # normal number where a clip is small or an input large, and their rounding could then
+            # exceed the clip.
+            factor = (factors[layer] / clip).to(torch.float32)
             for name, summed in gradient.weighted(factor).items():
                 total[blocks[names[name]].slice] = summed.reshape(-1)
         return total.mul_(clip)
+
+
+def _layer_of(names: Mapping[str, str], gradient: LayerGradient, clipping: Clipping) -> str:
+    """The layer of the layout that a gradient belongs to."""
+    layers = {names[name].rpartition(".")[0] for name in gradient.names}
+    if clipping == "per_layer" and len(layers) > 1:
+        raise NotCovered(f"a layer has parameters of {', '.join(sorted(layers))}")
+    return min(layers)
 
 
 def numbers_per_record(model: nn.Module, features: Tensor) -> int:
@@ -182,12 +201,18 @@ class GhostClipping(OneByOne):
             return super().mean_gradient(model, layout, vector, batch)
 
     def clipped_sum(
-        self, model: nn.Module, layout: Layout, vector: Tensor, batch: Batch, clip: float
+        self,
+        model: nn.Module,
+        layout: Layout,
+        vector: Tensor,
+        batch: Batch,
+        clip: float,
+        clipping: Clipping = "flat",
     ) -> Tensor:
         """Sum of clipped per-record gradients, in micro-batches of bounded memory."""
         at_once = self._at_once.get(model, {}).get(tuple(batch.features.shape[1:]), MICRO_BATCH)
         parts = batches_of(batch, at_once) or [batch]
         try:
-            return added(clipped_sum(model, layout, vector, part, clip) for part in parts)
+            return added(clipped_sum(model, layout, vector, part, clip, clipping) for part in parts)
         except NotCovered:
-            return super().clipped_sum(model, layout, vector, batch, clip)
+            return super().clipped_sum(model, layout, vector, batch, clip, clipping)

@@ -51,9 +51,10 @@ class LayerGradient:
     """One layer's per-record gradients, without writing them out where that is cheaper.
 
     ``squares`` are their squared norms. ``weighted`` turns a factor per record into the weighted
-    sum of the gradients, by the names of the layer's parameters.
+    sum of the gradients, by the ``names`` of the layer's parameters.
     """
 
+    names: tuple[str, ...]
     squares: Tensor
     weighted: Callable[[Tensor], dict[str, Tensor]]
 
@@ -63,7 +64,9 @@ class LayerGradient:
         known = {name: piece for name, piece in pieces.items() if piece is not None}
         squares = added(squares for squares, _ in known.values())
         return cls(
-            squares, lambda factor: {name: sums(factor) for name, (_, sums) in known.items()}
+            tuple(known),
+            squares,
+            lambda factor: {name: sums(factor) for name, (_, sums) in known.items()},
         )
 
 

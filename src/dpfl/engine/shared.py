@@ -96,8 +96,11 @@ class Use(NamedTuple):
     d: Tensor
 
 
-def shared_gradient(uses: list[Use]) -> rules.LayerGradient:
-    """The gradient of dense layers and embeddings that share parameters, by names in the layout."""
+def shared_gradients(uses: list[Use]) -> list[rules.LayerGradient]:
+    """The gradients of parameters that dense layers and embeddings share, by names in the layout.
+
+    One for each parameter.
+    """
     weights: dict[str, tuple[Tensor, list[Factors]]] = {}
     biases: dict[str, list[Tensor]] = {}
     for layer, names, a, d in uses:
@@ -107,7 +110,6 @@ def shared_gradient(uses: list[Use]) -> rules.LayerGradient:
         if "bias" in names:
             sums = d.reshape(len(a), -1, d.shape[-1]).sum(dim=1)
             biases.setdefault(names["bias"], []).append(sums)
-    pieces: dict[str, rules.Piece | None] = {}
-    pieces |= {name: shared_weight(*own) for name, own in weights.items()}
+    pieces = {name: shared_weight(*own) for name, own in weights.items()}
     pieces |= {name: rules.rows(rules.added(own)) for name, own in biases.items()}
-    return rules.LayerGradient.of(**pieces)
+    return [rules.LayerGradient.of(**{name: piece}) for name, piece in pieces.items()]

@@ -20,7 +20,7 @@ from dpfl.engine.attention import attend
 from dpfl.engine.coverage import layers_with_rules, learned, rule_of
 from dpfl.engine.layer_rules import LayerGradient, Tap
 from dpfl.engine.recurrent import unroll
-from dpfl.engine.shared import SHARES, Use, shared_gradient
+from dpfl.engine.shared import SHARES, Use, shared_gradients
 
 Named = tuple[Mapping[str, str], LayerGradient]
 """A gradient by the names of a layer, and the names of those parameters in the layout."""
@@ -190,10 +190,14 @@ class Trace:
                 gradients.append((names, tap.rule(*given)))
         if uses:
             blocks = {block: block for block in self._users}
-            gradients.append((blocks, shared_gradient(uses)))
+            gradients += [(blocks, gradient) for gradient in shared_gradients(uses)]
         return gradients, rules.added(gradient.squares for _, gradient in gradients)
 
     def _is_shared(self, module: nn.Module) -> bool:
-        """Whether a layer is called more than once, or another one has one of its parameters."""
-        several = len(self._taps[module]) > 1 and type(module) in SHARES
+        """Whether a layer is called more than once, or another one has one of its parameters.
+
+        Or gives it its name: the parts of a layer of the layout are clipped together.
+        """
+        homes = {block.rpartition(".")[0] for block in self._blocks[module].values()}
+        several = type(module) in SHARES and (len(self._taps[module]) > 1 or len(homes) > 1)
         return several or any(self._users[block] > 1 for block in self._blocks[module].values())

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import nn
 
 from dpfl.core.checks import check
@@ -24,7 +24,7 @@ class ModelSection(Section):
     """
 
     name: str = "logistic"
-    hidden: int = 64
+    hidden: int = Field(default=64, ge=1)
     weights: str | None = None
     weights_sha256: str | None = None
     freeze: list[str] | None = None

@@ -144,7 +144,7 @@ class RunSection(RoundsSection):
     upload gets lost.
     """
 
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     noise: Literal["seeded", "system"] = "seeded"
     engine: str = "stacked"
     device: str = "cpu"
