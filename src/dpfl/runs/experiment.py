@@ -45,7 +45,8 @@ class Experiment(TomlFile):
         "practices": "client_settings",
         "run.liars": "run.misreports",
     }
-    incidental: ClassVar[Plain] = {"run": {"workers"}}  # never changes a bit
+    # What never changes a bit; weights are named by their digest.
+    incidental: ClassVar[Plain] = {"run": {"workers"}, "model": {"weights"}}
     data: sections.DataSection
     partition: sections.PartitionSection = sections.PartitionSection()
     budgets: sections.BudgetsSection = sections.BudgetsSection()
