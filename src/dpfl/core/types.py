@@ -137,6 +137,8 @@ class Phase:
     weight_decay: float = 0.0
     lr_decay: float = 1.0  # multiplies the learning rate once a round
     part: Literal["all", "head", "body"] = "all"  # what moves; the head is the last layer
+    # How many records, one after the other, join a Poisson batch with which rate; () is one for all
+    rates: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         whole_number("phase", "steps", self.steps)
@@ -165,6 +167,7 @@ class Terms:
     largest_epsilon: float
     parameters: int  # how many numbers the model has, and so how many coordinates carry noise
     noise_multiplier: float | None = None
+    records: int = 0  # of all clients, where they are pooled
     public: tuple[str, ...] = ()
     # Of each release before round one, its share of a budget and how many numbers it has
     releases: tuple[tuple[float, int], ...] = ()

@@ -98,7 +98,7 @@ def _calibrated(
         text = "a calibrated multiplier in the cache does not verify: it was computed anew"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
     rough = partial(fine, accuracy=bounds.QUICK) if name is None else fine
-    start = _search(rough, target, _guess(target, delta, plan, adjacency))
+    start = search_rungs(rough, target, _guess(target, delta, plan, adjacency))
     index = _descend(fine, start, target)
     if index > _LAST:
         problem = f"no finite noise reaches epsilon = {target} at delta = {delta}"
@@ -107,6 +107,51 @@ def _calibrated(
         raise PrivacyRefusal("calibrate", problem, remedy)
     _propose(key, rung(index))
     return rung(index)
+
+
+def largest_rate(
+    epsilon: float,
+    delta: float,
+    noise_multiplier: float,
+    steps: int,
+    *,
+    accountant: AccountantName | None = None,
+    numbers: int = 0,
+) -> float:
+    """Largest Poisson sampling rate of the ladder with which ``steps`` releases at this noise stay
+    within a budget, under zero-out adjacency.
+
+    Rates are powers of 1.005, at most 1; where none of them is small enough, the rate is 0. The
+    arguments are those of :func:`calibrate`.
+
+    >>> rate = largest_rate(3.0, 1e-5, 1.0, 1000)
+    >>> from dpfl.privacy.accountant import epsilon
+    >>> epsilon(1.0, rate, 1000, 1e-5) <= 3.0 < epsilon(1.0, rate * LADDER, 1000, 1e-5)
+    True
+    """
+    positive("rates", epsilon=epsilon, noise_multiplier=noise_multiplier, steps=steps)
+    plan = Event(noise_multiplier=noise_multiplier, steps=steps, numbers=numbers)
+    return _rated(epsilon, delta, plan, accountant)
+
+
+@lru_cache(maxsize=200_000)
+def _rated(target: float, delta: float, plan: Event, name: AccountantName | None) -> float:
+    """Search the rates, from 1 downwards: the index of a rate is minus its rung."""
+    bounds.check_question((plan,), delta, Adjacency.ZERO_OUT, name)
+    cost = partial(bounds.spend, delta=delta, adjacency=Adjacency.ZERO_OUT, accountant=name)
+
+    def fine(index: int, accuracy: float = bounds.FINE) -> float:
+        if index < 0:
+            return math.inf
+        event = replace(plan, sampling="poisson", sampling_rate=rung(-index))
+        return cost([event], accuracy=accuracy).epsilon
+
+    mu = plan.steps * math.expm1(min(plan.noise_multiplier**-2, 700.0))
+    guess = 0.5 * math.log(mu) - math.log(max(gaussian_mu(target, delta), 1e-300))
+    rough = partial(fine, accuracy=bounds.QUICK) if name is None else fine
+    start = search_rungs(rough, target, math.ceil(max(guess, 0.0) / math.log(LADDER)))
+    index = _descend(fine, start, target)
+    return rung(-index) if index <= _LAST else 0.0
 
 
 def _is_smallest(fine: Callable[[int], float], index: int, target: float) -> bool:
@@ -123,7 +168,7 @@ def _descend(fine: Callable[[int], float], index: int, target: float) -> int:
     return index
 
 
-def _search(bound: Callable[[int], float], target: float, guess: int) -> int:
+def search_rungs(bound: Callable[[int], float], target: float, guess: int) -> int:
     """The smallest rung at which a falling bound meets the target, by secants on log epsilon."""
     low, high = _FIRST - 1, _LAST + 1  # too little noise; enough, or more than there is
     index, slope = min(max(guess, _FIRST), _LAST), -1.2 * math.log(LADDER)

@@ -1,0 +1,108 @@
+"""DP-SGD on all clients' records together, by a curator whom all of them trust.
+
+For comparison: it shows what the same budgets would reach without a federation.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from dpfl.core.checks import check
+from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.grid import effective_multiplier, multiplier_for
+from dpfl.core.layout import Layout
+from dpfl.core.types import Budget, Claims, Phase, Terms
+from dpfl.plugs.base import Gain, Participant
+from dpfl.plugs.local_work import DpSgd
+from dpfl.plugs.sampling import RatedBatches, steps_per_epoch
+from dpfl.privacy.calibrate import largest_rate, rung, search_rungs
+from dpfl.privacy.gaussian import gaussian_mu
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledDpSgd(DpSgd):
+    """DP-SGD on the pooled records: one noise level, and for each client's records the sampling
+    rate that uses up its own budget.
+
+    ``batch_size`` is the expected number of records of a step. A round has as many steps as a
+    client of mean size takes elsewhere: the ``local_steps``, or those of its ``local_epochs``.
+
+    *Formal guarantees.* With noise multiplier z for all, client i's records join a step with the
+    largest rate q_i for which all planned steps cost at most its own (epsilon, delta) under
+    zero-out adjacency; z is the largest of the ladder for which sum_i n_i q_i is at most the batch
+    size, so that it falls short of it by about a percent at most (Boenisch, Muhl, Dziedzic,
+    Rinberg, Papernot: *Have it your way: Individualized Privacy Assignment for DP-SGD*, NeurIPS
+    2023). z follows from claims, q_i from the budget that the client enforces: a false claim
+    changes the size of batches, never what is charged. Only the published models are protected: the
+    curator has the records.
+    """
+
+    pooled: ClassVar[bool] = True
+
+    def resolve_terms(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
+        """Find the one noise level at which the claimed budgets fill the batches."""
+        usable = [claims[client] for client in sorted(claims) if claims[client].usable]
+        problem = "no client claims a usable (epsilon, delta)"
+        check(bool(usable), "pooled dp-sgd", problem, "give budgets", PrivacyRefusal)
+        terms = replace(terms, records=sum(claim.examples for claim in usable))
+        batches, steps = self._batches(terms), self._steps(terms) * terms.participations
+        size, numbers = batches.batch_size, terms.parameters
+
+        def noise(index: int) -> float:
+            return multiplier_for(rung(index), numbers, batches.parts)
+
+        def expected(index: int) -> float:
+            known = terms.with_noise(noise(index))
+            return math.fsum(claim.examples * self._rate(claim, known) for claim in usable)
+
+        # In the Gaussian limit sum_i n_i mu_i / sqrt(steps (exp(z^-2) - 1)) is the batch size.
+        pull = sum(claim.examples * gaussian_mu(claim.epsilon, claim.delta) for claim in usable)
+        guess = -0.5 * math.log(math.log1p(max(pull / size, 1e-100) ** 2 / steps))
+        start = math.ceil(guess / math.log(rung(1)))
+        index = search_rungs(lambda one: size / max(expected(one), 1e-300), 1.0, start)
+        return terms.with_noise(noise(index if expected(index) <= size else index - 1))
+
+    def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
+        """Plan one phase for this participant's records, with the rate of its own budget."""
+        budget, epsilon = self._target(terms, participant)
+        settings = self.client_settings
+        rate = self._rate(replace(budget, epsilon=epsilon), terms)
+        phase = Phase(
+            steps=self._steps(terms),
+            batch_size=self._batches(terms).batch_size,
+            sampling="poisson",
+            lr=settings.lr or 0.0,
+            clip=self.clip,
+            noise_multiplier=terms.noise_multiplier or 0.0,
+            rates=((participant.examples, rate),),
+        )
+        return (phase,)
+
+    def _batches(self, terms: Terms) -> RatedBatches:
+        """How the pool is sampled, but for the rates."""
+        asked = self.client_settings.batch_size or 1
+        records = terms.records or asked
+        return RatedBatches(records, min(asked, records), ((records, 0.0),))
+
+    def _steps(self, terms: Terms) -> int:
+        """Steps of a round."""
+        whole, mean = self.client_settings, math.ceil(max(1, terms.records) / terms.population)
+        an_epoch = steps_per_epoch(mean, whole.batch_size or 1)
+        return whole.local_steps or (whole.local_epochs or 0) * an_epoch
+
+    def _rate(self, budget: Budget | Claims, terms: Terms) -> float:
+        """The largest rate with which all planned steps stay within a budget."""
+        parts, numbers = self._batches(terms).parts, terms.parameters
+        return largest_rate(
+            budget.epsilon,
+            budget.delta,
+            effective_multiplier(terms.noise_multiplier or 0.0, numbers, parts),
+            self._steps(terms) * terms.participations,
+            accountant=budget.accountant,
+            numbers=numbers,
+        )
+
+    def noise_gain(self, terms: Terms, layout: Layout, client: str | None = None) -> Gain:
+        """All rows are one and the same: averaging them leaves all of the noise."""
+        return Gain(noise=terms.expected_cohort)
