@@ -52,16 +52,18 @@ class PooledDpSgd(DpSgd):
         def noise(index: int) -> float:
             return multiplier_for(rung(index), numbers, batches.parts)
 
-        def expected(index: int) -> float:
+        def expected(index: int, rough: bool = False) -> float:
             known = terms.with_noise(noise(index))
-            return math.fsum(claim.examples * self._rate(claim, known) for claim in usable)
+            return math.fsum(one.examples * self._rate(one, known, rough) for one in usable)
 
         # In the Gaussian limit sum_i n_i mu_i / sqrt(steps (exp(z^-2) - 1)) is the batch size.
         pull = sum(claim.examples * gaussian_mu(claim.epsilon, claim.delta) for claim in usable)
         guess = -0.5 * math.log(math.log1p(max(pull / size, 1e-100) ** 2 / steps))
         start = math.ceil(guess / math.log(rung(1)))
-        index = search_rungs(lambda one: size / max(expected(one), 1e-300), 1.0, start)
-        return terms.with_noise(noise(index if expected(index) <= size else index - 1))
+        index = search_rungs(lambda one: size / max(expected(one, True), 1e-300), 1.0, start)
+        while expected(index) > size:
+            index -= 1
+        return terms.with_noise(noise(index))
 
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
         """Plan one phase for this participant's records, with the rate of its own budget."""
@@ -91,8 +93,8 @@ class PooledDpSgd(DpSgd):
         an_epoch = steps_per_epoch(mean, whole.batch_size or 1)
         return whole.local_steps or (whole.local_epochs or 0) * an_epoch
 
-    def _rate(self, budget: Budget | Claims, terms: Terms) -> float:
-        """The largest rate with which all planned steps stay within a budget."""
+    def _rate(self, budget: Budget | Claims, terms: Terms, rough: bool = False) -> float:
+        """The largest rate with which all planned steps stay within a budget, or one near it."""
         parts, numbers = self._batches(terms).parts, terms.parameters
         return largest_rate(
             budget.epsilon,
@@ -101,6 +103,7 @@ class PooledDpSgd(DpSgd):
             self._steps(terms) * terms.participations,
             accountant=budget.accountant,
             numbers=numbers,
+            rough=rough,
         )
 
     def noise_gain(self, terms: Terms, layout: Layout, client: str | None = None) -> Gain:

@@ -9,6 +9,7 @@ A small file in the cache folder proposes what was calibrated before. Anyone cou
 proposal is evaluated afresh. A file that cannot be read or written is done without.
 """
 
+import bisect
 import math
 import sqlite3
 import warnings
@@ -30,6 +31,7 @@ from dpfl.privacy.gaussian import gaussian_mu
 LADDER = 1.005  # the ratio of neighbouring multipliers
 _FIRST, _LAST = -923, 2309
 _STRIDE = 220  # rungs between multipliers of a ratio of about 3
+_COARSE = 32  # rungs between sampling rates of a ratio of about 1.17
 # Whose numbers a proposal rests on
 _RULES = f"dp-accounting {version('dp-accounting')}, dpfl accounting {bounds.ACCOUNTING_VERSION}"
 
@@ -117,12 +119,15 @@ def largest_rate(
     *,
     accountant: AccountantName | None = None,
     numbers: int = 0,
+    rough: bool = False,
 ) -> float:
     """Largest Poisson sampling rate of the ladder with which ``steps`` releases at this noise stay
     within a budget, under zero-out adjacency.
 
-    Rates are powers of 1.005, at most 1; where none of them is small enough, the rate is 0. The
-    arguments are those of :func:`calibrate`.
+    Rates are powers of 1.005, at most 1; where none of them is small enough, the rate is 0.
+    ``rough`` asks for a rate near it, which may cost a little more than the budget: budgets share
+    the points of the curve that it is read from. The other arguments are those of
+    :func:`calibrate`.
 
     >>> rate = largest_rate(3.0, 1e-5, 1.0, 1000)
     >>> from dpfl.privacy.accountant import epsilon
@@ -131,27 +136,32 @@ def largest_rate(
     """
     positive("rates", epsilon=epsilon, noise_multiplier=noise_multiplier, steps=steps)
     plan = Event(noise_multiplier=noise_multiplier, steps=steps, numbers=numbers)
-    return _rated(epsilon, delta, plan, accountant)
+    return _rated(epsilon, delta, plan, accountant, rough)
 
 
 @lru_cache(maxsize=200_000)
-def _rated(target: float, delta: float, plan: Event, name: AccountantName | None) -> float:
+def _rated(
+    target: float, delta: float, plan: Event, name: AccountantName | None, rough: bool
+) -> float:
     """Search the rates, from 1 downwards: the index of a rate is minus its rung."""
-    bounds.check_question((plan,), delta, Adjacency.ZERO_OUT, name)
     cost = partial(bounds.spend, delta=delta, adjacency=Adjacency.ZERO_OUT, accountant=name)
+    quick = bounds.QUICK if name is None else bounds.FINE
 
-    def fine(index: int, accuracy: float = bounds.FINE) -> float:
-        if index < 0:
-            return math.inf
+    def spent(index: int, accuracy: float = bounds.FINE) -> float:
         event = replace(plan, sampling="poisson", sampling_rate=rung(-index))
-        return cost([event], accuracy=accuracy).epsilon
+        return math.inf if index < 0 else cost([event], accuracy=accuracy).epsilon
 
-    mu = plan.steps * math.expm1(min(plan.noise_multiplier**-2, 700.0))
-    guess = 0.5 * math.log(mu) - math.log(max(gaussian_mu(target, delta), 1e-300))
-    rough = partial(fine, accuracy=bounds.QUICK) if name is None else fine
-    start = search_rungs(rough, target, math.ceil(max(guess, 0.0) / math.log(LADDER)))
-    index = _descend(fine, start, target)
-    return rung(-index) if index <= _LAST else 0.0
+    places = range(0, _LAST + 1, _COARSE)
+    enough = bisect.bisect_left(places, True, key=lambda one: spent(one, quick) <= target)
+    if enough == len(places):
+        return 0.0
+    index = places[enough]
+    if index > 0 and (less := spent(index, quick)) > 0:  # log epsilon is nearly straight between
+        much = min(spent(index - _COARSE, quick), 1e300)
+        index -= math.floor(_COARSE * math.log(target / less) / math.log(much / less))
+    if not rough:
+        index = _descend(spent, index, target)
+    return rung(-index)
 
 
 def _is_smallest(fine: Callable[[int], float], index: int, target: float) -> bool:
