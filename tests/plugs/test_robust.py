@@ -61,7 +61,7 @@ def plain(name: str, byzantine: int) -> dict[str, int]:
     return {"byzantine": byzantine} if name in ("krum", "trimmed_mean") else {}
 
 
-@pytest.mark.parametrize("weights", [KrumWeights(), KrumWeights(byzantine=0, selected=3),
+@pytest.mark.parametrize("weights", [KrumWeights(), KrumWeights(byzantine=1, selected=3),
                                      GeometricMedianWeights()], ids=repr)  # fmt: skip
 def test_weights_keep_the_laws(weights: KrumWeights) -> None:
     testing.check_weights(weights)

@@ -137,8 +137,7 @@ class Phase:
     weight_decay: float = 0.0
     lr_decay: float = 1.0  # multiplies the learning rate once a round
     part: Literal["all", "head", "body"] = "all"  # what moves; the head is the last layer
-    # How many records, one after the other, join a Poisson batch with which rate; () is one for all
-    rates: tuple[tuple[int, float], ...] = ()
+    rates: tuple[tuple[int, float], ...] = ()  # (records, rate), one after the other, if not alike
 
     def __post_init__(self) -> None:
         whole_number("phase", "steps", self.steps)

@@ -35,7 +35,7 @@ from dpfl.strategy.method import method
 from dpfl.strategy.record_level import RecordWork, record_level
 
 
-@method(family="heterogeneous", simplicity=52, search={"selected": (1, 5)}, needs="5 clients")
+@method(family="heterogeneous", simplicity=52, search={"selected": (1, 5)})
 def krum(work: RecordWork, weights: KrumWeights) -> Strategy:
     """DP-SGD clients; the server follows the update that is closest to its neighbours, or the mean
     of several such.
@@ -43,7 +43,7 @@ def krum(work: RecordWork, weights: KrumWeights) -> Strategy:
     return record_level("krum", work, weights)
 
 
-@method(family="heterogeneous", simplicity=54, search={"byzantine": (1, 2)}, needs="3 clients")
+@method(family="heterogeneous", simplicity=54, search={"byzantine": (1, 2)})
 def trimmed_mean(work: RecordWork, clean: TrimmedMean) -> Strategy:
     """DP-SGD clients; the server leaves out the extremes of every coordinate, and averages the
     rest.

@@ -69,15 +69,16 @@ class PooledDpSgd(DpSgd):
         """Plan one phase for this participant's records, with the rate of its own budget."""
         budget, epsilon = self._target(terms, participant)
         settings = self.client_settings
+        size = self._batches(terms).batch_size
         rate = self._rate(replace(budget, epsilon=epsilon), terms)
         phase = Phase(
             steps=self._steps(terms),
-            batch_size=self._batches(terms).batch_size,
+            batch_size=size,
             sampling="poisson",
             lr=settings.lr or 0.0,
             clip=self.clip,
             noise_multiplier=terms.noise_multiplier or 0.0,
-            rates=((participant.examples, rate),),
+            rates=((participant.examples, min(rate, size / participant.examples)),),
         )
         return (phase,)
 

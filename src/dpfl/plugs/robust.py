@@ -26,16 +26,25 @@ _MOST_STEPS, _STILL = 100, 1e-9  # of Weiszfeld's iteration; moves below this sh
 
 @dataclass(frozen=True, kw_only=True)
 class _Tolerant(Plug):
-    """A piece that tolerates ``byzantine`` clients that send anything at all."""
+    """A piece that tolerates ``byzantine`` clients that send anything at all; left out, a quarter
+    of those that answer.
+    """
 
-    byzantine: int = 1
+    byzantine: int | None = None
     least: ClassVar[int]  # clients that are needed beside 2 x byzantine
 
     def __post_init__(self) -> None:
-        whole_number(type(self).__name__, "byzantine", self.byzantine, least=0)
+        whole_number(type(self).__name__, "byzantine", self.byzantine or 0, least=0)
+
+    def tolerated(self, clients: int) -> int:
+        """How many of these clients may send anything: no more than the proofs allow."""
+        asked = clients // 4 if self.byzantine is None else self.byzantine
+        return min(asked, max(0, (clients - self.least) // 2))
 
     def resolve_terms(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
-        """Refuse cohorts that are too small, before anyone pays for a round."""
+        """Refuse cohorts that are too small for what was asked, before anyone pays for a round."""
+        if self.byzantine is None:
+            return terms
         least = 2 * self.byzantine + self.least
         problem = f"byzantine = {self.byzantine} needs {least} clients in a round"
         expected = f"{problem}, and {terms.expected_cohort:g} are expected"
@@ -70,7 +79,8 @@ class KrumWeights(Weights, _Tolerant):
     def __call__(self, state: PlugState, received: Rows | Total, round_: int) -> PlugOutput:
         """Return 1 / (number selected) for those selected, else 0."""
         assert isinstance(received, Rows)
-        return krum_weights(received.matrix, self.byzantine, self.selected), state, {}
+        rows = received.matrix
+        return krum_weights(rows, self.tolerated(len(rows)), self.selected), state, {}
 
     def expected_weights(
         self, claims: Mapping[str, Claims], noise: Mapping[str, float], layout: Layout
@@ -163,7 +173,7 @@ class TrimmedMean(RowDenoiser, _Tolerant):
 
     def __call__(self, state: PlugState, rows: Rows, round_: int) -> PlugOutput:
         """Replace every row by the trimmed mean."""
-        found = trimmed_mean(rows.matrix, self.byzantine)
+        found = trimmed_mean(rows.matrix, self.tolerated(len(rows.matrix)))
         return found.expand_as(rows.matrix), state, {}
 
 
