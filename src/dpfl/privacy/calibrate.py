@@ -148,8 +148,10 @@ def _rated(
     quick = bounds.QUICK if name is None else bounds.FINE
 
     def spent(index: int, accuracy: float = bounds.FINE) -> float:
+        if index < 0:
+            return math.inf
         event = replace(plan, sampling="poisson", sampling_rate=rung(-index))
-        return math.inf if index < 0 else cost([event], accuracy=accuracy).epsilon
+        return cost([event], accuracy=accuracy).epsilon
 
     places = range(0, _LAST + 1, _COARSE)
     enough = bisect.bisect_left(places, True, key=lambda one: spent(one, quick) <= target)
