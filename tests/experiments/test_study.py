@@ -66,7 +66,7 @@ def test_every_method_is_tried_over_the_same_values_in_every_case(tmp_path: Path
     ]
     for cell in results["cells"]:
         assert [one["values"]["method.lr"] for one in cell["tried"]] == [0.001, 0.5]
-        best = max(cell["tried"], key=lambda one: one["validation_accuracy"])
+        best = max(cell["tried"], key=lambda one: one["validation"])
         assert cell["chosen"] == best["values"]
         assert [run["seed"] for run in cell["runs"]] == [0, 1]
         assert all(
@@ -148,7 +148,11 @@ def test_a_text_keeps_its_end_for_validation() -> None:
     shard = dpfl.data.records.Shard.of(
         windows, torch.zeros(len(windows), dtype=torch.int64), windows, windows[:, 0] * 0
     )
-    federation = dpfl.Federation(shards={"a": shard}, classes=2, inputs=dpfl.data.inputs.Tokens(30))
+    federation = dpfl.Federation(
+        shards={"a": shard},
+        task=dpfl.tasks.Classification(classes=2),
+        inputs=dpfl.data.inputs.Tokens(30),
+    )
     held = federation.with_validation(PublicSeed(0)).shards["a"]
     assert torch.equal(torch.cat([held.features, held.test_features]), windows)
     assert len(held.test_labels) == round(len(windows) / 5)

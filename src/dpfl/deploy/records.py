@@ -84,7 +84,7 @@ class LoadedSite(SiteFolder):
         problem, remedy = f"has no client '{name}'", "name one of its clients"
         check(name in whole.shards, where, problem, remedy, DataError)
         shards = {self.id: whole.shards[name]}
-        return Federation(shards=shards, classes=whole.classes, inputs=whole.inputs)
+        return Federation(shards=shards, task=whole.task, inputs=whole.inputs)
 
     def member(self) -> Member:
         """Return the site as a member that claims what it enforces."""

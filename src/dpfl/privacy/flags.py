@@ -26,11 +26,13 @@ class Flag(StrEnum):
     WEAK_DELTA = "weak_delta"
     UNPUBLISHED = "unpublished"
     UNACCOUNTED = "unaccounted"
+    STRATIFIED = "stratified"
+    ONE_SIDED = "one_sided"
 
     @property
     def public(self) -> bool:
         """Whether a published model may carry it."""
-        return self is Flag.SEEDED or self.reference
+        return self in (Flag.SEEDED, Flag.STRATIFIED) or self.reference
 
     @property
     def reference(self) -> bool:
@@ -65,8 +67,11 @@ _ABOUT = {
     Flag.WEAK_DELTA: "WEAK: delta is too large for some clients",
     Flag.UNPUBLISHED: "UNPUBLISHED: in some rounds too few uploads arrived, and the model stayed "
     "as it was",
-    Flag.UNACCOUNTED: "UNACCOUNTED: accuracy and loss are measured on the clients' test records, "
+    Flag.UNACCOUNTED: "UNACCOUNTED: scores are measured on the clients' test records, "
     "which only a simulation may see",
+    Flag.STRATIFIED: "STRATIFIED: test records were chosen by their labels; epsilon is as stated "
+    "only if that choice is public",
+    Flag.ONE_SIDED: "ONE-SIDED TEST: the test records lack a kind of record",
 }
 
 

@@ -123,6 +123,7 @@ def _trained(
                 labels=member.shard.labels,
                 rng=rngs[member.id].child("work"),
                 inputs=member.inputs,
+                task=member.task,
             )
         )
     pooled = [_pooled(jobs)] if strategy.local.pooled else jobs

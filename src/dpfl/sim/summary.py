@@ -26,7 +26,6 @@ def summarise(
     strategy, model, layout = simulation.strategy, simulation.model, simulation.layout
     lines, private = _statements(simulation), strategy.local.private
     arithmetic = arithmetic_assumptions(model, layout, simulation.device) if private else ()
-    last = history[-1].scores if history else None
     summary = Summary(
         method=strategy.name,
         run=simulation.run.name,
@@ -36,7 +35,7 @@ def summarise(
         clients=len(simulation.members),
         parameters=layout.size,
         rounds=rounds,
-        scores=last or simulation.evaluate(),
+        scores=simulation.evaluate(details=True),
         tested=ModelTested.COMMON if strategy.personal is None else ModelTested.PERSONAL,
         epsilon=EpsilonSpread.of(lines),
         epsilon_against=_epsilon_against(simulation, lines),
@@ -89,6 +88,7 @@ def _flags(simulation: Simulation) -> tuple[RaisedFlag, ...]:
     """
     named = (f"{client} (x {factor:g})" for client, factor in simulation.misreports.items())
     misreports, weak = ", ".join(sorted(named)), _weak_deltas(simulation)
+    lacking = simulation.evaluation.lacking
     history, silent = simulation.history, sum(line.silent for line in simulation.history)
     raised: dict[RaisedFlag, object] = {
         # this run, or an earlier one from the same accounts
@@ -97,6 +97,8 @@ def _flags(simulation: Simulation) -> tuple[RaisedFlag, ...]:
         RaisedFlag(Flag.FALSE_CLAIMS, misreports): misreports,
         RaisedFlag(Flag.WEAK_DELTA, weak): weak,
         RaisedFlag(Flag.UNACCOUNTED): True,
+        RaisedFlag(Flag.STRATIFIED): simulation.federation.stratified and simulation.protects,
+        RaisedFlag(Flag.ONE_SIDED, f"no {lacking} record"): lacking is not None,
         RaisedFlag(Flag.UNPUBLISHED, f"{silent} of {len(history)} rounds"): silent,
     }
     return tuple(flag for flag, holds in raised.items() if holds)
