@@ -191,21 +191,21 @@ def test_with_equal_budgets_it_is_plain_dp_sgd_on_the_pooled_records() -> None:
 
 def test_full_batches_of_the_pool_are_full_batches_of_all_records() -> None:
     """A pool whose every record is in every step moves as one client with all records does."""
-    federation = digits(8.0, clients=2)
+    federation = digits(4.0, clients=2)
     shards = list(federation.shards.values())
     features = torch.cat([shard.features for shard in shards])
     labels = torch.cat([shard.labels for shard in shards])
     pool = dpfl.Federation.from_arrays(
         {"pool": (features, labels, features[:10], labels[:10])},
         classes=10,
-        budgets={"pool": dpfl.Budget(epsilon=8.0, delta=DELTA)},
+        budgets={"pool": dpfl.Budget(epsilon=4.0, delta=DELTA)},
     )
     work = {**WORK, "batch_size": len(labels), "local_steps": 2}
     both = [played(dpfl.pooled_dp(**work), federation), played(dpfl.fedavg_dp(**work), pool)]
     start = both[0].layout.read(logistic())
     moved = [one.state.model - start for one in both]
     # Full batches leave no chance but the noise, which is small beside the sum of all gradients.
-    assert float((moved[0] - moved[1]).norm() / moved[1].norm()) < 0.15
+    assert float((moved[0] - moved[1]).norm() / moved[1].norm()) < 0.2
 
 
 def test_misreporting_never_changes_what_is_charged_beyond_the_budget() -> None:
