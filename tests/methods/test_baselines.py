@@ -166,7 +166,8 @@ def test_every_client_meets_its_own_budget_at_one_noise_level() -> None:
         theirs.compose(sampled, event.steps * ROUNDS)
         assert line.epsilon == pytest.approx(theirs.get_epsilon(DELTA), rel=5e-3)
     assert len(noises) == 1
-    assert 0.98 * 16 <= expected <= 16
+    assert 0.98 * 16 * 6 <= expected <= 1.01 * 16 * 6 + 1
+    assert simulation.agreement.terms.batch - 1 < expected <= simulation.agreement.terms.batch
 
 
 def test_charges_are_made_before_the_round_and_for_each_client_alone() -> None:
@@ -184,8 +185,8 @@ def test_with_equal_budgets_it_is_plain_dp_sgd_on_the_pooled_records() -> None:
     records = sum(shard.examples for shard in federation.shards.values())
     simulation = played(dpfl.pooled_dp(**WORK), federation)
     event = events_of(simulation, federation.ids[0], Observer.WORLD)
-    plain = calibrate(2.0, DELTA, 16 / records, 5 * ROUNDS, numbers=650)
-    assert event.sampling_rate == pytest.approx(16 / records, rel=0.02)
+    plain = calibrate(2.0, DELTA, 16 * 6 / records, 5 * ROUNDS, numbers=650)
+    assert event.sampling_rate == pytest.approx(16 * 6 / records, rel=0.02)
     assert event.noise_multiplier == pytest.approx(plain, rel=2 * (LADDER - 1))
 
 

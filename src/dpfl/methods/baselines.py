@@ -30,8 +30,9 @@ Departures
     Both are shown for reference and never ranked, and exist in a simulation only. ``local_only``
     sends empty messages; the simulator still hands out the first model every round. ``pooled_dp``
     draws no cohort: all records are there in every round, which has as many steps as a client of
-    mean size takes elsewhere, of ``batch_size`` records of the whole pool. Every client's row holds
-    the curator's update, so the bytes that are counted are not those of sending records.
+    mean size takes elsewhere, each of as many records as all clients take together, or fewer where
+    that leaves less noise. Every client's row holds the curator's update, so the bytes that are
+    counted are not those of sending records.
 """
 
 from dpfl.core.types import Adjacency, Observer, Unit

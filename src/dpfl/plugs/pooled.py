@@ -19,23 +19,26 @@ from dpfl.plugs.sampling import RatedBatches, steps_per_epoch
 from dpfl.privacy.calibrate import largest_rate, rung, search_rungs
 from dpfl.privacy.gaussian import gaussian_mu
 
+_STRIDE = 16  # rungs between noise levels that are compared, of a ratio of about 1.08
+
 
 @dataclass(frozen=True, kw_only=True)
 class PooledDpSgd(DpSgd):
     """DP-SGD on the pooled records: one noise level, and for each client's records the sampling
     rate that uses up its own budget.
 
-    ``batch_size`` is the expected number of records of a step. A round has as many steps as a
-    client of mean size takes elsewhere: the ``local_steps``, or those of its ``local_epochs``.
+    A step takes the ``batch_size`` of all clients together, on average; fewer where the rates of
+    large budgets have reached 1, so that more would take more noise than they are worth. A round
+    has as many steps as a client of mean size takes elsewhere: the ``local_steps``, or those of its
+    ``local_epochs``.
 
     *Formal guarantees.* With noise multiplier z for all, client i's records join a step with the
-    largest rate q_i for which all planned steps cost at most its own (epsilon, delta) under
-    zero-out adjacency; z is the largest of the ladder for which sum_i n_i q_i is at most the batch
-    size, so that it falls short of it by about a percent at most (Boenisch, Muhl, Dziedzic,
-    Rinberg, Papernot: *Have it your way: Individualized Privacy Assignment for DP-SGD*, NeurIPS
-    2023). z follows from claims, q_i from the budget that the client enforces: a false claim
-    changes the size of batches, never what is charged. Only the published models are protected: the
-    curator has the records.
+    largest rate q_i of a ladder for which all planned steps cost at most its own (epsilon, delta)
+    under zero-out adjacency; z is such that sum_i n_i q_i is the batch size (Boenisch, Muhl,
+    Dziedzic, Rinberg, Papernot: *Have it your way: Individualized Privacy Assignment for DP-SGD*,
+    NeurIPS 2023). z follows from claims, q_i from the budget that the client enforces: a false
+    claim changes the size of batches, never what is charged. Only the published models are
+    protected: the curator has the records.
     """
 
     pooled: ClassVar[bool] = True
@@ -46,47 +49,50 @@ class PooledDpSgd(DpSgd):
         problem = "no client claims a usable (epsilon, delta)"
         check(bool(usable), "pooled dp-sgd", problem, "give budgets", PrivacyRefusal)
         terms = replace(terms, records=sum(claim.examples for claim in usable))
-        batches, steps = self._batches(terms), self._steps(terms) * terms.participations
-        size, numbers = batches.batch_size, terms.parameters
+        largest = min(terms.records, self._size(terms))
 
-        def noise(index: int) -> float:
-            return multiplier_for(rung(index), numbers, batches.parts)
+        def planned(index: int, size: int) -> Terms:
+            noise = multiplier_for(rung(index), terms.parameters, _parts(size))
+            return replace(terms, batch=size).with_noise(noise)
 
-        def expected(index: int, rough: bool = False) -> float:
-            known = terms.with_noise(noise(index))
+        def expected(known: Terms, rough: bool = False) -> float:
             return math.fsum(one.examples * self._rate(one, known, rough) for one in usable)
+
+        def filled(index: int) -> float:
+            return max(expected(planned(index, largest), True), 1e-300) / largest
 
         # In the Gaussian limit sum_i n_i mu_i / sqrt(steps (exp(z^-2) - 1)) is the batch size.
         pull = sum(claim.examples * gaussian_mu(claim.epsilon, claim.delta) for claim in usable)
-        guess = -0.5 * math.log(math.log1p(max(pull / size, 1e-100) ** 2 / steps))
+        steps = self._steps(terms) * terms.participations
+        guess = -0.5 * math.log(math.log1p(max(pull / largest, 1e-100) ** 2 / steps))
         start = math.ceil(guess / math.log(rung(1)))
-        index = search_rungs(lambda one: size / max(expected(one, True), 1e-300), 1.0, start)
-        while expected(index) > size:
-            index -= 1
-        return terms.with_noise(noise(index))
+        index = search_rungs(lambda one: 1 / filled(one), 1.0, start)
+        while rung(index - _STRIDE) / filled(index - _STRIDE) < rung(index) / filled(index):
+            index -= _STRIDE
+        size = 1
+        while (found := expected(known := planned(index, size))) > size:
+            size = math.ceil(found)
+        return known
 
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
         """Plan one phase for this participant's records, with the rate of its own budget."""
         budget, epsilon = self._target(terms, participant)
-        settings = self.client_settings
-        size = self._batches(terms).batch_size
+        size = self._size(terms)
         rate = self._rate(replace(budget, epsilon=epsilon), terms)
         phase = Phase(
             steps=self._steps(terms),
             batch_size=size,
             sampling="poisson",
-            lr=settings.lr or 0.0,
+            lr=self.client_settings.lr or 0.0,
             clip=self.clip,
             noise_multiplier=terms.noise_multiplier or 0.0,
             rates=((participant.examples, min(rate, size / participant.examples)),),
         )
         return (phase,)
 
-    def _batches(self, terms: Terms) -> RatedBatches:
-        """How the pool is sampled, but for the rates."""
-        asked = self.client_settings.batch_size or 1
-        records = terms.records or asked
-        return RatedBatches(records, min(asked, records), ((records, 0.0),))
+    def _size(self, terms: Terms) -> int:
+        """Expected records of a step: as planned, else those of all clients together."""
+        return terms.batch or terms.population * (self.client_settings.batch_size or 1)
 
     def _steps(self, terms: Terms) -> int:
         """Steps of a round."""
@@ -96,7 +102,7 @@ class PooledDpSgd(DpSgd):
 
     def _rate(self, budget: Budget | Claims, terms: Terms, rough: bool = False) -> float:
         """The largest rate with which all planned steps stay within a budget, or one near it."""
-        parts, numbers = self._batches(terms).parts, terms.parameters
+        parts, numbers = _parts(self._size(terms)), terms.parameters
         return largest_rate(
             budget.epsilon,
             budget.delta,
@@ -110,3 +116,8 @@ class PooledDpSgd(DpSgd):
     def noise_gain(self, terms: Terms, layout: Layout, client: str | None = None) -> Gain:
         """All rows are one and the same: averaging them leaves all of the noise."""
         return Gain(noise=terms.expected_cohort)
+
+
+def _parts(size: int) -> int:
+    """In how many parts the sum of a batch of this expected size is rounded."""
+    return RatedBatches(size, size, ((size, 0.0),)).parts
