@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import dpfl
 from dpfl.core.errors import PrivacyRefusal
-from dpfl.core.types import Claims, Observer, Phase, Terms
+from dpfl.core.phases import Phase
+from dpfl.core.types import Claims, Observer, Terms
 from dpfl.data.partition import Partition
 from dpfl.data.records import Shard
 from dpfl.datasets.named import load_dataset

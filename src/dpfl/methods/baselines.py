@@ -67,11 +67,12 @@ def pooled_dp(work: RecordWork) -> Strategy:
     """DP-SGD on all clients' records pooled by a trusted curator, each within its own budget: a
     reference.
     """
+    kept = {**work.optimiser, "clip": work.clip, "clipping": work.clipping}
     return Strategy(
         name="pooled_dp",
         unit=Unit.RECORD,
         observer=Observer.WORLD,
         adjacency=Adjacency.ZERO_OUT,
-        local=PooledDpSgd(client_settings=work.client_settings, clip=work.clip),
+        local=PooledDpSgd(client_settings=work.client_settings, **kept),
         assumptions=TRUSTED,
     )

@@ -12,7 +12,8 @@ from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import effective_multiplier, multiplier_for
 from dpfl.core.layout import Layout
-from dpfl.core.types import Budget, Claims, Phase, Terms
+from dpfl.core.phases import Phase
+from dpfl.core.types import Budget, Claims, ClientSettings, Terms
 from dpfl.plugs.base import Gain, Participant
 from dpfl.plugs.local_work import DpSgd
 from dpfl.plugs.sampling import RatedBatches, steps_per_epoch
@@ -77,14 +78,13 @@ class PooledDpSgd(DpSgd):
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
         """Plan one phase for this participant's records, with the rate of its own budget."""
         budget, epsilon = self._target(terms, participant)
-        size = self._size(terms)
+        size, kept = self._size(terms), {"clip": self.clip, "clipping": self.clipping}
         rate = self._rate(replace(budget, epsilon=epsilon), terms)
-        phase = Phase(
+        anybody = replace(participant, client_settings=ClientSettings())
+        phase = replace(
+            self._phase(anybody, sampling="poisson", **kept),
             steps=self._steps(terms),
             batch_size=size,
-            sampling="poisson",
-            lr=self.client_settings.lr or 0.0,
-            clip=self.clip,
             noise_multiplier=terms.noise_multiplier or 0.0,
             rates=((participant.examples, min(rate, size / participant.examples)),),
         )
