@@ -40,6 +40,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "pfa": ("pfa", {}, {}),
     "pfa_plus": ("pfa_plus", {}, {}),
     "robust_hdp": ("robust_hdp", {}, {}),
+    "krum": ("krum", {"byzantine": 0}, {}),
+    "trimmed_mean": ("trimmed_mean", {"byzantine": 1}, {}),
+    "median": ("median", {}, {}),
+    "geometric_median": ("geometric_median", {}, {}),
     "dp_fed": ("dp_fed", {}, {}),
     "dp_fed over Poisson cohorts": ("dp_fed", {}, {"cohort": 0.6}),
     "dp_fed with an adaptive clip": (
@@ -320,4 +324,4 @@ def test_every_method_is_compared_or_refused_with_the_reason() -> None:
         with pytest.raises(PrivacyRefusal, match="simulation") as caught:
             StudyFile.from_dict(values).strategy()
         assert caught.value.exit_code == 4
-    assert set(METHODS) - compared == {"airsgd", "dprp", "maximum"}
+    assert set(METHODS) - compared == {"airsgd", "dprp", "local_only", "maximum", "pooled_dp"}

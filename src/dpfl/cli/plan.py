@@ -165,7 +165,7 @@ def _show_noise(described: Sequence[Description]) -> None:
         noise = tuple(round(client.noise_multiplier or 0.0, 6) for client in one.clients)
         columns.setdefault(noise, []).append(one.method)
     names = [own[0] + (f" (+{len(own) - 1})" if own[1:] else "") for own in columns.values()]
-    real = [one for one in described if not one.forecast.hypothetical] or described
+    real = [one for one in described if not one.forecast.reference] or described
     clients = real[0].clients if real else ()
     known = [[one.client, str(one.records), c.number_text(one.budget, ".4g")] for one in clients]
     noises = [[f"{value:.3g}" for value in own] for own in zip(*columns, strict=True)]

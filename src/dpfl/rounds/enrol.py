@@ -100,7 +100,15 @@ class Agreement(_Memory):
         """Whether the world is charged apart: not where the guarantee is made before anything
         leaves a client.
         """
-        return self.strategy.unit is Unit.CLIENT and self.strategy.observer is not Observer.NOBODY
+        client = self.strategy.unit is Unit.CLIENT
+        return (client or self.by_record) and self.strategy.observer is not Observer.NOBODY
+
+    @cached_property
+    def by_record(self) -> bool:
+        """Whether what the world sees of a client follows from its own budget and records: where
+        a trusted curator works on pooled records.
+        """
+        return self.strategy.local.pooled
 
     @cached_property
     def amplified(self) -> bool:

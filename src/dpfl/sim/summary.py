@@ -90,11 +90,10 @@ def _flags(simulation: Simulation) -> tuple[RaisedFlag, ...]:
     misreports, weak = ", ".join(sorted(named)), _weak_deltas(simulation)
     lacking = simulation.evaluation.lacking
     history, silent = simulation.history, sum(line.silent for line in simulation.history)
-    raised = {
+    raised: dict[RaisedFlag, object] = {
         # this run, or an earlier one from the same accounts
         RaisedFlag(Flag.SEEDED): simulation.run.ledger.seeded_runs(),
-        RaisedFlag(Flag.UNPROTECTED): not simulation.protects,
-        RaisedFlag(Flag.HYPOTHETICAL): simulation.strategy.local.hypothetical,
+        **dict.fromkeys(map(RaisedFlag, simulation.strategy.flags), True),
         RaisedFlag(Flag.FALSE_CLAIMS, misreports): misreports,
         RaisedFlag(Flag.WEAK_DELTA, weak): weak,
         RaisedFlag(Flag.UNACCOUNTED): True,

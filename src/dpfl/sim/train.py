@@ -20,7 +20,7 @@ from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Scores
 from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.privacy.filters import FilterName
-from dpfl.privacy.flags import Flag
+from dpfl.privacy.flags import IN_TITLE
 from dpfl.privacy.ledger import Ledger, open_ledger
 from dpfl.privacy.statement import Statement
 from dpfl.rounds import Run, write_buffers
@@ -261,8 +261,8 @@ def _registered(
     name: str, ledger: Ledger, strategy: Strategy, seed: PublicSeed, seeded: bool
 ) -> Run:
     """A run that its ledger knows of; ``seeded`` says that its noise comes from the seed, too."""
-    hypothetical = f" ({Flag.HYPOTHETICAL})" if strategy.local.hypothetical else ""
-    ledger.register(name, seeded=seeded, title=f"{strategy.name}{hypothetical}")
+    told = "".join(f" ({flag})" for flag in strategy.flags if flag in IN_TITLE)
+    ledger.register(name, seeded=seeded, title=f"{strategy.name}{told}")
     secret = seed.child("secret") if seeded else None
     return Run(name=name, ledger=ledger, seed=secret, public=seed.child("run"))
 
