@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -23,10 +24,41 @@ PlugOutput = tuple["Tensor", PlugState, Metrics]
 
 
 class Unit(StrEnum):
-    """Whose presence is hidden."""
+    """Whose presence is hidden: a whole client, or the smallest unit that the data declare.
+
+    That unit is a record, unless a schema names persons: then it goes by the schema's word. Two
+    words are two units, and nothing that is stated of one holds for the other.
+
+    >>> Unit("patient"), Unit("patient") is Unit("patient"), Unit("patient").of_data
+    (<Unit.patient: 'patient'>, True, True)
+    """
 
     RECORD = "record"
     CLIENT = "client"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Unit | None:
+        """Make the unit of a schema's word; words are letters, with spaces or hyphens between."""
+        if not isinstance(value, str) or not re.fullmatch(r"[^\W\d_]+([ -][^\W\d_]+)*", value):
+            return None
+        if value.lower() in ("record", "client", "site"):  # these would pass for other units
+            return None
+        unit = str.__new__(cls, value)
+        unit._name_ = unit._value_ = value
+        return cls._value2member_map_.setdefault(value, unit)  # type: ignore[return-value]
+
+    @property
+    def of_data(self) -> bool:
+        """Whether a client holds many of it, as it holds records."""
+        return self is not Unit.CLIENT
+
+    def reworded(self, text: str) -> str:
+        """Return a sentence about records as one about this unit, where that is a person.
+
+        >>> Unit("patient").reworded("the number of records is public")
+        'the number of patients is public'
+        """
+        return text if self in (Unit.RECORD, Unit.CLIENT) else re.sub(r"\brecord", self, text)
 
 
 class Observer(StrEnum):

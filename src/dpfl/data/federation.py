@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dpfl.core.checks import check, whole_number
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Budget, ClientSettings
+from dpfl.core.types import Budget, ClientSettings, Unit
 from dpfl.data.arrays import ENCODE, client_parts, split_end, split_off
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
 from dpfl.data.partition import Partition
@@ -28,6 +28,7 @@ from dpfl.data.records import (
     check_data,
     lay_out,
 )
+from dpfl.data.schema import Schema
 from dpfl.data.tables import read_folder
 
 
@@ -49,6 +50,8 @@ class Federation:
     inputs: Inputs = NUMBERS
     budgets: Mapping[str, Budget] = field(default_factory=dict)
     client_settings: Mapping[str, ClientSettings] = field(default_factory=dict)
+    unit: Unit = Unit.RECORD
+    schema: Schema | None = None
 
     def __post_init__(self) -> None:
         check_data(bool(self.shards), "federation", "has no clients", "give at least one")

@@ -81,7 +81,8 @@ class Simulation:
     digest: str = ""
 
     def __post_init__(self) -> None:
-        federation, strategy, run = self.federation, self.strategy, self.run
+        federation, run = self.federation, self.run
+        strategy = self.strategy = self.strategy.protecting(federation.unit)
         check_model(self.model, federation.feature_shape, federation.classes, federation.inputs)
         check(0 <= self.dropout <= 1, "dropout", f"rate = {self.dropout}", "give a probability")
         if run.ledger.filter == "renyi":  # plan with the curve that the ledger will hold it against

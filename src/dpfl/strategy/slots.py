@@ -72,6 +72,17 @@ class Slots:
         """What an epsilon of this strategy is about."""
         return Promise(unit=self.unit, adjacency=self.adjacency, observer=self.observer)
 
+    def protecting(self, unit: Unit) -> Self:
+        """Return the strategy for data whose smallest unit is this one: a record, or a person.
+
+        A strategy that protects whole clients stays as it is.
+        """
+        if not self.unit.of_data or unit is self.unit:
+            return self
+        alone = f"a {unit} with data at several clients has a privacy loss at each of them"
+        known = map(unit.reworded, self.assumptions)
+        return replace(self, unit=unit, assumptions=(*known, f"{alone}, and these add up"))
+
     def slots(self) -> Iterator[tuple[str, Plug]]:
         """Yield every plug, in the order in which they act, with the name its state and shared
         tensors go by.
