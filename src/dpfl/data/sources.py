@@ -7,6 +7,7 @@ them is imported.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -38,15 +39,16 @@ def client_names(clients: Iterable[Any]) -> dict[Any, str]:
     ({2: '02', 10: '10'}, {'b': 'b', 'a': 'a'})
     """
     ids = list(clients)
-    numbers = [
-        one for one in ids if isinstance(one, int | np.integer) and not isinstance(one, bool)
-    ]
-    width = max((len(str(one)) for one in numbers if one >= 0), default=1)
-    names = {one: f"{int(one):0{width}d}" if one in numbers else one for one in ids}
+    width = max((len(str(one)) for one in ids if _whole(one)), default=1)
+    names = {one: f"{int(one):0{width}d}" if _whole(one) else one for one in ids}
     twice = len(set(map(str, names.values()))) < len(names)
     problem = "two clients have one name once numbers are text"
     check_data(not twice, "federation", problem, "name clients either by numbers or by text")
     return names
+
+
+def _whole(client: Any) -> bool:
+    return isinstance(client, int | np.integer) and not isinstance(client, bool)
 
 
 def renamed(given: Mapping[Any, Any] | None, names: Mapping[Any, str]) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def by_client(table: Any, client: str, where: str = "table") -> dict[str, dict[s
     empty = holders == ""
     problem = f"record {int(empty.argmax()) + 1} names no client in '{client}'"
     check_data(not empty.any(), where, problem, "every record needs one")
-    if all(isinstance(cell, int | np.integer) for cell in cells):
+    if all(map(_whole, cells)):
         named = client_names(sorted({int(cell) for cell in cells}))
         holders = np.array([named[int(cell)] for cell in cells], dtype=object)
     whole = {name: _as_array(column_of(table, name)) for name in names if name != client}
@@ -158,7 +160,8 @@ def _items(where: str, source: Any) -> Iterator[Any]:
     A loader that shuffles is read in the order of its dataset, so that the same data give the same
     federation. One that takes only some records is held to those.
     """
-    dataset, sampler = getattr(source, "dataset", None), getattr(source, "sampler", None)
+    dataset: Any = getattr(source, "dataset", None)
+    sampler: Any = getattr(source, "sampler", None)
     if dataset is not None and hasattr(source, "batch_size"):  # a DataLoader
         if hasattr(dataset, "__getitem__") and source.batch_sampler is not None:
             indices = getattr(sampler, "indices", None)
@@ -209,7 +212,7 @@ def _pair(where: str, item: Any, fields: tuple[str, str] | None) -> Arrays:
 
 
 def _numbers(where: str, value: Any) -> np.ndarray:
-    """One record's features as an array. An image without a transform becomes 0..1, channels first."""
+    """One record's features as an array; an image becomes numbers 0..1, channels first."""
     if isinstance(value, Tensor):
         return value.detach().cpu().numpy()
     if hasattr(value, "getbands"):  # PIL
@@ -242,8 +245,33 @@ def is_mapped(values: Any) -> bool:
     """Whether an array lies in a memory-mapped file, and must not be copied into memory."""
     if isinstance(values, Tensor):
         return values.device.type == "cpu" and bool(values.untyped_storage().filename)
-    while isinstance(values, np.ndarray):
-        if isinstance(values, np.memmap):
-            return True
-        values = values.base
-    return False
+    return isinstance(values, np.ndarray) and any(isinstance(a, np.memmap) for a in _bases(values))
+
+
+def mapped_tensor(where: str, values: Any, dtype: Any) -> Tensor:
+    """A memory-mapped array as a tensor over the same file: nothing is read or copied.
+
+    Parts of one file share one storage, from which the engine takes batches of many clients.
+    """
+    tensor = values if isinstance(values, Tensor) else None
+    given = str(values.dtype).removeprefix("torch.")
+    problem = f"has memory-mapped features of type {given}, which would have to be copied"
+    wanted = np.dtype(dtype).name
+    check_data(given == wanted, where, problem, f"store them as {wanted}")
+    if tensor is None:
+        *_, root = _bases(values)
+        with warnings.catch_warnings():  # a file that is mapped for reading only; nothing writes
+            warnings.simplefilter("ignore")
+            whole = torch.from_numpy(root if root.dtype == values.dtype else values)
+        start = values.__array_interface__["data"][0] - whole.data_ptr()
+        strides = [step // values.itemsize for step in values.strides]
+        tensor = whole.as_strided(values.shape, strides, start // values.itemsize)
+    return tensor
+
+
+def _bases(values: np.ndarray) -> Iterator[np.ndarray]:
+    """An array, and the arrays that it is a part of."""
+    base: Any = values
+    while isinstance(base, np.ndarray):
+        yield base
+        base = base.base

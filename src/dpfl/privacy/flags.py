@@ -24,11 +24,12 @@ class Flag(StrEnum):
     WEAK_DELTA = "weak_delta"
     UNPUBLISHED = "unpublished"
     UNACCOUNTED = "unaccounted"
+    STRATIFIED = "stratified"
 
     @property
     def public(self) -> bool:
         """Whether a published model may carry it."""
-        return self in (Flag.SEEDED, Flag.UNPROTECTED, Flag.HYPOTHETICAL)
+        return self in (Flag.SEEDED, Flag.UNPROTECTED, Flag.HYPOTHETICAL, Flag.STRATIFIED)
 
     @property
     def voids_privacy(self) -> bool:
@@ -55,6 +56,8 @@ _ABOUT = {
     "as it was",
     Flag.UNACCOUNTED: "UNACCOUNTED: accuracy and loss are measured on the clients' test records, "
     "which only a simulation may see",
+    Flag.STRATIFIED: "STRATIFIED: test records were chosen by their labels; epsilon is as stated "
+    "only if that choice is public",
 }
 
 
