@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpfl.core.checks import check, finite, positive, whole_number
+from dpfl.core.promise import Adjacency as Adjacency
+from dpfl.core.promise import Observer as Observer
+from dpfl.core.promise import Promise as Promise
+from dpfl.core.promise import Unit as Unit
+from dpfl.core.promise import unit_called as unit_called
 
 if TYPE_CHECKING:  # accounting reads these types without torch
     from torch import Tensor
@@ -21,76 +24,6 @@ Shared = dict[str, "Tensor"]
 Metrics = dict[str, float | int | str | list[float]]
 PlugOutput = tuple["Tensor", PlugState, Metrics]
 """What most plugs return: a tensor, their next state, and metrics for the operator."""
-
-
-class Unit(StrEnum):
-    """Whose presence is hidden: a whole client, or the smallest unit that the data declare.
-
-    That unit is a record, unless a schema names persons: then it goes by the schema's word. Two
-    words are two units, and nothing that is stated of one holds for the other.
-
-    >>> Unit("patient"), Unit("patient") is Unit("patient"), Unit("patient").of_data
-    (<Unit.patient: 'patient'>, True, True)
-    """
-
-    RECORD = "record"
-    CLIENT = "client"
-
-    @classmethod
-    def _missing_(cls, value: object) -> Unit | None:
-        """Make the unit of a schema's word; words are letters, with spaces or hyphens between."""
-        if not isinstance(value, str) or not re.fullmatch(r"[^\W\d_]+([ -][^\W\d_]+)*", value):
-            return None
-        if value.lower() in ("record", "client", "site"):  # these would pass for other units
-            return None
-        unit = str.__new__(cls, value)
-        unit._name_ = unit._value_ = value
-        return cls._value2member_map_.setdefault(value, unit)  # type: ignore[return-value]
-
-    @property
-    def of_data(self) -> bool:
-        """Whether a client holds many of it, as it holds records."""
-        return self is not Unit.CLIENT
-
-    def reworded(self, text: str) -> str:
-        """Return a sentence about records as one about this unit, where that is a person.
-
-        >>> Unit("patient").reworded("the number of records is public")
-        'the number of patients is public'
-        """
-        return text if self in (Unit.RECORD, Unit.CLIENT) else re.sub(r"\brecord", self, text)
-
-
-class Observer(StrEnum):
-    """From whom. What the world sees is a function of what the server sees, never the reverse."""
-
-    SERVER = "server"
-    WORLD = "world"
-    NOBODY = "nobody"
-
-
-class Adjacency(StrEnum):
-    """Which two data sets count as neighbours."""
-
-    ADD_REMOVE = "add_remove"
-    ZERO_OUT = "zero_out"
-    REPLACE_ONE = "replace_one"
-
-
-@dataclass(frozen=True, kw_only=True, order=True)
-class Promise:
-    """What an epsilon is about: two of them compare only where all three agree."""
-
-    unit: Unit
-    adjacency: Adjacency
-    observer: Observer
-
-    def __str__(self) -> str:
-        return f"per {self.unit}, {self.adjacency} adjacency, against the {self.observer}"
-
-    def to_dict(self) -> dict[str, str]:
-        """Return plain values."""
-        return {name: str(value) for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,4 @@
-"""Columns of a table as people have them, and how one becomes features by public constants.
-
-A cell is a number, text or nothing; frames of pandas and polars, Arrow tables, Hugging Face
-datasets and dicts of columns are all read alike, without importing any of them.
-"""
+"""Columns of a table, and how one becomes features by public constants."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ import numpy as np
 from dpfl.core.checks import check, finite, one_of
 from dpfl.core.errors import DataError, did_you_mean
 from dpfl.core.types import Plain
+from dpfl.data.cells import cell_text
 
 TYPES = ("number", "whole", "category", "boolean")
 MISSING = ("refuse", "constant", "indicator", "drop")
@@ -200,6 +197,17 @@ class Column:
         place = rows[row] if rows else f"record {row + 1}"
         return f"{where}, {place}, column '{self.name}'"
 
+    @classmethod
+    def from_dict(cls, name: str, values: Any, where: str) -> Column:
+        """Read back what :meth:`to_dict` wrote; ``where`` names the source."""
+        place = f"{where}, column '{name}'"
+        known = [f.name for f in fields(cls) if f.name != "name"]
+        given = known_keys(place, values, known, ["type"])
+        settings: Plain = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+        if "categories" in settings:
+            settings["categories"] = listed(place, "categories", settings["categories"])
+        return cls(name=name, **settings)
+
     def to_dict(self) -> Plain:
         """Return plain values but the name; what is left at its default is left out."""
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "name"}
@@ -208,45 +216,22 @@ class Column:
         return {name: value for name, value in listed.items() if name in kept}
 
 
-def column_names(table: Any) -> list[str]:
-    """The names of a table's columns: a frame, an Arrow table, a dataset or a dict of columns."""
-    names = getattr(table, "column_names", None)  # Arrow and Hugging Face
-    if names is None:
-        names = table.keys() if isinstance(table, Mapping) else getattr(table, "columns", None)
-    remedy = "give a pandas or polars frame, a Hugging Face dataset, or a dict of columns"
-    check(names is not None, "table", f"{type(table).__name__} has no columns", remedy)
-    assert names is not None
-    return [str(name) for name in names]
-
-
-def column_of(table: Any, name: str) -> Any:
-    """The cells of one column, as an array or a list."""
-    cells = table[name]
-    for read in ("to_pylist", "to_numpy"):  # Arrow; pandas and polars
-        if hasattr(cells, read):
-            return getattr(cells, read)()
-    return cells if isinstance(cells, np.ndarray) else list(cells)
-
-
 def _real(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and finite(value)
 
 
-def _nothing(cell: Any) -> bool:
-    """Whether a cell is empty: nothing, blank text, not a number, or pandas' NA."""
-    if isinstance(cell, str):
-        return not cell.strip()
-    blank = cell is None or type(cell).__name__ in ("NAType", "NaTType")
-    return blank or (isinstance(cell, float | np.floating) and math.isnan(cell))
+def listed(where: str, name: str, values: Any) -> tuple[str, ...]:
+    """A list of names or numbers, as text."""
+    good = isinstance(values, list | tuple)
+    check(good, where, f"{name} = {values!r} is not a list", "write a list of names")
+    return tuple(map(cell_text, values))
 
 
-def cell_text(cell: Any) -> str:
-    """A cell as text, "" where there is none.
-
-    2.0 is "2", since frames turn whole numbers with gaps into floats.
-    """
-    if _nothing(cell):
-        return ""
-    if isinstance(cell, float | np.floating) and float(cell).is_integer():
-        return str(int(cell))
-    return str(cell).strip()
+def known_keys(where: str, values: Any, known: Sequence[str], needed: Sequence[str]) -> Plain:
+    """Refuse keys that are not known, and needed ones that are missing."""
+    check(isinstance(values, Mapping), where, f"{values!r} is not a table", "write a table")
+    for name in values:
+        check(name in known, where, f"there is no key '{name}'", did_you_mean(str(name), known))
+    for name in needed:
+        check(name in values, where, f"'{name}' is missing", "it has no default")
+    return dict(values)

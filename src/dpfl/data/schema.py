@@ -16,8 +16,9 @@ import numpy as np
 
 from dpfl.core.checks import check, whole_number
 from dpfl.core.errors import ConfigurationError, DataError, did_you_mean
-from dpfl.core.types import Plain, Unit
-from dpfl.data.columns import Column, cell_text, column_names, column_of
+from dpfl.core.types import Plain, Unit, unit_called
+from dpfl.data.cells import cell_text, column_names, column_of
+from dpfl.data.columns import Column, known_keys, listed
 from dpfl.data.records import check_data
 
 
@@ -79,13 +80,8 @@ class Schema:
         taken = self.person in names
         check(not taken, "schema", f"the person '{self.person}' is a column", "leave it out there")
         whole_number("schema", "records_per_person", self.records_per_person)
-        try:
-            word = Unit(self.person_word)
-            good = word.of_data and word is not Unit.RECORD
-        except ValueError:
-            good = False
-        remedy = "give a word for one person, such as 'patient'"
-        check(good, "schema", f"person_word = '{self.person_word}'", remedy)
+        word, remedy = unit_called(self.person_word), "give a word such as 'patient'"
+        check(word is not Unit.RECORD, "schema", "a person cannot go by 'record'", remedy)
 
     # -- what it says ------------------------------------------------------------------------------
 
@@ -225,22 +221,16 @@ class Schema:
         dpfl.core.errors.ConfigurationError: schema, column 'ill': type = 'bolean'; did you mean \
 'boolean'?
         """
-        given = dict(_known(where, values, [f.name for f in fields(cls)], ["target", "columns"]))
+        given = dict(
+            known_keys(where, values, [f.name for f in fields(cls)], ["target", "columns"])
+        )
         columns = given.pop("columns")
         remedy = "write a table [columns.NAME] for each column"
         check(isinstance(columns, Mapping), where, "its columns are not tables", remedy)
-        settings = [f.name for f in fields(Column) if f.name != "name"]
-        made = []
-        for name, own in columns.items():
-            known = _known(f"{where}, column '{name}'", own, settings, ["type"])
-            listed: Plain = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}
-            if "categories" in listed:
-                place = f"{where}, column '{name}'"
-                listed["categories"] = _listed(place, "categories", listed["categories"])
-            made.append(Column(name=name, **listed))
+        made = [Column.from_dict(name, own, where) for name, own in columns.items()]
         for name in ("target", "ignore"):
             own = given.get(name, ())
-            given[name] = _listed(where, name, [own] if isinstance(own, str) else own)
+            given[name] = listed(where, name, [own] if isinstance(own, str) else own)
         return cls(columns=tuple(made), **given)
 
     @classmethod
@@ -254,20 +244,3 @@ class Schema:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigurationError(str(path), f"is not TOML ({error})", "fix it") from error
         return cls.from_dict(values, str(path))
-
-
-def _listed(where: str, name: str, values: Any) -> tuple[str, ...]:
-    """A list of names or numbers, as text."""
-    good = isinstance(values, list | tuple)
-    check(good, where, f"{name} = {values!r} is not a list", "write a list of names")
-    return tuple(map(cell_text, values))
-
-
-def _known(where: str, values: Any, known: Sequence[str], needed: Sequence[str]) -> Plain:
-    """Refuse keys that are not known, and needed ones that are missing."""
-    check(isinstance(values, Mapping), where, f"{values!r} is not a table", "write a table")
-    for name in values:
-        check(name in known, where, f"there is no key '{name}'", did_you_mean(str(name), known))
-    for name in needed:
-        check(name in values, where, f"'{name}' is missing", "it has no default")
-    return dict(values)

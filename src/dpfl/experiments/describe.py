@@ -111,7 +111,8 @@ def describe(experiment: Experiment, data_folder: Path | None = None) -> Descrip
     sim, seed = prepared(experiment, data_folder), experiment.public_seed()
     agreement, strategy, terms = sim.agreement, sim.strategy, sim.agreement.terms
     clients = tuple(_client(agreement, sim.members[client]) for client in sorted(sim.members))
-    rounding = arithmetic_assumptions(sim.model, sim.layout) if strategy.local.private else ()
+    task, private = sim.federation.task, strategy.local.private
+    rounding = arithmetic_assumptions(sim.model, sim.layout, task=task) if private else ()
     return Description(
         method=strategy.name,
         pipeline=tuple(strategy.describe()),

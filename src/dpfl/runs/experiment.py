@@ -92,7 +92,7 @@ class Experiment(TomlFile):
 
     def build_model(self, federation: Federation) -> nn.Module:
         """Build the model with its reproducible start."""
-        shape, width, inputs = federation.feature_shape, federation.task.width, federation.inputs
+        shape, width, inputs = federation.record_shape, federation.task.width, federation.inputs
         return self.model.build(shape, width, self.public_seed(), inputs)
 
     def federation(self, data_folder: Path | None = None) -> Federation:
@@ -135,9 +135,14 @@ class Experiment(TomlFile):
         one = (name is None) != (folder is None)
         check(one, "[data]", "needs either a name or a folder", "name one data set")
         if folder is not None:
-            more = {"stratified": self.data.stratified, "task": self.learned()}
-            label = self.data.label
-            return Federation.from_files(folder, label=label, seed=seed.value, **more)
+            return Federation.from_files(
+                folder,
+                label=self.data.label,
+                schema=self.data.described(),
+                seed=seed.value,
+                stratified=self.data.stratified,
+                task=self.learned(),
+            )
         assert name is not None
         dataset = load_dataset(name, data_folder)
         kind, clients = self.partition.kind, self.partition.clients

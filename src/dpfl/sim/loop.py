@@ -81,10 +81,10 @@ class Simulation:
     digest: str = ""
 
     def __post_init__(self) -> None:
-        federation, run = self.federation, self.run
-        strategy = self.strategy = self.strategy.protecting(federation.unit)
+        federation, run, task = self.federation, self.run, self.federation.task
+        strategy = self.strategy = self.strategy.protecting(federation.unit, single=task.plain)
         shapes = federation.feature_shape, federation.target_shape
-        check_model(self.model, shapes[0], federation.task, federation.inputs, shapes[1])
+        check_model(self.model, shapes[0], task, federation.inputs, shapes[1])
         check(0 <= self.dropout <= 1, "dropout", f"rate = {self.dropout}", "give a probability")
         if run.ledger.filter == "renyi":  # plan with the curve that the ledger will hold it against
             own = federation.budgets.items()

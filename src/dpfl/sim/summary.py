@@ -25,7 +25,8 @@ def summarise(
     state, history = simulation.state, simulation.history
     strategy, model, layout = simulation.strategy, simulation.model, simulation.layout
     lines, private = _statements(simulation), strategy.local.private
-    arithmetic = arithmetic_assumptions(model, layout, simulation.device) if private else ()
+    task = simulation.federation.task
+    arithmetic = arithmetic_assumptions(model, layout, simulation.device, task) if private else ()
     summary = Summary(
         method=strategy.name,
         run=simulation.run.name,
