@@ -51,6 +51,7 @@ class Column:
 
     def __post_init__(self) -> None:
         where = f"schema, column '{self.name}'"
+        object.__setattr__(self, "categories", tuple(map(cell_text, self.categories)))
         one_of(where, TYPES, type=self.type)
         one_of(where, ("one_hot", "index"), encoding=self.encoding)
         one_of(where, MISSING, missing=self.missing)
@@ -204,8 +205,7 @@ class Column:
         known = [f.name for f in fields(cls) if f.name != "name"]
         given = known_keys(place, values, known, ["type"])
         settings: Plain = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-        if "categories" in settings:
-            settings["categories"] = listed(place, "categories", settings["categories"])
+        listed(place, "categories", settings.get("categories", ()))
         return cls(name=name, **settings)
 
     def to_dict(self) -> Plain:
@@ -221,10 +221,10 @@ def _real(value: Any) -> bool:
 
 
 def listed(where: str, name: str, values: Any) -> tuple[str, ...]:
-    """A list of names or numbers, as text."""
+    """A list of names, as text."""
     good = isinstance(values, list | tuple)
     check(good, where, f"{name} = {values!r} is not a list", "write a list of names")
-    return tuple(map(cell_text, values))
+    return tuple(map(str, values))
 
 
 def known_keys(where: str, values: Any, known: Sequence[str], needed: Sequence[str]) -> Plain:

@@ -16,11 +16,11 @@ with warnings.catch_warnings():  # pydantic's models have an old method of the n
     class DataSection(Section):
         """Which records: a named data set, or a ``folder`` with one CSV or Parquet file per client.
 
-        ``schema`` describes the columns of the files (:class:`dpfl.data.schema.Schema`): a file, which
-        is read in, since it may change later, or a table. Without it all columns are numbers, and
-        ``label`` names the column of the targets. ``stratified`` sets a fifth of each class of a
-        folder's records aside for testing, instead of a fifth of all; the run is flagged then
-        (:attr:`dpfl.Federation.stratified`).
+        ``schema`` describes the columns of the files (:class:`dpfl.data.schema.Schema`): a TOML
+        file, which is read in, since it may change later, or a table. Without it all columns are
+        numbers, and ``label`` names the column of the targets. ``stratified`` sets a fifth
+        of each class of a folder's records aside for testing, instead of a fifth of all; the run is
+        flagged then (:attr:`dpfl.Federation.stratified`).
         """
 
         name: str | None = None
@@ -32,7 +32,7 @@ with warnings.catch_warnings():  # pydantic's models have an old method of the n
         @model_validator(mode="before")
         @classmethod
         def _read(cls, values: Any) -> Any:
-            """Replace the name of a schema's file by what it holds, and refuse a wrong one early."""
+            """Replace the name of a schema's file by what it holds; a wrong one is refused."""
             given = values.get("schema") if isinstance(values, dict) else None
             if given is None:
                 return values
