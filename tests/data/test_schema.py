@@ -55,7 +55,9 @@ def columns(draw: st.DrawFn, name: str, target: bool = False) -> Column:
         kinds = st.lists(st.text("abc", min_size=1), min_size=1, max_size=4, unique=True)
         values["categories"] = tuple(draw(kinds))
         values["encoding"] = draw(st.sampled_from(["one_hot", "index"]))
-    rules = ["refuse", "constant", "drop"] if target else ["refuse", "constant", "indicator", "drop"]
+    rules = (
+        ["refuse", "constant", "drop"] if target else ["refuse", "constant", "indicator", "drop"]
+    )
     values["missing"] = draw(st.sampled_from(rules))
     if values["missing"] == "constant":
         fills: dict[str, Any] = {"number": 0.5, "whole": 2, "boolean": 1.0}
@@ -109,11 +111,15 @@ def test_a_schema_comes_back_from_json_and_toml_as_it_was(schema: Schema) -> Non
 
 
 @given(st.data())
-def test_a_record_becomes_the_same_features_whoever_else_is_in_the_table(data: st.DataObject) -> None:
+def test_a_record_becomes_the_same_features_whoever_else_is_in_the_table(
+    data: st.DataObject,
+) -> None:
     schema = data.draw(schemas())
     table = data.draw(tables(schema, least=2))
     count = len(next(iter(table.values())))
-    alone = [schema.transform({n: own[i : i + 1] for n, own in table.items()}) for i in range(count)]
+    alone = [
+        schema.transform({n: own[i : i + 1] for n, own in table.items()}) for i in range(count)
+    ]
     features, targets = schema.transform(table)
     assert np.array_equal(features, np.concatenate([x for x, _ in alone]))
     assert np.array_equal(targets, np.concatenate([y for _, y in alone]))
@@ -244,7 +250,10 @@ def test_a_column_that_cannot_be_is_refused_by_name(column: Plain, words: str) -
         ({"visits": [1, 2, 2.5]}, "record 3, column 'visits': 2.5 is not a whole number"),
         ({"sex": ["m", "ff", "f"]}, "record 2, column 'sex': 'ff' is not a category"),
         ({"sex": ["m", None, "f"]}, "record 2, column 'sex': has no value"),
-        ({"smoker": ["perhaps", 1, 0]}, "record 1, column 'smoker': 'perhaps' is not true or false"),
+        (
+            {"smoker": ["perhaps", 1, 0]},
+            "record 1, column 'smoker': 'perhaps' is not true or false",
+        ),
         ({"age": [1, 2]}, r"different lengths \[2, 3\]"),
         ({"agee": [1, 2, 3]}, "column 'agee' that the schema does not know; did you mean 'age'"),
     ],
@@ -264,7 +273,9 @@ def test_a_column_that_is_missing_is_named_with_the_nearest_one() -> None:
 def test_values_outside_the_range_are_refused_where_the_schema_says_so() -> None:
     age = {**PLAIN["columns"]["age"], "outside": "refuse"}
     schema = Schema.from_dict({**PLAIN, "columns": {**PLAIN["columns"], "age": age}})
-    with pytest.raises(DataError, match="record 3, column 'age': 120 is outside the range 0 to 100"):
+    with pytest.raises(
+        DataError, match="record 3, column 'age': 120 is outside the range 0 to 100"
+    ):
         schema.transform(TABLE)
 
 

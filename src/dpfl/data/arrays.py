@@ -20,7 +20,7 @@ from dpfl.tasks import Task
 TEST_FRACTION = 0.2
 MOST_TESTED = 10_000
 """Records of a memory-mapped file that are set aside for testing at most."""
-_AT_ONCE = 1 << 14  # records that are looked at in one piece
+_AT_ONCE = 1 << 22  # numbers that are looked at in one piece
 ENCODE = "encode texts with the vocabulary that was named"
 
 
@@ -76,7 +76,8 @@ def _pair(
     except (ValueError, TypeError) as error:
         problem = f"has features or labels that are no numbers ({error})"
         raise DataError(where, problem, "give arrays of numbers") from error
-    finite = all(bool(torch.isfinite(part).all()) for part in torch.split(x, _AT_ONCE))
+    rows = max(1, _AT_ONCE * len(x) // max(1, x.numel()))
+    finite = all(bool(torch.isfinite(part).all()) for part in torch.split(x, rows))
     remedy = "fill missing values, scale huge ones"
     check_data(finite, where, "has features that are not finite numbers", remedy)
     remedy = "give one row of features and one target per record"

@@ -51,7 +51,7 @@ def renamed(given: Mapping[Any, Any] | None, names: Mapping[Any, str]) -> dict[s
     return {names.get(client, client): own for client, own in (given or {}).items()}
 
 
-def by_client(table: Any, client: str, where: str = "table") -> dict[str, dict[str, Any]]:
+def by_client(table: Any, client: str, where: str = "table") -> dict[Any, dict[str, Any]]:
     """Take a table apart by a column that says who holds each record.
 
     Returns a dict of columns for each client, without that column.
@@ -61,17 +61,19 @@ def by_client(table: Any, client: str, where: str = "table") -> dict[str, dict[s
     check_data(client in names, where, f"has no column '{client}'", near)
     cells = column_of(table, client)
     holders = np.array([cell_text(cell) for cell in cells], dtype=object)
+    check_data(len(holders) > 0, where, "holds no record", "give at least two for each client")
     empty = holders == ""
     problem = f"record {int(empty.argmax()) + 1} names no client in '{client}'"
     check_data(not empty.any(), where, problem, "every record needs one")
-    if all(map(_whole, cells)):
-        named = client_names(sorted({int(cell) for cell in cells}))
-        holders = np.array([named[int(cell)] for cell in cells], dtype=object)
+    if all(map(_whole, cells)):  # these are named when it is known how many there are
+        holders = np.array([int(cell) for cell in cells], dtype=object)
     whole = {name: _as_array(column_of(table, name)) for name in names if name != client}
-    groups = {holder: np.flatnonzero(holders == holder) for holder in sorted(set(holders))}
+    known, inverse = np.unique(holders, return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(inverse[order])) + 1)
     return {
-        str(holder): {name: cells[rows] for name, cells in whole.items()}
-        for holder, rows in groups.items()
+        holder: {name: cells[rows] for name, cells in whole.items()}
+        for holder, rows in zip(known.tolist(), groups, strict=True)
     }
 
 
@@ -79,6 +81,8 @@ def _as_array(cells: Any) -> np.ndarray:
     """A column as an array; anything but numbers stays as it is, one object a cell."""
     if isinstance(cells, np.ndarray):
         return cells
+    if all(isinstance(cell, int | float) for cell in cells):
+        return np.asarray(cells)
     found = np.empty(len(cells), dtype=object)
     found[:] = cells
     return found
@@ -125,7 +129,8 @@ def dense(where: str, values: Any, memory: int = MEMORY) -> np.ndarray:
 def is_mapped(values: Any) -> bool:
     """Whether an array lies in a memory-mapped file, and must not be copied into memory."""
     if isinstance(values, Tensor):
-        return values.device.type == "cpu" and bool(values.untyped_storage().filename)
+        on_disk = values.device.type == "cpu" and values.layout is torch.strided
+        return on_disk and bool(values.untyped_storage().filename)
     return isinstance(values, np.ndarray) and any(isinstance(a, np.memmap) for a in _bases(values))
 
 
