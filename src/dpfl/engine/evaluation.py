@@ -6,7 +6,7 @@ For a simulation, or for a client's own eyes: no ledger covers these numbers.
 from __future__ import annotations
 
 import math
-import warnings
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -66,6 +66,21 @@ class Scores:
         clients = sorted(self.by_client.items(), key=lambda pair: (sign * pair[1], pair[0]))
         return clients[0] if clients else None
 
+    def over_clients(self) -> str:
+        """Smallest, median and largest of the clients' values, and who is served worst."""
+        if self.worst is None or len(self.by_client) < 2:
+            return ""
+        known, (client, value) = sorted(self.by_client.values()), self.worst
+        ends = (known[0], statistics.median(known), known[-1])
+        spread = " / ".join(map(self.words.number, ends))
+        return f"{spread}  (smallest / median / largest); worst: {client}, {self.words.show(value)}"
+
+    def other_metrics(self) -> str:
+        """All metrics but the one that ranks, in words."""
+        others = {k: v for k, v in self.metrics.items() if k not in (self.metric, "loss")}
+        told = ((MetricWords(name), value) for name, value in others.items())
+        return ", ".join(f"{words.words} {words.show(value)}" for words, value in told)
+
     @property
     def by_class(self) -> tuple[float | None, ...]:
         """Of each class, the share of its records that is recognised; None where it has none."""
@@ -109,7 +124,8 @@ class Evaluation:
     """All clients' test records, and how a model is tested on them.
 
     ``evaluate = Evaluation(model=..., layout=..., federation=..., device="cpu")`` is called with a
-    flat vector, and returns :class:`Scores`. The model is left as it was.
+    flat vector, and returns :class:`Scores`. The model is left as it was. ``lacking`` says which
+    kind of record the test records do not have ("positive"), None if they have all.
     """
 
     def __init__(
@@ -119,12 +135,11 @@ class Evaluation:
         self._inputs, self._shards = federation.inputs, federation.shards
         self._ids, self.task = federation.ids, federation.task
         self._everyone = federation.test_set()
-        if (lacking := self.task.missing_from_test(self._everyone[1])) is not None:
-            problem = f"hold no {lacking} record"
-            remedy = "choose another seed or another metric, or set stratified"
-            ranks = self.task.metric in ("auc", "average_precision")
-            check(not ranks, "test records", problem, remedy, DataError)
-            warnings.warn(f"the test records {problem}", RuntimeWarning, stacklevel=3)
+        self.lacking = self.task.missing_from_test(self._everyone[1])
+        good = self.lacking is None or self.task.metric not in ("auc", "average_precision")
+        problem = f"hold no {self.lacking} record, and {self.task.metric} needs some"
+        remedy = "choose another seed or metric, or a stratified split"
+        check(good, "test records", problem, remedy, DataError)
 
     def __call__(
         self,

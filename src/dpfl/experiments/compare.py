@@ -76,7 +76,7 @@ def sweep(
 
     ``over`` lists the values of each field, such as ``{"budgets.scale": [0.5, 1, 2]}``.
     """
-    values = {"title": f"accuracy over {', '.join(over)}", "vary": dict(over)}
+    values = {"title": f"score over {', '.join(over)}", "vary": dict(over)}
     named = {"methods": {name: {} for name in methods}, "seeds": list(seeds)}
     return _run(base, values | named, store)
 
@@ -240,7 +240,7 @@ def _score(task: Task, metrics: Sequence[str]) -> RunScore:
         values = [_number_at(line.to_dict(), name) for line in history]
         if known := [value for value in values if value is not None]:
             numbers[name] = {"mean": statistics.mean(known), "last": known[-1]}
-    curve = tuple(round(line.scores.accuracy, 4) for line in history if line.scores)
+    curve = tuple(round(line.scores.value, 4) for line in history if line.scores)
     more = {"folder": folder.path.name, "curve": curve, "metrics": numbers}
     return RunScore.of(folder.read_summary(), seed=task.experiment.run.seed, **more)
 

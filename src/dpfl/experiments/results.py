@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -19,21 +20,24 @@ from dpfl.experiments.study import Values, distinct
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs.folder import RESULTS_FORMAT
 from dpfl.runs.result import EpsilonSpread, RoundCount, Summary
+from dpfl.tasks import MetricWords
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunScore:
-    """One run of a study: its seed, its accuracy, and what it cost.
+    """One run of a study: its seed, its score, and what it cost.
 
-    ``clients_left`` counts the clients whose budget ran out early. ``curve`` is the accuracy by
-    round. ``metrics`` holds, for each name that the study asks for, a few condensed numbers;
-    ``noise_over_least`` is one of them: the variance of the noise in the aggregate over the least
-    that any weights could leave (simulation only).
+    ``value`` is the ranking metric, named by ``metric``. ``clients_left`` counts the clients whose
+    budget ran out early. ``curve`` is the value by round. ``metrics`` holds, for each name that the
+    study asks for, a few condensed numbers; ``noise_over_least`` is one of them: the variance of
+    the noise in the aggregate over the least that any weights could leave (simulation only).
     """
 
     seed: int
-    accuracy: float
+    value: float
     promise: Promise
+    metric: str = "accuracy"
+    higher_is_better: bool = True
     loss: float = 0.0
     folder: str = ""
     tested: str = ""
@@ -52,9 +56,20 @@ class RunScore:
     def of(cls, summary: Summary, *, seed: int, **more: Any) -> RunScore:
         """Condense the summary of a run; ``more`` are fields that a summary does not have."""
         names = [one.name for one in fields(cls) if hasattr(summary, one.name)]
-        same = {name: getattr(summary, name) for name in names} | {"loss": summary.scores.loss}
+        same = {name: getattr(summary, name) for name in names}
+        same |= {name: getattr(summary.scores, name) for name in _OF_SCORES}
         same |= {"tested": str(summary.tested), "clients_left": len(summary.clients_left)}
         return cls(seed=seed, **same, **more)
+
+    @property
+    def words(self) -> MetricWords:
+        """How its score is shown."""
+        return MetricWords(self.metric)
+
+    @property
+    def accuracy(self) -> float:
+        """The value of a run that is scored by accuracy; NaN for another metric."""
+        return self.value if self.metric == "accuracy" else math.nan
 
     @property
     def protects(self) -> bool:
@@ -69,10 +84,14 @@ class RunScore:
 
     def to_dict(self) -> Plain:
         """Return plain values, as they are written to ``results.json``."""
-        plain = ("seed", "folder", "accuracy", "loss", "clients", "clients_left", "bytes_up")
+        plain = ("seed", "folder", "loss", "clients", "clients_left", "bytes_up")
+        scored: Plain = {self.metric: self.value}
+        if self.metric != "accuracy":
+            scored |= {"metric": self.metric, "higher_is_better": self.higher_is_better}
         spent = self.epsilon.to_dict() if self.epsilon else {}
         return {
             **{name: getattr(self, name) for name in (*plain, "bytes_down", "tested")},
+            **scored,
             "curve": list(self.curve),
             "rounds": asdict(self.rounds) if self.rounds else None,
             "flags": [raised.to_dict() for raised in self.flags],
@@ -90,6 +109,7 @@ class RunScore:
             for observer, told in values.get("epsilon_by_observer", {}).items()
         }
         read: Plain = {
+            "value": values[values.get("metric", "accuracy")],
             "promise": promise_in(values["epsilon"]),
             "flags": tuple(map(RaisedFlag.from_dict, flags)),
             "clients_left": left if isinstance(left, int) else len(left),
@@ -102,20 +122,35 @@ class RunScore:
         return cls(**_known(cls, values) | read)
 
 
+_OF_SCORES = ("metric", "value", "higher_is_better", "loss")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A candidate of a search, and its mean accuracy on validation records.
+    """A candidate of a search, and its mean score on validation records.
 
     ``rounds`` says how far it went, where a search drops candidates early.
     """
 
     values: Values
-    validation_accuracy: float
+    validation: float
+    metric: str = "accuracy"
+    higher_is_better: bool = True
     rounds: int | None = None
+
+    @property
+    def words(self) -> MetricWords:
+        """How its score is shown."""
+        return MetricWords(self.metric)
 
     def to_dict(self) -> Plain:
         """Return plain values."""
         return {name: value for name, value in vars(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Trial:
+        """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
+        return cls(**{k.removesuffix("_accuracy"): value for k, value in values.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +176,7 @@ class CellResult:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CellResult:
         """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
-        tried = tuple(Trial(**one) for one in values.get("tried", ()))
+        tried = tuple(map(Trial.from_dict, values.get("tried", ())))
         runs = tuple(map(RunScore.from_dict, values["runs"]))
         return cls(**_known(cls, values) | {"tried": tried, "runs": runs})
 

@@ -25,6 +25,7 @@ class Flag(StrEnum):
     UNPUBLISHED = "unpublished"
     UNACCOUNTED = "unaccounted"
     STRATIFIED = "stratified"
+    ONE_SIDED = "one_sided"
 
     @property
     def public(self) -> bool:
@@ -58,6 +59,7 @@ _ABOUT = {
     "which only a simulation may see",
     Flag.STRATIFIED: "STRATIFIED: test records were chosen by their labels; epsilon is as stated "
     "only if that choice is public",
+    Flag.ONE_SIDED: "ONE-SIDED TEST: the test records lack a kind of record",
 }
 
 
