@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from dpfl.core.types import ClientSettings as ClientSettings
     from dpfl.core.types import Observer as Observer
     from dpfl.core.types import Unit as Unit
+    from dpfl.data.columns import Column as Column
     from dpfl.data.federation import Federation as Federation
+    from dpfl.data.schema import Schema as Schema
     from dpfl.plugs.selection import Everyone as Everyone
     from dpfl.plugs.selection import FixedCohort as FixedCohort
     from dpfl.plugs.selection import PoissonCohort as PoissonCohort
@@ -37,7 +39,9 @@ _HOMES = {
     "core.errors": ("DpflError",),
     "core.random": ("PublicSeed", "SecretRng"),
     "core.types": ("Adjacency", "Budget", "Claims", "ClientSettings", "Observer", "Unit"),
+    "data.columns": ("Column",),
     "data.federation": ("Federation",),
+    "data.schema": ("Schema",),
     "plugs.selection": ("Everyone", "FixedCohort", "PoissonCohort"),
     "privacy.budgets": ("make_budgets",),
     "privacy.statement": ("Statement",),

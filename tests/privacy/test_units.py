@@ -76,7 +76,7 @@ def test_a_ledger_refuses_a_plan_beside_the_budget_of_another_word() -> None:
     ledger.set_budgets({"north": budget}, unit=Unit.RECORD, observer=SERVER)
     with pytest.raises(LedgerError, match="accounted per record"):
         ledger.commit("one", [plan(PATIENT)])
-    with pytest.raises(LedgerError, match="per record .* not .* per patient"):
+    with pytest.raises(LedgerError, match=r"per record .* not .* per patient"):
         ledger.set_budgets({"north": budget}, unit=PATIENT, observer=SERVER)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Cohort, Downlink, Observer, Plain, Promise
+from dpfl.core.types import Cohort, Downlink, Observer, Plain, Promise, Unit
 from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.experiments import planned_costs as costs
 from dpfl.privacy.ledger import Ledger
@@ -46,7 +46,7 @@ class Description:
     epsilons over this run's own channel, by whose noise is counted on; it is empty where the
     channel makes no noise. ``bytes_up`` and ``bytes_down`` are those of one client in one round,
     ``cohort`` is the expected number of clients in a round. ``forecast`` says how much noise a
-    round would leave beside its signal.
+    round would leave beside its signal. ``counted`` is what clients hold: records, or persons.
     """
 
     method: str
@@ -64,6 +64,7 @@ class Description:
     by_assumption: Mapping[str, Spread] = field(default_factory=dict)
     noise_multiplier: Spread | None = None
     clients: tuple[ClientNoise, ...] = ()
+    counted: Unit = Unit.RECORD
     forecast: NoiseForecast
 
     @property
@@ -129,6 +130,7 @@ def describe(experiment: Experiment, data_folder: Path | None = None) -> Descrip
         by_assumption=costs.by_assumption(sim, seed.child("run")),
         noise_multiplier=Spread.of(one.noise_multiplier for one in clients if one.noise_multiplier),
         clients=clients,
+        counted=sim.federation.unit,
         forecast=forecast(agreement, sim.members, seed),
     )
 
