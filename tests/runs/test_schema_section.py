@@ -87,7 +87,7 @@ def test_every_word_about_the_promise_is_the_schemas_own(
     assert "Each patient is protected" in page and "number of patients" in page
     for other in ("per record", "each record", "Each record", "records of one person"):
         assert other not in page, other
-    said(capsys, "report", "--ledger", "run/ledger.sqlite", "--out", "ledger.html")
+    said(capsys, "account", "--ledger", "run/ledger.sqlite", "--page", "ledger.html")
     page = Path("ledger.html").read_text()
     assert "each patient" in page and "each record" not in page
 
