@@ -275,6 +275,12 @@ def test_a_source_that_cannot_be_read_is_refused(source: Any, words: str) -> Non
         ({**TABLE, "x": ["text"] * 20}, {"client": "site"}, "column 'x' does not hold numbers"),
         ({**TABLE, "site": ["a", None] * 10}, {"client": "site"}, "record 2 names no client"),
         ({**TABLE, "site": ["a"] * 19 + ["b"]}, {"client": "site"}, "client 'b': has 1 record"),
+        (
+            pd.DataFrame([["a", 1.0]], columns=["site", 0]),
+            {"client": "site"},
+            "column 0 is there twice, or",
+        ),
+        (pd.DataFrame([["a", 1, 2]], columns=["site", "x", "x"]), {"client": "site"}, "column 'x'"),
         ({"site": [], "x": [], "ill": []}, {"client": "site"}, "holds no record"),
     ],
 )

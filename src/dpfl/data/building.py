@@ -12,7 +12,6 @@ import numpy as np
 from dpfl.core.checks import check
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain
-from dpfl.data.cells import column_names
 from dpfl.data.loaders import Transform, read_items
 from dpfl.data.persons import by_person
 from dpfl.data.records import check_data
@@ -132,8 +131,8 @@ def tables_in(folder: Path) -> dict[Any, ClientTable]:
 
 
 def _is_table(value: Any) -> bool:
-    columns = any(hasattr(value, name) for name in ("columns", "column_names", "keys"))
-    return columns and bool(column_names(value))
+    columns = any(hasattr(value, name) for name in ("columns", "column_names"))
+    return columns or isinstance(value, Mapping)
 
 
 def arrays_of(

@@ -3,12 +3,14 @@ datasets and dicts of columns are read alike, without importing any of them.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from dpfl.core.checks import check
+from dpfl.core.errors import DataError
 
 
 def column_names(table: Any) -> list[str]:
@@ -18,8 +20,12 @@ def column_names(table: Any) -> list[str]:
         names = table.keys() if isinstance(table, Mapping) else getattr(table, "columns", None)
     remedy = "give a pandas or polars frame, a Hugging Face dataset, or a dict of columns"
     check(names is not None, "table", f"{type(table).__name__} has no columns", remedy)
-    assert names is not None
-    return [str(name) for name in names]
+    found = [] if names is None else list(names)
+    odd = [name for name, count in Counter(found).items() if count > 1 or not isinstance(name, str)]
+    remedy = "give every column a name of its own, as text"
+    problem = f"column {next(iter(odd), '')!r} is there twice, or its name is not text"
+    check(not odd, "table", problem, remedy, DataError)
+    return found
 
 
 def column_of(table: Any, name: str) -> Any:
