@@ -40,6 +40,7 @@ TABLE = {
     "y": FEATURES[:, 1].tolist(),
     "ill": LABELS.tolist(),
 }
+WORK: Any = {"lr": 0.1, "batch_size": 4, "local_steps": 1}
 BY_SITE = {"b": (FEATURES[:10], LABELS[:10]), "a": (FEATURES[10:], LABELS[10:])}
 
 
@@ -219,7 +220,9 @@ def test_memory_mapped_records_stay_in_their_file_and_train_as_others_do(tmp_pat
     assert mapped.fingerprint() != dpfl.Federation.from_arrays(changed).fingerprint()
 
 
-def test_a_large_file_is_not_copied_into_memory(tmp_path: Path) -> None:
+def test_large_files_are_not_copied_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows, width = 1 << 15, 1 << 10  # 128 MiB, all holes
     whole = np.lib.format.open_memmap(
         tmp_path / "x.npy", mode="w+", dtype=np.float32, shape=(rows, width)
@@ -234,8 +237,16 @@ def test_a_large_file_is_not_copied_into_memory(tmp_path: Path) -> None:
         }
         found = dpfl.Federation.from_arrays(clients)
         found.fingerprint()
+        own = np.lib.format.open_memmap(
+            tmp_path / "y.npy", mode="w+", dtype=np.float32, shape=(rows // 2, width)
+        )
+        two = {"a": (whole, np.arange(rows) % 2), "b": (own, np.arange(rows // 2) % 2)}
+        apart = dpfl.Federation.from_arrays(two)
+        monkeypatch.setattr("dpfl.engine.stacked._MOST_COPIED", 1)
+        trained = dpfl.train(nn.Linear(width, 2), apart, dpfl.fedavg(**WORK), rounds=1)
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    assert trained.summary.rounds.done == 1
     assert found.shards["a"].examples == 16000 and is_mapped(whole[5:])
     assert len(found.shards["a"].test_features) == 4000
 

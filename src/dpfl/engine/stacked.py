@@ -35,6 +35,7 @@ KERNELS = (
 _MOST_CLIENTS = 64
 _LITTLE_WORK = 1 << 16  # records, or steps' worth of noise
 _MOST_NUMBERS = 1 << 26  # parameters held for one block
+_MOST_COPIED = 1 << 28  # numbers of features that are copied into one storage for a block
 
 
 def arithmetic_assumptions(
@@ -103,6 +104,9 @@ class Stacked:
         check_arithmetic(jobs)
         results: dict[int, Tensor] = {}
         at_once = max(1, _MOST_NUMBERS // max(layout.size, 1))
+        storages = {job.features.untyped_storage().data_ptr() for job in jobs}
+        if len(storages) > 1 and sum(job.features.numel() for job in jobs) > _MOST_COPIED:
+            at_once = 1  # records in files of their own are not copied side by side
         with one_thread():
             for block in _alike([job.phases for job in jobs]):
                 for first in range(0, len(block), at_once):
