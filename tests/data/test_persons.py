@@ -114,6 +114,12 @@ def test_a_client_with_one_person_is_refused_by_the_persons_word() -> None:
         dpfl.Federation.from_frame(table, client="site", schema=schema(3))
 
 
+def test_places_that_do_not_fit_into_memory_are_refused() -> None:
+    table = frame(np.random.default_rng(0))
+    with pytest.raises(DataError, match=r"places for each patient take .* GiB; use fewer"):
+        dpfl.Federation.from_frame(table, client="site", schema=schema(10**9))
+
+
 def test_persons_with_several_records_have_no_class_to_be_stratified_by() -> None:
     table = frame(np.random.default_rng(0))
     with pytest.raises(ConfigurationError, match="have no one class"):

@@ -167,6 +167,9 @@ def _units(schema: Schema, table: ClientTable, seed: PublicSeed) -> tuple[np.nda
     features, targets = made.features, made.targets
     if made.persons is not None:
         most = schema.records_per_person
+        size = len(set(made.persons)) * most * features[:1].nbytes
+        problem = f"{most} places for each {schema.unit} take {size / 2**30:.3g} GiB"
+        check_data(size <= MEMORY, table.where, problem, "use fewer records_per_person")
         features, targets = by_person(features, targets, made.persons, most, seed)
     problem = f"has {len(features)} {schema.unit}(s), too few for a train and a test part"
     remedy = "leave this client out, or join it with another one"
