@@ -223,7 +223,7 @@ def test_memory_mapped_records_stay_in_their_file_and_train_as_others_do(tmp_pat
 def test_large_files_are_not_copied_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, width = 1 << 15, 1 << 10  # 128 MiB, all holes
+    rows, width = 1 << 18, 1 << 8  # 256 MiB, all holes
     whole = np.lib.format.open_memmap(
         tmp_path / "x.npy", mode="w+", dtype=np.float32, shape=(rows, width)
     )
@@ -232,8 +232,8 @@ def test_large_files_are_not_copied_into_memory(
     resource.setrlimit(resource.RLIMIT_DATA, (used + whole.nbytes * 3 // 4, hard))
     try:  # what is copied does not fit; what is mapped does not count
         clients = {
-            "a": (whole[:20000], np.arange(20000) % 2),
-            "b": (whole[20000:], np.arange(12768) % 2),
+            "a": (whole[:200_000], np.arange(200_000) % 2),
+            "b": (whole[200_000:], np.arange(rows - 200_000) % 2),
         }
         found = dpfl.Federation.from_arrays(clients)
         found.fingerprint()
@@ -247,8 +247,8 @@ def test_large_files_are_not_copied_into_memory(
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
     assert trained.summary.rounds.done == 1
-    assert found.shards["a"].examples == 16000 and is_mapped(whole[5:])
-    assert len(found.shards["a"].test_features) == 4000
+    assert found.shards["a"].examples == 190_000 and is_mapped(whole[5:])
+    assert len(found.shards["a"].test_features) == 10_000
 
 
 def test_mapped_features_of_another_type_are_refused(tmp_path: Path) -> None:
