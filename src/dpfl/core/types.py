@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpfl.core.checks import check, finite, positive, whole_number
+from dpfl.core.checks import check, finite, is_number, learning_rate, one_of, positive, whole_number
+from dpfl.core.phases import Phase as Phase
 from dpfl.core.promise import Adjacency as Adjacency
 from dpfl.core.promise import Observer as Observer
 from dpfl.core.promise import Promise as Promise
@@ -58,8 +59,13 @@ class Budget:
 
     def __post_init__(self) -> None:
         positive("budget", epsilon=self.epsilon)
-        good = 0 < self.delta < 1
-        check(good, "budget", f"delta = {self.delta}", "give a number well below 1 / records")
+        good, remedy = is_number(self.delta) and 0 < self.delta < 1, "well below 1 / records"
+        check(good, "budget", f"delta = {self.delta!r:.60}", f"give a number {remedy}")
+        own = [self.unit] if isinstance(self.unit, Unit) else []  # a person's word
+        units = [*Unit, *own]
+        for name, known in (("unit", units), ("observer", Observer), ("accountant", ("renyi",))):
+            if getattr(self, name) is not None:
+                one_of("budget", [*known], **{name: getattr(self, name)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +84,7 @@ class ClientSettings:
         for name in ("batch_size", "local_steps", "local_epochs"):
             if (value := getattr(self, name)) is not None:
                 whole_number("client settings", name, value)
-        positive("client settings", lr=1.0 if self.lr is None else self.lr)
+        learning_rate("client settings", lr=1.0 if self.lr is None else self.lr)
 
     def over(self, default: ClientSettings) -> ClientSettings:
         """Fill what these settings leave open from ``default``; a length of work is one setting."""
@@ -86,36 +92,6 @@ class ClientSettings:
         if own.keys() & {"local_steps", "local_epochs"}:
             default = replace(default, local_steps=None, local_epochs=None)
         return replace(default, **own)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Phase:
-    """A stretch of local work, as data, so that one engine can run many clients at once."""
-
-    steps: int
-    batch_size: int
-    sampling: Literal["poisson", "shuffle"]
-    lr: float
-    clip: float | None = None  # bounds each record's gradient; without it this is plain SGD
-    noise_multiplier: float = 0.0  # times clip: the noise on the sum of gradients
-    ball: float | None = None  # the model stays within this distance of its start
-    weight_decay: float = 0.0
-    lr_decay: float = 1.0  # multiplies the learning rate once a round
-    part: Literal["all", "head", "body"] = "all"  # what moves; the head is the last layer
-
-    def __post_init__(self) -> None:
-        whole_number("phase", "steps", self.steps)
-        whole_number("phase", "batch_size", self.batch_size)
-        clipped, noisy = self.clip is not None, self.noise_multiplier > 0
-        whole = self.part == "all" or not clipped
-        check(whole, "phase", f"clipped, but only the {self.part} moves", "move everything")
-        check(clipped or not noisy, "phase", "there is noise but nothing is clipped", "give a clip")
-        sampled = self.sampling == "poisson" or not noisy
-        check(sampled, "phase", f"noise on {self.sampling} batches", "use sampling = 'poisson'")
-
-    def in_round(self, round_: int) -> Phase:
-        """The same work with the learning rate that round has."""
-        return replace(self, lr=self.lr * self.lr_decay**round_, lr_decay=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

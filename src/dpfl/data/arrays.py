@@ -43,6 +43,9 @@ def client_parts(
     remedy = "name clients by text without control characters"
     check_data(named, f"client {client!r}", "has no printable name", remedy)
     where, remedy = f"client '{client}'", "give (features, targets), test parts too if any"
+    problem = f"has a {type(arrays).__name__} instead of arrays"
+    torch_remedy = f"{remedy}; torch datasets go to Federation.from_torch"
+    check_data(isinstance(arrays, tuple | list), where, problem, torch_remedy)
     check_data(len(arrays) in (2, 4), where, f"has {len(arrays)} arrays", remedy)
     features, labels = _pair(where, arrays[0], arrays[1], task, tokens)
     if len(arrays) == 2 and is_mapped(arrays[0]):  # drawing records would copy them
@@ -76,6 +79,8 @@ def _pair(
     except (ValueError, TypeError) as error:
         problem = f"has features or labels that are no numbers ({error})"
         raise DataError(where, problem, "give arrays of numbers") from error
+    filled = not x.ndim or not len(x) or x[0].numel() > 0
+    check_data(filled, where, "has records without a single number", "give at least one feature")
     rows = max(1, _AT_ONCE * len(x) // max(1, x.numel()))
     finite = all(bool(torch.isfinite(part).all()) for part in torch.split(x, rows))
     remedy = "fill missing values, scale huge ones"

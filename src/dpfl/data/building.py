@@ -92,6 +92,8 @@ class Sources:
         A file's name is its client's id. A ``schema`` says how columns become features; without one
         they are numbers, and ``label`` names the column of the targets (the last one if None).
         """
+        named = isinstance(folder, str | Path)
+        check(named, "federation", f"folder = {folder!r:.60}", "give the path of a folder")
         if schema is None:
             return cls.from_arrays(read_folder(Path(folder), label), **options)
         arrays, options = arrays_of(tables_in(Path(folder)), schema, label, options)

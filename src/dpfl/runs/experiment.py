@@ -134,8 +134,11 @@ class Experiment(TomlFile):
         name, folder, seed = self.data.name, self.data.folder, self.public_seed().child("data")
         one = (name is None) != (folder is None)
         check(one, "[data]", "needs either a name or a folder", "name one data set")
+        label, remedy = self.data.label, "leave it out: it is for the files of a folder"
+        problem = f"'{label}' is given for the data set '{name}', which has its own"
+        check(label is None or folder is not None, "[data] label", problem, remedy)
         if folder is not None:
-            return Federation.from_files(
+            found = Federation.from_files(
                 folder,
                 label=self.data.label,
                 schema=self.data.described(),
@@ -143,6 +146,10 @@ class Experiment(TomlFile):
                 stratified=self.data.stratified,
                 task=self.learned(),
             )
+            for key in self.partition.model_dump(exclude_defaults=True).keys() - {"validation"}:
+                problem, remedy = "the files of a folder are shared out already", "leave it out"
+                check(False, f"[partition] {key}", problem, remedy)
+            return found
         assert name is not None
         dataset = load_dataset(name, data_folder)
         kind, clients = self.partition.kind, self.partition.clients

@@ -27,6 +27,7 @@ from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import Summary
+from dpfl.sim.arguments import check_arguments
 from dpfl.sim.loop import Progress, Simulation
 from dpfl.strategy import Strategy
 
@@ -80,11 +81,19 @@ def train(
     ledger is gone with it. ``misreports`` claim a multiple of their epsilon; costs and noise
     rest on the true one.
     """
-    good = isinstance(rounds, int) and rounds >= 1
-    check(good, "train", f"rounds = {rounds!r}", "train for a whole number of rounds, at least one")
-    good = isinstance(strategy, Strategy) and isinstance(federation, Federation)
-    remedy = "build them: Federation.from_arrays(...), and a method such as those of dpfl.methods"
-    check(good, "train", "was not given a Federation and a Strategy", remedy)
+    check_arguments(
+        model=model,
+        federation=federation,
+        strategy=strategy,
+        rounds=rounds,
+        seed=seed,
+        engine=engine,
+        workers=workers,
+        evaluate_every=evaluate_every,
+        ledger=ledger,
+        misreports=misreports,
+        progress=progress,
+    )
     name = f"{strategy.name}-{uuid.uuid4().hex[:12]}"
     with closing(_ledger(ledger, new_ledger, filter)) as book:
         simulation = Simulation(
