@@ -16,4 +16,4 @@ class _Argument(typer.core.TyperArgument):
         self.help = help
 
 
-typer.main.TyperArgument = _Argument  # type: ignore[misc, attr-defined]
+typer.main.TyperArgument = _Argument  # type: ignore[attr-defined]
