@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from dpfl.core.types import ClientSettings as ClientSettings
     from dpfl.core.types import Observer as Observer
     from dpfl.core.types import Unit as Unit
+    from dpfl.data.columns import Column as Column
     from dpfl.data.federation import Federation as Federation
+    from dpfl.data.schema import Schema as Schema
     from dpfl.plugs.accounted_metric import AccountedMetric as AccountedMetric
     from dpfl.plugs.selection import Everyone as Everyone
     from dpfl.plugs.selection import FixedCohort as FixedCohort
@@ -43,8 +45,10 @@ _HOMES = {
     "core.errors": ("DpflError",),
     "core.random": ("PublicSeed", "SecretRng"),
     "core.types": ("Adjacency", "Budget", "Claims", "ClientSettings", "Observer", "Unit"),
+    "data.columns": ("Column",),
     "data.federation": ("Federation",),
     "plugs.accounted_metric": ("AccountedMetric",),
+    "data.schema": ("Schema",),
     "plugs.selection": ("Everyone", "FixedCohort", "PoissonCohort"),
     "privacy.budgets": ("make_budgets",),
     "privacy.random_runs": ("RandomRuns",),
