@@ -24,16 +24,22 @@ class Flag(StrEnum):
     WEAK_DELTA = "weak_delta"
     UNPUBLISHED = "unpublished"
     UNACCOUNTED = "unaccounted"
+    UNACCOUNTED_STOP = "unaccounted_stop"
 
     @property
     def public(self) -> bool:
         """Whether a published model may carry it."""
-        return self in (Flag.SEEDED, Flag.UNPROTECTED, Flag.HYPOTHETICAL)
+        return self in (
+            Flag.SEEDED,
+            Flag.UNPROTECTED,
+            Flag.HYPOTHETICAL,
+            Flag.UNACCOUNTED_STOP,
+        )
 
     @property
     def voids_privacy(self) -> bool:
         """Whether the stated epsilons are no guarantee at all, or none for these clients."""
-        return self in (Flag.SEEDED, Flag.UNPROTECTED, Flag.HYPOTHETICAL, Flag.FLOAT_NOISE)
+        return self is Flag.FLOAT_NOISE or self.public
 
     @property
     def about(self) -> str:
@@ -55,6 +61,8 @@ _ABOUT = {
     "as it was",
     Flag.UNACCOUNTED: "UNACCOUNTED: accuracy and loss are measured on the clients' test records, "
     "which only a simulation may see",
+    Flag.UNACCOUNTED_STOP: "UNACCOUNTED STOP: scores on the clients' test records decided when "
+    "training ends, and no epsilon covers that",
 }
 
 

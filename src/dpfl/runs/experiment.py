@@ -3,7 +3,7 @@ known one.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -22,6 +22,7 @@ from dpfl.datasets.named import load_dataset
 from dpfl.engine import ENGINES
 from dpfl.engine.process import check_device
 from dpfl.methods import find
+from dpfl.plugs.figures import FigureSpec
 from dpfl.privacy.budgets import make_budgets
 from dpfl.runs import sections
 from dpfl.runs.toml_file import TomlFile
@@ -35,6 +36,7 @@ class Experiment(TomlFile):
     ``clients`` say what single clients do in their own way.
     """
 
+    python: ClassVar[bool] = False
     called: ClassVar[str] = "experiment"
     renamed: ClassVar[Mapping[str, str]] = {
         "practices": "client_settings",
@@ -71,6 +73,41 @@ class Experiment(TomlFile):
         self.method.strategy(self.run, self.server)
         check_device(self.run.device)
         one_of("[run]", ENGINES, engine=self.run.engine)
+
+    # -- what a report asks of every run -----------------------------------------------------------
+
+    @property
+    def method_name(self) -> str:
+        """The name of the method."""
+        return self.method.name
+
+    @property
+    def public_seed_value(self) -> int:
+        """The seed of everything public in the run."""
+        return self.run.seed
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are planned."""
+        return self.run.rounds
+
+    @property
+    def seeded(self) -> bool:
+        """Whether noise comes from the seed."""
+        return self.run.noise == "seeded"
+
+    def figures(self, clients: int) -> Sequence[tuple[str, FigureSpec]]:
+        """The figures that the components declare, in a federation of so many ``clients``."""
+        return self.strategy(clients).figures()
+
+    def federation_key(self) -> Mapping[str, object]:
+        """What runs that are compared must share, by section."""
+        names = ("data", "partition", "budgets", "model", "clients", "client_settings")
+        return {name: getattr(self, name) for name in names}
+
+    def settings_key(self) -> object:
+        """What the runs of one method must share: everything but the seed."""
+        return self.method, self.run.model_dump(exclude={"seed", "workers"})
 
     # -- building what the file describes ----------------------------------------------------------
 

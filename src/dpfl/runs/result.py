@@ -14,6 +14,7 @@ from dpfl.core.errors import FolderError
 from dpfl.core.types import Observer, Plain, Promise
 from dpfl.core.version import __version__
 from dpfl.engine.evaluation import Scores
+from dpfl.privacy.accountant import shown
 from dpfl.privacy.flags import RaisedFlag
 from dpfl.privacy.statement import Statement
 from dpfl.rounds.record import RoundRecord
@@ -80,6 +81,12 @@ class EpsilonSpread:
         budget = Spread.of(line.budget for line in statements if line.budget is not None)
         accountants = tuple(sorted({line.accountant for line in statements}))
         return cls(spent=spent, budget=budget, accountants=accountants)
+
+    @property
+    def words(self) -> str:
+        """The epsilons that were spent, rounded up."""
+        spent = " / ".join(shown(value) for value in vars(self.spent).values())
+        return f"{spent} (smallest / median / largest)"
 
     def to_dict(self) -> Plain:
         """Return plain values."""

@@ -24,7 +24,7 @@ def summarise(
     """
     state, history = simulation.state, simulation.history
     strategy, model, layout = simulation.strategy, simulation.model, simulation.layout
-    lines, private = _statements(simulation), strategy.local.private
+    lines, private = statements_of(simulation), strategy.local.private
     arithmetic = arithmetic_assumptions(model, layout, simulation.device) if private else ()
     last = history[-1].scores if history else None
     summary = Summary(
@@ -53,7 +53,7 @@ def summarise(
     return summary
 
 
-def _statements(simulation: Simulation, observer: Observer | None = None) -> list[Statement]:
+def statements_of(simulation: Simulation, observer: Observer | None = None) -> list[Statement]:
     """What each client spent against an adversary: its own budget's, else the strategy's, if none
     is named.
     """
@@ -74,7 +74,7 @@ def _epsilon_against(
     for observer in charged:
         complete = len(known) == len(simulation.members)
         same = complete and all(line.observer == observer for line in known)
-        spread = EpsilonSpread.of(known if same else _statements(simulation, observer))
+        spread = EpsilonSpread.of(known if same else statements_of(simulation, observer))
         if spread is not None:
             found[observer] = spread
     return found
@@ -100,7 +100,7 @@ def _flags(simulation: Simulation) -> tuple[RaisedFlag, ...]:
         RaisedFlag(Flag.UNACCOUNTED): True,
         RaisedFlag(Flag.UNPUBLISHED, f"{silent} of {len(history)} rounds"): silent,
     }
-    return tuple(flag for flag, holds in raised.items() if holds)
+    return (*simulation.flags, *(flag for flag, holds in raised.items() if holds))
 
 
 def _weak_deltas(simulation: Simulation) -> str:
