@@ -20,6 +20,7 @@ from dpfl.data.federation import Federation
 from dpfl.data.partition import PARTITIONS, Partition
 from dpfl.data.records import Dataset, Shard
 from dpfl.datasets.named import load_dataset
+from dpfl.tasks import Classification
 
 BUDGET = Budget(epsilon=1.0, delta=1e-5)
 
@@ -211,7 +212,7 @@ def test_a_shard_without_records_is_refused_even_when_built_by_hand() -> None:
     none, one = (torch.zeros(n, dtype=torch.int64) for n in (0, 1))
     empty = Shard.of(torch.zeros(0, 2), none, torch.zeros(1, 2), one)
     with pytest.raises(DataError, match="client 'a': has no data"):
-        Federation(shards={"a": empty}, classes=2)
+        Federation(shards={"a": empty}, task=Classification(classes=2))
 
 
 # ---- torch datasets ------------------------------------------------------------------------------

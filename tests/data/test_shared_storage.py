@@ -29,6 +29,7 @@ from dpfl.data.records import Dataset, Records, Shard
 from dpfl.datasets.named import load_dataset
 from dpfl.datasets.shakespeare import WINDOW, read_shakespeare
 from dpfl.models import make_model
+from dpfl.tasks import Classification
 
 NATURAL = Partition(kind="natural")
 
@@ -263,7 +264,9 @@ def test_a_fingerprint_tells_windows_from_other_windows_of_the_same_text() -> No
 
     def of(features: Tensor) -> str:
         shard = Shard.of(features, y[: len(features)], features, y[: len(features)])
-        return Federation(shards={"a": shard}, classes=1, inputs=Tokens(5)).fingerprint()
+        return Federation(
+            shards={"a": shard}, task=Classification(classes=1), inputs=Tokens(5)
+        ).fingerprint()
 
     views = [
         text.unfold(0, 4, 2)[:8],

@@ -148,7 +148,11 @@ def test_a_text_keeps_its_end_for_validation() -> None:
     shard = dpfl.data.records.Shard.of(
         windows, torch.zeros(len(windows), dtype=torch.int64), windows, windows[:, 0] * 0
     )
-    federation = dpfl.Federation(shards={"a": shard}, classes=2, inputs=dpfl.data.inputs.Tokens(30))
+    federation = dpfl.Federation(
+        shards={"a": shard},
+        task=dpfl.tasks.Classification(classes=2),
+        inputs=dpfl.data.inputs.Tokens(30),
+    )
     held = federation.with_validation(PublicSeed(0)).shards["a"]
     assert torch.equal(torch.cat([held.features, held.test_features]), windows)
     assert len(held.test_labels) == round(len(windows) / 5)

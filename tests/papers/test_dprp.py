@@ -830,7 +830,9 @@ def federation_of(budget: float) -> dpfl.Federation:
         load_dataset("digits"), Partition(), CLIENTS, dpfl.PublicSeed(0)
     )
     budgets = dict.fromkeys(digits.ids, dpfl.Budget(epsilon=budget, delta=1e-3))
-    return dpfl.Federation(shards=digits.shards, classes=10, inputs=digits.inputs, budgets=budgets)
+    return dpfl.Federation(
+        shards=digits.shards, task=digits.task, inputs=digits.inputs, budgets=budgets
+    )
 
 
 def logistic() -> torch.nn.Module:

@@ -1,7 +1,7 @@
 """The user's own arrays: checked, converted, and split into a training and a test part.
 
-Whatever cannot be used is refused with the client's name: arrays that are not numbers, labels that
-are not whole numbers from 0, lengths that differ, too few records.
+Whatever cannot be used is refused with the client's name: arrays that are not numbers, targets that
+the task does not take, lengths that differ, too few records.
 """
 
 from collections.abc import Sequence
@@ -14,32 +14,44 @@ from torch import Tensor
 from dpfl.core.errors import DataError
 from dpfl.core.random import PublicSeed
 from dpfl.data.records import Parts, Span, check_data
+from dpfl.tasks import Task
 
 TEST_FRACTION = 0.2
 ENCODE = "encode texts with the vocabulary that was named"
 
 
-def client_parts(client: Any, arrays: Sequence[Any], *, tokens: bool, seed: PublicSeed) -> Parts:
-    """Check one client's arrays: (features, labels), with test features and labels or without.
+def client_parts(
+    client: Any,
+    arrays: Sequence[Any],
+    *,
+    task: Task,
+    tokens: bool,
+    seed: PublicSeed,
+    stratified: bool = False,
+) -> Parts:
+    """Check one client's arrays: (features, targets), with test features and targets or without.
 
-    Without a test part, a fifth of the records is set aside. ``tokens``: whether features are whole
-    numbers for an embedding.
+    Without a test part, a fifth of the records is set aside, or with ``stratified`` a fifth of each
+    class. ``task`` says what targets look like; ``tokens``, whether features are whole numbers for
+    an embedding.
     """
     named = isinstance(client, str) and client.isprintable() and client != ""
     remedy = "name clients by text without control characters"
     check_data(named, f"client {client!r}", "has no printable name", remedy)
-    where, remedy = f"client '{client}'", "give (features, labels), test parts too if any"
+    where, remedy = f"client '{client}'", "give (features, targets), test parts too if any"
     check_data(len(arrays) in (2, 4), where, f"has {len(arrays)} arrays", remedy)
-    features, labels = _pair(where, arrays[0], arrays[1], tokens)
+    features, labels = _pair(where, arrays[0], arrays[1], task, tokens)
     if len(arrays) == 4:
-        return features, labels, *_pair(where, arrays[2], arrays[3], tokens)
-    return split_off(client, features, labels, seed)
+        return features, labels, *_pair(where, arrays[2], arrays[3], task, tokens)
+    return split_off(client, features, labels, seed, stratified=stratified)
 
 
-def _pair(where: str, features: Any, labels: Any, tokens: bool) -> tuple[Tensor, Tensor]:
-    """Convert features and labels to tensors.
+def _pair(
+    where: str, features: Any, targets: Any, task: Task, tokens: bool
+) -> tuple[Tensor, Tensor]:
+    """Convert features and targets to tensors.
 
-    Features become float32, or int64 where they are tokens; labels become int64.
+    Features become float32, or int64 where they are tokens; targets become what the task takes.
     """
     try:
         given, remedy = _array(features), "give whole numbers, one a token"
@@ -51,40 +63,59 @@ def _pair(where: str, features: Any, labels: Any, tokens: bool) -> tuple[Tensor,
         check_data(largest <= np.iinfo(np.int64).max, where, f"has token {largest}", ENCODE)
         with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
             x = torch.from_numpy(np.array(given, dtype=np.int64 if tokens else np.float32))
-        y = np.array(_array(labels), dtype=np.float64)
+        given = _array(targets)
     except (ValueError, TypeError) as error:
         problem = f"has features or labels that are no numbers ({error})"
         raise DataError(where, problem, "give arrays of numbers") from error
-    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y  # a column of labels
     finite, remedy = bool(torch.isfinite(x).all()), "fill missing values, scale huge ones"
     check_data(finite, where, "has features that are not finite numbers", remedy)
-    remedy = "give one class number per record, not one-hot rows"
-    check_data(y.ndim == 1 <= x.ndim, where, f"has labels of shape {y.shape}", remedy)
+    remedy = "give one row of features and one target per record"
+    check_data(given.ndim > 0 < x.ndim, where, "has a single number for all records", remedy)
+    y = task.check_targets(where, given)
     problem = f"has {len(x)} records and {len(y)} labels"
     check_data(len(x) == len(y), where, problem, "give one label per record")
-    whole, remedy = bool(np.all(np.isfinite(y) & (y == np.round(y)))), "number the classes from 0"
-    check_data(whole, where, "has labels that are no whole numbers", remedy)
-    odd = y[(y < 0) | (y >= 2**31)]
-    check_data(not len(odd), where, f"has label {next(iter(odd), 0):g}", remedy)
-    return x, torch.from_numpy(y.astype(np.int64))
+    return x, y
 
 
 def _array(values: Any) -> np.ndarray:
     return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
 
 
-def split_off(client: str, features: Tensor, labels: Tensor, seed: PublicSeed) -> Parts:
+def split_off(
+    client: str, features: Tensor, labels: Tensor, seed: PublicSeed, *, stratified: bool = False
+) -> Parts:
     """Set a fifth of a client's records aside for testing, by a public seed.
 
-    Both parts keep the order of the records. A client needs two records at least.
+    Both parts keep the order of the records. A client needs two records at least. With
+    ``stratified`` the test records have the mix of classes that all records have. Their number is
+    the same, but which records are trained on then depends on labels: see
+    :attr:`dpfl.Federation.stratified`.
     """
     problem = f"has {len(labels)} record(s), too few for a train and a test part"
     remedy = "leave it out, or give both parts"
     check_data(len(labels) >= 2, f"client '{client}'", problem, remedy)
     order = torch.randperm(len(labels), generator=seed.generator())
     cut = max(1, round(TEST_FRACTION * len(labels)))
+    order = _by_class(labels, order, cut) if stratified else order
     test, train = order[:cut].sort().values, order[cut:].sort().values
     return features[train], labels[train], features[test], labels[test]
+
+
+def _by_class(labels: Tensor, order: Tensor, cut: int) -> Tensor:
+    """Put ``cut`` records first whose mix of classes is that of all records.
+
+    The class that is furthest behind its share comes next.
+    """
+    waiting = [order[labels[order] == label].tolist() for label in torch.unique(labels)]
+    shares, taken = [len(members) / len(labels) for members in waiting], [0] * len(waiting)
+    tests: list[int] = []
+    for count in range(1, cut + 1):
+        open_ = [i for i, members in enumerate(waiting) if taken[i] < len(members)]
+        most = max(open_, key=lambda i: count * shares[i] - taken[i])
+        tests.append(waiting[most][taken[most]])
+        taken[most] += 1
+    chosen = set(tests)
+    return torch.tensor([*tests, *(i for i in order.tolist() if i not in chosen)])
 
 
 def split_end(client: str, span: Span) -> tuple[Span, Span]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, product
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,15 +30,18 @@ from dpfl.data.records import (
     lay_out,
 )
 from dpfl.data.tables import read_folder
+from dpfl.tasks import Classification, Task, make_task
 
 
 @dataclass(frozen=True, kw_only=True)
 class Federation:
     """Clients by id, with their records, budgets and settings.
 
-    ``shards`` are the clients' records, all of one shape, with labels 0..``classes`` - 1.
+    ``shards`` are the clients' records, all of one shape, with targets as ``task`` takes them.
     ``inputs`` says how stored records become a model's input. ``budgets`` and ``client_settings``
-    need not name every client.
+    need not name every client. ``stratified`` says that test records were chosen by their classes.
+    One record then decides which others are trained on, and neighbouring federations may differ in
+    two training records instead of one: runs on such a split are flagged.
 
     >>> clients = {"a": ([[0.0], [1.0]] * 5, [0, 1] * 5), "b": ([[0.2], [0.9]] * 5, [0, 1] * 5)}
     >>> Federation.from_arrays(clients)
@@ -45,10 +49,11 @@ class Federation:
     """
 
     shards: Mapping[str, Shard]
-    classes: int
+    task: Task
     inputs: Inputs = NUMBERS
     budgets: Mapping[str, Budget] = field(default_factory=dict)
     client_settings: Mapping[str, ClientSettings] = field(default_factory=dict)
+    stratified: bool = False
 
     def __post_init__(self) -> None:
         check_data(bool(self.shards), "federation", "has no clients", "give at least one")
@@ -59,23 +64,26 @@ class Federation:
             for client in sorted(given):
                 problem = f"{kind} given for '{client}', who is not a client"
                 check(client in self.shards, "federation", problem, "check the id")
-        ranges: list[tuple[Literal["label", "token"], int, str]]
-        ranges = [("label", self.classes, "number the classes from 0")]
-        if isinstance(self.inputs, Tokens):
-            ranges.append(("token", self.inputs.vocabulary, ENCODE))
+        good: dict[int, bool] = {}  # whether a whole storage has targets of the task
         for client, shard in self.shards.items():
             where = f"client '{client}'"
             check_data(shard.examples > 0, where, "has no data", "leave it out of the federation")
-            parts = ((shard.train, shard.span), (shard.test, shard.test_span))
-            for (records, span), (what, count, remedy) in product(parts, ranges):
-                odd = records.outside(what, span, count)
-                problem = f"has {what} {odd}, outside 0..{count - 1}"
-                check_data(odd is None, where, problem, remedy)
+            for records, span in ((shard.train, shard.span), (shard.test, shard.test_span)):
+                if id(records) not in good:
+                    good[id(records)] = self.task.outside(records.labels) is None
+                if not good[id(records)]:
+                    odd = self.task.outside(records.labels[slice(*span)])
+                    check_data(odd is None, where, odd or "", "number the classes from 0")
+                if isinstance(self.inputs, Tokens):
+                    count = self.inputs.vocabulary
+                    token = records.token_outside(span, count)
+                    problem = f"has token {token}, outside 0..{count - 1}"
+                    check_data(token is None, where, problem, ENCODE)
 
     def __repr__(self) -> str:
         """Say who there is, and show no record."""
         shape = f"records of shape {self.feature_shape}"
-        return f"Federation({len(self.shards)} clients, {shape}, {self.classes} classes)"
+        return f"Federation({len(self.shards)} clients, {shape}, {self.task})"
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -86,6 +94,16 @@ class Federation:
     def feature_shape(self) -> tuple[int, ...]:
         """Shape of one record."""
         return tuple(next(iter(self.shards.values())).features.shape[1:])
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Shape of one target; empty where it is one number."""
+        return tuple(next(iter(self.shards.values())).labels.shape[1:])
+
+    @property
+    def classes(self) -> int:
+        """How many numbers the model gives for a record: of classification, the classes."""
+        return self.task.width
 
     def test_set(self) -> tuple[Tensor, Tensor]:
         """All clients' test features and labels together: for simulations, which may look."""
@@ -100,6 +118,8 @@ class Federation:
     def fingerprint(self) -> str:
         """Name the data: equal fingerprints mean equal records, held by the same clients."""
         digest = hashlib.sha256(repr(self.inputs).encode())
+        if self.task != Classification(classes=self.task.width):
+            digest.update(repr(self.task.to_dict()).encode())
         for client in self.ids:
             shard = self.shards[client]
             digest.update(f"{client}\x1f{shard.span}{shard.test_span}".encode())
@@ -135,17 +155,21 @@ class Federation:
         *,
         budgets: Mapping[str, Budget] | None = None,
         client_settings: Mapping[str, ClientSettings] | None = None,
+        task: Task | str | Mapping[str, Any] | None = None,
         classes: int | None = None,
         tokens: int | None = None,
+        stratified: bool = False,
         seed: int = 0,
     ) -> Federation:
         """Build from arrays: numpy, torch or lists.
 
-        ``clients`` is ``{id: (features, labels)}`` or ``{id: (features, labels, test_features,
-        test_labels)}``. Without a test part, a fifth of each client's records is set aside, by
-        ``seed``. Features are numbers; with ``tokens`` (the size of the vocabulary) they are whole
-        numbers for an embedding. Labels are 0..``classes`` - 1; without ``classes``, the largest
-        label decides. ``budgets`` and ``client_settings`` are by client.
+        ``clients`` is ``{id: (features, targets)}`` or ``{id: (features, targets, test_features,
+        test_targets)}``. Without a test part, a fifth of each client's records is set aside, by
+        ``seed``; with ``stratified``, which is flagged, a fifth of each class.
+        Features are numbers; with ``tokens`` (the size of the vocabulary) they are whole numbers
+        for an embedding. ``task`` says what is learned (:mod:`dpfl.tasks`), by name or as an
+        object; left out, it is classification. Its labels are 0..``classes`` - 1; without
+        ``classes``, the largest label decides. ``budgets`` and ``client_settings`` are by client.
 
         >>> arrays = ([[0.0], [1.0]] * 5, [0, 1] * 5)
         >>> federation = Federation.from_arrays({"a": arrays, "b": arrays})
@@ -156,24 +180,27 @@ class Federation:
             if count is not None:
                 whole_number("federation", name, count)
         check_data(bool(clients), "federation", "has no clients", "give at least one")
+        learned = _with_classes(make_task(task), classes)
+        build = partial(
+            client_parts, task=learned, tokens=tokens is not None, stratified=stratified
+        )
         parts = {}
         for client, arrays in sorted(clients.items()):
             own = PublicSeed(seed).child("split", client)
-            parts[client] = client_parts(client, arrays, tokens=tokens is not None, seed=own)
+            parts[client] = build(client, arrays, seed=own)
         shapes = {tuple(x.shape[1:]) for part in parts.values() for x in (part[0], part[2])}
         problem = f"clients have records of different shapes {sorted(shapes)}"
         check_data(len(shapes) == 1, "federation", problem, "use one shape")
-        labels = torch.cat([y for part in parts.values() for y in (part[1], part[3])])
-        largest = int(labels.max()) if len(labels) else 0
-        problem = f"there is a label {largest}, more than records"
-        plausible = classes is not None or largest < max(len(labels), 1)
-        check_data(plausible, "federation", problem, "check which column is the label")
+        shapes = {tuple(y.shape[1:]) for part in parts.values() for y in (part[1], part[3])}
+        problem = f"clients have targets of different shapes {sorted(shapes)}"
+        check_data(len(shapes) == 1, "federation", problem, "use one shape")
         return cls(
             shards=lay_out(parts),
-            classes=classes or largest + 1,
+            task=learned.resolve([y for part in parts.values() for y in (part[1], part[3])]),
             inputs=NUMBERS if tokens is None else Tokens(tokens),
             budgets=budgets or {},
             client_settings=client_settings or {},
+            stratified=stratified and any(len(arrays) == 2 for arrays in clients.values()),
         )
 
     @classmethod
@@ -188,7 +215,7 @@ class Federation:
             remedy = "leave it out of the federation"
             check_data(bool(items), f"client '{client}'", "has no data", remedy)
             features = torch.stack([torch.as_tensor(x) for x, _ in items])
-            arrays[client] = features, torch.tensor([int(y) for _, y in items])
+            arrays[client] = features, torch.stack([torch.as_tensor(y) for _, y in items])
         return cls.from_arrays(arrays, **options)
 
     @classmethod
@@ -204,12 +231,31 @@ class Federation:
 
     @classmethod
     def from_dataset(
-        cls, dataset: Dataset, partition: Partition, clients: int | None, seed: PublicSeed
+        cls,
+        dataset: Dataset,
+        partition: Partition,
+        clients: int | None,
+        seed: PublicSeed,
+        task: Task | None = None,
     ) -> Federation:
         """Share out a named data set among ``clients`` (20 if None), by a public seed.
+
+        ``task`` is what is learned from it, the data set's own task if None. ``partition`` says by
+        which law records are shared out.
 
         With a natural partition clients keep their names, and ``clients`` of them are drawn (all if
         None). A data set without a test part sets a fifth of every class aside.
         """
+        dataset = dataset.as_task(task)
         shards = partition.shards(dataset, clients, seed)
-        return cls(shards=shards, classes=dataset.classes, inputs=dataset.inputs)
+        return cls(shards=shards, task=dataset.learned, inputs=dataset.inputs)
+
+
+def _with_classes(task: Task, classes: int | None) -> Task:
+    """Give a classification its number of classes, where that is known."""
+    if classes is None:
+        return task
+    problem, remedy = f"classes = {classes} for {task.name}", "leave it out"
+    check(isinstance(task, Classification), "federation", problem, remedy)
+    assert isinstance(task, Classification)
+    return replace(task, classes=classes)

@@ -87,9 +87,9 @@ class Partition:
         if dataset.test_silos is not None:  # not the texts kept for testing
             spans = sorted((dataset.silos or {}).items())
             usable = np.concatenate([np.arange(*span) for _, span in spans])
-        labels = y.numpy()[usable]
+        labels = dataset.strata(y)[usable]
         train = self.split(labels, count, seed.child("partition"))
-        test = matching_test(train, labels, test_y.numpy(), seed.child("matching"))
+        test = matching_test(train, labels, dataset.strata(test_y), seed.child("matching"))
         parts, digits = {}, len(str(count - 1))
         for i, (own, tests) in enumerate(zip(train, test, strict=True)):
             held = usable[own]
@@ -252,8 +252,8 @@ def _train_and_test(dataset: Dataset, seed: PublicSeed) -> Parts:
         return x, y, *dataset.test
     where, problem = f"data set '{dataset.name}'", f"has {len(y)} records, too few for a test part"
     check_data(len(y) >= 5 * dataset.classes, where, problem, "use more")
-    generator, mask = seed.numpy(), np.zeros(len(y), dtype=bool)
-    for label in range(dataset.classes):
-        members = generator.permutation(np.flatnonzero(y.numpy() == label))
+    generator, mask, strata = seed.numpy(), np.zeros(len(y), dtype=bool), dataset.strata(y)
+    for label in range(max(dataset.classes, int(strata.max()) + 1)):
+        members = generator.permutation(np.flatnonzero(strata == label))
         mask[members[: round(TEST_FRACTION * len(members))]] = True
     return x[~mask], y[~mask], x[mask], y[mask]

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from dpfl.core.checks import check
 from dpfl.core.errors import DataError
 from dpfl.data.inputs import NUMBERS, Inputs
+from dpfl.tasks import Classification, Task
 
 check_data = partial(check, kind=DataError)
 """Refuse data unless they are good: where, what is wrong, what to do."""
@@ -40,19 +40,15 @@ class Records:
         """Say how much there is, and show none of it."""
         return f"Records({len(self.labels)})"
 
-    def outside(self, what: Literal["label", "token"], span: Span, count: int) -> int | None:
-        """A label (or token) of a stretch that is outside 0..count - 1, if there is one.
+    def token_outside(self, span: Span, count: int) -> int | None:
+        """A token of a stretch that is outside 0..count - 1, if there is one.
 
         The range of the whole storage is computed once: it settles most stretches.
         """
-        low, high = self._label_range if what == "label" else self._token_range
+        low, high = self._token_range
         if low < 0 or high >= count:
-            low, high = _range((self.labels if what == "label" else self.features)[slice(*span)])
+            low, high = _range(self.features[slice(*span)])
         return low if low < 0 else high if high >= count else None
-
-    @cached_property
-    def _label_range(self) -> Span:
-        return _range(self.labels)
 
     @cached_property
     def _token_range(self) -> Span:
@@ -164,16 +160,45 @@ def lay_out(parts: Mapping[str, Parts]) -> dict[str, Shard]:
 class Dataset:
     """Records with labels, as they are published.
 
-    ``inputs`` says how stored records become a model's input. ``test`` is the data set's own test
-    part, if it has one. ``silos`` are its natural clients, if it has any: who holds which stretch
-    of the records (and of the test part, in ``test_silos``).
+    ``classes`` is how many classes the labels have; a data set whose targets are no classes has a
+    ``task`` instead. ``inputs`` says how stored records become a model's input. ``test`` is the
+    data set's own test part, if it has one. ``silos`` are its natural clients, if it has any: who
+    holds which stretch of the records (and of the test part, in ``test_silos``).
     """
 
     name: str
     features: Tensor
     labels: Tensor
-    classes: int
+    classes: int = 1
+    task: Task | None = None
     inputs: Inputs = NUMBERS
     test: tuple[Tensor, Tensor] | None = None
     silos: Mapping[str, Span] | None = None
     test_silos: Mapping[str, Span] | None = None
+
+    @property
+    def learned(self) -> Task:
+        """What is learned from it, unless one says otherwise."""
+        return self.task or Classification(classes=self.classes)
+
+    def as_task(self, task: Task | None) -> Dataset:
+        """Return the same records with targets as ``task`` takes them (None: as they are)."""
+        if task is None:
+            return self
+        where, (x, y) = f"data set '{self.name}'", self.test or (None, None)
+        labels = task.check_targets(where, self.labels.numpy())
+        test = None if x is None or y is None else (x, task.check_targets(where, y.numpy()))
+        own = task.resolve([labels] if test is None else [labels, test[1]])
+        return replace(self, labels=labels, test=test, task=own)
+
+    def strata(self, targets: Tensor) -> np.ndarray:
+        """The class of each record, by which a law may share records out; 0 where none are."""
+        labels = targets.numpy()
+        return labels if self.task is None else _classes_of(labels)
+
+
+def _classes_of(targets: np.ndarray) -> np.ndarray:
+    """Zeros and ones of a yes-or-no task are classes; other numbers are none."""
+    flat = targets.ndim == 1 and bool(np.all(targets == np.round(targets))) and targets.size > 0
+    few = flat and targets.min() >= 0 and targets.max() < min(1000, len(targets))
+    return targets.astype(np.int64) if few else np.zeros(len(targets), dtype=np.int64)

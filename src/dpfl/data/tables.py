@@ -50,7 +50,7 @@ def read_folder(folder: Path, label: str | None = None) -> dict[str, Arrays]:
 
 
 def read_file(path: Path, label: str | None = None) -> Arrays:
-    """Read one client's file: features (float32) and labels (int64).
+    """Read one client's file: features (float32) and labels (float64).
 
     ``label`` names the label column; without it, the last column is taken.
     """
@@ -70,11 +70,7 @@ def _split(path: Path, names: list[str], table: np.ndarray, label: str | None) -
     for row, at in np.argwhere(~representable):
         problem = f"record {row + 1} has no number in '{names[at]}'"
         raise DataError(where, problem, "fill or drop missing values first")
-    y = table[:, column]
-    problem = f"label column '{names[column]}' holds something else than 0, 1, 2, ..."
-    counts = bool(np.all((y == np.round(y)) & (y >= 0)))
-    check_data(counts, where, problem, "number the classes from 0")
-    return np.delete(table, column, axis=1).astype(np.float32), y.astype(np.int64)
+    return np.delete(table, column, axis=1).astype(np.float32), table[:, column]
 
 
 def _not_a_table(path: Path, reason: object, remedy: str = _HEADER) -> DataError:

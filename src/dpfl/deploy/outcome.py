@@ -100,7 +100,7 @@ class TriedModel:
     def to_dict(self) -> Plain:
         """Return plain values."""
         told = {name: value for name, value in vars(self).items() if name != "scores"}
-        return {**told, **vars(self.scores)}
+        return {**told, **self.scores.to_dict()}
 
 
 @dataclass(frozen=True, kw_only=True)

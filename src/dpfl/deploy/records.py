@@ -19,6 +19,7 @@ from dpfl.rounds.members import Member, honest_members
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.site_file import SITE_FILE, SiteFile
+from dpfl.tasks import Classification
 
 
 @dataclass
@@ -84,7 +85,7 @@ class LoadedSite(SiteFolder):
         problem, remedy = f"has no client '{name}'", "name one of its clients"
         check(name in whole.shards, where, problem, remedy, DataError)
         shards = {self.id: whole.shards[name]}
-        return Federation(shards=shards, classes=whole.classes, inputs=whole.inputs)
+        return Federation(shards=shards, task=whole.task, inputs=whole.inputs)
 
     def member(self) -> Member:
         """Return the site as a member that claims what it enforces."""
@@ -116,4 +117,5 @@ class LoadedSite(SiteFolder):
         problem = f"its records do not have the study's {wanted}"
         check(fits, f"site '{self.id}'", problem, "prepare the same columns everywhere")
         model = study.build_model()
-        check_model(model, federation.feature_shape, about.classes, federation.inputs)
+        task = Classification(classes=about.classes)
+        check_model(model, federation.feature_shape, task, federation.inputs)

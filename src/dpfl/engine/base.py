@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -10,13 +11,21 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Phase
 from dpfl.data.inputs import NUMBERS, Inputs
+from dpfl.models.checks import outputs_of
+from dpfl.tasks import CLASSIFICATION, Task
 
 
 class Batch(NamedTuple):
-    """Records as the model takes them, and their classes."""
+    """Records as the model takes them, and their targets."""
 
     features: Tensor
     labels: Tensor
+    task: Task = CLASSIFICATION
+
+    def losses(self, model: nn.Module, parameters: dict[str, Tensor]) -> Tensor:
+        """One loss per record, of a model with these parameters."""
+        outputs = self.task.outputs(partial(outputs_of, model, parameters), self.features)
+        return self.task.losses(outputs, self.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +33,9 @@ class Job:
     """One client's local work in one round.
 
     ``start`` is the flat vector of the model it starts from. ``features`` and ``labels`` are all of
-    its training records as they are stored; ``inputs`` turns a stored batch into what the model
-    takes. Records, noise and dropout are drawn from ``rng``.
+    its training records as they are stored, with their targets; ``inputs`` turns a stored batch
+    into what the model takes, and ``task`` has the loss. Records, noise and dropout are drawn from
+    ``rng``.
     """
 
     client: str
@@ -35,6 +45,7 @@ class Job:
     labels: Tensor
     rng: SecretRng
     inputs: Inputs = NUMBERS
+    task: Task = CLASSIFICATION
 
 
 @runtime_checkable

@@ -3,34 +3,106 @@
 For a simulation, or for a client's own eyes: no ledger covers these numbers.
 """
 
+from __future__ import annotations
+
 import math
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from dpfl.core.checks import check
+from dpfl.core.errors import DataError
 from dpfl.core.layout import Layout
+from dpfl.core.types import Plain
 from dpfl.data.federation import Federation
 from dpfl.engine.process import one_thread
 from dpfl.engine.trace import channels_last
 from dpfl.models.checks import in_mode, outputs_of
 from dpfl.plugs.personal import Personal
+from dpfl.tasks import MetricWords
 
 _RECORDS_AT_ONCE = 512
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """How good a model is on test records; ``loss`` is -1 where it is not finite.
+    """How good a model is on test records.
 
-    ``common_accuracy`` is that of the shared model, where clients are tested with their own models.
+    ``value`` is the task's ranking metric, named by ``metric``; ``loss`` is -1 where it is not
+    finite. ``common`` is the value of the shared model, where clients are tested with their own
+    models. At the end of a run there is more: all ``metrics``, the value of each client whose own
+    test records define it (``by_client``), and the ``confusion`` matrix of the classes.
     """
 
-    accuracy: float
+    metric: str = "accuracy"
+    value: float
     loss: float
-    common_accuracy: float | None = None
+    common: float | None = None
+    higher_is_better: bool = True
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    by_client: Mapping[str, float] = field(default_factory=dict)
+    confusion: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right predictions; NaN for a task that has none."""
+        other = self.metrics.get("accuracy", math.nan)
+        return self.value if self.metric == "accuracy" else other
+
+    @property
+    def words(self) -> MetricWords:
+        """How the metric's values are shown."""
+        return MetricWords(self.metric)
+
+    @property
+    def worst(self) -> tuple[str, float] | None:
+        """The client that is served worst, and its value."""
+        sign = 1 if self.higher_is_better else -1
+        clients = sorted(self.by_client.items(), key=lambda pair: (sign * pair[1], pair[0]))
+        return clients[0] if clients else None
+
+    @property
+    def by_class(self) -> tuple[float | None, ...]:
+        """Of each class, the share of its records that is recognised; None where it has none."""
+        counts = [(row[i], sum(row)) for i, row in enumerate(self.confusion)]
+        return tuple(right / there if there else None for right, there in counts)
+
+    def to_dict(self) -> Plain:
+        """Return plain values: the metric stands under its own name."""
+        told: Plain = {self.metric: self.value, "loss": self.loss}
+        if self.common is not None:
+            told[f"common_{self.metric}"] = self.common
+        if self.metric != "accuracy":
+            told |= {"metric": self.metric, "higher_is_better": self.higher_is_better}
+        if self.metrics:
+            told["details"] = {
+                "metrics": dict(self.metrics),
+                "by_client": dict(self.by_client),
+                "confusion": [list(row) for row in self.confusion],
+            }
+        return told
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Scores | None:
+        """Read back what :meth:`to_dict` wrote; None where nothing was measured."""
+        metric, more = str(values.get("metric", "accuracy")), values.get("details", {})
+        if metric not in values:
+            return None
+        return cls(
+            metric=metric,
+            value=float(values[metric]),
+            loss=float(values["loss"]),
+            common=values.get(f"common_{metric}"),
+            higher_is_better=bool(values.get("higher_is_better", True)),
+            metrics=more.get("metrics", {}),
+            by_client=more.get("by_client", {}),
+            confusion=tuple(tuple(row) for row in more.get("confusion", ())),
+        )
 
 
 class Evaluation:
@@ -45,39 +117,70 @@ class Evaluation:
     ) -> None:
         self._model, self._layout, self._device = model, layout, device
         self._inputs, self._shards = federation.inputs, federation.shards
+        self._ids, self.task = federation.ids, federation.task
         self._everyone = federation.test_set()
+        if (lacking := self.task.missing_from_test(self._everyone[1])) is not None:
+            problem = f"hold no {lacking} record"
+            remedy = "choose another seed or another metric, or set stratified"
+            ranks = self.task.metric in ("auc", "average_precision")
+            check(not ranks, "test records", problem, remedy, DataError)
+            warnings.warn(f"the test records {problem}", RuntimeWarning, stacklevel=3)
 
     def __call__(
-        self, vector: Tensor, personal: Personal | None, private: Mapping[str, Tensor]
+        self,
+        vector: Tensor,
+        personal: Personal | None,
+        private: Mapping[str, Tensor],
+        *,
+        details: bool = False,
     ) -> Scores:
-        """Return accuracy and loss of the common model (``vector``) on all test records.
+        """Return the ranking metric and the loss of the common model (``vector``) on all test
+        records.
 
         Where parts of the model stay at clients (``personal``; their values are in ``private``, by
-        client), each client's own model is tested on its own test records and the mean over records
-        is reported, with the accuracy of the common model beside it.
+        client), each client's own model is tested on its own test records, and all predictions
+        together are scored, with the value of the common model beside it. ``details`` asks for all
+        metrics, and for each client's value.
         """
-        common = self._scores(vector, *self._everyone)
-        if personal is None:
-            return common
-        accuracy = loss = 0.0
-        for client, shard in self._shards.items():
-            if count := len(shard.test_labels):
+        features, targets = self._everyone
+        outputs, common = self._outputs(vector, features), None
+        if personal is not None:
+            common, parts = self._score(outputs, targets), [outputs[:0]]
+            for client in self._ids:
                 own = personal.merge(vector, private.get(client), self._layout)
-                found = self._scores(own, shard.test_features, shard.test_labels)
-                accuracy, loss = accuracy + found.accuracy * count, loss + found.loss * count
-        records = max(1, len(self._everyone[1]))
+                parts.append(self._outputs(own, self._shards[client].test_features))
+            outputs = torch.cat(parts)
+        loss = self.task.losses(outputs, targets).mean().item()
         return Scores(
-            accuracy=accuracy / records, loss=loss / records, common_accuracy=common.accuracy
+            metric=self.task.metric,
+            value=self._score(outputs, targets),
+            loss=loss if math.isfinite(loss) else -1.0,
+            common=common,
+            higher_is_better=self.task.higher_is_better,
+            **(self._details(outputs, targets) if details else {}),
         )
 
-    def _scores(self, vector: Tensor, features: Tensor, labels: Tensor) -> Scores:
-        parameters = self._layout.unflatten(vector.to(self._device))
+    def _details(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        sizes = [len(self._shards[client].test_labels) for client in self._ids]
+        by_client = {}
+        pieces = zip(self._ids, *(torch.split(x, sizes) for x in (outputs, targets)), strict=True)
+        for client, own, wanted in pieces:
+            value = self._score(own, wanted) if len(wanted) else math.nan
+            if math.isfinite(value):
+                by_client[client] = value
+        confusion = self.task.by_class(outputs, targets) if len(targets) else ()
+        metrics = self.task.scores(outputs, targets) if len(targets) else {}
+        return {"metrics": metrics, "by_client": by_client, "confusion": confusion}
+
+    def _score(self, outputs: Tensor, targets: Tensor) -> float:
+        return self.task.score(outputs, targets)
+
+    def _outputs(self, vector: Tensor, features: Tensor) -> Tensor:
+        """What a model gives for these records, in evaluation mode."""
+        run = partial(outputs_of, self._model, self._layout.unflatten(vector.to(self._device)))
         with torch.no_grad(), one_thread(), in_mode(self._model, training=False):
             parts = []
             for part in torch.split(features, _RECORDS_AT_ONCE):
                 batch = channels_last(self._inputs(part.to(self._device)))
-                parts.append(outputs_of(self._model, parameters, batch).cpu())
-            outputs = torch.cat(parts)
-            loss = F.cross_entropy(outputs, labels).item()
-            accuracy = (outputs.argmax(1) == labels).float().mean().item()
-        return Scores(accuracy=accuracy, loss=loss if math.isfinite(loss) else -1.0)
+                parts.append(self.task.outputs(run, batch).cpu())
+            return torch.cat(parts)

@@ -18,11 +18,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.data.inputs import Inputs
 from dpfl.engine.base import Batch, Job
 from dpfl.engine.layer_rules import added
 from dpfl.engine.one_by_one import OneByOne, batches_of, within_bounds
@@ -49,8 +47,8 @@ def clipped_sum(
         return total
     trace = Trace(model)
     with trace.record(), torch.enable_grad():
-        outputs = outputs_of(model, layout.unflatten(vector), channels_last(batch.features))
-        loss = F.cross_entropy(outputs, batch.labels, reduction="sum")
+        laid_out = batch._replace(features=channels_last(batch.features))
+        loss = laid_out.losses(model, layout.unflatten(vector)).sum()
         slopes = torch.autograd.grad(loss, trace.wanted(), allow_unused=True)
     with torch.no_grad():
         gradients, squares = trace.gradients(slopes)
@@ -95,23 +93,22 @@ def numbers_per_record(model: nn.Module, features: Tensor) -> int:
     return max(total, 1)
 
 
-def records_at_once(
-    model: nn.Module, layout: Layout, inputs: Inputs, shape: Shape, device: torch.device
-) -> int:
-    """How many records of this shape fit into bounded memory; 0 if ghost clipping would be wrong.
+def records_at_once(model: nn.Module, layout: Layout, job: Job, device: torch.device) -> int:
+    """How many records of a job fit into bounded memory; 0 if ghost clipping would be wrong.
 
     The rules of layers cannot see what a model does between them, so both paths are tried on
     made-up records; whatever goes wrong means no. Two batch sizes, because a layer's first axis may
     have a record's length by chance; a clip that all records exceed, so that every norm counts.
     Dropout is off, since the two paths draw differently.
     """
-    generator = PublicSeed(0).generator()
+    generator, inputs, shape = PublicSeed(0).generator(), job.inputs, job.features.shape[1:]
     vector, slow = layout.read(model).to(device), OneByOne(str(device), one_at_a_time=True)
     try:
         with in_mode(model, training=False):
             for count in (2, 3):
-                features = inputs(inputs.made_up(count, shape, generator).to(device))
-                batch = Batch(features, torch.arange(count, device=device) % 2)
+                features = inputs(inputs.made_up(count, tuple(shape), generator).to(device))
+                targets = job.task.made_up(count, tuple(job.labels.shape[1:]), generator)
+                batch = Batch(features, targets.to(device), job.task)
                 exact = slow.clipped_sum(model, layout, vector, batch, 1e-6)
                 fast = clipped_sum(model, layout, vector, batch, 1e-6)
                 if not float((fast - exact).norm()) <= _AGREEMENT * float(exact.norm()):
@@ -136,7 +133,7 @@ class GhostClipping(OneByOne):
         for job in jobs:
             shape = tuple(job.features.shape[1:])
             if shape not in known and any(phase.clip is not None for phase in job.phases):
-                known[shape] = records_at_once(model, layout, job.inputs, shape, self.device)
+                known[shape] = records_at_once(model, layout, job, self.device)
             if known.get(shape) == 0:
                 return OneByOne(str(self.device)).run(model, layout, jobs)
         return super().run(model, layout, jobs)
@@ -146,7 +143,7 @@ class GhostClipping(OneByOne):
     ) -> Tensor:
         """Gradient of the mean loss of a batch, with images in the layout that is fastest."""
         with slopes_channels_last(model):
-            batch = Batch(channels_last(batch.features), batch.labels)
+            batch = batch._replace(features=channels_last(batch.features))
             return super().mean_gradient(model, layout, vector, batch)
 
     def clipped_sum(

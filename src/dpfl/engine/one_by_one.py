@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
-from torch.nn import functional as F
 
 from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
@@ -17,7 +16,6 @@ from dpfl.core.random import NoiseAhead, SecretRng
 from dpfl.core.types import Phase
 from dpfl.engine.base import Batch, Job
 from dpfl.engine.process import check_arithmetic, failures_of, one_thread
-from dpfl.models.checks import outputs_of
 from dpfl.numerics.clipping import LARGEST_NORM, clip_factor, squared_norms
 from dpfl.plugs.sampling import PoissonBatches, sampler
 
@@ -62,7 +60,7 @@ class OneByOne:
         still = {"all": slice(0), "head": slice(layout.head.start), "body": layout.head}[phase.part]
         for rows in records.draw(job.rng.child("records", number), phase.steps):
             features = job.inputs(job.features[rows].to(self.device))
-            batch = Batch(features, job.labels[rows].to(self.device))
+            batch = Batch(features, job.labels[rows].to(self.device), job.task)
             with self._dropout_from(dropout):
                 if phase.clip is None:
                     gradient = self.mean_gradient(model, layout, vector, batch)
@@ -120,7 +118,8 @@ class OneByOne:
         parameters = layout.unflatten(vector)
 
         def loss(parameters: dict[str, Tensor], feature: Tensor, label: Tensor) -> Tensor:
-            return F.cross_entropy(outputs_of(model, parameters, feature[None]), label[None])
+            one = Batch(feature[None], label[None], batch.task)
+            return one.losses(model, parameters).sum()
 
         # torch has no batched recurrent layers, nor buffers written to in a batch.
         alone = self.one_at_a_time or any(isinstance(m, nn.RNNBase) for m in model.modules())
@@ -128,7 +127,10 @@ class OneByOne:
         gradients = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
         at_once = 1 if alone else max(1, _MOST_NUMBERS // max(layout.size, 1))
         for some in batches_of(batch, at_once):
-            found = _gradients(model, parameters, some) if alone else gradients(parameters, *some)
+            if alone:
+                found = _gradients(model, parameters, some)
+            else:
+                found = gradients(parameters, some.features, some.labels)
             rows = torch.cat([found[b.name].reshape(len(some.labels), -1) for b in layout], dim=1)
             norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
             whole = (norms <= LARGEST_NORM) & within_bounds(some.features)
@@ -144,14 +146,15 @@ def batches_of(batch: Batch, size: int) -> list[Batch]:
     [2, 2, 1]
     """
     firsts = range(0, len(batch.labels), size)
-    return [Batch(*(tensor[first : first + size] for tensor in batch)) for first in firsts]
+    parts = (slice(first, first + size) for first in firsts)
+    return [Batch(batch.features[part], batch.labels[part], batch.task) for part in parts]
 
 
 def _gradients(model: nn.Module, parameters: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
     """Gradients of the mean loss of a batch, by plain autograd; zero where nothing is used."""
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
     with torch.enable_grad():
-        loss = F.cross_entropy(outputs_of(model, leaves, batch.features), batch.labels)
+        loss = batch.losses(model, leaves).mean()
     wanted = list(leaves.values())
     found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, found, strict=True))

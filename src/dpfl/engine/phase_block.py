@@ -41,7 +41,7 @@ class PhaseBlock:
         draws: Sequence[Draw] | None = None,
     ) -> None:
         self.chain, self.jobs, self.number, self.device = chain, jobs, number, device
-        self.phases = [job.phases[number] for job in jobs]
+        self.phases, self.task = [job.phases[number] for job in jobs], jobs[0].task
         records = [sampler(p, len(job.labels)) for p, job in zip(self.phases, jobs, strict=True)]
         self.first = first = self.phases[0]
         rngs = (job.rng.child("records", number) for job in jobs)
@@ -153,9 +153,8 @@ def plain_sums(block: PhaseBlock, vectors: Tensor) -> Iterator[Tensor]:
         if width == 0:
             totals.zero_()
         else:
-            found = backward(
-                block.chain, stacks, records.gather(rows), labels.flatten(), rows.shape
-            )
+            given = records.gather(rows), labels.flatten(0, 1), rows.shape
+            found = backward(block.chain, stacks, *given, block.task)
             with torch.no_grad():
                 # What does not count must not be multiplied by zero if it is not finite.
                 broken = ~counts & ~torch.isfinite(found.slopes[-1]).all(dim=-1)

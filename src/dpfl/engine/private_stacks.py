@@ -154,9 +154,11 @@ class ClippedSums:
         softmax - one-hot.
         """
         chain, shape = self._block.chain, part.rows.shape
-        if not chain.one_layer:
+        task = self._block.task
+        if not (chain.one_layer and task.softmax):
+            labels = part.labels.flatten(0, 1)
             with torch.enable_grad():
-                return backward(chain, self._stacks, features, part.labels.flatten(), shape)
+                return backward(chain, self._stacks, features, labels, shape, task)
         x = features.reshape(*shape, -1)
         outputs = layer_outputs(self._stacks[0], x)
         errors = outputs.transpose(1, 2).softmax(dim=1)  # as the product has laid them out

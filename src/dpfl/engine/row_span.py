@@ -19,12 +19,14 @@ _MOST_NUMBERS = 1 << 24  # of all clients' records, which are laid out once
 
 
 def fits_row_span(block: PhaseBlock) -> bool:
-    """Whether a phase is plain SGD on one linear layer, with few records beside its features.
+    """Whether a phase is plain SGD on one linear layer under cross-entropy, with few records beside
+    its features.
 
     It must also look at every record twice or more: products of records are computed first.
     """
     first, most = block.first, max(len(job.labels) for job in block.jobs)
-    if not block.chain.one_layer or first.clip is not None or first.part != "all":
+    plain = block.chain.one_layer and block.task.softmax
+    if not plain or first.clip is not None or first.part != "all":
         return False
     features, often = block.chain.layers[0].in_features, first.steps * first.batch_size
     few = 2 * most <= often and 4 * most <= features

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.numerics.clipping import stacked_product
+from dpfl.tasks import Task
 
 _NAMES = "ReLU LeakyReLU ELU GELU SiLU Softplus Tanh Sigmoid Identity"
 ELEMENTWISE: tuple[type[nn.Module], ...] = tuple(getattr(nn, name) for name in _NAMES.split())
@@ -137,11 +137,17 @@ class Slopes:
 
 
 def backward(
-    chain: Chain, stacks: list[Stack], features: Tensor, labels: Tensor, shape: torch.Size
+    chain: Chain,
+    stacks: list[Stack],
+    features: Tensor,
+    labels: Tensor,
+    shape: torch.Size,
+    task: Task,
 ) -> Slopes:
     """One forward and one backward of all clients.
 
     ``features`` and ``labels`` hold one client after the other; ``shape`` is (clients, records).
+    ``task`` has the loss.
     """
     clients, width = shape
     inputs: list[Tensor] = []
@@ -158,5 +164,5 @@ def backward(
             outputs.append(x if x.requires_grad else x.requires_grad_())
         elif not isinstance(step, nn.Flatten):
             x = step(x.clone() if getattr(step, "inplace", False) else x)
-    loss = F.cross_entropy(x.reshape(clients * width, -1), labels, reduction="sum")
+    loss = task.losses(x.reshape(clients * width, -1), labels).sum()
     return Slopes(inputs, list(torch.autograd.grad(loss, outputs)))

@@ -6,6 +6,7 @@ are known to mix them are refused by name; what a model does between its layers 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DpflError
 from dpfl.core.random import PublicSeed
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
+from dpfl.tasks import Task
 
 
 @contextmanager
@@ -41,14 +43,19 @@ def outputs_of(model: nn.Module, parameters: dict[str, Tensor], features: Tensor
 
 
 def check_model(
-    model: nn.Module, shape: tuple[int, ...], classes: int, inputs: Inputs = NUMBERS
+    model: nn.Module,
+    shape: tuple[int, ...],
+    task: Task,
+    inputs: Inputs = NUMBERS,
+    target_shape: tuple[int, ...] = (),
 ) -> None:
     """Refuse what cannot be trained here, by name, with what to use instead.
 
-    ``shape`` is that of one record, and ``inputs`` says how records are read. The model must give
-    one row of at least ``classes`` scores per record.
+    ``shape`` is that of one record, ``target_shape`` that of one target, and ``inputs`` says how
+    records are read. The model must give what ``task`` asks for, and the task a loss per record.
 
-    >>> check_model(nn.ReLU(), (4,), 4)
+    >>> from dpfl.tasks import Classification
+    >>> check_model(nn.ReLU(), (4,), Classification(classes=4))
     Traceback (most recent call last):
     dpfl.core.errors.ConfigurationError: model: has no parameters; give a model that can be trained
     """
@@ -62,7 +69,8 @@ def check_model(
     try:
         for training in (True, False):
             with in_mode(model, training=training):
-                _try_records(model, shape, classes, inputs)
+                outputs = _try_records(model, shape, task, inputs)
+        _try_losses(outputs, task, target_shape)
     except DpflError:
         raise
     except Exception as error:
@@ -84,41 +92,54 @@ def _check_parameters(model: nn.Module) -> None:
     check(everywhere == len(parameters), "model", problem, "give each layer its own")
 
 
-def _try_records(model: nn.Module, shape: tuple[int, ...], classes: int, inputs: Inputs) -> None:
-    """Run made-up records through the model; refuse it if one of them changes another's scores.
+def _try_losses(outputs: Tensor, task: Task, target_shape: tuple[int, ...]) -> None:
+    """Refuse a loss that is not one number per record, or that mixes records."""
+    count = len(outputs)
+    targets = task.made_up(count, target_shape, PublicSeed(0).generator())
+    losses = task.losses(outputs, targets)
+    for i in range(count):
+        alone = task.losses(outputs[i : i + 1], targets[i : i + 1])
+        apart = torch.allclose(losses[i : i + 1], alone, rtol=1e-3, atol=1e-4, equal_nan=True)
+        remedy = "compute each record's loss from that record alone"
+        check(apart, "task", "gives a record another loss when others are there", remedy)
+
+
+def _try_records(model: nn.Module, shape: tuple[int, ...], task: Task, inputs: Inputs) -> Tensor:
+    """Run made-up records through the model; refuse it if one of them changes another's outputs.
 
     Each record is replaced by another one, with the same draws of dropout. In evaluation, where
     nothing is drawn, each record is also tried alone.
     """
-    count = 3 if classes != 3 else 4  # records and classes must not be taken for each other
+    count = 3 if task.width != 3 else 4  # records and classes must not be taken for each other
     generator = PublicSeed(0).generator()
     records, others = (inputs(inputs.made_up(count, shape, generator)) for _ in range(2))
-    before = _scores(model, records, classes)
+    before = _scores(model, records, task)
     for i in range(count):
         mixed, unchanged = records.clone(), torch.arange(count) != i
         mixed[i] = others[i]
-        pairs = [(before[unchanged], _scores(model, mixed, classes)[unchanged])]
+        pairs = [(before[unchanged], _scores(model, mixed, task)[unchanged])]
         if not model.training:
-            pairs.append((before[i : i + 1], _scores(model, records[i : i + 1], classes)))
+            pairs.append((before[i : i + 1], _scores(model, records[i : i + 1], task)))
         for old, new in pairs:
             apart = torch.allclose(old.double(), new.double(), rtol=1e-3, atol=1e-4)
             problem = "gives a record other scores when another one is in the batch"
             remedy = "let every record be computed apart (recurrent layers: batch_first=True)"
             check(apart, "model", f"{problem}, so no record can be clipped on its own", remedy)
+    return before
 
 
-def _scores(model: nn.Module, records: Tensor, classes: int) -> Tensor:
-    """Scores of made-up records; whatever is not one finite row for each is refused."""
+def _scores(model: nn.Module, records: Tensor, task: Task) -> Tensor:
+    """Outputs for made-up records; whatever is not what the task asks for is refused."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        found = outputs_of(model, dict(model.named_parameters()), records)
-    table = isinstance(found, Tensor) and found.is_floating_point() and found.ndim == 2
-    good = table and len(found) == len(records) and found.shape[1] >= classes
-    given = "no tensor"
+        run = partial(outputs_of, model, dict(model.named_parameters()))
+        found = task.outputs(run, records)
+    given, good = "no tensor", False
     if isinstance(found, Tensor):
         given = f"{found.dtype} outputs of shape {tuple(found.shape[1:])}"
-    remedy = f"let it return one row of {classes} scores per record"
-    check(good, "model", f"gives {given} for {classes} classes", remedy)
+        table = found.is_floating_point() and found.ndim > 0 and len(found) == len(records)
+        good = table and task.accepts(found)
+    check(good, "model", f"gives {given} for {task}", f"let it return {task.wanted}")
     problem = "gives scores that are not finite for made-up records"
     check(bool(torch.isfinite(found).all()), "model", problem, "check its layers")
     scores: Tensor = found

@@ -25,21 +25,18 @@ class Flag(StrEnum):
     UNPUBLISHED = "unpublished"
     UNACCOUNTED = "unaccounted"
     UNACCOUNTED_STOP = "unaccounted_stop"
+    STRATIFIED = "stratified"
 
     @property
     def public(self) -> bool:
         """Whether a published model may carry it."""
-        return self in (
-            Flag.SEEDED,
-            Flag.UNPROTECTED,
-            Flag.HYPOTHETICAL,
-            Flag.UNACCOUNTED_STOP,
-        )
+        void = self.voids_privacy and self is not Flag.FLOAT_NOISE
+        return void or self is Flag.STRATIFIED
 
     @property
     def voids_privacy(self) -> bool:
         """Whether the stated epsilons are no guarantee at all, or none for these clients."""
-        return self is Flag.FLOAT_NOISE or self.public
+        return self in _VOID
 
     @property
     def about(self) -> str:
@@ -47,6 +44,10 @@ class Flag(StrEnum):
         return _ABOUT[self]
 
 
+_VOID = (
+    *(Flag.SEEDED, Flag.UNPROTECTED, Flag.HYPOTHETICAL),
+    *(Flag.FLOAT_NOISE, Flag.UNACCOUNTED_STOP),
+)
 _ABOUT = {
     Flag.SEEDED: "NOT PRIVATE: SEEDED (anyone who knows the seed can subtract the noise; for "
     "simulations only)",
@@ -63,6 +64,8 @@ _ABOUT = {
     "which only a simulation may see",
     Flag.UNACCOUNTED_STOP: "UNACCOUNTED STOP: scores on the clients' test records decided when "
     "training ends, and no epsilon covers that",
+    Flag.STRATIFIED: "STRATIFIED: test records were chosen by their labels; epsilon is as stated "
+    "only if that choice is public",
 }
 
 

@@ -121,6 +121,7 @@ def _trained(
                 labels=member.shard.labels,
                 rng=rngs[member.id].child("work"),
                 inputs=member.inputs,
+                task=member.task,
             )
         )
     updates = []

@@ -11,6 +11,7 @@ from dpfl.data.federation import Federation
 from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.data.records import Shard
 from dpfl.plugs.base import Participant
+from dpfl.tasks import CLASSIFICATION, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class Member:
     claims: Claims
     client_settings: ClientSettings = field(default_factory=ClientSettings)
     inputs: Inputs = NUMBERS
+    task: Task = CLASSIFICATION
 
     @property
     def participant(self) -> Participant:
@@ -55,6 +57,7 @@ def honest_members(
             claims=(claims or {}).get(client) or true_claims(budget, shard.examples),
             client_settings=federation.client_settings.get(client, ClientSettings()),
             inputs=federation.inputs,
+            task=federation.task,
         )
     return members
 

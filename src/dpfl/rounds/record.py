@@ -100,7 +100,7 @@ class RoundRecord:
             truth = _without_none(self.true_noise)
             told["simulated_truth"] = {_TRUTH[name]: value for name, value in truth.items()}
         if self.scores is not None:
-            told |= _without_none(self.scores)
+            told |= self.scores.to_dict()
         if self.effective_noise is not None:
             told["effective_noise"] = _without_none(self.effective_noise)
         return told
@@ -113,7 +113,6 @@ class RoundRecord:
         told, noise = values.get("simulated_truth"), values.get("effective_noise")
         truth = {name: told[key] for name, key in _TRUTH.items() if key in told} if told else None
         slots = {k.removesuffix("_metrics"): v for k, v in values.items() if k.endswith("_metrics")}
-        scores = {f.name: values[f.name] for f in fields(Scores) if f.name in values}
         plain: Plain = {
             name: tuple(value) if isinstance(value, list) else value
             for name in {f.name for f in fields(cls)}.difference(_PARTS)
@@ -123,7 +122,7 @@ class RoundRecord:
             **plain,
             metrics=slots,
             published="published" not in values,
-            scores=Scores(**scores) if "accuracy" in scores else None,
+            scores=Scores.from_dict(values),
             true_noise=TrueNoise(**truth) if truth else None,
             effective_noise=EffectiveNoise(**noise) if noise else None,
         )
@@ -138,5 +137,5 @@ _TRUTH = {
 }
 
 
-def _without_none(values: Scores | TrueNoise | EffectiveNoise) -> Plain:
+def _without_none(values: TrueNoise | EffectiveNoise) -> Plain:
     return {name: value for name, value in vars(values).items() if value is not None}

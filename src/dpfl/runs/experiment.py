@@ -27,12 +27,14 @@ from dpfl.privacy.budgets import make_budgets
 from dpfl.runs import sections
 from dpfl.runs.toml_file import TomlFile
 from dpfl.strategy import Strategy
+from dpfl.tasks import Task
 
 
 class Experiment(TomlFile):
     """A whole experiment. What decides privacy (epsilon, delta, clip) has no default.
 
-    ``server`` replaces the method's own step by a server optimiser; ``client_settings`` and
+    ``task`` says what is learned where it is not the data set's own classification. ``server``
+    replaces the method's own step by a server optimiser; ``client_settings`` and
     ``clients`` say what single clients do in their own way.
     """
 
@@ -47,6 +49,7 @@ class Experiment(TomlFile):
     partition: sections.PartitionSection = sections.PartitionSection()
     budgets: sections.BudgetsSection = sections.BudgetsSection()
     model: sections.ModelSection = sections.ModelSection()
+    task: sections.TaskSection | None = None
     method: sections.MethodSection
     server: sections.ServerSection | None = None
     run: sections.RunSection
@@ -71,6 +74,7 @@ class Experiment(TomlFile):
         settings. Whether it fits the federation is known only when the records are there.
         """
         self.method.strategy(self.run, self.server)
+        self.learned()
         check_device(self.run.device)
         one_of("[run]", ENGINES, engine=self.run.engine)
 
@@ -119,10 +123,14 @@ class Experiment(TomlFile):
         """Build the method with its settings, this experiment's selection and server optimiser."""
         return self.method.strategy(self.run, self.server, population)
 
+    def learned(self) -> Task | None:
+        """Build the task that the file names, None if it names none."""
+        return None if self.task is None else self.task.task()
+
     def build_model(self, federation: Federation) -> nn.Module:
         """Build the model with its reproducible start."""
-        shape, classes, inputs = federation.feature_shape, federation.classes, federation.inputs
-        return self.model.build(shape, classes, self.public_seed(), inputs)
+        shape, width, inputs = federation.feature_shape, federation.task.width, federation.inputs
+        return self.model.build(shape, width, self.public_seed(), inputs)
 
     def federation(self, data_folder: Path | None = None) -> Federation:
         """Load the records, share them out, and attach budgets and client settings."""
@@ -164,7 +172,9 @@ class Experiment(TomlFile):
         one = (name is None) != (folder is None)
         check(one, "[data]", "needs either a name or a folder", "name one data set")
         if folder is not None:
-            return Federation.from_files(folder, label=self.data.label, seed=seed.value)
+            more = {"stratified": self.data.stratified, "task": self.learned()}
+            label = self.data.label
+            return Federation.from_files(folder, label=label, seed=seed.value, **more)
         assert name is not None
         dataset = load_dataset(name, data_folder)
         kind, clients = self.partition.kind, self.partition.clients
@@ -174,7 +184,8 @@ class Experiment(TomlFile):
         check(fits, "[partition] clients", problem, remedy)
         kind = kind or ("natural" if dataset.silos else "iid")
         settings = self.partition.model_dump(exclude={"clients", "kind", "validation"})
-        return Federation.from_dataset(dataset, Partition(**settings, kind=kind), clients, seed)
+        partition, learned = Partition(**settings, kind=kind), self.learned()
+        return Federation.from_dataset(dataset, partition, clients, seed, learned)
 
 
 def for_method(values: Plain, method: str) -> Plain:

@@ -11,7 +11,7 @@ that was released.
     model.safetensors   the final model
     model.json          what the model is: its task, its inputs, its schema
     summary.json        what came out
-    halts.jsonl         accuracy where a search made the run wait
+    halts.jsonl         scores where a search made the run wait
     watched.jsonl       the metric by which early stopping decides
 """
 
@@ -147,14 +147,14 @@ class RunFolder:
 
     def append_halt(self, round_: int, scores: Scores) -> None:
         """Note how good the model was where a search made the run wait."""
-        told = {"round": round_, "accuracy": scores.accuracy, "loss": scores.loss}
+        told = {"round": round_, **scores.to_dict()}
         self.append(self.halts, told)
 
     def halted_at(self, round_: int) -> Scores | None:
         """How good the model was when the run waited at this round, if it did."""
         for line in self.read_lines(self.halts):
             if line.get("round") == round_:
-                return Scores(accuracy=line["accuracy"], loss=line["loss"])
+                return Scores.from_dict(line)
         return None
 
     # -- state and results -------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class ModelCard:
         cls, model: "nn.Module", federation: Federation, *, built: Plain | None, note: str
     ) -> Self:
         """Describe the ``model`` of a federation; ``built`` and ``note`` are those of the card."""
-        schema = federation.schema
+        schema = getattr(federation, "schema", None)
         kind = next(name for name, own in _INPUTS.items() if isinstance(federation.inputs, own))
         return cls(
             task=federation.task.to_dict(),

@@ -24,7 +24,7 @@ _OLDER = "dpfl-summary-1"
 
 
 class ModelTested(StrEnum):
-    """Whose accuracy a run reports."""
+    """Whose scores a run reports."""
 
     COMMON = "the common model, on all clients' test records"
     PERSONAL = "each client's own model, on its own test records"
@@ -150,12 +150,16 @@ class Summary:
 
     @property
     def accuracy(self) -> float:
-        """Accuracy on test records."""
+        """Accuracy on test records; NaN for a task that has none."""
         return self.scores.accuracy
+
+    @property
+    def value(self) -> float:
+        """The task's ranking metric on test records (``scores.metric`` names it)."""
+        return self.scores.value
 
     def to_dict(self) -> Plain:
         """Return plain values, as they are written to ``summary.json``."""
-        scores = {name: value for name, value in vars(self.scores).items() if value is not None}
         plain = "method run clients parameters bytes_up payload_bytes_up bytes_down"
         return {
             "format": SUMMARY_FORMAT,
@@ -165,7 +169,7 @@ class Summary:
             "flags": [raised.to_dict() for raised in self.flags],
             "assumptions": list(self.assumptions),
             "rounds": dict(vars(self.rounds)),
-            **scores,
+            **self.scores.to_dict(),
             "tested": str(self.tested),
             "epsilon": self.epsilon.to_dict() if self.epsilon else {},
             "epsilon_by_observer": {str(o): e.to_dict() for o, e in self.epsilon_against.items()},
@@ -191,7 +195,7 @@ class Summary:
             own = {
                 "version": str(values.get("dpfl", "0.1")),
                 "promise": values,
-                "scores": values,
+                "scores": Scores.from_dict(values),
                 "flags": [*map(RaisedFlag.from_dict, values.get("flags", values.get("stamps")))],
                 "epsilon": EpsilonSpread.from_dict(values["epsilon"]),
                 "epsilon_against": {o: spread for o, spread in spreads if spread is not None},

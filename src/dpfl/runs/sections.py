@@ -19,17 +19,21 @@ from dpfl.privacy.budgets import is_budget_file, read_budget_file
 from dpfl.runs.site_file import ClientSection as ClientSection
 from dpfl.runs.toml_file import Section
 from dpfl.strategy import Strategy
+from dpfl.tasks import Task, make_task
 
 
 class DataSection(Section):
     """Which records: a named data set, or a ``folder`` with one CSV or Parquet file per client.
 
-    ``label`` names the column of the classes in the files of a folder.
+    ``label`` names the column of the targets in the files of a folder. ``stratified`` sets a fifth
+    of each class of a folder's records aside for testing, instead of a fifth of all; the run is
+    flagged then (:attr:`dpfl.Federation.stratified`).
     """
 
     name: str | None = None
     folder: str | None = None
     label: str | None = None
+    stratified: bool = False
 
 
 class PartitionSection(Section):
@@ -95,6 +99,23 @@ class ModelSection(Section):
     ) -> nn.Module:
         """Build the model with its reproducible start."""
         return make_model(self.name, shape, classes, seed.child("model"), self.hidden, inputs)
+
+
+class TaskSection(BaseModel):
+    """What is learned: a task's ``name``, the ``metric`` that ranks, and the task's own settings
+    (:mod:`dpfl.tasks`). Left out, it is the data set's own task, or classification.
+
+    >>> TaskSection(name="regression", loss="huber").task().metric
+    'rmse'
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = "classification"
+    metric: str | None = None
+
+    def task(self) -> Task:
+        """Build the task with its settings."""
+        return make_task(self.model_dump(exclude_none=True))
 
 
 class RoundsSection(Section):

@@ -23,7 +23,8 @@ from dpfl.rounds import write_buffers
 from dpfl.rounds.record import RoundRecord
 from dpfl.sim.loop import Simulation
 from dpfl.sim.summary import statements_of
-from dpfl.tasks import Task, find_metric
+from dpfl.tasks import Task
+from dpfl.tasks.metrics import find_metric
 
 Metric = Callable[[nn.Module, int], float | None]
 """Called with the model and the number of rounds done; None means that it was not measured."""

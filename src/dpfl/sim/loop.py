@@ -91,7 +91,8 @@ class Simulation:
 
     def __post_init__(self) -> None:
         federation, strategy, run = self.federation, self.strategy, self.run
-        check_model(self.model, federation.feature_shape, federation.classes, federation.inputs)
+        shapes = federation.feature_shape, federation.target_shape
+        check_model(self.model, shapes[0], federation.task, federation.inputs, shapes[1])
         check(0 <= self.dropout <= 1, "dropout", f"rate = {self.dropout}", "give a probability")
         if run.ledger.filter == "renyi":  # plan with the curve that the ledger will hold it against
             own = federation.budgets.items()
@@ -107,8 +108,8 @@ class Simulation:
             check(given, f"client '{client}'", "has no budget", remedy, PrivacyRefusal)
         self.layout = Layout.of_module(self.model)
         claims = {client: member.claims for client, member in self.members.items()}
-        shapes = buffer_shapes(self.model, strategy.releases)
-        self.agreement = enrol(strategy, claims, self.rounds, self.layout, shapes)
+        buffers = buffer_shapes(self.model, strategy.releases)
+        self.agreement = enrol(strategy, claims, self.rounds, self.layout, buffers)
         self.strategy = self.agreement.strategy  # with nothing left open
         self._admit = charging(self.agreement, run)
         self._evaluation = Evaluation(
@@ -247,7 +248,11 @@ class Simulation:
         """The model that is evaluated and handed out: the current one, unless the step averages."""
         return self.strategy.step.published(dict(self.state.plugs["step"]), self.state.model)
 
-    def evaluate(self) -> Scores:
-        """Accuracy and loss on test records: for simulations only, and not accounted."""
+    def evaluate(self, *, details: bool = False) -> Scores:
+        """Scores on test records: for simulations only, and not accounted.
+
+        ``details`` asks for all metrics, and for each client's value.
+        """
         write_buffers(self.model, self.state.buffers)
-        return self._evaluation(self.published(), self.strategy.personal, self.private)
+        personal, private = self.strategy.personal, self.private
+        return self._evaluation(self.published(), personal, private, details=details)

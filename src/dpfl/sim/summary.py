@@ -26,7 +26,6 @@ def summarise(
     strategy, model, layout = simulation.strategy, simulation.model, simulation.layout
     lines, private = statements_of(simulation), strategy.local.private
     arithmetic = arithmetic_assumptions(model, layout, simulation.device) if private else ()
-    last = history[-1].scores if history else None
     summary = Summary(
         method=strategy.name,
         run=simulation.run.name,
@@ -36,7 +35,7 @@ def summarise(
         clients=len(simulation.members),
         parameters=layout.size,
         rounds=rounds,
-        scores=last or simulation.evaluate(),
+        scores=simulation.evaluate(details=True),
         tested=ModelTested.COMMON if strategy.personal is None else ModelTested.PERSONAL,
         epsilon=EpsilonSpread.of(lines),
         epsilon_against=_epsilon_against(simulation, lines),
@@ -98,6 +97,7 @@ def _flags(simulation: Simulation) -> tuple[RaisedFlag, ...]:
         RaisedFlag(Flag.FALSE_CLAIMS, misreports): misreports,
         RaisedFlag(Flag.WEAK_DELTA, weak): weak,
         RaisedFlag(Flag.UNACCOUNTED): True,
+        RaisedFlag(Flag.STRATIFIED): simulation.federation.stratified and simulation.protects,
         RaisedFlag(Flag.UNPUBLISHED, f"{silent} of {len(history)} rounds"): silent,
     }
     return (*simulation.flags, *(flag for flag, holds in raised.items() if holds))

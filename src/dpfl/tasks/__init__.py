@@ -1,0 +1,64 @@
+"""What is learned: losses per record, metrics, shapes of targets.
+
+``base``            what a task is
+``metrics``         metrics by name, through scikit-learn
+``classification``  one of several classes, one logit, several labels
+``regression``      numbers, by squared or Huber loss
+``tokens``          the next token at every position
+``custom``          a user's own loss
+
+>>> make_task({"name": "regression", "loss": "huber"}).metric
+'rmse'
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from dpfl.core.checks import check
+from dpfl.core.errors import ConfigurationError, did_you_mean, unknown_name
+from dpfl.tasks.base import Task as Task
+from dpfl.tasks.classification import Binary as Binary
+from dpfl.tasks.classification import Classification as Classification
+from dpfl.tasks.classification import MultiLabel as MultiLabel
+from dpfl.tasks.custom import CustomTask as CustomTask
+from dpfl.tasks.custom import cannot_load
+from dpfl.tasks.metrics import METRICS as METRICS
+from dpfl.tasks.metrics import MetricWords as MetricWords
+from dpfl.tasks.regression import Regression as Regression
+from dpfl.tasks.tokens import TokenPrediction as TokenPrediction
+
+CLASSIFICATION = Classification()
+TASKS: dict[str, type[Task]] = {
+    kind.name: kind for kind in (Classification, Binary, MultiLabel, Regression, TokenPrediction)
+}
+"""The tasks that a file can name."""
+
+
+def make_task(given: Mapping[str, Any] | str | Task | None) -> Task:
+    """Build a task from its name, from plain values with a ``name``, or pass one through.
+
+    None means classification. Unknown names and settings are refused with the nearest known one.
+
+    >>> make_task("binary").metric
+    'auc'
+    """
+    if given is None or isinstance(given, Task):
+        return Classification() if given is None else given
+    values = {"name": given} if isinstance(given, str) else dict(given)
+    name = str(values.pop("name", "classification"))
+    if name == CustomTask.name:
+        raise cannot_load()
+    if name not in TASKS:
+        raise unknown_name("[task]", "task", name, TASKS)
+    known = {field.name for field in fields(TASKS[name])}
+    for key in values:
+        problem = f"is not a setting of {name}"
+        check(key in known, f"[task] {key}", problem, did_you_mean(key, known))
+    settings: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+    }
+    try:
+        return TASKS[name](**settings)
+    except TypeError as error:
+        raise ConfigurationError("[task]", str(error), "check the settings' types") from error

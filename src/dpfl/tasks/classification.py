@@ -1,0 +1,265 @@
+"""Classes: one of several, one logit for two, and several labels at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dpfl.core.checks import check, positive, whole_number
+from dpfl.core.errors import DataError
+from dpfl.tasks.base import Task, column, numbers, weights_of
+
+_METRICS = ("accuracy", "balanced_accuracy", "auc", "average_precision", "f1", "calibration_error")
+_NUMBERED = "number the classes from 0"
+
+
+def _class_numbers(where: str, values: np.ndarray, most: float) -> Tensor:
+    """Whole numbers from 0, one a record."""
+    found = column(numbers(where, values, "labels"))
+    remedy = "give one class number per record, not one-hot rows"
+    check(found.ndim == 1, where, f"has labels of shape {found.shape}", remedy, DataError)
+    whole = bool(np.all(found == np.round(found)))
+    remedy = f"{_NUMBERED}, or choose the task 'regression'"
+    check(whole, where, "has labels that are no whole numbers", remedy, DataError)
+    odd = found[(found < 0) | (found > most)]
+    check(not len(odd), where, f"has label {next(iter(odd), 0):g}", _NUMBERED, DataError)
+    return torch.from_numpy(found.astype(np.int64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classification(Task):
+    """One of several classes; the model gives a row of at least ``classes`` scores.
+
+    ``classes`` left out is the largest label and one more. ``class_weights`` multiply the loss of
+    each class's records: public constants, not counts of private records.
+
+    >>> Classification(classes=3).width
+    3
+    """
+
+    name: ClassVar[str] = "classification"
+    metrics: ClassVar[tuple[str, ...]] = (*_METRICS, "loss")
+    metric: str = "accuracy"
+    classes: int | None = None
+    class_weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where = "[task] class_weights"
+        object.__setattr__(self, "class_weights", weights_of(where, self.class_weights))
+        if self.classes is not None:
+            whole_number("task", "classes", self.classes)
+        if self.classes is not None and self.class_weights is not None:
+            problem = f"{len(self.class_weights)} weights for {self.classes} classes"
+            check(len(self.class_weights) == self.classes, where, problem, "give one a class")
+
+    @property
+    def width(self) -> int:
+        """The number of classes."""
+        return self.classes or 1
+
+    @property
+    def softmax(self) -> bool:
+        """Unless classes have weights."""
+        return self.class_weights is None
+
+    def check_targets(self, where: str, values: np.ndarray) -> Tensor:
+        """Convert class numbers."""
+        return _class_numbers(where, values, 2**31 - 1)
+
+    def resolve(self, targets: Sequence[Tensor]) -> Self:
+        """Take the number of classes from the largest label, unless it is given."""
+        if self.classes is not None:
+            return self
+        labels = torch.cat(list(targets)) if targets else torch.zeros(0)
+        largest = int(labels.max()) if len(labels) else 0
+        problem = f"there is a label {largest}, more than records"
+        remedy = "check which column is the label, or choose the task 'regression'"
+        check(largest < max(len(labels), 1), "federation", problem, remedy, DataError)
+        return replace(self, classes=largest + 1)
+
+    def outside(self, targets: Tensor) -> str | None:
+        """Say which label is not a class."""
+        if not len(targets):
+            return None
+        low, high = (int(end) for end in torch.aminmax(targets))
+        odd = low if low < 0 else high if high >= self.width else None
+        return None if odd is None else f"has label {odd}, outside 0..{self.width - 1}"
+
+    def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Made-up classes."""
+        return torch.arange(count) % min(2, self.width)
+
+    def missing_from_test(self, targets: Tensor) -> str | None:
+        """Of two classes, both are needed."""
+        if self.classes != 2 or not len(targets):
+            return None
+        there = set(torch.unique(targets).tolist())
+        lacking = {0: "negative", 1: "positive"}
+        return next((word for label, word in lacking.items() if label not in there), None)
+
+    def accepts(self, outputs: Tensor) -> bool:
+        """At least one score a class."""
+        return outputs.ndim == 2 and outputs.shape[1] >= self.width
+
+    @property
+    def wanted(self) -> str:
+        """A row of scores."""
+        return f"one row of {self.width} scores per record"
+
+    def __str__(self) -> str:
+        return f"{self.width} classes"
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy, times the weight of the record's class."""
+        weights = self.class_weights
+        own = None if weights is None else torch.tensor(weights, device=outputs.device)
+        if own is not None and outputs.shape[1] > len(own):  # scores of classes that nobody has
+            own = F.pad(own, (0, outputs.shape[1] - len(own)), value=1.0)
+        return F.cross_entropy(outputs, targets, weight=own, reduction="none")
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """The class with the largest score."""
+        return outputs.argmax(1)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """Softmax of the scores."""
+        return outputs.double().softmax(dim=1)
+
+    def by_class(self, outputs: Tensor, targets: Tensor) -> tuple[tuple[int, ...], ...]:
+        """The confusion matrix."""
+        return _confusion(self.predictions(outputs), targets, outputs.shape[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Binary(Task):
+    """Yes or no by one logit a record; targets are 0 and 1.
+
+    ``positive_weight`` multiplies the loss of positive records.
+    """
+
+    name: ClassVar[str] = "binary"
+    metrics: ClassVar[tuple[str, ...]] = (*_METRICS, "loss")
+    metric: str = "auc"
+    positive_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("[task]", positive_weight=self.positive_weight)
+
+    @property
+    def width(self) -> int:
+        """One logit."""
+        return 1
+
+    def check_targets(self, where: str, values: np.ndarray) -> Tensor:
+        """Convert zeros and ones."""
+        return _class_numbers(where, values, 1).to(torch.float32)
+
+    def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Made-up answers."""
+        return (torch.arange(count) % 2).to(torch.float32)
+
+    def missing_from_test(self, targets: Tensor) -> str | None:
+        """Both answers are needed."""
+        there = set(torch.unique(targets).tolist())
+        lacking = {0.0: "negative", 1.0: "positive"}
+        return next((word for label, word in lacking.items() if label not in there), None)
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Logistic loss."""
+        weight = torch.tensor(self.positive_weight, device=outputs.device)
+        logits, wanted = outputs.reshape(len(targets)), targets.to(outputs.dtype)
+        return F.binary_cross_entropy_with_logits(
+            logits, wanted, pos_weight=weight, reduction="none"
+        )
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """One where the logit is above 0."""
+        return (outputs.reshape(len(outputs)) > 0).to(torch.float32)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """Probabilities of no and of yes."""
+        yes = outputs.double().reshape(len(outputs)).sigmoid()
+        return torch.stack([1 - yes, yes], dim=1)
+
+    def by_class(self, outputs: Tensor, targets: Tensor) -> tuple[tuple[int, ...], ...]:
+        """The confusion matrix."""
+        return _confusion(self.predictions(outputs), targets, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiLabel(Task):
+    """Several labels at once, each present or not; targets are rows of 0 and 1.
+
+    ``labels`` left out is the number of columns. A record's loss is the mean over its labels.
+    """
+
+    name: ClassVar[str] = "multi_label"
+    metrics: ClassVar[tuple[str, ...]] = tuple(
+        name for name in (*_METRICS, "loss") if name != "balanced_accuracy"
+    )
+    metric: str = "auc"
+    labels: int | None = None
+
+    @property
+    def width(self) -> int:
+        """The number of labels."""
+        return self.labels or 1
+
+    def check_targets(self, where: str, values: np.ndarray) -> Tensor:
+        """Convert rows of zeros and ones."""
+        found = numbers(where, values, "labels")
+        remedy = "give one row of zeros and ones per record"
+        check(found.ndim == 2, where, f"has labels of shape {found.shape}", remedy, DataError)
+        odd = found[(found != 0) & (found != 1)]
+        problem = f"has label {next(iter(odd), 0):g} among several labels"
+        check(not len(odd), where, problem, remedy, DataError)
+        return torch.from_numpy(found.astype(np.float32))
+
+    def resolve(self, targets: Sequence[Tensor]) -> Self:
+        """Count the columns."""
+        columns = {target.shape[1] for target in targets}
+        remedy = "give every client the same labels"
+        good = len(columns) == 1 and (self.labels is None or {self.labels} == columns)
+        problem = (
+            f"clients have {sorted(columns)} labels, not {self.labels or 'one number of them'}"
+        )
+        check(good, "federation", problem, remedy, DataError)
+        return replace(self, labels=columns.pop())
+
+    def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Made-up labels."""
+        return torch.randint(0, 2, (count, *shape), generator=generator).to(torch.float32)
+
+    def missing_from_test(self, targets: Tensor) -> str | None:
+        """Name the first label that no test record has."""
+        empty = (targets.sum(dim=0) == 0).nonzero().flatten().tolist()
+        return f"positive (label {empty[0]})" if len(targets) and empty else None
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean logistic loss of a record's labels."""
+        wanted = targets.to(outputs.dtype)
+        found = F.binary_cross_entropy_with_logits(outputs, wanted, reduction="none")
+        return found.mean(dim=1)
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """One where a logit is above 0."""
+        return (outputs > 0).to(torch.float32)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """The probability of each label."""
+        return outputs.double().sigmoid()
+
+
+def _confusion(predicted: Tensor, targets: Tensor, classes: int) -> tuple[tuple[int, ...], ...]:
+    """How many records of each true class (row) are taken for each class (column)."""
+    places = targets.long() * classes + predicted.long()
+    counts = torch.bincount(places, minlength=classes**2).reshape(classes, classes)
+    return tuple(map(tuple, counts.tolist()))

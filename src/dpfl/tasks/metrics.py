@@ -1,0 +1,211 @@
+"""Metrics by name: what each is computed from, which way is better, how it is shown.
+
+Most of them are scikit-learn's, which is imported when a metric is computed. A metric that the
+records do not define (an AUC without a positive record) is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpfl.core.errors import unknown_name
+
+_BINS = 15  # of the calibration error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What metrics are computed from, as arrays with one row per record.
+
+    ``probabilities`` has a column for each class (or label), and is None where a task has none.
+    """
+
+    targets: np.ndarray
+    predictions: np.ndarray
+    losses: np.ndarray
+    probabilities: np.ndarray | None = None
+
+    @property
+    def one_hot(self) -> np.ndarray:
+        """The targets as columns, one for each class or label."""
+        if self.targets.ndim == 2 or self.probabilities is None:
+            return self.targets
+        wanted: np.ndarray = self.targets[:, None] == np.arange(self.probabilities.shape[1])
+        return wanted
+
+
+def accuracy(found: Evaluated) -> float:
+    """Share of right predictions; of several labels, the share over all labels."""
+    return float((found.predictions == found.targets).astype(np.float32).mean())
+
+
+def balanced_accuracy(found: Evaluated) -> float:
+    """Mean over the classes that occur of the share of their records that is recognised."""
+    from sklearn.metrics import recall_score
+
+    there = np.unique(found.targets)
+    options = {"labels": there, "average": "macro", "zero_division": 0}
+    return float(recall_score(found.targets, found.predictions, **options))
+
+
+def f1(found: Evaluated) -> float:
+    """F1 score of class 1 where there are two classes, else the mean over classes or labels."""
+    from sklearn.metrics import f1_score
+
+    two = found.targets.ndim == 1 and found.one_hot.shape[1] == 2
+    average = "binary" if two else "macro"
+    return float(f1_score(found.targets, found.predictions, average=average, zero_division=0))
+
+
+def auc(found: Evaluated) -> float:
+    """Area under the ROC curve, of class 1 or as the mean over classes or labels."""
+    from sklearn.metrics import roc_auc_score
+
+    return _mean_over_columns(roc_auc_score, found)
+
+
+def average_precision(found: Evaluated) -> float:
+    """Area under the precision-recall curve, of class 1 or as the mean over classes or labels."""
+    from sklearn.metrics import average_precision_score
+
+    return _mean_over_columns(average_precision_score, found)
+
+
+def _mean_over_columns(score: Callable[..., float], found: Evaluated) -> float:
+    """A score of each column that has both kinds of records; of two classes, the second counts."""
+    assert found.probabilities is not None
+    wanted, chances = found.one_hot, found.probabilities
+    if found.targets.ndim == 1 and wanted.shape[1] == 2:
+        wanted, chances = wanted[:, 1:], chances[:, 1:]
+    columns = [i for i in range(wanted.shape[1]) if 0 < wanted[:, i].sum() < len(wanted)]
+    scores = [float(score(wanted[:, i], chances[:, i])) for i in columns]
+    return float(np.mean(scores)) if scores else math.nan
+
+
+def calibration_error(found: Evaluated) -> float:
+    """Expected calibration error: confidence and accuracy compared in 15 bins of equal width."""
+    assert found.probabilities is not None
+    chances = found.probabilities
+    if found.targets.ndim == 2:  # each label is a decision of its own
+        sure, right = np.maximum(chances, 1 - chances), found.predictions == found.targets
+    else:
+        sure, right = chances.max(axis=1), found.predictions == found.targets
+    sure, right = sure.ravel(), right.ravel()
+    bins = np.minimum((sure * _BINS).astype(int), _BINS - 1)
+    differences = np.bincount(bins, weights=sure - right, minlength=_BINS)
+    return float(np.abs(differences).sum() / max(1, len(sure)))
+
+
+def rmse(found: Evaluated) -> float:
+    """Root mean squared error."""
+    return float(np.sqrt(np.mean((found.predictions - found.targets) ** 2)))
+
+
+def mae(found: Evaluated) -> float:
+    """Mean absolute error."""
+    return float(np.mean(np.abs(found.predictions - found.targets)))
+
+
+def r2(found: Evaluated) -> float:
+    """Coefficient of determination; NaN for fewer than two records."""
+    from sklearn.metrics import r2_score
+
+    return float(r2_score(found.targets, found.predictions)) if len(found.targets) > 1 else math.nan
+
+
+def loss(found: Evaluated) -> float:
+    """Mean loss."""
+    return float(found.losses.mean())
+
+
+def perplexity(found: Evaluated) -> float:
+    """Exponential of the mean loss per token."""
+    return math.exp(min(float(found.losses.mean()), 50.0))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric: how it is computed, whether more is better, and whether it is a share (shown in
+    percent).
+    """
+
+    compute: Callable[[Evaluated], float]
+    higher_is_better: bool = True
+    share: bool = True
+
+
+METRICS = {
+    "accuracy": Metric(accuracy),
+    "balanced_accuracy": Metric(balanced_accuracy),
+    "auc": Metric(auc),
+    "average_precision": Metric(average_precision),
+    "f1": Metric(f1),
+    "calibration_error": Metric(calibration_error, higher_is_better=False),
+    "rmse": Metric(rmse, higher_is_better=False, share=False),
+    "mae": Metric(mae, higher_is_better=False, share=False),
+    "r2": Metric(r2, share=False),
+    "perplexity": Metric(perplexity, higher_is_better=False, share=False),
+    "loss": Metric(loss, higher_is_better=False, share=False),
+}
+"""The metrics that dpfl knows, by name."""
+
+
+def find_metric(name: str) -> Metric:
+    """Return a metric by name; an unknown one is refused with the nearest known name.
+
+    >>> find_metric("rmse").higher_is_better
+    False
+    """
+    if name not in METRICS:
+        raise unknown_name("metric", "metric", name, METRICS)
+    return METRICS[name]
+
+
+@dataclass(frozen=True)
+class MetricWords:
+    """How the values of a metric are shown: in percent for shares, else with four digits.
+
+    ``higher_is_better`` is looked up where it is not given, as it is for metrics of dpfl's own.
+    """
+
+    name: str
+
+    @property
+    def share(self) -> bool:
+        """Whether values are shown in percent."""
+        return self.name in METRICS and METRICS[self.name].share
+
+    @property
+    def title(self) -> str:
+        """The heading of a column.
+
+        >>> MetricWords("accuracy").title, MetricWords("rmse").title
+        ('accuracy %', 'rmse')
+        """
+        return f"{self.words} %" if self.share else self.words
+
+    @property
+    def words(self) -> str:
+        """The name as people write it.
+
+        >>> MetricWords("balanced_accuracy").words
+        'balanced accuracy'
+        """
+        return {"auc": "AUC", "f1": "F1", "r2": "R2"}.get(self.name, self.name.replace("_", " "))
+
+    @property
+    def scale(self) -> float:
+        """What a value is multiplied by before it is shown."""
+        return 100.0 if self.share else 1.0
+
+    def show(self, value: float) -> str:
+        """Write one value.
+
+        >>> MetricWords("accuracy").show(0.5), MetricWords("rmse").show(12.3456)
+        ('50.0 %', '12.35')
+        """
+        return f"{100 * value:.1f} %" if self.share else f"{value:.4g}"
