@@ -8,7 +8,7 @@ understate the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -78,7 +78,7 @@ class Statements(dict[str, Statement]):
 
     def _repr_html_(self) -> str:
         headings = ("account", "rounds", "epsilon spent", "budget", "delta")
-        tables: dict[str, list[list[object]]] = {}
+        tables: dict[str, list[Sequence[object]]] = {}
         for line in self.values():
             epsilons = ["-" if e is None else shown(e) for e in (line.epsilon, line.budget)]
             about = f"per {line.unit}, {line.adjacency} adjacency, against the {line.observer}"

@@ -22,9 +22,10 @@ from dpfl.runs.training import Training
 class ReportRun:
     """One run, as its folder describes it.
 
-    ``experiment`` is what was run, from a file or from Python, and ``toml`` its text; ``summary`` is None while the run is running;
-    ``history`` has a record per round that is done; ``timings`` holds the seconds of each round by
-    stage; ``float_noise`` marks a run of version 0.1, whose noise was rounded to floats.
+    ``experiment`` is what was run, from a file or from Python, and ``toml`` its text; ``summary``
+    is None while the run is running; ``history`` has a record per round that is done; ``timings``
+    holds the seconds of each round by stage; ``float_noise`` marks a run of version 0.1, whose
+    noise was rounded to floats.
     """
 
     folder: Path

@@ -89,7 +89,8 @@ def of_folders(paths: Sequence[Path]) -> ReportInput:
     for run in sorted(runs, key=lambda run: run.seed):
         methods[run.method].append(run)
     for label, own in methods.items():
-        repeated = all(run.experiment.settings_key() == own[0].experiment.settings_key() for run in own)
+        first = own[0].experiment.settings_key()
+        repeated = all(run.experiment.settings_key() == first for run in own)
         good = repeated and len({run.seed for run in own}) == len(own)
         check(good, "runs", f"two runs of '{label}' differ in settings or repeat a seed", _APART)
     seeds = {tuple(run.seed for run in own) for own in methods.values()}

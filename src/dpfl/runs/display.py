@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpfl.core.errors import ConfigurationError
 from dpfl.core.types import Plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame
 
-Lines = Mapping[str, Mapping[float, float]]
+Lines = Mapping[str, Mapping[int, float]]
 """Lines by name, each a value for every x."""
 
 MOST_LABELLED = 8  # lines that a legend names
 
 
-def frame_of(rows: Sequence[Plain], index: str | None = None) -> DataFrame:
+def frame_of(rows: Sequence[Plain], index: str | None = None) -> Any:
     """Return rows as a pandas frame; ``index`` names the column that becomes its index."""
     try:
-        import pandas as pd
+        import pandas as pd  # type: ignore[import-untyped]
     except ImportError as error:
         remedy = "run: pip install pandas"
         problem = "needs pandas, which is not installed"

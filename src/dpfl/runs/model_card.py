@@ -8,6 +8,7 @@ flags. It holds no count of records or clients, no client's name and nothing tha
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,8 +24,6 @@ from dpfl.tasks import Task, make_task
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from dpfl.data.schema import Schema
 
 CARD_FORMAT = "dpfl-model-1"
 _INPUTS = {"numbers": Numbers, "pixels": Pixels, "tokens": Tokens}
@@ -72,15 +71,15 @@ class ModelCard:
     def make_inputs(self) -> Inputs:
         """Return how records become the model's input."""
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in self.inputs.items()}
-        kind: Any = _INPUTS[values.pop("kind")]
+        kind: Any = _INPUTS[str(values.pop("kind"))]
         found: Inputs = kind(**values)
         return found
 
-    def make_schema(self) -> "Schema | None":
+    def make_schema(self) -> Any:
         """Return what prepares tables, None for a model of arrays."""
-        from dpfl.data.schema import Schema
-
-        return None if self.schema is None else Schema.from_dict(self.schema, "model.json")
+        if self.schema is None:
+            return None
+        return import_module("dpfl.data.schema").Schema.from_dict(self.schema, "model.json")
 
     def make_model(self, task: Task) -> "nn.Module":
         """Build the model that dpfl built for training, its weights still those of a start."""

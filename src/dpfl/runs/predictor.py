@@ -3,7 +3,7 @@
 import csv
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from dpfl.data.inputs import Inputs
 from dpfl.runs.folder import RunFolder
 from dpfl.runs.model_card import ModelCard
 from dpfl.tasks import Task
-
-if TYPE_CHECKING:
-    from dpfl.data.schema import Schema
 
 _RECORDS_AT_ONCE = 512
 
@@ -37,7 +34,7 @@ class Predictor:
     task: Task
     inputs: Inputs
     shape: tuple[int, ...]
-    schema: "Schema | None" = None
+    schema: Any = None
     note: str = ""
 
     def predict(self, x: Any) -> np.ndarray:

@@ -121,10 +121,12 @@ class Training:
             values = json.loads(path.read_text())
             if values.pop("format") != TRAINING_FORMAT:
                 raise ValueError("it is of another format")
-            specs = ((slot, own | {"kind": FigureKind(own["kind"])}) for slot, own in values["declared"])
-            told = {"pipeline": tuple((step, words) for step, words in values["pipeline"])}
-            told["declared"] = tuple((slot, FigureSpec(**own)) for slot, own in specs)
-            return cls(**values | told)
+            pipeline = tuple((step, words) for step, words in values.pop("pipeline"))
+            figures = [
+                (slot, FigureSpec(**own | {"kind": FigureKind(own["kind"])}))
+                for slot, own in values.pop("declared")
+            ]
+            return cls(**values, pipeline=pipeline, declared=tuple(figures))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             remedy = "restore it from a backup, or read it with the dpfl that wrote it"
             raise FolderError(str(path), f"cannot be read ({error})", remedy) from error

@@ -61,7 +61,8 @@ _STAGES = ("open", "clients", "close", "evaluate")
 @dataclass(kw_only=True, eq=False)
 class Simulation:
     """A prepared federation: members, agreement, budgets. :meth:`play` plays the rounds, from the
-    first one or from a checkpoint (:func:`dpfl.sim.resume.resume`); ``state`` and ``history`` are what came out.
+    first one or from a checkpoint (:func:`dpfl.sim.resume.resume`); ``state`` and ``history`` are
+    what came out.
 
     ``run`` says which run this is, where it is charged and where randomness comes from. ``engine``
     names how local work is executed, ``workers`` how many processes do it; neither changes a

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from dpfl.privacy.flags import public_note
 from dpfl.privacy.statement import Statements
 from dpfl.rounds import write_buffers
 from dpfl.rounds.record import RoundRecord
-from dpfl.runs.display import frame_of, line_figure
+from dpfl.runs.display import Lines, frame_of, line_figure
 from dpfl.runs.folder import RunFolder
 from dpfl.runs.model_card import ModelCard
 from dpfl.runs.predictor import load
@@ -28,12 +27,11 @@ from dpfl.sim.loop import Simulation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame
 
     from dpfl.tasks import Task
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Result:
     """What training gives back.
 
@@ -43,13 +41,17 @@ class Result:
     that it was started from Python. In a notebook a result shows itself as a table.
     """
 
-    model: nn.Module = field(repr=False)
-    history: list[RoundRecord] = field(repr=False)
+    model: nn.Module
+    history: list[RoundRecord]
     summary: Summary
-    timings: list[dict[str, float]] = field(repr=False)
-    card: ModelCard = field(repr=False)
-    description: str = field(default="", repr=False)
-    python: bool = field(default=True, repr=False)
+    timings: list[dict[str, float]]
+    card: ModelCard
+    description: str = ""
+    python: bool = True
+
+    def __repr__(self) -> str:
+        facts = (f"{name}: {value}" for name, value in self._facts().items())
+        return f"Result({', '.join(facts)})"
 
     @property
     def accuracy(self) -> float:
@@ -110,36 +112,43 @@ class Result:
 
     # -- notebooks ---------------------------------------------------------------------------------
 
-    def to_pandas(self) -> DataFrame:
+    def to_pandas(self) -> Any:
         """Return the history as a pandas frame, one row per round."""
         return frame_of([_row(record) for record in self.history], index="round")
 
     def plot(self) -> Figure:
         """Return a matplotlib figure: the ranking metric, the loss, and the weights of clients."""
         scored = {one.round + 1: one.scores for one in self.history if one.scores is not None}
-        weights: dict[str, dict[float, float]] = {}
+        weights: dict[str, dict[int, float]] = {}
         for record in self.history:
             for client, weight in record.weights.items():
                 weights.setdefault(client, {})[record.round + 1] = weight
         words = self.summary.scores.words
         value = {words.words: {r: words.scale * s.value for r, s in scored.items()}}
         loss = {"loss": {r: s.loss for r, s in scored.items()}}
-        panels = {words.title: value, "loss": loss, "weight of each client": weights}
+        panels: dict[str, Lines] = {
+            words.title: value,
+            "loss": loss,
+            "weight of each client": weights,
+        }
         return line_figure(panels, x_label="round")
 
-    def _repr_html_(self) -> str:
+    def _facts(self) -> dict[str, str]:
+        """What came out, in a few words."""
         summary, scores = self.summary, self.summary.scores
         rounds, epsilon = summary.rounds, summary.epsilon
         early = f" ({rounds.ended_early})" if rounds.ended_early else ""
-        facts = {
+        return {
             "method": summary.method,
             scores.words.words: f"{scores.words.show(scores.value)} ({summary.tested})",
             "rounds": f"{rounds.done} of {rounds.planned}{early}",
             "clients": f"{summary.clients}, of which {len(summary.clients_left)} ran out of budget",
             "epsilon spent": epsilon.words if epsilon else "nobody is protected",
         }
-        flags = "".join(f"<p><b>{escape(str(flag))}</b></p>" for flag in summary.flags)
-        return flags + html_table((), facts.items()) + self.spent._repr_html_()
+
+    def _repr_html_(self) -> str:
+        flags = "".join(f"<p><b>{escape(str(flag))}</b></p>" for flag in self.summary.flags)
+        return flags + html_table((), self._facts().items()) + self.spent._repr_html_()
 
 
 def _row(record: RoundRecord) -> Plain:
@@ -170,6 +179,4 @@ def result_of(simulation: Simulation, summary: Summary | None, **more: Any) -> R
     if simulation.folder is not None:
         card.write(simulation.folder.card)
     history, timings = simulation.history, simulation.timings
-    return Result(
-        model=model, history=history, summary=summary, timings=timings, card=card, **more
-    )
+    return Result(model=model, history=history, summary=summary, timings=timings, card=card, **more)
