@@ -14,7 +14,6 @@ from dpfl.core.errors import FolderError
 from dpfl.core.html import html_table
 from dpfl.core.layout import Layout
 from dpfl.core.types import Plain
-from dpfl.privacy.flags import public_note
 from dpfl.privacy.statement import Statements
 from dpfl.rounds import write_buffers
 from dpfl.rounds.record import RoundRecord
@@ -24,6 +23,7 @@ from dpfl.runs.model_card import ModelCard
 from dpfl.runs.predictor import load
 from dpfl.runs.result import Summary
 from dpfl.sim.loop import Simulation
+from dpfl.sim.summary import card_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -126,11 +126,7 @@ class Result:
         words = self.summary.scores.words
         value = {words.words: {r: words.scale * s.value for r, s in scored.items()}}
         loss = {"loss": {r: s.loss for r, s in scored.items()}}
-        panels: dict[str, Lines] = {
-            words.title: value,
-            "loss": loss,
-            "weight of each client": weights,
-        }
+        panels: dict[str, Lines] = {words.title: value, "loss": loss, "weights": weights}
         return line_figure(panels, x_label="round")
 
     def _facts(self) -> dict[str, str]:
@@ -172,11 +168,9 @@ def _save_model(place: RunFolder, model: nn.Module, card: ModelCard) -> None:
 def result_of(simulation: Simulation, summary: Summary | None, **more: Any) -> Result:
     """Return the result of a simulation that was played; ``more`` are fields of it."""
     assert summary is not None
-    model, note = simulation.model, public_note(summary.flags)
+    model = simulation.model
     simulation.layout.write(simulation.published(), model)
     write_buffers(model, simulation.state.buffers)
-    card = ModelCard.of(model, simulation.federation, built=simulation.built, note=note)
-    if simulation.folder is not None:
-        card.write(simulation.folder.card)
+    card = card_of(simulation, summary.flags)
     history, timings = simulation.history, simulation.timings
     return Result(model=model, history=history, summary=summary, timings=timings, card=card, **more)

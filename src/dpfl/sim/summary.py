@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dpfl.core.types import Observer, Unit
 from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.privacy.flags import Flag, RaisedFlag, public_note
 from dpfl.privacy.statement import Statement, statement
+from dpfl.runs.model_card import ModelCard
 from dpfl.runs.result import EpsilonSpread, ModelTested, RoundCount, Summary, total_bytes
 
 if TYPE_CHECKING:
@@ -48,8 +49,17 @@ def summarise(
         # The model file is for the world: no count of rounds, no name, nothing measured.
         note = public_note(summary.flags)
         folder.save_model(simulation.published(), layout, note, state.buffers)
+        card_of(simulation, summary.flags).write(folder.card)
         folder.save_summary(summary)
     return summary
+
+
+def card_of(simulation: Simulation, flags: Iterable[RaisedFlag]) -> ModelCard:
+    """Say what the model is, for whoever predicts with it; of the ``flags`` those that are
+    public.
+    """
+    model, federation, built = simulation.model, simulation.federation, simulation.built
+    return ModelCard.of(model, federation, built=built, note=public_note(flags))
 
 
 def statements_of(simulation: Simulation, observer: Observer | None = None) -> list[Statement]:
