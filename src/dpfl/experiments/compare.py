@@ -8,23 +8,18 @@ federations, the same seeds and the same first models. Runs are kept by content 
 method may be left out; settings that a method does not have are left out for it.
 """
 
-import os
-import platform
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dpfl.core.checks import check, one_of
 from dpfl.core.errors import DataError, DpflError, did_you_mean, unknown_name
 from dpfl.core.layout import Layout
-from dpfl.core.version import __version__
 from dpfl.datasets.named import DATASETS
 from dpfl.experiments.pool import Task
 from dpfl.experiments.results import CellResult, RunScore, StudyResult
+from dpfl.experiments.scoring import result_of, score_of
 from dpfl.experiments.study import Sweep, Values, set_fields
 from dpfl.experiments.tuning import RunStore, choose, remark
 from dpfl.methods import find
@@ -217,40 +212,11 @@ def _run(base: Values, values: Values, store: RunStore) -> StudyResult:
 
 
 def _result(study: Sweep, found: Iterable[CellResult]) -> StudyResult:
-    """Put cells together with the study, its remark and where they were computed."""
-    python = platform.python_version()
-    return StudyResult(
-        title=study.title,
-        cells=tuple(found),
-        study=study.to_dict(),
-        tuning=remark(study),
-        versions={"dpfl": __version__, "torch": torch.__version__, "python": python},
-        machine={"cpus": os.cpu_count(), "architecture": platform.machine()},
-    )
+    return result_of(study.title, found, study=study.to_dict(), tuning=remark(study))
 
 
 def _score(task: Task, metrics: Sequence[str]) -> RunScore:
-    """Condense a run that has ended, with the metrics that a study asks for."""
-    folder, numbers = RunFolder(task.folder), {}
-    history = folder.read_rounds()
-    ratios = [one.ratio for line in history if (one := line.true_noise) and one.ratio is not None]
-    if ratios:
-        numbers["noise_over_least"] = {"mean": statistics.mean(ratios), "largest": max(ratios)}
-    for name in metrics:
-        values = [_number_at(line.to_dict(), name) for line in history]
-        if known := [value for value in values if value is not None]:
-            numbers[name] = {"mean": statistics.mean(known), "last": known[-1]}
-    curve = tuple(round(line.scores.accuracy, 4) for line in history if line.scores)
-    more = {"folder": folder.path.name, "curve": curve, "metrics": numbers}
-    return RunScore.of(folder.read_summary(), seed=task.experiment.run.seed, **more)
-
-
-def _number_at(line: Mapping[str, Any], path: str) -> float | None:
-    """Follow a dotted path, such as ``clean_metrics.rank``; None where there is no number."""
-    here: Any = line
-    for name in path.split("."):
-        here = here.get(name) if isinstance(here, Mapping) else None
-    return float(here) if isinstance(here, int | float) else None
+    return score_of(RunFolder(task.folder), task.experiment.run.seed, metrics)
 
 
 def _same_data(one: Values, other: Values) -> bool:

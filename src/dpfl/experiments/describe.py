@@ -10,10 +10,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dpfl.core.html import html_table
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Cohort, Downlink, Observer, Plain, Promise
 from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.experiments import planned_costs as costs
+from dpfl.privacy.accountant import shown
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Agreement, Run, first_state
 from dpfl.rounds.codec import FRAME_BYTES, encode_download
@@ -76,6 +78,16 @@ class Description:
         """How many clients run out of budget before their planned participations."""
         return max(planned.running_out for planned in self.epsilon.values())
 
+    def _repr_html_(self) -> str:
+        costs = [
+            [f"epsilon against the {observer}", shown(one.spread.largest)]
+            for observer, one in self.epsilon.items()
+        ]
+        size = f"{self.rounds} rounds, {len(self.clients)} clients, {self.parameters} parameters"
+        facts = [["promise", str(self.promise)], *costs, ["size", size]]
+        facts += [["warning", self.forecast.warning]] if self.forecast.warning else []
+        return html_table(("step", "component"), self.pipeline) + html_table((), facts)
+
     def to_dict(self) -> Plain:
         """Return plain values that JSON can carry."""
         same = ("method", "rounds", "participations", "cohort", "parameters")
@@ -108,7 +120,11 @@ def describe(experiment: Experiment, data_folder: Path | None = None) -> Descrip
         found = describe(Experiment.from_file(Path("experiment.toml")))
         print(found.promise, found.epsilon[Observer.SERVER].spread, found.forecast.warning)
     """
-    sim, seed = prepared(experiment, data_folder), experiment.public_seed()
+    return description_of(prepared(experiment, data_folder), experiment.public_seed())
+
+
+def description_of(sim: Simulation, seed: PublicSeed) -> Description:
+    """Describe a simulation that was not played; ``seed`` is its public randomness."""
     agreement, strategy, terms = sim.agreement, sim.strategy, sim.agreement.terms
     clients = tuple(_client(agreement, sim.members[client]) for client in sorted(sim.members))
     rounding = arithmetic_assumptions(sim.model, sim.layout) if strategy.local.private else ()

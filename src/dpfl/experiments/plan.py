@@ -16,12 +16,14 @@ import torch
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DpflError, PrivacyRefusal
+from dpfl.core.html import html_table
 from dpfl.core.types import Observer, Plain, Promise
 from dpfl.data.federation import Federation
 from dpfl.data.records import Shard
 from dpfl.experiments.describe import Description, describe
 from dpfl.methods import find
 from dpfl.plugs.selection import Everyone
+from dpfl.privacy.accountant import shown
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.forecast import NoiseForecast
 from dpfl.sim.train import train
@@ -81,6 +83,21 @@ class Plan:
 
     methods: tuple[MethodPlan, ...]
     recommendations: tuple[Recommendation, ...]
+
+    def _repr_html_(self) -> str:
+        headings = ("method", "noise / signal", "largest epsilon", "seconds")
+        rows = []
+        for one in self.methods:
+            costs = ", ".join(
+                f"{shown(own.spread.largest)} ({observer})"
+                for observer, own in one.description.epsilon.items()
+            )
+            numbers = one.description.forecast.noise_to_signal, one.seconds
+            ratio, seconds = ("-" if own is None else f"{own:.3g}" for own in numbers)
+            rows.append([one.method, ratio, costs, seconds])
+        tips = [[str(tip.promise), tip.method, tip.reason] for tip in self.recommendations]
+        advice = html_table(("to protect", "try first", "because"), tips) if tips else ""
+        return html_table(headings, rows) + advice
 
     def to_dict(self) -> Plain:
         """Return plain values that JSON can carry."""

@@ -17,6 +17,7 @@ from dpfl.core.files import write_safely
 from dpfl.core.types import Adjacency, Observer, Plain, Promise, Unit
 from dpfl.experiments.study import Values, distinct
 from dpfl.privacy.flags import Flag, RaisedFlag
+from dpfl.runs.display import frame_of
 from dpfl.runs.folder import RESULTS_FORMAT
 from dpfl.runs.result import EpsilonSpread, RoundCount, Summary
 
@@ -55,6 +56,10 @@ class RunScore:
         same = {name: getattr(summary, name) for name in names} | {"loss": summary.scores.loss}
         same |= {"tested": str(summary.tested), "clients_left": len(summary.clients_left)}
         return cls(seed=seed, **same, **more)
+
+    def scored(self) -> dict[str, float]:
+        """The ranking metric under its name, and the loss."""
+        return {"accuracy": self.accuracy, "loss": self.loss}
 
     @property
     def protects(self) -> bool:
@@ -176,6 +181,23 @@ class StudyResult:
     def of_case(self, case: Values) -> list[CellResult]:
         """The methods of one case."""
         return [cell for cell in self.cells if cell.case == case]
+
+    def to_pandas(self) -> Any:
+        """Return a pandas frame with one row per run: case, method, seed, scores and epsilons."""
+        rows = []
+        for cell in self.cells:
+            for run in cell.runs:
+                spent = run.epsilon.spent if run.epsilon else None
+                costs = {f"epsilon_{k}": own for k, own in vars(spent).items()} if spent else {}
+                named = {"method": cell.label, "seed": run.seed, **run.scored()}
+                more = {name: getattr(run, name) for name in ("clients_left", "bytes_up")}
+                rows.append({**cell.case, **named, **costs, **more})
+        return frame_of(rows)
+
+    def _repr_html_(self) -> str:
+        from dpfl.experiments.tables import html_study
+
+        return html_study(self)
 
     def settings(self) -> dict[str, Plain]:
         """The settings that a search chose, by method."""
