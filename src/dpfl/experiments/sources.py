@@ -7,7 +7,7 @@ from typing import Any
 from dpfl.core.checks import check, whole_number
 from dpfl.core.types import Plain
 from dpfl.runs.experiment import Experiment
-from dpfl.runs.toml_file import read_toml
+from dpfl.runs.toml_file import read_toml, with_new_names
 
 Source = Experiment | Path | str | Mapping[str, Any]
 """An experiment, the path of its TOML file, or its sections as a dict."""
