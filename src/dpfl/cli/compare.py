@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 COMPOSE = "Runs are accounted separately; releases on the same data compose."
 LEGEND = """\
-accuracy: mean ± standard deviation on all clients' test records; gap: points below the best of \
-those that promise the same; p: paired t-test against it, Holm's adjustment; left: clients whose \
-budget ran out early"""
+score: mean ± standard deviation on all clients' test records; gap: distance to the best of those \
+that promise the same; p: paired t-test against it, Holm's adjustment; left: clients whose budget \
+ran out early"""
 
 
 @o.takes_experiment(o.MANY | o.STORE)
@@ -114,7 +114,7 @@ def show_standings(lines: Sequence[Standing]) -> None:
     from dpfl.experiments.ranking import grouped, remarks
 
     for unit, mine in grouped(lines).items():
-        headings = ("method", "accuracy %", "gap", "p", "left", "up", "down")
+        headings = ("method", mine[0].words.title, "gap", "p", "left", "up", "down")
         title = f"Protecting a {unit}: outcome over {len(mine[0].runs)} seed(s)"
         c.print_table(headings, map(_outcome, mine), title=title)
         c.out.print()
@@ -139,11 +139,11 @@ def _outcome(one: Standing) -> list[str]:
         return statistics.mean(float(getattr(run, name)) for run in one.runs)
 
     kinds = {"reference": one.reference, "best": one.best, "alone": one.alone}
-    gap = None if one.gap is None else 100 * one.gap
+    gap = "-" if one.gap is None else one.words.number(one.gap)
     return [
         one.label,
-        c.mean_and_spread(one.accuracies),
-        next((kind for kind, holds in kinds.items() if holds), c.number_text(gap, ".1f")),
+        one.words.spread(one.values),
+        next((kind for kind, holds in kinds.items() if holds), gap),
         c.number_text(one.p_value, ".2g"),
         f"{mean('clients_left'):g}/{one.runs[0].clients}",
         c.bytes_text(mean("bytes_up")),

@@ -7,7 +7,6 @@ text.
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -179,13 +178,3 @@ def time_text(seconds: float | None) -> str:
     if seconds < 90:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def mean_and_spread(values: Sequence[float], scale: float = 100.0) -> str:
-    """Show a mean and, for more than one value, the standard deviation.
-
-    >>> mean_and_spread([0.5, 0.7])
-    '60.0 ± 14.1'
-    """
-    mean = f"{statistics.mean(values) * scale:.1f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values) * scale:.1f}"

@@ -22,7 +22,7 @@ from dpfl.core.errors import DpflError, did_you_mean, disk_error
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run:run", "Train one model with one method, and say what every client spent."),
     "compare": ("compare:compare", "Compare methods over paired seeds."),
-    "sweep": ("studies:sweep", "Vary a field: accuracy by value, for each method."),
+    "sweep": ("studies:sweep", "Vary a field: score by value, for each method."),
     "tune": ("studies:tune", "Choose every method's settings by the same search."),
     "study": ("studies:study", "Run a study file, or show what was recorded."),
     "describe": ("plan:describe", "Print pipeline, promise, epsilons, noise and bytes."),

@@ -63,7 +63,8 @@ def run(
 
         def progress(done: int, total: int, record: RoundRecord) -> None:
             scores = record.scores
-            update(completed=done, note=f"accuracy {100 * scores.accuracy:.1f} %" if scores else "")
+            note = f"{scores.words.words} {scores.words.show(scores.value)}" if scores else ""
+            update(completed=done, note=note)
             if logger is not None:
                 logger.round(done, record)
 
@@ -113,11 +114,14 @@ def show(folder: Path, summary: Summary) -> None:
     """Print the result of a run, its flags first."""
     c.warn(summary.flags)
     rounds, left, epsilon = summary.rounds, summary.clients_left, summary.epsilon
+    scores = summary.scores
     early = f" ({rounds.ended_early})" if rounds.ended_early else ""
     named = f" ({', '.join(left[:5])}{', ...' if len(left) > 5 else ''})" if left else ""
     facts = {
         "method": summary.method,
-        "test accuracy": f"{100 * summary.accuracy:.1f} % ({summary.tested})",
+        f"test {scores.words.words}": f"{scores.words.show(scores.value)} ({summary.tested})",
+        "... over clients": scores.over_clients(),
+        "other metrics": scores.other_metrics(),
         "rounds": f"{rounds.done} of {rounds.planned}{early}",
         "budget ran out": f"{len(left)} of {summary.clients} clients{named}",
         "bytes up / down": c.traffic_text(summary.bytes_up, summary.bytes_down),
@@ -127,7 +131,7 @@ def show(folder: Path, summary: Summary) -> None:
         facts[f"epsilon {name}"] = f"{' / '.join(spread)}  (smallest / median / largest)"
     for observer, one in summary.epsilon_against.items():
         facts[f"... against the {observer}"] = " / ".join(c.format_spread(one.spent))
-    c.print_facts(facts)
+    c.print_facts({name: fact for name, fact in facts.items() if fact})
     show_statements(summary.statements)
     c.note_files({"Results": folder, "Report": folder / "report.html"})
 

@@ -145,7 +145,10 @@ def evaluate(
 
 def show_tried(found: TriedModel) -> None:
     """Print how good a model is on a site's test records."""
-    right = f"right on {found.scores.accuracy:.1%} of {found.test_records} records"
+    scores = found.scores
+    right = (
+        f"{scores.words.words} {scores.words.show(scores.value)} on {found.test_records} records"
+    )
     c.out.print(f"{found.run} ({found.method}): {right}")
     c.out.print(f"always naming the most common class: {found.commonest_class:.1%}")
 

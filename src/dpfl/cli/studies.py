@@ -1,7 +1,8 @@
 """``dpfl sweep``, ``dpfl tune`` and ``dpfl study``: many runs, one question.
 
-``sweep`` shows what a field does to accuracy, from one end of a list to the other. Any field of the
-experiment may vary, budgets included; the report draws accuracy over it, with bands over seeds.
+``sweep`` shows what a field does to the score, from one end of a list to the other. Any field of
+the experiment may vary, budgets included; the report draws the score over it, with bands over
+seeds.
 
 ``tune`` searches the same way for every method, never on test records. Tuning on private records
 costs privacy that no epsilon here covers: ``--tune-on`` searches on a public data set instead.
@@ -32,7 +33,7 @@ _FOLDER = "Folder of the runs; what is there is not run again."
 
 @o.takes_experiment(o.MANY | o.STORE)
 def sweep(asked: o.Asked, over: list[str] | None = o.OVER, seeds: str = o.SEEDS) -> None:
-    """Vary fields (budgets.scale, partition.clients, method.k, server.lr, ...): accuracy by value,
+    """Vary fields (budgets.scale, partition.clients, method.k, server.lr, ...): score by value,
     for each method.
 
     Several --over are crossed. A method that lacks a varied setting runs once.
@@ -65,9 +66,7 @@ def show_sweep(result: StudyResult) -> None:
         wide = len(labels) <= c.MOST_COLUMNS
         rows = []
         for case, ranked in cases:
-            shown = {
-                one.label: c.mean_and_spread(one.accuracies) + "*" * one.best for one in ranked
-            }
+            shown = {one.label: one.words.spread(one.values) + "*" * one.best for one in ranked}
             values = [value_text(value) for value in case.values()]
             if wide:
                 rows.append([*values, *(shown[label] for label in labels)])
@@ -75,8 +74,9 @@ def show_sweep(result: StudyResult) -> None:
             for label in labels:
                 rows.append([*values, label, shown[label]])
                 values = [""] * len(values)  # they stand in the first of its lines
-        headings = labels if wide else ["method", "accuracy %"]
-        title = f"Protecting a {unit}: accuracy %"
+        score = mine[0].words.title
+        headings = labels if wide else ["method", score]
+        title = f"Protecting a {unit}: {score}"
         c.print_table([*fields, *headings], rows, title=title, left=len(fields) + (not wide))
         spread = f"mean ± standard deviation over {len(first[0].runs)} seed(s)"
         c.out.print(f"{spread}; * best of those that promise the same\n")
@@ -129,7 +129,8 @@ def tune(
 
 def show_search(result: StudyResult) -> None:
     """Print what won, and over how much."""
-    headings = ("method", "chosen", "validation %", "worst %", "tried")
+    scores = {trial.words.title for cell in result.cells for trial in cell.tried}
+    headings = ("method", "chosen", f"validation {', '.join(scores)}", "worst", "tried")
     c.print_table(headings, map(_search_row, result.cells), left=2, title=result.title)
     if any(trial.rounds is not None for cell in result.cells for trial in cell.tried):
         dropped = "candidates that were dropped were judged after a quarter or half of their rounds"
@@ -140,10 +141,12 @@ def show_search(result: StudyResult) -> None:
 def _search_row(cell: CellResult) -> list[str]:
     """What was chosen for a method, as cells of a table."""
     chosen = [f"{name.removeprefix('method.')} = {value}" for name, value in cell.chosen.items()]
-    tried = [(one.values, f"{100 * one.validation_accuracy:.1f}") for one in cell.tried]
-    best = next((accuracy for values, accuracy in tried if values == cell.chosen), "-")
-    worst = min((accuracy for _, accuracy in tried), key=float, default="-")
-    return [cell.label, ", ".join(chosen) or "-", best, worst, str(len(tried))]
+    tried = sorted(cell.tried, key=lambda one: one.validation)
+    shown = [one.words.number(one.validation) for one in tried]
+    own = [text for one, text in zip(tried, shown, strict=True) if one.values == cell.chosen]
+    less_is_worse = not tried or tried[0].higher_is_better
+    best, worst = own[0] if own else "-", shown[0 if less_is_worse else -1] if shown else "-"
+    return [cell.label, ", ".join(chosen) or "-", best, worst, str(len(shown))]
 
 
 def study(
@@ -183,18 +186,19 @@ def study(
 
 
 def show_study(result: StudyResult) -> None:
-    """Print a line per method and case: mean and spread of the final accuracy, the tuned values,
+    """Print a line per method and case: mean and spread of the final score, the tuned values,
     the noise left.
     """
     runs = [run for cell in result.cells for run in cell.runs]
     noisy = any(NOISE in run.metrics for run in runs)
     fields = field_names(result.cells[0].case)
-    headings = [*fields, "method", "accuracy %", "tuned", *(["noise ratio"] if noisy else [])]
+    score = runs[0].words
+    headings = [*fields, "method", score.title, "tuned", *(["noise ratio"] if noisy else [])]
     rows = [_study_row(cell)[: len(headings)] for cell in result.cells]
     c.print_table(headings, rows, title=result.title, left=len(fields) + 1)
     c.print_lines(*sorted({f"epsilon: {run.promise}" for run in runs if run.protects}))
     seeds = f"mean ± standard deviation, {len(result.cells[0].runs)} seed(s)"
-    c.print_lines(f"accuracy: final model, test records, {seeds}")
+    c.print_lines(f"{score.words}: final model, test records, {seeds}")
     if noisy:
         c.print_lines(
             "noise ratio: noise variance in the aggregate over the optimal variance, mean"
@@ -207,7 +211,7 @@ def _study_row(cell: CellResult) -> list[str]:
     return [
         *map(value_text, cell.case.values()),
         cell.label,
-        c.mean_and_spread([run.accuracy for run in cell.runs]),
+        cell.runs[0].words.spread([run.value for run in cell.runs]),
         ", ".join(map(value_text, cell.chosen.values())) or "-",
         f"{statistics.mean(ratios):.3g}" if ratios else "-",
     ]

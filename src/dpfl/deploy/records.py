@@ -19,7 +19,6 @@ from dpfl.rounds.members import Member, honest_members
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.site_file import SITE_FILE, SiteFile
-from dpfl.tasks import Classification
 
 
 @dataclass
@@ -117,5 +116,4 @@ class LoadedSite(SiteFolder):
         problem = f"its records do not have the study's {wanted}"
         check(fits, f"site '{self.id}'", problem, "prepare the same columns everywhere")
         model = study.build_model()
-        task = Classification(classes=about.classes)
-        check_model(model, federation.feature_shape, task, federation.inputs)
+        check_model(model, federation.feature_shape, about.classes, federation.inputs)

@@ -6,6 +6,7 @@ For a simulation, or for a client's own eyes: no ledger covers these numbers.
 from __future__ import annotations
 
 import math
+import statistics
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -65,6 +66,21 @@ class Scores:
         sign = 1 if self.higher_is_better else -1
         clients = sorted(self.by_client.items(), key=lambda pair: (sign * pair[1], pair[0]))
         return clients[0] if clients else None
+
+    def over_clients(self) -> str:
+        """Smallest, median and largest of the clients' values, and who is served worst."""
+        if self.worst is None or len(self.by_client) < 2:
+            return ""
+        known, (client, value) = sorted(self.by_client.values()), self.worst
+        ends = (known[0], statistics.median(known), known[-1])
+        spread = " / ".join(map(self.words.number, ends))
+        return f"{spread}  (smallest / median / largest); worst: {client}, {self.words.show(value)}"
+
+    def other_metrics(self) -> str:
+        """All metrics but the one that ranks, in words."""
+        others = {k: v for k, v in self.metrics.items() if k not in (self.metric, "loss")}
+        told = ((MetricWords(name), value) for name, value in others.items())
+        return ", ".join(f"{words.words} {words.show(value)}" for words, value in told)
 
     @property
     def by_class(self) -> tuple[float | None, ...]:

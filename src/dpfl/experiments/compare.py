@@ -71,7 +71,7 @@ def sweep(
 
     ``over`` lists the values of each field, such as ``{"budgets.scale": [0.5, 1, 2]}``.
     """
-    values = {"title": f"accuracy over {', '.join(over)}", "vary": dict(over)}
+    values = {"title": f"score over {', '.join(over)}", "vary": dict(over)}
     named = {"methods": {name: {} for name in methods}, "seeds": list(seeds)}
     return _run(base, values | named, store)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch.multiprocessing
 
 from dpfl.core.errors import DpflError
+from dpfl.engine.evaluation import Scores
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder
@@ -43,9 +44,9 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a task ended: its accuracy, after so many rounds."""
+    """How a task ended: its scores, after so many rounds."""
 
-    accuracy: float
+    scores: Scores
     rounds: int
 
 
@@ -67,10 +68,10 @@ def run_task(task: Task, report: Callable[[int], None]) -> Ended:
     how: dict[str, Any] = {"resume": started, "data_folder": task.data_folder, "progress": progress}
     if task.rounds < experiment.run.rounds:
         scores = run_until(experiment, task.folder, task.rounds, **how)
-        halted = Ended(accuracy=scores.accuracy, rounds=task.rounds)
+        halted = Ended(scores=scores, rounds=task.rounds)
         return _known(folder, task) or halted  # it may have ended before
     summary = run_experiment(experiment, task.folder, **how).summary
-    return Ended(accuracy=summary.accuracy, rounds=summary.rounds.done)
+    return Ended(scores=summary.scores, rounds=summary.rounds.done)
 
 
 def _same(folder: RunFolder, experiment: Experiment) -> bool:
@@ -86,7 +87,7 @@ def _known(folder: RunFolder, task: Task) -> Ended | None:
     summary = folder.read_summary() if folder.summary.exists() else None
     to_the_end = task.rounds >= task.experiment.run.rounds
     if summary is not None and (to_the_end or summary.rounds.ended_early):
-        return Ended(accuracy=summary.accuracy, rounds=summary.rounds.done)
+        return Ended(scores=summary.scores, rounds=summary.rounds.done)
     scores = folder.halted_at(task.rounds)
     if scores is None:
         history = folder.read_rounds()
@@ -96,7 +97,7 @@ def _known(folder: RunFolder, task: Task) -> Ended | None:
         measured = [line.scores for line in history[: task.rounds] if line.scores]
         measured = measured or [line.scores for line in history if line.scores]
         scores = measured[-1] if measured else None
-    return Ended(accuracy=scores.accuracy, rounds=task.rounds) if scores else None
+    return Ended(scores=scores, rounds=task.rounds) if scores else None
 
 
 def _share(counters: Any) -> None:

@@ -1,6 +1,6 @@
 """Rank methods among those that promise the same: paired over seeds, never across privacy units.
 
-Two accuracies may be ranked only if the methods protect the same unit, under the same adjacency,
+Two scores may be ranked only if the methods protect the same unit, under the same adjacency,
 against the same adversary. A method that protects nobody, or that raises budgets nobody raised, is
 shown for reference and never ranked.
 """
@@ -14,11 +14,12 @@ from dpfl.core.checks import check
 from dpfl.core.types import Observer, Promise
 from dpfl.experiments.results import CellResult, RunScore
 from dpfl.privacy.accountant import shown
+from dpfl.tasks import MetricWords
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """One method in one case. ``gap`` is how far its mean accuracy is below the best of those that
+    """One method in one case. ``gap`` is how far its mean score is behind the best of those that
     promise the same, ``p_value`` how likely such a gap is by chance; None where it is not ranked.
     """
 
@@ -29,14 +30,24 @@ class Standing:
     p_value: float | None = None
 
     @property
-    def accuracies(self) -> tuple[float, ...]:
-        """The accuracy of each seed."""
-        return tuple(run.accuracy for run in self.runs)
+    def values(self) -> tuple[float, ...]:
+        """The ranking metric of each seed."""
+        return tuple(run.value for run in self.runs)
 
     @property
     def mean(self) -> float:
-        """The mean accuracy over seeds."""
-        return statistics.mean(self.accuracies)
+        """The mean of the ranking metric over seeds."""
+        return statistics.mean(self.values)
+
+    @property
+    def sign(self) -> int:
+        """Of the ranking metric: 1 if more is better, else -1."""
+        return 1 if self.runs[0].higher_is_better else -1
+
+    @property
+    def words(self) -> MetricWords:
+        """How the ranking metric is shown."""
+        return self.runs[0].words
 
     @property
     def promise(self) -> Promise:
@@ -67,12 +78,15 @@ class Standing:
 def standings(cells: Sequence[CellResult]) -> list[Standing]:
     """Rank the methods of one case. Seeds are paired, so all methods must have the same ones.
 
-    The best mean accuracy of each promise is compared with the others by paired t-tests, adjusted
-    for their number. Accuracies of one common model and of clients' own models are ranked apart.
+    The best mean score of each promise is compared with the others by paired t-tests, adjusted for
+    their number. Scores of one common model and of clients' own models are ranked apart.
     """
     seeds = {tuple(run.seed for run in cell.runs) for cell in cells}
     problem, remedy = "methods were run with different seeds", "run all with the same seeds"
     check(len(seeds) <= 1, "comparison", problem, remedy)
+    metrics = sorted({run.metric for cell in cells for run in cell.runs})
+    problem, remedy = f"runs are scored by {' and '.join(metrics)}", "score all by one metric"
+    check(len(metrics) <= 1, "comparison", problem, remedy)
     plain = [Standing(label=cell.label, runs=cell.runs) for cell in cells]
     groups: dict[tuple[Promise, str], list[Standing]] = {}
     for one in plain:
@@ -84,18 +98,18 @@ def standings(cells: Sequence[CellResult]) -> list[Standing]:
 
 def _ranked(group: list[Standing]) -> list[Standing]:
     """Rank methods that promise the same against the best of them."""
-    best = max(group, key=lambda one: one.mean)
+    best = max(group, key=lambda one: one.sign * one.mean)
     others = [one for one in group if one is not best]
-    adjusted = holm([paired_p_value(best.accuracies, one.accuracies) for one in others])
+    adjusted = holm([paired_p_value(best.values, one.values) for one in others])
     compared = [
-        replace(one, gap=best.mean - one.mean, p_value=p)
+        replace(one, gap=one.sign * (best.mean - one.mean), p_value=p)
         for one, p in zip(others, adjusted, strict=True)
     ]
     return [replace(best, best=bool(others), gap=0.0), *compared]
 
 
 def remarks(lines: Sequence[Standing]) -> list[str]:
-    """What must stand below a table of these: losses against the server itself, and accuracies of
+    """What must stand below a table of these: losses against the server itself, and scores of
     another kind.
     """
     found = []

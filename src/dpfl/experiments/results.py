@@ -6,35 +6,41 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError
 from dpfl.core.files import write_safely
-from dpfl.core.types import Adjacency, Observer, Plain, Promise, Unit
+from dpfl.core.types import Observer, Plain, Promise
 from dpfl.experiments.study import Values, distinct
 from dpfl.privacy.flags import Flag, RaisedFlag
-from dpfl.runs.display import frame_of
 from dpfl.runs.folder import RESULTS_FORMAT
-from dpfl.runs.result import EpsilonSpread, RoundCount, Summary
+from dpfl.runs.result import EpsilonSpread, RoundCount, Summary, promise_in
+from dpfl.tasks import MetricWords
+
+_TABLES = "dpfl.experiments.tables"  # which imports this module
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunScore:
-    """One run of a study: its seed, its accuracy, and what it cost.
+    """One run of a study: its seed, its score, and what it cost.
 
-    ``clients_left`` counts the clients whose budget ran out early. ``curve`` is the accuracy by
-    round. ``metrics`` holds, for each name that the study asks for, a few condensed numbers;
-    ``noise_over_least`` is one of them: the variance of the noise in the aggregate over the least
-    that any weights could leave (simulation only).
+    ``value`` is the ranking metric, named by ``metric``. ``clients_left`` counts the clients whose
+    budget ran out early. ``curve`` is the value by round. ``metrics`` holds, for each name that the
+    study asks for, a few condensed numbers; ``noise_over_least`` is one of them: the variance of
+    the noise in the aggregate over the least that any weights could leave (simulation only).
     """
 
     seed: int
-    accuracy: float
+    value: float
     promise: Promise
+    metric: str = "accuracy"
+    higher_is_better: bool = True
     loss: float = 0.0
     folder: str = ""
     tested: str = ""
@@ -53,13 +59,20 @@ class RunScore:
     def of(cls, summary: Summary, *, seed: int, **more: Any) -> RunScore:
         """Condense the summary of a run; ``more`` are fields that a summary does not have."""
         names = [one.name for one in fields(cls) if hasattr(summary, one.name)]
-        same = {name: getattr(summary, name) for name in names} | {"loss": summary.scores.loss}
+        same = {name: getattr(summary, name) for name in names}
+        same |= {name: getattr(summary.scores, name) for name in _OF_SCORES}
         same |= {"tested": str(summary.tested), "clients_left": len(summary.clients_left)}
         return cls(seed=seed, **same, **more)
 
-    def scored(self) -> dict[str, float]:
-        """The ranking metric under its name, and the loss."""
-        return {"accuracy": self.accuracy, "loss": self.loss}
+    @property
+    def words(self) -> MetricWords:
+        """How its score is shown."""
+        return MetricWords(self.metric)
+
+    @property
+    def accuracy(self) -> float:
+        """The value of a run that is scored by accuracy; NaN for another metric."""
+        return self.value if self.metric == "accuracy" else math.nan
 
     @property
     def protects(self) -> bool:
@@ -74,10 +87,14 @@ class RunScore:
 
     def to_dict(self) -> Plain:
         """Return plain values, as they are written to ``results.json``."""
-        plain = ("seed", "folder", "accuracy", "loss", "clients", "clients_left", "bytes_up")
+        plain = ("seed", "folder", "loss", "clients", "clients_left", "bytes_up")
+        scored: Plain = {self.metric: self.value}
+        if self.metric != "accuracy":
+            scored |= {"metric": self.metric, "higher_is_better": self.higher_is_better}
         spent = self.epsilon.to_dict() if self.epsilon else {}
         return {
             **{name: getattr(self, name) for name in (*plain, "bytes_down", "tested")},
+            **scored,
             "curve": list(self.curve),
             "rounds": asdict(self.rounds) if self.rounds else None,
             "flags": [raised.to_dict() for raised in self.flags],
@@ -95,6 +112,7 @@ class RunScore:
             for observer, told in values.get("epsilon_by_observer", {}).items()
         }
         read: Plain = {
+            "value": values[values.get("metric", "accuracy")],
             "promise": promise_in(values["epsilon"]),
             "flags": tuple(map(RaisedFlag.from_dict, flags)),
             "clients_left": left if isinstance(left, int) else len(left),
@@ -107,20 +125,35 @@ class RunScore:
         return cls(**_known(cls, values) | read)
 
 
+_OF_SCORES = ("metric", "value", "higher_is_better", "loss")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A candidate of a search, and its mean accuracy on validation records.
+    """A candidate of a search, and its mean score on validation records.
 
     ``rounds`` says how far it went, where a search drops candidates early.
     """
 
     values: Values
-    validation_accuracy: float
+    validation: float
+    metric: str = "accuracy"
+    higher_is_better: bool = True
     rounds: int | None = None
+
+    @property
+    def words(self) -> MetricWords:
+        """How its score is shown."""
+        return MetricWords(self.metric)
 
     def to_dict(self) -> Plain:
         """Return plain values."""
         return {name: value for name, value in vars(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Trial:
+        """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
+        return cls(**{k.removesuffix("_accuracy"): value for k, value in values.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +179,7 @@ class CellResult:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CellResult:
         """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
-        tried = tuple(Trial(**one) for one in values.get("tried", ()))
+        tried = tuple(map(Trial.from_dict, values.get("tried", ())))
         runs = tuple(map(RunScore.from_dict, values["runs"]))
         return cls(**_known(cls, values) | {"tried": tried, "runs": runs})
 
@@ -184,20 +217,10 @@ class StudyResult:
 
     def to_pandas(self) -> Any:
         """Return a pandas frame with one row per run: case, method, seed, scores and epsilons."""
-        rows = []
-        for cell in self.cells:
-            for run in cell.runs:
-                spent = run.epsilon.spent if run.epsilon else None
-                costs = {f"epsilon_{k}": own for k, own in vars(spent).items()} if spent else {}
-                named = {"method": cell.label, "seed": run.seed, **run.scored()}
-                more = {name: getattr(run, name) for name in ("clients_left", "bytes_up")}
-                rows.append({**cell.case, **named, **costs, **more})
-        return frame_of(rows)
+        return import_module(_TABLES).frame_of_study(self)
 
     def _repr_html_(self) -> str:
-        from dpfl.experiments.tables import html_study
-
-        return html_study(self)
+        return str(import_module(_TABLES).html_of_study(self))
 
     def settings(self) -> dict[str, Plain]:
         """The settings that a search chose, by method."""
@@ -233,13 +256,6 @@ class StudyResult:
             return cls.from_dict(values)
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise FolderError(str(place), f"cannot be read ({error})", remedy) from error
-
-
-def promise_in(values: Mapping[str, Any]) -> Promise:
-    """The promise among plain values, such as those of an epsilon or a statement."""
-    kinds = {"unit": Unit, "adjacency": Adjacency, "observer": Observer}
-    told: Plain = {name: kind(values[name]) for name, kind in kinds.items()}
-    return Promise(**told)
 
 
 def _known(kind: type[Any], values: Mapping[str, Any]) -> Plain:

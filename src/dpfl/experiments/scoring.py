@@ -45,7 +45,7 @@ def score_of(folder: RunFolder, seed: int, metrics: Sequence[str] = ()) -> RunSc
         values = [_number_at(line.to_dict(), name) for line in history]
         if known := [value for value in values if value is not None]:
             numbers[name] = {"mean": statistics.mean(known), "last": known[-1]}
-    curve = tuple(round(line.scores.accuracy, 4) for line in history if line.scores)
+    curve = tuple(round(line.scores.value, 4) for line in history if line.scores)
     more: Any = {"folder": folder.path.name, "curve": curve, "metrics": numbers}
     return RunScore.of(folder.read_summary(), seed=seed, **more)
 

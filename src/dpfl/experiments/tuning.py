@@ -85,20 +85,28 @@ class _Candidate:
 
     values: Values
     tasks: list[Task]
-    accuracy: float = 0.0
+    value: float = 0.0
+    sign: int = 1  # -1 where less is better
+    metric: str = "accuracy"
     rounds: int = 0
     stage: float = 0.0  # the share of the rounds it was allowed
 
     @property
     def merit(self) -> tuple[float, float, list[float]]:
-        """Further is better, then more accurate; of equals, the smaller values."""
+        """Further is better, then the better score; of equals, the smaller values."""
         small = [-float(value) for value in self.values.values() if isinstance(value, int | float)]
-        return self.stage, self.accuracy, small
+        return self.stage, self.sign * self.value, small
 
     def trial(self, halving: bool) -> Trial:
         """How it did; how far it went is said where a search drops candidates early."""
         rounds = self.rounds if halving else None
-        return Trial(values=self.values, validation_accuracy=self.accuracy, rounds=rounds)
+        return Trial(
+            values=self.values,
+            validation=self.value,
+            metric=self.metric,
+            higher_is_better=self.sign > 0,
+            rounds=rounds,
+        )
 
 
 def choose(study: Sweep, store: RunStore) -> list[CellResult]:
@@ -144,7 +152,7 @@ def _candidates(study: Sweep, case: Values, label: str, store: RunStore) -> list
 
 
 def _try(going: Sequence[_Candidate], share: float, store: RunStore) -> None:
-    """Run candidates up to a share of their rounds, and note how accurate they are there."""
+    """Run candidates up to a share of their rounds, and note how good they are there."""
     tasks = [
         replace(task, until=math.ceil(share * task.experiment.run.rounds))
         for one in going
@@ -154,7 +162,8 @@ def _try(going: Sequence[_Candidate], share: float, store: RunStore) -> None:
     ended = iter(store.run(stage, tasks))
     for one in going:
         own = [next(ended) for _ in one.tasks]
-        one.accuracy = statistics.mean(end.accuracy for end in own)
+        one.value, first = statistics.mean(end.scores.value for end in own), own[0].scores
+        one.metric, one.sign = first.metric, 1 if first.higher_is_better else -1
         one.rounds, one.stage = own[0].rounds, share
 
 

@@ -17,7 +17,7 @@ from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DpflError
 from dpfl.core.random import PublicSeed
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
-from dpfl.tasks import Task
+from dpfl.tasks import Classification, Task
 
 
 @contextmanager
@@ -45,17 +45,17 @@ def outputs_of(model: nn.Module, parameters: dict[str, Tensor], features: Tensor
 def check_model(
     model: nn.Module,
     shape: tuple[int, ...],
-    task: Task,
+    task: Task | int,
     inputs: Inputs = NUMBERS,
     target_shape: tuple[int, ...] = (),
 ) -> None:
     """Refuse what cannot be trained here, by name, with what to use instead.
 
     ``shape`` is that of one record, ``target_shape`` that of one target, and ``inputs`` says how
-    records are read. The model must give what ``task`` asks for, and the task a loss per record.
+    records are read. The model must give what ``task`` asks for, and the task a loss per record. A
+    number stands for a classification with so many classes.
 
-    >>> from dpfl.tasks import Classification
-    >>> check_model(nn.ReLU(), (4,), Classification(classes=4))
+    >>> check_model(nn.ReLU(), (4,), 4)
     Traceback (most recent call last):
     dpfl.core.errors.ConfigurationError: model: has no parameters; give a model that can be trained
     """
@@ -66,6 +66,7 @@ def check_model(
         problem = f"{type(module).__name__} {kept}"
         check(good, f"model layer '{name}'", problem, "use GroupNorm or LayerNorm instead")
     _check_parameters(model)
+    task = Classification(classes=task) if isinstance(task, int) else task
     try:
         for training in (True, False):
             with in_mode(model, training=training):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpfl.engine.evaluation import Scores
 from dpfl.experiments.ranking import Standing, grouped, standings
 from dpfl.experiments.results import CellResult, RunScore
 from dpfl.privacy.flags import Flag, RaisedFlag
@@ -61,6 +62,12 @@ class ReportRun:
         """The summary of a finished run."""
         assert self.summary is not None
         return self.summary
+
+    @property
+    def scores(self) -> Scores | None:
+        """The newest scores of the run, None before the first test."""
+        known = [line.scores for line in self.history if line.scores is not None]
+        return self.summary.scores if self.summary else known[-1] if known else None
 
     @property
     def score(self) -> RunScore:

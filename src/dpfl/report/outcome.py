@@ -1,6 +1,6 @@
-"""Figures of every report: accuracy, budgets and spending, bytes and seconds.
+"""Figures of every report: scores, budgets and spending, bytes and seconds.
 
-Methods that protect different units never share an axis of accuracy, and epsilons of different
+Methods that protect different units never share an axis of scores, and epsilons of different
 promises have figures of their own. Methods that protect nobody are drawn beside every unit.
 """
 
@@ -12,27 +12,28 @@ from dataclasses import replace
 from dpfl.core.types import Promise
 from dpfl.report.charts import Chart, Place, Series, client_axis, wide
 from dpfl.report.inputs import Case, ReportInput, ReportRun
+from dpfl.tasks import MetricWords
 
 STAGES = ("open", "clients", "close", "evaluate")
 BANDS = " Bands: one standard deviation over seeds."
 
 
-def accuracy_charts(shown: ReportInput) -> list[Chart]:
-    """Accuracy by epsilon, and by round or, in a sweep, over what was varied."""
+def score_charts(shown: ReportInput) -> list[Chart]:
+    """The score by epsilon, and by round or, in a sweep, over what was varied."""
     several = len(shown.cases) > 1
-    first = accuracy_over_field(shown) if several else accuracy_by_round(shown.cases[0])
-    return [*first, *accuracy_by_epsilon(shown)]
+    first = score_over_field(shown) if several else score_by_round(shown.cases[0])
+    return [*first, *score_by_epsilon(shown)]
 
 
 def _per_unit(kind: str, found: Mapping[str, Sequence[Series]], **values: object) -> list[Chart]:
-    """One figure of accuracy per unit, which is part of name and title where there are several.
+    """One figure of scores per unit, which is part of name and title where there are several.
 
     The axis is logarithmic where numbers span much, unless they are rounds.
     """
     charts = []
     for unit, series in found.items():
         bands = BANDS if any(one.low for one in series) else ""
-        log_x = kind != "accuracy-by-round" and wide([x for one in series for x in one.x])
+        log_x = kind != "score-by-round" and wide([x for one in series for x in one.x])
         chart = Chart.of(kind, series, log_x=log_x, bands=bands, **values)
         if len(found) > 1:
             title = f"{chart.title}, protecting a {unit}"
@@ -41,28 +42,49 @@ def _per_unit(kind: str, found: Mapping[str, Sequence[Series]], **values: object
     return charts
 
 
-def accuracy_by_round(case: Case) -> list[Chart]:
+def _words(run: ReportRun) -> dict[str, str]:
+    """How figures name the metric of a run."""
+    scores = run.scores
+    words = MetricWords("accuracy") if scores is None else scores.words
+    return {
+        "metric": words.words,
+        "Metric": words.words[0].upper() + words.words[1:],
+        "percent": ", %" if words.share else "",
+        "file": words.name.replace("_", "-"),
+        "better": "Upper" if scores is None or scores.higher_is_better else "Lower",
+    }
+
+
+def _score(run: ReportRun) -> float:
+    """The ranking metric of a run that has ended, as it is drawn."""
+    return run.result.scores.words.scale * run.result.value
+
+
+def score_by_round(case: Case) -> list[Chart]:
     """Draw one figure per unit; a run that is still running has a figure of its own."""
     finished = all(run.finished for run in case.first.values())
     found: dict[str, list[Series]] = {}
     for unit, methods in (case.by_unit() if finished else {"": case.methods}).items():
         drawn = [_by_round(label, runs) for label, runs in methods.items()]
         found[unit] = [series for series in drawn if series.x]
-    return _per_unit("accuracy-by-round", found)
+    first = next(iter(case.first.values()))
+    return _per_unit("score-by-round", found, **_words(first))
 
 
 def _by_round(label: str, runs: Sequence[ReportRun]) -> Series:
-    """The accuracy of one method by round, over seeds; empty before the first test."""
+    """The score of one method by round, over seeds; empty before the first test."""
     by_round: dict[int, list[float]] = {}
     for run in runs:
         for line in run.history:
             if line.scores is not None:
-                by_round.setdefault(line.round + 1, []).append(100 * line.scores.accuracy)
+                by_round.setdefault(line.round + 1, []).append(
+                    line.scores.words.scale * line.scores.value
+                )
     rounds = sorted(by_round)
     return Series.over_seeds(label, rounds, [by_round[round_] for round_ in rounds])
 
 
-def accuracy_over_field(shown: ReportInput) -> list[Chart]:
+def score_over_field(shown: ReportInput) -> list[Chart]:
     """The curves of a sweep, one figure per unit.
 
     The first varied field is the axis, the others are part of the names.
@@ -77,16 +99,18 @@ def accuracy_over_field(shown: ReportInput) -> list[Chart]:
             for label, runs in methods.items():
                 name = f"{label} ({rest})" if rest else label
                 own = curves.setdefault(unit, {}).setdefault(name, {})
-                own[place] = [100 * run.result.accuracy for run in runs]
+                own[place] = [_score(run) for run in runs]
     found = {
         unit: [Series.over_seeds(n, list(own), list(own.values())) for n, own in named.items()]
         for unit, named in curves.items()
     }
-    return _per_unit("accuracy-by-field", found, field=first, short=first.rpartition(".")[2])
+    words = _words(next(iter(shown.cases[0].first.values())))
+    short = first.rpartition(".")[2]
+    return _per_unit("score-by-field", found, field=first, short=short, **words)
 
 
-def accuracy_by_epsilon(shown: ReportInput) -> list[Chart]:
-    """Accuracy against the epsilon of the median client, one figure per promise.
+def score_by_epsilon(shown: ReportInput) -> list[Chart]:
+    """The score against the epsilon of the median client, one figure per promise.
 
     A method has a point per case. Those whose epsilons bound nothing are left out.
     """
@@ -96,16 +120,17 @@ def accuracy_by_epsilon(shown: ReportInput) -> list[Chart]:
             spent = [run.result.epsilon.spent.median for run in runs if run.result.epsilon]
             if len(spent) < len(runs) or not math.isfinite(sum(spent)) or runs[0].score.reference:
                 continue
-            point = (statistics.mean(spent), [100 * run.result.accuracy for run in runs])
+            point = (statistics.mean(spent), [_score(run) for run in runs])
             found.setdefault(runs[0].result.promise, {}).setdefault(label, []).append(point)
-    charts = []
+    charts, words = [], _words(next(iter(shown.cases[0].first.values())))
     for number, promise in enumerate(sorted(found), start=1):
         series = []
         for label, points in found[promise].items():
             x, columns = map(list, zip(*sorted(points), strict=True))
             series.append(Series.over_seeds(label, x, columns, "line" if len(x) > 1 else "points"))
         part = f"-{number}" if len(found) > 1 else ""
-        charts += _per_unit("accuracy-by-epsilon", {"": series}, number=part, promise=promise)
+        more = {"number": part, "promise": promise, **words}
+        charts += _per_unit("score-by-epsilon", {"": series}, **more)
     return charts
 
 

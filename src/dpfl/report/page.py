@@ -13,7 +13,7 @@ from dpfl.report.charts import Chart
 from dpfl.report.diagnostics import diagnostics
 from dpfl.report.inputs import Case, ReportInput, ReportRun
 from dpfl.report.meaning import meaning_in_run
-from dpfl.report.outcome import accuracy_by_round, accuracy_charts, budget_chart, cost_charts
+from dpfl.report.outcome import budget_chart, cost_charts, score_by_round, score_charts
 from dpfl.report.public import public_page
 from dpfl.report.reading import of_folders
 from dpfl.report.rendering import Page, write_page
@@ -31,7 +31,7 @@ def write_report(
 
     ``source`` is the folder of a run or of a comparison, several folders of runs on the same
     federation, or what :func:`dpfl.report.of_folders` read of them. ``public`` writes the page for
-    everyone instead of the operator's: without names, participation and measured accuracy.
+    everyone instead of the operator's: without names, participation and measured scores.
 
     Example::
 
@@ -54,7 +54,7 @@ def all_charts(shown: ReportInput) -> list[Chart]:
 def full_page(shown: ReportInput) -> Page:
     """The operator's page: everything that is known of the runs.
 
-    It holds names, participation and measured accuracy, and is not meant for others; see
+    It holds names, participation and measured scores, and is not meant for others; see
     :func:`dpfl.report.public.public_page`. Methods are looked into by the run of their first seed.
     """
     runs = shown.cases[0].first
@@ -71,7 +71,7 @@ def full_page(shown: ReportInput) -> Page:
     return _page(
         shown.title,
         runs,
-        accuracy_charts(shown),
+        score_charts(shown),
         [*filter(None, budgets.values()), *(meaning.charts if meaning else [])],
         flags=_flags(shown),
         shown=shown,
@@ -85,7 +85,7 @@ def full_page(shown: ReportInput) -> Page:
 
 def running_page(run: ReportRun) -> Page:
     """The page of a run that has not ended: how far it has come, and what is known so far."""
-    outcome = accuracy_by_round(Case(methods={run.method: [run]}))
+    outcome = score_by_round(Case(methods={run.method: [run]}))
     flags = [(raised, "") for raised in run.flags]
     return _page(f"{run.method}: running", {run.method: run}, outcome, [], flags=flags, run=run)
 
@@ -95,7 +95,7 @@ def _page(
 ) -> Page:
     """A page with what both have: diagnostics and cost of each method, and its experiment.
 
-    ``outcome`` are the figures of accuracy, ``before`` those that come before them.
+    ``outcome`` are the figures of scores, ``before`` those that come before them.
     """
     found = {label: diagnostics(label, run) for label, run in runs.items()}
     inside, cost = {label: own for label, own in found.items() if own}, cost_charts(runs)

@@ -104,7 +104,8 @@ class Logger:
 
     def end(self, summary: Summary) -> None:
         """Log the final scores, what was spent, and the flags."""
-        told = {"final/accuracy": summary.accuracy, "final/loss": summary.scores.loss}
+        scores = summary.scores
+        told = {f"final/{scores.metric}": scores.value, "final/loss": scores.loss}
         if summary.epsilon is not None:
             told |= dict(numbers_of(summary.epsilon.spent.to_dict(), "epsilon_spent/"))
         self._do(lambda backend: backend.log(told, summary.rounds.done))

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError
-from dpfl.core.types import Observer, Plain, Promise
+from dpfl.core.types import Adjacency, Observer, Plain, Promise, Unit
 from dpfl.core.version import __version__
 from dpfl.engine.evaluation import Scores
 from dpfl.privacy.accountant import shown
@@ -207,6 +207,13 @@ class Summary:
             reason = f"{wrong['loc'][-1]}: {wrong['msg']}" if wrong else error
             remedy = "report it with the dpfl that wrote it"
             raise FolderError(where, f"cannot be read ({reason})", remedy) from error
+
+
+def promise_in(values: Mapping[str, Any]) -> Promise:
+    """The promise among plain values, such as those of an epsilon or a statement."""
+    kinds = {"unit": Unit, "adjacency": Adjacency, "observer": Observer}
+    told: Plain = {name: kind(values[name]) for name, kind in kinds.items()}
+    return Promise(**told)
 
 
 class Traffic(TypedDict):

@@ -7,7 +7,8 @@ records do not define (an AUC without a positive record) is NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -167,10 +168,7 @@ def find_metric(name: str) -> Metric:
 
 @dataclass(frozen=True)
 class MetricWords:
-    """How the values of a metric are shown: in percent for shares, else with four digits.
-
-    ``higher_is_better`` is looked up where it is not given, as it is for metrics of dpfl's own.
-    """
+    """How the values of a metric are shown: in percent for shares, else with four digits."""
 
     name: str
 
@@ -202,10 +200,27 @@ class MetricWords:
         """What a value is multiplied by before it is shown."""
         return 100.0 if self.share else 1.0
 
+    def number(self, value: float) -> str:
+        """Write one value below the metric's title.
+
+        >>> MetricWords("accuracy").number(0.5), MetricWords("rmse").number(12.3456)
+        ('50.0', '12.35')
+        """
+        return f"{100 * value:.1f}" if self.share else f"{value:.4g}"
+
     def show(self, value: float) -> str:
-        """Write one value.
+        """Write one value on its own.
 
         >>> MetricWords("accuracy").show(0.5), MetricWords("rmse").show(12.3456)
         ('50.0 %', '12.35')
         """
-        return f"{100 * value:.1f} %" if self.share else f"{value:.4g}"
+        return f"{self.number(value)} %" if self.share else self.number(value)
+
+    def spread(self, values: Sequence[float]) -> str:
+        """Write a mean and, for more than one value, the standard deviation.
+
+        >>> MetricWords("accuracy").spread([0.5, 0.7])
+        '60.0 ± 14.1'
+        """
+        mean = self.number(statistics.mean(values))
+        return mean if len(values) == 1 else f"{mean} ± {self.number(statistics.stdev(values))}"
