@@ -103,11 +103,8 @@ def _opened(
     experiment: Experiment, folder: Path, resume: bool, data: Path | None, workers: int | None
 ) -> Iterator[Simulation]:
     """Hold the folder of a run, its ledger open, and yield the simulation."""
-    setup, place = setup_of(experiment, data, workers), RunFolder(folder)
-    remedy = "start one with dpfl run"
-    if place.training.exists():
-        remedy = "it was begun from Python: go on with dpfl.train(..., resume=True)"
-    there = not resume or place.experiment.exists()
-    check(there, str(folder), "holds no run of an experiment file", remedy, FolderError)
+    setup = setup_of(experiment, data, workers)
+    there = not resume or RunFolder(folder).experiment.exists()
+    check(there, str(folder), "holds no run", "start one with dpfl run", FolderError)
     with in_folder(setup, folder, resume) as simulation:
         yield simulation
