@@ -31,7 +31,8 @@ def run_experiment(
     round with its number, how many there are, and its record.
     """
     with _opened(experiment, folder, resume, data_folder, workers) as simulation:
-        return result_of(simulation, simulation.play(progress))
+        summary, told = simulation.play(progress), experiment.to_toml()
+        return result_of(simulation, summary, description=told, python=False)
 
 
 def run_until(

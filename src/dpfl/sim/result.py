@@ -46,8 +46,8 @@ class Result:
     summary: Summary
     timings: list[dict[str, float]]
     card: ModelCard
-    description: str = ""
-    python: bool = True
+    description: str
+    python: bool
 
     def __repr__(self) -> str:
         facts = (f"{name}: {value}" for name, value in self._facts().items())
@@ -165,12 +165,23 @@ def _save_model(place: RunFolder, model: nn.Module, card: ModelCard) -> None:
     card.write(place.card)
 
 
-def result_of(simulation: Simulation, summary: Summary | None, **more: Any) -> Result:
-    """Return the result of a simulation that was played; ``more`` are fields of it."""
+def result_of(
+    simulation: Simulation, summary: Summary | None, *, description: str, python: bool
+) -> Result:
+    """Return the result of a ``simulation`` that was played to its ``summary``.
+
+    ``description`` and ``python`` are those of the result.
+    """
     assert summary is not None
     model = simulation.model
     simulation.layout.write(simulation.published(), model)
     write_buffers(model, simulation.state.buffers)
-    card = card_of(simulation, summary.flags)
-    history, timings = simulation.history, simulation.timings
-    return Result(model=model, history=history, summary=summary, timings=timings, card=card, **more)
+    return Result(
+        model=model,
+        history=simulation.history,
+        summary=summary,
+        timings=simulation.timings,
+        card=card_of(simulation, summary.flags),
+        description=description,
+        python=python,
+    )

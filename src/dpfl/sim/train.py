@@ -129,7 +129,7 @@ def train(
         opened = in_folder(setup, Path(folder), resume=False)
     with opened as simulation, _shown(progress, strategy.name, rounds) as show:
         summary = simulation.play(show, after=after)
-        result = result_of(simulation, summary, description=setup.description)
+        result = result_of(simulation, summary, description=setup.description, python=True)
     ended = result.summary.rounds.ended_early
     if ended and (after is None or not after.stopped):
         warnings.warn(f"training ended {ended}", RuntimeWarning, stacklevel=2)
