@@ -15,7 +15,7 @@ from dpfl.methods import METHODS
 
 PACKAGES = ("data", "tasks", "models", "experiments", "report", "sim")
 MODULES = (
-    *("data.federation", "data.inputs", "data.partition", "data.records"),
+    *("data.federation", "data.records"),
     *("experiments.compare", "experiments.describe", "experiments.plan", "experiments.planning"),
     *("experiments.ranking", "experiments.results", "experiments.studies", "experiments.study"),
     *("sim.callbacks", "sim.experiment", "sim.result", "sim.train"),

@@ -55,4 +55,4 @@ if __name__ == "__main__":  # a process that a test kills
         print(end.round, flush=True)
         time.sleep(0.05)
 
-    run(folder=Path(sys.argv[1]), resume=True, callbacks=[slowly], rounds=30)
+    run(folder=Path(sys.argv[1]), resume=True, callbacks=[slowly], rounds=12)

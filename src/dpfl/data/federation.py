@@ -131,7 +131,7 @@ class Federation:
         return replace(self, budgets=dict(budgets))
 
     def with_validation(self, seed: PublicSeed) -> Federation:
-        """Set a fifth of each client's training records aside, and test on those.
+        """Set a fifth of each client's training records aside by a ``seed``, and test on those.
 
         The test records are not looked at. Of windows of a text, which overlap, the last fifth is
         set aside.
@@ -205,9 +205,9 @@ class Federation:
 
     @classmethod
     def from_torch(cls, clients: Mapping[str, Any], **options: Any) -> Federation:
-        """Build from one map-style torch dataset of (features, label) per client.
+        """Build from one map-style torch dataset of (features, label) for each of the ``clients``.
 
-        ``options`` are those of :meth:`from_arrays`, here and in :meth:`from_files`.
+        ``options`` are those of :meth:`from_arrays`.
         """
         arrays = {}
         for client, dataset in clients.items():
@@ -224,8 +224,8 @@ class Federation:
     ) -> Federation:
         """Build from a folder with one CSV or Parquet file per client.
 
-        A file's name is its client's id. ``label`` names the column of the labels; without it, the
-        last column is taken.
+        A file in ``folder`` is named by its client's id. ``label`` names the column of the labels;
+        without it, the last one is taken. ``options`` are those of :meth:`from_arrays`.
         """
         return cls.from_arrays(read_folder(Path(folder), label), **options)
 
@@ -238,7 +238,7 @@ class Federation:
         seed: PublicSeed,
         task: Task | None = None,
     ) -> Federation:
-        """Share out a named data set among ``clients`` (20 if None), by a public seed.
+        """Share out a ``dataset`` among ``clients`` (20 if None), by a public ``seed``.
 
         ``task`` is what is learned from it, the data set's own task if None. ``partition`` says by
         which law records are shared out.

@@ -31,7 +31,7 @@ Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Records:
-    """Records with their labels, in one storage of which every client holds a stretch."""
+    """``features`` with their ``labels``, in one storage of which every client has a stretch."""
 
     features: Tensor
     labels: Tensor
@@ -82,7 +82,7 @@ def _range(values: Tensor) -> Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One client's records: what it trains on, and what it keeps for testing.
+    """One client's records: what it trains on (``train``), and keeps for testing (``test``).
 
     ``span`` and ``test_span`` are its stretches of storage that it may share with others.
     """
@@ -137,7 +137,7 @@ class Shard:
 
 
 def spans_of(parts: Sequence[Sized]) -> list[Span]:
-    """Where each part begins and ends when all lie one after the other.
+    """Where each of the ``parts`` begins and ends when all lie one after the other.
 
     >>> spans_of(["abc", "de"])
     [(0, 3), (3, 5)]
@@ -146,7 +146,7 @@ def spans_of(parts: Sequence[Sized]) -> list[Span]:
 
 
 def lay_out(parts: Mapping[str, Parts]) -> dict[str, Shard]:
-    """Lay the clients' records into one storage: batches of many clients are then one look-up."""
+    """Lay the clients' ``parts`` into one storage: batches of many clients are then one look-up."""
     features, labels, test_features, test_labels = zip(*parts.values(), strict=True)
     train = Records(torch.cat(features), torch.cat(labels))
     test = Records(torch.cat(test_features), torch.cat(test_labels))
@@ -158,7 +158,7 @@ def lay_out(parts: Mapping[str, Parts]) -> dict[str, Shard]:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Records with labels, as they are published.
+    """Records (``features``) with ``labels``, as they are published under a ``name``.
 
     ``classes`` is how many classes the labels have; a data set whose targets are no classes has a
     ``task`` instead. ``inputs`` says how stored records become a model's input. ``test`` is the

@@ -42,7 +42,7 @@ def compare(
     settings: Mapping[str, Values] | None = None,
     store: RunStore,
 ) -> StudyResult:
-    """Run methods on the same federations, over paired seeds.
+    """Run ``methods`` of ``base`` on the same federations, over paired ``seeds``.
 
     ``settings`` are those of single methods, by name, for instance from
     :meth:`~dpfl.experiments.results.StudyResult.settings` of a search. ``store`` is where runs are
@@ -67,9 +67,10 @@ def sweep(
     seeds: Sequence[int] = (0, 1, 2),
     store: RunStore,
 ) -> StudyResult:
-    """Vary dotted fields of the experiment and run every method in every combination.
+    """Vary dotted fields of ``base`` and run ``methods`` and ``seeds`` in every combination.
 
-    ``over`` lists the values of each field, such as ``{"budgets.scale": [0.5, 1, 2]}``.
+    ``store`` is where runs are kept. ``over`` lists the values of each field, such as
+    ``{"budgets.scale": [0.5, 1, 2]}``.
     """
     values = {"title": f"score over {', '.join(over)}", "vary": dict(over)}
     named = {"methods": {name: {} for name in methods}, "seeds": list(seeds)}
@@ -86,12 +87,13 @@ def tune(
     seeds: int = 1,
     store: RunStore,
 ) -> StudyResult:
-    """Choose the settings of every method by the same search, on records that are neither trained
-    nor tested on.
+    """Choose the settings of ``methods`` for ``base`` by the same search, on records that are
+    neither trained nor tested on.
 
-    ``over`` lists values of settings, such as ``method.lr``; left out, it is :data:`GRID` and what
-    each method declares as its own. ``search`` is "grid" or "halving". ``on`` is the data section
-    of public or proxy data to tune on instead. ``seeds`` counts the seeds of each candidate.
+    ``store`` is where runs are kept. ``over`` lists values of settings, such as ``method.lr``; left
+    out, it is :data:`GRID` and what each method declares as its own. ``search`` is "grid" or
+    "halving". ``on`` is the data section of public or proxy data to tune on instead. ``seeds``
+    counts the seeds of each candidate.
     """
     one_of("tuning", ("grid", "halving"), search=search)
     remedy = "tune method.lr, method.clip, ...; sweep the rest"
@@ -112,12 +114,12 @@ def tune(
 
 
 def tune_study(study: Sweep, store: RunStore) -> StudyResult:
-    """Tune every method by the study's rule, and run nothing else."""
+    """Tune every method by the rule of a ``study`` in a ``store``, and run nothing else."""
     return _result(study, choose(study, store))
 
 
 def run_study(study: Sweep, store: RunStore) -> StudyResult:
-    """Tune every method by the study's rule, then run the final seeds.
+    """Tune every method by the rule of a ``study``, then run the final seeds in a ``store``.
 
     ::
 
@@ -143,8 +145,9 @@ def fitting(
 ) -> tuple[list[str], dict[str, DpflError]]:
     """Sort methods into those that can run this experiment, and why the others cannot.
 
-    ``names`` are the methods to try, ``settings`` what single methods have of their own. Every
-    method is rehearsed as a run would be. Data that cannot be read are not its fault, and raised.
+    ``base`` is the experiment, ``names`` are the methods to try, ``settings`` what single methods
+    have of their own; ``data_folder`` is where data sets lie. Every method is rehearsed as a run
+    would be. Data that cannot be read are not its fault, and raised.
     """
     dataset = base.get("data", {}).get("name")
     if dataset is not None and dataset not in DATASETS:
@@ -165,9 +168,10 @@ def fitting(
 def own_searches(
     base: Values, methods: Iterable[str], data_folder: Path | None = None
 ) -> dict[str, dict[str, list[Any]]]:
-    """What each method declares as its own to search, unless ``base`` fixes it.
+    """What each of the ``methods`` declares as its own to search, unless ``base`` fixes it.
 
-    A fraction for a whole-number setting is a share of the model's parameters.
+    ``data_folder`` is where data sets lie. A fraction for a whole-number setting is a share of the
+    model's parameters.
     """
     found = {}
     for name in methods:
@@ -185,7 +189,7 @@ def own_searches(
 
 
 def check_settings(base: Values, methods: Iterable[str]) -> None:
-    """Refuse a setting that none of the methods has."""
+    """Refuse a method setting of ``base`` that none of the ``methods`` has."""
     known = {name for method in methods for name in find(method).settings} | {"name"}
     for setting in base.get("method", {}):
         problem = f"none of the methods has '{setting}'"

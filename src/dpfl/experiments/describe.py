@@ -31,7 +31,10 @@ MOST_FORECAST = 32
 
 @dataclass(frozen=True, kw_only=True)
 class ClientNoise:
-    """One client before training; ``noise_multiplier`` is None where it adds no noise."""
+    """One ``client`` before training: how many ``records`` it has, and its ``budget``.
+
+    ``noise_multiplier`` is None where it adds no noise.
+    """
 
     client: str
     records: int
@@ -41,14 +44,17 @@ class ClientNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """An experiment before it is run.
+    """An experiment before it is run: ``method``, ``rounds``, ``clients``, number of
+    ``parameters``.
 
-    ``pipeline`` lists the components in the order they act. ``epsilon`` is what the plan costs, by
-    adversary. ``published`` is what the method's paper would print. ``by_assumption`` holds
-    epsilons over this run's own channel, by whose noise is counted on; it is empty where the
-    channel makes no noise. ``bytes_up`` and ``bytes_down`` are those of one client in one round,
-    ``cohort`` is the expected number of clients in a round. ``forecast`` says how much noise a
-    round would leave beside its signal.
+    ``promise`` says what every epsilon is about, ``assumptions`` what it rests on,
+    ``participations`` how often a client takes part, and ``noise_multiplier`` how much noise
+    clients add. ``pipeline`` lists the components in the order they act. ``epsilon`` is what the
+    plan costs, by adversary. ``published`` is what the method's paper would print.
+    ``by_assumption`` holds epsilons over this run's own channel, by whose noise is counted on; it
+    is empty where the channel makes no noise. ``bytes_up`` and ``bytes_down`` are those of one
+    client in one round, ``cohort`` is the expected number of clients in a round. ``forecast`` says
+    how much noise a round would leave beside its signal.
     """
 
     method: str
@@ -124,7 +130,7 @@ def describe(experiment: Experiment, data_folder: Path | None = None) -> Descrip
 
 
 def description_of(sim: Simulation, seed: PublicSeed) -> Description:
-    """Describe a simulation that was not played; ``seed`` is its public randomness."""
+    """Describe a simulation (``sim``) that was not played; ``seed`` is its public randomness."""
     agreement, strategy, terms = sim.agreement, sim.strategy, sim.agreement.terms
     clients = tuple(_client(agreement, sim.members[client]) for client in sorted(sim.members))
     rounding = arithmetic_assumptions(sim.model, sim.layout) if strategy.local.private else ()
@@ -149,10 +155,11 @@ def description_of(sim: Simulation, seed: PublicSeed) -> Description:
 
 
 def noise_forecast(experiment: Experiment, data_folder: Path | None = None) -> NoiseForecast:
-    """Work out how much noise a round would leave beside its signal, and nothing else.
+    """Work out how much noise a round of an ``experiment`` would leave beside its signal.
 
-    Of many clients a few stand for all, evenly from the smallest budget to the largest: planning
-    the noise of everyone would take as long as a short run.
+    ``data_folder`` is where data sets lie that do not ship with dpfl. Of many clients a few stand
+    for all, evenly from the smallest budget to the largest: planning the noise of everyone would
+    take as long as a short run.
     """
     sim = prepared(experiment, data_folder)
 
@@ -166,9 +173,10 @@ def noise_forecast(experiment: Experiment, data_folder: Path | None = None) -> N
 
 
 def prepared(experiment: Experiment, data_folder: Path | None = None) -> Simulation:
-    """Enrol all clients of an experiment against a ledger in memory.
+    """Enrol all clients of an ``experiment`` against a ledger in memory.
 
-    What cannot be run is refused, as a run would refuse it.
+    ``data_folder`` is where data sets lie that do not ship with dpfl. What cannot be run is
+    refused, as a run would refuse it.
     """
     experiment.check()
     federation = experiment.federation(data_folder)

@@ -38,8 +38,8 @@ ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class MethodPlan:
-    """One method before training. ``seconds`` is None where no time was estimated, and ``untimed``
-    says why.
+    """One method before training: its ``description``. ``seconds`` is None where no time was
+    estimated, and ``untimed`` says why.
     """
 
     description: Description
@@ -66,7 +66,7 @@ class MethodPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
-    """Which method to try first, of those that promise the same, and why."""
+    """Which ``method`` to try first, of those that promise the same (``promise``), and ``reason``."""
 
     method: str
     promise: Promise
@@ -79,7 +79,7 @@ class Recommendation:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The plans of several methods, and what to try first."""
+    """The plans of several ``methods``, and ``recommendations``: what to try first."""
 
     methods: tuple[MethodPlan, ...]
     recommendations: tuple[Recommendation, ...]
@@ -110,7 +110,8 @@ def plan(
 ) -> Plan:
     """Plan experiments that differ in their method, without training.
 
-    ``timing`` estimates the time of each by a few rounds on made-up records.
+    ``experiments`` are described one by one, ``timing`` estimates the time of each by a few rounds
+    on made-up records, and ``data_folder`` is where data sets lie that do not ship with dpfl.
 
     ::
 
@@ -128,8 +129,9 @@ def plan(
 
 
 def recommend(forecasts: Sequence[NoiseForecast]) -> list[Recommendation]:
-    """Return one method per promise: the one with the least noise, and of those that are alike the
-    simplest. Methods that protect nobody, and hypothetical ones, are left out.
+    """Return one of the methods of ``forecasts`` per promise: the one with the least noise, and of
+    those that are alike the simplest. Those that protect nobody, and hypothetical ones, are left
+    out.
     """
     groups: dict[Promise, list[NoiseForecast]] = {}
     for one in forecasts:
@@ -183,10 +185,11 @@ def _timed(experiment: Experiment, data_folder: Path | None) -> tuple[float | No
 
 
 def seconds_in_all(experiment: Experiment, data_folder: Path | None = None) -> float:
-    """Estimate the seconds that a whole run takes on this machine.
+    """Estimate the seconds that a whole run of an ``experiment`` takes on this machine.
 
-    No record is used and nothing is charged: only sizes matter. A few clients stand for all, from
-    the smallest to the largest budget; files and evaluation are not counted.
+    ``data_folder`` is where data sets lie that do not ship with dpfl. No record is used and nothing
+    is charged: only sizes matter. A few clients stand for all, from the smallest to the largest
+    budget; files and evaluation are not counted.
     """
     federation = experiment.federation(data_folder)
     strategy, few = experiment.strategy(len(federation.ids)), _blank(federation, SAMPLE)

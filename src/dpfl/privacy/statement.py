@@ -24,8 +24,9 @@ from dpfl.privacy.ledger import Ledger
 class Statement:
     """An epsilon with its unit, adjacency, adversary, delta and accountant, beside the budget.
 
-    ``delta`` is None, and ``epsilon`` infinite, where no delta is known. ``budget`` is None where
-    no budget limits this epsilon.
+    ``account`` is whose epsilon it is, and ``observer`` the adversary. ``delta`` is None, and
+    ``epsilon`` infinite, where no delta is known. ``budget`` is None where no budget limits this
+    epsilon.
 
     ``filter`` is the rule across studies, ``studies`` how many plans the epsilon covers, ``rounds``
     how many rounds were charged. Under the filter "allotments" a plan counts as a whole once it is

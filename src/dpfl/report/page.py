@@ -44,7 +44,7 @@ def write_report(
 
 
 def all_charts(shown: ReportInput) -> list[Chart]:
-    """Every figure of the full page, for files.
+    """Every figure of the full page of what is ``shown``, for files.
 
     Their names are unique, and are the names of files that :func:`dpfl.report.write_figures` makes.
     """

@@ -72,7 +72,7 @@ def _ledger_format(path: Path) -> str:
 
 
 def of_folders(paths: Sequence[Path]) -> ReportInput:
-    """Read the folders of runs on one federation, or the folder of one comparison.
+    """Read folders (``paths``) of runs on one federation, or the folder of one comparison.
 
     Several runs are grouped by method. They must share the federation and the number of rounds, the
     runs of a method may differ in their seeds only, and all methods must have the same seeds.

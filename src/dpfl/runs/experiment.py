@@ -33,9 +33,10 @@ from dpfl.tasks import Task
 class Experiment(TomlFile):
     """A whole experiment. What decides privacy (epsilon, delta, clip) has no default.
 
-    ``task`` says what is learned where it is not the data set's own classification. ``server``
-    replaces the method's own step by a server optimiser; ``client_settings`` and
-    ``clients`` say what single clients do in their own way.
+    ``data``, ``partition`` and ``budgets`` make the federation, ``model``, ``method`` and ``run``
+    what is trained how long. ``task`` says what is learned where it is not the data set's own
+    classification. ``server`` replaces the method's own step by a server optimiser;
+    ``client_settings`` and ``clients`` say what single clients do in their own way.
     """
 
     python: ClassVar[bool] = False

@@ -36,7 +36,7 @@ class RoundEnd:
 
     ``round`` counts the rounds done, ``rounds`` those that are planned. ``record`` is the
     operator's record of the round, and ``history`` holds those of all rounds. ``task`` is what is
-    learned.
+    learned, ``simulation`` what is played.
     """
 
     round: int
