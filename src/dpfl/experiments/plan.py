@@ -66,7 +66,7 @@ class MethodPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
-    """Which ``method`` to try first, of those that promise the same (``promise``), and ``reason``."""
+    """Which ``method`` to try first, of those of one ``promise``, and why (``reason``)."""
 
     method: str
     promise: Promise
