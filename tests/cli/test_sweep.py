@@ -155,7 +155,7 @@ def test_a_whole_family_fits_80_columns_with_its_values(capsys: pytest.CaptureFi
             case={"budgets.scale": scale},
             label=name,
             runs=tuple(
-                RunScore(seed=seed, accuracy=accuracy, promise=promised(name))
+                RunScore(seed=seed, value=accuracy, promise=promised(name))
                 for seed, accuracy in enumerate((0.1, 0.9, 0.8))
             ),
         )

@@ -85,13 +85,10 @@ def test_the_best_on_validation_records_is_chosen_and_shown(tuned: dict[str, Any
         {"method.lr": lr, "method.clip": clip} for lr in (0.01, 0.5, 2) for clip in (0.3, 3)
     ]
     for cell in cells.values():
-        best = max(one["validation_accuracy"] for one in cell["tried"])
-        assert (
-            next(o for o in cell["tried"] if o["validation_accuracy"] == best)["values"]
-            == cell["chosen"]
-        )
+        best = max(one["validation"] for one in cell["tried"])
+        assert next(o for o in cell["tried"] if o["validation"] == best)["values"] == cell["chosen"]
         line = next(line for line in tuned["text"].splitlines() if line.startswith(cell["label"]))
-        worst = min(one["validation_accuracy"] for one in cell["tried"])
+        worst = min(one["validation"] for one in cell["tried"])
         chosen = ", ".join(
             f"{name.removeprefix('method.')} = {value}" for name, value in cell["chosen"].items()
         )

@@ -66,7 +66,7 @@ def test_every_method_is_tried_over_the_same_values_in_every_case(tmp_path: Path
     ]
     for cell in results["cells"]:
         assert [one["values"]["method.lr"] for one in cell["tried"]] == [0.001, 0.5]
-        best = max(cell["tried"], key=lambda one: one["validation_accuracy"])
+        best = max(cell["tried"], key=lambda one: one["validation"])
         assert cell["chosen"] == best["values"]
         assert [run["seed"] for run in cell["runs"]] == [0, 1]
         assert all(

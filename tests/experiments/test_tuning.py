@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from dpfl.core.errors import ConfigurationError, DataError
+from dpfl.engine.evaluation import Scores
 from dpfl.experiments import pool as compare
 from dpfl.experiments.compare import tune_study
 from dpfl.experiments.pool import Ended, Task, run_all, run_task
@@ -49,7 +50,7 @@ def tuned(study: Sweep, kept: Path) -> dict[str, Any]:
 
 
 def ended(accuracy: float, task: Task) -> Ended:
-    return Ended(accuracy=accuracy, rounds=task.rounds)
+    return Ended(scores=Scores(value=accuracy, loss=0.0), rounds=task.rounds)
 
 
 class Spy:
@@ -111,9 +112,7 @@ def test_a_grid_chooses_the_best_on_validation_records(
         with torch.no_grad():
             measured[rate] = float((model(features).argmax(1) == labels).double().mean())
     for one in cell["tried"]:
-        assert one["validation_accuracy"] == pytest.approx(
-            measured[one["values"]["method.lr"]], abs=1e-6
-        )
+        assert one["validation"] == pytest.approx(measured[one["values"]["method.lr"]], abs=1e-6)
     assert cell["chosen"] == {
         "method.lr": max(measured, key=lambda rate: (round(measured[rate], 6), -rate))
     }
@@ -175,7 +174,7 @@ def test_a_seed_that_is_lucky_once_does_not_decide(
     monkeypatch.setattr(compare, "run_task", known)
     tune = {"over": {"method.lr": [0.1, 0.3]}, "seeds": [7, 8]}
     (cell,) = tuned(study_of(tune=tune), tmp_path)["cells"]
-    assert [one["validation_accuracy"] for one in cell["tried"]] == pytest.approx([0.5, 0.6])
+    assert [one["validation"] for one in cell["tried"]] == pytest.approx([0.5, 0.6])
     assert cell["chosen"] == {"method.lr": 0.3}
 
 

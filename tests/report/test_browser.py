@@ -129,6 +129,9 @@ def test_tiles_equal_the_summary_exactly(run_page: tuple[Seen, Path]) -> None:
         expected |= {"spent-median": spent["median"], "spent-largest": spent["largest"]}
     if granted:
         expected |= {"budget-median": granted["median"]}
+    served = told["details"]["by_client"]
+    if len(served) > 1:
+        expected |= {"worst-client": min(served.values())}
     found = seen.page.evaluate(FACTS)
     assert found == {name: str(value) for name, value in expected.items()}
     assert f"{100 * told['accuracy']:.1f} %" in seen.page.inner_text("[data-fact=accuracy]")

@@ -23,6 +23,7 @@ from dpfl.datasets import census, imdb, shakespeare
 from dpfl.datasets.cifar import read_cifar10
 from dpfl.datasets.heart import read_heart_disease
 from dpfl.datasets.stored import Arrays, check_file, not_found, readable
+from dpfl.tasks import Regression
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,23 @@ def _breast_cancer(folder: Path | None) -> Dataset:
     x, y = load_breast_cancer(return_X_y=True)
     low, high = np.array(_BREAST_CANCER_RANGES.split(), dtype=float).reshape(-1, 2).T
     return _dataset("breast_cancer", 2, (2 * (x - low) / (high - low) - 1, y))
+
+
+# Round ranges that hold the values of such measurements: age, sex, body mass index, blood pressure,
+# and six blood values.
+_DIABETES_RANGES = "0 100  1 2  15 45  50 150  80 320  30 250  20 100  1 10  3 7  50 130"
+
+
+def _diabetes(folder: Path | None) -> Dataset:
+    """442 patients, 10 features, disease progression in hundreds: a regression (scikit-learn)."""
+    from sklearn.datasets import load_diabetes
+
+    x, y = load_diabetes(return_X_y=True, scaled=False)
+    low, high = np.array(_DIABETES_RANGES.split(), dtype=float).reshape(-1, 2).T
+    features = torch.from_numpy((2 * (x - low) / (high - low) - 1).astype(np.float32))
+    targets = torch.from_numpy((y / 100).astype(np.float32))
+    task = Regression(outputs_per_record=1)
+    return Dataset(name="diabetes", features=features, labels=targets, task=task)
 
 
 def _heart_disease(folder: Path | None) -> Dataset:
@@ -209,7 +227,7 @@ def _find(name: str, given: Path | None, *files: str) -> Path:
     raise not_found(name, places, ", ".join(files))
 
 
-_EMBEDDED = (_digits, _breast_cancer, _heart_disease)
+_EMBEDDED = (_digits, _breast_cancer, _heart_disease, _diabetes)
 _FETCHED = (_adult, _bank_marketing, _cifar10, _imdb, _shakespeare, _mnist, _fashion_mnist)
 DATASETS: dict[str, Source] = {
     load.__name__.removeprefix("_"): Source(load, embedded=load in _EMBEDDED)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -125,7 +124,8 @@ class Evaluation:
     """All clients' test records, and how a model is tested on them.
 
     ``evaluate = Evaluation(model=..., layout=..., federation=..., device="cpu")`` is called with a
-    flat vector, and returns :class:`Scores`. The model is left as it was.
+    flat vector, and returns :class:`Scores`. The model is left as it was. ``lacking`` says which
+    kind of record the test records do not have ("positive"), None if they have all.
     """
 
     def __init__(
@@ -135,12 +135,11 @@ class Evaluation:
         self._inputs, self._shards = federation.inputs, federation.shards
         self._ids, self.task = federation.ids, federation.task
         self._everyone = federation.test_set()
-        if (lacking := self.task.missing_from_test(self._everyone[1])) is not None:
-            problem = f"hold no {lacking} record"
-            remedy = "choose another seed or another metric, or set stratified"
-            ranks = self.task.metric in ("auc", "average_precision")
-            check(not ranks, "test records", problem, remedy, DataError)
-            warnings.warn(f"the test records {problem}", RuntimeWarning, stacklevel=3)
+        self.lacking = self.task.missing_from_test(self._everyone[1])
+        good = self.lacking is None or self.task.metric not in ("auc", "average_precision")
+        problem = f"hold no {self.lacking} record, and {self.task.metric} needs some"
+        remedy = "choose another seed or metric, or a stratified split"
+        check(good, "test records", problem, remedy, DataError)
 
     def __call__(
         self,

@@ -26,6 +26,7 @@ class Flag(StrEnum):
     UNACCOUNTED = "unaccounted"
     UNACCOUNTED_STOP = "unaccounted_stop"
     STRATIFIED = "stratified"
+    ONE_SIDED = "one_sided"
 
     @property
     def public(self) -> bool:
@@ -66,6 +67,7 @@ _ABOUT = {
     "training ends, and no epsilon covers that",
     Flag.STRATIFIED: "STRATIFIED: test records were chosen by their labels; epsilon is as stated "
     "only if that choice is public",
+    Flag.ONE_SIDED: "ONE-SIDED TEST: the test records lack a kind of record",
 }
 
 

@@ -113,7 +113,7 @@ class Simulation:
         self.agreement = enrol(strategy, claims, self.rounds, self.layout, buffers)
         self.strategy = self.agreement.strategy  # with nothing left open
         self._admit = charging(self.agreement, run)
-        self._evaluation = Evaluation(
+        self.evaluation = Evaluation(
             model=self.model, layout=self.layout, federation=federation, device=self.device
         )
         self.state: State = first_state(self.agreement, self.layout.read(self.model))
@@ -256,4 +256,4 @@ class Simulation:
         """
         write_buffers(self.model, self.state.buffers)
         personal, private = self.strategy.personal, self.private
-        return self._evaluation(self.published(), personal, private, details=details)
+        return self.evaluation(self.published(), personal, private, details=details)

@@ -98,6 +98,7 @@ def _flags(simulation: Simulation) -> tuple[RaisedFlag, ...]:
     """
     named = (f"{client} (x {factor:g})" for client, factor in simulation.misreports.items())
     misreports, weak = ", ".join(sorted(named)), _weak_deltas(simulation)
+    lacking = simulation.evaluation.lacking
     history, silent = simulation.history, sum(line.silent for line in simulation.history)
     raised = {
         # this run, or an earlier one from the same accounts
@@ -108,6 +109,7 @@ def _flags(simulation: Simulation) -> tuple[RaisedFlag, ...]:
         RaisedFlag(Flag.WEAK_DELTA, weak): weak,
         RaisedFlag(Flag.UNACCOUNTED): True,
         RaisedFlag(Flag.STRATIFIED): simulation.federation.stratified and simulation.protects,
+        RaisedFlag(Flag.ONE_SIDED, f"no {lacking} record"): lacking is not None,
         RaisedFlag(Flag.UNPUBLISHED, f"{silent} of {len(history)} rounds"): silent,
     }
     return (*simulation.flags, *(flag for flag, holds in raised.items() if holds))
