@@ -223,7 +223,7 @@ class StudyResult:
 
     @classmethod
     def read(cls, path: Path, remedy: str = "name the folder of a comparison") -> StudyResult:
-        """Read a results file, ``path`` or in that folder; ``remedy`` is advice if there is none."""
+        """Read a results file (``path``, or in that folder); ``remedy`` is advice without one."""
         place = path / "results.json" if path.is_dir() else path
         try:
             values = json.loads(place.read_text())

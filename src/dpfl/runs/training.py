@@ -10,9 +10,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from dpfl.core.errors import FolderError
@@ -61,8 +64,12 @@ class Training:
         The digest covers the strategy with all settings, the records, budgets and client settings,
         the task, the model with its start, the rounds and the seed.
         """
-        own = {name: value for name, value in vars(federation).items() if name != "shards"}
-        data = _named([federation.fingerprint(), *sorted(own.items())])
+        # of many clients, their budgets and settings as one text: plain values, hashed quickly
+        by_client = federation.budgets, federation.client_settings
+        told = [repr(sorted(own.items(), key=itemgetter(0))) for own in by_client]
+        names = [one.name for one in fields(federation) if one.name not in _BY_CLIENT]
+        others = {name: getattr(federation, name) for name in names}
+        data = _named([federation.fingerprint(), *told, others])
         parts = (strategy, data, type(model), model.state_dict(), rounds, seed, more)
         return cls(
             method=strategy.name,
@@ -132,6 +139,9 @@ class Training:
             raise FolderError(str(path), f"cannot be read ({error})", remedy) from error
 
 
+_BY_CLIENT = ("shards", "budgets", "client_settings")
+
+
 def _named(value: object) -> str:
     """A digest of a value that is the same in every process."""
     return hashlib.sha256(json.dumps(_plain(value)).encode()).hexdigest()
@@ -139,8 +149,8 @@ def _named(value: object) -> str:
 
 def _plain(value: object) -> object:
     """A value in plain words: tensors by content, functions and classes by name."""
-    if isinstance(value, Tensor):
-        return tensors_digest({"": value})
+    if isinstance(value, Tensor | np.ndarray):
+        return tensors_digest({"": torch.as_tensor(value)})
     if is_dataclass(value) and not isinstance(value, type):
         own = [(field.name, _plain(getattr(value, field.name))) for field in fields(value)]
         return [type(value).__qualname__, own]
