@@ -155,6 +155,30 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == ["notes.txt"]
 
 
+def test_a_ledger_that_spans_runs_goes_with_a_folder(tmp_path: Path) -> None:
+    def struck(end: dpfl.RoundEnd) -> None:
+        if end.round == 2:
+            raise Killed
+
+    spanning: dict[str, Any] = {"ledger": tmp_path / "all.sqlite", "new_ledger": True}
+    whole = own.run(folder=tmp_path / "whole", **spanning | {"ledger": tmp_path / "1.sqlite"})
+    folder = tmp_path / "killed"
+    with pytest.raises(Killed):
+        own.run(folder=folder, **spanning, callbacks=[struck])
+    with pytest.raises(DpflError, match="ends at round None") as caught:
+        own.run(folder=folder, resume=True, ledger=tmp_path / "1.sqlite")
+    assert caught.value.exit_code == 5
+    result = own.run(folder=folder, **spanning, resume=True)
+    assert own.bits(result)[:2] == own.bits(whole)[:2]
+    assert [line.to_dict() for line in result.summary.statements] == [
+        line.to_dict() for line in whole.summary.statements
+    ]
+    assert not (folder / "ledger.sqlite").exists()
+    assert dpfl.report(folder).exists()
+    with pytest.warns(RuntimeWarning, match="no client can afford"):  # the charges are there
+        own.run(ledger=tmp_path / "all.sqlite")
+
+
 # ---- callbacks -----------------------------------------------------------------------------------
 
 
@@ -205,7 +229,6 @@ def test_a_stop_in_the_last_round_is_no_early_end() -> None:
         ({"callbacks": [lambda end: 3.5]}, "returned 3.5"),
         ({"early_stopping": 3}, "early_stopping = 3"),
         ({"resume": True}, "resume=True without a folder"),
-        ({"folder": "x", "ledger": "y"}, "a folder and a ledger"),
     ],
 )
 def test_bad_arguments_are_named(changes: dict[str, Any], named: str) -> None:

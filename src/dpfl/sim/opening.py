@@ -22,7 +22,7 @@ from dpfl.privacy.filters import FilterName
 from dpfl.privacy.flags import Flag
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Run
-from dpfl.runs.folder import Checkpoint, RunFolder
+from dpfl.runs.folder import RunFolder
 from dpfl.sim.loop import Simulation
 from dpfl.sim.resume import resume as go_on
 from dpfl.strategy import Strategy
@@ -74,70 +74,91 @@ class Setup:
         with closing(Ledger.create(":memory:", "rehearsal")) as book:
             self.simulation("rehearsal", book).rehearse()
 
-    def new_name(self) -> str:
-        """Name the run: by content where it can be repeated."""
+    def new_name(self, *, unique: bool = False) -> str:
+        """Name the run: by content where it can be repeated, unless it must be ``unique``."""
+        if unique:
+            return f"{self.strategy.name}-{uuid.uuid4().hex[:12]}"
         return self.name if self.seeded else f"{self.name}-{uuid.uuid4().hex[:8]}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class LedgerFile:
+    """A ledger that spans runs.
+
+    ``path`` is its file. One that does not exist is refused, since it may have been mislaid, unless
+    it is ``new``; ``filter`` is then how runs add up in it.
+    """
+
+    path: Path
+    new: bool = False
+    filter: FilterName = "renyi"
+
+    def open(self, *, resume: bool = False) -> Ledger:
+        """Open the ledger, or make a new one; a run that is resumed may have made it."""
+        there, remedy = (
+            self.path.exists(),
+            "check the path, or say new_ledger=True for its first run",
+        )
+        check(self.new or there, str(self.path), "there is no ledger", remedy, LedgerError)
+        if self.new and not (resume and there):
+            return Ledger.create(self.path, uuid.uuid4().hex, filter=self.filter)
+        return Ledger.open(self.path)
+
+
 @contextmanager
-def in_folder(setup: Setup, folder: Path, resume: bool) -> Iterator[Simulation]:
-    """Hold the folder of a run, its ledger open, and yield the simulation.
+def in_memory(setup: Setup, file: LedgerFile | None = None) -> Iterator[Simulation]:
+    """Yield the simulation of a ``setup`` without a folder.
+
+    It is charged to a ledger ``file``, or to a ledger that is gone with it.
+    """
+    with closing(file.open() if file else Ledger.create(":memory:", "memory")) as ledger:
+        yield setup.simulation(setup.new_name(unique=True), ledger)
+
+
+@contextmanager
+def in_folder(
+    setup: Setup, folder: Path, resume: bool, file: LedgerFile | None = None
+) -> Iterator[Simulation]:
+    """Hold the ``folder`` of a run, its ledger open, and yield the simulation of a ``setup``.
 
     A new run is planned as a whole before its folder is made. With ``resume`` the run that the
-    folder holds goes on, which must be this very one.
+    folder holds goes on, which must be this very one. It is charged to a ledger ``file`` that spans
+    runs, or to one in the folder.
     """
     place = RunFolder(folder)
     if not resume:
         setup.rehearse()
     with place.locked():
-        if resume:
-            name, checkpoint = _interrupted(place, setup)
-        else:
+        checkpoint = None
+        if not resume:
             place.create(setup.description, python=setup.python)
-            name, checkpoint = _new_ledger(place, setup), None
-        with closing(Ledger.open(place.ledger, name)) as book:
-            simulation = setup.simulation(name, book, folder=place, digest=setup.digest)
+        elif place.checkpoint.exists() or place.rounds.exists() or _charged(place):
+            Ledger.open(file.path if file else place.ledger).close()  # first of all
+            checkpoint = place.load_state(setup.digest)
+        name = checkpoint.run if checkpoint else _new_name(place, setup, file)
+        own = file.open(resume=resume) if file else Ledger.open(place.ledger, name)
+        with closing(own) as ledger:
+            simulation = setup.simulation(name, ledger, folder=place, digest=setup.digest)
             if checkpoint is not None:
                 go_on(simulation, checkpoint)
             yield simulation
 
 
-@contextmanager
-def in_ledger(
-    setup: Setup, path: Path | str | None, new: bool, rule: FilterName
-) -> Iterator[Simulation]:
-    """Yield the simulation, charged to a ledger file that spans runs, or to one in memory.
-
-    A file that does not exist is refused, unless it is ``new``; ``rule`` is then its filter.
-    """
-    if path is None:
-        ledger = Ledger.create(":memory:", "memory")
-    else:
-        remedy = "check the path, or say new_ledger=True for its first run"
-        check(new or Path(path).exists(), str(path), "there is no ledger", remedy, LedgerError)
-        identity = uuid.uuid4().hex
-        ledger = Ledger.create(path, identity, filter=rule) if new else Ledger.open(path)
-    with closing(ledger):
-        yield setup.simulation(f"{setup.strategy.name}-{uuid.uuid4().hex[:12]}", ledger)
+def _charged(place: RunFolder) -> bool:
+    """Whether the ledger of a folder holds a charge; a run that has none starts over."""
+    if not place.ledger.exists():
+        return False
+    with closing(Ledger.open(place.ledger)) as ledger:
+        return ledger.last_round(ledger.identity()) is not None
 
 
-def _interrupted(place: RunFolder, setup: Setup) -> tuple[str, Checkpoint | None]:
-    """Load the checkpoint; a run that was killed before its first one has released nothing and
-    starts over.
-    """
-    if not place.checkpoint.exists() and not place.rounds.exists():
-        if not place.ledger.exists():
-            return _new_ledger(place, setup), None
-        with closing(Ledger.open(place.ledger)) as known:
-            if known.last_round(known.identity()) is None:
-                return known.identity(), None
-    Ledger.open(place.ledger).close()  # a ledger that cannot be charged is refused first
-    found = place.load_state(setup.digest)
-    return found.run, found
-
-
-def _new_ledger(place: RunFolder, setup: Setup) -> str:
-    """Make the ledger of a run, under the run's name."""
+def _new_name(place: RunFolder, setup: Setup, file: LedgerFile | None) -> str:
+    """Name a run that starts; a ledger of the folder's own is made, and has the run's name."""
+    if file is not None:
+        return setup.new_name(unique=True)
+    if place.ledger.exists():
+        with closing(Ledger.open(place.ledger)) as ledger:
+            return ledger.identity()
     name = setup.new_name()
     Ledger.create(place.ledger, name).close()
     return name

@@ -25,7 +25,7 @@ from dpfl.sim.experiment import rehearse as rehearse
 from dpfl.sim.experiment import run_experiment as run_experiment
 from dpfl.sim.experiment import run_until as run_until
 from dpfl.sim.loop import Progress
-from dpfl.sim.opening import Setup, in_folder, in_ledger
+from dpfl.sim.opening import LedgerFile, Setup, in_folder, in_memory
 from dpfl.sim.result import Result as Result
 from dpfl.sim.result import result_of
 from dpfl.strategy import Strategy
@@ -83,15 +83,17 @@ def train(
         workers: How many processes do local work; it never changes a result.
         evaluate_every: Every so many rounds the model is tried on test records.
         ledger: A file that spans runs: everything ever released from this data adds up there, as
-            it must. A file that is not there is refused, since it may have been mislaid. Without a
-            file and a folder, the run is accounted for alone and its ledger is gone with it.
+            it must. A file that is not there is refused, since it may have been mislaid. Without
+            one the run is accounted for alone: in a ledger of its folder, or in one that is gone
+            with it.
         new_ledger: Make the file: this is its first run.
         filter: How runs add up in a new ledger file (:mod:`dpfl.privacy.filters`).
         misreports: Clients that claim a multiple of their epsilon; costs and noise rest on the
             true one.
     """
     _check_arguments(federation, strategy, rounds, callbacks, early_stopping)
-    _check_folder(folder, resume, ledger)
+    remedy = "say which: give folder=..."
+    check(folder is not None or not resume, "train", "resume=True without a folder", remedy)
     if seed is not None and strategy.observer is not Observer.NOBODY:
         warnings.warn(_SEEDED, NotPrivateWarning, stacklevel=2)
     more = {"evaluate_every": evaluate_every, "misreports": dict(misreports or {})}
@@ -119,14 +121,17 @@ def train(
         },
     )
     after = AfterRound(callbacks, early_stopping) if callbacks or early_stopping else None
+    file = None
+    if ledger is not None:
+        file = LedgerFile(path=Path(ledger), new=new_ledger, filter=filter)
+    begun = _begun(RunFolder(Path(folder)), training) if folder is not None and resume else None
+    if begun:
+        assert folder is not None
+        return Result.load(folder, model=setup.model, task=federation.task)
     if folder is None:
-        opened = in_ledger(setup, ledger, new_ledger, filter)
-    elif resume and (found := _begun(RunFolder(Path(folder)), training)) is not None:
-        if found:
-            return Result.load(folder, model=setup.model, task=federation.task)
-        opened = in_folder(setup, Path(folder), resume=True)
+        opened = in_memory(setup, file)
     else:
-        opened = in_folder(setup, Path(folder), resume=False)
+        opened = in_folder(setup, Path(folder), begun is not None, file)
     with opened as simulation, _shown(progress, strategy.name, rounds) as show:
         summary = simulation.play(show, after=after)
         result = result_of(simulation, summary, description=setup.description, python=True)
@@ -155,14 +160,6 @@ def _check_arguments(
     good = early_stopping is None or isinstance(early_stopping, EarlyStopping)
     remedy = "give dpfl.EarlyStopping(metric=..., patience=...)"
     check(good, "train", f"early_stopping = {early_stopping!r}", remedy)
-
-
-def _check_folder(folder: object, resume: bool, ledger: object) -> None:
-    """Refuse a resume of nothing, and two ledgers for one run."""
-    remedy = "say which: give folder=..."
-    check(folder is not None or not resume, "train", "resume=True without a folder", remedy)
-    problem = "has a folder and a ledger, and a folder keeps a ledger of its own"
-    check(folder is None or ledger is None, "train", problem, "give one of the two")
 
 
 def _begun(place: RunFolder, training: Training) -> bool | None:
