@@ -1,4 +1,4 @@
-"""``dpfl methods | datasets | budgets | models``: what there is, a line each.
+"""``dpfl methods | datasets | budgets | models | tasks``: what there is, a line each.
 
 Methods come from dpfl and from every installed package that declares some. ``--json`` prints the
 same for programs, and ``methods --markdown`` the table that the documentation contains.
@@ -77,3 +77,16 @@ def models(json: bool = o.JSON) -> None:
 
     rows = {name: about(name) for name in sorted(MODELS | TEXT_MODELS)}
     c.answer(json, rows, _show, {"model": rows})
+
+
+def tasks(json: bool = o.JSON) -> None:
+    """List the tasks: what can be learned, and the metrics of each."""
+    import inspect
+
+    from dpfl.tasks import TASKS
+
+    rows = {}
+    for name, task in TASKS.items():
+        about = (inspect.getdoc(task) or "").splitlines()[0].rstrip(".")
+        rows[name] = f"{about}; ranked by {task.metric}; metrics: {', '.join(task.metrics)}"
+    c.answer(json, rows, _show, {"task": rows})

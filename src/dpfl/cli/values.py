@@ -27,6 +27,8 @@ FIELDS: dict[str, tuple[str, Any, str]] = {
     "records": ("partition.records", int, "Training records per client."),
     "alpha": ("partition.alpha", float, "Setting of the dirichlet and unequal partitions."),
     "model": ("model.name", str, "Model."),
+    "task": ("task.name", str, "What is learned (dpfl tasks; default: the data set's own)."),
+    "metric": ("task.metric", str, "The metric that ranks (default: the task's)."),
     "lr": ("method.lr", float, "Learning rate of local work."),
     "batch_size": ("method.batch_size", int, "Expected records per local step."),
     "local_steps": ("method.local_steps", int, "Local steps per round."),

@@ -61,7 +61,7 @@ _ABOUT = {
     Flag.WEAK_DELTA: "WEAK: delta is too large for some clients",
     Flag.UNPUBLISHED: "UNPUBLISHED: in some rounds too few uploads arrived, and the model stayed "
     "as it was",
-    Flag.UNACCOUNTED: "UNACCOUNTED: accuracy and loss are measured on the clients' test records, "
+    Flag.UNACCOUNTED: "UNACCOUNTED: scores are measured on the clients' test records, "
     "which only a simulation may see",
     Flag.UNACCOUNTED_STOP: "UNACCOUNTED STOP: scores on the clients' test records decided when "
     "training ends, and no epsilon covers that",

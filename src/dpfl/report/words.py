@@ -12,6 +12,7 @@ from dpfl.core.types import Adjacency, Observer, Promise, Unit
 from dpfl.privacy.accountant import shown
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs.result import Summary
+from dpfl.tasks import MetricWords
 
 ADJACENCY = {
     Adjacency.ZERO_OUT: "with the {unit} in place, and with it replaced by nothing while the "
@@ -152,3 +153,7 @@ def moment(at: float | None) -> str:
     if at is None:
         return "-"
     return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+metric = MetricWords
+"""How the values of a metric are written: ``metric("auc").show(0.9)``."""

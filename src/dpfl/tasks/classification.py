@@ -34,10 +34,11 @@ def _class_numbers(where: str, values: np.ndarray, most: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Classification(Task):
-    """One of several classes; the model gives a row of at least ``classes`` scores.
+    """One of several classes.
 
-    ``classes`` left out is the largest label and one more. ``class_weights`` multiply the loss of
-    each class's records: public constants, not counts of private records.
+    The model gives a row of at least ``classes`` scores. ``classes`` left out is the largest label
+    and one more. ``class_weights`` multiply the loss of each class's records: public constants, not
+    counts of private records.
 
     >>> Classification(classes=3).width
     3
@@ -139,9 +140,9 @@ class Classification(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Binary(Task):
-    """Yes or no by one logit a record; targets are 0 and 1.
+    """Yes or no, by one logit.
 
-    ``positive_weight`` multiplies the loss of positive records.
+    Targets are 0 and 1. ``positive_weight`` multiplies the loss of positive records.
     """
 
     name: ClassVar[str] = "binary"
@@ -196,9 +197,10 @@ class Binary(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiLabel(Task):
-    """Several labels at once, each present or not; targets are rows of 0 and 1.
+    """Several labels at once, each present or not.
 
-    ``labels`` left out is the number of columns. A record's loss is the mean over its labels.
+    Targets are rows of 0 and 1. ``labels`` left out is the number of columns. A record's loss is
+    the mean over its labels.
     """
 
     name: ClassVar[str] = "multi_label"

@@ -130,8 +130,8 @@ def perplexity(found: Evaluated) -> float:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: how it is computed, whether more is better, and whether it is a share (shown in
-    percent).
+    """A metric: how it is computed, whether more is better, and whether it is shown in percent
+    (``share``).
     """
 
     compute: Callable[[Evaluated], float]
@@ -142,10 +142,10 @@ class Metric:
 METRICS = {
     "accuracy": Metric(accuracy),
     "balanced_accuracy": Metric(balanced_accuracy),
-    "auc": Metric(auc),
-    "average_precision": Metric(average_precision),
-    "f1": Metric(f1),
-    "calibration_error": Metric(calibration_error, higher_is_better=False),
+    "auc": Metric(auc, share=False),
+    "average_precision": Metric(average_precision, share=False),
+    "f1": Metric(f1, share=False),
+    "calibration_error": Metric(calibration_error, higher_is_better=False, share=False),
     "rmse": Metric(rmse, higher_is_better=False, share=False),
     "mae": Metric(mae, higher_is_better=False, share=False),
     "r2": Metric(r2, share=False),
@@ -223,4 +223,7 @@ class MetricWords:
         '60.0 ± 14.1'
         """
         mean = self.number(statistics.mean(values))
-        return mean if len(values) == 1 else f"{mean} ± {self.number(statistics.stdev(values))}"
+        if len(values) == 1:
+            return mean
+        spread = statistics.stdev(values)
+        return f"{mean} ± {self.number(spread) if self.share else f'{spread:.2g}'}"
