@@ -47,7 +47,11 @@ def _public() -> dict[str, Callable[..., Any]]:
         found[name] = thing
         if name in WHOLE:
             own = {key: getattr(thing, key) for key in vars(thing) if not key.startswith("_")}
-            found |= {f"{name}.{key}": one for key, one in own.items() if inspect.isfunction(one) or inspect.ismethod(one)}
+            found |= {
+                f"{name}.{key}": one
+                for key, one in own.items()
+                if inspect.isfunction(one) or inspect.ismethod(one)
+            }
     return found
 
 

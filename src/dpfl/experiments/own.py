@@ -48,7 +48,7 @@ class OwnComparison:
         given, remedy = f"strategies = {self.strategies!r}", "give a dict of strategies by label"
         check(good, "compare", given, remedy)
         for label, strategy in self.strategies.items():
-            problem, remedy = f"{strategy!r} is not a strategy", "build one of the methods with its settings"
+            problem, remedy = f"{strategy!r} is not a strategy", "build a method with its settings"
             check(isinstance(strategy, Strategy), f"strategy '{label}'", problem, remedy)
         check(isinstance(self.federation, Federation), "compare", "federation is none", "build one")
 
