@@ -68,7 +68,8 @@ class Predictor:
 
     def _records(self, x: Any) -> Tensor:
         """Stored records: features of a table, or an array as it is."""
-        if self.schema is not None and (hasattr(x, "columns") or isinstance(x, dict)):
+        table = isinstance(x, dict) or hasattr(x, "columns") or hasattr(x, "column_names")
+        if self.schema is not None and table:
             x = self.schema.features(x)
         try:
             given = x if isinstance(x, Tensor) else np.asarray(x)
