@@ -10,6 +10,7 @@ import statistics
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -194,7 +195,8 @@ def seconds_in_all(experiment: Experiment, data_folder: Path | None = None) -> f
     federation = experiment.federation(data_folder)
     strategy, few = experiment.strategy(len(federation.ids)), _blank(federation, SAMPLE)
     model, everyone = experiment.build_model(federation), replace(strategy, selection=Everyone())
-    result = train(model, few, everyone, rounds=ROUNDS, seed=0, evaluate_every=ROUNDS)
+    quiet = partial(train, progress=False, evaluate_every=ROUNDS)
+    result = quiet(model, few, everyone, rounds=ROUNDS, seed=0)
     warm = result.timings[1:]  # the first round plans noise and warms caches
     remedy = "raise the budgets, or plan less"
     check(bool(warm), "timing", "nobody can afford a round", remedy, PrivacyRefusal)
