@@ -219,6 +219,21 @@ def test_a_callback_that_stops_keeps_the_model(tmp_path: Path, callback: Any, re
 def test_a_stop_in_the_last_round_is_no_early_end() -> None:
     result = own.run(callbacks=[lambda end: end.round == own.ROUNDS])
     assert result.summary.rounds.ended_early is None
+    assert not _flagged(result)
+
+
+def _flagged(result: dpfl.Result) -> bool:
+    return Flag.UNACCOUNTED_STOP in {raised.flag for raised in result.summary.flags}
+
+
+def test_a_callback_that_stops_by_test_scores_cannot_do_so_silently() -> None:
+    looked = own.run(callbacks=[lambda end: end.record.scores.value > 0])
+    assert looked.summary.rounds.done == 1
+    assert _flagged(looked)
+    public = own.run(callbacks=[lambda end: end.stop("enough", public=True)])
+    assert public.summary.rounds.done == 1
+    assert not _flagged(public)
+    assert not _flagged(own.run(callbacks=[lambda end: None]))
 
 
 @pytest.mark.parametrize(

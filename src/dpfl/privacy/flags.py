@@ -63,8 +63,8 @@ _ABOUT = {
     "as it was",
     Flag.UNACCOUNTED: "UNACCOUNTED: scores are measured on the clients' test records, "
     "which only a simulation may see",
-    Flag.UNACCOUNTED_STOP: "UNACCOUNTED STOP: scores on the clients' test records decided when "
-    "training ends, and no epsilon covers that",
+    Flag.UNACCOUNTED_STOP: "UNACCOUNTED STOP: when training ended may depend on the clients' "
+    "records (test scores, a callback), and no epsilon covers that",
     Flag.STRATIFIED: "STRATIFIED: test records were chosen by their labels; epsilon is as stated "
     "only if that choice is public",
     Flag.ONE_SIDED: "ONE-SIDED TEST: the test records lack a kind of record",

@@ -2,7 +2,8 @@
 
 Early stopping decides by a metric that costs no privacy: one on public records, or an accounted
 one. The simulator's own scores on the clients' test records are not covered by any epsilon; they
-can be used under an explicit name only, and the result is flagged.
+can be used under an explicit name only, and the result is flagged. So is a run that a callback
+ends, unless the callback says that its decision rests on nothing private.
 """
 
 import copy
@@ -46,6 +47,7 @@ class RoundEnd:
     task: Task
     simulation: Simulation = field(repr=False)
     stopped: str | None = field(default=None, init=False)
+    public: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._vector, self._buffers = self.simulation.published(), self.simulation.state.buffers
@@ -79,13 +81,19 @@ class RoundEnd:
             outputs = self.task.outputs(model, inputs(features))
         return self.task.with_metric(metric).score(outputs, targets)
 
-    def stop(self, reason: str = "stopped by a callback") -> None:
-        """End training after this round; the summary says why, by ``reason``."""
-        self.stopped = reason
+    def stop(self, reason: str = "stopped by a callback", *, public: bool = False) -> None:
+        """End training after this round; the summary says why, by ``reason``.
+
+        ``public`` says that the decision rests on public or accounted information and on the model
+        alone, not on test scores or on who took part. Otherwise the run is flagged.
+        """
+        self.stopped, self.public = reason, public
 
 
 Callback = Callable[[RoundEnd], object]
 """Called after every round. Returning True or a reason ends training, as :meth:`RoundEnd.stop`."""
+
+_FLAGGED = RaisedFlag(Flag.UNACCOUNTED_STOP)
 
 
 class PublicMetric:
@@ -154,7 +162,7 @@ class EarlyStopping:
     def flags(self) -> tuple[RaisedFlag, ...]:
         """What must be said of a run that stops by this metric."""
         unaccounted = getattr(self.metric, "unaccounted", False)
-        return (RaisedFlag(Flag.UNACCOUNTED_STOP),) if unaccounted else ()
+        return (_FLAGGED,) if unaccounted else ()
 
     def described(self) -> tuple[object, ...]:
         """What a result depends on, for the digest of a run."""
@@ -219,6 +227,8 @@ class AfterRound:
             check(good, f"callback {getattr(callback, '__name__', callback)!s}", problem, remedy)
             if answer:
                 end.stop(*([answer] if isinstance(answer, str) else []))
+        if end.stopped and not end.public and end.round < end.rounds:
+            simulation.flags = tuple({*simulation.flags, _FLAGGED})
         reason = end.stopped or (self._asked(end) if self.stopping else None)
         self.stopped = reason is not None
         return reason

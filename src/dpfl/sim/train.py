@@ -76,7 +76,8 @@ def train(
             after every round instead, with the rounds done, the rounds planned and the record.
         callbacks: Functions that are called after every round with a :class:`dpfl.RoundEnd`. One
             that returns True or a reason, or calls its ``stop``, ends training; the model so far
-            is kept. After a resume the newest round is shown again.
+            is kept, and flagged, since no epsilon covers that decision, unless ``stop`` is told
+            that it is ``public``. After a resume the newest round is shown again.
         early_stopping: End training when a public or accounted metric stops improving.
         engine: How local work is executed; it never changes a result.
         device: The torch device to train on.
