@@ -81,6 +81,7 @@ def test_what_a_callback_raises_leaves_a_run_that_can_be_resumed(
         folder=tmp_path / "run", resume=True, callbacks=[lambda end: rounds.append(end.round)]
     )
     assert rounds == list(range(at, own.ROUNDS + 1))  # the newest round is shown again
+    assert [line["round"] for line in result.timings] == list(range(own.ROUNDS))
     assert own.bits(result) == own.bits(own.run(folder=tmp_path / "whole"))
 
 

@@ -10,7 +10,7 @@ from dpfl.sim.loop import Simulation
 
 
 def resume(simulation: Simulation, found: Checkpoint) -> None:
-    """Go on from a checkpoint, if ledger and record belong together with it.
+    """Go on with a ``simulation`` from a checkpoint (``found``), if ledger and record belong to it.
 
     Seeded: a round that was charged but not checkpointed is repeated, bit for bit, without a
     new charge. Otherwise its noise is gone: the round is lost, its number and its charge are
@@ -26,6 +26,8 @@ def resume(simulation: Simulation, found: Checkpoint) -> None:
     problem = f"ends at round {charged}, the checkpoint at {done - 1}"
     check(good, where, problem, "restore the newest ledger", LedgerError)
     simulation.history, charged_to = folder.cut_back(first, done), ledger.charged(name)
+    seconds = {line["round"]: line for line in folder.read_lines(folder.timings)}
+    simulation.timings = [own for round_, own in seconds.items() if round_ < done]
     for line in simulation.history:
         for client in line.arrived:
             problem = f"does not hold round {line.round}'s charge to '{client}', who took part"
