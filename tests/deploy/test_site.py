@@ -95,6 +95,13 @@ def _with(
         ),
         (
             CLIENT,
+            {"largest_clip": 999.0},
+            _with("udp_fedavg", noise_multiplier=5.0, target_quantile=0.5, vote_share=0.5),
+            "a clip of 1000.0 exceeds its policy's 999",
+            4,
+        ),
+        (
+            CLIENT,
             {"least_noise_multiplier": 6.0},
             _with("udp_fedavg", noise_multiplier=5.0),
             "below its policy's 6",

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from dpfl.core.errors import ConfigurationError, DpflError
 from dpfl.core.grid_noise import SCALE
 from dpfl.core.layout import Layout
+from dpfl.core.phases import CLIPPINGS, Phase
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Phase
 from dpfl.engine import make_engine, one_by_one, stacked
 from dpfl.engine.base import Engine, Job
 from dpfl.engine.one_by_one import OneByOne
@@ -141,8 +141,15 @@ CHAINS: dict[str, Callable[[], nn.Module]] = {
         plain(),
         plain(weight_decay=0.1),
         plain(ball=0.2),
+        plain(momentum=0.9, proximal=0.5, weight_decay=0.1),
+        phase(momentum=0.9, proximal=0.5, weight_decay=0.1, noise_multiplier=0.5),
+        phase(clip=0.3, clipping="per_layer"),
+        phase(clip=0.3, clipping="normalised"),
     ],
-    ids=["dp-sgd", "small clip", "large clip", "sgd", "weight decay", "ball"],
+    ids=[
+        *("dp-sgd", "small clip", "large clip", "sgd", "weight decay", "ball", "momentum"),
+        *("noisy momentum", "per layer", "normalised"),
+    ],
 )
 def test_stacked_agrees_with_the_oracle_on_every_chain(name: str, work: Phase) -> None:
     model = CHAINS[name]()
@@ -199,6 +206,9 @@ clients = st.lists(
             "lr": st.floats(0.01, 1.0),
             "clip": st.floats(0.01, 3.0),
             "weight_decay": st.sampled_from([0.0, 0.05]),
+            "momentum": st.sampled_from([0.0, 0.5, 0.9]),
+            "proximal": st.sampled_from([0.0, 0.3]),
+            "clipping": st.sampled_from(CLIPPINGS),
             "ball": st.sampled_from([None, 0.3]),
             "sampling": st.sampled_from(["poisson", "shuffle"]),
             "clipped": st.booleans(),
@@ -221,7 +231,8 @@ def test_stacked_agrees_with_the_oracle_for_clients_of_every_habit(
     jobs = []
     for seed, plan in enumerate(plans):
         fields = {key: value for key, value in plan.items() if key not in ("records", "clipped")}
-        work = phase(**(fields if plan["clipped"] else {**fields, "clip": None}))
+        plainly = {**fields, "clip": None, "clipping": "flat"}
+        work = phase(**(fields if plan["clipped"] else plainly))
         jobs.append(job(model, work, seed=seed, records=int(plan["records"])))  # type: ignore[call-overload]
     for got, wanted in zip(
         updates(Stacked(), model, jobs), updates(OneByOne(), model, jobs), strict=True
@@ -343,17 +354,25 @@ def test_dp_sgd_is_what_a_hand_written_loop_over_records_computes(
 
 
 @ENGINES
+@pytest.mark.parametrize("proximal", [0.0, 0.7])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.2])
-def test_plain_sgd_is_what_torch_computes(engine: Engine, weight_decay: float) -> None:
+def test_plain_sgd_is_what_torch_computes(
+    engine: Engine, weight_decay: float, momentum: float, proximal: float
+) -> None:
     model = mlp(nn.Tanh())
     layout = Layout.of_module(model)
-    work = plain(steps=9, weight_decay=weight_decay)
+    how = {"weight_decay": weight_decay, "momentum": momentum}
+    work = plain(steps=9, proximal=proximal, **how)
     one = job(model, work)
     (got,) = updates(engine, model, [one])
-    optimiser = torch.optim.SGD(model.parameters(), lr=work.lr, weight_decay=weight_decay)
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    optimiser = torch.optim.SGD(model.parameters(), lr=work.lr, **how)
     for batch in sampler(work, 30).draw(one.rng.child("records", 0), work.steps):
         optimiser.zero_grad()
-        nn.functional.cross_entropy(model(one.features[batch]), one.labels[batch]).backward()
+        loss = nn.functional.cross_entropy(model(one.features[batch]), one.labels[batch])
+        pairs = zip(model.parameters(), start, strict=True)
+        (loss + proximal / 2 * sum((w - w0).square().sum() for w, w0 in pairs)).backward()
         optimiser.step()
     assert relative_error(got, layout.read(model) - one.start) < TOLERANCE
 
@@ -754,7 +773,15 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize(
-    "work", [phase(), plain(), phase(noise_multiplier=1.0)], ids=["dp-sgd", "sgd", "noisy"]
+    "work",
+    [
+        phase(),
+        plain(momentum=0.9, proximal=0.1),
+        phase(noise_multiplier=1.0),
+        phase(clipping="per_layer", clip=0.2),
+        phase(clipping="normalised"),
+    ],
+    ids=["dp-sgd", "sgd", "noisy", "per layer", "normalised"],
 )
 def test_a_model_that_is_no_chain_gives_what_one_by_one_gives(name: str, work: Phase) -> None:
     build, shape = OTHERS[name]

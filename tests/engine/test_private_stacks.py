@@ -69,7 +69,8 @@ def per_record(
     assert sums.width == width
     found: dict[int, bytes] = {}
     for number, part in enumerate(next(sums.parts())):
-        both, squares, _ = sums.gradients(part)
+        both, parts, _ = sums.gradients(part)
+        squares = sum(parts)
         inputs, slopes = both.inputs, both.slopes
         for place, record in enumerate(chosen[number * width : (number + 1) * width]):
             pieces = [

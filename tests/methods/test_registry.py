@@ -139,7 +139,7 @@ def test_a_factory_may_take_a_component_made_of_settings_like_any_others() -> No
 
     assert set(capped.settings) == {
         *("lr", "clip", "batch_size", "local_steps", "local_epochs", "selection"),
-        *("cap", "step", "tries"),
+        *("momentum", "weight_decay", "proximal", "clipping", "cap", "step", "tries"),
     }
     built = capped(**SETTINGS, cap=0.25, step=ServerSgd(momentum=0.5))
     assert built.weights == CappedWeights(clip=SETTINGS["clip"], cap=0.25)

@@ -4,6 +4,7 @@ lost or repeated.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -70,6 +71,23 @@ def test_a_kill_at_a_named_point_changes_nothing(
                 run_experiment(experiment, folder)
         run_experiment(experiment, folder, resume=(folder / "experiment.toml").exists())
         assert _traces(folder) == expected
+
+
+def test_an_adaptive_clip_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = {"name": "dp_fed", "project": "once", "target_quantile": 0.3}
+    method |= {"vote_share": 0.2, "noise_multiplier": 1.0}
+    experiment = small(method=method, run={"rounds": 4, "cohort": 0.7})
+    expected = _whole(tmp_path, experiment)
+    clips = [json.loads(line)["stage0_metrics"]["clip"] for line in expected["rounds"].splitlines()]
+    assert len(set(clips)) == 4
+    with monkeypatch.context() as patch:
+        _strike(patch, "close_round", "before", 3)
+        with pytest.raises(Killed):
+            run_experiment(experiment, tmp_path / "killed")
+    run_experiment(experiment, tmp_path / "killed", resume=True)
+    assert _traces(tmp_path / "killed") == expected
 
 
 def _strike(patch: pytest.MonkeyPatch, point: str, moment: str, visit: int) -> None:

@@ -24,6 +24,7 @@ from dpfl.core.types import (
     Rows,
     Shared,
     Terms,
+    Total,
     Unit,
     Who,
 )
@@ -289,19 +290,23 @@ def test_presence_is_not_hidden_where_sizes_are_public() -> None:
         central(adjacency=Adjacency.ADD_REMOVE)  # the denominator tells how many clients there are
 
 
-@dataclass(frozen=True)
-class Shrinks(Clip):
-    """Sends little and blows it up on arrival: what leaves the client says nothing of what is
-    summed.
-    """
+class Roots(Clip):
+    """Not linear on arrival: it cannot act on a noisy sum, so it would have to act before it."""
 
-    def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:
-        return 100 * y
+    linear: ClassVar[bool] = False
 
 
-def test_central_noise_refuses_stages_that_change_the_sum_on_arrival() -> None:
+class Learns(Clip):
+    """Remembers something of what arrives, which carries no central noise yet."""
+
+    def learn(self, state: PlugState, rows: Rows | Total) -> PlugState:
+        return state
+
+
+@pytest.mark.parametrize("stage", [Roots(clip=1.0), Learns(clip=1.0)])
+def test_central_noise_refuses_stages_that_look_at_uploads_on_arrival(stage: Clip) -> None:
     with pytest.raises(PrivacyRefusal, match="on arrival"):
-        central(stages=(Shrinks(clip=0.01),))
+        central(stages=(stage,))
 
 
 def test_a_ball_alone_is_no_bound_to_bill() -> None:

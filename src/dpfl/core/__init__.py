@@ -1,6 +1,7 @@
 """What every other package may use.
 
-``types``      the nouns of a round: budgets, claims, phases, terms, cohorts, rows, states
+``types``      the nouns of a round: budgets, claims, terms, cohorts, rows, states
+``phases``     local work as data: how records are clipped and noised, and how weights step
 ``errors``     every error that dpfl raises on purpose, each with its exit code
 ``checks``     refusals that constructors share, in one sentence each
 ``seeds``      public randomness, which may be printed, stored and sent
@@ -10,5 +11,5 @@
 ``layout``     named tensors as one flat vector, so that clipping it clips everything
 ``files``      where caches are; writing that a kill at any moment cannot spoil
 
-``types``, ``errors``, ``checks``, ``seeds`` and ``grid`` are imported without torch.
+``types``, ``phases``, ``errors``, ``checks``, ``seeds`` and ``grid`` are imported without torch.
 """

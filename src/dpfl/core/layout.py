@@ -71,6 +71,18 @@ class Layout:
         return sum(block.size for block in self.blocks)
 
     @property
+    def layers(self) -> dict[str, list[Block]]:
+        """The tensors of every layer, by the name of the module that they belong to.
+
+        >>> [*Layout.of_module(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))).layers]
+        ['0', '1']
+        """
+        found: dict[str, list[Block]] = {}
+        for block in self.blocks:
+            found.setdefault(block.name.rpartition(".")[0], []).append(block)
+        return found
+
+    @property
     def head(self) -> slice:
         """Where the last layer's tensors lie: at the end of the vector."""
         layers = itertools.groupby(self.blocks, key=lambda block: block.name.rpartition(".")[0])

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpfl.core.checks import check, finite, positive, whole_number
+from dpfl.core.phases import Phase as Phase
 
 if TYPE_CHECKING:  # accounting reads these types without torch
     from torch import Tensor
@@ -121,36 +122,6 @@ class ClientSettings:
         if own.keys() & {"local_steps", "local_epochs"}:
             default = replace(default, local_steps=None, local_epochs=None)
         return replace(default, **own)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Phase:
-    """A stretch of local work, as data, so that one engine can run many clients at once."""
-
-    steps: int
-    batch_size: int
-    sampling: Literal["poisson", "shuffle"]
-    lr: float
-    clip: float | None = None  # bounds each record's gradient; without it this is plain SGD
-    noise_multiplier: float = 0.0  # times clip: the noise on the sum of gradients
-    ball: float | None = None  # the model stays within this distance of its start
-    weight_decay: float = 0.0
-    lr_decay: float = 1.0  # multiplies the learning rate once a round
-    part: Literal["all", "head", "body"] = "all"  # what moves; the head is the last layer
-
-    def __post_init__(self) -> None:
-        whole_number("phase", "steps", self.steps)
-        whole_number("phase", "batch_size", self.batch_size)
-        clipped, noisy = self.clip is not None, self.noise_multiplier > 0
-        whole = self.part == "all" or not clipped
-        check(whole, "phase", f"clipped, but only the {self.part} moves", "move everything")
-        check(clipped or not noisy, "phase", "there is noise but nothing is clipped", "give a clip")
-        sampled = self.sampling == "poisson" or not noisy
-        check(sampled, "phase", f"noise on {self.sampling} batches", "use sampling = 'poisson'")
-
-    def in_round(self, round_: int) -> Phase:
-        """The same work with the learning rate that round has."""
-        return replace(self, lr=self.lr * self.lr_decay**round_, lr_decay=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

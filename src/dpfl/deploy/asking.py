@@ -1,5 +1,6 @@
 """Asking sites for a round: one request each, and what came back, checked."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -59,7 +60,9 @@ def _uplink(
     if agreement.amplified:
         # Who may be drawn follows from what everyone was asked, never from the draw.
         sites.willing[site] = before
-    numbers = agreement.layout.size
+    numbers, terms, layout = agreement.layout.size, agreement.terms, agreement.layout
+    for stage in agreement.strategy.stages:  # a vote rides with the row
+        numbers = max(numbers, math.ceil(stage.upload_size(numbers, terms, layout)))
     if round_ < 0:
         numbers = agreement.terms.releases[round_ - agreement.first_round][1]
     size, largest = len(reply.message.payload), FRAME_BYTES + 4 * numbers

@@ -87,7 +87,7 @@ def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
     else:
         noise = [strategy.noise_multiplier or 0.0]
         pieces = (*strategy.stages, strategy.central_noise)
-        clips = [getattr(piece, "clip", None) for piece in pieces]
+        clips = [getattr(p, "largest_clip", getattr(p, "clip", None)) for p in pieces]
     least, limit = min(noise, default=0.0), policy.least_noise_multiplier
     accept(
         least >= limit or strategy.observer is Observer.NOBODY,

@@ -20,13 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from dpfl.core.layout import Layout
+from dpfl.core.phases import Clipping
 from dpfl.core.random import PublicSeed
 from dpfl.engine.base import Batch, Job
 from dpfl.engine.layer_rules import added
 from dpfl.engine.one_by_one import OneByOne, batches_of, within_bounds
 from dpfl.engine.trace import NotCovered, Trace, channels_last, slopes_channels_last
 from dpfl.models.checks import in_mode, outputs_of
-from dpfl.numerics.clipping import LARGEST_NORM, clip_factor
+from dpfl.numerics.clipping import LARGEST_NORM, layer_factors
 
 MICRO_BATCH = 256
 _AGREEMENT = 1e-2  # deep networks round that differently; a layer left out costs more
@@ -36,7 +37,12 @@ Shape = tuple[int, ...]
 
 
 def clipped_sum(
-    model: nn.Module, layout: Layout, vector: Tensor, batch: Batch, clip: float
+    model: nn.Module,
+    layout: Layout,
+    vector: Tensor,
+    batch: Batch,
+    clip: float,
+    clipping: Clipping = "flat",
 ) -> Tensor:
     """Sum in double precision of per-record gradients, each of norm at most ``clip``.
 
@@ -56,12 +62,16 @@ def clipped_sum(
         broken = ~((squares <= LARGEST_NORM**2) & within_bounds(batch.features))
         if bool(broken.any()):
             gradients, squares = trace.gradients(slopes, broken)
-        # In units of the clip: products with the factor itself may fall below the smallest normal
-        # number where a clip is small or an input large, and their rounding could then exceed the
-        # clip.
-        factor = (clip_factor(squares.sqrt(), clip) / clip).to(torch.float32)
+        parts: dict[str, Tensor] = {}
+        for layer, gradient in gradients:
+            parts[layer] = parts.get(layer, 0.0) + gradient.squares
+        factors = layer_factors(parts, squares, clip, clipping, len(layout.layers))
         blocks = {block.name: block for block in layout}
         for layer, gradient in gradients:
+            # In units of the clip: products with the factor itself may fall below the smallest
+            # normal number where a clip is small or an input large, and their rounding could then
+            # exceed the clip.
+            factor = (factors[layer] / clip).to(torch.float32)
             for name, summed in gradient.weighted(factor).items():
                 total[blocks[f"{layer}.{name}".removeprefix(".")].slice] = summed.reshape(-1)
         return total.mul_(clip)
@@ -147,12 +157,18 @@ class GhostClipping(OneByOne):
             return super().mean_gradient(model, layout, vector, batch)
 
     def clipped_sum(
-        self, model: nn.Module, layout: Layout, vector: Tensor, batch: Batch, clip: float
+        self,
+        model: nn.Module,
+        layout: Layout,
+        vector: Tensor,
+        batch: Batch,
+        clip: float,
+        clipping: Clipping = "flat",
     ) -> Tensor:
         """Sum of clipped per-record gradients, in micro-batches of bounded memory."""
         at_once = self._at_once.get(model, {}).get(tuple(batch.features.shape[1:]), MICRO_BATCH)
         parts = batches_of(batch, at_once) or [batch]
         try:
-            return added(clipped_sum(model, layout, vector, part, clip) for part in parts)
+            return added(clipped_sum(model, layout, vector, part, clip, clipping) for part in parts)
         except NotCovered:
-            return super().clipped_sum(model, layout, vector, batch, clip)
+            return super().clipped_sum(model, layout, vector, batch, clip, clipping)

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from dpfl.core.grid import Grid
-from dpfl.core.layout import Layout
+from dpfl.core.layout import Block, Layout
+from dpfl.core.phases import Clipping, Phase
 from dpfl.core.random import NoiseAhead, SecretRng
-from dpfl.core.types import Phase
 from dpfl.engine.base import Batch, Job
 from dpfl.engine.process import check_arithmetic, failures_of, one_thread
-from dpfl.numerics.clipping import LARGEST_NORM, clip_factor, squared_norms
+from dpfl.numerics.clipping import LARGEST_NORM, clip_factor, layer_factors, squared_norms
 from dpfl.plugs.sampling import PoissonBatches, sampler
 
 _MOST_NUMBERS = 1 << 25  # per-record gradient entries held at once
@@ -54,6 +54,7 @@ class OneByOne:
     ) -> Tensor:
         """Run phase ``number`` of a job from ``start``, step by step."""
         phase, vector = job.phases[number], start.clone()
+        buffer = torch.zeros_like(start)
         records = sampler(phase, len(job.labels))
         noise = NoiseAhead(job.rng.child("noise", number), layout.size, phase.steps)
         dropout = job.rng.child("dropout", number)
@@ -65,7 +66,8 @@ class OneByOne:
                 if phase.clip is None:
                     gradient = self.mean_gradient(model, layout, vector, batch)
                 else:
-                    gradient = self.clipped_sum(model, layout, vector, batch, phase.clip)
+                    how = phase.clip, phase.clipping
+                    gradient = self.clipped_sum(model, layout, vector, batch, *how)
             if phase.clip is not None:
                 if phase.noise_multiplier > 0:  # drawn where its generator is, on the CPU
                     grid = Grid.of(phase.noise_multiplier * phase.clip)
@@ -75,7 +77,11 @@ class OneByOne:
                 gradient = gradient.div_(size).to(vector.dtype)
             if phase.weight_decay:
                 gradient.add_(vector, alpha=phase.weight_decay)
+            if phase.proximal:
+                gradient.add_(vector - start, alpha=phase.proximal)
             gradient[still] = 0.0
+            if phase.momentum:
+                gradient = buffer.mul_(phase.momentum).add_(gradient)
             vector.sub_(gradient, alpha=phase.lr)
             if phase.ball is not None:
                 apart = vector - start
@@ -109,7 +115,13 @@ class OneByOne:
         return layout.flatten(_gradients(model, layout.unflatten(vector), batch))
 
     def clipped_sum(
-        self, model: nn.Module, layout: Layout, vector: Tensor, batch: Batch, clip: float
+        self,
+        model: nn.Module,
+        layout: Layout,
+        vector: Tensor,
+        batch: Batch,
+        clip: float,
+        clipping: Clipping = "flat",
     ) -> Tensor:
         """Sum in double precision of per-record gradients, each of norm at most ``clip``.
 
@@ -135,8 +147,28 @@ class OneByOne:
             norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
             whole = (norms <= LARGEST_NORM) & within_bounds(some.features)
             rows = torch.where(whole[:, None], rows, torch.zeros_like(rows))
-            total += clip_factor(norms, clip) @ rows.to(torch.float64)
+            total += _weighted(layout, rows.to(torch.float64), norms, clip, clipping)
         return total
+
+
+def _weighted(
+    layout: Layout, rows: Tensor, norms: Tensor, clip: float, clipping: Clipping
+) -> Tensor:
+    """Sum of per-record gradients (rows, of these norms), each brought within the clip."""
+    if clipping == "flat":
+        return clip_factor(norms, clip) @ rows
+    layers = layout.layers
+    places = {name: torch.cat([*map(_places, blocks)]) for name, blocks in layers.items()}
+    parts = {name: rows[:, own].square().sum(dim=1) for name, own in places.items()}
+    factors = layer_factors(parts, norms.square(), clip, clipping, len(layers))
+    total = torch.zeros_like(rows[0])
+    for name, own in places.items():
+        total[own] = factors[name] @ rows[:, own]
+    return total
+
+
+def _places(block: Block) -> Tensor:
+    return torch.arange(block.slice.start, block.slice.stop)
 
 
 def batches_of(batch: Batch, size: int) -> list[Batch]:

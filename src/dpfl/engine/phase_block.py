@@ -28,7 +28,9 @@ class PhaseBlock:
     ``sizes`` are batch sizes, (steps, clients). ``grid_steps`` are the steps of the clients' noise
     grids (1 where there is no noise), and ``rates`` what a sum of gradients in steps of the grid is
     multiplied by, (steps, clients, 1). ``decay`` is the share of the weights that weight decay
-    takes off in a step, and ``balls`` the largest distances from the start; None if there are none.
+    takes off in a step, ``pull`` that of the way from the start that the proximal term takes off,
+    ``momentum`` how much of the last step is taken again, and ``balls`` the largest distances from
+    the start; None if there are none.
     ``moving`` are the columns of the clients' vectors that the phase moves.
     """
 
@@ -61,6 +63,10 @@ class PhaseBlock:
         self.rates = torch.as_tensor(rates, dtype=torch.float32, device=device)[..., None]
         decay = [phase.weight_decay * phase.lr for phase in self.phases]
         self.decay = self.column(decay) if any(decay) else None
+        pull = [phase.proximal * phase.lr for phase in self.phases]
+        self.pull = self.column(pull) if any(pull) else None
+        momentum = [phase.momentum for phase in self.phases]
+        self.momentum = self.column(momentum) if any(momentum) else None
         radii = [phase.ball or math.inf for phase in self.phases]
         self.balls = None if first.ball is None else self.column(radii)
         head = chain.layout.head
@@ -158,5 +164,5 @@ def plain_sums(block: PhaseBlock, vectors: Tensor) -> Iterator[Tensor]:
             with torch.no_grad():
                 # What does not count must not be multiplied by zero if it is not finite.
                 broken = ~counts & ~torch.isfinite(found.slopes[-1]).all(dim=-1)
-                found.without(broken).add_up(counts.to(torch.float32), into)
+                found.without(broken).add_up([counts.to(torch.float32)] * len(into), into)
         yield totals

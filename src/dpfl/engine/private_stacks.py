@@ -30,7 +30,7 @@ from dpfl.core.grid_noise import SCALE
 from dpfl.core.random import fill_grid_noise, look_ahead
 from dpfl.engine.phase_block import BlockRecords, Part, PhaseBlock
 from dpfl.engine.stacks import Slopes, Stack, backward, layer_outputs
-from dpfl.numerics.clipping import LARGEST_INPUT, LARGEST_NORM, clip_factor, squared_norms
+from dpfl.numerics.clipping import LARGEST_INPUT, LARGEST_NORM, layer_factors, squared_norms
 
 _NOISE_AT_ONCE = 1 << 15  # values of one client: all clients' together should stay in the cache
 _NOISE_AHEAD = 1 << 22  # values of one client whose rare ones are found beforehand, in memory
@@ -122,12 +122,19 @@ class ClippedSums:
     def _add_up(self, part: Part, into: list[Stack]) -> None:
         """Write each client's sum of clipped per-record gradients over its grid's step."""
         with torch.no_grad():
-            found, squares, broken = self.gradients(part)
-            factor = clip_factor(squares.sqrt(), self._clips).mul_(self._inverse).mul_(part.counts)
-            found.without(broken).add_up(factor.to(torch.float32), into)
+            found, parts, broken = self.gradients(part)
+            whole, how = sum(parts[1:], parts[0]), self._block.first.clipping
+            named = {str(i): own for i, own in enumerate(parts)}
+            factors = layer_factors(named, whole, self._clips, how, len(parts))
+            counted = self._inverse * part.counts
+            # One factor for all layers is multiplied once.
+            each = {id(one): (one * counted).to(torch.float32) for one in factors.values()}
+            weights = [each[id(one)] for one in factors.values()]
+            found.without(broken).add_up(weights, into)
 
-    def gradients(self, part: Part) -> tuple[Slopes, Tensor, Tensor]:
-        """What a part's per-record gradients are made of, their squared norms, and the broken ones.
+    def gradients(self, part: Part) -> tuple[Slopes, list[Tensor], Tensor]:
+        """What a part's per-record gradients are made of, their squared norms by layer, and the
+        broken ones.
 
         A record counts as zero if it, its gradient or the input of a layer is too large or not
         finite.
@@ -144,8 +151,8 @@ class ClippedSums:
                 squares = squared_norms(a)
                 broken |= ~(squares <= LARGEST_INPUT**2)
             terms.append((squares if stack.bias is None else squares + 1.0) * squared_norms(d))
-        squares = sum(terms[1:], terms[0])
-        return found, squares, broken | ~(squares <= LARGEST_NORM**2)
+        whole = sum(terms[1:], terms[0])
+        return found, terms, broken | ~(whole <= LARGEST_NORM**2)
 
     def _slopes(self, part: Part, features: Tensor) -> Slopes:
         """Inputs and output gradients of every layer.

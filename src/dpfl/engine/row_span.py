@@ -28,6 +28,8 @@ def fits_row_span(block: PhaseBlock) -> bool:
     plain = block.chain.one_layer and block.task.softmax
     if not plain or first.clip is not None or first.part != "all":
         return False
+    if block.momentum is not None or block.pull is not None:  # steps that depend on more than W
+        return False
     features, often = block.chain.layers[0].in_features, first.steps * first.batch_size
     few = 2 * most <= often and 4 * most <= features
     return few and len(block.jobs) * most * features <= _MOST_NUMBERS

@@ -58,7 +58,8 @@ def _alike(plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
 
     def shape(p: Phase) -> tuple[object, ...]:
         has = (p.clip is None, p.noise_multiplier > 0, p.ball is None)
-        return (p.steps, p.batch_size, p.sampling, p.part, *has)
+        pulled = (p.momentum > 0, p.proximal > 0)
+        return (p.steps, p.batch_size, p.sampling, p.part, p.clipping, *has, *pulled)
 
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, phases in enumerate(plans):
@@ -131,15 +132,34 @@ def run_phase(block: PhaseBlock, start: Tensor) -> Tensor:
     vectors = nn.functional.pad(start, (0, -size % 16))[:, :size]  # rows are aligned in memory
     sums = ClippedSums(block, vectors) if private else plain_sums(block, vectors)
     noise = step_noise(block, size) if block.noisy else [None] * len(block.sizes)
+    moved = torch.zeros_like(vectors[:, moving]) if block.momentum is not None else None
     for totals, drawn, rates in zip(sums, noise, block.rates, strict=True):
         if drawn is not None:
             totals.add_(drawn)
-        if block.decay is not None:
-            vectors[:, moving].mul_(1 - block.decay)
-        vectors[:, moving].addcmul_(totals[:, moving], rates, value=-1.0)
+        if block.pull is None and moved is None:
+            if block.decay is not None:
+                vectors[:, moving].mul_(1 - block.decay)
+            vectors[:, moving].addcmul_(totals[:, moving], rates, value=-1.0)
+        else:
+            _step(block, vectors[:, moving], start[:, moving], totals[:, moving] * rates, moved)
         if block.balls is not None:
             _into_balls(block.chain, vectors, start, block.balls)
     return vectors
+
+
+def _step(
+    block: PhaseBlock, weights: Tensor, start: Tensor, step: Tensor, moved: Tensor | None
+) -> None:
+    """Take a step with decay, proximal term and momentum; ``moved`` is the step before, if that
+    counts, and all steps are multiplied by the learning rate.
+    """
+    if block.decay is not None:
+        step.addcmul_(weights, block.decay)
+    if block.pull is not None:
+        step.addcmul_(weights - start, block.pull)
+    if moved is not None and block.momentum is not None:
+        step = moved.mul_(block.momentum).add_(step)
+    weights.sub_(step)
 
 
 def _into_balls(chain: Chain, vectors: Tensor, centres: Tensor, radii: Tensor) -> None:

@@ -8,7 +8,7 @@ how often.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -126,11 +126,14 @@ class Slopes:
         both = (self.inputs, self.slopes)
         return Slopes(*([x.masked_fill(broken[..., None], 0.0) for x in some] for some in both))
 
-    def add_up(self, weights: Tensor, into: list[Stack]) -> None:
-        """Write each client's weighted sum of per-record gradients into stacks."""
-        for total, a, d in zip(into, self.inputs, self.slopes, strict=True):
+    def add_up(self, weights: Sequence[Tensor], into: list[Stack]) -> None:
+        """Write each client's weighted sum of per-record gradients into stacks.
+
+        ``weights`` are (clients, records), one tensor a layer.
+        """
+        for total, a, d, own in zip(into, self.inputs, self.slopes, weights, strict=True):
             # One layout, whatever was taken out: one result.
-            weighted = (d * weights[..., None]).transpose(1, 2).contiguous()
+            weighted = (d * own[..., None]).transpose(1, 2).contiguous()
             stacked_product(weighted, a, out=total.weight)
             if total.bias is not None:
                 torch.sum(weighted, 2, out=total.bias)

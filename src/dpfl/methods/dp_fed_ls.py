@@ -42,14 +42,13 @@ from typing import ClassVar, Literal
 
 import torch
 
-from dpfl.core.checks import one_of
+from dpfl.core.checks import check, one_of
 from dpfl.core.layout import Layout
 from dpfl.core.types import Aggregate, Observer, PlugOutput, PlugState, Terms, Unit
 from dpfl.numerics.recursive_filter import check_smoothing, laplacian_smoothing, noise_gain
 from dpfl.plugs.base import Gain
 from dpfl.plugs.central_noise import CentralNoise
 from dpfl.plugs.denoise import Denoiser
-from dpfl.plugs.stages import Clip
 from dpfl.plugs.weights import ExpectedCohortWeights
 from dpfl.strategy import Strategy
 from dpfl.strategy.client_level import ClientWork
@@ -109,12 +108,15 @@ Project = Literal["every_step", "once"]
 
 def _dp_fed(name: str, work: ClientWork, project: Project, *denoise: Denoiser) -> Strategy:
     one_of(name, ("every_step", "once"), project=project)
+    problem = "project = 'every_step' holds updates within the first clip, so it could not grow"
+    good = work.target_quantile is None or project == "once"
+    check(good, name, problem, "give project = 'once' beside a target_quantile")
     return Strategy(
         name=name,
         unit=Unit.CLIENT,
         observer=Observer.WORLD,
         adjacency=work.adjacency,
-        stages=(Clip(clip=work.clip),),
+        stages=(work.clip_stage,),
         local=work.local(ball=work.clip if project == "every_step" else None),
         selection=work.cohorts,
         weights=ExpectedCohortWeights(),

@@ -42,7 +42,7 @@ def fedavg(work: Work) -> Strategy:
         unit=Unit.RECORD,
         observer=Observer.NOBODY,
         adjacency=Adjacency.ZERO_OUT,
-        local=Sgd(client_settings=work.client_settings, unit=Unit.RECORD),
+        local=Sgd(client_settings=work.client_settings, unit=Unit.RECORD, **work.optimiser),
         selection=work.cohorts,
         assumptions=("nothing is protected: the server and the world may learn any record",),
     )

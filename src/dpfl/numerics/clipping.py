@@ -4,6 +4,9 @@ Norms and clip factors are computed in double precision, so that a clipped vecto
 bound from the smallest float32 number to the largest.
 """
 
+import math
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,6 +34,41 @@ def clip_factor(norm: Tensor, bound: float | Tensor) -> Tensor:
     """
     factor = (bound * CLIP_MARGIN / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max_(1.0)
     return factor.nan_to_num_(nan=0.0)  # of an infinite norm it is zero already
+
+
+NORMALISED = 0.01
+"""Added to the norm where gradients are normalised: AUTO-S of Bu, Wang, Zha, Karypis (*Automatic
+Clipping*, NeurIPS 2023). It also bounds the factor of a short gradient, which could overflow.
+"""
+
+
+def layer_factors(
+    squares: Mapping[str, Tensor], whole: Tensor, bound: float | Tensor, how: str, layers: int
+) -> dict[str, Tensor]:
+    """Factors by layer that bring the whole gradient of a record within ``bound``.
+
+    ``squares`` are squared norms of its parts by layer, ``whole`` that of all of it, ``layers`` how
+    many layers the model has; a layer without a part counts as well.
+
+    *Formal guarantees.* A gradient times its factors has a norm of at most ``bound``. ``"flat"``:
+    one factor, at most 1. ``"per_layer"``: each layer's norm is at most bound / sqrt(layers), so
+    the sum of their squares is at most bound^2. ``"normalised"``: the norm becomes bound x norm /
+    (norm + ``NORMALISED``), which is below ``bound`` for every norm. What is not finite gets zero.
+
+    >>> parts = {"a": torch.tensor(9.0), "b": torch.tensor(0.25)}
+    >>> {k: round(float(v), 3) for k, v in layer_factors(parts, sum(parts.values()), 1.0,
+    ...                                                  "per_layer", 2).items()}
+    {'a': 0.236, 'b': 1.0}
+    """
+    if how == "per_layer":
+        own = bound / math.sqrt(layers)
+        return {name: clip_factor(part.sqrt(), own) for name, part in squares.items()}
+    norm = whole.sqrt()
+    if how == "normalised":
+        factor = (bound * CLIP_MARGIN / (norm + NORMALISED)).nan_to_num_(nan=0.0)
+    else:
+        factor = clip_factor(norm, bound)
+    return dict.fromkeys(squares, factor)
 
 
 def clip(vector: Tensor, bound: float) -> Tensor:

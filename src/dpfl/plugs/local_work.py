@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from dpfl.core.checks import check, not_negative, one_of, positive
+from dpfl.core.checks import check, one_of, positive
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import multiplier_for
-from dpfl.core.types import Budget, Claims, ClientSettings, Phase, Terms, Unit
+from dpfl.core.phases import CLIPPINGS, Clipping, Phase, check_optimiser
+from dpfl.core.types import Budget, Claims, ClientSettings, Terms, Unit
 from dpfl.plugs.base import Participant, Plug
 from dpfl.plugs.releases import calibrate_rounds, release_noise
 from dpfl.plugs.sampling import PoissonBatches, sampler, steps_per_epoch
@@ -55,12 +56,20 @@ class LocalWork(Plug):
 
 @dataclass(frozen=True, kw_only=True)
 class _OnePhase(LocalWork):
-    """Work in one phase: the client's own settings over those given here."""
+    """Work in one phase: the client's own settings over those given here.
+
+    ``momentum`` is heavy-ball momentum within a round, ``weight_decay`` and ``proximal`` (FedProx's
+    mu) pull the weights towards zero and towards their start (:class:`dpfl.core.phases.Phase`).
+    """
 
     client_settings: ClientSettings
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    proximal: float = 0.0
 
     def __post_init__(self) -> None:
         where, given = type(self).__name__, self.client_settings
+        check_optimiser(where, vars(self))
         good = given.batch_size is not None and given.lr is not None
         check(good, where, "batch_size or lr is missing", "give both")
         good = given.local_steps is not None or given.local_epochs is not None
@@ -74,21 +83,51 @@ class _OnePhase(LocalWork):
         an_epoch = steps_per_epoch(participant.examples, whole.batch_size)
         epochs = (whole.local_epochs or 0) * an_epoch
         steps = whole.local_steps or epochs
+        more |= {name: getattr(self, name) for name in ("momentum", "weight_decay", "proximal")}
         return Phase(steps=steps, batch_size=whole.batch_size, lr=whole.lr or 0.0, **more)
 
 
 def noise_variance(phases: Sequence[Phase], examples: int, parameters: int) -> float:
-    """Variance of the noise in an update, summed over its coordinates: steps x lr^2 x p x (clip z /
-    b)^2 a phase.
+    """Variance of the noise in an update, summed over its coordinates: p x (lr clip z / b)^2 x the
+    sum over steps of :func:`step_responses` squared.
 
-    Robust-HDP's Eq. 3 and 7; with a fixed expected batch size b it is exact for what DP-SGD adds.
+    Without momentum, weight decay and proximal term that is steps x lr^2 x p x (clip z / b)^2,
+    Robust-HDP's Eq. 3 and 7. With a fixed expected batch size b it is exact for what DP-SGD adds;
+    how later gradients change with the noise of earlier steps is left out, as in the paper.
     """
     total = 0.0
     for phase in phases:
         size = PoissonBatches(examples, phase.batch_size).expected_size
         std = phase.lr * phase.noise_multiplier * (phase.clip or 0.0) / size
-        total += phase.steps * parameters * std**2
+        responses, kept = step_responses(phase)
+        total = total * kept**2 + sum(h * h for h in responses) * parameters * std**2
     return total
+
+
+def step_responses(phase: Phase) -> tuple[list[float], float]:
+    """How far each step's gradient moves the weights by the end of a phase, in units of -lr, the
+    last step first; and how much is left of a change of the weights that the phase begins with.
+
+    The weights are a linear filter of the gradients (:class:`dpfl.core.phases.Phase`), so both
+    follow from running it on one unit. Without momentum and pulls all of them are 1.
+
+    >>> phase = Phase(steps=3, batch_size=8, sampling="poisson", lr=0.1, momentum=0.5)
+    >>> step_responses(phase)
+    ([1.0, 1.5, 1.75], 1.0)
+    """
+    pull, lr = phase.weight_decay + phase.proximal, phase.lr
+    if not (phase.momentum or pull):
+        return [1.0] * phase.steps, 1.0
+    responses, w, m = [], 1.0, 1.0
+    for _ in range(phase.steps):
+        responses.append(w)
+        m = phase.momentum * m - pull * lr * w
+        w += m
+    kept, m = 1.0, 0.0
+    for _ in range(phase.steps):  # the start has changed as well, so only weight decay pulls at it
+        m = phase.momentum * m + phase.weight_decay * kept + phase.proximal * (kept - 1)
+        kept -= lr * m
+    return responses, kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,18 +139,16 @@ class Sgd(_OnePhase):
     """
 
     ball: float | None = None
-    weight_decay: float = 0.0
     lr_decay: float = 1.0
     unit: Unit = Unit.CLIENT
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        not_negative("sgd", weight_decay=self.weight_decay)
         positive("sgd", lr_decay=self.lr_decay, ball=1.0 if self.ball is None else self.ball)
 
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
         """Plan one phase of shuffled batches, as the settings say."""
-        kept = {name: getattr(self, name) for name in ("ball", "weight_decay", "lr_decay")}
+        kept = {"ball": self.ball, "lr_decay": self.lr_decay}
         return (self._phase(participant, sampling="shuffle", **kept),)
 
 
@@ -119,16 +156,21 @@ class Sgd(_OnePhase):
 class DpSgd(_OnePhase):
     """DP-SGD: Poisson batches, per-record clipping, Gaussian noise on the sum, fixed denominator.
 
+    ``clipping`` says how a record's gradient is brought within ``clip``: as a whole, every layer
+    within clip / sqrt(layers), or normalised (:func:`dpfl.numerics.clipping.layer_factors`).
     ``spending`` says which epsilon the noise is planned for (:mod:`dpfl.privacy.budgets`).
 
     *Formal guarantees.* The planned participations of a client cost at most its planned (epsilon,
     delta) per record under zero-out adjacency (one record replaced by nothing; the number of
     records is public), against the server and so against everyone. The number of steps, the rate
-    and the multiplier that are charged are those of the phase that runs. Releases before round
+    and the multiplier that are charged are those of the phase that runs. Every way of clipping
+    bounds a record's gradient by ``clip``; momentum, weight decay and the proximal term are
+    functions of noised sums and of the model received, and cost nothing. Releases before round
     one are part of the plan: the rounds get what they leave.
     """
 
     clip: float
+    clipping: Clipping = "flat"
     spending: Spending = "heterogeneous"
     unit: ClassVar[Unit] = Unit.RECORD  # type: ignore[misc]
     private: ClassVar[bool] = True
@@ -136,6 +178,7 @@ class DpSgd(_OnePhase):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive("dp-sgd", clip=self.clip)
+        one_of("dp-sgd", CLIPPINGS, clipping=self.clipping)
         one_of("dp-sgd", SPENDINGS, spending=self.spending)
 
     @property
@@ -163,7 +206,8 @@ class DpSgd(_OnePhase):
         """Plan one phase with the least noise that keeps the whole plan within the client's own
         budget.
         """
-        phase = self._phase(participant, sampling="poisson", clip=self.clip)
+        kept = {"clip": self.clip, "clipping": self.clipping}
+        phase = self._phase(participant, sampling="poisson", **kept)
         budget, target = self._target(terms, participant)
         noise = terms.noise_multiplier
         if noise is None:

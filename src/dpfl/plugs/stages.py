@@ -12,7 +12,7 @@ from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Cohort, PlugState, Rows, Shared, Terms, Total, Who
+from dpfl.core.types import Cohort, Metrics, PlugState, Rows, Shared, Terms, Total, Who
 from dpfl.numerics import clipping
 from dpfl.plugs.base import NoiseMaker, Plug
 from dpfl.privacy.exposure import Exposure
@@ -22,12 +22,13 @@ class Stage(Plug):
     """The client half and the server half of one step: clip, noise, projection, subspace.
 
     Laws: client then server keeps the length that the layout says; with ``linear`` the server half
-    of a sum is the sum of the server halves; ``exposure`` never promises a bound that ``client``
-    does not enforce, for any finite or non-finite input; noise comes from ``rng`` and from nowhere
-    else.
+    of a sum is the sum of the server halves, and acts on a sum that carries all of its noise;
+    ``exposure`` never promises a bound that ``client`` does not enforce, for any finite or
+    non-finite input; noise comes from ``rng`` and from nowhere else.
     """
 
     linear: ClassVar[bool]
+    needs_sum: ClassVar[bool] = False  # whether it learns from a noisy sum with constant weights
 
     @property
     def shares_noise(self) -> bool:
@@ -65,6 +66,14 @@ class Stage(Plug):
     def learn(self, state: PlugState, rows: Rows | Total) -> PlugState:
         """Remember something of this round for the next."""
         return state
+
+    def learn_sum(
+        self, state: PlugState, total: Tensor, weight: float
+    ) -> tuple[PlugState, Metrics]:
+        """Remember something of a round's sum before this server half acts on it, and with all
+        of its noise; ``weight`` is the constant weight of one message in it.
+        """
+        return state, {}
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
         """What the client half does to the exposure."""

@@ -18,6 +18,7 @@ from dpfl.rounds.aggregate import aggregate
 from dpfl.rounds.client import staged
 from dpfl.rounds.codec import FRAME_BYTES, decode_upload
 from dpfl.rounds.enrol import Agreement, Plan, Run, Uplink
+from dpfl.rounds.open import shared_with
 from dpfl.rounds.record import RoundRecord
 from dpfl.rounds.release import combined
 
@@ -37,6 +38,8 @@ def close_round(
     operator's record names them, nothing that is published does. Where too few arrived to carry the
     noise that was charged, the model stays as it was.
     """
+    if not plan.cohort.ids:  # a server that comes back finds no download that says what was shared
+        plan = replace(plan, shared=shared_with(agreement, state, run, plan.cohort))
     arrival = _Arrival(agreement, plan, run, dict.fromkeys(plan.cohort.ids, "no answer"))
     arrival.take(uplinks)
     sent = [len(uplink.payload) for uplink in uplinks if uplink.payload is not None]
@@ -62,7 +65,7 @@ def close_round(
     enough = len(plan.cohort) - len(arrival.without_noise(ids)) >= needed
     something = bool(ids) or agreement.strategy.central_noise is not None
     if agreement.amplified or (enough and something):
-        return aggregate(agreement, state, received, run, record)
+        return aggregate(agreement, state, received, run, record, plan.shared)
     return replace(state, round=state.round + 1, starts={}), replace(record, published=False)
 
 
@@ -131,7 +134,9 @@ class _Arrival:
     # -- the channel, and the stages undone --------------------------------------------------------
 
     def received(self, state: State) -> tuple[tuple[str, ...], Rows | Total]:
-        """Deliver, undo the stages; returns who arrived, and rows or their sum."""
+        """Deliver; returns who arrived, and rows with the stages undone, or their sum, whose
+        stages are undone once it carries all of its noise.
+        """
         strategy, messages = self.agreement.strategy, self.messages
         seed = self.run.public.child("round", state.round, "channel")
         on_air, noise = self.plan.shared.get("channel", {}), self.run.secret("channel", state.round)
@@ -151,7 +156,7 @@ class _Arrival:
         # A sum of multiples of one step is one: what double precision lost on the way is put right.
         vector = arrived.vector if grid is None else grid.integers(arrived.vector).mul_(grid.step)
         cohort, layout = self._cohort(arrived.ids), self.agreement.layout
-        return arrived.ids, Total(vector=self._undo(vector, None), cohort=cohort, layout=layout)
+        return arrived.ids, Total(vector=vector, cohort=cohort, layout=layout)
 
     def _who(self, client: str) -> Who:
         cohort = self.plan.cohort
@@ -160,7 +165,7 @@ class _Arrival:
     def _cohort(self, ids: Sequence[str]) -> Cohort:
         return Cohort.of({client: self.plan.cohort.claims[client] for client in ids})
 
-    def _undo(self, message: Tensor, who: Who | None) -> Tensor:
+    def _undo(self, message: Tensor, who: Who) -> Tensor:
         for number, stage in reversed(list(enumerate(self.agreement.strategy.stages))):
             message = stage.server(message, self.plan.shared.get(f"stage{number}", {}), who)
         return message

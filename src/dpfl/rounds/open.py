@@ -58,11 +58,7 @@ def open_round(
         return Plan(round=round_, over=_NOBODY, unwilling=tuple(everyone))
     cohort = Cohort.of({client: agreement.claims[client] for client in drawn})
     charge_world(agreement, run, round_, cohort.ids, eligible)
-    shared: dict[str, Shared] = {"buffers": dict(state.buffers)} if state.buffers else {}
-    for slot, plug in strategy.slots():
-        tensors = plug.open(dict(state.plugs.get(slot, {})), round_, cohort, seed.child(slot))
-        if tensors:
-            shared[slot] = tensors
+    shared = shared_with(agreement, state, run, cohort)
     common = Downlink(round=round_, start=state.model, shared=shared, drawn=len(cohort))
     starts = {client: state.starts[client] for client in cohort.ids if client in state.starts}
     own = {c: encode_download(replace(common, start=start)) for c, start in starts.items()}
@@ -74,3 +70,14 @@ def open_round(
         starts=starts,
         unwilling=tuple(sorted(unwilling)),
     )
+
+
+def shared_with(agreement: Agreement, state: State, run: Run, cohort: Cohort) -> dict[str, Shared]:
+    """What the plugs share with a cohort in the round that the state is in, by slot."""
+    shared: dict[str, Shared] = {"buffers": dict(state.buffers)} if state.buffers else {}
+    for slot, plug in agreement.strategy.slots():
+        seed = run.round_seed(state.round).child(slot)
+        tensors = plug.open(dict(state.plugs.get(slot, {})), state.round, cohort, seed)
+        if tensors:
+            shared[slot] = tensors
+    return shared

@@ -6,7 +6,8 @@ signals are shorter, by about the same factor for all methods of a federation, s
 methods; it does not predict accuracy. ``describe``, ``plan`` and ``run`` all use it.
 
 Record level    noise^2 = sum_i w_i^2 v_i, v_i = steps x lr^2 x d x (clip z_i / b)^2 (Robust-HDP,
-                Eq. 3 and 7), with the weights and gains that the plugs expect
+                Eq. 3 and 7), with the weights and gains that the plugs expect; momentum and pulls
+                filter noise and signal (:func:`dpfl.plugs.local_work.step_responses`)
 Client level    noise = z clip sqrt(d) / cohort with z the noise in the sum over one client's clip,
                 times the gains of the plugs behind it
 """
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Observer, Promise, Unit
 from dpfl.plugs.base import Gain
-from dpfl.plugs.local_work import noise_variance
+from dpfl.plugs.local_work import noise_variance, step_responses
 from dpfl.rounds import Agreement
 from dpfl.rounds.members import Member
 
@@ -86,7 +87,10 @@ def _records(agreement: Agreement, members: Mapping[str, Member]) -> float:
         participant = members[client].participant
         phases = agreement.phases(participant)
         noise[client] = noise_variance(phases, participant.examples, layout.size)
-        signal[client] = sum(phase.steps * phase.lr * (phase.clip or 0.0) for phase in phases)
+        signal[client] = sum(
+            phase.lr * (phase.clip or 0.0) * sum(map(abs, step_responses(phase)[0]))
+            for phase in phases
+        )
     claims = {client: members[client].claims for client in ids}
     weights = strategy.weights.expected_weights(claims, noise, layout)
     heard = left = 0.0

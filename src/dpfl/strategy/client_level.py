@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from dpfl.core.checks import one_of, whole_number
 from dpfl.core.types import Adjacency, ClientSettings, Observer, Unit
+from dpfl.plugs.adaptive_clip import AdaptiveClip
 from dpfl.plugs.local_work import Sgd
 from dpfl.plugs.stages import Clip, GaussianNoise
 from dpfl.plugs.weights import ExpectedCohortWeights, UniformWeights
@@ -41,18 +42,36 @@ class ClientWork(Work):
     ``clip`` bounds the norm of a client's whole update. ``noise_multiplier`` (std over clip) left
     out is planned from the smallest budget anyone claims. ``lr_decay`` multiplies the learning rate
     once a round.
+
+    With a ``target_quantile`` the clip adapts: ``clip`` is that of the first round, and later ones
+    follow that quantile of the updates' norms at the speed ``clip_lr``, for ``vote_share`` of the
+    privacy loss (:class:`dpfl.plugs.adaptive_clip.AdaptiveClip`).
     """
 
     clip: float
+    target_quantile: float | None = None
+    clip_lr: float = 0.2
+    vote_share: float = 0.01
     noise_multiplier: float | None = None
     lr_decay: float = 1.0
-    weight_decay: float = 0.0
 
     def local(self, *, lr: float | None = None, ball: float | None = None) -> Sgd:
         """Plain SGD with these settings."""
         settings = ClientSettings(lr=lr).over(self.client_settings)
-        kept: dict[str, Any] = {"weight_decay": self.weight_decay, "lr_decay": self.lr_decay}
-        return Sgd(client_settings=settings, ball=ball, **kept)
+        return Sgd(client_settings=settings, ball=ball, lr_decay=self.lr_decay, **self.optimiser)
+
+    @property
+    def clip_stage(self) -> Clip | AdaptiveClip:
+        """The stage that bounds updates."""
+        if self.target_quantile is None:
+            return Clip(clip=self.clip)
+        names = ("clip", "target_quantile", "clip_lr", "vote_share")
+        return AdaptiveClip(**{name: getattr(self, name) for name in names})
+
+    @property
+    def sent_norm(self) -> float:
+        """The largest norm of what is sent: an adaptive clip sends in units of itself."""
+        return self.clip if self.target_quantile is None else 1.0
 
     @property
     def adjacency(self) -> Adjacency:
@@ -86,7 +105,7 @@ def noisy_updates(
     dropouts = dropouts if shared else 0
     noise = GaussianNoise(
         noise_multiplier=work.noise_multiplier,
-        clip=work.clip,
+        clip=work.sent_norm,
         distributed=shared,
         tolerated_dropouts=dropouts,
     )
@@ -99,7 +118,7 @@ def noisy_updates(
         observer=Observer.WORLD if shared else Observer.SERVER,
         adjacency=work.adjacency,
         selection=work.cohorts,
-        stages=(Clip(clip=work.clip), noise),
+        stages=(work.clip_stage, noise),
         weights=ExpectedCohortWeights() if shared else UniformWeights(),
         tolerated_dropouts=dropouts,
         assumptions=(*(counted if shared else (LOCAL,)), *assumptions),

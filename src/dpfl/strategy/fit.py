@@ -37,6 +37,11 @@ class Strategy(Accounting):
         if self.central_noise is not None:
             self._check_central_noise()
         self._check_shares()
+        for stage in self.stages:
+            kind = type(stage).__name__
+            problem = f"{kind} learns from a noisy sum, and single updates are weighed or cleaned"
+            remedy = "use noise = 'distributed' without personal starts, or a fixed clip"
+            check(self.sums_only or not stage.needs_sum, self.name, problem, remedy)
         if self.observer is not Observer.NOBODY:
             self._check_promise()
         if self.releases:
@@ -61,9 +66,10 @@ class Strategy(Accounting):
         self._refuse_unless(self.weights.constant, problem, "use ExpectedCohortWeights")
         problem = "central noise over rows that were cleaned against each other"
         self._refuse_unless(self.clean is None, problem, "drop one of the two")
-        problem = "central noise is scaled by what leaves a client, and a stage acts on arrival"
+        # Linear server halves act on the sum once it carries its noise.
+        problem = "central noise comes after what a stage does with single uploads on arrival"
         arrives = any(_acts_on_arrival(stage) for stage in self.stages)
-        self._refuse_unless(not arrives, problem, "use stages without a server half")
+        self._refuse_unless(not arrives, problem, "use stages with a linear server half")
 
     def _check_shares(self) -> None:
         sharing = [stage for stage in self.stages if stage.shares_noise]
@@ -119,4 +125,4 @@ _TERMS = Terms(
 
 
 def _acts_on_arrival(stage: Stage) -> bool:
-    return type(stage).server is not Stage.server or type(stage).learn is not Stage.learn
+    return not stage.linear or type(stage).learn is not Stage.learn

@@ -5,6 +5,7 @@ it post-processing.
 from dataclasses import dataclass
 from typing import Any
 
+from dpfl.core.phases import Clipping
 from dpfl.core.types import Adjacency, Observer, Unit
 from dpfl.plugs.local_work import DpSgd
 from dpfl.plugs.weights import Weights
@@ -25,11 +26,12 @@ ASSUMPTIONS = (
 class RecordWork(Work):
     """Settings of every record-level method. What decides privacy has no default.
 
-    ``clip`` bounds the norm of one record's gradient. ``spending`` says which epsilon a client
-    plans its noise for.
+    ``clip`` bounds the norm of one record's gradient, ``clipping`` says how. ``spending`` says
+    which epsilon a client plans its noise for.
     """
 
     clip: float
+    clipping: Clipping = "flat"
     spending: Spending = "heterogeneous"
 
 
@@ -40,12 +42,14 @@ def record_level(
 
     ``slots`` are further slots of the :class:`Strategy` (``clean``, ``stages``, ``step``).
     """
+    kept = {"clip": work.clip, "clipping": work.clipping, "spending": work.spending}
+    local = DpSgd(client_settings=work.client_settings, **{**work.optimiser, **kept})
     return Strategy(
         name=name,
         unit=Unit.RECORD,
         observer=Observer.SERVER,
         adjacency=Adjacency.ZERO_OUT,
-        local=DpSgd(client_settings=work.client_settings, clip=work.clip, spending=work.spending),
+        local=local,
         selection=work.cohorts,
         weights=weights,
         assumptions=(*assumptions, *ASSUMPTIONS),

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpfl.core.layout import Layout
+from dpfl.core.phases import CLIPPINGS, Phase
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Budget, Claims, ClientSettings, Phase, Unit, Who
+from dpfl.core.types import Budget, Claims, ClientSettings, Unit, Who
 from dpfl.engine.base import Engine, Job
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.plugs.base import Participant
@@ -234,20 +235,19 @@ def check_engine(engine: Engine, *, tolerance: float = 5e-5) -> None:
     """Check an engine against ``one_by_one``, the slow reference.
 
     With the same secret generators the two agree in the relative error of every client's update,
-    up to ``tolerance``; clients differ in batch size, steps, learning rate, clip and noise. The
-    blocks into which the engine cuts a cohort cover everyone exactly once.
+    up to ``tolerance``; clients differ in every setting of a phase. The blocks into which the
+    engine cuts a cohort cover everyone exactly once.
     """
     model = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-    layout = Layout.of_module(model)
-    start = layout.read(model)
+    start = (layout := Layout.of_module(model)).read(model)
     work = [(4, 3, 0.1), (4, 3, 0.5), (7, 2, 0.3), (50, 3, 0.2)]
 
     def job(i: int, batch: int, steps: int, lr: float) -> Job:
         generator, rng = PublicSeed(i).generator(), SecretRng.simulated(PublicSeed(100 + i))
         phase = Phase(steps=steps, batch_size=batch, sampling="poisson", lr=lr, clip=0.5 + 0.1 * i)
-        own = (replace(phase, noise_multiplier=0.1 * i),)
-        x = torch.randn(20, 6, generator=generator)
-        y = torch.randint(0, 3, (20,), generator=generator)
+        phase = replace(phase, noise_multiplier=0.1 * i, momentum=0.3 * i, proximal=0.2 * i)
+        own = (replace(phase, clipping=CLIPPINGS[i % 3], weight_decay=0.01 * i),)
+        x, y = torch.randn(20, 6, generator=generator), torch.arange(20) % 3
         return Job(client=str(i), start=start, phases=own, features=x, labels=y, rng=rng)
 
     mine, theirs = ([job(i, *how) for i, how in enumerate(work)] for _ in range(2))

@@ -1,0 +1,70 @@
+"""A stretch of local work, as data: how records are drawn, clipped and noised, and how weights
+step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from dpfl.core.checks import check, not_negative, one_of, whole_number
+
+Clipping = Literal["flat", "per_layer", "normalised"]
+CLIPPINGS: tuple[Clipping, ...] = get_args(Clipping)
+"""How a record's gradient is brought within the clip: as a whole; every layer within clip /
+sqrt(layers); or scaled to a norm just below the clip, short gradients too.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A stretch of local work, as data, so that one engine can run many clients at once.
+
+    A step, with w the weights and m a buffer that is zero when the phase begins::
+
+        m <- momentum m + gradient + weight_decay w + proximal (w - start)
+        w <- w - lr m
+
+    ``gradient`` is the batch's mean, or the clipped and noised sum over the expected batch: in
+    DP-SGD all else is post-processing of it.
+    """
+
+    steps: int
+    batch_size: int
+    sampling: Literal["poisson", "shuffle"]
+    lr: float
+    clip: float | None = None  # bounds each record's gradient; without it this is plain SGD
+    noise_multiplier: float = 0.0  # times clip: the noise on the sum of gradients
+    ball: float | None = None  # the model stays within this distance of its start
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    proximal: float = 0.0  # FedProx's mu: pulls the model towards its start
+    clipping: Clipping = "flat"
+    lr_decay: float = 1.0  # multiplies the learning rate once a round
+    part: Literal["all", "head", "body"] = "all"  # what moves; the head is the last layer
+
+    def __post_init__(self) -> None:
+        whole_number("phase", "steps", self.steps)
+        whole_number("phase", "batch_size", self.batch_size)
+        clipped, noisy = self.clip is not None, self.noise_multiplier > 0
+        whole = self.part == "all" or not clipped
+        check(whole, "phase", f"clipped, but only the {self.part} moves", "move everything")
+        check(clipped or not noisy, "phase", "there is noise but nothing is clipped", "give a clip")
+        sampled = self.sampling == "poisson" or not noisy
+        check(sampled, "phase", f"noise on {self.sampling} batches", "use sampling = 'poisson'")
+        one_of("phase", CLIPPINGS, clipping=self.clipping)
+        problem = f"clipping = '{self.clipping}', but nothing is clipped"
+        check(clipped or self.clipping == "flat", "phase", problem, "give a clip")
+        check_optimiser("phase", vars(self))
+
+    def in_round(self, round_: int) -> Phase:
+        """The same work with the learning rate that round has."""
+        return replace(self, lr=self.lr * self.lr_decay**round_, lr_decay=1.0)
+
+
+def check_optimiser(where: str, settings: Mapping[str, Any]) -> None:
+    """Refuse a momentum, weight decay or proximal term that no step can have."""
+    momentum = settings["momentum"]
+    check(0 <= momentum < 1, where, f"momentum = {momentum}", "give 0 or more, below 1")
+    not_negative(where, weight_decay=settings["weight_decay"], proximal=settings["proximal"])
