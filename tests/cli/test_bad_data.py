@@ -183,16 +183,17 @@ def test_an_absent_data_set_says_which_files_to_put_where_and_there_they_are_fou
 
 
 @pytest.mark.parametrize("name", sorted(ABSENT))
-def test_a_folder_given_is_named_before_the_one_of_the_environment(
+def test_a_folder_given_is_the_only_one_looked_into(
     name: str, tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    subfolder, write = ABSENT[name][0], ABSENT[name][-1]
+    for base in (folder, tmp_path / "cache" / "data"):
+        (base / subfolder).mkdir(parents=True)
+        write(base / subfolder)
     sentence = refused(capsys, "--dataset", name, "--data", str(tmp_path / "mine"), code=3)
-    subfolder = ABSENT[name][0]
-    assert (
-        0
-        < sentence.index(str(tmp_path / "mine" / subfolder))
-        < sentence.index(str(folder / subfolder))
-    )
+    assert str(tmp_path / "mine" / subfolder) in sentence
+    assert str(folder) not in sentence
+    assert "cache" not in sentence
 
 
 # ---- damaged ---------------------------------------------------------------------------------------------------------

@@ -5,7 +5,11 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
 import statistics
+import subprocess
+import sys
+import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -358,3 +362,60 @@ def test_results_that_are_not_ours_are_refused(content: str) -> None:
     assert (code, out) == (5, "")
     assert len(err.strip().splitlines()) == 1
     assert not Path("runs").exists()
+
+
+def test_results_of_another_comparison_are_never_overwritten() -> None:
+    arguments = ["compare", *FULL, "--seeds", "1", "--out", "c"]
+    assert spoken(*arguments, "--methods", "fedavg,weiavg")[0] == 0
+    before = {path.name: path.read_bytes() for path in Path("c").iterdir()}
+    code, out, err = spoken(*arguments, "--methods", "weiavg,minimum")
+    assert (code, out) == (5, "")
+    assert "c: already holds another comparison" in err
+    assert "give another --out" in err
+    assert {path.name: path.read_bytes() for path in Path("c").iterdir()} == before
+    assert len(list(Path("runs/kept").iterdir())) == 2  # refused before anything ran
+    assert spoken(*arguments, "--methods", "fedavg,weiavg")[0] == 0  # the same one goes on
+    assert Path("c/results.json").read_bytes() == before["results.json"]
+
+
+@pytest.mark.parametrize("what", ["run", "file", "notes"])
+def test_a_folder_that_holds_something_else_is_left_as_it_is(what: str) -> None:
+    arguments = ["compare", *FULL, "--seeds", "1", "--out", "c", "--methods", "weiavg"]
+    if what == "file":
+        Path("c").write_text("mine")
+    else:
+        Path("c").mkdir()
+        name = "experiment.toml" if what == "run" else "notes.txt"
+        Path("c", name).write_text("mine")
+    code, _, err = spoken(*arguments)
+    assert code == 5
+    assert "give another --out" in err
+    files = [path for path in (Path("c"), *Path("c").glob("*")) if path.is_file()]
+    assert [path.read_text() for path in files if path.name != ".lock"] == ["mine"]
+
+
+def test_a_killed_comparison_keeps_its_runs_and_goes_on() -> None:
+    arguments = ["compare", *FULL, "--rounds", "40", "--seeds", "2", "--out", "c"]
+    arguments += ["--methods", "fedavg_dp,weiavg"]
+    ended = "runs/kept/*/summary.json"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dpfl.cli.main", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 90
+    while not list(Path().glob(ended)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert not Path("c/results.json").exists()
+    kept = {path: path.stat().st_mtime_ns for path in Path().glob(ended)}
+    assert kept
+    assert spoken(*arguments[:-1], "minimum")[0] == 5  # its folder is taken already
+    code, _, _ = spoken(*arguments)
+    assert code == 0
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    whole = spoken(*arguments, "--out", "d", "--kept", "elsewhere")
+    assert whole[0] == 0
+    first, second = (json.loads(Path(name, "results.json").read_text()) for name in "cd")
+    assert first["cells"] == second["cells"]

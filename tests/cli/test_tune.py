@@ -121,8 +121,10 @@ def test_tuning_on_private_records_says_that_no_cost_covers_it(tuned: dict[str, 
 def test_files_with_the_chosen_values_are_ready_to_run(tuned: dict[str, Any]) -> None:
     folder = tuned["place"] / "t"
     assert sorted(path.name for path in folder.iterdir()) == [
+        ".lock",
         "fedavg.toml",
         "results.json",
+        "study.toml",
         "weiavg.toml",
     ]
     for cell in tuned["results"]["cells"]:

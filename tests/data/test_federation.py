@@ -92,9 +92,16 @@ def test_clients_come_in_canonical_order() -> None:
 
 
 def test_classes_are_counted_over_all_clients_or_taken_as_given() -> None:
-    clients = {"a": ([[1.0]] * 10, [0] * 10), "b": ([[1.0]] * 10, [4] * 10)}
-    assert Federation.from_arrays(clients).classes == 5
+    clients = {"a": ([[1.0]] * 10, [0, 2] * 5), "b": ([[1.0]] * 10, [1] * 10)}
+    assert Federation.from_arrays(clients).classes == 3
     assert Federation.from_arrays(clients, classes=9).classes == 9
+
+
+def test_a_class_that_nobody_has_is_refused_unless_the_classes_are_declared() -> None:
+    clients = {"a": ([[1.0]] * 10, [0] * 10), "b": ([[1.0]] * 10, [1, 4] * 5)}
+    with pytest.raises(DataError, match=r"nobody has a record of class 2, 3; .*classes = 5"):
+        Federation.from_arrays(clients)
+    assert Federation.from_arrays(clients, classes=5).classes == 5
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_a_site_is_made_with_one_command_and_shows_what_it_has_spent(
         capsys, "site", "init", "home", "--data", "records.csv", "--label", "ill", *INIT
     )
     assert code == 0
-    assert "Site 'a': 32 training records, epsilon 4 at delta 0.01 per record" in out
+    assert "Site 'a': 32 training records, 2 classes, epsilon 4 at delta 0.01 per record" in out
     assert "site.key.pub" in err
     home = tmp_path / "home"
     assert {path.name for path in home.iterdir()} >= {

@@ -59,13 +59,19 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def experiment_of(
-    method: str, settings: dict[str, Any], run: dict[str, Any], rounds: int
+    method: str,
+    settings: dict[str, Any],
+    run: dict[str, Any],
+    rounds: int,
+    data: str = "digits",
+    task: dict[str, Any] | None = None,
 ) -> Experiment:
     own = {"lr": 0.3, "clip": 1.0, "batch_size": 16, "local_steps": 3, **settings}
     own = {name: value for name, value in own.items() if name in find(method).settings}
     return Experiment.from_dict(
         {
-            "data": {"name": "digits"},
+            "data": {"name": data},
+            **({} if task is None else {"task": task}),
             "model": {"name": "mlp", "hidden": 8} if method == "centaur" else {"name": "logistic"},
             "partition": PARTITION,
             "budgets": {"epsilon": GRANTS, "delta": DELTA},
@@ -87,7 +93,7 @@ def deploy(base: Path, experiment: Experiment) -> tuple[Path, WatchedGrid, dict[
         budget["observer"] = str(strategy.observer)
         budget["filter"] = "allotments"  # as a simulation's ledger has it
         protected = strategy.observer is not Observer.NOBODY
-        text = _site_toml(name, budget if protected else None)
+        text = _site_toml(name, experiment, budget if protected else None)
         (folder / "site.toml").write_text(text)
         sites[name] = Site(folder)
         sites[name].prepare()
@@ -103,9 +109,10 @@ def deploy(base: Path, experiment: Experiment) -> tuple[Path, WatchedGrid, dict[
         "study": {
             "name": "demo",
             "sites": list(federation.ids),
-            "feature_shape": [64],
-            "classes": 10,
+            "feature_shape": list(federation.feature_shape),
+            **({"classes": 10} if experiment.task is None else {}),
         },
+        **({} if experiment.task is None else {"task": experiment.task.model_dump()}),
         "model": experiment.model.model_dump(exclude_none=True),
         "method": {"name": experiment.method.name, **experiment.method.settings()},
         "run": run,
@@ -116,13 +123,16 @@ def deploy(base: Path, experiment: Experiment) -> tuple[Path, WatchedGrid, dict[
     return server, grid, sites
 
 
-def _site_toml(name: str, budget: dict[str, Any] | None) -> str:
+def _site_toml(name: str, experiment: Experiment, budget: dict[str, Any] | None) -> str:
     from dpfl.runs.site_file import SiteFile
 
+    data = {"dataset": experiment.data.name, "client": name, "partition": PARTITION, "seed": 5}
+    if experiment.task is not None and experiment.data.name == "digits":
+        data["targets"] = "numbers"
     return SiteFile.from_dict(
         {
             "site": {"id": name},
-            "data": {"dataset": "digits", "client": name, "partition": PARTITION, "seed": 5},
+            "data": data,
             **({} if budget is None else {"budget": budget}),
             "policy": {
                 "allow_seeded": True,
@@ -207,6 +217,45 @@ def test_three_sites_and_the_simulator_give_the_same_model_spends_and_bytes(
         }
         if "server" in told and strategy.unit is Unit.CLIENT:
             assert own["server"].to_dict()["epsilon"] == pytest.approx(told["server"], rel=1e-9)
+
+
+TASKS = {
+    "regression": ("digits", {"name": "regression", "loss": "huber", "delta": 2.0}),
+    "regression of numbers": ("diabetes", {"name": "regression"}),
+    "binary": ("breast_cancer", {"name": "binary", "positive_weight": 3.0}),
+}
+
+
+@pytest.mark.parametrize("method", ["weiavg", "dp_fed"])
+@pytest.mark.parametrize("case", sorted(TASKS))
+def test_other_tasks_give_the_same_bits_between_sites_and_in_the_simulator(
+    case: str, method: str, tmp_path: Path
+) -> None:
+    data, task = TASKS[case]
+    experiment = experiment_of(method, {"batch_size": 4}, {}, rounds=3, data=data, task=task)
+    server, _, sites = deploy(tmp_path, experiment)
+    simulated = run_experiment(experiment, tmp_path / "simulated")
+    summary = json.loads((server / "summary.json").read_text())
+    assert summary["missed"] == summary["refusals"] == {}
+    model, other = (
+        load_file(folder / "model.safetensors") for folder in (server, tmp_path / "simulated")
+    )
+    assert set(model) == set(other)
+    assert all(torch.equal(model[name], other[name]) for name in model)
+    start = experiment.build_model(experiment.federation()).state_dict()
+    assert not any(torch.equal(model[name], start[name]) for name in model)
+    if task["name"] == "regression":  # squared errors of the sites add up to the simulator's
+        tried = [
+            outcomes(site.folder)[0].tried(name, site.federation()) for name, site in sites.items()
+        ]
+        records = sum(found.test_records for found in tried)
+        squares = sum(found.scores.value**2 * found.test_records for found in tried)
+        scores = simulated.summary.scores
+        assert (scores.metric, tried[0].scores.metric) == ("rmse", "rmse")
+        assert (squares / records) ** 0.5 == pytest.approx(scores.value, rel=1e-6)
+    for name, site in sites.items():
+        line = next(x for x in site.spent() if x.observer == str(experiment.strategy(3).observer))
+        assert line.epsilon == pytest.approx(simulated.spent[name].epsilon, rel=1e-9)
 
 
 def test_personal_starts_travel_and_matter(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_a_site_tries_a_model_on_its_own_test_records(
     assert site.answer(_ended(desk, save(weights))).accepted
     code, out, err = _evaluate(capsys, str(site.folder))
     assert code == 0
-    assert "right on 0.0% of 8 records" in " ".join(out.split())
+    assert "accuracy 0.0 % on 8 records" in " ".join(out.split())
     assert "a release that no ledger counts" in " ".join(err.split())
 
 

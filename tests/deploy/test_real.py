@@ -88,7 +88,7 @@ def test_an_example_runs_over_tls_from_the_first_command_to_the_page_for_the_boa
     assert summary["missed"] == summary["refusals"] == {}
     assert summary["stamps"] == []
     assert summary["undelivered"] == {}
-    assert done.stdout.count("right on ") == 3
+    assert done.stdout.count("the same prediction for every record") == 3
     assert load_file(folder / "server" / "model.safetensors")
     for name, granted in (("cleveland", 1.0), ("hungarian", 4.0), ("va", 8.0)):
         (line,) = Site(folder / "sites" / name).spent()

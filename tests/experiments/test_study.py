@@ -171,7 +171,7 @@ def test_one_record_cannot_be_set_aside() -> None:
         ({"methods": {}}, "methods"),
         ({"methods": {"weiavgg": {}}}, "weiavg"),
         ({"methods": {"pfa": {"kk": 1}}}, "kk"),
-        ({"vary": {"budgets.epsilon": []}}, "at least 1 item"),
+        ({"vary": {"budgets.epsilon": []}}, "at least 1 value"),
         ({"vary": {"epsilon": [1.0]}}, "names no section"),
         ({"tune": {"over": {}, "seeds": [7]}}, "over"),
         ({"tune": {"over": {"method.lr": [0.1]}, "seeds": [0]}}, "also a final one"),

@@ -171,7 +171,7 @@ def test_a_random_size_is_not_called_fixed() -> None:
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_an_empty_cohort_is_refused(size: int) -> None:
-    with pytest.raises(ConfigurationError, match="at least one"):
+    with pytest.raises(ConfigurationError, match="at least 1"):
         FixedCohort(size=size)
 
 

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import socket
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +125,40 @@ def test_news_follow_the_folder_from_nothing_to_the_end(weiavg: Path, tmp_path: 
             in told["parts"]["summary"]
         )
         assert len({*versions, told["version"]}) == len(versions) + 1
+
+
+def test_clients_of_a_running_run_stand_in_the_order_of_their_budgets(
+    weiavg: Path, tmp_path: Path
+) -> None:
+    place = copied(weiavg, tmp_path / "run")
+    # Budgets of the federation rise with the names: turn the names round, so that they do not.
+    budgets = {line["account"]: line["budget"] for line in summary_of(weiavg)["statements"]}
+    turned = dict(zip(sorted(budgets), sorted(budgets, reverse=True), strict=True))
+    shutil.copy(weiavg / "ledger.sqlite", place / "ledger.sqlite")
+    with closing(sqlite3.connect(place / "ledger.sqlite")) as ledger:
+        for client, other in turned.items():
+            values = (budgets[other], client)
+            ledger.execute("UPDATE grants SET epsilon = ? WHERE account = ?", values)
+        ledger.commit()
+    (place / "summary.json").unlink()
+    with LiveServer(place) as server:
+        figure = json.loads(ask(server, "/news.json")[1])["figures"]["weights-weiavg"]
+        page = ask(server)[1]
+    wanted = sorted(budgets, key=lambda client: (budgets[turned[client]], client))
+    assert wanted != sorted(budgets)
+    assert all(list(trace["x"]) == wanted for trace in figure["data"])
+    assert "Clients from the smallest to the largest budget." in page
+
+
+def test_without_known_budgets_clients_stand_by_name_and_the_caption_says_so(
+    weiavg: Path, tmp_path: Path
+) -> None:
+    place = copied(weiavg, tmp_path / "run")
+    (place / "summary.json").unlink()
+    with LiveServer(place) as server:
+        page = ask(server)[1]
+    assert "Clients by name." in page
+    assert "largest budget" not in page
 
 
 @pytest.mark.parametrize("path", ["/", "/news.json"])

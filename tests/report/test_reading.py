@@ -312,7 +312,7 @@ def test_a_folder_that_is_not_there_is_one_sentence(
 def test_no_folder_at_all_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     code, err = report(capsys)
     assert code == 2
-    assert err.startswith("dpfl: usage: ") and err.count("\n") == 1
+    assert err.startswith("dpfl: RUNS: is missing; ") and err.count("\n") == 1
 
 
 def test_a_comparison_whose_runs_are_gone_says_which(

@@ -70,7 +70,7 @@ def test_save_and_load_keep_everything(
         assert loaded.card == result.card
         assert loaded.timings == result.timings
         assert dpfl.report(folder) == folder / "report.html"
-        with pytest.raises(DpflError, match="already holds this same experiment"):
+        with pytest.raises(DpflError, match="already holds a run of this experiment"):
             result.save(folder)
 
 

@@ -48,7 +48,7 @@ STUDY: dict[str, Any] = {
         (
             SiteFile,
             {**SITE, "policy": {"largest_clip": -1}},
-            "[policy] largest_clip: -1 was given.*of the site file",
+            "[policy] largest_clip: -1 was given; give a number above 0",
         ),
         (
             StudyFile,
@@ -64,7 +64,53 @@ STUDY: dict[str, Any] = {
         (
             Experiment,
             {**RUN, "run": {"rounds": "many"}},
-            "[run] rounds: 'many' was given.*of the experiment file",
+            "[run] rounds: 'many' was given; give a whole number$",
+        ),
+        (
+            Experiment,
+            {**RUN, "run": {"rounds": 2.5}},
+            "[run] rounds: 2.5 was given; give a whole number$",
+        ),
+        (
+            Experiment,
+            {**RUN, "run": {"rounds": 1, "seed": -1}},
+            "[run] seed: -1 was given; give a number of at least 0$",
+        ),
+        (
+            Experiment,
+            {**RUN, "run": {"rounds": 1, "dropout": 2}},
+            "[run] dropout: 2 was given; give a number of at most 1$",
+        ),
+        (
+            Experiment,
+            {**RUN, "run": {"rounds": 1, "sampling": "often"}},
+            "[run] sampling: 'often' was given; give 'uniform' or 'poisson'$",
+        ),
+        (
+            Experiment,
+            {**RUN, "budgets": {"epsilon": [1.0, "x"]}},
+            "[budgets] epsilon.1: 'x' was given; give a number$",
+        ),
+        (Experiment, {**RUN, "run": 5}, "[run]: 5 was given; give a table$"),
+        (
+            Experiment,
+            {**RUN, "partition": {"validation": "perhaps"}},
+            "[partition] validation: 'perhaps' was given; give true or false$",
+        ),
+        (
+            Experiment,
+            {**RUN, "client_settings": {"lr": 0.1}},
+            "[client_settings] lr: 0.1 was given; give a list$",
+        ),
+        (
+            StudyFile,
+            {**STUDY, "study": {**STUDY["study"], "sites": ["a/b"]}},
+            "[study] sites.0: 'a/b' was given; give a name .*without slashes",
+        ),
+        (
+            StudyFile,
+            {**STUDY, "study": {**STUDY["study"], "sites": []}},
+            "[study] sites: .* was given; give at least 1 value",
         ),
     ],
 )

@@ -79,6 +79,7 @@ def open_store(asked: o.Asked, title: str) -> Iterator[RunStore]:
     with stop, c.progress_bar(title, "", None, asked.quiet) as update:
         yield RunStore(
             kept=asked.kept,
+            results=asked.folder,
             data_folder=asked.data,
             workers=asked.workers,
             progress=lambda stage, done, total: update(completed=done, total=total, note=stage),
@@ -93,10 +94,11 @@ def finish(
     ``stem`` names a new folder in ``runs/``, unless the options name one; ``show`` prints the
     result for people.
     """
-    from dpfl.runs.folder import free_name
+    from dpfl.experiments.study import Sweep
+    from dpfl.runs.folder import new_folder
 
-    folder = asked.folder or free_name(Path("runs"), stem)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = asked.folder or new_folder(Path("runs"), stem)
+    Sweep.from_dict(dict(result.study)).claim(folder)
     replace(result, kept=str(asked.kept.absolute())).write(folder / "results.json")
     written = {"Results": folder}
     if any(cell.runs for cell in result.cells):

@@ -43,4 +43,4 @@ def run(folder: Path = o.arg("A folder that dpfl deploy example wrote.")) -> Non
         show_spent(site.spent())
         for outcome in outcomes(home)[-1:]:
             show_tried(outcome.tried(site.id, site.federation()))
-    note("Accuracies are each site's own, on its test records: in a real study they stay there")
+    note("Scores are each site's own, on its test records: in a real study they stay there")

@@ -17,7 +17,8 @@ from typer.core import TyperGroup
 
 import dpfl
 from dpfl.cli.options import opt
-from dpfl.core.errors import DpflError, did_you_mean, disk_error
+from dpfl.cli.usage import usage_sentence
+from dpfl.core.errors import DpflError, disk_error
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run:run", "Train one model with one method, and say what every client spent."),
@@ -139,7 +140,7 @@ def _explained(error: BaseException) -> tuple[str, int]:
     becomes the error of dpfl that fits it; anything else is shown with its traceback.
     """
     if isinstance(error, click.UsageError):
-        return f"usage: {_with_hint(error)}", 2
+        return usage_sentence(error), 2
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return "stopped by you", 130
     if isinstance(error, OSError):
@@ -148,15 +149,6 @@ def _explained(error: BaseException) -> tuple[str, int]:
         return str(error), error.exit_code
     click.echo("".join(traceback.format_exception(error)), err=True)
     return "internal error: please report it with the lines above", 1
-
-
-def _with_hint(error: click.UsageError) -> str:
-    """Name the nearest command for one that does not exist."""
-    message, group = error.format_message(), error.ctx and error.ctx.command
-    if not message.startswith("No such command") or not isinstance(group, click.Group):
-        return message
-    name = message.split("'")[1]
-    return f"No such command '{name}'; {did_you_mean(name, group.commands)}"
 
 
 if __name__ == "__main__":

@@ -149,10 +149,12 @@ class Asked:
         default.
         """
         from dpfl.runs.experiment import Experiment
-        from dpfl.runs.toml_file import read_toml, with_new_names
+        from dpfl.runs.toml_file import check_tables, read_toml, with_new_names
 
         if self.file is not None:
-            return lay_over(with_new_names(read_toml(self.file), Experiment.renamed), self.given)
+            read = with_new_names(read_toml(self.file), Experiment.renamed)
+            check_tables(read, str(self.file))
+            return lay_over(read, self.given)
         values = lay_over({}, self.given)
         method = values.setdefault("method", {})
         for name, value in LIGHT_DEFAULTS.items():

@@ -52,7 +52,10 @@ def init(
     epsilon: float = o.opt("The site's budget over all studies.", ...),
     delta: float = o.opt("Well below 1 / records.", ...),
     label: str | None = o.opt("Label column (default: the last)."),
-    classes: int = o.opt("How many classes there are; servers are told.", 2),
+    task: str = o.opt(
+        "What studies learn: classification, binary or regression.", "classification"
+    ),
+    classes: int | None = o.opt("How many classes there are; servers are told (default: 2)."),
     server: str = o.opt("The server's address.", "127.0.0.1:9092"),
     unit: str = o.opt("record, or client: the whole site.", "record"),
     per_study: float | None = o.opt("Epsilon for one study (default: all)."),
@@ -61,13 +64,13 @@ def init(
 ) -> None:
     """Make a site: its file, its key, its ledger. Read the file: it decides what is accepted."""
     from dpfl.deploy.credentials import make_site_key
-    from dpfl.deploy.records import LoadedSite
+    from dpfl.deploy.records import LoadedSite, declare_targets
 
     budget = {"epsilon": epsilon, "delta": delta, "per_study": per_study, "unit": unit}
     observer = "world" if trust_server else "server"
     values = {
         "site": {"id": name},
-        "data": {"file": str(data.absolute()), "classes": classes, "label": label},
+        "data": {"file": str(data.absolute()), "label": label} | declare_targets(task, classes),
         "budget": {**budget, "filter": filter_, "observer": observer},
         "policy": {"trust_server": trust_server},
         "server": {"address": server},
@@ -75,7 +78,7 @@ def init(
     site = LoadedSite.create(folder, values)
     public = make_site_key(folder / site.file.server.key)
     count, per = site.member().shard.examples, f"epsilon {epsilon:g} at delta {delta:g} per {unit}"
-    c.out.print(f"Site '{name}': {count} training records, {per}")
+    c.out.print(f"Site '{name}': {count} training records, {site.targets_text}, {per}")
     c.warn(site.flags())
     c.note(f"Its file: {folder / 'site.toml'} (read it: it decides what the site accepts)")
     c.note(f"Send {public} to the server's operator; put the ca.crt you get into {folder}")
@@ -131,6 +134,7 @@ def evaluate(
     run: str | None = o.opt("A study (default: the latest)."),
     model: Path | None = o.opt("A model brought by other means."),
     study: Path | None = o.opt("Its study.toml."),
+    metric: str | None = o.opt("Another metric than the study's."),
     json: bool = o.JSON,
 ) -> None:
     """Try the model of a study on the site's own test records. Nothing is sent."""
@@ -138,19 +142,21 @@ def evaluate(
     from dpfl.deploy.records import LoadedSite
 
     site = LoadedSite(folder)
-    found = find_outcome(folder, run, model, study).tried(site.id, site.federation())
+    found = find_outcome(folder, run, model, study).tried(site.id, site.federation(), metric)
     c.answer(json, found.to_dict(), show_tried, found)
     c.note("Measured without noise on own records: sharing it is a release that no ledger counts")
 
 
 def show_tried(found: TriedModel) -> None:
     """Print how good a model is on a site's test records."""
-    scores = found.scores
-    right = (
-        f"{scores.words.words} {scores.words.show(scores.value)} on {found.test_records} records"
-    )
-    c.out.print(f"{found.run} ({found.method}): {right}")
-    c.out.print(f"always naming the most common class: {found.commonest_class:.1%}")
+    scores, words = found.scores, found.scores.words
+    told = f"{words.words} {words.show(scores.value)} on {found.test_records} records"
+    c.out.print(f"{found.run} ({found.method}): {told}")
+    if found.constant is not None:
+        alone = f"{words.words} {words.show(found.constant)}"
+        c.out.print(f"the same prediction for every record: {alone}")
+    if others := scores.other_metrics():
+        c.out.print(f"also: {others}")
 
 
 @app.command()

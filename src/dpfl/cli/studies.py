@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from dpfl.cli import console as c
 from dpfl.cli import options as o
 from dpfl.cli.compare import field_names, finish, open_store, value_text
-from dpfl.cli.values import Values, data_values, lists_of, seeds_of
+from dpfl.cli.values import MOST_SEEDS, Values, data_values, lists_of, seeds_of
 from dpfl.core.checks import check
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def tune(
     over: list[str] | None = o.OVER,
     search: str = o.opt("grid, or halving: half of them stop early, twice.", "grid"),
     tune_on: str | None = o.opt("A public or proxy data set (or folder) to tune on."),
-    seeds: int = o.opt("Seeds per candidate.", 1, min=1),
+    seeds: int = o.opt("Seeds per candidate.", 1, min=1, max=MOST_SEEDS),
 ) -> None:
     """Choose every method's settings by the same search, on records that are neither trained nor
     tested on.
@@ -111,7 +111,9 @@ def tune(
         searched = {**(lists or library.GRID), **own.get(name, {})}
         first[name] = {key.removeprefix("method."): one[0] for key, one in searched.items()}
     names = asked.method_names(values, first)
-    on = data_values(tune_on, values.get("data", {}).get("label")) if tune_on else None
+    on = data_values(tune_on) if tune_on else None
+    if on and "folder" in on and "label" in values.get("data", {}):
+        on["label"] = values["data"]["label"]
     with open_store(asked, "tune") as store:
         result = library.tune(
             values, names, over=lists or None, search=search, on=on, seeds=seeds, store=store
@@ -172,6 +174,8 @@ def study(
     from dpfl.experiments.study import Sweep
 
     asked_for, recorded = Sweep.from_file(file), file.with_suffix(".json")
+    if record and recorded.exists():
+        StudyResult.read(recorded, "move it away: --record replaces recorded results only")
     if show_recorded:
         result = StudyResult.read(recorded, "run the study with --record first")
     else:

@@ -13,6 +13,7 @@ from dpfl.core.types import Plain
 
 Values = Plain
 ROUNDS = 30
+MOST_SEEDS = 10_000
 LIGHT_DEFAULTS: Values = {"lr": 0.1, "batch_size": 16, "local_steps": 10}
 """Settings without a file; what decides privacy has no default."""
 
@@ -64,7 +65,8 @@ def lay_over(values: Values, options: Values) -> Values:
         check(not isinstance(cohort, str), "--cohort", f"'{cohort}' is not a number", remedy)
     for pair in given.get("set", ()):
         key, equals, text = pair.partition("=")
-        check(bool(equals), "--set", f"'{pair}' is not KEY=VALUE", "write for instance --set k=1")
+        named = bool(equals) and all(part.strip() for part in key.split("."))
+        check(named, "--set", f"'{pair}' is not KEY=VALUE", "write for instance --set k=1")
         fields[key if "." in key else f"method.{key}"] = number(text)
     if claims := [*given.get("misreport", ()), *given.get("liar", ())]:
         before = values.get("run", {}).get("misreports", {})
@@ -74,8 +76,7 @@ def lay_over(values: Values, options: Values) -> Values:
         kept = {name: own for name, own in values["method"].items() if name not in lengths}
         values = {**values, "method": kept}
     if "dataset" in given:
-        label = fields.pop("data.label", None)
-        values = {**values, "data": data_values(given["dataset"], label)}
+        values = {**values, "data": data_values(given["dataset"])}
     return set_fields(values, fields)
 
 
@@ -103,12 +104,12 @@ def wanted(method: Values, setting: str) -> bool:
     return known is None or bool(needed)
 
 
-def data_values(name: str, label: str | None) -> Values:
+def data_values(name: str) -> Values:
     """Return the data section for a data set by name, or for a folder."""
     from dpfl.datasets.named import DATASETS
 
-    if name not in DATASETS and (Path(name).is_dir() or "/" in name):
-        return {"folder": str(Path(name).absolute()), **({"label": label} if label else {})}
+    if name and name not in DATASETS and (Path(name).is_dir() or "/" in name):
+        return {"folder": str(Path(name).absolute())}
     return {"name": name}
 
 
@@ -131,8 +132,10 @@ def seeds_of(text: str) -> list[int]:
     ([0, 1, 2], [5, 2])
     """
     seeds = [number(word) for word in text.split(",")]
-    whole = all(isinstance(one, int) for one in seeds)
+    whole = all(type(one) is int and one >= 0 for one in seeds)
     if whole and "," not in text:
+        few, remedy = seeds[0] <= MOST_SEEDS, f"give at most {MOST_SEEDS}, or a list"
+        check(few, "--seeds", f"{text} is the number of seeds", remedy)
         seeds = list(range(seeds[0]))
     good = whole and 0 < len(seeds) == len(set(seeds))
     problem = f"'{text}' is not a number, or a list of different numbers"

@@ -36,10 +36,37 @@ def share(where: str, **values: Any) -> None:
     _each(where, values, lambda value: 0 < value <= 1, "give a number above 0 and at most 1")
 
 
+LARGEST_LEARNING_RATE = 1e4
+"""No learning rate above this can be meant: one step would destroy any model."""
+
+
+def learning_rate(where: str, **values: Any) -> None:
+    """Refuse what is not a number above 0 and at most :data:`LARGEST_LEARNING_RATE`.
+
+    >>> learning_rate("client settings", lr=1e9)
+    Traceback (most recent call last):
+    dpfl.core.errors.ConfigurationError: client settings: lr = 1000000000.0; \
+give a number above 0 and at most 10000
+    """
+    remedy = f"give a number above 0 and at most {LARGEST_LEARNING_RATE:g}"
+    _each(where, values, lambda value: 0 < value <= LARGEST_LEARNING_RATE, remedy)
+
+
+LARGEST_CLIP = 1e30
+"""No clip above this can be meant: noise in proportion to it cannot be computed."""
+
+
+def clip_bound(where: str, **values: Any) -> None:
+    """Refuse what is not a number above 0 and at most :data:`LARGEST_CLIP`."""
+    positive(where, **values)
+    remedy = f"give a number of at most {LARGEST_CLIP:g}"
+    _each(where, values, lambda value: value <= LARGEST_CLIP, remedy)
+
+
 def one_of(where: str, choices: Collection[str], **values: str) -> None:
     """Refuse a word that is not among the choices."""
     for name, value in values.items():
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             near = did_you_mean(str(value), choices)
             remedy = near if "?" in near else f"choose one of {', '.join(choices)}"
             raise ConfigurationError(where, f"{name} = {value!r}", remedy)
@@ -64,8 +91,13 @@ def finite(value: Any) -> bool:
         return False
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number, of whatever type; true and false are none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def _each(where: str, values: dict[str, Any], good: Callable[[Any], bool], remedy: str) -> None:
     """Refuse values that are not numbers, or not good ones."""
     for name, value in values.items():
-        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        check(number and bool(good(value)), where, f"{name} = {value!r}", remedy)
+        right = is_number(value) and bool(good(value))
+        check(right, where, f"{name} = {value!r:.60}", remedy)

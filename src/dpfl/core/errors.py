@@ -19,6 +19,7 @@ A message is one sentence of one shape: ``where: what was given and why it canno
 
 import difflib
 import errno
+import json
 from collections.abc import Iterable
 
 
@@ -102,10 +103,25 @@ _CANNOT_WRITE = {
 
 def disk_error(where: str, error: OSError) -> DpflError:
     """Turn an operating-system error while writing into the right member of the tree."""
-    reason = error.strerror or str(error)
+    there = error.errno == errno.EEXIST
+    reason = "there is a file of this name" if there else error.strerror or str(error)
     if error.errno in _CANNOT_WRITE:
         return DiskError(where, f"cannot be written ({reason})", _CANNOT_WRITE[error.errno])
     return FolderError(where, f"cannot be used ({reason})", "check the path and its permissions")
+
+
+def read_problem(error: Exception) -> str:
+    """Why a file cannot be read, in plain words.
+
+    >>> read_problem(KeyError("cells"))
+    'it lacks cells'
+    """
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, KeyError):
+        return f"it lacks {error.args[0]}"
+    kinds = {json.JSONDecodeError: "it is not JSON", UnicodeDecodeError: "it is not text in UTF-8"}
+    return next((said for kind, said in kinds.items() if isinstance(error, kind)), str(error))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -49,6 +49,8 @@ def write_safely(path: Path, content: bytes, *, secret: bool = False) -> None:
     """Replace a file so that a reader sees the old one or the new one; a secret was never readable
     by others.
     """
+    if not path.name:
+        raise FolderError(str(path), "is not the name of a file", "name a file")
     draft = path.with_name(path.name + ".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

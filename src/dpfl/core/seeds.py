@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import numbers
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from dpfl.core.checks import check
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +33,11 @@ class PublicSeed:
     """
 
     value: int
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.value, numbers.Integral) and not isinstance(self.value, bool)
+        remedy = "give a whole number, 0 or above"
+        check(whole and self.value >= 0, "seed", f"{self.value!r} is not a seed", remedy)
 
     def child(self, *labels: str | int) -> PublicSeed:
         """Derive the seed for a named purpose."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpfl.core.checks import check, finite, positive, whole_number
+from dpfl.core.checks import check, finite, is_number, learning_rate, one_of, positive, whole_number
 from dpfl.core.phases import Phase as Phase
 
 if TYPE_CHECKING:  # accounting reads these types without torch
@@ -94,8 +94,11 @@ class Budget:
 
     def __post_init__(self) -> None:
         positive("budget", epsilon=self.epsilon)
-        good = 0 < self.delta < 1
-        check(good, "budget", f"delta = {self.delta}", "give a number well below 1 / records")
+        good, remedy = is_number(self.delta) and 0 < self.delta < 1, "well below 1 / records"
+        check(good, "budget", f"delta = {self.delta!r:.60}", f"give a number {remedy}")
+        for name, known in (("unit", Unit), ("observer", Observer), ("accountant", ("renyi",))):
+            if getattr(self, name) is not None:
+                one_of("budget", [*known], **{name: getattr(self, name)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +117,7 @@ class ClientSettings:
         for name in ("batch_size", "local_steps", "local_epochs"):
             if (value := getattr(self, name)) is not None:
                 whole_number("client settings", name, value)
-        positive("client settings", lr=1.0 if self.lr is None else self.lr)
+        learning_rate("client settings", lr=1.0 if self.lr is None else self.lr)
 
     def over(self, default: ClientSettings) -> ClientSettings:
         """Fill what these settings leave open from ``default``; a length of work is one setting."""

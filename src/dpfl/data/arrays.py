@@ -39,6 +39,9 @@ def client_parts(
     remedy = "name clients by text without control characters"
     check_data(named, f"client {client!r}", "has no printable name", remedy)
     where, remedy = f"client '{client}'", "give (features, targets), test parts too if any"
+    problem = f"has a {type(arrays).__name__} instead of arrays"
+    torch_remedy = f"{remedy}; torch datasets go to Federation.from_torch"
+    check_data(isinstance(arrays, tuple | list), where, problem, torch_remedy)
     check_data(len(arrays) in (2, 4), where, f"has {len(arrays)} arrays", remedy)
     features, labels = _pair(where, arrays[0], arrays[1], task, tokens)
     if len(arrays) == 4:
@@ -67,6 +70,8 @@ def _pair(
     except (ValueError, TypeError) as error:
         problem = f"has features or labels that are no numbers ({error})"
         raise DataError(where, problem, "give arrays of numbers") from error
+    filled = not x.ndim or not len(x) or x[0].numel() > 0
+    check_data(filled, where, "has records without a single number", "give at least one feature")
     finite, remedy = bool(torch.isfinite(x).all()), "fill missing values, scale huge ones"
     check_data(finite, where, "has features that are not finite numbers", remedy)
     remedy = "give one row of features and one target per record"

@@ -57,13 +57,8 @@ class Federation:
 
     def __post_init__(self) -> None:
         check_data(bool(self.shards), "federation", "has no clients", "give at least one")
-        for client, budget in self.budgets.items():
-            where, remedy = f"budget of '{client}'", "give dpfl.Budget(epsilon=..., delta=...)"
-            check(isinstance(budget, Budget), where, f"{budget!r} is not a Budget", remedy)
-        for kind, given in (("a budget is", self.budgets), ("settings are", self.client_settings)):
-            for client in sorted(given):
-                problem = f"{kind} given for '{client}', who is not a client"
-                check(client in self.shards, "federation", problem, "check the id")
+        self._check_given("budgets", self.budgets, Budget)
+        self._check_given("client_settings", self.client_settings, ClientSettings)
         good: dict[int, bool] = {}  # whether a whole storage has targets of the task
         for client, shard in self.shards.items():
             where = f"client '{client}'"
@@ -79,6 +74,18 @@ class Federation:
                     token = records.token_outside(span, count)
                     problem = f"has token {token}, outside 0..{count - 1}"
                     check_data(token is None, where, problem, ENCODE)
+
+    def _check_given(self, name: str, given: Any, kind: type) -> None:
+        """Refuse what is not a mapping of clients to things of this kind."""
+        each = f"dpfl.{kind.__name__}(...)"
+        problem, remedy = f"{name} = {given!r:.60}", f"give {{client: {each}}}"
+        check(isinstance(given, Mapping), "federation", problem, remedy)
+        for client in sorted(given, key=str):
+            where, own = f"{name} of '{client}'", given[client]
+            problem = f"{own!r:.60} is not a {kind.__name__}"
+            check(isinstance(own, kind), where, problem, f"give {each}")
+            problem = f"{name} are given for '{client}', who is not a client"
+            check(client in self.shards, "federation", problem, "check the id")
 
     def __repr__(self) -> str:
         """Say who there is, and show no record."""
@@ -128,7 +135,7 @@ class Federation:
 
     def with_budgets(self, budgets: Mapping[str, Budget]) -> Federation:
         """Return the same clients with these budgets, which replace those they had."""
-        return replace(self, budgets=dict(budgets))
+        return replace(self, budgets=budgets)
 
     def with_validation(self, seed: PublicSeed) -> Federation:
         """Set a fifth of each client's training records aside by a ``seed``, and test on those.
@@ -169,7 +176,8 @@ class Federation:
         Features are numbers; with ``tokens`` (the size of the vocabulary) they are whole numbers
         for an embedding. ``task`` says what is learned (:mod:`dpfl.tasks`), by name or as an
         object; left out, it is classification. Its labels are 0..``classes`` - 1; without
-        ``classes``, the largest label decides. ``budgets`` and ``client_settings`` are by client.
+        ``classes``, the largest label decides, and a class without a record is refused.
+        ``budgets`` and ``client_settings`` are by client.
 
         >>> arrays = ([[0.0], [1.0]] * 5, [0, 1] * 5)
         >>> federation = Federation.from_arrays({"a": arrays, "b": arrays})
@@ -179,13 +187,15 @@ class Federation:
         for name, count in (("tokens", tokens), ("classes", classes)):
             if count is not None:
                 whole_number("federation", name, count)
+        problem, remedy = f"clients are a {type(clients).__name__}", "give {client: arrays}"
+        check(isinstance(clients, Mapping), "federation", problem, remedy)
         check_data(bool(clients), "federation", "has no clients", "give at least one")
         learned = _with_classes(make_task(task), classes)
         build = partial(
             client_parts, task=learned, tokens=tokens is not None, stratified=stratified
         )
         parts = {}
-        for client, arrays in sorted(clients.items()):
+        for client, arrays in sorted(clients.items(), key=lambda pair: str(pair[0])):
             own = PublicSeed(seed).child("split", client)
             parts[client] = build(client, arrays, seed=own)
         shapes = {tuple(x.shape[1:]) for part in parts.values() for x in (part[0], part[2])}
@@ -227,6 +237,8 @@ class Federation:
         A file in ``folder`` is named by its client's id. ``label`` names the column of the labels;
         without it, the last one is taken. ``options`` are those of :meth:`from_arrays`.
         """
+        named = isinstance(folder, str | Path)
+        check(named, "federation", f"folder = {folder!r:.60}", "give the path of a folder")
         return cls.from_arrays(read_folder(Path(folder), label), **options)
 
     @classmethod
@@ -246,6 +258,10 @@ class Federation:
         With a natural partition clients keep their names, and ``clients`` of them are drawn (all if
         None). A data set without a test part sets a fifth of every class aside.
         """
+        known = (("dataset", dataset, Dataset), ("partition", partition, Partition))
+        for name, given, kind in (*known, ("seed", seed, PublicSeed)):
+            problem, remedy = f"{name} = {given!r:.60}", f"give a {kind.__name__}"
+            check(isinstance(given, kind), "federation", problem, remedy)
         dataset = dataset.as_task(task)
         shards = partition.shards(dataset, clients, seed)
         return cls(shards=shards, task=dataset.learned, inputs=dataset.inputs)

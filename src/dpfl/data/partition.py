@@ -63,7 +63,12 @@ class Partition:
         check(clients >= 1, "partition", f"{clients} clients", "give at least 1 client")
         wanted = clients * self.least
         problem = f"{clients} clients need {wanted} records at least, there are {len(labels)}"
-        remedy = f"use at most {len(labels) // self.least} clients"
+        most = len(labels) // self.least
+        remedy = f"use at most {most} clients" if most else "ask for a smaller least number"
+        if self.records is not None:
+            each = len(labels) // clients
+            fewer = f"ask for at most {each} records per client"
+            remedy = f"{fewer}, or {remedy}" if most else fewer
         check_data(wanted <= len(labels), "partition", problem, remedy)
         generator = seed.numpy()
         parts = PARTITIONS[self.kind].split(self, labels, clients, generator)

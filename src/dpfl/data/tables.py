@@ -10,12 +10,13 @@ Errors name the file, and the line or the record and the column where there is o
 """
 
 import csv
+import math
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from dpfl.core.errors import DataError
+from dpfl.core.errors import DataError, read_problem
 from dpfl.data.records import check_data
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -64,6 +65,8 @@ def _split(path: Path, names: list[str], table: np.ndarray, label: str | None) -
     where, remedy = str(path), f"choose the label among {', '.join(names)}"
     known = label is None or label in names
     check_data(known, where, f"has no column '{label}'", remedy)
+    problem = "has no column beside the label"
+    check_data(len(names) > 1, where, problem, "give at least one column of features")
     column = -1 if label is None else names.index(label)
     check_data(len(table) > 0, where, "holds no record", "leave this client out")
     representable = np.isfinite(table) & (np.abs(table) < np.finfo(np.float32).max)
@@ -88,7 +91,7 @@ def _read_csv(path: Path) -> Table:
         problem = f"cannot be read ({error.strerror})"
         raise DataError(str(path), problem, "check the path") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise _not_a_table(path, error) from error
+        raise _not_a_table(path, read_problem(error)) from error
     names = rows[0] if rows else []
     numbers = False
     with suppress(ValueError):
@@ -97,6 +100,7 @@ def _read_csv(path: Path) -> Table:
     for wrong, reason in (
         (not names, "it is empty, or its first line is"),
         (len(names) == 1 and ";" in names[0], "it is separated by semicolons"),
+        (len(names) == 1 and "\t" in names[0], "it is separated by tabs"),
         (numbers, "its first line holds numbers, not the columns' names"),
         (len(set(names)) != len(names), f"two columns have one name among {', '.join(names)}"),
     ):
@@ -108,11 +112,19 @@ def _read_csv(path: Path) -> Table:
             reason = f"line {number} has {len(row)} cells for {len(names)} columns"
             raise _not_a_table(path, reason)
         try:
-            table.append([float(cell) if cell.strip() else np.nan for cell in row])
+            table.append([_number(cell) for cell in row])
         except ValueError as error:
             raise _not_a_table(path, f"line {number}: {error}") from error
     filled = [row for row in table if row]
     return names, np.array(filled, dtype=np.float64).reshape(len(filled), len(names))
+
+
+def _number(cell: str) -> float:
+    """Read a cell; an empty one is a missing number."""
+    try:
+        return float(cell) if cell.strip() else math.nan
+    except ValueError:
+        raise ValueError(f"{cell!r:.60} is not a number") from None
 
 
 def _read_parquet(path: Path) -> Table:

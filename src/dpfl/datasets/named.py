@@ -40,8 +40,12 @@ class Source:
 
 
 def data_folders(given: Path | None) -> list[Path]:
-    """Where data is looked for: what was given, ``DPFL_DATA``, the user's cache; in this order."""
-    named = (given, os.environ.get("DPFL_DATA"), cache_folder() / "data")
+    """Where data is looked for: only in the folder that was given; without one, in ``DPFL_DATA``
+    and then in the user's cache.
+    """
+    if given is not None:
+        return [given]
+    named = (os.environ.get("DPFL_DATA"), cache_folder() / "data")
     return [Path(folder) for folder in named if folder]
 
 

@@ -25,6 +25,7 @@ from dpfl.core.files import write_safely
 from dpfl.core.layout import Layout
 from dpfl.core.types import Plain
 from dpfl.data.federation import Federation
+from dpfl.deploy.records import fits, for_task
 from dpfl.engine.evaluation import Evaluation, Scores
 from dpfl.privacy.flags import public_note
 from dpfl.rounds import buffer_shapes, write_buffers
@@ -86,20 +87,24 @@ class TriedModel:
     """How good a model is on a site's test records.
 
     ``test_records``: how many they are.
-    ``commonest_class``: the accuracy of always naming the most common class.
-    ``scores``: accuracy and loss, measured without noise and not accounted: for the site alone.
+    ``scores``: by the task's metrics, without noise and not accounted: for the site alone.
+    ``constant``: what the same prediction for every record scores, the shares of the classes in the
+    test records or the mean of their targets.
     """
 
     run: str
     study: str
     method: str
     test_records: int
-    commonest_class: float
+    task: str
+    constant: float | None
     scores: Scores
 
     def to_dict(self) -> Plain:
         """Return plain values."""
         told = {name: value for name, value in vars(self).items() if name != "scores"}
+        if self.scores.metric == "accuracy":  # its name in earlier versions
+            told["commonest_class"] = self.constant
         return {**told, **self.scores.to_dict()}
 
 
@@ -115,22 +120,21 @@ class Outcome:
     model: Path
     private: Path | None = None
 
-    def tried(self, site: str, federation: Federation) -> TriedModel:
+    def tried(self, site: str, federation: Federation, metric: str | None = None) -> TriedModel:
         """Try the model on the test records of ``site``, the one client of ``federation``.
 
-        Nothing is sent. A model or records that do not belong to the study are refused.
+        ``metric`` is another one than the study's. Nothing is sent. A model or records that do not
+        belong to the study are refused.
         """
-        labels, about = federation.shards[site].test_labels, self.study.study
-        where = f"site '{site}'"
+        about, task = self.study.study, self.study.learned().with_metric(metric)
+        where, labels = f"site '{site}'", federation.shards[site].test_labels
         check(len(labels) > 0, where, "has no test records", "give it more records", DataError)
-        own = list(federation.feature_shape)
-        check(
-            own == about.feature_shape and federation.classes <= about.classes,
-            f"study '{about.name}'",
-            f"is about records of shape {about.feature_shape} and {about.classes} classes, not "
-            f"{own} and {federation.classes}",
-            "name the study that the model belongs to",
-        )
+        shape, own = about.feature_shape, list(federation.feature_shape)
+        problem = f"is about records of shape {shape} and targets ({task}), not {own} and"
+        problem, remedy = f"{problem} {federation.task}", "name the study that the model belongs to"
+        check(fits(federation, self.study), f"study '{about.name}'", problem, remedy)
+        learned = for_task(federation, task)
+        labels = learned.shards[site].test_labels
         model = self.study.build_model()
         try:
             vector, buffers = _read(_bytes(self.model), self.study, model, str(self.model))
@@ -141,14 +145,18 @@ class Outcome:
         private = {} if self.private is None else dict(safetensors.load(_bytes(self.private)))
         write_buffers(model, buffers)
         layout = Layout.of_module(model)
-        evaluate = Evaluation(model=model, layout=layout, federation=federation, device="cpu")
+        evaluate = Evaluation(model=model, layout=layout, federation=learned, device="cpu")
+        constant = task.constant(labels)
         return TriedModel(
             run=self.name,
             study=about.name,
             method=self.study.method.name,
             test_records=len(labels),
-            commonest_class=torch.bincount(labels).max().item() / len(labels),
-            scores=evaluate(vector, self.study.strategy().personal, private),
+            task=task.name,
+            constant=None
+            if constant is None
+            else task.score(constant.repeat(len(labels), 1), labels),
+            scores=evaluate(vector, self.study.strategy().personal, private, details=True),
         )
 
 

@@ -9,6 +9,7 @@ from dpfl.core.errors import DataError, FolderError
 from dpfl.core.files import write_safely
 from dpfl.core.types import Plain, Unit
 from dpfl.data.federation import Federation
+from dpfl.data.records import Shard
 from dpfl.data.tables import read_file
 from dpfl.deploy.policy import check_offer
 from dpfl.deploy.site_folder import SiteFolder
@@ -16,17 +17,23 @@ from dpfl.methods import METHODS
 from dpfl.models import check_model
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.rounds.members import Member, honest_members
-from dpfl.runs.deployment import StudyFile
+from dpfl.runs.deployment import StudyFile, site_task
 from dpfl.runs.experiment import Experiment
+from dpfl.runs.sections import TaskSection
 from dpfl.runs.site_file import SITE_FILE, SiteFile
+from dpfl.tasks import Regression, Task, make_task
 
 
 @dataclass
 class Records:
-    """The records of one site, kept between messages, and what they were read from."""
+    """The records of one site, kept between messages, and what they were read from.
+
+    ``learned`` are the same records with targets as the task of the last study takes them.
+    """
 
     key: object = None
     federation: Federation | None = None
+    learned: Federation | None = None
 
 
 class LoadedSite(SiteFolder):
@@ -57,24 +64,33 @@ class LoadedSite(SiteFolder):
             raise
         return site
 
-    def federation(self) -> Federation:
-        """Return this site alone, as a federation of one."""
+    def federation(self, task: Task | None = None) -> Federation:
+        """Return this site alone, as a federation of one.
+
+        Its targets are as ``task`` takes them, or as the site's file declares them if None.
+        """
         data, kept = self.file.data, self._records
         key: tuple[object, ...] = (self.id, data.model_dump_json())
         if data.file is not None and (path := self.folder / data.file).exists():
             key = (*key, path.stat().st_mtime_ns, path.stat().st_size)
         if kept.federation is None or kept.key != key:
-            kept.key, kept.federation = key, self._read_records()
-        return kept.federation
+            kept.key, kept.federation, kept.learned = key, self._read_records(), None
+        if task is None:
+            return kept.federation
+        if kept.learned is None or kept.learned.task != task:
+            kept.learned = for_task(kept.federation, task)
+        return kept.learned
 
     def _read_records(self) -> Federation:
         """Read the records: from a file, or from a client of an embedded data set."""
         data = self.file.data
         if data.file is not None:
             records = {self.id: read_file(self.folder / data.file, data.label)}
-            return Federation.from_arrays(records, classes=data.classes)
+            task = Regression() if data.targets == "numbers" else None
+            return Federation.from_arrays(records, task=task, classes=data.classes)
         values = {
             "data": {"name": data.dataset},
+            **({"task": {"name": "regression"}} if data.targets == "numbers" else {}),
             "partition": data.partition,
             "method": {"name": next(name for name, one in METHODS.items() if one.reference)},
             "run": {"rounds": 1, "seed": data.seed},
@@ -86,12 +102,18 @@ class LoadedSite(SiteFolder):
         shards = {self.id: whole.shards[name]}
         return Federation(shards=shards, task=whole.task, inputs=whole.inputs)
 
-    def member(self) -> Member:
-        """Return the site as a member that claims what it enforces."""
+    def member(self, task: Task | None = None) -> Member:
+        """Return the site as a member that claims what it enforces, and learns ``task``."""
         budget, settings = self.file.study_budget(), {self.id: self.file.own_settings()}
         budgets = {} if budget is None else {self.id: budget}
-        own = replace(self.federation(), budgets=budgets, client_settings=settings)
+        own = replace(self.federation(task), budgets=budgets, client_settings=settings)
         return honest_members(own)[self.id]
+
+    @property
+    def targets_text(self) -> str:
+        """What the site's targets are, in words."""
+        task = self.federation().task
+        return "numbers as targets" if task.targets == "numbers" else str(task)
 
     def flags(self) -> list[RaisedFlag]:
         """Return what its ethics board must know of its budget beside the numbers."""
@@ -107,13 +129,43 @@ class LoadedSite(SiteFolder):
         What the server is told does not describe the records; the site's log does.
         """
         check_offer(self.file, study, self.member())
-        federation, about = self.federation(), study.study
-        shape, classes = list(federation.feature_shape), federation.classes
-        fits = shape == about.feature_shape and classes <= about.classes
-        if not fits:
-            self.log(f"records have shape {shape} and {classes} classes")
-        wanted = f"shape {about.feature_shape} and {about.classes} classes"
-        problem = f"its records do not have the study's {wanted}"
-        check(fits, f"site '{self.id}'", problem, "prepare the same columns everywhere")
-        model = study.build_model()
-        check_model(model, federation.feature_shape, about.classes, federation.inputs)
+        declared, task, shape = self.federation(), study.learned(), study.study.feature_shape
+        fitting = fits(declared, study)
+        if not fitting:
+            self.log(f"records have shape {list(declared.feature_shape)} and {declared.task}")
+        problem = f"its records do not have the study's shape {shape} and targets ({task})"
+        check(fitting, f"site '{self.id}'", problem, "prepare the same columns everywhere")
+        own = self.federation(task)
+        check_model(study.build_model(), own.feature_shape, task, own.inputs, own.target_shape)
+
+
+def fits(declared: Federation, study: StudyFile) -> bool:
+    """Whether a site's records, with targets as its file declares them, are those of a study.
+
+    No value of a record decides it: a server is told.
+    """
+    same_shape = list(declared.feature_shape) == study.study.feature_shape
+    return same_shape and study.learned().takes(declared.task)
+
+
+def for_task(declared: Federation, task: Task) -> Federation:
+    """Convert the targets of a federation to those of ``task``; who tests on what stays."""
+    shards = {}
+    for client, shard in declared.shards.items():
+        own, test = (
+            task.check_targets(f"client '{client}'", targets.numpy())
+            for targets in (shard.labels, shard.test_labels)
+        )
+        shards[client] = Shard.of(shard.features, own, shard.test_features, test)
+    return replace(declared, shards=shards, task=task)
+
+
+def declare_targets(task: str, classes: int | None) -> Plain:
+    """Return the keys of [data] in a site's file that fit studies with a task.
+
+    ``classes`` left out is 2, or none where the task learns numbers.
+    """
+    kind = make_task(task).targets
+    count = 2 if classes is None and kind == "classes" else classes
+    site_task(TaskSection(name=task), count, "--classes")
+    return {"targets": kind, "classes": count}

@@ -92,7 +92,8 @@ class Site(LoadedSite):
 
         Terms that this study cannot have are refused; so is a plan outside the site's policy.
         """
-        study, terms, member = request.study, request.terms, self.member()
+        study, terms = request.study, request.terms
+        member = self.member(study.learned())
         strategy, model = study.strategy(), study.build_model()
         layout, shapes = Layout.of_module(model), buffer_shapes(model, strategy.releases)
         releases = tuple((one.share, one.numbers(shapes[one.into])) for one in strategy.releases)
@@ -120,7 +121,8 @@ class Site(LoadedSite):
         self.check_study(request.study)
         apart = self.file.budget is not None and self.file.budget.per_study is not None
         agreement = self._agreement(request)
-        return Commitment(agreement=agreement, member=self.member(), per_study=apart)
+        member = self.member(request.study.learned())
+        return Commitment(agreement=agreement, member=member, per_study=apart)
 
     def _accept_terms(self, request: TermsRequest) -> Message:
         """Accept the terms. Once they are binding the site commits to its plan.
@@ -136,11 +138,14 @@ class Site(LoadedSite):
             token = self.token(run)
             if not request.binding:
                 return acceptance(self.id, more=True, token=token)
-            study = request.study
+            study, new = request.study, ledger.agreed(run) is None
             ledger.register(run, seeded=study.seeded, title=study.title)
             same, problem = ledger.agree(run, request.digest()), "are not those agreed on before"
             check(same, "terms", problem, "begin another run", PeerError)
             commitment.make(ledger, run)
+            if new:
+                what = f"{study.study.name}: {study.method.name}, {study.learned_text}"
+                self.log(f"agreed to {study.run.rounds} rounds of {what} (run {run})")
             more = commitment.covers(ledger, run, commitment.agreement.first_round)
             if not more:
                 self.log(f"{study.study.name}: its budget does not cover a round")
@@ -207,7 +212,8 @@ class Site(LoadedSite):
             model=study.build_model(),
             secret=lambda round_, site: secret_for(seed, "client", round_, site),
         )
-        downloads, members = {self.id: request.payload}, {self.id: self.member()}
+        downloads = {self.id: request.payload}
+        members = {self.id: self.member(study.learned())}
         (uplink,) = client_round(workshop, downloads, members, private)
         assert uplink.payload is not None
         return uplink.payload, private

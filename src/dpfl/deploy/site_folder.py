@@ -7,7 +7,7 @@
     token           the secret that tells this site from an impostor
     site.key        the private key that the server knows the site by, and site.key.pub
     ca.crt          the study's certificate
-    site.log        what was refused or went wrong, in words that may reveal records
+    site.log        what was agreed to, refused or went wrong; it may quote records
     sent.jsonl      everything that left the site: when, for which study and round, bytes and hash
     receipts.jsonl  the servers' signatures under the entries of the ledger
     models/         the models of studies that have ended

@@ -180,6 +180,7 @@ class StudyStatus:
         return {
             "study": self.study.study.name,
             "method": self.study.method.name,
+            "task": self.study.learned().to_dict(),
             "running": self.running,
             "failure": self.failure or None,
             "rounds": {"planned": self.study.run.rounds, "done": self.done},

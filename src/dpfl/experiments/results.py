@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfl.core.checks import check
-from dpfl.core.errors import FolderError
+from dpfl.core.errors import FolderError, read_problem
 from dpfl.core.files import write_safely
 from dpfl.core.types import Observer, Plain, Promise
 from dpfl.experiments.study import Values, distinct
@@ -231,7 +231,8 @@ class StudyResult:
             check(good, str(place), "holds no results of a study", remedy, FolderError)
             return cls.from_dict(values)
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise FolderError(str(place), f"cannot be read ({error})", remedy) from error
+            problem = f"cannot be read ({read_problem(error)})"
+            raise FolderError(str(place), problem, remedy) from error
 
 
 def _known(kind: type[Any], values: Mapping[str, Any]) -> Plain:

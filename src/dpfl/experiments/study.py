@@ -9,16 +9,18 @@ are tested on the test part, which tuning has not seen.
 
 import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from dpfl.core.checks import check
-from dpfl.core.errors import did_you_mean
+from dpfl.core.errors import FolderError, did_you_mean
+from dpfl.core.files import hold_folder, write_safely
 from dpfl.core.types import Plain
 from dpfl.methods import find
 from dpfl.runs.experiment import Experiment, for_method
-from dpfl.runs.toml_file import Section, TomlFile
+from dpfl.runs.toml_file import Section, TomlFile, check_tables
 
 Values = Plain
 """Dotted fields of an experiment, such as ``budgets.epsilon``, and what they are set to."""
@@ -38,7 +40,7 @@ class Tuning(Section):
 
     over: dict[str, Choices] = Field(min_length=1)
     own: dict[str, dict[str, Choices]] = Field(default_factory=dict)
-    seeds: list[int] = Field(default=[1000], min_length=1)
+    seeds: list[NonNegativeInt] = Field(default=[1000], min_length=1)
     at: Plain = Field(default_factory=dict)
     on: Plain | None = None
     search: Literal["grid", "halving"] = "grid"
@@ -62,11 +64,12 @@ class Sweep(TomlFile):
     methods: dict[str, Plain] = Field(min_length=1)
     vary: dict[str, Choices] = Field(default_factory=dict)
     tune: Tuning | None = None
-    seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
+    seeds: list[NonNegativeInt] = Field(default=[0, 1, 2], min_length=1)
     metrics: list[str] = Field(default_factory=list)
 
     def agrees(self, where: str) -> None:
         """Refuse what cannot be run before anything is."""
+        check_tables(self.base, f"{where}, [base]")
         if self.tune is not None:
             for name in sorted(set(self.tune.at) - set(self.vary)):
                 remedy = did_you_mean(name, self.vary)
@@ -77,6 +80,27 @@ class Sweep(TomlFile):
         for case, label in self.cells():
             for tuned in self.tunable(label):
                 self.experiment(case, label, tuned, self.seeds[0]).check()
+
+    def claim(self, folder: Path) -> None:
+        """Take a folder for the results of this study, by writing the study into it.
+
+        A folder that holds this very study is taken again. One that holds anything else, the
+        results of another study above all, is refused and left as it is.
+        """
+        where, remedy = str(folder), "give another --out; runs that are kept are not repeated"
+        free = folder.is_dir() or not folder.exists()
+        check(free, where, "is a file", "give another --out", FolderError)
+        with hold_folder(folder):
+            file = folder / "study.toml"
+            if file.exists():
+                same = file.read_bytes() == self.to_toml().encode()
+                problem = "already holds another comparison, sweep or search"
+                check(same, where, problem, remedy, FolderError)
+                return
+            ours = {".lock", "study.toml.new"}  # left by a command that was killed before it began
+            empty = all(entry.name in ours for entry in folder.iterdir())
+            check(empty, where, "is not empty", remedy, FolderError)
+            write_safely(file, self.to_toml().encode())
 
     def cases(self) -> list[Values]:
         """Every combination of what varies; one empty case where nothing does."""

@@ -49,12 +49,19 @@ class RunStore:
 
     ``kept`` is the folder, ``data_folder`` where data sets lie, ``workers`` how many runs go on at
     a time. ``progress`` is called with the stage, the rounds done and the rounds in all.
+    ``results`` is where the results will be written: the folder is taken before anything runs.
     """
 
     kept: Path = Path("runs/kept")
+    results: Path | None = None
     data_folder: Path | None = None
     workers: int = 1
     progress: Progress = _silent
+
+    def claim(self, study: Sweep) -> None:
+        """Take the folder of the results for this study; another study's is refused."""
+        if self.results is not None:
+            study.claim(self.results)
 
     def task(self, experiment: Experiment) -> Task:
         """Return one run, in the folder that its content names."""

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpfl.core.checks import not_negative, positive
+from dpfl.core.checks import learning_rate, not_negative
 from dpfl.core.layout import Layout
 from dpfl.plugs.personal import Personal
 from dpfl.strategy import Strategy
@@ -69,7 +69,7 @@ class PersonalSum(Personal):
 def ppsgd(work: NoisyWork, *, personal_lr: float | None = None) -> Strategy:
     """A shared model, clipped and noised, plus a personal one that never leaves its client."""
     own = work.lr if personal_lr is None else personal_lr
-    positive("ppsgd", lr=work.lr)
+    learning_rate("ppsgd", lr=work.lr)
     not_negative("ppsgd", personal_lr=own)
     return noisy_updates(
         "ppsgd",

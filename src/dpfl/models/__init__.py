@@ -65,5 +65,6 @@ def make_model(
                 return TEXT_MODELS[name](inputs.vocabulary, classes, hidden)
             return MODELS[name](shape, classes, hidden)
     except (RuntimeError, ValueError) as error:
-        problem = f"cannot take records of shape {shape} ({error})"
-        raise ConfigurationError(where, problem, "choose another model") from error
+        problem = f"cannot take records of shape {shape}, {classes} classes and hidden = {hidden}"
+        remedy = "choose another model: logistic and mlp take any shape"
+        raise ConfigurationError(where, problem, remedy) from error

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from dpfl.core.checks import check, one_of, positive
+from dpfl.core.checks import check, clip_bound, one_of, positive
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import multiplier_for
 from dpfl.core.phases import CLIPPINGS, Clipping, Phase, check_optimiser
@@ -177,7 +177,7 @@ class DpSgd(_OnePhase):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("dp-sgd", clip=self.clip)
+        clip_bound("dp-sgd", clip=self.clip)
         one_of("dp-sgd", CLIPPINGS, clipping=self.clipping)
         one_of("dp-sgd", SPENDINGS, spending=self.spending)
 

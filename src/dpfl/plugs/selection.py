@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpfl.core.checks import check, share
+from dpfl.core.checks import check, share, whole_number
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.plugs.base import Plug
 from dpfl.privacy.events import Sampling
@@ -81,7 +81,9 @@ class FixedCohort(Selection):
     sampling: ClassVar[Sampling] = "uniform"
 
     def __post_init__(self) -> None:
-        check(self.size >= 1, "cohort", f"size = {self.size}", "draw at least one client")
+        whole_number("cohort", "size", self.size)
+        if self.least is not None:
+            whole_number("cohort", "least", self.least)
         problem = f"{self.size} clients cannot be drawn when only {self.least} are willing"
         good = self.least is None or self.least >= self.size
         check(good, "cohort", problem, "make least at least the cohort's size")

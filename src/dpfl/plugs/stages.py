@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dpfl.core.checks import check, not_negative, positive
+from dpfl.core.checks import check, clip_bound, not_negative
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
@@ -91,7 +91,7 @@ class Clip(Stage):
     linear: ClassVar[bool] = True  # the server half does nothing
 
     def __post_init__(self) -> None:
-        positive("clip", clip=self.clip)
+        clip_bound("clip", clip=self.clip)
 
     def client_rows(self, rows: Tensor, shared: Shared) -> Tensor:
         """Clip every row on its own."""
@@ -121,7 +121,7 @@ class GaussianNoise(Stage, NoiseMaker):
     linear: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        positive("gaussian noise", clip=self.clip)
+        clip_bound("gaussian noise", clip=self.clip)
         not_negative("gaussian noise", noise_multiplier=self.noise_multiplier or 0.0)
         not_negative("gaussian noise", tolerated_dropouts=self.tolerated_dropouts)
 

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from dpfl.core.checks import check, one_of, positive, share, whole_number
+from dpfl.core.checks import check, learning_rate, one_of, positive, share, whole_number
 from dpfl.core.layout import Layout
 from dpfl.core.types import Aggregate, PlugOutput, PlugState, Terms
 from dpfl.plugs.base import Plug
@@ -37,7 +37,7 @@ class LearningRate:
     rounds: int | None = None
 
     def __post_init__(self) -> None:
-        positive("server step", lr=self.rate)
+        learning_rate("server step", lr=self.rate)
         one_of("server step", DECAYS, schedule=self.decay)
         share("server step", factor=self.factor)
         if self.rounds is not None:

@@ -8,10 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dpfl.core.checks import positive
+from dpfl.core.checks import check, positive
 from dpfl.core.layout import Layout
 from dpfl.core.types import Claims, Cohort, PlugOutput, PlugState, Rows, Terms, Total
 from dpfl.plugs.base import Plug, planned
+
+_SUM_TOLERANCE = 1e-3  # float32 weights of many clients
 
 TRUE_NOISE = "true_noise/"
 """Under this prefix a simulator, and nobody else, tells weights that ask for it each client's true
@@ -119,6 +121,18 @@ class ExpectedCohortWeights(Weights):
     def value(self, terms: Terms) -> float:
         """Return the constant."""
         return 1 / (self.expected_cohort or terms.expected_cohort)
+
+
+def checked(rule: Weights, found: Tensor, clients: int) -> Tensor:
+    """Return the weights that a rule found, or refuse those that break its laws."""
+    where, total = f"weights {type(rule).__name__}", float(found.sum())
+    good = found.shape == (clients,) and bool((torch.isfinite(found) & (found >= 0)).all())
+    problem = "are not one number of at least 0 per client"
+    check(good, where, problem, "return a tensor with one finite weight for each client")
+    remedy = "divide them by their sum, as dpfl.plugs.weights.shares does, or make them constant"
+    whole = rule.constant or not clients or abs(total - 1) < _SUM_TOLERANCE
+    check(whole, where, f"sum to {total:g}, not to 1", remedy)
+    return found
 
 
 def shares(values: Sequence[float]) -> Tensor:

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dpfl.core.checks import check
-from dpfl.core.errors import ConfigurationError, unknown_name
+from dpfl.core.checks import check, positive
+from dpfl.core.errors import ConfigurationError, read_problem, unknown_name
 from dpfl.core.seeds import PublicSeed
 from dpfl.core.types import Budget, Terms
 
@@ -114,6 +114,10 @@ def make_budgets(
     2.0
     """
     own_deltas: dict[str, float] = {}
+    listed = isinstance(ids, Sequence) and not isinstance(ids, str)
+    check(listed, "budgets", f"ids = {ids!r:.60}", "give a list of the clients' ids")
+    seeded = isinstance(seed, PublicSeed)
+    check(seeded, "budgets", f"seed = {seed!r:.60}", "give dpfl.PublicSeed(0), for instance")
     if isinstance(source, str):
         source, own_deltas = _read(source.strip(), len(ids), seed)
     epsilons = _per_client("epsilon", source, ids)
@@ -148,6 +152,9 @@ def _per_client(what: str, value: PerClient, ids: Sequence[str]) -> dict[str, fl
     if isinstance(value, int | float):
         return dict.fromkeys(ids, float(value))
     if not isinstance(value, Mapping):
+        several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+        remedy = "give a number, a list, or a table by client"
+        check(several, where, f"{value!r:.60} was given", remedy)
         problem = f"{len(value)} values for {len(ids)} clients"
         check(len(value) == len(ids), where, problem, "give one value, or one for each client")
         value = dict(zip(ids, value, strict=True))
@@ -156,6 +163,8 @@ def _per_client(what: str, value: PerClient, ids: Sequence[str]) -> dict[str, fl
         raise ConfigurationError(where, problem, "give one for every client")
     for client in sorted(set(value) - set(ids)):
         raise unknown_name(where, "client", client, ids)
+    for client in ids:
+        positive(f"budget of '{client}'", **{what: value[client]})
     return {client: float(value[client]) for client in ids}
 
 
@@ -179,22 +188,31 @@ def read_budget_file(path: Path) -> tuple[dict[str, float], dict[str, float]]:
         for client, epsilon, *delta in rows:
             if client in epsilons:
                 raise ValueError(f"it names client '{client}' twice")
-            epsilons[client] = float(epsilon)
-            deltas.update((client, float(value)) for value in delta)
+            epsilons[client] = _number(client, epsilon)
+            deltas.update((client, _number(client, value)) for value in delta)
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise ConfigurationError(where, problem, "check the path") from error
     except (ValueError, TypeError, csv.Error) as error:
         remedy = "use columns id,epsilon[,delta], or JSON {id: epsilon} or {id: [epsilon, delta]}"
-        raise ConfigurationError(where, f"is not as expected ({error})", remedy) from error
+        problem = f"is not as expected ({read_problem(error)})"
+        raise ConfigurationError(where, problem, remedy) from error
     return epsilons, deltas
 
 
+def _number(client: str, value: Any) -> float:
+    """Read a number of a client in a file."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"'{client}' has {value!r:.60} instead of a number") from None
+
+
 def _json_rows(text: str) -> Iterator[list[Any]]:
-    content = json.loads(text)
-    if not isinstance(content, dict):
+    content = json.loads(text, object_pairs_hook=list)  # a client that is named twice must show
+    if not text.lstrip().startswith("{"):
         raise ValueError("it holds no object")
-    for client, value in content.items():
+    for client, value in content:
         numbers = value if isinstance(value, list) else [value]
         if len(numbers) not in (1, 2) or any(isinstance(number, bool) for number in numbers):
             raise ValueError(f"'{client}' has something else than epsilon, or epsilon and delta")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from dpfl.core.types import Plain
 
 Sampling = Literal["none", "poisson", "uniform"]
 SAMPLINGS: tuple[Sampling, ...] = ("none", "poisson", "uniform")
+MOST_NOISE = 1e100  # above it, the square of a noise multiplier is not a number any more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +42,9 @@ class Event:
         sampled, problem = self.sampling != "none", f"sampling_rate = {self.sampling_rate}"
         check(sampled or self.sampling_rate == 1, "event", problem, "name the sampling")
         # Equal events must be written equally: 2 and 2.0 are one number.
-        for name, most in (("noise_multiplier", math.inf), ("sampling_rate", 1), ("failure", 1)):
+        for name, most in (("noise_multiplier", MOST_NOISE), ("sampling_rate", 1), ("failure", 1)):
             value = getattr(self, name)
-            check(0 <= value <= most, "event", f"{name} = {value}", f"give 0 to {most}")
+            check(0 <= value <= most, "event", f"{name} = {value}", f"give 0 to {most:g}")
             object.__setattr__(self, name, float(value))
         for name in ("steps", "numbers"):
             object.__setattr__(self, name, whole_number("event", name, getattr(self, name), 0))

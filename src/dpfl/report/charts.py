@@ -157,12 +157,12 @@ def wide(values: Sequence[Place]) -> bool:
     return min(numbers) > 0 and max(numbers) >= 5 * min(numbers)
 
 
-def client_axis(clients: Sequence[str]) -> tuple[Sequence[Place], str]:
-    """Positions and label of an axis of clients in order of budget: names, or numbers if many.
+def client_axis(clients: Sequence[str], order: str = "budget") -> tuple[Sequence[Place], str]:
+    """Positions and label of an axis of clients in this order: names, or numbers if many.
 
     >>> client_axis(["north", "south"])
     (['north', 'south'], 'client')
     """
     if len(clients) <= MANY:
         return list(clients), "client"
-    return list(range(1, len(clients) + 1)), "clients, by budget"
+    return list(range(1, len(clients) + 1)), f"clients, by {order}"

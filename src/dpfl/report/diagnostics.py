@@ -47,15 +47,16 @@ def weights(label: str, run: ReportRun) -> Chart | None:
     known = [values for values in (own, least) if values]
     if not own or all(max(one.values()) < 1.0001 * min(one.values()) for one in known):
         return None
-    statements = run.summary.statements if run.summary else ()
-    budgets = {line.account: line.budget or 0.0 for line in statements}
+    budgets = run.budgets
     clients = sorted(own, key=lambda client: (budgets.get(client, 0.0), client))
-    x, axis = client_axis(clients)
+    order = "from the smallest to the largest budget" if budgets else "by name"
+    x, axis = client_axis(clients, "budget" if budgets else "name")
     series = [Series(name="weight", x=x, y=[own[c] for c in clients], text=clients, kind="points")]
     if least:
         name, y = "least noise (simulation only)", [least.get(client) for client in clients]
         series.insert(0, Series(name=name, x=x, y=y, text=clients, kind="rings"))
-    log_y, words = wide([*own.values(), *least.values()]), {"label": label, "axis": axis}
+    log_y = wide([*own.values(), *least.values()])
+    words = {"label": label, "axis": axis, "order": order}
     return Chart.of("weights", series, log_y=log_y, least=LEAST if least else "", **words)
 
 

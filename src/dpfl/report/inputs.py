@@ -26,7 +26,7 @@ class ReportRun:
     ``experiment`` is what was run, from a file or from Python, and ``toml`` its text; ``summary``
     is None while the run is running; ``history`` has a record per round that is done; ``timings``
     holds the seconds of each round by stage; ``float_noise`` marks a run of version 0.1, whose
-    noise was rounded to floats.
+    noise was rounded to floats; ``budgets`` are the clients' epsilons.
     """
 
     folder: Path
@@ -36,6 +36,7 @@ class ReportRun:
     history: Sequence[RoundRecord] = ()
     timings: Sequence[Mapping[str, float]] = ()
     float_noise: bool = False
+    budgets: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def method(self) -> str:

@@ -9,9 +9,10 @@ import tomllib
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from dpfl.core.checks import check
-from dpfl.core.errors import ConfigurationError, FolderError
+from dpfl.core.errors import ConfigurationError, FolderError, read_problem
 from dpfl.experiments.results import StudyResult
 from dpfl.report.inputs import Case, ReportInput, ReportRun
 from dpfl.runs.experiment import Experiment
@@ -36,11 +37,15 @@ def read_run(path: Path, *, finished: bool = True) -> ReportRun:
     remedy = f"finish it: {go_on}; or dpfl watch {path}"
     ended = folder.summary.exists()
     check(ended or not finished, str(path), "has not come to its end", remedy, FolderError)
+    summary = folder.read_summary() if ended else None
+    stated = {line.account: line.budget for line in summary.statements} if summary else {}
+    known = {client: budget for client, budget in stated.items() if budget is not None}
     return ReportRun(
         folder=path,
         experiment=experiment,
         toml=text,
-        summary=folder.read_summary() if ended else None,
+        summary=summary,
+        budgets=known if ended else _budgets(folder.ledger),
         history=folder.read_rounds(),
         timings=folder.read_lines(folder.timings),
         float_noise=_ledger_format(folder.ledger) == _FLOAT_LEDGER,
@@ -57,18 +62,31 @@ def _described(folder: RunFolder) -> tuple[str, Experiment | Training]:
         text = folder.experiment.read_text()
         return text, Experiment.from_dict(tomllib.loads(text), where)
     except (OSError, ValueError, ConfigurationError) as error:
-        raise FolderError(where, f"is not of this version ({error})", older) from error
+        problem = f"is not of this version ({read_problem(error)})"
+        raise FolderError(where, problem, older) from error
+
+
+def _budgets(path: Path) -> dict[str, float]:
+    """The clients' epsilons while a run is running; none if its ledger cannot be read now."""
+    return dict(_asked(path, "SELECT account, epsilon FROM grants"))
 
 
 def _ledger_format(path: Path) -> str:
     """Look up the format of a ledger without opening it as one; empty if it cannot be told."""
-    address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"  # leaves no files beside it
+    rows = _asked(path, "SELECT value FROM meta WHERE key = 'format'")
+    return str(rows[0][0]) if rows else ""
+
+
+def _asked(path: Path, query: str) -> list[Any]:
+    """Ask a ledger without checking it, which takes long; none if it cannot be asked."""
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    if not Path(f"{path}-wal").exists():
+        address += "&immutable=1"  # nobody writes: leave no files beside it
     try:
         with closing(sqlite3.connect(address, uri=True)) as connection:
-            row = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+            return connection.execute(query).fetchall()
     except sqlite3.Error:
-        return ""
-    return str(row[0]) if row else ""
+        return []
 
 
 def of_folders(paths: Sequence[Path]) -> ReportInput:

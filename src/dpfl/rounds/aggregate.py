@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dpfl.core.types import Aggregate, Metrics, PlugOutput, PlugState, Rows, Shared, State, Total
+from dpfl.plugs.weights import checked
 from dpfl.rounds.enrol import Agreement, Run
 from dpfl.rounds.record import RoundRecord
 
@@ -42,6 +43,7 @@ def aggregate(
             starts = {client: own[i].clone() for i, client in enumerate(received.cohort.ids)}
     # ---- weigh, central noise
     weights = fold.act("weights", strategy.weights, received, t)
+    weights = checked(strategy.weights, weights, len(received.cohort))
     noise: Tensor | None = None
     if isinstance(received, Rows):
         vector = weights @ received.matrix

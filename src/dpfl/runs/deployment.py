@@ -1,5 +1,6 @@
 """The file of a real federation's server: the study that it offers to the sites."""
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt, StrictInt
@@ -14,18 +15,22 @@ from dpfl.runs import sections
 from dpfl.runs.site_file import Name
 from dpfl.runs.toml_file import Section, TomlFile
 from dpfl.strategy import Strategy
+from dpfl.tasks import Classification, MetricWords, Task
 
 STUDY_FILE = "study.toml"
 LINK_PROCESS = "superlink.pid"  # holds the process id of the server's SuperLink
 
 
 class StudySection(Section):
-    """What the study is called, who may take part, and what every site's records look like."""
+    """What the study is called, who may take part, and what every site's records look like.
+
+    ``classes`` is how many classes there are, for tasks that learn classes.
+    """
 
     name: str = Field(min_length=1)
     sites: list[Name] = Field(min_length=1)
     feature_shape: list[PositiveInt] = Field(min_length=1)
-    classes: int = Field(ge=2)
+    classes: int | None = Field(default=None, ge=2)
 
 
 class RoundsSection(sections.RoundsSection):
@@ -53,6 +58,7 @@ class NetworkSection(Section):
 class StudyFile(TomlFile):
     """The server's file: everything that sites are told, and the network.
 
+    ``task`` says what is learned where it is not a classification with the study's classes.
     The digest names what was agreed on. How long the server waits, and for how many, may change.
     """
 
@@ -64,13 +70,15 @@ class StudyFile(TomlFile):
     }
     study: StudySection
     model: sections.ModelSection = sections.ModelSection()
+    task: sections.TaskSection | None = None
     method: sections.MethodSection
     run: RoundsSection
     server: sections.ServerSection | None = None
     network: NetworkSection = NetworkSection()
 
     def agrees(self, where: str) -> None:
-        """Every site is named once, and there are enough of them."""
+        """Every site is named once, there are enough of them, and there is such a task."""
+        self.learned(f"{where}, ")
         sites, least = self.study.sites, self.run.least_sites
         check(len(set(sites)) == len(sites), where, "names a site twice", "name each site once")
         where, problem = f"{where}, [run] least_sites", f"{least} of {len(sites)} sites are needed"
@@ -79,7 +87,8 @@ class StudyFile(TomlFile):
     @property
     def title(self) -> str:
         """The study in a ledger's list."""
-        return f"{self.study.name}: {self.method.name}"
+        title = f"{self.study.name}: {self.method.name}"
+        return title if self.task is None else f"{title}, {self.learned_text}"
 
     @property
     def seeded(self) -> bool:
@@ -107,7 +116,39 @@ class StudyFile(TomlFile):
         check(not strategy.local.hypothetical, where, problem, remedy, PrivacyRefusal)
         return strategy
 
+    def learned(self, where: str = "") -> Task:
+        """Build the task, complete: nobody sees all sites' targets to fill what is left open."""
+        return site_task(self.task, self.study.classes, f"{where}[study] classes")
+
+    @property
+    def learned_text(self) -> str:
+        """The task and its metric, in words."""
+        task = self.learned()
+        return f"{task} ({MetricWords(task.metric).words})"
+
     def build_model(self) -> nn.Module:
         """Build the first model, which is the same everywhere."""
         shape, seed = tuple(self.study.feature_shape), PublicSeed(self.run.seed)
-        return self.model.build(shape, self.study.classes, seed)
+        return self.model.build(shape, self.learned().width, seed)
+
+
+def site_task(section: sections.TaskSection | None, classes: int | None, where: str) -> Task:
+    """Build a task for sites, whose records have one target each: a class or a number.
+
+    ``classes`` is how many classes there are, None where targets are numbers; ``where`` names it.
+    """
+    task = (section or sections.TaskSection()).task()
+    single = task.targets == "classes" or (task.targets == "numbers" and task.width == 1)
+    problem = f"{task.name} has several targets per record, and a site's table has one column"
+    check(single, "[task]", problem, "choose classification, binary or regression of one number")
+    if task.targets == "numbers":
+        check(classes is None, where, f"{classes} classes for {task.name}", "leave it out")
+        return task
+    if isinstance(task, Classification) and task.classes is None and classes is not None:
+        task = replace(task, classes=classes)
+    own = Classification(classes=classes or 2)
+    given = classes is not None or task.takes(own)
+    check(given, where, "is missing", "say how many classes there are, 2 or more")
+    agree = classes is None or (task.takes(own) and own.takes(task))
+    check(agree, where, f"{classes} classes do not fit {task}", "give their number once")
+    return task

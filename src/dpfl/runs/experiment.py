@@ -172,10 +172,17 @@ class Experiment(TomlFile):
         name, folder, seed = self.data.name, self.data.folder, self.public_seed().child("data")
         one = (name is None) != (folder is None)
         check(one, "[data]", "needs either a name or a folder", "name one data set")
+        label, remedy = self.data.label, "leave it out: it is for the files of a folder"
+        problem = f"'{label}' is given for the data set '{name}', which has its own"
+        check(label is None or folder is not None, "[data] label", problem, remedy)
         if folder is not None:
             more = {"stratified": self.data.stratified, "task": self.learned()}
             label = self.data.label
-            return Federation.from_files(folder, label=label, seed=seed.value, **more)
+            found = Federation.from_files(folder, label=label, seed=seed.value, **more)
+            for key in self.partition.model_dump(exclude_defaults=True).keys() - {"validation"}:
+                problem, remedy = "the files of a folder are shared out already", "leave it out"
+                check(False, f"[partition] {key}", problem, remedy)
+            return found
         assert name is not None
         dataset = load_dataset(name, data_folder)
         kind, clients = self.partition.kind, self.partition.clients

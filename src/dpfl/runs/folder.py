@@ -17,7 +17,7 @@ that was released.
 
 import json
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from safetensors import torch as safetensors
 from torch import Tensor
 
 from dpfl.core.checks import check
-from dpfl.core.errors import FolderError
+from dpfl.core.errors import FolderError, read_problem
 from dpfl.core.files import append_line, hold_folder, write_safely
 from dpfl.core.layout import Layout
 from dpfl.core.types import Plain
@@ -79,10 +79,11 @@ class RunFolder:
         where, other = str(self.path), "give another folder" if python else "give another --out"
         file = self.training if python else self.experiment
         if self.holds_run:
-            same = file.exists() and file.read_text() == description
+            same = file.exists() and file.read_bytes() == description.encode()
+            problem = f"already holds {'a run of this' if same else 'another'} experiment"
             go_on = "give resume=True" if python else f"use dpfl run --resume {where}"
-            what, remedy = ("this same", f"{go_on}, or {other}") if same else ("another", other)
-            raise FolderError(where, f"already holds {what} experiment", remedy)
+            remedy = f"{go_on}, or {other}" if same else f"{other}: it is left as it is"
+            raise FolderError(where, problem, remedy)
         is_folder = self.path.is_dir()
         check(is_folder or not self.path.exists(), where, "is a file", other, FolderError)
         ours = {".lock", f"{file.name}.new"}  # left by a run that was killed before it began
@@ -109,7 +110,8 @@ class RunFolder:
         try:
             lines = path.read_text().split("\n") if path.exists() else []
         except (OSError, UnicodeDecodeError) as error:
-            raise FolderError(str(path), f"cannot be read ({error})", _RESTORE) from error
+            problem = f"cannot be read ({read_problem(error)})"
+            raise FolderError(str(path), problem, _RESTORE) from error
         records = []
         for number, line in enumerate(lines, 1):
             try:
@@ -127,9 +129,12 @@ class RunFolder:
     def read_rounds(self) -> list[RoundRecord]:
         """Read the operator's record."""
         try:
-            return [RoundRecord.from_dict(line) for line in self.read_lines(self.rounds)]
+            found = [RoundRecord.from_dict(line) for line in self.read_lines(self.rounds)]
+            if not all(isinstance(record.round, int) for record in found):
+                raise TypeError("a round has no number")
+            return found
         except (KeyError, TypeError) as error:
-            problem = f"cannot be read ({error!r})"
+            problem = f"cannot be read ({read_problem(error)})"
             raise FolderError(str(self.rounds), problem, _RESTORE) from error
 
     def cut_back(self, first: int, round_: int) -> list[RoundRecord]:
@@ -190,7 +195,8 @@ class RunFolder:
             values = _table(self.summary.read_text())
         except (OSError, ValueError) as error:
             remedy = "finish the run with dpfl run --resume"
-            raise FolderError(where, f"cannot be read ({error})", remedy) from error
+            problem = f"cannot be read ({read_problem(error)})"
+            raise FolderError(where, problem, remedy) from error
         return Summary.from_dict(values, where)
 
 
@@ -206,3 +212,12 @@ def free_name(base: Path, stem: str) -> Path:
     """Return the first of stem-1, stem-2, ... that does not exist."""
     paths = (base / f"{stem}-{number}" for number in count(1))
     return next(path for path in paths if not path.exists())
+
+
+def new_folder(base: Path, stem: str) -> Path:
+    """Make the first of stem-1, stem-2, ... that does not exist: two commands never share one."""
+    while True:
+        with suppress(FileExistsError):
+            path = free_name(base, stem)
+            path.mkdir(parents=True)
+            return path

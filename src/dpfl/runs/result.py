@@ -10,7 +10,7 @@ from typing import Any, Self, TypedDict
 from pydantic import TypeAdapter, ValidationError
 
 from dpfl.core.checks import check
-from dpfl.core.errors import FolderError
+from dpfl.core.errors import FolderError, read_problem
 from dpfl.core.types import Adjacency, Observer, Plain, Promise, Unit
 from dpfl.core.version import __version__
 from dpfl.engine.evaluation import Scores
@@ -18,6 +18,7 @@ from dpfl.privacy.accountant import shown
 from dpfl.privacy.flags import RaisedFlag
 from dpfl.privacy.statement import Statement
 from dpfl.rounds.record import RoundRecord
+from dpfl.runs.validation import first_problem
 
 SUMMARY_FORMAT = "dpfl-summary-2"
 _OLDER = "dpfl-summary-1"
@@ -203,8 +204,7 @@ class Summary:
             }
             return _SUMMARY.validate_python({**values, **own})
         except (KeyError, TypeError, ValueError) as error:
-            wrong = error.errors()[0] if isinstance(error, ValidationError) else None
-            reason = f"{wrong['loc'][-1]}: {wrong['msg']}" if wrong else error
+            reason = _reason(error, values)
             remedy = "report it with the dpfl that wrote it"
             raise FolderError(where, f"cannot be read ({reason})", remedy) from error
 
@@ -214,6 +214,16 @@ def promise_in(values: Mapping[str, Any]) -> Promise:
     kinds = {"unit": Unit, "adjacency": Adjacency, "observer": Observer}
     told: Plain = {name: kind(values[name]) for name, kind in kinds.items()}
     return Promise(**told)
+
+
+def _reason(error: Exception, values: Mapping[str, Any]) -> str:
+    """Why a summary cannot be read."""
+    if isinstance(error, ValidationError):
+        problem = first_problem(error, values)
+        told = f"{problem.given} instead of {problem.wanted or 'what belongs there'}"
+        told = "is missing" if problem.kind == "missing" else told
+        return f"{'.'.join(problem.path)}: {told}"
+    return read_problem(error)
 
 
 class Traffic(TypedDict):

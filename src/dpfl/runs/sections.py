@@ -92,7 +92,7 @@ class ModelSection(Section):
     """A model by name; ``hidden`` is the width of the models that leave it open."""
 
     name: str = "logistic"
-    hidden: int = 64
+    hidden: int = Field(default=64, ge=1)
 
     def build(
         self, shape: tuple[int, ...], classes: int, seed: PublicSeed, inputs: Inputs = NUMBERS
@@ -160,7 +160,7 @@ class RunSection(RoundsSection):
     upload gets lost.
     """
 
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     noise: Literal["seeded", "system"] = "seeded"
     engine: str = "stacked"
     device: str = "cpu"

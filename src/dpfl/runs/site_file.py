@@ -40,17 +40,19 @@ class SiteDataSection(Section):
     """The site's own records: a CSV or Parquet file, or a client of an embedded data set for a
     rehearsal.
 
-    ``classes``: how many classes there are, as everyone may know. It is declared, not counted:
+    ``targets``: what the label column holds, "classes" or "numbers" (for regression).
+    ``classes``: how many classes there are, as everyone may know. Both are declared, not found out:
     whether a study fits is answered to any server, and must not depend on the records.
     """
 
     file: str | None = None
     label: str | None = None
+    targets: Literal["classes", "numbers"] = "classes"
     classes: int | None = Field(default=None, ge=2)
     dataset: str | None = None
     client: str | None = None
     partition: Plain = Field(default_factory=dict)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
 
 class BudgetSection(Section):
@@ -128,8 +130,11 @@ class SiteFile(TomlFile):
         at, own = f"{where}, [data]", self.data
         one = (own.file is None) != (own.dataset is None)
         check(one, at, "needs either a file or a dataset", "name one of the two")
-        remedy = "declare how many classes there are: servers are told"
-        check(own.file is None or own.classes is not None, f"{at} classes", "is missing", remedy)
+        numbers, given = own.targets == "numbers", own.classes is not None
+        problem = f'{own.classes} classes were declared, and targets = "numbers"'
+        check(not (numbers and given), f"{at} classes", problem, "leave one of the two out")
+        remedy = 'declare how many classes there are, or targets = "numbers": servers are told'
+        check(own.file is None or numbers or given, f"{at} classes", "is missing", remedy)
 
     def _check_budget(self, budget: BudgetSection, at: str) -> None:
         part, delta = budget.per_study or 0.0, budget.delta

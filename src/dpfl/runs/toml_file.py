@@ -16,12 +16,13 @@ from pydantic_core import PydanticCustomError
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, FolderError, did_you_mean
 from dpfl.core.types import Plain
+from dpfl.runs.validation import Problem, first_problem
 
 
 class Section(BaseModel):
     """A table of the file: unknown keys are refused, with the nearest known one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -55,10 +56,11 @@ class TomlFile(Section):
         known one.
         """
         place = cls.called if where is None else where
+        current = with_new_names(values, cls.renamed)
         try:
-            found = cls.model_validate(with_new_names(values, cls.renamed))
+            found = cls.model_validate(current)
         except ValidationError as error:
-            raise _explained(place, error, cls.called) from error
+            raise _explained(place, first_problem(error, current), cls.called) from error
         found.agrees(place)
         return found
 
@@ -92,31 +94,40 @@ class TomlFile(Section):
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
+def check_tables(values: Plain, where: str) -> None:
+    """Refuse sections that are not tables, before anything looks into them."""
+    for name, own in values.items():
+        problem, remedy = f"{own!r:.60} was given", f"write a table: [{name}] and its keys below"
+        check(isinstance(own, dict), f"{where}, [{name}]", problem, remedy)
+
+
 def read_toml(path: Path) -> Plain:
     """Read a TOML file as plain values."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise ConfigurationError(str(path), problem, "check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        remedy = "save it as UTF-8 text"
+        raise ConfigurationError(str(path), "is not text in UTF-8", remedy) from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(str(path), f"is not TOML ({error})", "fix that line") from error
+    except (ValueError, RecursionError) as error:
+        problem = "holds a number of thousands of digits, or lists within lists without end"
+        raise ConfigurationError(str(path), problem, "check the file") from error
 
 
-def _explained(where: str, error: ValidationError, called: str) -> ConfigurationError:
+def _explained(where: str, problem: Problem, called: str) -> ConfigurationError:
     """Make one sentence of the first problem."""
-    # A misspelt key also makes the right one missing: name the misspelling.
-    problems = error.errors()
-    first = next((p for p in problems if p["type"] == "unknown_key"), problems[0])
-    told = first.get("ctx", {})
-    path = [str(part) for part in (*first["loc"], *filter(None, [told.get("key")]))]
+    path = [key if key.isprintable() else repr(key) for key in problem.path]
     at = f"{where}, [{path[0]}] {'.'.join(path[1:])}".rstrip() if path else where
-    if first["type"] == "unknown_key":
-        return ConfigurationError(at, first["msg"], told["near"])
-    if first["type"] == "missing":
+    if problem.kind == "unknown_key":
+        return ConfigurationError(at, f"there is no key {problem.given!r}", problem.near)
+    if problem.kind == "missing":
         return ConfigurationError(at, "is missing", "give a value: it has no default")
-    said = f"{first['input']!r} was given: {first['msg']}"
-    return ConfigurationError(at, said, f"see the documentation of the {called} file")
+    remedy = f"give {problem.wanted}" if problem.wanted else f"see docs on the {called} file"
+    return ConfigurationError(at, f"{problem.given} was given", remedy)
 
 
 def with_new_names(values: Plain, renamed: Mapping[str, str]) -> Plain:

@@ -20,6 +20,7 @@ from dpfl.rounds.record import RoundRecord
 from dpfl.runs.folder import RunFolder
 from dpfl.runs.progress import progress_bar
 from dpfl.runs.training import Training
+from dpfl.sim.arguments import check_arguments, check_hooks
 from dpfl.sim.callbacks import AfterRound, Callback, EarlyStopping
 from dpfl.sim.experiment import rehearse as rehearse
 from dpfl.sim.experiment import run_experiment as run_experiment
@@ -92,9 +93,20 @@ def train(
         misreports: Clients that claim a multiple of their epsilon; costs and noise rest on the
             true one.
     """
-    _check_arguments(federation, strategy, rounds, callbacks, early_stopping)
-    remedy = "say which: give folder=..."
-    check(folder is not None or not resume, "train", "resume=True without a folder", remedy)
+    check_arguments(
+        model=model,
+        federation=federation,
+        strategy=strategy,
+        rounds=rounds,
+        seed=seed,
+        engine=engine,
+        workers=workers,
+        evaluate_every=evaluate_every,
+        ledger=ledger,
+        misreports=misreports,
+        progress=progress,
+    )
+    check_hooks(folder=folder, resume=resume, callbacks=callbacks, early_stopping=early_stopping)
     if seed is not None and strategy.observer is not Observer.NOBODY:
         warnings.warn(_SEEDED, NotPrivateWarning, stacklevel=2)
     more = {"evaluate_every": evaluate_every, "misreports": dict(misreports or {})}
@@ -140,27 +152,6 @@ def train(
     if ended and (after is None or not after.stopped):
         warnings.warn(f"training ended {ended}", RuntimeWarning, stacklevel=2)
     return result
-
-
-def _check_arguments(
-    federation: object,
-    strategy: object,
-    rounds: object,
-    callbacks: Sequence[Callback],
-    early_stopping: object,
-) -> None:
-    """Refuse arguments of the wrong kind, before anything is computed."""
-    good = isinstance(rounds, int) and rounds >= 1
-    check(good, "train", f"rounds = {rounds!r}", "train for a whole number of rounds, at least one")
-    good = isinstance(strategy, Strategy) and isinstance(federation, Federation)
-    remedy = "build them: Federation.from_arrays(...), and a method such as those of dpfl.methods"
-    check(good, "train", "was not given a Federation and a Strategy", remedy)
-    good = isinstance(callbacks, Sequence) and all(map(callable, callbacks))
-    remedy = "give a list of functions of one argument"
-    check(good, "train", f"callbacks = {callbacks!r}", remedy)
-    good = early_stopping is None or isinstance(early_stopping, EarlyStopping)
-    remedy = "give dpfl.EarlyStopping(metric=..., patience=...)"
-    check(good, "train", f"early_stopping = {early_stopping!r}", remedy)
 
 
 def _begun(place: RunFolder, training: Training) -> bool | None:

@@ -21,12 +21,14 @@ A package of its own makes a method known through the entry-point group ``dpfl.m
 
 import inspect
 import math
+import numbers
+import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Literal
 
-from dpfl.core.checks import check
+from dpfl.core.checks import check, finite
 from dpfl.core.errors import did_you_mean
 from dpfl.strategy.fit import Strategy
 
@@ -157,20 +159,40 @@ def _collected(factory: Factory) -> list[inspect.Parameter]:
     return [parameter for parameter in _parameters(factory) if _collects(parameter)]
 
 
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
 def _check_kind(where: str, setting: inspect.Parameter, value: Any) -> None:
-    """Refuse text where only numbers belong, what is not a number, and fractions of whole ones."""
-    kinds = _kinds(setting.annotation) & {int, float, str}
-    given = f"{setting.name} = {value!r}"
-    if isinstance(value, str) and kinds:
-        check(str in kinds, where, f"{given} is not a number", "give a number")
-    if isinstance(value, float) and kinds:
-        check(not math.isnan(value), where, given, "give a number")
-        check(float in kinds or value.is_integer(), where, given, "give a whole number")
+    """Refuse a value of another kind than the setting's: text or nothing where a number belongs,
+    what is not a number, a fraction of a whole one.
+    """
+    kinds = _kinds(setting.annotation)
+    if Any in kinds or value is setting.default:
+        return
+    numbers_only = isinstance(value, str) and bool(kinds & {int, float})
+    problem = f"{setting.name} = {value!r:.60}" + " is not a number" * numbers_only
+    words = [word for kind, word in _WORDS.items() if kind in kinds]
+    words = words or [f"a {kind.__name__}" for kind in kinds if kind is not type(None)]
+    check(_fits(value, kinds), where, problem, f"give {' or '.join(words)}")
+
+
+def _fits(value: Any, kinds: set[Any]) -> bool:
+    """Whether a value is of one of the kinds; a whole number is a number, too."""
+    if isinstance(value, bool):
+        return bool in kinds
+    if isinstance(value, numbers.Integral):
+        return int in kinds or (float in kinds and finite(value))
+    if isinstance(value, numbers.Real):
+        whole = int in kinds and float(value).is_integer()
+        return not math.isnan(value) and (float in kinds or whole)
+    return isinstance(value, tuple(kinds))
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The plain kinds a setting may have: of float | Literal["auto"] they are float and str."""
-    parts = typing.get_args(annotation)
-    if typing.get_origin(annotation) is Literal:
+    """The kinds a setting may have: of float | Literal["auto"] they are float and str."""
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
         return {type(value) for value in parts}
-    return {kind for part in parts for kind in _kinds(part)} if parts else {annotation}
+    if origin in (typing.Union, types.UnionType):
+        return {kind for part in parts for kind in _kinds(part)}
+    return {origin or annotation}

@@ -24,12 +24,14 @@ class Task:
     """What is learned. Subclasses are the tasks; all of their settings are public constants.
 
     ``metric`` names the metric that ranks models. ``width`` is how many numbers the model gives for
-    one record (or one token of it). Laws: ``losses`` returns one finite number per record for
-    finite outputs, and the loss of a record depends on that record alone.
+    one record (or one token of it). ``targets`` is what the target of one record is: one of
+    "classes", one of "numbers", or a row of several ("rows"). Laws: ``losses`` returns one finite
+    number per record for finite outputs, and the loss of a record depends on that record alone.
     """
 
     name: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
+    targets: ClassVar[str] = "rows"
     metric: str = "loss"
 
     def __post_init__(self) -> None:
@@ -72,6 +74,17 @@ class Task:
 
     def outside(self, targets: Tensor) -> str | None:
         """Say what is wrong with targets of a task that is resolved, None if nothing is."""
+        return None
+
+    def takes(self, other: Task) -> bool:
+        """Whether this task can learn the targets that ``other`` describes, one value a record.
+
+        A site of a real federation says what its targets are before it is offered any study.
+        """
+        return self.targets == other.targets != "rows" and self.width == other.width
+
+    def constant(self, targets: Tensor) -> Tensor | None:
+        """The outputs for one record of a model that ignores features and knows these targets."""
         return None
 
     def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

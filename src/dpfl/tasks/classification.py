@@ -46,6 +46,7 @@ class Classification(Task):
 
     name: ClassVar[str] = "classification"
     metrics: ClassVar[tuple[str, ...]] = (*_METRICS, "loss")
+    targets: ClassVar[str] = "classes"
     metric: str = "accuracy"
     classes: int | None = None
     class_weights: tuple[float, ...] | None = None
@@ -55,7 +56,8 @@ class Classification(Task):
         where = "[task] class_weights"
         object.__setattr__(self, "class_weights", weights_of(where, self.class_weights))
         if self.classes is not None:
-            whole_number("task", "classes", self.classes)
+            count = whole_number("[task]", "classes", self.classes)
+            object.__setattr__(self, "classes", count)
         if self.classes is not None and self.class_weights is not None:
             problem = f"{len(self.class_weights)} weights for {self.classes} classes"
             check(len(self.class_weights) == self.classes, where, problem, "give one a class")
@@ -75,7 +77,10 @@ class Classification(Task):
         return _class_numbers(where, values, 2**31 - 1)
 
     def resolve(self, targets: Sequence[Tensor]) -> Self:
-        """Take the number of classes from the largest label, unless it is given."""
+        """Take the number of classes from the largest label, unless it is given.
+
+        A class that nobody has a record of is refused: it may be a mistake of numbering.
+        """
         if self.classes is not None:
             return self
         labels = torch.cat(list(targets)) if targets else torch.zeros(0)
@@ -83,6 +88,11 @@ class Classification(Task):
         problem = f"there is a label {largest}, more than records"
         remedy = "check which column is the label, or choose the task 'regression'"
         check(largest < max(len(labels), 1), "federation", problem, remedy, DataError)
+        gaps = torch.nonzero(torch.bincount(labels.long(), minlength=1) == 0).flatten().tolist()
+        named = ", ".join(map(str, gaps[:5])) + (", ..." if len(gaps) > 5 else "")
+        problem = f"labels go up to {largest}, and nobody has a record of class {named}"
+        remedy = f"number the classes without gaps, or declare classes = {largest + 1} ([task])"
+        check(not (len(labels) and gaps), "federation", problem, remedy, DataError)
         return replace(self, classes=largest + 1)
 
     def outside(self, targets: Tensor) -> str | None:
@@ -92,6 +102,14 @@ class Classification(Task):
         low, high = (int(end) for end in torch.aminmax(targets))
         odd = low if low < 0 else high if high >= self.width else None
         return None if odd is None else f"has label {odd}, outside 0..{self.width - 1}"
+
+    def takes(self, other: Task) -> bool:
+        """Classes, and no more of them."""
+        return other.targets == "classes" and other.width <= self.width
+
+    def constant(self, targets: Tensor) -> Tensor:
+        """The logarithm of each class's share."""
+        return torch.bincount(targets, minlength=self.width).div(len(targets)).clamp(1e-9).log()
 
     def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Made-up classes."""
@@ -147,6 +165,7 @@ class Binary(Task):
 
     name: ClassVar[str] = "binary"
     metrics: ClassVar[tuple[str, ...]] = (*_METRICS, "loss")
+    targets: ClassVar[str] = "classes"
     metric: str = "auc"
     positive_weight: float = 1.0
 
@@ -162,6 +181,14 @@ class Binary(Task):
     def check_targets(self, where: str, values: np.ndarray) -> Tensor:
         """Convert zeros and ones."""
         return _class_numbers(where, values, 1).to(torch.float32)
+
+    def takes(self, other: Task) -> bool:
+        """At most two classes."""
+        return other.targets == "classes" and other.width <= 2
+
+    def constant(self, targets: Tensor) -> Tensor:
+        """The logit of the share of positive records."""
+        return targets.mean().logit(eps=1e-9).reshape(1)
 
     def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Made-up answers."""

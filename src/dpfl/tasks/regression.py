@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpfl.core.checks import check, one_of, positive
+from dpfl.core.checks import check, one_of, positive, whole_number
 from dpfl.core.errors import DataError
 from dpfl.tasks.base import Task, column, numbers
 
@@ -28,6 +28,7 @@ class Regression(Task):
 
     name: ClassVar[str] = "regression"
     metrics: ClassVar[tuple[str, ...]] = ("rmse", "mae", "r2", "loss")
+    targets: ClassVar[str] = "numbers"
     metric: str = "rmse"
     loss: Literal["squared", "huber"] = "squared"
     delta: float = 1.0
@@ -37,6 +38,9 @@ class Regression(Task):
         super().__post_init__()
         one_of("[task]", ("squared", "huber"), loss=self.loss)
         positive("[task]", delta=self.delta)
+        if self.outputs_per_record is not None:
+            count = whole_number("[task]", "outputs_per_record", self.outputs_per_record)
+            object.__setattr__(self, "outputs_per_record", count)
 
     @property
     def width(self) -> int:
@@ -60,6 +64,10 @@ class Regression(Task):
         problem = f"clients have {sorted(columns)} targets per record"
         check(good, "federation", problem, "give every client the same targets", DataError)
         return replace(self, outputs_per_record=columns.pop())
+
+    def constant(self, targets: Tensor) -> Tensor:
+        """The mean."""
+        return targets.mean(dim=0).reshape(-1)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Half the squared error, or Huber's loss; the mean over a record's targets."""
