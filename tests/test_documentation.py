@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -35,11 +36,22 @@ def _programs() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(("page", "blocks"), _programs().items(), ids=list(_programs()))
 def test_python_in_the_documents_runs(
-    page: str, blocks: list[str], capsys: pytest.CaptureFixture[str]
+    page: str,
+    blocks: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    names = {"__name__": "__main__"}
+    monkeypatch.chdir(tmp_path)  # some keep runs
+    names: dict[str, Any] = {"__name__": "__main__"}
     for code in blocks:
         exec(compile(code, page, "exec", dont_inherit=True), names)
+    if page == "python.md":  # what is printed there is true
+        assert names["result"].accuracy > 0.7
+        x, y, public = names["x"], names["y"], names["public"]
+        assert (names["predictor"].predict(x[public]) == y[public]).mean() > 0.7
+        assert names["stopped"].summary.rounds.done == 3
+        assert names["early"].summary.rounds.done > 2
 
 
 def test_the_documented_experiment_file_is_complete_and_valid() -> None:

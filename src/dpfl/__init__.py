@@ -14,6 +14,7 @@ from dpfl.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from dpfl.core.errors import DpflError as DpflError
+    from dpfl.core.errors import NotPrivateWarning as NotPrivateWarning
     from dpfl.core.random import PublicSeed as PublicSeed
     from dpfl.core.random import SecretRng as SecretRng
     from dpfl.core.types import Adjacency as Adjacency
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
     from dpfl.data.columns import Column as Column
     from dpfl.data.federation import Federation as Federation
     from dpfl.data.schema import Schema as Schema
+    from dpfl.datasets.named import load_dataset as load_dataset
+    from dpfl.experiments.planning import describe as describe
+    from dpfl.experiments.planning import plan as plan
+    from dpfl.experiments.results import StudyResult as StudyResult
+    from dpfl.experiments.studies import compare as compare
+    from dpfl.experiments.studies import sweep as sweep
+    from dpfl.experiments.studies import tune as tune
     from dpfl.plugs.accounted_metric import AccountedMetric as AccountedMetric
     from dpfl.plugs.selection import Everyone as Everyone
     from dpfl.plugs.selection import FixedCohort as FixedCohort
@@ -32,29 +40,44 @@ if TYPE_CHECKING:
     from dpfl.privacy.budgets import make_budgets as make_budgets
     from dpfl.privacy.random_runs import RandomRuns as RandomRuns
     from dpfl.privacy.statement import Statement as Statement
+    from dpfl.runs.experiment import Experiment as Experiment
+    from dpfl.runs.predictor import Predictor as Predictor
+    from dpfl.runs.predictor import load as load
     from dpfl.sim.accounted import AccountedEvaluation as AccountedEvaluation
     from dpfl.sim.accounted import AccountedSelection as AccountedSelection
     from dpfl.sim.accounted import evaluate as evaluate
     from dpfl.sim.accounted import select as select
-    from dpfl.sim.train import Result as Result
+    from dpfl.sim.callbacks import EarlyStopping as EarlyStopping
+    from dpfl.sim.callbacks import PublicMetric as PublicMetric
+    from dpfl.sim.callbacks import RoundEnd as RoundEnd
+    from dpfl.sim.callbacks import UnaccountedScore as UnaccountedScore
+    from dpfl.sim.result import Result as Result
     from dpfl.sim.train import train as train
     from dpfl.strategy import Strategy as Strategy
     from dpfl.strategy.method import method as method
 
 _HOMES = {
-    "core.errors": ("DpflError",),
+    "core.errors": ("DpflError", "NotPrivateWarning"),
     "core.random": ("PublicSeed", "SecretRng"),
     "core.types": ("Adjacency", "Budget", "Claims", "ClientSettings", "Observer", "Unit"),
     "data.columns": ("Column",),
     "data.federation": ("Federation",),
     "plugs.accounted_metric": ("AccountedMetric",),
     "data.schema": ("Schema",),
+    "datasets.named": ("load_dataset",),
+    "experiments.planning": ("describe", "plan"),
+    "experiments.results": ("StudyResult",),
+    "experiments.studies": ("compare", "sweep", "tune"),
     "plugs.selection": ("Everyone", "FixedCohort", "PoissonCohort"),
     "privacy.budgets": ("make_budgets",),
     "privacy.random_runs": ("RandomRuns",),
     "privacy.statement": ("Statement",),
     "sim.accounted": ("AccountedEvaluation", "AccountedSelection", "evaluate", "select"),
-    "sim.train": ("Result", "train"),
+    "runs.experiment": ("Experiment",),
+    "runs.predictor": ("Predictor", "load"),
+    "sim.callbacks": ("EarlyStopping", "PublicMetric", "RoundEnd", "UnaccountedScore"),
+    "sim.result": ("Result",),
+    "sim.train": ("train",),
     "strategy": ("Strategy",),
     "strategy.method": ("method",),
 }
@@ -65,7 +88,9 @@ def __getattr__(name: str) -> Any:
     if name in _NAMES:
         return getattr(importlib.import_module(_NAMES[name]), name)
     if name == "__all__":
-        return sorted([*_NAMES, *_methods(), "__version__"])
+        return sorted([*_NAMES, *_methods(), "report", "__version__"])
+    if name == "report":  # a package that can be called
+        return importlib.import_module("dpfl.report")
     if not name.startswith("_") and name in _methods():
         return _methods()[name]
     raise AttributeError(f"module 'dpfl' has no attribute '{name}'")

@@ -84,7 +84,12 @@ def fed_lion(work: RecordWork, *, server_lr: float = 0.05) -> Strategy:
     return replace(plain, step=SignMomentum(lr=server_lr))
 '''
 
-FIRST_LINES = "import json, warnings\nwarnings.simplefilter('error')\n"
+FIRST_LINES = """\
+import json, warnings
+import dpfl
+warnings.simplefilter('error')
+warnings.simplefilter('ignore', dpfl.NotPrivateWarning)
+"""
 WORK = {"lr": 0.3, "clip": 1.0, "batch_size": 8, "local_steps": 2}
 
 

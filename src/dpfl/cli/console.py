@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,19 +93,16 @@ def interruptible(where: Path, remedy: Callable[[], str]) -> Iterator[None]:
         raise Interrupted(str(where), "stopped by you", remedy()) from None
 
 
-@contextmanager
-def progress_bar(title: str, note: str, total: int | None, quiet: bool) -> Iterator[Update]:
+def progress_bar(
+    title: str, note: str, total: int | None, quiet: bool
+) -> AbstractContextManager[Update]:
     """Show a bar on stderr, if that is a terminal, and yield the function that moves it.
 
     ``note`` says what is going on, ``total`` counts the rounds.
     """
-    from rich import progress as p
+    from dpfl.runs.progress import progress_bar
 
-    counts = (p.BarColumn(), p.MofNCompleteColumn(), "rounds")
-    times = (p.TimeElapsedColumn(), p.TimeRemainingColumn())
-    columns = ("{task.description}", *counts, *times, "{task.fields[note]}")
-    with p.Progress(*columns, console=err, disable=quiet or not err.is_terminal) as bar:
-        yield partial(bar.update, bar.add_task(title, total=total, note=note))
+    return progress_bar(title, note, total, quiet, err)
 
 
 def print_table(columns: Sequence[str], rows: Rows, title: str = "", left: int = 1) -> None:

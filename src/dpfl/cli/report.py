@@ -59,7 +59,7 @@ def watch(
     """
     from dpfl.runs.folder import RunFolder
 
-    held, remedy = RunFolder(folder).experiment.exists(), "name a folder that dpfl run prints"
+    held, remedy = RunFolder(folder).holds_run, "name a folder that dpfl run prints"
     check(held, str(folder), "holds no run", remedy, FolderError)
     with pages.LiveServer(folder, port) as server:
         note(f"Live view: {server.address} (Ctrl-C ends it)")

@@ -106,6 +106,8 @@ def _interrupted(asked: o.Asked, folder: Path) -> tuple[Path, Experiment]:
     alone, remedy = not (asked.file or described), "a resumed run takes it from its own folder"
     check(alone, "--resume", "an experiment was given as well", remedy)
     path, remedy = folder / "experiment.toml", "name the folder of an interrupted run"
+    if (folder / "training.json").exists():
+        remedy = "it was begun from Python: go on with dpfl.train(..., resume=True)"
     check(path.exists(), str(folder), "holds no run", remedy, FolderError)
     return folder, Experiment.from_file(path)
 

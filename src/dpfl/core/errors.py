@@ -90,6 +90,10 @@ class Interrupted(DpflError):
     exit_code = 130
 
 
+class NotPrivateWarning(UserWarning):
+    """Training whose noise comes from a known seed: repeatable, and protecting nobody."""
+
+
 _FULL = "free some space and resume; nothing already recorded is lost"
 _CANNOT_WRITE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),

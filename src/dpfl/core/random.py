@@ -46,7 +46,10 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 class SecretRng:
-    """Draws what the guarantee rests on. It cannot be copied, pickled, printed or sent."""
+    """Draws what the guarantee rests on. It cannot be copied, pickled, printed or sent.
+
+    With a ``seed`` it can be repeated, and protects nobody; None draws from the operating system.
+    """
 
     __slots__ = ("_key", "_noise", "_process", "_seed", "_words")
 

@@ -24,6 +24,8 @@ _STATE_OFFSET = 24  # int64 seed, int32 left, int32 seeded, uint64 next, then th
 class PublicSeed:
     """A seed that may travel. Children are named by words and numbers, never by order of creation.
 
+    ``value`` is the seed itself.
+
     >>> PublicSeed(7).child("cohort", 3) == PublicSeed(7).child("cohort", 3)
     True
     >>> PublicSeed(7).child("cohort", 3) == PublicSeed(7).child("cohort", 4)

@@ -29,7 +29,7 @@ PlugOutput = tuple["Tensor", PlugState, Metrics]
 
 @dataclass(frozen=True, kw_only=True)
 class Claims:
-    """What a client *says* of itself: no charge rests on it."""
+    """A client's claims: ``epsilon``, ``delta``, ``examples``, ``accountant``; never charged."""
 
     epsilon: float
     delta: float
@@ -45,7 +45,7 @@ class Claims:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a client *enforces* against its own ledger; never converted into :class:`Claims`.
+    """``epsilon`` and ``delta`` that a client *enforces* against its own ledger; never claimed.
 
     ``unit`` and ``observer`` left out mean those of the strategy. ``accountant`` is the curve by
     which noise is planned, the tightest by default; a Renyi filter plans with its own.
@@ -70,7 +70,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """A client's own habits. What is left out is taken from the strategy."""
+    """A client's own ``batch_size``, ``local_steps`` or ``local_epochs``, and ``lr``, if any."""
 
     batch_size: int | None = None
     local_steps: int | None = None

@@ -135,7 +135,7 @@ class Federation(Sources):
         return replace(self, budgets=budgets)
 
     def with_validation(self, seed: PublicSeed) -> Federation:
-        """Set a fifth of each client's training records aside, and test on those.
+        """Set a fifth of each client's training records aside by a ``seed``, and test on those.
 
         The test records are not looked at. Of windows of a text, which overlap, the last fifth is
         set aside.
@@ -231,7 +231,7 @@ class Federation(Sources):
         seed: PublicSeed,
         task: Task | None = None,
     ) -> Federation:
-        """Share out a named data set among ``clients`` (20 if None), by a public seed.
+        """Share out a ``dataset`` among ``clients`` (20 if None), by a public ``seed``.
 
         ``task`` is what is learned from it, the data set's own task if None. ``partition`` says by
         which law records are shared out.

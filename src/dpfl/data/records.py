@@ -31,7 +31,7 @@ Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Records:
-    """Records with their labels, in one storage of which every client holds a stretch."""
+    """``features`` with their ``labels``, in one storage of which every client has a stretch."""
 
     features: Tensor
     labels: Tensor
@@ -85,7 +85,7 @@ def _range(values: Tensor) -> Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One client's records: what it trains on, and what it keeps for testing.
+    """One client's records: what it trains on (``train``), and keeps for testing (``test``).
 
     ``span`` and ``test_span`` are its stretches of storage that it may share with others.
     """
@@ -140,7 +140,7 @@ class Shard:
 
 
 def spans_of(parts: Sequence[Sized]) -> list[Span]:
-    """Where each part begins and ends when all lie one after the other.
+    """Where each of the ``parts`` begins and ends when all lie one after the other.
 
     >>> spans_of(["abc", "de"])
     [(0, 3), (3, 5)]
@@ -149,7 +149,7 @@ def spans_of(parts: Sequence[Sized]) -> list[Span]:
 
 
 def lay_out(parts: Mapping[str, Parts], *, copy: bool = True) -> dict[str, Shard]:
-    """Lay the clients' records into one storage: batches of many clients are then one look-up.
+    """Lay the clients' ``parts`` into one storage: batches of many clients are then one look-up.
 
     Without ``copy`` they stay where they are, as memory-mapped records must.
     """
@@ -166,7 +166,7 @@ def lay_out(parts: Mapping[str, Parts], *, copy: bool = True) -> dict[str, Shard
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Records with labels, as they are published.
+    """Records (``features``) with ``labels``, as they are published under a ``name``.
 
     ``classes`` is how many classes the labels have; a data set whose targets are no classes has a
     ``task`` instead. ``inputs`` says how stored records become a model's input. ``test`` is the

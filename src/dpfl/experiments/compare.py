@@ -8,23 +8,18 @@ federations, the same seeds and the same first models. Runs are kept by content 
 method may be left out; settings that a method does not have are left out for it.
 """
 
-import os
-import platform
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dpfl.core.checks import check, one_of
 from dpfl.core.errors import DataError, DpflError, did_you_mean, unknown_name
 from dpfl.core.layout import Layout
-from dpfl.core.version import __version__
 from dpfl.datasets.named import DATASETS
 from dpfl.experiments.pool import Task
 from dpfl.experiments.results import CellResult, RunScore, StudyResult
+from dpfl.experiments.scoring import result_of, score_of
 from dpfl.experiments.study import Sweep, Values, set_fields
 from dpfl.experiments.tuning import RunStore, choose, remark
 from dpfl.methods import find
@@ -47,7 +42,7 @@ def compare(
     settings: Mapping[str, Values] | None = None,
     store: RunStore,
 ) -> StudyResult:
-    """Run methods on the same federations, over paired seeds.
+    """Run ``methods`` of ``base`` on the same federations, over paired ``seeds``.
 
     ``settings`` are those of single methods, by name, for instance from
     :meth:`~dpfl.experiments.results.StudyResult.settings` of a search. ``store`` is where runs are
@@ -72,9 +67,10 @@ def sweep(
     seeds: Sequence[int] = (0, 1, 2),
     store: RunStore,
 ) -> StudyResult:
-    """Vary dotted fields of the experiment and run every method in every combination.
+    """Vary dotted fields of ``base`` and run ``methods`` and ``seeds`` in every combination.
 
-    ``over`` lists the values of each field, such as ``{"budgets.scale": [0.5, 1, 2]}``.
+    ``store`` is where runs are kept. ``over`` lists the values of each field, such as
+    ``{"budgets.scale": [0.5, 1, 2]}``.
     """
     values = {"title": f"score over {', '.join(over)}", "vary": dict(over)}
     named = {"methods": {name: {} for name in methods}, "seeds": list(seeds)}
@@ -91,12 +87,13 @@ def tune(
     seeds: int = 1,
     store: RunStore,
 ) -> StudyResult:
-    """Choose the settings of every method by the same search, on records that are neither trained
-    nor tested on.
+    """Choose the settings of ``methods`` for ``base`` by the same search, on records that are
+    neither trained nor tested on.
 
-    ``over`` lists values of settings, such as ``method.lr``; left out, it is :data:`GRID` and what
-    each method declares as its own. ``search`` is "grid" or "halving". ``on`` is the data section
-    of public or proxy data to tune on instead. ``seeds`` counts the seeds of each candidate.
+    ``store`` is where runs are kept. ``over`` lists values of settings, such as ``method.lr``; left
+    out, it is :data:`GRID` and what each method declares as its own. ``search`` is "grid" or
+    "halving". ``on`` is the data section of public or proxy data to tune on instead. ``seeds``
+    counts the seeds of each candidate.
     """
     one_of("tuning", ("grid", "halving"), search=search)
     remedy = "tune method.lr, method.clip, ...; sweep the rest"
@@ -117,12 +114,12 @@ def tune(
 
 
 def tune_study(study: Sweep, store: RunStore) -> StudyResult:
-    """Tune every method by the study's rule, and run nothing else."""
+    """Tune every method by the rule of a ``study`` in a ``store``, and run nothing else."""
     return _result(study, choose(study, store))
 
 
 def run_study(study: Sweep, store: RunStore) -> StudyResult:
-    """Tune every method by the study's rule, then run the final seeds.
+    """Tune every method by the rule of a ``study``, then run the final seeds in a ``store``.
 
     ::
 
@@ -148,8 +145,9 @@ def fitting(
 ) -> tuple[list[str], dict[str, DpflError]]:
     """Sort methods into those that can run this experiment, and why the others cannot.
 
-    ``names`` are the methods to try, ``settings`` what single methods have of their own. Every
-    method is rehearsed as a run would be. Data that cannot be read are not its fault, and raised.
+    ``base`` is the experiment, ``names`` are the methods to try, ``settings`` what single methods
+    have of their own; ``data_folder`` is where data sets lie. Every method is rehearsed as a run
+    would be. Data that cannot be read are not its fault, and raised.
     """
     dataset = base.get("data", {}).get("name")
     if dataset is not None and dataset not in DATASETS:
@@ -170,9 +168,10 @@ def fitting(
 def own_searches(
     base: Values, methods: Iterable[str], data_folder: Path | None = None
 ) -> dict[str, dict[str, list[Any]]]:
-    """What each method declares as its own to search, unless ``base`` fixes it.
+    """What each of the ``methods`` declares as its own to search, unless ``base`` fixes it.
 
-    A fraction for a whole-number setting is a share of the model's parameters.
+    ``data_folder`` is where data sets lie. A fraction for a whole-number setting is a share of the
+    model's parameters.
     """
     found = {}
     for name in methods:
@@ -190,7 +189,7 @@ def own_searches(
 
 
 def check_settings(base: Values, methods: Iterable[str]) -> None:
-    """Refuse a setting that none of the methods has."""
+    """Refuse a method setting of ``base`` that none of the ``methods`` has."""
     known = {name for method in methods for name in find(method).settings} | {"name"}
     for setting in base.get("method", {}):
         problem = f"none of the methods has '{setting}'"
@@ -217,40 +216,11 @@ def _run(base: Values, values: Values, store: RunStore) -> StudyResult:
 
 
 def _result(study: Sweep, found: Iterable[CellResult]) -> StudyResult:
-    """Put cells together with the study, its remark and where they were computed."""
-    python = platform.python_version()
-    return StudyResult(
-        title=study.title,
-        cells=tuple(found),
-        study=study.to_dict(),
-        tuning=remark(study),
-        versions={"dpfl": __version__, "torch": torch.__version__, "python": python},
-        machine={"cpus": os.cpu_count(), "architecture": platform.machine()},
-    )
+    return result_of(study.title, found, study=study.to_dict(), tuning=remark(study))
 
 
 def _score(task: Task, metrics: Sequence[str]) -> RunScore:
-    """Condense a run that has ended, with the metrics that a study asks for."""
-    folder, numbers = RunFolder(task.folder), {}
-    history = folder.read_rounds()
-    ratios = [one.ratio for line in history if (one := line.true_noise) and one.ratio is not None]
-    if ratios:
-        numbers["noise_over_least"] = {"mean": statistics.mean(ratios), "largest": max(ratios)}
-    for name in metrics:
-        values = [_number_at(line.to_dict(), name) for line in history]
-        if known := [value for value in values if value is not None]:
-            numbers[name] = {"mean": statistics.mean(known), "last": known[-1]}
-    curve = tuple(round(line.scores.value, 4) for line in history if line.scores)
-    more = {"folder": folder.path.name, "curve": curve, "metrics": numbers}
-    return RunScore.of(folder.read_summary(), seed=task.experiment.run.seed, **more)
-
-
-def _number_at(line: Mapping[str, Any], path: str) -> float | None:
-    """Follow a dotted path, such as ``clean_metrics.rank``; None where there is no number."""
-    here: Any = line
-    for name in path.split("."):
-        here = here.get(name) if isinstance(here, Mapping) else None
-    return float(here) if isinstance(here, int | float) else None
+    return score_of(RunFolder(task.folder), task.experiment.run.seed, metrics)
 
 
 def _same_data(one: Values, other: Values) -> bool:

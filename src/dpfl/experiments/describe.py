@@ -10,11 +10,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dpfl.core.html import html_table
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Cohort, Downlink, Observer, Plain, Promise, Unit
 from dpfl.engine import slow_layers
 from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.experiments import planned_costs as costs
+from dpfl.privacy.accountant import shown
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Agreement, Run, first_state
 from dpfl.rounds.codec import FRAME_BYTES, encode_download
@@ -30,7 +32,10 @@ MOST_FORECAST = 32
 
 @dataclass(frozen=True, kw_only=True)
 class ClientNoise:
-    """One client before training; ``noise_multiplier`` is None where it adds no noise."""
+    """One ``client`` before training: how many ``records`` it has, and its ``budget``.
+
+    ``noise_multiplier`` is None where it adds no noise.
+    """
 
     client: str
     records: int
@@ -40,16 +45,19 @@ class ClientNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """An experiment before it is run.
+    """An experiment before it is run: ``method``, ``rounds``, ``clients``, number of
+    ``parameters``.
 
-    ``pipeline`` lists the components in the order they act. ``epsilon`` is what the plan costs, by
-    adversary. ``published`` is what the method's paper would print. ``by_assumption`` holds
-    epsilons over this run's own channel, by whose noise is counted on; it is empty where the
-    channel makes no noise. ``bytes_up`` and ``bytes_down`` are those of one client in one round,
-    ``cohort`` is the expected number of clients in a round. ``forecast`` says how much noise a
-    round would leave beside its signal. ``slow_layers`` are layers without a rule for per-record
-    gradients, and why: with them DP-SGD is slow. ``counted`` is what clients hold: records, or
-    persons.
+    ``promise`` says what every epsilon is about, ``assumptions`` what it rests on,
+    ``participations`` how often a client takes part, and ``noise_multiplier`` how much noise
+    clients add. ``pipeline`` lists the components in the order they act. ``epsilon`` is what the
+    plan costs, by adversary. ``published`` is what the method's paper would print.
+    ``by_assumption`` holds epsilons over this run's own channel, by whose noise is counted on; it
+    is empty where the channel makes no noise. ``bytes_up`` and ``bytes_down`` are those of one
+    client in one round, ``cohort`` is the expected number of clients in a round. ``forecast`` says
+    how much noise a round would leave beside its signal. ``slow_layers`` are layers without a rule
+    for per-record gradients, and why: with them DP-SGD is slow. ``counted`` is what clients hold:
+    records, or persons.
     """
 
     method: str
@@ -80,6 +88,16 @@ class Description:
     def running_out(self) -> int:
         """How many clients run out of budget before their planned participations."""
         return max(planned.running_out for planned in self.epsilon.values())
+
+    def _repr_html_(self) -> str:
+        costs = [
+            [f"epsilon against the {observer}", shown(one.spread.largest)]
+            for observer, one in self.epsilon.items()
+        ]
+        size = f"{self.rounds} rounds, {len(self.clients)} clients, {self.parameters} parameters"
+        facts = [["promise", str(self.promise)], *costs, ["size", size]]
+        facts += [["warning", self.forecast.warning]] if self.forecast.warning else []
+        return html_table(("step", "component"), self.pipeline) + html_table((), facts)
 
     def to_dict(self) -> Plain:
         """Return plain values that JSON can carry."""
@@ -114,7 +132,11 @@ def describe(experiment: Experiment, data_folder: Path | None = None) -> Descrip
         found = describe(Experiment.from_file(Path("experiment.toml")))
         print(found.promise, found.epsilon[Observer.SERVER].spread, found.forecast.warning)
     """
-    sim, seed = prepared(experiment, data_folder), experiment.public_seed()
+    return description_of(prepared(experiment, data_folder), experiment.public_seed())
+
+
+def description_of(sim: Simulation, seed: PublicSeed) -> Description:
+    """Describe a simulation (``sim``) that was not played; ``seed`` is its public randomness."""
     agreement, strategy, terms = sim.agreement, sim.strategy, sim.agreement.terms
     clients = tuple(_client(agreement, sim.members[client]) for client in sorted(sim.members))
     task, private = sim.federation.task, strategy.local.private
@@ -142,10 +164,11 @@ def describe(experiment: Experiment, data_folder: Path | None = None) -> Descrip
 
 
 def noise_forecast(experiment: Experiment, data_folder: Path | None = None) -> NoiseForecast:
-    """Work out how much noise a round would leave beside its signal, and nothing else.
+    """Work out how much noise a round of an ``experiment`` would leave beside its signal.
 
-    Of many clients a few stand for all, evenly from the smallest budget to the largest: planning
-    the noise of everyone would take as long as a short run.
+    ``data_folder`` is where data sets lie that do not ship with dpfl. Of many clients a few stand
+    for all, evenly from the smallest budget to the largest: planning the noise of everyone would
+    take as long as a short run.
     """
     sim = prepared(experiment, data_folder)
 
@@ -159,9 +182,10 @@ def noise_forecast(experiment: Experiment, data_folder: Path | None = None) -> N
 
 
 def prepared(experiment: Experiment, data_folder: Path | None = None) -> Simulation:
-    """Enrol all clients of an experiment against a ledger in memory.
+    """Enrol all clients of an ``experiment`` against a ledger in memory.
 
-    What cannot be run is refused, as a run would refuse it.
+    ``data_folder`` is where data sets lie that do not ship with dpfl. What cannot be run is
+    refused, as a run would refuse it.
     """
     experiment.check()
     federation = experiment.federation(data_folder)

@@ -10,18 +10,21 @@ import statistics
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DpflError, PrivacyRefusal
+from dpfl.core.html import html_table
 from dpfl.core.types import Observer, Plain, Promise
 from dpfl.data.federation import Federation
 from dpfl.data.records import Shard
 from dpfl.experiments.describe import Description, describe
 from dpfl.methods import find
 from dpfl.plugs.selection import Everyone
+from dpfl.privacy.accountant import shown
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.forecast import NoiseForecast
 from dpfl.sim.train import train
@@ -36,8 +39,8 @@ ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class MethodPlan:
-    """One method before training. ``seconds`` is None where no time was estimated, and ``untimed``
-    says why.
+    """One method before training: its ``description``. ``seconds`` is None where no time was
+    estimated, and ``untimed`` says why.
     """
 
     description: Description
@@ -64,7 +67,7 @@ class MethodPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
-    """Which method to try first, of those that promise the same, and why."""
+    """Which ``method`` to try first, of those of one ``promise``, and why (``reason``)."""
 
     method: str
     promise: Promise
@@ -77,10 +80,25 @@ class Recommendation:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The plans of several methods, and what to try first."""
+    """The plans of several ``methods``, and ``recommendations``: what to try first."""
 
     methods: tuple[MethodPlan, ...]
     recommendations: tuple[Recommendation, ...]
+
+    def _repr_html_(self) -> str:
+        headings = ("method", "noise / signal", "largest epsilon", "seconds")
+        rows = []
+        for one in self.methods:
+            costs = ", ".join(
+                f"{shown(own.spread.largest)} ({observer})"
+                for observer, own in one.description.epsilon.items()
+            )
+            numbers = one.description.forecast.noise_to_signal, one.seconds
+            ratio, seconds = ("-" if own is None else f"{own:.3g}" for own in numbers)
+            rows.append([one.method, ratio, costs, seconds])
+        tips = [[str(tip.promise), tip.method, tip.reason] for tip in self.recommendations]
+        advice = html_table(("to protect", "try first", "because"), tips) if tips else ""
+        return html_table(headings, rows) + advice
 
     def to_dict(self) -> Plain:
         """Return plain values that JSON can carry."""
@@ -93,7 +111,8 @@ def plan(
 ) -> Plan:
     """Plan experiments that differ in their method, without training.
 
-    ``timing`` estimates the time of each by a few rounds on made-up records.
+    ``experiments`` are described one by one, ``timing`` estimates the time of each by a few rounds
+    on made-up records, and ``data_folder`` is where data sets lie that do not ship with dpfl.
 
     ::
 
@@ -111,8 +130,8 @@ def plan(
 
 
 def recommend(forecasts: Sequence[NoiseForecast]) -> list[Recommendation]:
-    """Return one method per promise: the one with the least noise, and of those that are alike the
-    simplest. Methods that are shown for reference only are left out.
+    """Return one of the methods of ``forecasts`` per promise: the one with the least noise, and of
+    those that are alike the simplest. Those that are shown for reference only are left out.
     """
     groups: dict[Promise, list[NoiseForecast]] = {}
     for one in forecasts:
@@ -166,15 +185,17 @@ def _timed(experiment: Experiment, data_folder: Path | None) -> tuple[float | No
 
 
 def seconds_in_all(experiment: Experiment, data_folder: Path | None = None) -> float:
-    """Estimate the seconds that a whole run takes on this machine.
+    """Estimate the seconds that a whole run of an ``experiment`` takes on this machine.
 
-    No record is used and nothing is charged: only sizes matter. A few clients stand for all, from
-    the smallest to the largest budget; files and evaluation are not counted.
+    ``data_folder`` is where data sets lie that do not ship with dpfl. No record is used and nothing
+    is charged: only sizes matter. A few clients stand for all, from the smallest to the largest
+    budget; files and evaluation are not counted.
     """
     federation = experiment.federation(data_folder)
     strategy, few = experiment.strategy(len(federation.ids)), _blank(federation, SAMPLE)
     model, everyone = experiment.build_model(federation), replace(strategy, selection=Everyone())
-    result = train(model, few, everyone, rounds=ROUNDS, seed=0, evaluate_every=ROUNDS)
+    quiet = partial(train, progress=False, evaluate_every=ROUNDS)
+    result = quiet(model, few, everyone, rounds=ROUNDS, seed=0)
     warm = result.timings[1:]  # the first round plans noise and warms caches
     remedy = "raise the budgets, or plan less"
     check(bool(warm), "timing", "nobody can afford a round", remedy, PrivacyRefusal)

@@ -19,8 +19,9 @@ from dpfl.tasks import MetricWords
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """One method in one case. ``gap`` is how far its mean score is behind the best of those that
-    promise the same, ``p_value`` how likely such a gap is by chance; None where it is not ranked.
+    """One method (``label``) in one case, with its ``runs``. ``gap`` is how far its mean score is
+    behind the best of those that promise the same, ``p_value`` how likely such a gap is by chance;
+    None where it is not ranked.
     """
 
     label: str
@@ -76,7 +77,7 @@ class Standing:
 
 
 def standings(cells: Sequence[CellResult]) -> list[Standing]:
-    """Rank the methods of one case. Seeds are paired, so all methods must have the same ones.
+    """Rank the ``cells`` of one case. Seeds are paired, so all methods must have the same ones.
 
     The best mean score of each promise is compared with the others by paired t-tests, adjusted for
     their number. Scores of one common model and of clients' own models are ranked apart.
@@ -109,8 +110,8 @@ def _ranked(group: list[Standing]) -> list[Standing]:
 
 
 def remarks(lines: Sequence[Standing]) -> list[str]:
-    """What must stand below a table of these: losses against the server itself, and scores of
-    another kind.
+    """What must stand below a table of these ``lines``: losses against the server itself, and
+    scores of another kind.
     """
     found = []
     for one in lines:
@@ -132,7 +133,7 @@ def remarks(lines: Sequence[Standing]) -> list[str]:
 
 
 def paired_p_value(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Two-sided paired t-test; None with fewer than two seeds.
+    """Two-sided paired t-test of ``one`` and the ``other``; None with fewer than two seeds.
 
     >>> round(paired_p_value([0.9, 0.8, 0.85], [0.7, 0.65, 0.72]), 4)
     0.0165
@@ -152,7 +153,7 @@ def paired_p_value(one: Sequence[float], other: Sequence[float]) -> float | None
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Adjust for several comparisons (Holm 1979).
+    """Adjust ``p_values`` for several comparisons (Holm 1979).
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
@@ -167,7 +168,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def grouped(lines: Sequence[Standing]) -> dict[str, list[Standing]]:
-    """Sort standings into one table per unit; methods that protect nobody stand in every table."""
+    """Sort ``lines`` into a table per unit; methods that protect nobody stand in every table."""
     free = [one for one in lines if not one.runs[0].protects]
     units = sorted({one.unit for one in lines if one not in free} or {one.unit for one in lines})
     return {unit: [one for one in lines if one in free or one.unit == unit] for unit in units}

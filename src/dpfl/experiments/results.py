@@ -9,26 +9,33 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError, read_problem
 from dpfl.core.files import write_safely
-from dpfl.core.types import Adjacency, Observer, Plain, Promise, Unit
+from dpfl.core.types import Observer, Plain, Promise
 from dpfl.experiments.study import Values, distinct
+from dpfl.experiments.trial import Trial as Trial
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs.folder import RESULTS_FORMAT
-from dpfl.runs.result import EpsilonSpread, RoundCount, Summary
+from dpfl.runs.result import EpsilonSpread, RoundCount, Summary, promise_in
 from dpfl.tasks import MetricWords
+
+_TABLES = "dpfl.experiments.tables"  # which imports this module
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunScore:
     """One run of a study: its seed, its score, and what it cost.
 
-    ``value`` is the ranking metric, named by ``metric``. ``clients_left`` counts the clients whose
-    budget ran out early. ``curve`` is the value by round. ``metrics`` holds, for each name that the
+    Beside what a :class:`~dpfl.runs.result.Summary` says (``promise``, ``loss``, ``tested``,
+    ``flags``, ``rounds``, ``bytes_up``, ``bytes_down``, ``epsilon``, ``epsilon_against``) it has
+    the name of its ``folder``. ``value`` is the ranking metric, named by ``metric``, of which more
+    is better if ``higher_is_better``. ``clients_left`` counts the clients whose budget
+    ran out early. ``curve`` is the value by round. ``metrics`` holds, for each name that the
     study asks for, a few condensed numbers; ``noise_over_least`` is one of them: the variance of
     the noise in the aggregate over the least that any weights could leave (simulation only).
     """
@@ -132,39 +139,11 @@ _OF_SCORES = ("metric", "value", "higher_is_better", "loss")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """A candidate of a search, and its mean score on validation records.
-
-    ``rounds`` says how far it went, where a search drops candidates early.
-    """
-
-    values: Values
-    validation: float
-    metric: str = "accuracy"
-    higher_is_better: bool = True
-    rounds: int | None = None
-
-    @property
-    def words(self) -> MetricWords:
-        """How its score is shown."""
-        return MetricWords(self.metric)
-
-    def to_dict(self) -> Plain:
-        """Return plain values."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Trial:
-        """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
-        return cls(**{k.removesuffix("_accuracy"): value for k, value in values.items()})
-
-
-@dataclass(frozen=True, kw_only=True)
 class CellResult:
     """One method in one case.
 
-    ``chosen`` are the settings that a search chose for it among those it ``tried``; ``runs`` are in
-    the order of seeds, and empty after a search.
+    ``label`` is what the method goes by. ``chosen`` are the settings that a search chose for it
+    among those it ``tried``; ``runs`` are in the order of seeds, and empty after a search.
     """
 
     case: Values = field(default_factory=dict)
@@ -191,9 +170,9 @@ class CellResult:
 class StudyResult:
     """The results of a comparison, a sweep, a search or a study.
 
-    ``study`` is the file that repeats it; ``tuning`` says on whose records settings were chosen;
-    ``versions`` and ``machine`` where it was computed; ``kept`` is the folder of its runs, where it
-    was written down.
+    ``title`` heads it, and ``cells`` hold the runs. ``study`` is the file that repeats it;
+    ``tuning`` says on whose records settings were chosen; ``versions`` and ``machine`` where it was
+    computed; ``kept`` is the folder of its runs, where it was written down.
 
     ::
 
@@ -218,6 +197,13 @@ class StudyResult:
         """The methods of one case."""
         return [cell for cell in self.cells if cell.case == case]
 
+    def to_pandas(self) -> Any:
+        """Return a pandas frame with one row per run: case, method, seed, scores and epsilons."""
+        return import_module(_TABLES).frame_of_study(self)
+
+    def _repr_html_(self) -> str:
+        return str(import_module(_TABLES).html_of_study(self))
+
     def settings(self) -> dict[str, Plain]:
         """The settings that a search chose, by method."""
         return {
@@ -233,17 +219,17 @@ class StudyResult:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> StudyResult:
-        """Read back what :meth:`to_dict` wrote, in this version or in 0.1."""
+        """Read ``values`` that :meth:`to_dict` wrote, in this version or in 0.1."""
         cells = tuple(map(CellResult.from_dict, values["cells"]))
         return cls(**_known(cls, values) | {"cells": cells})
 
     def write(self, path: Path) -> None:
-        """Write a results file."""
+        """Write a results file to ``path``."""
         write_safely(path, (json.dumps(self.to_dict(), indent=1) + "\n").encode())
 
     @classmethod
     def read(cls, path: Path, remedy: str = "name the folder of a comparison") -> StudyResult:
-        """Read a results file, or the one in a folder; ``remedy`` is advice if there is none."""
+        """Read a results file (``path``, or in that folder); ``remedy`` is advice without one."""
         place = path / "results.json" if path.is_dir() else path
         try:
             values = json.loads(place.read_text())
@@ -253,13 +239,6 @@ class StudyResult:
         except (OSError, KeyError, TypeError, ValueError) as error:
             problem = f"cannot be read ({read_problem(error)})"
             raise FolderError(str(place), problem, remedy) from error
-
-
-def promise_in(values: Mapping[str, Any]) -> Promise:
-    """The promise among plain values, such as those of an epsilon or a statement."""
-    kinds = {"unit": Unit, "adjacency": Adjacency, "observer": Observer}
-    told: Plain = {name: kind(values[name]) for name, kind in kinds.items()}
-    return Promise(**told)
 
 
 def _known(kind: type[Any], values: Mapping[str, Any]) -> Plain:

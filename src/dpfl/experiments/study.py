@@ -49,9 +49,11 @@ class Tuning(Section):
 class Sweep(TomlFile):
     """A study file: one base experiment and everything that is tried on it.
 
-    ``vary`` lists values of dotted fields, which are crossed. ``methods`` holds the settings of
-    each method by its label; ``name`` names the method where the label does not. ``metrics`` are
-    dotted names of a round's record that the results condense.
+    ``title`` and ``about`` are for people, ``base`` is the experiment, ``tune`` how settings are
+    chosen, and ``seeds`` are those of the final runs. ``vary`` lists values of dotted fields, which
+    are crossed. ``methods`` holds the settings of each method by its label; ``name`` names the
+    method where the label does not. ``metrics`` are dotted names of a round's record that the
+    results condense.
     """
 
     called: ClassVar[str] = "study"
@@ -152,8 +154,8 @@ class Sweep(TomlFile):
 
 
 def on_proxy(values: Values, proxy: Values, ids: Sequence[str]) -> Values:
-    """Return the same federation over other records: as many clients, the same budgets and settings
-    in the same order.
+    """Return the federation of ``values`` over the records of a ``proxy``: as many clients
+    (``ids``), the same budgets and settings in the same order.
 
     >>> ours = {"data": {"folder": "sites"}, "budgets": {"epsilon": {"b": 2.0, "a": 1.0}}}
     >>> theirs = on_proxy(ours, {"name": "digits"}, ["a", "b"])
@@ -176,7 +178,7 @@ def on_proxy(values: Values, proxy: Values, ids: Sequence[str]) -> Values:
 
 
 def combinations(lists: Mapping[str, list[Any]]) -> list[Values]:
-    """Every choice of one value per name.
+    """Every choice of one value per name in ``lists``.
 
     >>> combinations({"a": [1, 2], "b": [3]})
     [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}]
@@ -188,7 +190,7 @@ def combinations(lists: Mapping[str, list[Any]]) -> list[Values]:
 
 
 def distinct(found: Iterable[Values]) -> list[Values]:
-    """Keep the first of equal combinations."""
+    """Keep the first of equal combinations in ``found``."""
     kept: list[Values] = []
     for one in found:
         kept += [] if one in kept else [one]
@@ -202,7 +204,7 @@ def _foreign(field: str, known: Container[str]) -> bool:
 
 
 def set_fields(values: Plain, fields: Values) -> Plain:
-    """Set dotted fields in a copy.
+    """Set dotted ``fields`` in a copy of ``values``.
 
     >>> set_fields({"run": {"rounds": 1}}, {"run.seed": 3})
     {'run': {'rounds': 1, 'seed': 3}}

@@ -30,7 +30,7 @@ TEXT_MODELS: dict[str, networks.BuildText] = {name: getattr(networks, name) for 
 
 
 def about(name: str) -> str:
-    """Return the first line of a model's own description.
+    """Return the first line of the description of the model called ``name``.
 
     >>> about("logistic")
     'Multinomial logistic regression.'
@@ -48,8 +48,9 @@ def make_model(
 ) -> nn.Module:
     """Build a model with a reproducible start that does not touch the global generator.
 
-    ``shape`` is that of one record; ``inputs`` says how records are read. ``hidden`` is the width
-    of the models that leave it open.
+    ``name`` is one of :data:`MODELS` or :data:`TEXT_MODELS`, ``classes`` how many numbers it gives
+    for a record, ``seed`` where its start comes from. ``shape`` is that of one record; ``inputs``
+    says how records are read. ``hidden`` is the width of the models that leave it open.
 
     >>> sum(p.numel() for p in make_model("logistic", (64,), 10, PublicSeed(0)).parameters())
     650

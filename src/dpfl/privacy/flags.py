@@ -26,13 +26,15 @@ class Flag(StrEnum):
     WEAK_DELTA = "weak_delta"
     UNPUBLISHED = "unpublished"
     UNACCOUNTED = "unaccounted"
+    UNACCOUNTED_STOP = "unaccounted_stop"
     STRATIFIED = "stratified"
     ONE_SIDED = "one_sided"
 
     @property
     def public(self) -> bool:
         """Whether a published model may carry it."""
-        return self in (Flag.SEEDED, Flag.STRATIFIED) or self.reference
+        void = self.voids_privacy and self is not Flag.FLOAT_NOISE
+        return void or self is Flag.STRATIFIED or self.reference
 
     @property
     def reference(self) -> bool:
@@ -44,7 +46,7 @@ class Flag(StrEnum):
     @property
     def voids_privacy(self) -> bool:
         """Whether the stated epsilons are no guarantee at all, or none for these clients."""
-        return self in (Flag.SEEDED, Flag.UNPROTECTED, Flag.HYPOTHETICAL, Flag.FLOAT_NOISE)
+        return self in _VOID
 
     @property
     def about(self) -> str:
@@ -52,6 +54,10 @@ class Flag(StrEnum):
         return _ABOUT[self]
 
 
+_VOID = (
+    *(Flag.SEEDED, Flag.UNPROTECTED, Flag.HYPOTHETICAL),
+    *(Flag.FLOAT_NOISE, Flag.UNACCOUNTED_STOP),
+)
 _ABOUT = {
     Flag.SEEDED: "NOT PRIVATE: SEEDED (anyone who knows the seed can subtract the noise; for "
     "simulations only)",
@@ -69,6 +75,8 @@ _ABOUT = {
     "as it was",
     Flag.UNACCOUNTED: "UNACCOUNTED: scores are measured on the clients' test records, "
     "which only a simulation may see",
+    Flag.UNACCOUNTED_STOP: "UNACCOUNTED STOP: when training ended may depend on the clients' "
+    "records (test scores, a callback), and no epsilon covers that",
     Flag.STRATIFIED: "STRATIFIED: test records were chosen by their labels; epsilon is as stated "
     "only if that choice is public",
     Flag.ONE_SIDED: "ONE-SIDED TEST: the test records lack a kind of record",

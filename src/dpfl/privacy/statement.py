@@ -8,12 +8,13 @@ understate the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from dpfl.core.html import html_table
 from dpfl.core.types import Adjacency, Budget, Observer
-from dpfl.privacy.accountant import Spend
+from dpfl.privacy.accountant import Spend, shown
 from dpfl.privacy.costs import Delta, adjacency_of, speak_of, unit_of
 from dpfl.privacy.filters import Filter, Portion
 from dpfl.privacy.ledger import Ledger
@@ -23,8 +24,9 @@ from dpfl.privacy.ledger import Ledger
 class Statement:
     """An epsilon with its unit, adjacency, adversary, delta and accountant, beside the budget.
 
-    ``delta`` is None, and ``epsilon`` infinite, where no delta is known. ``budget`` is None where
-    no budget limits this epsilon.
+    ``account`` is whose epsilon it is, and ``observer`` the adversary. ``delta`` is None, and
+    ``epsilon`` infinite, where no delta is known. ``budget`` is None where no budget limits this
+    epsilon.
 
     ``filter`` is the rule across studies, ``studies`` how many plans the epsilon covers, ``rounds``
     how many rounds were charged. Under the filter "allotments" a plan counts as a whole once it is
@@ -56,12 +58,35 @@ class Statement:
         values = {**asdict(self), "guarantee": self.guarantee}
         return {k: "infinite" if v == math.inf else v for k, v in values.items()}
 
+    def _repr_html_(self) -> str:
+        return Statements.of([self])._repr_html_()
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Statement:
         """Read back; what version 0.1 did not write is filled with what it meant."""
         given = {"budget": values.get("granted"), "filter": "allotments", "studies": 1, **values}
         known: dict[str, Any] = {f.name: given[f.name] for f in fields(cls)}
         return cls(**known | {k: math.inf for k, v in known.items() if v == "infinite"})
+
+
+class Statements(dict[str, Statement]):
+    """Statements by account; in a notebook they show themselves as a table."""
+
+    @classmethod
+    def of(cls, lines: Iterable[Statement]) -> Statements:
+        """Collect ``lines`` by their account."""
+        return cls({line.account: line for line in lines})
+
+    def _repr_html_(self) -> str:
+        headings = ("account", "rounds", "epsilon spent", "budget", "delta")
+        tables: dict[str, list[Sequence[object]]] = {}
+        for line in self.values():
+            epsilons = ["-" if e is None else shown(e) for e in (line.epsilon, line.budget)]
+            about = f"per {line.unit}, {line.adjacency} adjacency, against the {line.observer}"
+            row = [line.account, line.rounds, *epsilons, "-" if line.delta is None else line.delta]
+            tables.setdefault(f"{about}, by {line.accountant}; rounded up", []).append(row)
+        found = (html_table(headings, rows) + f"<p>{about}</p>" for about, rows in tables.items())
+        return "".join(found)
 
 
 def statement(

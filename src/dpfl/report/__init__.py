@@ -1,5 +1,8 @@
 """Show what happened: pages for a board and for an engineer, figures for papers, a live view.
 
+The package itself can be called: ``dpfl.report("runs/first")`` writes the page of a run or of a
+comparison into its folder.
+
 >>> from dpfl import report
 >>> dir(report)[:3]
 ['LiveServer', 'ReportInput', 'all_charts']
@@ -20,7 +23,11 @@ a page; ``rendering`` puts them into templates.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -55,3 +62,28 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'dpfl.report' has no attribute '{name}'")
     return getattr(import_module(f"dpfl.report.{_HOMES[name]}"), name)
+
+
+class _Report(ModuleType):
+    """This package, which can be called as :func:`dpfl.report`."""
+
+    def __call__(
+        self,
+        source: Path | str | Sequence[Path | str],
+        path: Path | str | None = None,
+        *,
+        public: bool = False,
+    ) -> Path:
+        """Write the page of a run, of several runs or of a comparison, and return its path.
+
+        ``source`` is a folder, or several folders of runs on the same federation. ``path`` is the
+        HTML file, by default ``report.html`` in the first folder. ``public`` writes the page for
+        everyone (``public.html``), without names, participation and measured scores.
+        """
+        folders = [Path(source)] if isinstance(source, Path | str) else [Path(p) for p in source]
+        where = path or folders[0] / ("public.html" if public else "report.html")
+        written: Path = __getattr__("write_report")(folders, where, public=public)
+        return written
+
+
+sys.modules[__name__].__class__ = _Report

@@ -119,10 +119,11 @@ def _declared(label: str, run: ReportRun) -> Iterator[_Figure]:
     """
     clients = {client for line in run.history for client in line.cohort}
     try:
-        strategy = run.experiment.strategy(run.summary.clients if run.summary else len(clients))
+        count = run.summary.clients if run.summary else len(clients)
+        figures = run.experiment.figures(count)
     except DpflError:
         return
-    for slot, spec in strategy.figures():
+    for slot, spec in figures:
         rounds = [(line, line.metrics.get(slot, {})) for line in run.history]
         yield _Figure(label=label, spec=spec, rounds=rounds)
 

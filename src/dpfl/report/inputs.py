@@ -16,20 +16,21 @@ from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.result import Summary
+from dpfl.runs.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRun:
     """One run, as its folder describes it.
 
-    ``toml`` is the text of ``experiment``; ``summary`` is None while the run is running;
-    ``history`` has a record per round that is done; ``timings`` holds the seconds of each round by
-    stage; ``float_noise`` marks a run of version 0.1, whose noise was rounded to floats;
-    ``budgets`` are the clients' epsilons.
+    ``experiment`` is what was run, from a file or from Python, and ``toml`` its text; ``summary``
+    is None while the run is running; ``history`` has a record per round that is done; ``timings``
+    holds the seconds of each round by stage; ``float_noise`` marks a run of version 0.1, whose
+    noise was rounded to floats; ``budgets`` are the clients' epsilons.
     """
 
     folder: Path
-    experiment: Experiment
+    experiment: Experiment | Training
     toml: str
     summary: Summary | None = None
     history: Sequence[RoundRecord] = ()
@@ -40,17 +41,17 @@ class ReportRun:
     @property
     def method(self) -> str:
         """The name of the method."""
-        return self.experiment.method.name
+        return self.experiment.method_name
 
     @property
     def seed(self) -> int:
         """The seed of everything public in the run."""
-        return self.experiment.run.seed
+        return self.experiment.public_seed_value
 
     @property
     def rounds(self) -> int:
         """How many rounds were planned."""
-        return self.experiment.run.rounds
+        return self.experiment.rounds
 
     @property
     def finished(self) -> bool:
@@ -80,7 +81,7 @@ class ReportRun:
 
         While a run is running, only what its experiment tells is known.
         """
-        seeded = [RaisedFlag(Flag.SEEDED)] if self.experiment.run.noise == "seeded" else []
+        seeded = [RaisedFlag(Flag.SEEDED)] if self.experiment.seeded else []
         raised = self.summary.flags if self.summary else seeded
         return [*raised, *([RaisedFlag(Flag.FLOAT_NOISE)] if self.float_noise else [])]
 

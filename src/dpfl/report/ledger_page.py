@@ -29,12 +29,12 @@ def write_ledger_page(
     delta: float | None = None,
     warnings: Sequence[str] = (),
 ) -> Path:
-    """Write the report of a ledger, all of one moment, and return its path.
+    """Write the report of a ``ledger``, all of one moment, to ``path``, and return it.
 
-    It says who is protected from whom, the budgets, what is spent, and by which studies. ``delta``
-    states every epsilon at this delta instead of the budgets'; ``warnings`` are sentences that the
-    ledger does not know of. Few statements are written out and explained one by one; of many, only
-    the largest epsilon is explained.
+    ``title`` heads it. It says who is protected from whom, the budgets, what is spent, and by which
+    studies. ``delta`` states every epsilon at this delta instead of the budgets'; ``warnings`` are
+    sentences that the ledger does not know of. Few statements are written out and explained one by
+    one; of many, only the largest epsilon is explained.
     """
     with ledger.snapshot():
         lines, studies = statements(ledger, delta), ledger.studies()

@@ -30,7 +30,7 @@ def page_of(folder: Path) -> tuple[Page, str]:
 
     While there is no run, or a file cannot be read, the page says so.
     """
-    if not RunFolder(folder).experiment.exists():
+    if not RunFolder(folder).holds_run:
         said = f"{folder.name or 'The folder'} holds no run yet."
         return _waiting("waiting for a run", said), "waiting"
     try:

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from dpfl.core.errors import DpflError
 from dpfl.core.types import Observer, Promise
-from dpfl.experiments.results import promise_in
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.meaning import group_delta, least_misses
 from dpfl.privacy.statement import Statement, statement
 from dpfl.report.charts import Chart, Series
+from dpfl.runs.result import promise_in
 
 DELTAS = tuple(10.0**-power for power in range(2, 13))
 _SMALL_ALARMS = {10.0**-power for power in (4, 3.5, 3, 2.5)}

@@ -44,7 +44,7 @@ def write_report(
 
 
 def all_charts(shown: ReportInput) -> list[Chart]:
-    """Every figure of the full page, for files.
+    """Every figure of the full page of what is ``shown``, for files.
 
     Their names are unique, and are the names of files that :func:`dpfl.report.write_figures` makes.
     """
@@ -101,6 +101,7 @@ def _page(
     inside, cost = {label: own for label, own in found.items() if own}, cost_charts(runs)
     values |= {"outcome": outcome, "diagnostics": inside, "cost": cost}
     values["experiments"] = {label: run.toml for label, run in runs.items()}
+    values["from_python"] = any(run.experiment.python for run in runs.values())
     charts = [*before, *outcome, *(chart for own in inside.values() for chart in own), *cost]
     finished = all(run.finished for run in runs.values())
     template = "run" if finished else "running"

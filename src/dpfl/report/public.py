@@ -14,6 +14,7 @@ from dpfl.report import words
 from dpfl.report.inputs import ReportInput, ReportRun
 from dpfl.report.rendering import Page
 from dpfl.runs.experiment import Experiment
+from dpfl.runs.training import Training
 
 _HIDDEN_FLAGS = (Flag.UNACCOUNTED, Flag.UNPUBLISHED)
 _PARTITION = {"kind", "shards_per_client", "classes_per_client", "alpha", "validation"}
@@ -29,9 +30,10 @@ def public_page(shown: ReportInput) -> Page:
     values = {
         "methods": [(label, _flags(run), run) for label, run in runs.items()],
         "shown": shown,
+        "from_python": any(run.experiment.python for run in runs.values()),
         "promises": words.promises({label: run.result for label, run in runs.items()}),
         "experiments": {
-            label: tomli_w.dumps(public_experiment(run.experiment)) for label, run in runs.items()
+            label: tomli_w.dumps(_public_values(run.experiment)) for label, run in runs.items()
         },
     }
     return Page(title="What this training guarantees", template="public", values=values)
@@ -41,6 +43,13 @@ def _flags(run: ReportRun) -> list[tuple[RaisedFlag, str]]:
     """The flags without their details, which may name clients."""
     told = [raised.flag for raised in run.flags if raised.flag not in _HIDDEN_FLAGS]
     return [(RaisedFlag(flag), "") for flag in dict.fromkeys(told)]
+
+
+def _public_values(described: Experiment | Training) -> Plain:
+    """What may be published of an experiment file, or of a call from Python."""
+    if isinstance(described, Training):
+        return described.public_values()
+    return public_experiment(described)
 
 
 def public_experiment(experiment: Experiment) -> Plain:

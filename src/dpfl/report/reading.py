@@ -17,9 +17,7 @@ from dpfl.experiments.results import StudyResult
 from dpfl.report.inputs import Case, ReportInput, ReportRun
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder
-
-_FEDERATION = ("data", "partition", "budgets", "model", "clients", "client_settings")
-"""Sections that make a federation: runs that differ in one of them do not compare."""
+from dpfl.runs.training import Training
 
 _APART = "report them one by one"
 _FLOAT_LEDGER = "dpfl-ledger-1"
@@ -33,15 +31,10 @@ def read_run(path: Path, *, finished: bool = True) -> ReportRun:
     """
     folder = RunFolder(path)
     remedy = "name the folder of a run, or of a comparison"
-    check(folder.experiment.exists(), str(path), "holds no run", remedy, FolderError)
-    where, older = str(folder.experiment), "report it with the dpfl that wrote it"
-    try:
-        text = folder.experiment.read_text()
-        experiment = Experiment.from_dict(tomllib.loads(text), where)
-    except (OSError, ValueError, ConfigurationError) as error:
-        problem = f"is not of this version ({read_problem(error)})"
-        raise FolderError(where, problem, older) from error
-    remedy = f"finish it: dpfl run --resume {path}; or dpfl watch {path}"
+    check(folder.holds_run, str(path), "holds no run", remedy, FolderError)
+    text, experiment = _described(folder)
+    go_on = f"dpfl run --resume {path}" if folder.experiment.exists() else "train with resume=True"
+    remedy = f"finish it: {go_on}; or dpfl watch {path}"
     ended = folder.summary.exists()
     check(ended or not finished, str(path), "has not come to its end", remedy, FolderError)
     summary = folder.read_summary() if ended else None
@@ -57,6 +50,20 @@ def read_run(path: Path, *, finished: bool = True) -> ReportRun:
         timings=folder.read_lines(folder.timings),
         float_noise=_ledger_format(folder.ledger) == _FLOAT_LEDGER,
     )
+
+
+def _described(folder: RunFolder) -> tuple[str, Experiment | Training]:
+    """What was run: an experiment file, or a call from Python."""
+    if folder.training.exists():
+        found = Training.read(folder.training)
+        return "\n".join(f"{step}: {words}" for step, words in found.pipeline), found
+    where, older = str(folder.experiment), "report it with the dpfl that wrote it"
+    try:
+        text = folder.experiment.read_text()
+        return text, Experiment.from_dict(tomllib.loads(text), where)
+    except (OSError, ValueError, ConfigurationError) as error:
+        problem = f"is not of this version ({read_problem(error)})"
+        raise FolderError(where, problem, older) from error
 
 
 def _budgets(path: Path) -> dict[str, float]:
@@ -83,7 +90,7 @@ def _asked(path: Path, query: str) -> list[Any]:
 
 
 def of_folders(paths: Sequence[Path]) -> ReportInput:
-    """Read the folders of runs on one federation, or the folder of one comparison.
+    """Read folders (``paths``) of runs on one federation, or the folder of one comparison.
 
     Several runs are grouped by method. They must share the federation and the number of rounds, the
     runs of a method may differ in their seeds only, and all methods must have the same seeds.
@@ -100,7 +107,8 @@ def of_folders(paths: Sequence[Path]) -> ReportInput:
     for run in sorted(runs, key=lambda run: run.seed):
         methods[run.method].append(run)
     for label, own in methods.items():
-        repeated = all(_settings(run) == _settings(own[0]) for run in own)
+        first = own[0].experiment.settings_key()
+        repeated = all(run.experiment.settings_key() == first for run in own)
         good = repeated and len({run.seed for run in own}) == len(own)
         check(good, "runs", f"two runs of '{label}' differ in settings or repeat a seed", _APART)
     seeds = {tuple(run.seed for run in own) for own in methods.values()}
@@ -110,16 +118,13 @@ def of_folders(paths: Sequence[Path]) -> ReportInput:
     return ReportInput(title=title, cases=[Case(methods=methods)])
 
 
-def _settings(run: ReportRun) -> object:
-    """Everything but the seed, and what never changes a result."""
-    return run.experiment.method, run.experiment.run.model_dump(exclude={"seed", "workers"})
-
-
 def _check_comparable(one: ReportRun, other: ReportRun) -> None:
     """Refuse runs that say nothing about each other's methods."""
     pair = f"{one.folder} and {other.folder}"
-    for section in _FEDERATION:
-        same = getattr(one.experiment, section) == getattr(other.experiment, section)
+    keys, others = one.experiment.federation_key(), other.experiment.federation_key()
+    check(keys.keys() == others.keys(), "runs", f"{pair} are of different kinds", _APART)
+    for section in keys:
+        same = keys[section] == others[section]
         check(same, "runs", f"{pair} differ in [{section}]: they cannot be compared", _APART)
     check(one.rounds == other.rounds, "runs", f"{pair} differ in rounds", _APART)
 

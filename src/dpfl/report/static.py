@@ -22,7 +22,7 @@ _LOOKS: dict[str, Plain] = {
 def write_figures(
     charts: Sequence[Chart], folder: Path, formats: Sequence[str] = FORMATS
 ) -> list[Path]:
-    """Write every chart in every format, named after the chart; return the paths.
+    """Write all ``charts`` in every format, named after the chart; return the paths.
 
     ``folder`` is made if it does not exist. ``formats`` are file endings that matplotlib knows:
     "svg", "png", "pdf". The same chart gives the same bytes: files carry no date.

@@ -52,7 +52,7 @@ class Checkpoint:
             "run": self.run,
             "experiment": self.experiment,
             "slots": json.dumps(sorted(state.plugs)),
-            "sha256": _fingerprint(tensors),
+            "sha256": tensors_digest(tensors),
         }
         return save(tensors, metadata=metadata)
 
@@ -68,7 +68,7 @@ class Checkpoint:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(where, f"cannot be read ({error})", _RESTORE) from error
         told = (metadata.get("format"), metadata.get("sha256"))
-        whole = told == (CHECKPOINT_FORMAT, _fingerprint(tensors))
+        whole = told == (CHECKPOINT_FORMAT, tensors_digest(tensors))
         check(whole, where, "is damaged or of another version", _RESTORE, CheckpointError)
         same, remedy = metadata["experiment"] == experiment, "put back the files of this run"
         problem = "belongs to another experiment or to other data"
@@ -89,11 +89,11 @@ class Checkpoint:
         return cls(state=state, run=run, experiment=experiment, private=private)
 
 
-def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """A digest of names, shapes, types and values."""
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Name tensors by their names, shapes, types and values."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
+        tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -3,7 +3,7 @@ known one.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -23,6 +23,7 @@ from dpfl.engine import ENGINES
 from dpfl.engine.process import check_device
 from dpfl.methods import find
 from dpfl.plugs.accounted_metric import AccountedMetric
+from dpfl.plugs.figures import FigureSpec
 from dpfl.privacy.budgets import make_budgets
 from dpfl.runs import sections
 from dpfl.runs.accounted_section import AccountedSection
@@ -34,12 +35,14 @@ from dpfl.tasks import Task
 class Experiment(TomlFile):
     """A whole experiment. What decides privacy (epsilon, delta, clip) has no default.
 
-    ``task`` says what is learned where it is not the data set's own classification. ``server``
-    replaces the method's own step by a server optimiser; ``accounted`` is a metric that is
-    measured within the plan; ``client_settings`` and ``clients`` say what single clients do in
-    their own way.
+    ``data``, ``partition`` and ``budgets`` make the federation, ``model``, ``method`` and ``run``
+    what is trained how long. ``task`` says what is learned where it is not the data set's own
+    classification. ``server`` replaces the method's own step by a server optimiser;
+    ``accounted`` is a metric that is measured within the plan;
+    ``client_settings`` and ``clients`` say what single clients do in their own way.
     """
 
+    python: ClassVar[bool] = False
     called: ClassVar[str] = "experiment"
     renamed: ClassVar[Mapping[str, str]] = {
         "practices": "client_settings",
@@ -81,6 +84,41 @@ class Experiment(TomlFile):
         self.accounted_metric()
         check_device(self.run.device)
         one_of("[run]", ENGINES, engine=self.run.engine)
+
+    # -- what a report asks of every run -----------------------------------------------------------
+
+    @property
+    def method_name(self) -> str:
+        """The name of the method."""
+        return self.method.name
+
+    @property
+    def public_seed_value(self) -> int:
+        """The seed of everything public in the run."""
+        return self.run.seed
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are planned."""
+        return self.run.rounds
+
+    @property
+    def seeded(self) -> bool:
+        """Whether noise comes from the seed."""
+        return self.run.noise == "seeded"
+
+    def figures(self, clients: int) -> Sequence[tuple[str, FigureSpec]]:
+        """The figures that the components declare, in a federation of so many ``clients``."""
+        return self.strategy(clients).figures()
+
+    def federation_key(self) -> Mapping[str, object]:
+        """What runs that are compared must share, by section."""
+        names = ("data", "partition", "budgets", "model", "clients", "client_settings")
+        return {name: getattr(self, name) for name in names}
+
+    def settings_key(self) -> object:
+        """What the runs of one method must share: everything but the seed."""
+        return self.method, self.run.model_dump(exclude={"seed", "workers"})
 
     # -- building what the file describes ----------------------------------------------------------
 

@@ -3,14 +3,16 @@ that was released.
 
 ::
 
-    experiment.toml     complete, re-runnable
+    experiment.toml     complete, re-runnable; of a run that Python started, training.json instead
     ledger.sqlite       what was charged, before it was released
     rounds.jsonl        the operator's record
     timings.jsonl       seconds, apart: they differ from run to run
     checkpoint/         the state to go on from
     model.safetensors   the final model
+    model.json          what the model is: its task, its inputs, its schema
     summary.json        what came out
     halts.jsonl         scores where a search made the run wait
+    watched.jsonl       the metric by which early stopping decides
 """
 
 import json
@@ -50,33 +52,44 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.experiment = path / "experiment.toml"
+        self.training = path / "training.json"
         self.ledger = path / "ledger.sqlite"
         self.rounds = path / "rounds.jsonl"
         self.timings = path / "timings.jsonl"
         self.halts = path / "halts.jsonl"
+        self.watched = path / "watched.jsonl"
         self.model = path / "model.safetensors"
+        self.card = path / "model.json"
         self.summary = path / "summary.json"
         self.checkpoint = path / "checkpoint" / "state.safetensors"
 
-    def create(self, experiment: str) -> None:
-        """Claim a new folder by writing its experiment.
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run was begun here, from a file or from Python."""
+        return self.experiment.exists() or self.training.exists()
 
-        ``experiment`` is the complete TOML text. A folder that already holds a run, or anything
+    def create(self, description: str, *, python: bool = False) -> None:
+        """Claim a new folder by writing what is run there.
+
+        ``description`` is the complete TOML text of an experiment, or, of a run that ``python``
+        starts, the text of its ``training.json``. A folder that already holds a run, or anything
         else, is refused and left as it is; what a run leaves that was killed before it began does
         not count.
         """
-        where, other = str(self.path), "give another --out"
-        if self.experiment.exists():
-            same = self.experiment.read_bytes() == experiment.encode()
+        where, other = str(self.path), "give another folder" if python else "give another --out"
+        file = self.training if python else self.experiment
+        if self.holds_run:
+            same = file.exists() and file.read_bytes() == description.encode()
             problem = f"already holds {'a run of this' if same else 'another'} experiment"
-            remedy = f"use dpfl run --resume {where}, or another --out"
-            raise FolderError(where, problem, remedy if same else f"{other}: it is left as it is")
+            go_on = "give resume=True" if python else f"use dpfl run --resume {where}"
+            remedy = f"{go_on}, or {other}" if same else f"{other}: it is left as it is"
+            raise FolderError(where, problem, remedy)
         is_folder = self.path.is_dir()
         check(is_folder or not self.path.exists(), where, "is a file", other, FolderError)
-        ours = {".lock", "experiment.toml.new"}  # left by a run that was killed before it began
+        ours = {".lock", f"{file.name}.new"}  # left by a run that was killed before it began
         foreign = is_folder and any(entry.name not in ours for entry in self.path.iterdir())
         check(not foreign, where, "is not empty and holds no run", other, FolderError)
-        write_safely(self.experiment, experiment.encode())
+        write_safely(file, description.encode())
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the folder for this process; one that another process holds is refused."""

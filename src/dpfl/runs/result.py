@@ -11,9 +11,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError, read_problem
-from dpfl.core.types import Observer, Plain, Promise
+from dpfl.core.types import Adjacency, Observer, Plain, Promise, Unit
 from dpfl.core.version import __version__
 from dpfl.engine.evaluation import Scores
+from dpfl.privacy.accountant import shown
 from dpfl.privacy.flags import RaisedFlag
 from dpfl.privacy.statement import Statement
 from dpfl.rounds.record import RoundRecord
@@ -81,6 +82,12 @@ class EpsilonSpread:
         budget = Spread.of(line.budget for line in statements if line.budget is not None)
         accountants = tuple(sorted({line.accountant for line in statements}))
         return cls(spent=spent, budget=budget, accountants=accountants)
+
+    @property
+    def words(self) -> str:
+        """The epsilons that were spent, rounded up."""
+        spent = " / ".join(shown(value) for value in vars(self.spent).values())
+        return f"{spent} (smallest / median / largest)"
 
     def to_dict(self) -> Plain:
         """Return plain values."""
@@ -200,6 +207,13 @@ class Summary:
             reason = _reason(error, values)
             remedy = "report it with the dpfl that wrote it"
             raise FolderError(where, f"cannot be read ({reason})", remedy) from error
+
+
+def promise_in(values: Mapping[str, Any]) -> Promise:
+    """The promise among plain values, such as those of an epsilon or a statement."""
+    kinds = {"unit": Unit, "adjacency": Adjacency, "observer": Observer}
+    told: Plain = {name: kind(values[name]) for name, kind in kinds.items()}
+    return Promise(**told)
 
 
 def _reason(error: Exception, values: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """What :func:`dpfl.train` is given: the wrong kind of thing is refused, with what to give."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from dpfl.core.checks import check, finite, one_of, whole_number
 from dpfl.core.random import PublicSeed
 from dpfl.data.federation import Federation
 from dpfl.engine import ENGINES
+from dpfl.sim.callbacks import EarlyStopping
 from dpfl.strategy import Strategy
 
 _KINDS: dict[str, tuple[type, str]] = {
@@ -43,12 +44,28 @@ def check_arguments(
     path = ledger is None or isinstance(ledger, str | Path)
     check(path, "train", f"ledger is {_named(ledger)}, not a path", remedy)
     progress = given.get("progress")
-    remedy = "give a function of rounds done, rounds planned, and the last round's record"
-    called = progress is None or callable(progress)
+    remedy = "give True, False, or a function of rounds done, rounds planned and the last record"
+    called = progress is None or isinstance(progress, bool) or callable(progress)
     check(called, "train", f"progress is {_named(progress)}, not a function", remedy)
     claims = given.get("misreports") or {}
     good = isinstance(claims, Mapping) and all(map(_factor, claims.values()))
     check(good, "train", f"misreports = {claims!r:.100}", "give {client: factor}, factors above 0")
+
+
+def check_hooks(*, folder: Any, resume: Any, callbacks: Any, early_stopping: Any) -> None:
+    """Refuse a ``folder`` that is not a path, a ``resume`` of nothing, ``callbacks`` that cannot be
+    called, and an ``early_stopping`` of another kind.
+    """
+    path, remedy = folder is None or isinstance(folder, str | Path), "give a path"
+    check(path, "train", f"folder is {_named(folder)}, not a path", remedy)
+    remedy = "say which: give folder=..."
+    check(folder is not None or not resume, "train", "resume=True without a folder", remedy)
+    good = isinstance(callbacks, Sequence) and all(map(callable, callbacks))
+    remedy = "give a list of functions of one argument"
+    check(good, "train", f"callbacks = {callbacks!r:.100}", remedy)
+    good = early_stopping is None or isinstance(early_stopping, EarlyStopping)
+    remedy = "give dpfl.EarlyStopping(metric=..., patience=...)"
+    check(good, "train", f"early_stopping = {early_stopping!r:.100}", remedy)
 
 
 def _factor(value: Any) -> bool:

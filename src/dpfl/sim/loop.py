@@ -15,13 +15,14 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from dpfl.core.checks import check
-from dpfl.core.errors import LedgerError, PrivacyRefusal
+from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.layout import Layout
-from dpfl.core.types import Observer, State
+from dpfl.core.types import Observer, Plain, State
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Evaluation, Scores
 from dpfl.models import check_model
 from dpfl.plugs.accounted_metric import AccountedMetric
+from dpfl.privacy.flags import RaisedFlag
 from dpfl.rounds import (
     Plan,
     Run,
@@ -50,6 +51,11 @@ from dpfl.sim.workers import Pool, Worker, Workers
 from dpfl.strategy import Strategy
 
 Progress = Callable[[int, int, RoundRecord], None]
+"""Called after every round with its number, how many there are, and its record."""
+
+After = Callable[["Simulation"], str | None]
+"""Called after every round; a sentence that it returns ends the run, and says why."""
+
 MOST_REHEARSED = 64  # clients whose noise is planned before a run starts
 _STAGES = ("open", "clients", "close", "evaluate")
 
@@ -57,7 +63,8 @@ _STAGES = ("open", "clients", "close", "evaluate")
 @dataclass(kw_only=True, eq=False)
 class Simulation:
     """A prepared federation: members, agreement, budgets. :meth:`play` plays the rounds, from the
-    first one or from a checkpoint (:meth:`resume`); ``state`` and ``history`` are what came out.
+    first one or from a checkpoint (:func:`dpfl.sim.resume.resume`); ``state`` and ``history`` are
+    what came out.
 
     ``run`` says which run this is, where it is charged and where randomness comes from. ``engine``
     names how local work is executed, ``workers`` how many processes do it; neither changes a
@@ -65,7 +72,9 @@ class Simulation:
     are clients that claim a multiple of their epsilon; noise and costs rest on the true one.
     ``dropout`` is the probability with which an upload gets lost. ``folder`` keeps checkpoints,
     the operator's record and results; ``digest`` names the experiment that a checkpoint belongs
-    to. ``accounted`` is a metric that is measured on test records within the plan.
+    to. ``accounted`` is a metric that is measured on test records within the plan. ``built`` are
+    the name and settings of a model that dpfl built. ``flags`` are raised beside those that follow
+    from the run itself.
     """
 
     model: nn.Module
@@ -82,6 +91,8 @@ class Simulation:
     folder: RunFolder | None = None
     digest: str = ""
     accounted: AccountedMetric | None = None
+    built: Plain | None = None
+    flags: tuple[RaisedFlag, ...] = ()
 
     def __post_init__(self) -> None:
         federation, run, task = self.federation, self.run, self.federation.task
@@ -138,45 +149,23 @@ class Simulation:
         for member in [*hardest[: MOST_REHEARSED - 1], smallest]:
             self.agreement.phases(member.participant)
 
-    def resume(self, found: Checkpoint) -> None:
-        """Go on from a checkpoint, if ledger and record belong together with it.
-
-        Seeded: a round that was charged but not checkpointed is repeated, bit for bit, without a
-        new charge. Otherwise its noise is gone: the round is lost, its number and its charge are
-        not.
-        """
-        assert self.folder is not None
-        self.state, self.private, done = found.state, dict(found.private), found.state.round
-        where, first = str(self.folder.ledger), self.agreement.first_round
-        ledger, name = self.run.ledger, self.run.name
-        charged = ledger.last_round(name)
-        good = (first - 1 if charged is None else charged) >= done - 1
-        problem = f"ends at round {charged}, the checkpoint at {done - 1}"
-        check(good, where, problem, "restore the newest ledger", LedgerError)
-        self.history, charged_to = self.folder.cut_back(first, done), ledger.charged(name)
-        for line in self.history:
-            for client in line.arrived:
-                problem = f"does not hold round {line.round}'s charge to '{client}', who took part"
-                remedy = "restore the ledger this run has written"
-                check((line.round, client) in charged_to, where, problem, remedy, LedgerError)
-        while self.run.seed is None and charged is not None and self.state.round <= charged:
-            reason = "charged, but interrupted before it was published"
-            self.history.append(RoundRecord(round=self.state.round, lost=reason))
-            self.folder.append_round(self.history[-1])
-            self.state = replace(self.state, round=self.state.round + 1)
-            self._checkpoint()
-
-    def play(self, progress: Progress | None = None, until: int | None = None) -> Summary | None:
+    def play(
+        self,
+        progress: Progress | None = None,
+        until: int | None = None,
+        after: After | None = None,
+    ) -> Summary | None:
         """Play the rounds that are left, and return the summary.
 
-        ``progress`` is called after every round. With ``until`` the simulation halts at that round,
-        as a search does that compares candidates early; there is no summary yet.
+        ``progress`` is called after every round, then ``after``, which may end the run. With
+        ``until`` the simulation halts at that round, as a search does that compares candidates
+        early; there is no summary yet.
         """
-        began, rounds, ended_early = time.perf_counter(), self.rounds, None
+        began, rounds, ended_early = time.perf_counter(), self.rounds, self._stopped(after)
         halt, left = min(until or rounds, rounds), frozenset[str]()
-        self._checkpoint()
+        self.keep_state()
         with self._workers() as workers:
-            while self.state.round < halt:
+            while self.state.round < halt and ended_early is None:
                 marks, round_ = [time.perf_counter()], self.state.round
                 willing = partial(self._willing, round_)
                 plan = open_round(self.agreement, self.state, self.run, willing)
@@ -187,10 +176,21 @@ class Simulation:
                 self._keep(self._round(plan, workers, marks), marks)
                 if progress is not None:
                     progress(self.state.round, rounds, self.history[-1])
+                ended_early = self._stopped(after)
         if halt < rounds and ended_early is None:
             return None
         count = RoundCount(planned=rounds, done=self.state.round, ended_early=ended_early)
         return summarise(self, count, left, time.perf_counter() - began)
+
+    def _stopped(self, after: After | None) -> str | None:
+        """Say why the run ends after the newest round, if it does; the last one ends nothing early.
+
+        A resumed run asks again: it may have been killed between a round and this question.
+        """
+        done = self.state.round
+        if after is None or not self.history or not (reason := after(self)):
+            return None
+        return f"after {done} of {self.rounds} rounds: {reason}" if done < self.rounds else None
 
     def _workers(self) -> Workers:
         """Who computes the clients' part: this process, a pool of processes, or a Ray cluster."""
@@ -244,9 +244,9 @@ class Simulation:
         if self.folder is not None:
             self.folder.append_round(record)
             self.folder.append(self.folder.timings, self.timings[-1])
-            self._checkpoint()
+            self.keep_state()
 
-    def _checkpoint(self) -> None:
+    def keep_state(self) -> None:
         """Write the state to go on from, where there is a folder."""
         if self.folder is not None:
             run, digest = self.run.name, self.digest

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dpfl.core.types import Observer
 from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.privacy.flags import Flag, RaisedFlag, public_note
 from dpfl.privacy.statement import Statement, statement
+from dpfl.runs.model_card import ModelCard
 from dpfl.runs.result import EpsilonSpread, ModelTested, RoundCount, Summary, total_bytes
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def summarise(
     """
     state, history = simulation.state, simulation.history
     strategy, model, layout = simulation.strategy, simulation.model, simulation.layout
-    lines, private = _statements(simulation), strategy.local.private
+    lines, private = statements_of(simulation), strategy.local.private
     task = simulation.federation.task
     arithmetic = arithmetic_assumptions(model, layout, simulation.device, task) if private else ()
     summary = Summary(
@@ -49,11 +50,20 @@ def summarise(
         # The model file is for the world: no count of rounds, no name, nothing measured.
         note = public_note(summary.flags)
         folder.save_model(simulation.published(), layout, note, state.buffers)
+        card_of(simulation, summary.flags).write(folder.card)
         folder.save_summary(summary)
     return summary
 
 
-def _statements(simulation: Simulation, observer: Observer | None = None) -> list[Statement]:
+def card_of(simulation: Simulation, flags: Iterable[RaisedFlag]) -> ModelCard:
+    """Say what the model is, for whoever predicts with it; of the ``flags`` those that are
+    public.
+    """
+    model, federation, built = simulation.model, simulation.federation, simulation.built
+    return ModelCard.of(model, federation, built=built, note=public_note(flags))
+
+
+def statements_of(simulation: Simulation, observer: Observer | None = None) -> list[Statement]:
     """What each client spent against an adversary: its own budget's, else the strategy's, if none
     is named.
     """
@@ -74,7 +84,7 @@ def _epsilon_against(
     for observer in charged:
         complete = len(known) == len(simulation.members)
         same = complete and all(line.observer == observer for line in known)
-        spread = EpsilonSpread.of(known if same else _statements(simulation, observer))
+        spread = EpsilonSpread.of(known if same else statements_of(simulation, observer))
         if spread is not None:
             found[observer] = spread
     return found
@@ -102,7 +112,7 @@ def _flags(simulation: Simulation) -> tuple[RaisedFlag, ...]:
         RaisedFlag(Flag.ONE_SIDED, f"no {lacking} record"): lacking is not None,
         RaisedFlag(Flag.UNPUBLISHED, f"{silent} of {len(history)} rounds"): silent,
     }
-    return tuple(flag for flag, holds in raised.items() if holds)
+    return (*simulation.flags, *(flag for flag, holds in raised.items() if holds))
 
 
 def _weak_deltas(simulation: Simulation) -> str:

@@ -130,7 +130,8 @@ class Method:
 
 
 def method(*, family: str, simplicity: int, **about: Any) -> Callable[[Factory], Method]:
-    """Declare a factory as a method; :class:`Method` has all the arguments.
+    """Declare a factory as a method; ``family``, ``simplicity`` and ``about`` are fields of
+    :class:`Method`, which describes them.
 
     The decorated name becomes a :class:`Method`, which is called with keywords as the factory would
     be. Its name is the factory's, its description the factory's docstring.

@@ -39,7 +39,8 @@ TASKS: dict[str, type[Task]] = {
 
 
 def make_task(given: Mapping[str, Any] | str | Task | None) -> Task:
-    """Build a task from its name, from plain values with a ``name``, or pass one through.
+    """Build a task from what is ``given``: its name, plain values with a ``name``, or a task
+    itself.
 
     None means classification. Unknown names and settings are refused with the nearest known one.
 

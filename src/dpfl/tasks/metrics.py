@@ -168,7 +168,7 @@ def find_metric(name: str) -> Metric:
 
 @dataclass(frozen=True)
 class MetricWords:
-    """How the values of a metric are shown: in percent for shares, else with four digits."""
+    """How values of a metric (``name``) are shown: in percent for shares, else with four digits."""
 
     name: str
 

@@ -1,0 +1,77 @@
+"""``dpfl predict``: what a trained model says of the records in a file.
+
+The folder of a finished run, or of a saved result, holds the model with its task and its schema.
+Predictions go to stdout as CSV, or to a file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from dpfl.cli import console as c
+from dpfl.cli import options as o
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dpfl.runs.predictor import Predictor
+
+
+def predict(
+    folder: Path = o.arg("Folder of a finished run, or of a saved result."),
+    file: Path = o.arg("CSV or Parquet file with a record a line."),
+    path: Path | None = o.opt("Write a CSV file instead of stdout.", None, "--out"),
+    probabilities: bool = o.flag("--probabilities", "Probabilities of the classes as well."),
+    drop: list[str] | None = o.opt("A column that is not a feature, such as the label."),
+    json: bool = o.JSON,
+) -> None:
+    """Predict for the records of a file.
+
+    A model that was trained with a schema takes the columns by name. Without one, the columns are
+    the features in the order of training; name those that are not with --drop.
+
+    For instance: dpfl predict runs/weiavg-digits-1 new.csv --out predictions.csv
+    """
+    from dpfl.core.files import write_safely
+    from dpfl.runs.predictor import load, read_records
+
+    predictor = load(folder)
+    records = read_records(file, predictor, tuple(drop or ()))
+    columns = _columns(predictor, records, probabilities)
+    c.warn([predictor.note] if predictor.note else [])
+    if path is None:
+        c.answer(json, columns, lambda: typer.echo(_csv(columns), nl=False))
+        return
+    write_safely(path, _csv(columns).encode())
+    c.answer(json, {"predictions": str(path)}, c.note_files, {"Predictions": path})
+
+
+def _columns(
+    predictor: Predictor, records: np.ndarray, probabilities: bool
+) -> dict[str, list[float]]:
+    """Predictions by column: one, or as many as a target has; then probabilities."""
+    found = {"prediction": predictor.predict(records)}
+    if probabilities:
+        found["probability"] = predictor.predict_proba(records)
+    columns = {}
+    for name, values in found.items():
+        if values.ndim == 1:
+            columns[name] = values.tolist()
+        else:
+            flat = values.reshape(len(values), -1)
+            columns |= {f"{name}_{number}": own.tolist() for number, own in enumerate(flat.T)}
+    return columns
+
+
+def _csv(columns: dict[str, list[float]]) -> str:
+    """The columns as the text of a CSV file."""
+    stream = io.StringIO()
+    rows = csv.writer(stream, lineterminator="\n")
+    rows.writerow(columns)
+    rows.writerows(zip(*columns.values(), strict=True))
+    return stream.getvalue()

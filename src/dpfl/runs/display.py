@@ -1,0 +1,50 @@
+"""How results show themselves in notebooks: figures and pandas frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dpfl.core.errors import ConfigurationError
+from dpfl.core.types import Plain
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Lines = Mapping[str, Mapping[int, float]]
+"""Lines by name, each a value for every x."""
+
+MOST_LABELLED = 8  # lines that a legend names
+
+
+def frame_of(rows: Sequence[Plain], index: str | None = None) -> Any:
+    """Return rows as a pandas frame; ``index`` names the column that becomes its index."""
+    try:
+        import pandas as pd  # type: ignore[import-untyped]
+    except ImportError as error:
+        remedy = "run: pip install pandas"
+        problem = "needs pandas, which is not installed"
+        raise ConfigurationError("to_pandas", problem, remedy) from error
+    frame = pd.DataFrame(rows)
+    return frame.set_index(index) if index is not None and len(frame) else frame
+
+
+def line_figure(panels: Mapping[str, Lines], x_label: str) -> Figure:
+    """Return a matplotlib figure with a panel for each group of lines that has any.
+
+    ``panels`` are by the label of their y axis. A legend names a few lines; of many clients the
+    lines are drawn without names.
+    """
+    from matplotlib.figure import Figure
+
+    drawn = {label: lines for label, lines in panels.items() if any(lines.values())}
+    figure = Figure(figsize=(4.2 * max(1, len(drawn)), 3.2), layout="constrained")
+    axes = figure.subplots(1, max(1, len(drawn)), squeeze=False)[0]
+    for axis, (label, lines) in zip(axes, drawn.items(), strict=False):
+        for name, points in lines.items():
+            axis.plot(list(points), list(points.values()), label=name, marker=".")
+        axis.set_xlabel(x_label)
+        axis.set_ylabel(label)
+        if 1 < len(lines) <= MOST_LABELLED:
+            axis.legend()
+    return figure

@@ -1,0 +1,109 @@
+"""``model.json``: what a saved model is, so that it can predict without its federation.
+
+The file lies beside ``model.safetensors`` and is meant for the world. It holds public constants
+only: the task, how records become inputs, the schema, how the model was built, and the public
+flags. It holds no count of records or clients, no client's name and nothing that was measured.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from dpfl.core.checks import check
+from dpfl.core.errors import FolderError
+from dpfl.core.files import write_safely
+from dpfl.core.random import PublicSeed
+from dpfl.core.types import Plain
+from dpfl.data.federation import Federation
+from dpfl.data.inputs import Inputs, Numbers, Pixels, Tokens
+from dpfl.models import make_model
+from dpfl.tasks import Task, make_task
+
+if TYPE_CHECKING:
+    from torch import nn
+
+CARD_FORMAT = "dpfl-model-1"
+_INPUTS = {"numbers": Numbers, "pixels": Pixels, "tokens": Tokens}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCard:
+    """What a saved model is.
+
+    ``task`` is what it has learned, as plain values; ``inputs`` say how stored records become its
+    input, and ``shape`` is that of one record. ``schema`` prepares tables, and is None where the
+    model was trained on arrays. ``built`` are name and settings of a model that dpfl built, None
+    for a module of the user's own, whose class is ``module``. ``note`` holds the public flags.
+    """
+
+    task: Plain
+    inputs: Plain
+    shape: tuple[int, ...]
+    schema: Plain | None = None
+    built: Plain | None = None
+    module: str = ""
+    note: str = ""
+
+    @classmethod
+    def of(
+        cls, model: "nn.Module", federation: Federation, *, built: Plain | None, note: str
+    ) -> Self:
+        """Describe the ``model`` of a federation; ``built`` and ``note`` are those of the card."""
+        schema = getattr(federation, "schema", None)
+        kind = next(name for name, own in _INPUTS.items() if isinstance(federation.inputs, own))
+        return cls(
+            task=federation.task.to_dict(),
+            inputs={"kind": kind, **asdict(federation.inputs)},
+            shape=federation.feature_shape,
+            schema=None if schema is None else schema.to_dict(),
+            built=built,
+            module=type(model).__qualname__,
+            note=note,
+        )
+
+    def make_task(self, given: Task | None = None) -> Task:
+        """Return the task; one with functions of the user's own must be ``given``."""
+        return make_task(self.task) if given is None else given
+
+    def make_inputs(self) -> Inputs:
+        """Return how records become the model's input."""
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in self.inputs.items()}
+        kind: Any = _INPUTS[str(values.pop("kind"))]
+        found: Inputs = kind(**values)
+        return found
+
+    def make_schema(self) -> Any:
+        """Return what prepares tables, None for a model of arrays."""
+        if self.schema is None:
+            return None
+        return import_module("dpfl.data.schema").Schema.from_dict(self.schema, "model.json")
+
+    def make_model(self, task: Task) -> "nn.Module":
+        """Build the model that dpfl built for training, its weights still those of a start."""
+        problem = f"holds the weights of a {self.module} of the user's own"
+        remedy = f"give one: dpfl.load(folder, model={self.module}(...))"
+        check(self.built is not None, "model.json", problem, remedy)
+        settings = dict(self.built or {})
+        own: Any = {"seed": PublicSeed(0), "inputs": self.make_inputs()}
+        return make_model(settings.pop("name"), self.shape, task.width, **settings, **own)
+
+    def write(self, path: Path) -> None:
+        """Write the file."""
+        told = {"format": CARD_FORMAT, **asdict(self)}
+        write_safely(path, (json.dumps(told, indent=2) + "\n").encode())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the file back; anything else is refused."""
+        try:
+            values: Mapping[str, Any] = json.loads(path.read_text())
+            if values["format"] != CARD_FORMAT:
+                raise ValueError(f"its format is '{values['format']}'")
+            told = {name: own for name, own in values.items() if name != "format"}
+            return cls(**{**told, "shape": tuple(told["shape"])})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            remedy = "name the folder of a finished run, or of a saved result"
+            raise FolderError(str(path), f"describes no model ({error})", remedy) from error

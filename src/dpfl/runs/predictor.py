@@ -1,0 +1,210 @@
+"""Predict with a model that was trained and saved: :func:`load` gives everything it takes."""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from dpfl.core.checks import check
+from dpfl.core.errors import DataError, FolderError
+from dpfl.data.inputs import Inputs
+from dpfl.runs.folder import RunFolder
+from dpfl.runs.model_card import ModelCard
+from dpfl.tasks import Task
+
+_RECORDS_AT_ONCE = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictor:
+    """A trained model, ready to predict.
+
+    ``model`` is the module, ``task`` what it has learned, ``schema`` what prepares tables (None
+    where it was trained on arrays), ``inputs`` how records become its input and ``shape`` that of
+    one record. ``note`` says what limits the guarantee of the model, such as a seed.
+    """
+
+    model: nn.Module
+    task: Task
+    inputs: Inputs
+    shape: tuple[int, ...]
+    schema: Any = None
+    note: str = ""
+
+    def predict(self, x: Any) -> np.ndarray:
+        """Predict for records, in the form of the targets: classes, numbers or tokens.
+
+        ``x`` is an array of records as the model was trained on. A model with a schema also takes
+        tables: pandas and polars frames, or a dict of columns.
+        """
+        predictions: np.ndarray = self.task.predictions(self.outputs(x)).numpy()
+        return predictions
+
+    def predict_proba(self, x: Any) -> np.ndarray:
+        """Return probabilities, a column for each class; ``x`` as for :meth:`predict`.
+
+        A task without probabilities, such as regression, is refused.
+        """
+        found = self.task.probabilities(self.outputs(x))
+        problem, remedy = f"{self.task.name} has no probabilities", "use predict"
+        check(found is not None, "predict_proba", problem, remedy)
+        assert found is not None
+        probabilities: np.ndarray = found.numpy()
+        return probabilities
+
+    def outputs(self, x: Any) -> Tensor:
+        """Return what the model itself gives for records ``x``: scores, logits or numbers."""
+        records = self._records(x)
+        with torch.no_grad():
+            parts = torch.split(records, _RECORDS_AT_ONCE)
+            found = [self.task.outputs(self.model, self.inputs(part)) for part in parts]
+        return torch.cat(found)
+
+    def _records(self, x: Any) -> Tensor:
+        """Stored records: features of a table, or an array as it is."""
+        table = isinstance(x, dict) or hasattr(x, "columns") or hasattr(x, "column_names")
+        if self.schema is not None and table:
+            x = self.schema.features(x)
+        try:
+            given = x if isinstance(x, Tensor) else np.asarray(x)
+            if isinstance(given, np.ndarray) and given.dtype == object:
+                given = given.astype(np.float32)
+            records = torch.as_tensor(given)
+        except (TypeError, ValueError) as error:
+            problem = f"cannot be read as an array of numbers ({error})"
+            raise DataError("records", problem, "give one row of numbers per record") from error
+        if records.dtype == torch.float64:
+            records = records.to(torch.float32)
+        flat = tuple(records.shape[1:])
+        problem = f"have shape {flat}, the model takes {self.shape}"
+        check(flat == self.shape, "records", problem, "give the features of training", DataError)
+        check(len(records) > 0, "records", "there are none", "give at least one", DataError)
+        whole = bool(torch.isfinite(records).all()) if records.is_floating_point() else True
+        remedy = "fill or drop missing values first"
+        check(whole, "records", "hold something that is not a number", remedy, DataError)
+        return records
+
+
+def load(
+    folder: Path | str, *, model: nn.Module | None = None, task: Task | None = None
+) -> Predictor:
+    """Load a trained model from a run folder or a saved result, ready to predict.
+
+    ``folder`` holds ``model.safetensors`` and ``model.json``. A model that dpfl built by name is
+    built again; for a module of your own, give ``model``, a new one of the same kind: it is filled
+    with the trained weights. ``task`` is needed only where the task has functions of your own.
+
+    ::
+
+        predictor = dpfl.load("runs/first")
+        predictor.predict(records)
+    """
+    place = RunFolder(Path(folder))
+    card = ModelCard.read(place.card)
+    learned = card.make_task(task)
+    module = card.make_model(learned) if model is None else model
+    good, remedy = isinstance(module, nn.Module), "give a torch.nn.Module"
+    check(good, "load", f"model = {module!r} is not a module", remedy)
+    _fill(module, place.model)
+    return Predictor(
+        model=module.eval(),
+        task=learned,
+        inputs=card.make_inputs(),
+        shape=card.shape,
+        schema=card.make_schema(),
+        note=card.note,
+    )
+
+
+def _fill(module: nn.Module, path: Path) -> None:
+    """Copy the weights of a file into a module; what does not fit is named."""
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        problem, remedy = f"cannot be read ({error})", "name the folder of a finished run"
+        raise FolderError(str(path), problem, remedy) from error
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    wanted = {name for name, one in module.named_parameters() if one.requires_grad}
+    remedy = "give the model that was trained, with the same settings"
+    for name in sorted(wanted | tensors.keys()):
+        shapes = [tuple(part[name].shape) if name in part else None for part in (own, tensors)]
+        problem = f"'{name}' has shape {shapes[0]} in the model and {shapes[1]} in the file"
+        check(shapes[0] == shapes[1], str(path), problem, remedy)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def read_records(path: Path, predictor: Predictor, drop: tuple[str, ...] = ()) -> Any:
+    """Read a CSV or Parquet file as records for a predictor.
+
+    ``path`` is the file; a model with a schema takes its columns by name. Without one, the file's
+    columns but for those in ``drop`` are the features, in their order.
+    """
+    readers = {".csv": _csv_columns, ".parquet": _parquet_columns}
+    kind, remedy = path.suffix.lower(), "name the file so"
+    check(kind in readers, str(path), "is neither .csv nor .parquet", remedy, DataError)
+    columns = readers[kind](path)
+    for name in drop:
+        problem, near = f"has no column '{name}'", f"its columns are {', '.join(columns)}"
+        check(columns.pop(name, None) is not None, str(path), problem, near, DataError)
+    count = len(next(iter(columns.values()), ()))
+    check(count > 0, str(path), "holds no record", "give at least one", DataError)
+    if predictor.schema is not None:
+        return predictor.schema.features(columns, str(path))
+    size = int(np.prod(predictor.shape))
+    problem = f"has {len(columns)} columns, the model takes {size}"
+    remedy = "give the features of training in their order; leave the label out (--drop)"
+    check(len(columns) == size, str(path), problem, remedy, DataError)
+    table = [_numbers(path, name, cells) for name, cells in columns.items()]
+    return np.stack(table, axis=1).reshape(count, *predictor.shape)
+
+
+def _numbers(path: Path, name: str, cells: list[Any]) -> np.ndarray:
+    """A column as numbers; the first cell that is not one is named."""
+    found = []
+    for row, cell in enumerate(cells, 1):
+        try:
+            found.append(float(cell))
+        except (TypeError, ValueError) as error:
+            problem = f"record {row} has {cell!r} in '{name}', which is not a number"
+            raise DataError(str(path), problem, "fill or drop missing values first") from error
+    return np.array(found, dtype=np.float32)
+
+
+def _csv_columns(path: Path) -> dict[str, list[Any]]:
+    """The columns of a CSV file as text; empty cells are None."""
+    try:
+        rows = [row for row in csv.reader(path.read_text("utf-8-sig").splitlines()) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(str(path), f"cannot be read ({error})", "check the file") from error
+    remedy = "use a header line, then one record a line"
+    check(bool(rows), str(path), "is empty", remedy, DataError)
+    for number, row in enumerate(rows[1:], 1):
+        problem = f"record {number} has {len(row)} cells for {len(rows[0])} columns"
+        check(len(row) == len(rows[0]), str(path), problem, remedy, DataError)
+    cells = [[cell.strip() or None for cell in column] for column in zip(*rows[1:], strict=True)]
+    return dict(zip(rows[0], cells or [[] for _ in rows[0]], strict=True))
+
+
+def _parquet_columns(path: Path) -> dict[str, list[Any]]:
+    """The columns of a Parquet file; pyarrow is imported only here."""
+    try:
+        from pyarrow import parquet
+
+        found: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
+    except ImportError as error:
+        remedy = "run: pip install 'dpfl[parquet]'"
+        raise DataError(str(path), "needs pyarrow, which is not installed", remedy) from error
+    except (OSError, ValueError) as error:
+        raise DataError(str(path), f"cannot be read ({error})", "check the file") from error
+    return found
