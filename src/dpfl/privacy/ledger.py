@@ -21,16 +21,21 @@ the world counts there by its server plan.
 import hashlib
 import json
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
+from dpfl.core.checks import check
+from dpfl.core.errors import LedgerError
 from dpfl.core.types import Budget, Observer, Unit
 from dpfl.privacy.admission import POPULATION, Admission
 from dpfl.privacy.chain import Entry, Row, Value
 from dpfl.privacy.costs import Charge, PrivacyPlan, written
+from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger_file import backup
 from dpfl.privacy.ledger_reader import OWN
 
-__all__ = ["Ledger", "backup"]
+__all__ = ["Ledger", "backup", "open_ledger"]
 
 Columns = dict[str, Value]
 _KIN = """(SELECT :account UNION SELECT population FROM members WHERE account = :account
@@ -147,6 +152,7 @@ class Ledger(Admission):
     def _new_plan(self, entry: Entry, run: str, plan: PrivacyPlan) -> Row | None:
         """Return the row of a plan that is not there yet; None if it is."""
         self.rule.check(plan.account, plan.cost)
+        self._refuse_another_unit(plan)
         costs = (plan.cost, plan.cost.of_round, *plan.cost.of_releases)
         rows = [written(cost) for cost in costs]
         entry.connection.executemany("INSERT OR IGNORE INTO bills VALUES (?, ?)", rows)
@@ -160,6 +166,22 @@ class Ledger(Admission):
         if plan.observer is Observer.WORLD:
             self._refuse_late_world_plan(run, plan.account)
         return (*key.values(), *values.values())
+
+    def _refuse_another_unit(self, plan: PrivacyPlan) -> None:
+        """An account is charged per record or per person, never both: the two do not add up."""
+        unit, account = plan.cost.unit, plan.account
+        if not unit.of_data:
+            return
+        rows = self._rows(
+            f"SELECT DISTINCT bill FROM plans WHERE account IN {OWN}", account=account
+        )
+        known = {self._cost(digest).unit for (digest,) in rows}
+        if budget := self.budget_of(account):
+            known.add(budget.unit or unit)
+        other = next((one for one in sorted(known) if one.of_data and one is not unit), unit)
+        problem = f"'{account}' is accounted per {other}, and this run protects each {unit}"
+        remedy = "use another ledger: an epsilon of one unit says nothing of the other"
+        self._require(other is unit, problem, remedy)
 
     def _refuse_late_world_plan(self, run: str, account: str) -> None:
         """A world plan after releases to the server would lower what the world has seen."""
@@ -226,3 +248,16 @@ class Ledger(Admission):
 def _words(budget: Budget) -> str:
     words = "epsilon {epsilon} at delta {delta} per {unit} against the {observer}"
     return words.format(**vars(budget))
+
+
+def open_ledger(path: Path | str | None, new: bool, rule: FilterName) -> Ledger:
+    """Open a ledger file that spans runs, or make one in memory if there is no path.
+
+    A file that is not there is refused, since it may have been mislaid, unless it is ``new``;
+    ``rule`` is the filter of a new one.
+    """
+    if path is None:
+        return Ledger.create(":memory:", "memory")
+    remedy = "check the path, or say new_ledger=True for its first run"
+    check(new or Path(path).exists(), str(path), "there is no ledger", remedy, LedgerError)
+    return Ledger.create(path, uuid.uuid4().hex, filter=rule) if new else Ledger.open(path)

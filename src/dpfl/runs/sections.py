@@ -4,35 +4,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import nn
 
 from dpfl.core.checks import check
-from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain
-from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.methods import find, make_strategy
-from dpfl.models import make_model
 from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort, Selection
 from dpfl.privacy.budgets import is_budget_file, read_budget_file
+from dpfl.runs.data_section import DataSection as DataSection
+from dpfl.runs.model_section import ModelSection as ModelSection
 from dpfl.runs.server_section import ServerSection as ServerSection
 from dpfl.runs.site_file import ClientSection as ClientSection
 from dpfl.runs.toml_file import Section
 from dpfl.strategy import Strategy
 from dpfl.tasks import Task, make_task
-
-
-class DataSection(Section):
-    """Which records: a named data set, or a ``folder`` with one CSV or Parquet file per client.
-
-    ``label`` names the column of the targets in the files of a folder. ``stratified`` sets a fifth
-    of each class of a folder's records aside for testing, instead of a fifth of all; the run is
-    flagged then (:attr:`dpfl.Federation.stratified`).
-    """
-
-    name: str | None = None
-    folder: str | None = None
-    label: str | None = None
-    stratified: bool = False
 
 
 class PartitionSection(Section):
@@ -85,19 +69,6 @@ class BudgetsSection(Section):
                 remedy = "leave one of the two out; a delta for all fills empty cells of the column"
                 check(not full or own == common, where, problem, remedy)
         return {**values, "epsilon": epsilons, "delta": delta}
-
-
-class ModelSection(Section):
-    """A model by name; ``hidden`` is the width of the models that leave it open."""
-
-    name: str = "logistic"
-    hidden: int = Field(default=64, ge=1)
-
-    def build(
-        self, shape: tuple[int, ...], classes: int, seed: PublicSeed, inputs: Inputs = NUMBERS
-    ) -> nn.Module:
-        """Build the model with its reproducible start."""
-        return make_model(self.name, shape, classes, seed.child("model"), self.hidden, inputs)
 
 
 class TaskSection(BaseModel):

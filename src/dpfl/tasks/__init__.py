@@ -2,10 +2,12 @@
 
 ``base``            what a task is
 ``metrics``         metrics by name, through scikit-learn
-``classification``  one of several classes, one logit, several labels
+``classification``  one of several classes, one logit
+``multi_label``     several labels at once
 ``regression``      numbers, by squared or Huber loss
 ``tokens``          the next token at every position
 ``custom``          a user's own loss
+``persons``         any of these, of persons who have several records each
 
 >>> make_task({"name": "regression", "loss": "huber"}).metric
 'rmse'
@@ -20,11 +22,12 @@ from dpfl.core.errors import ConfigurationError, did_you_mean, unknown_name
 from dpfl.tasks.base import Task as Task
 from dpfl.tasks.classification import Binary as Binary
 from dpfl.tasks.classification import Classification as Classification
-from dpfl.tasks.classification import MultiLabel as MultiLabel
 from dpfl.tasks.custom import CustomTask as CustomTask
 from dpfl.tasks.custom import cannot_load
 from dpfl.tasks.metrics import METRICS as METRICS
 from dpfl.tasks.metrics import MetricWords as MetricWords
+from dpfl.tasks.multi_label import MultiLabel as MultiLabel
+from dpfl.tasks.persons import PerPerson as PerPerson
 from dpfl.tasks.regression import Regression as Regression
 from dpfl.tasks.tokens import TokenPrediction as TokenPrediction
 
