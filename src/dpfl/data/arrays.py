@@ -5,17 +5,19 @@ the task does not take, lengths that differ, too few records.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dpfl.core.checks import check
 from dpfl.core.errors import DataError
 from dpfl.core.random import PublicSeed
 from dpfl.data.records import Parts, Span, check_data
 from dpfl.data.sources import dense, is_mapped, mapped_tensor
-from dpfl.tasks import Task
+from dpfl.tasks import Classification, Task
 
 TEST_FRACTION = 0.2
 MOST_TESTED = 10_000
@@ -148,3 +150,13 @@ def split_end(client: str, span: Span, most: int | None = None) -> tuple[Span, S
     aside = max(1, round(TEST_FRACTION * (last - first)))
     cut = last - (aside if most is None else min(aside, most))
     return (first, cut), (cut, last)
+
+
+def with_classes(task: Task, classes: int | None) -> Task:
+    """Give a classification its number of classes, where that is known."""
+    if classes is None:
+        return task
+    problem, remedy = f"classes = {classes} for {task.name}", "leave it out"
+    check(isinstance(task, Classification), "federation", problem, remedy)
+    assert isinstance(task, Classification)
+    return replace(task, classes=classes)

@@ -20,7 +20,7 @@ from dpfl.core.checks import check, whole_number
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, ClientSettings, Unit, unit_called
 from dpfl.data.arguments import check_kind, check_per_client
-from dpfl.data.arrays import ENCODE, client_parts, split_end, split_off
+from dpfl.data.arrays import ENCODE, client_parts, split_end, split_off, with_classes
 from dpfl.data.building import Sources
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
 from dpfl.data.partition import Partition
@@ -197,7 +197,7 @@ class Federation(Sources):
         check_data(bool(clients), "federation", "has no clients", "give at least one")
         names = client_names(clients)
         clients = {names[client]: arrays for client, arrays in clients.items()}
-        learned = _with_classes(make_task(task), classes)
+        learned = with_classes(make_task(task), classes)
         build = partial(
             client_parts, task=learned, tokens=tokens is not None, stratified=stratified
         )
@@ -245,13 +245,3 @@ class Federation(Sources):
         dataset = dataset.as_task(task)
         shards = partition.shards(dataset, clients, seed)
         return cls(shards=shards, task=dataset.learned, inputs=dataset.inputs)
-
-
-def _with_classes(task: Task, classes: int | None) -> Task:
-    """Give a classification its number of classes, where that is known."""
-    if classes is None:
-        return task
-    problem, remedy = f"classes = {classes} for {task.name}", "leave it out"
-    check(isinstance(task, Classification), "federation", problem, remedy)
-    assert isinstance(task, Classification)
-    return replace(task, classes=classes)
