@@ -23,11 +23,17 @@ if TYPE_CHECKING:
     from dpfl.core.types import Observer as Observer
     from dpfl.core.types import Unit as Unit
     from dpfl.data.federation import Federation as Federation
+    from dpfl.plugs.accounted_metric import AccountedMetric as AccountedMetric
     from dpfl.plugs.selection import Everyone as Everyone
     from dpfl.plugs.selection import FixedCohort as FixedCohort
     from dpfl.plugs.selection import PoissonCohort as PoissonCohort
     from dpfl.privacy.budgets import make_budgets as make_budgets
+    from dpfl.privacy.random_runs import RandomRuns as RandomRuns
     from dpfl.privacy.statement import Statement as Statement
+    from dpfl.sim.accounted import AccountedEvaluation as AccountedEvaluation
+    from dpfl.sim.accounted import AccountedSelection as AccountedSelection
+    from dpfl.sim.accounted import evaluate as evaluate
+    from dpfl.sim.accounted import select as select
     from dpfl.sim.train import Result as Result
     from dpfl.sim.train import train as train
     from dpfl.strategy import Strategy as Strategy
@@ -38,9 +44,12 @@ _HOMES = {
     "core.random": ("PublicSeed", "SecretRng"),
     "core.types": ("Adjacency", "Budget", "Claims", "ClientSettings", "Observer", "Unit"),
     "data.federation": ("Federation",),
+    "plugs.accounted_metric": ("AccountedMetric",),
     "plugs.selection": ("Everyone", "FixedCohort", "PoissonCohort"),
     "privacy.budgets": ("make_budgets",),
+    "privacy.random_runs": ("RandomRuns",),
     "privacy.statement": ("Statement",),
+    "sim.accounted": ("AccountedEvaluation", "AccountedSelection", "evaluate", "select"),
     "sim.train": ("Result", "train"),
     "strategy": ("Strategy",),
     "strategy.method": ("method",),

@@ -219,6 +219,23 @@ def test_three_sites_and_the_simulator_give_the_same_model_spends_and_bytes(
             assert own["server"].to_dict()["epsilon"] == pytest.approx(told["server"], rel=1e-9)
 
 
+def test_a_frozen_layer_never_travels(tmp_path: Path) -> None:
+    values = experiment_of("weiavg", {}, {}, rounds=2).to_dict()
+    model = {"name": "mlp", "hidden": 8, "freeze": ["1"]}
+    experiment = Experiment.from_dict({**values, "model": model})
+    server, grid, sites = deploy(tmp_path, experiment)
+    simulated = run_experiment(experiment, tmp_path / "simulated")
+    found, there = server / "model.safetensors", tmp_path / "simulated" / "model.safetensors"
+    assert relative_error(found, there) <= 1e-5
+    assert set(load_file(found)) == {"3.weight", "3.bias"}
+    sent = [len(asked.payload) for _, asked, _ in grid.heard if asked.header["kind"] == TRAIN]
+    assert max(sent) < 4 * 64 * 8
+    tried = [outcomes(own.folder)[0].tried(name, own.federation()) for name, own in sites.items()]
+    right = sum(one.scores.accuracy * one.test_records for one in tried)
+    records = sum(one.test_records for one in tried)
+    assert right / records == pytest.approx(simulated.summary.accuracy, abs=1e-6)
+
+
 TASKS = {
     "regression": ("digits", {"name": "regression", "loss": "huber", "delta": 2.0}),
     "regression of numbers": ("diabetes", {"name": "regression"}),

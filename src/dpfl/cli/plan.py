@@ -66,6 +66,8 @@ def show_description(described: Description) -> None:
     c.out.print(f"{size}, {cohort}, {described.participations} planned participations each")
     up, down = c.bytes_text(described.bytes_up), c.bytes_text(described.bytes_down)
     c.out.print(f"{described.parameters} parameters; per client and round {up} up, {down} down")
+    for name, reason in described.slow_layers.items():
+        c.out.print(f"slow: layer '{name}': {reason}")
     if described.forecast.warning:
         c.warn([f"WARNING: {described.forecast.warning}"])
 

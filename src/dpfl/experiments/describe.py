@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Cohort, Downlink, Observer, Plain, Promise
+from dpfl.engine import slow_layers
 from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.experiments import planned_costs as costs
 from dpfl.privacy.ledger import Ledger
@@ -46,7 +47,8 @@ class Description:
     epsilons over this run's own channel, by whose noise is counted on; it is empty where the
     channel makes no noise. ``bytes_up`` and ``bytes_down`` are those of one client in one round,
     ``cohort`` is the expected number of clients in a round. ``forecast`` says how much noise a
-    round would leave beside its signal.
+    round would leave beside its signal. ``slow_layers`` are layers without a rule for per-record
+    gradients, and why: with them DP-SGD is slow.
     """
 
     method: str
@@ -65,6 +67,7 @@ class Description:
     noise_multiplier: Spread | None = None
     clients: tuple[ClientNoise, ...] = ()
     forecast: NoiseForecast
+    slow_layers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def protects(self) -> bool:
@@ -86,6 +89,7 @@ class Description:
             "pipeline": [list(row) for row in self.pipeline],
             **self.promise.to_dict(),
             "assumptions": list(self.assumptions),
+            "slow_layers": dict(self.slow_layers),
             "clients": len(self.clients),
             "epsilon": {str(observer): one.to_dict() for observer, one in self.epsilon.items()},
             "as_published": vars(self.published) if self.published else None,
@@ -129,6 +133,7 @@ def describe(experiment: Experiment, data_folder: Path | None = None) -> Descrip
         noise_multiplier=Spread.of(one.noise_multiplier for one in clients if one.noise_multiplier),
         clients=clients,
         forecast=forecast(agreement, sim.members, seed),
+        slow_layers=slow_layers(sim.model) if strategy.local.private else {},
     )
 
 
@@ -164,6 +169,7 @@ def prepared(experiment: Experiment, data_folder: Path | None = None) -> Simulat
             rounds=experiment.run.rounds,
             run=Run(name="plan", ledger=ledger, seed=None, public=experiment.public_seed()),
             misreports=experiment.run.misreports,
+            accounted=experiment.accounted_metric(),
         )
 
 

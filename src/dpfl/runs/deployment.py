@@ -79,6 +79,9 @@ class StudyFile(TomlFile):
     def agrees(self, where: str) -> None:
         """Every site is named once, there are enough of them, and there is such a task."""
         self.learned(f"{where}, ")
+        problem = f"{self.model.weights} is not at the sites, which build the model themselves"
+        remedy = "use it in a simulation"
+        check(self.model.weights is None, f"{where}, [model] weights", problem, remedy)
         sites, least = self.study.sites, self.run.least_sites
         check(len(set(sites)) == len(sites), where, "names a site twice", "name each site once")
         where, problem = f"{where}, [run] least_sites", f"{least} of {len(sites)} sites are needed"

@@ -5,17 +5,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import nn
 
 from dpfl.core.checks import check
-from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain
-from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.methods import find, make_strategy
-from dpfl.models import make_model
 from dpfl.plugs import step as steps
 from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort, Selection
 from dpfl.privacy.budgets import is_budget_file, read_budget_file
+from dpfl.runs.model_section import ModelSection as ModelSection
 from dpfl.runs.site_file import ClientSection as ClientSection
 from dpfl.runs.toml_file import Section
 from dpfl.strategy import Strategy
@@ -86,19 +83,6 @@ class BudgetsSection(Section):
                 remedy = "leave one of the two out; a delta for all fills empty cells of the column"
                 check(not full or own == common, where, problem, remedy)
         return {**values, "epsilon": epsilons, "delta": delta}
-
-
-class ModelSection(Section):
-    """A model by name; ``hidden`` is the width of the models that leave it open."""
-
-    name: str = "logistic"
-    hidden: int = Field(default=64, ge=1)
-
-    def build(
-        self, shape: tuple[int, ...], classes: int, seed: PublicSeed, inputs: Inputs = NUMBERS
-    ) -> nn.Module:
-        """Build the model with its reproducible start."""
-        return make_model(self.name, shape, classes, seed.child("model"), self.hidden, inputs)
 
 
 class TaskSection(BaseModel):

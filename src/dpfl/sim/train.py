@@ -14,13 +14,14 @@ from typing import Any
 from torch import nn
 
 from dpfl.core.checks import check
-from dpfl.core.errors import FolderError, LedgerError
+from dpfl.core.errors import FolderError
 from dpfl.core.random import PublicSeed
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Scores
+from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.flags import Flag
-from dpfl.privacy.ledger import Ledger
+from dpfl.privacy.ledger import Ledger, open_ledger
 from dpfl.privacy.statement import Statement
 from dpfl.rounds import Run, write_buffers
 from dpfl.rounds.record import RoundRecord
@@ -69,6 +70,7 @@ def train(
     new_ledger: bool = False,
     filter: FilterName = "renyi",  # noqa: A002 - as everywhere else
     misreports: Mapping[str, float] | None = None,
+    accounted: AccountedMetric | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Simulate a federation. The model given is not changed; the trained one is in the result.
@@ -79,7 +81,8 @@ def train(
     unless ``new_ledger`` says that this is its first run. ``filter`` is how runs add up in a new
     ledger (:mod:`dpfl.privacy.filters`). Without a file, the run is accounted for alone and its
     ledger is gone with it. ``misreports`` claim a multiple of their epsilon; costs and noise
-    rest on the true one.
+    rest on the true one. ``accounted`` is a metric that is measured every few rounds on private
+    test records, with a share of every budget; it is in the round's record as ``measured``.
     """
     check_arguments(
         model=model,
@@ -95,7 +98,7 @@ def train(
         progress=progress,
     )
     name = f"{strategy.name}-{uuid.uuid4().hex[:12]}"
-    with closing(_ledger(ledger, new_ledger, filter)) as book:
+    with closing(open_ledger(ledger, new_ledger, filter)) as book:
         simulation = Simulation(
             model=copy.deepcopy(model),
             federation=federation,
@@ -107,6 +110,7 @@ def train(
             workers=workers,
             evaluate_every=evaluate_every,
             misreports=misreports or {},
+            accounted=accounted,
         )
         result = _result(simulation, simulation.play(progress))
     if result.summary.rounds.ended_early:
@@ -214,6 +218,7 @@ def _simulation(
         evaluate_every=own.evaluate_every,
         misreports=own.misreports,
         dropout=own.dropout,
+        accounted=experiment.accounted_metric(),
         **more,
     )
 
@@ -250,15 +255,6 @@ def _new_ledger(place: RunFolder, experiment: Experiment) -> str:
         name += f"-{uuid.uuid4().hex[:8]}"
     Ledger.create(place.ledger, name).close()
     return name
-
-
-def _ledger(path: Path | str | None, new: bool, rule: FilterName) -> Ledger:
-    """The ledger of a training: a file, or in memory."""
-    if path is None:
-        return Ledger.create(":memory:", "memory")
-    remedy = "check the path, or say new_ledger=True for its first run"
-    check(new or Path(path).exists(), str(path), "there is no ledger", remedy, LedgerError)
-    return Ledger.create(path, uuid.uuid4().hex, filter=rule) if new else Ledger.open(path)
 
 
 def _registered(

@@ -105,7 +105,15 @@ class Strategy(Accounting):
         good = self.unit is Unit.RECORD and self.local.private and self.channel.sees_rows
         problem = "releases before round one protect records, by noise that each client adds"
         self._refuse_unless(good, problem, "use them with DP-SGD and a digital channel")
-        total = sum(release.share for release in self.releases)
+        self.check_measured(0.0)
+
+    def check_measured(self, measured: float) -> None:
+        """Refuse an accounted metric, of this share of the budget, that does not fit."""
+        if measured:
+            good = self.unit is Unit.RECORD and self.local.private
+            problem = "an accounted metric protects records, and this method other things"
+            self._refuse_unless(good, problem, "use it with a method that protects records")
+        total = measured + sum(release.share for release in self.releases)
         problem = f"the releases take {total:g} of the budget and leave nothing for the rounds"
         self._refuse_unless(total < 1, problem, "give shares that sum to less than 1")
 
