@@ -88,8 +88,51 @@ def _cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
+class Logits(nn.Module):
+    """A Hugging Face model whose output is its scores."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Score each text."""
+        scores: Tensor = self.inner(tokens).logits
+        return scores
+
+
+def lora(work: Workload) -> nn.Module:
+    """A small BERT without dropout, with PEFT's adapters of rank 8 and a head to be learned."""
+    import peft
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=work.tokens, hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512,
+        max_position_embeddings=work.shape[0], num_labels=work.classes, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        inner = transformers.BertForSequenceClassification(config)
+        return Logits(peft.get_peft_model(inner, peft.LoraConfig(r=8, task_type="SEQ_CLS")))
+
+
+def freeze_body(model: nn.Module) -> nn.Module:
+    """Freeze everything but the last layer."""
+    for parameter in list(model.parameters())[:-2]:
+        parameter.requires_grad_(False)
+    return model
+
+
 def network(work: Workload) -> nn.Module:
     """Build a workload's network."""
+    model = _network(work)
+    return freeze_body(model) if work.head_only else model
+
+
+def _network(work: Workload) -> nn.Module:
+    if work.model == "lora":
+        return lora(work)
     if work.model == "cnn":
         return _cnn(work.shape, work.classes)
     if work.model == "resnet18":
@@ -131,9 +174,14 @@ def load(model: nn.Module, path: str) -> None:
             parameter.copy_(tensor)
 
 
+def learned(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that are not frozen."""
+    return [p for p in _parameters(model) if p.requires_grad]
+
+
 def flat(model: nn.Module) -> np.ndarray:
-    """Return all parameters as one vector."""
-    return torch.cat([p.detach().reshape(-1) for p in _parameters(model)]).numpy().copy()
+    """Return all parameters that are learned as one vector."""
+    return torch.cat([p.detach().reshape(-1) for p in learned(model)]).numpy().copy()
 
 
 def exact_update(
@@ -141,7 +189,7 @@ def exact_update(
 ) -> np.ndarray:
     """Take full-batch steps of clipped gradients, record by record, in double precision."""
     model = copy.deepcopy(model).double()
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
     before = flat(model)
     for _ in range(steps):
         total = [torch.zeros_like(p) for p in parameters]

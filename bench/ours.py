@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import dpfl
 from bench.gate import Gate, peak_mib, spec
-from bench.networks import exact_update
+from bench.networks import exact_update, freeze_body, lora
 from bench.workloads import (
     CHECK_RECORDS,
     CHECK_STEPS,
@@ -42,8 +42,11 @@ EPSILONS = (0.5, 1.0, 2.0, 8.0)
 
 def model_of(work: Workload) -> nn.Module:
     """Build the workload's network by its name."""
+    if work.model == "lora":
+        return lora(work)
     if work.tokens is None:
-        return make_model(work.model, work.shape, work.classes, dpfl.PublicSeed(SEED))
+        model = make_model(work.model, work.shape, work.classes, dpfl.PublicSeed(SEED))
+        return freeze_body(model) if work.head_only else model
     from dpfl.data.inputs import Tokens
 
     return make_model(
@@ -109,7 +112,7 @@ def _middle_norm(model: nn.Module, features: torch.Tensor, labels: torch.Tensor)
     norms = []
     for feature, label in zip(features, labels, strict=True):
         loss = F.cross_entropy(model(feature[None]), label[None])
-        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        gradients = torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
         norms.append(float(torch.cat([g.reshape(-1) for g in gradients]).norm()))
     return float(np.median(norms))
 

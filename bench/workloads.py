@@ -26,6 +26,7 @@ class Workload:
     start. With a ``cohort`` about that many clients are drawn each round, and our side is
     ``dp_fed``, noise and ledger included. ``deep`` networks are checked against double precision,
     because float32 alone moves their updates by more than two implementations may differ elsewhere.
+    With ``head_only`` everything but the last layer is frozen.
     """
 
     key: str
@@ -45,6 +46,7 @@ class Workload:
     ball: float | None = None
     cohort: int | None = None
     deep: bool = False
+    head_only: bool = False
     workers: int = 1
     repeats: int = 5
     goal: float | None = None
@@ -193,6 +195,38 @@ WORKLOADS: dict[str, Workload] = {
             lr=1.0,
             clip=1.0,
             repeats=3,
+        ),
+        Workload(
+            key="frozen",
+            about="4 clients x 64 images, frozen ResNet-18, a head of 5,130 parameters, 4 DP-SGD steps of batch 16",
+            peer="opacus",
+            model="resnet18",
+            shape=(3, 32, 32),
+            clients=4,
+            records=64,
+            batch_sizes=(16,),
+            steps=4,
+            clip=1.0,
+            head_only=True,
+            repeats=3,
+            goal=1.0,
+        ),
+        Workload(
+            key="lora",
+            about="4 clients x 64 texts of 64 words, BERT of 4 layers with PEFT's LoRA, 4 DP-SGD steps of batch 16",
+            peer="opacus",
+            model="lora",
+            shape=(64,),
+            clients=4,
+            records=64,
+            batch_sizes=(16,),
+            steps=4,
+            classes=2,
+            tokens=2000,
+            lr=0.5,
+            clip=1.0,
+            repeats=3,
+            goal=1.0,
         ),
     )
 }

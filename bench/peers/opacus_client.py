@@ -30,7 +30,7 @@ def train(
 ) -> nn.Module:
     """Train this model in place with DP-SGD for so many steps, and return it."""
     model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr)
     loader = DataLoader(TensorDataset(features, labels), batch_size=batch_size)
     private, optimizer, loader = PrivacyEngine().make_private(
         module=model,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from bench.gate import Gate, spec
-from bench.networks import flat, load, network
+from bench.networks import flat, learned, load, network
 from bench.peers.opacus_client import train
 from bench.workloads import CHECK_RECORDS, check_data, read_data, workload
 
@@ -45,7 +45,7 @@ def rounds(asked: dict, gate: Gate) -> None:
     assert work.clip is not None
     for _ in range(asked["rounds"]):
         gate.wait()
-        total = [torch.zeros_like(p) for p in server.parameters()]
+        total = [torch.zeros_like(p) for p in learned(server)]
         for client in range(work.clients):
             batch = work.batch_size(client)
             mine = train(
@@ -58,10 +58,10 @@ def rounds(asked: dict, gate: Gate) -> None:
                 clip=work.clip,
                 noise_multiplier=1.0,
             )
-            for into, parameter in zip(total, mine.parameters(), strict=True):
+            for into, parameter in zip(total, learned(mine), strict=True):
                 into.add_(parameter.detach(), alpha=1 / work.clients)
         with torch.no_grad():
-            for parameter, mean in zip(server.parameters(), total, strict=True):
+            for parameter, mean in zip(learned(server), total, strict=True):
                 parameter.copy_(mean)
         gate.end_of_round()
 

@@ -31,14 +31,20 @@ if TYPE_CHECKING:
     from dpfl.experiments.studies import compare as compare
     from dpfl.experiments.studies import sweep as sweep
     from dpfl.experiments.studies import tune as tune
+    from dpfl.plugs.accounted_metric import AccountedMetric as AccountedMetric
     from dpfl.plugs.selection import Everyone as Everyone
     from dpfl.plugs.selection import FixedCohort as FixedCohort
     from dpfl.plugs.selection import PoissonCohort as PoissonCohort
     from dpfl.privacy.budgets import make_budgets as make_budgets
+    from dpfl.privacy.random_runs import RandomRuns as RandomRuns
     from dpfl.privacy.statement import Statement as Statement
     from dpfl.runs.experiment import Experiment as Experiment
     from dpfl.runs.predictor import Predictor as Predictor
     from dpfl.runs.predictor import load as load
+    from dpfl.sim.accounted import AccountedEvaluation as AccountedEvaluation
+    from dpfl.sim.accounted import AccountedSelection as AccountedSelection
+    from dpfl.sim.accounted import evaluate as evaluate
+    from dpfl.sim.accounted import select as select
     from dpfl.sim.callbacks import EarlyStopping as EarlyStopping
     from dpfl.sim.callbacks import PublicMetric as PublicMetric
     from dpfl.sim.callbacks import RoundEnd as RoundEnd
@@ -57,14 +63,17 @@ _HOMES = {
     "experiments.planning": ("describe", "plan"),
     "experiments.results": ("StudyResult",),
     "experiments.studies": ("compare", "sweep", "tune"),
+    "plugs.accounted_metric": ("AccountedMetric",),
     "plugs.selection": ("Everyone", "FixedCohort", "PoissonCohort"),
     "privacy.budgets": ("make_budgets",),
+    "privacy.random_runs": ("RandomRuns",),
     "privacy.statement": ("Statement",),
     "runs.experiment": ("Experiment",),
     "runs.predictor": ("Predictor", "load"),
     "sim.callbacks": ("EarlyStopping", "PublicMetric", "RoundEnd", "UnaccountedScore"),
     "sim.result": ("Result",),
     "sim.train": ("train",),
+    "sim.accounted": ("AccountedEvaluation", "AccountedSelection", "evaluate", "select"),
     "strategy": ("Strategy",),
     "strategy.method": ("method",),
 }

@@ -40,6 +40,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "pfa": ("pfa", {}, {}),
     "pfa_plus": ("pfa_plus", {}, {}),
     "robust_hdp": ("robust_hdp", {}, {}),
+    "krum": ("krum", {"byzantine": 0}, {}),
+    "trimmed_mean": ("trimmed_mean", {"byzantine": 1}, {}),
+    "median": ("median", {}, {}),
+    "geometric_median": ("geometric_median", {}, {}),
     "dp_fed": ("dp_fed", {}, {}),
     "dp_fed over Poisson cohorts": ("dp_fed", {}, {"cohort": 0.6}),
     "dp_fed with an adaptive clip": (
@@ -219,6 +223,23 @@ def test_three_sites_and_the_simulator_give_the_same_model_spends_and_bytes(
             assert own["server"].to_dict()["epsilon"] == pytest.approx(told["server"], rel=1e-9)
 
 
+def test_a_frozen_layer_never_travels(tmp_path: Path) -> None:
+    values = experiment_of("weiavg", {}, {}, rounds=2).to_dict()
+    model = {"name": "mlp", "hidden": 8, "freeze": ["1"]}
+    experiment = Experiment.from_dict({**values, "model": model})
+    server, grid, sites = deploy(tmp_path, experiment)
+    simulated = run_experiment(experiment, tmp_path / "simulated")
+    found, there = server / "model.safetensors", tmp_path / "simulated" / "model.safetensors"
+    assert relative_error(found, there) <= 1e-5
+    assert set(load_file(found)) == {"3.weight", "3.bias"}
+    sent = [len(asked.payload) for _, asked, _ in grid.heard if asked.header["kind"] == TRAIN]
+    assert max(sent) < 4 * 64 * 8
+    tried = [outcomes(own.folder)[0].tried(name, own.federation()) for name, own in sites.items()]
+    right = sum(one.scores.accuracy * one.test_records for one in tried)
+    records = sum(one.test_records for one in tried)
+    assert right / records == pytest.approx(simulated.summary.accuracy, abs=1e-6)
+
+
 TASKS = {
     "regression": ("digits", {"name": "regression", "loss": "huber", "delta": 2.0}),
     "regression of numbers": ("diabetes", {"name": "regression"}),
@@ -303,4 +324,4 @@ def test_every_method_is_compared_or_refused_with_the_reason() -> None:
         with pytest.raises(PrivacyRefusal, match="simulation") as caught:
             StudyFile.from_dict(values).strategy()
         assert caught.value.exit_code == 4
-    assert set(METHODS) - compared == {"airsgd", "dprp", "maximum"}
+    assert set(METHODS) - compared == {"airsgd", "dprp", "local_only", "maximum", "pooled_dp"}

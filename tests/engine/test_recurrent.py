@@ -23,11 +23,12 @@ from dpfl.core.types import Phase
 from dpfl.data.inputs import Tokens
 from dpfl.engine import ghost_clipping
 from dpfl.engine.base import Batch, Job
+from dpfl.engine.coverage import can_ghost_clip
 from dpfl.engine.ghost_clipping import GhostClipping
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.recurrent import can_unroll, unroll
 from dpfl.engine.stacked import Stacked
-from dpfl.engine.trace import NotCovered, can_ghost_clip
+from dpfl.engine.trace import NotCovered
 
 TOLERANCE = 5e-5
 CLASSES, VOCABULARY, WIDTH = 3, 7, 3

@@ -279,7 +279,7 @@ def test_the_plan_ranks_as_the_simulators_own_knowledge_does() -> None:
 
 
 def seen(
-    method: str, ratio: float | None, hypothetical: bool = False, **more: Any
+    method: str, ratio: float | None, reference: bool = False, **more: Any
 ) -> NoiseForecast:
     promise: dict[str, Any] = {
         "unit": Unit.RECORD,
@@ -291,7 +291,7 @@ def seen(
         method=method,
         noise_to_signal=ratio,
         promise=Promise(**promise),
-        hypothetical=hypothetical,
+        reference=reference,
     )
 
 
@@ -361,7 +361,7 @@ def test_there_is_one_recommendation_a_promise_and_none_across() -> None:
 
 def test_what_is_hypothetical_unprotected_unknown_or_drowned_is_not_recommended() -> None:
     nobody = seen("fedavg", 0.0, observer=Observer.NOBODY)
-    maximum = seen("maximum", 0.01, hypothetical=True)
+    maximum = seen("maximum", 0.01, reference=True)
     assert recommend([nobody, maximum]) == []
     assert recommend([seen("pfa", math.inf), seen("fedceo", None)]) == []
     (found,) = recommend([nobody, maximum, seen("pfa", math.inf), seen("minimum", 5.0)])

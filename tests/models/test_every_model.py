@@ -244,15 +244,7 @@ class Recurrent(nn.Module):
 
 
 def frozen() -> nn.Module:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
-    model[0].weight.requires_grad_(False)
-    return model
-
-
-def tied() -> nn.Module:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3))
-    model[1].bias = model[0].bias
-    return model
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)).requires_grad_(False)
 
 
 def images(*layers: nn.Module) -> nn.Module:
@@ -261,7 +253,7 @@ def images(*layers: nn.Module) -> nn.Module:
 
 ONE_ROW = "let it return one row of 3 scores per record"
 APART = "let every record be computed apart"
-NORM = "use GroupNorm or LayerNorm instead"
+NORM = "replace_batch_norm(model)"
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "too few scores": (lambda: nn.Linear(4, 2), "outputs of shape (2,) for 3 classes", ONE_ROW),
     "one score": (lambda: Scores(lambda y: y[:, 0]), "outputs of shape () for 3 classes", ONE_ROW),
@@ -331,8 +323,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
         "another one is in the batch",
         APART,
     ),
-    "frozen": (frozen, "model parameter '0.weight': is frozen", "set requires_grad"),
-    "tied": (tied, "shares (ties) parameters", "give each layer its own"),
+    "frozen": (frozen, "model: has frozen parameters only", "set requires_grad"),
     "double": (lambda: nn.Linear(4, 3).double(), "is torch.float64", "use float32"),
     "whole scores": (lambda: Scores(lambda y: y.long()), "for 3 classes", ONE_ROW),
 }

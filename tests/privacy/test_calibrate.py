@@ -212,7 +212,7 @@ def test_a_proposal_that_verifies_is_taken_without_a_warning_and_without_a_searc
 ) -> None:
     first = calibrate(2.0, 1e-5, 0.02, 50)
     forget()
-    monkeypatch.setattr(sys.modules["dpfl.privacy.calibrate"], "_search", None)
+    monkeypatch.setattr(sys.modules["dpfl.privacy.calibrate"], "search_rungs", None)
     assert calibrate(2.0, 1e-5, 0.02, 50) == first
 
 

@@ -44,6 +44,10 @@ DOORS: dict[str, tuple[Callable[[], Any], str]] = {
     "workers": (lambda: train(workers=0), "workers = 0"),
     "evaluate": (lambda: train(evaluate_every=0), "evaluate_every = 0"),
     "ledger": (lambda: train(ledger=5), "ledger is int, not a path"),
+    "no folder": (
+        lambda: train(ledger="nowhere/ledger.sqlite", new_ledger=True),
+        "is in no folder that exists; make the folder",
+    ),
     "progress": (lambda: train(progress="bar"), "progress is 'bar', not a function"),
     "misreports": (lambda: train(misreports={"a": "x"}), "misreports = "),
     "loader": (

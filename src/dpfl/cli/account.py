@@ -91,7 +91,7 @@ def _show(found: Plain) -> None:
 def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool) -> None:
     """Print what every account of a ledger has spent."""
     from dpfl.cli.run import show_statements
-    from dpfl.privacy.flags import Flag, RaisedFlag
+    from dpfl.privacy.flags import IN_TITLE, Flag, RaisedFlag, flags_in
     from dpfl.privacy.ledger import Ledger
     from dpfl.privacy.statement import statements
 
@@ -100,16 +100,18 @@ def _from_ledger(path: Path, delta: float | None, page: Path | None, json: bool)
             pages.write_ledger_page(book, page, f"Privacy report of {book.identity()}", delta)
         lines, head, rule = statements(book, delta), book.head(), book.filter
         seeded, titles, flags = book.seeded_runs(), book.titles(), book.flags
-    raised = [run for run, title in titles.items() if Flag.HYPOTHETICAL in title.lower()]
+    raised = {
+        flag: [run for run, title in titles.items() if flag in flags_in(title)] for flag in IN_TITLE
+    }
     if json:
         told: Plain = {"filter": rule, "entries": head.number, "head": head.digest}
-        told |= {"seeded_runs": seeded, "hypothetical_runs": raised}
+        told |= {"seeded_runs": seeded} | {f"{flag}_runs": runs for flag, runs in raised.items()}
         told["flags"] = [one.to_dict() for one in flags]
         own = [line.to_dict() for line in lines]
         c.print_json({"ledger": str(path), **told, "statements": own})
         return
     c.warn(flags)
-    for flag, runs in ((Flag.SEEDED, seeded), (Flag.HYPOTHETICAL, raised)):
+    for flag, runs in ((Flag.SEEDED, seeded), *raised.items()):
         c.warn(RaisedFlag(flag, f"run {run}") for run in runs)
     if any(line.delta is None for line in lines):
         c.note("Some accounts have no budget, so no delta is known for them: give --delta.")

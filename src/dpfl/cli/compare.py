@@ -129,7 +129,7 @@ def show_standings(lines: Sequence[Standing]) -> None:
     raised: dict[str, list[str]] = {}
     for one in lines:
         for flag in one.runs[0].flags:
-            if flag.flag.voids_privacy:
+            if flag.flag.voids_privacy or flag.flag.reference:
                 raised.setdefault(str(flag), []).append(one.label)
     c.warn(f"{flag} [{', '.join(dict.fromkeys(who))}]" for flag, who in sorted(raised.items()))
 

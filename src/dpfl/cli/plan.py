@@ -66,6 +66,8 @@ def show_description(described: Description) -> None:
     c.out.print(f"{size}, {cohort}, {described.participations} planned participations each")
     up, down = c.bytes_text(described.bytes_up), c.bytes_text(described.bytes_down)
     c.out.print(f"{described.parameters} parameters; per client and round {up} up, {down} down")
+    for name, reason in described.slow_layers.items():
+        c.out.print(f"slow: layer '{name}': {reason}")
     if described.forecast.warning:
         c.warn([f"WARNING: {described.forecast.warning}"])
 
@@ -163,7 +165,7 @@ def _show_noise(described: Sequence[Description]) -> None:
         noise = tuple(round(client.noise_multiplier or 0.0, 6) for client in one.clients)
         columns.setdefault(noise, []).append(one.method)
     names = [own[0] + (f" (+{len(own) - 1})" if own[1:] else "") for own in columns.values()]
-    real = [one for one in described if not one.forecast.hypothetical] or described
+    real = [one for one in described if not one.forecast.reference] or described
     clients = real[0].clients if real else ()
     known = [[one.client, str(one.records), c.number_text(one.budget, ".4g")] for one in clients]
     noises = [[f"{value:.3g}" for value in own] for own in zip(*columns, strict=True)]

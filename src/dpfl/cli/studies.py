@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from dpfl.cli import console as c
 from dpfl.cli import options as o
 from dpfl.cli.compare import field_names, finish, open_store, value_text
+from dpfl.cli.private_search import tune_privately
 from dpfl.cli.values import MOST_SEEDS, Values, data_values, lists_of, seeds_of
 from dpfl.core.checks import check
 
@@ -89,6 +90,11 @@ def tune(
     search: str = o.opt("grid, or halving: half of them stop early, twice.", "grid"),
     tune_on: str | None = o.opt("A public or proxy data set (or folder) to tune on."),
     seeds: int = o.opt("Seeds per candidate.", 1, min=1, max=MOST_SEEDS),
+    accounted: float | None = o.opt("Search at a stated privacy cost: so many runs on average."),
+    score: str = o.opt("With --accounted: accuracy, loss or auc.", "accuracy"),
+    score_share: float | None = o.opt("With --accounted: the score's share of every budget."),
+    score_bound: float | None = o.opt("With --score loss: the largest loss of a record."),
+    most_epsilon: float | None = o.opt("With --accounted: refuse a search that costs more."),
 ) -> None:
     """Choose every method's settings by the same search, on records that are neither trained nor
     tested on.
@@ -96,6 +102,9 @@ def tune(
     By default lr, clip and what a method declares as its own are searched. The folder holds the
     results and one experiment file per method, ready to run. What is chosen depends on the clients'
     records, which no privacy cost covers, unless --tune-on names public or proxy data.
+
+    With --accounted the search itself has a privacy cost: a random number of runs of one method,
+    each scored with noise, of which the best is kept (Papernot and Steinke 2022).
 
     For instance: dpfl tune experiment.toml --methods weiavg,pfa --tune-on breast_cancer
     """
@@ -105,6 +114,13 @@ def tune(
 
     lists, values = lists_of(over or []), asked.values()
     candidates, _ = asked.candidates()
+    if accounted is not None:
+        plain = tune_on is None and search == "grid" and seeds == 1
+        problem = "--tune-on, --search or --seeds was given as well"
+        check(plain, "--accounted", problem, "leave them out: candidates are drawn at random")
+        metric = {"metric": score, "share": score_share, "bound": score_bound}
+        tune_privately(asked, values, lists, accounted, metric, most_epsilon)
+        return
     own = {} if lists else library.own_searches(values, candidates, asked.data)
     first: dict[str, Values] = {}
     for name in candidates:

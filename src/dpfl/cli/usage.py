@@ -26,6 +26,8 @@ def usage_sentence(error: click.UsageError) -> str:
     if isinstance(error, click.MissingParameter):
         return f"{_name(error)}: is missing; give it, or {see}"
     if isinstance(error, click.BadParameter):
+        if path := re.match(r"Path '(.*)' is not (readable|writable)", error.message):
+            return f"{_name(error)}: '{path[1]}' is not {path[2]}; check its permissions"
         return f"{_name(error)}: {_given(error.message)}; give {_wanted(error.param)}"
     if extra := re.match(r"Got unexpected extra arguments? \((.*)\)", message):
         return f"'{extra[1]}': there is no such argument; leave it out, or {see}"

@@ -16,6 +16,11 @@ from dpfl.core.checks import check
 from dpfl.core.errors import PeerError
 
 
+def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that a module learns, by name; a shared one has the first of its names."""
+    return {name: own for name, own in module.named_parameters() if own.requires_grad}
+
+
 @dataclass(frozen=True)
 class Block:
     """One tensor's place in the flat vector."""
@@ -59,8 +64,8 @@ class Layout:
 
     @classmethod
     def of_module(cls, module: nn.Module) -> Layout:
-        """Lay out a module's parameters."""
-        return cls.of(dict(module.named_parameters()))
+        """Lay out the parameters that a module learns; frozen ones are public and stay in it."""
+        return cls.of(trainable(module))
 
     def __iter__(self) -> Iterator[Block]:
         return iter(self.blocks)
@@ -110,12 +115,12 @@ class Layout:
         return result
 
     def read(self, module: nn.Module) -> Tensor:
-        """Copy a module's parameters into a flat vector."""
-        return self.flatten(dict(module.named_parameters()))
+        """Copy the parameters that a module learns into a flat vector."""
+        return self.flatten(trainable(module))
 
     def write(self, vector: Tensor, module: nn.Module) -> None:
-        """Copy a flat vector into a module's parameters."""
-        parameters = dict(module.named_parameters())
+        """Copy a flat vector into the parameters that a module learns."""
+        parameters = trainable(module)
         with torch.no_grad():
             for name, tensor in self.unflatten(vector).items():
                 parameters[name].copy_(tensor)

@@ -43,6 +43,7 @@ class Phase:
     clipping: Clipping = "flat"
     lr_decay: float = 1.0  # multiplies the learning rate once a round
     part: Literal["all", "head", "body"] = "all"  # what moves; the head is the last layer
+    rates: tuple[tuple[int, float], ...] = ()  # (records, rate), one after the other, if not alike
 
     def __post_init__(self) -> None:
         whole_number("phase", "steps", self.steps)

@@ -139,9 +139,10 @@ class Terms:
     largest_epsilon: float
     parameters: int  # how many numbers the model has, and so how many coordinates carry noise
     noise_multiplier: float | None = None
+    records: int = 0  # of all clients, where they are pooled,
+    batch: int = 0  # and how many of them a step takes
     public: tuple[str, ...] = ()
-    # Of each release before round one, its share of a budget and how many numbers it has
-    releases: tuple[tuple[float, int], ...] = ()
+    releases: tuple[tuple[float, int], ...] = ()  # before round one: share of a budget, numbers
 
     def with_noise(self, noise_multiplier: float) -> Terms:
         """Agree on one noise level for all."""
@@ -229,5 +230,4 @@ class State:
     model: Tensor
     starts: Mapping[str, Tensor] = field(default_factory=dict)
     plugs: Mapping[str, PlugState] = field(default_factory=dict)
-    # Results of early releases: public buffers of the model, by name
-    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)  # results of early releases

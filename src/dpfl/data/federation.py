@@ -20,6 +20,7 @@ from torch import Tensor
 from dpfl.core.checks import check, whole_number
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Budget, ClientSettings
+from dpfl.data.arguments import check_kind, check_per_client
 from dpfl.data.arrays import ENCODE, client_parts, split_end, split_off
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
 from dpfl.data.partition import Partition
@@ -57,8 +58,8 @@ class Federation:
 
     def __post_init__(self) -> None:
         check_data(bool(self.shards), "federation", "has no clients", "give at least one")
-        self._check_given("budgets", self.budgets, Budget)
-        self._check_given("client_settings", self.client_settings, ClientSettings)
+        check_per_client("budgets", self.budgets, Budget, self.shards)
+        check_per_client("client_settings", self.client_settings, ClientSettings, self.shards)
         good: dict[int, bool] = {}  # whether a whole storage has targets of the task
         for client, shard in self.shards.items():
             where = f"client '{client}'"
@@ -74,18 +75,6 @@ class Federation:
                     token = records.token_outside(span, count)
                     problem = f"has token {token}, outside 0..{count - 1}"
                     check_data(token is None, where, problem, ENCODE)
-
-    def _check_given(self, name: str, given: Any, kind: type) -> None:
-        """Refuse what is not a mapping of clients to things of this kind."""
-        each = f"dpfl.{kind.__name__}(...)"
-        problem, remedy = f"{name} = {given!r:.60}", f"give {{client: {each}}}"
-        check(isinstance(given, Mapping), "federation", problem, remedy)
-        for client in sorted(given, key=str):
-            where, own = f"{name} of '{client}'", given[client]
-            problem = f"{own!r:.60} is not a {kind.__name__}"
-            check(isinstance(own, kind), where, problem, f"give {each}")
-            problem = f"{name} are given for '{client}', who is not a client"
-            check(client in self.shards, "federation", problem, "check the id")
 
     def __repr__(self) -> str:
         """Say who there is, and show no record."""
@@ -258,10 +247,9 @@ class Federation:
         With a natural partition clients keep their names, and ``clients`` of them are drawn (all if
         None). A data set without a test part sets a fifth of every class aside.
         """
-        known = (("dataset", dataset, Dataset), ("partition", partition, Partition))
-        for name, given, kind in (*known, ("seed", seed, PublicSeed)):
-            problem, remedy = f"{name} = {given!r:.60}", f"give a {kind.__name__}"
-            check(isinstance(given, kind), "federation", problem, remedy)
+        check_kind("dataset", dataset, Dataset)
+        check_kind("partition", partition, Partition)
+        check_kind("seed", seed, PublicSeed)
         dataset = dataset.as_task(task)
         shards = partition.shards(dataset, clients, seed)
         return cls(shards=shards, task=dataset.learned, inputs=dataset.inputs)

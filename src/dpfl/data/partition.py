@@ -63,12 +63,10 @@ class Partition:
         check(clients >= 1, "partition", f"{clients} clients", "give at least 1 client")
         wanted = clients * self.least
         problem = f"{clients} clients need {wanted} records at least, there are {len(labels)}"
-        most = len(labels) // self.least
-        remedy = f"use at most {most} clients" if most else "ask for a smaller least number"
-        if self.records is not None:
-            each = len(labels) // clients
-            fewer = f"ask for at most {each} records per client"
-            remedy = f"{fewer}, or {remedy}" if most else fewer
+        most, each = len(labels) // self.least, len(labels) // clients
+        remedies = [f"ask for at most {each} records per client"] * bool(self.records and each)
+        remedies += [f"use at most {most} clients"] * bool(most)
+        remedy = ", or ".join(remedies) or "use fewer clients with fewer records each"
         check_data(wanted <= len(labels), "partition", problem, remedy)
         generator = seed.numpy()
         parts = PARTITIONS[self.kind].split(self, labels, clients, generator)

@@ -146,7 +146,7 @@ def terms_from_dict(values: Any) -> Terms:
     """
     with readable("terms"):
         noise = values["noise_multiplier"]
-        wholes = ("rounds", "population", "participations", "parameters")
+        wholes = ("rounds", "population", "participations", "parameters", "records", "batch")
         numbers = ("expected_cohort", "smallest_epsilon", "largest_epsilon")
         found: Plain = {name: integer(values[name]) for name in wholes}
         found |= {name: float(values[name]) for name in numbers}

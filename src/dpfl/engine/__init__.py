@@ -7,14 +7,16 @@ the other and writes per-record gradients out: it is slow, and what the others a
 Chains of linear layers are computed for many clients in one product (``stacks``,
 ``private_stacks``), plain SGD on few records in the span of the records (``row_span``), and every
 other model client by client with ghost clipping (``ghost_clipping``), whose layers have rules of
-their own (``layer_rules``, ``convolutions``, ``recurrent``). All of them agree with
-``one_by_one`` to a relative error of 5e-5 of the update.
+their own (``layer_rules``, ``convolutions``, ``normalisation``, ``recurrent``, ``attention``). All
+of them agree with ``one_by_one`` to a relative error of 5e-5 of the update. ``slow_layers`` names
+the layers of a model that have no rule.
 """
 
 from collections.abc import Callable
 
 from dpfl.core.errors import unknown_name
 from dpfl.engine.base import Engine
+from dpfl.engine.coverage import slow_layers as slow_layers
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.process import check_device
 from dpfl.engine.stacked import Stacked

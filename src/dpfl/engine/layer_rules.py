@@ -4,14 +4,15 @@ One forward and one backward give, for every layer with parameters, its input ``
 ``d`` of the summed loss with respect to its output. A rule turns the two into per-record squared
 norms, and into the weighted sum of per-record gradients once the weights (clipping factors) are
 known. Per-record gradients are written out only where that is cheaper than two products; never all
-of them at once.
+of them at once. What is frozen has no gradient.
 
 | layer | per-record gradient of the weight |
 |---|---|
 | Linear | sum over positions t of d_t a_t^T |
-| Conv2d | the same, with a_t the patch of the input under output position t |
+| Conv1d, Conv2d, Conv3d | the same, with a_t the patch of the input under output position t |
+| MultiheadAttention | the same, for each of its projections |
 | Embedding | sum over positions of d_t, into the row of the token at t |
-| GroupNorm, LayerNorm | sum over positions of d_t times the normalised input |
+| normalisation | sum over positions of d_t times the normalised input |
 | LSTM, GRU, RNN | as Linear, on inputs and on hidden states, with d_t the gradient of the gates |
 
 Squares are added up in double precision: their float32 sums under- and overflow where the gradient
@@ -29,10 +30,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dpfl.core.grid import SUMMANDS
 from dpfl.numerics.clipping import LARGEST_INPUT, squared_norms, stacked_product
@@ -50,9 +51,10 @@ class LayerGradient:
     """One layer's per-record gradients, without writing them out where that is cheaper.
 
     ``squares`` are their squared norms. ``weighted`` turns a factor per record into the weighted
-    sum of the gradients, by the names of the layer's parameters.
+    sum of the gradients, by the ``names`` of the layer's parameters.
     """
 
+    names: tuple[str, ...]
     squares: Tensor
     weighted: Callable[[Tensor], dict[str, Tensor]]
 
@@ -62,8 +64,27 @@ class LayerGradient:
         known = {name: piece for name, piece in pieces.items() if piece is not None}
         squares = added(squares for squares, _ in known.values())
         return cls(
-            squares, lambda factor: {name: sums(factor) for name, (_, sums) in known.items()}
+            tuple(known),
+            squares,
+            lambda factor: {name: sums(factor) for name, (_, sums) in known.items()},
         )
+
+
+@dataclass(frozen=True)
+class Tap:
+    """What a layer's rule is asked with: what the layer was ``given``, and gradients of ``wanted``.
+
+    ``rule(*given, *gradients)`` is the layer's gradient.
+    """
+
+    rule: Callable[..., LayerGradient]
+    given: list[Tensor]
+    wanted: list[Tensor]
+
+
+def learns(parameter: Any) -> bool:
+    """Whether a layer has this parameter (not None), and it is not frozen."""
+    return isinstance(parameter, Tensor) and parameter.requires_grad
 
 
 def squared(x: Tensor) -> Tensor:
@@ -180,23 +201,35 @@ def sum_of_products(of_inputs: Tensor, of_slopes: Tensor) -> Tensor:
     return (norms + _ROUNDING * terms).square()
 
 
-def linear(layer: nn.Linear, a: Tensor, d: Tensor) -> LayerGradient:
-    """A dense layer on the last axis; the axes between are positions."""
-    records, of_inputs = len(a), squared(a)
-    a, d = a.reshape(records, -1, layer.in_features), d.reshape(records, -1, layer.out_features)
-    squares, weighted = products(a, d, of_inputs)
+def linear(layer: nn.Module, a: Tensor, d: Tensor, *, transposed: bool = False) -> LayerGradient:
+    """A dense layer on the last axis; the axes between are positions.
+
+    Its weight is (out, in), or ``transposed`` as in Hugging Face's GPT-2.
+    """
+    d, bias = d.reshape(len(a), -1, d.shape[-1]), learns(getattr(layer, "bias", None))
+    weight = dense_weight(a, d, transposed=transposed) if learns(layer.weight) else None
+    return LayerGradient.of(weight=weight, bias=rows(d.sum(dim=1)) if bias else None)
+
+
+def dense_weight(a: Tensor, d: Tensor, *, transposed: bool = False) -> Piece:
+    """The gradient of a dense layer's weight."""
+    of_inputs = squared(a)
+    squares, weighted = products(a.reshape(len(a), -1, a.shape[-1]), d, of_inputs)
     # A record whose input is too large is taken out.
     squares = squares.masked_fill(~(of_inputs <= LARGEST_INPUT**2), math.inf)
-    bias = None if layer.bias is None else rows(d.sum(dim=1))
-    return LayerGradient.of(weight=(squares, weighted), bias=bias)
+    return squares, (lambda factor: weighted(factor).T) if transposed else weighted
+
+
+def without_padding(layer: nn.Embedding, tokens: Tensor, d: Tensor) -> Tensor:
+    """Output gradients of an embedding; those of padding are zero."""
+    return d if layer.padding_idx is None else d * (tokens != layer.padding_idx)[..., None]
 
 
 def embedding(layer: nn.Embedding, a: Tensor, d: Tensor) -> LayerGradient:
     """A table of rows: equal tokens of a record add up before the norm is taken."""
     records = len(a)
     tokens, d = a.reshape(records, -1), d.reshape(records, -1, layer.embedding_dim)
-    if layer.padding_idx is not None:
-        d = d * (tokens != layer.padding_idx)[..., None]
+    d = without_padding(layer, tokens, d)
     same = (tokens[:, :, None] == tokens[:, None, :]).double()
 
     def weighted(factor: Tensor) -> Tensor:
@@ -205,19 +238,3 @@ def embedding(layer: nn.Embedding, a: Tensor, d: Tensor) -> LayerGradient:
         return table.index_add_(0, tokens.flatten(), weighted)
 
     return LayerGradient.of(weight=(sum_of_products(same, gram(d)), weighted))
-
-
-def group_norm(layer: nn.GroupNorm, a: Tensor, d: Tensor) -> LayerGradient:
-    """Scale and shift per channel."""
-    normalised = F.group_norm(a, layer.num_groups, eps=layer.eps)
-    scale, shift = (d * normalised).flatten(2).sum(dim=2), d.flatten(2).sum(dim=2)
-    return LayerGradient.of(weight=rows(scale), bias=rows(shift))
-
-
-def layer_norm(layer: nn.LayerNorm, a: Tensor, d: Tensor) -> LayerGradient:
-    """Scale and shift per entry of the normalised shape; leading axes are positions."""
-    normalised = F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
-    shape = (len(a), -1, math.prod(layer.normalized_shape))
-    scale = (d * normalised).reshape(shape).sum(dim=1)
-    shift = None if layer.bias is None else rows(d.reshape(shape).sum(dim=1))
-    return LayerGradient.of(weight=rows(scale), bias=shift)

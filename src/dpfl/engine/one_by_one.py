@@ -3,8 +3,11 @@
 The other engines are tested against it; it is also the one to debug with.
 """
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +22,8 @@ from dpfl.engine.process import check_arithmetic, failures_of, one_thread
 from dpfl.numerics.clipping import LARGEST_NORM, clip_factor, layer_factors, squared_norms
 from dpfl.plugs.sampling import PoissonBatches, sampler
 
+Gradients = Callable[..., dict[str, Tensor]]
+
 _MOST_NUMBERS = 1 << 25  # per-record gradient entries held at once
 
 
@@ -31,6 +36,7 @@ class OneByOne:
     def __init__(self, device: str = "cpu", *, one_at_a_time: bool = False) -> None:
         self.device = torch.device(device)
         self.one_at_a_time = one_at_a_time
+        self._batched: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
     def blocks(self, plans: Sequence[tuple[Phase, ...]]) -> list[list[int]]:
         """Each client is a block of its own."""
@@ -133,10 +139,9 @@ class OneByOne:
             one = Batch(feature[None], label[None], batch.task)
             return one.losses(model, parameters).sum()
 
-        # torch has no batched recurrent layers, nor buffers written to in a batch.
-        alone = self.one_at_a_time or any(isinstance(m, nn.RNNBase) for m in model.modules())
         total = torch.zeros_like(vector, dtype=torch.float64)
-        gradients = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
+        gradients = _quiet(vmap(grad(loss), in_dims=(None, 0, 0), randomness="different"))
+        alone = not self._can_batch(model, gradients, parameters, batch)
         at_once = 1 if alone else max(1, _MOST_NUMBERS // max(layout.size, 1))
         for some in batches_of(batch, at_once):
             if alone:
@@ -149,6 +154,42 @@ class OneByOne:
             rows = torch.where(whole[:, None], rows, torch.zeros_like(rows))
             total += _weighted(layout, rows.to(torch.float64), norms, clip, clipping)
         return total
+
+    def _can_batch(
+        self,
+        model: nn.Module,
+        gradients: Gradients,
+        parameters: dict[str, Tensor],
+        batch: Batch,
+    ) -> bool:
+        """Whether torch can differentiate many records of this model at once; tried on one.
+
+        It has no batched recurrent layers, nor buffers written to in a batch, and models may look
+        at the values of a record.
+        """
+        recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+        if self.one_at_a_time or recurrent or len(batch.labels) == 0:
+            return False
+        if model not in self._batched:
+            devices = [self.device] if self.device.type == "cuda" else []
+            with torch.random.fork_rng(devices):
+                try:
+                    gradients(parameters, batch.features[:1], batch.labels[:1])
+                    self._batched[model] = True
+                except (RuntimeError, ValueError, TypeError):
+                    self._batched[model] = False
+        return self._batched[model]
+
+
+def _quiet(gradients: Gradients) -> Gradients:
+    """The same without torch's warnings that it computes some layers record by record."""
+
+    def found(*arguments: Any) -> dict[str, Tensor]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+            return gradients(*arguments)
+
+    return found
 
 
 def _weighted(

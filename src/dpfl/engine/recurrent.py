@@ -11,28 +11,15 @@ parameters, all steps' input halves in one product; records stay apart throughou
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpfl.engine.layer_rules import LayerGradient, products, rows
+from dpfl.engine.layer_rules import LayerGradient, Tap, learns, products, rows
 
 State = tuple[Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Tap:
-    """What a layer's rule is asked with: what the layer was ``given``, and gradients of ``wanted``.
-
-    ``rule(*given, *gradients)`` is the layer's gradient.
-    """
-
-    rule: Callable[..., LayerGradient]
-    given: list[Tensor]
-    wanted: list[Tensor]
 
 
 def _lstm(x: Tensor, h: Tensor, state: State) -> State:
@@ -100,21 +87,26 @@ def _one_direction(layer: nn.RNNBase, x: Tensor, suffix: str) -> tuple[Tensor, S
         state = _CELLS[layer.mode](part, half if extra is None else half + extra[:, t], state)
         outputs.append(state[0])
     tap = Tap(
-        partial(_rule, suffix, biases[0] is not None),
+        partial(_rule, layer, suffix),
         [x.detach(), torch.stack([h, *outputs[:-1]], dim=1).detach()],
         [gates] if extra is None else [gates, extra],
     )
     return torch.stack(outputs, dim=1), state, tap
 
 
-def _rule(suffix: str, biased: bool, x: Tensor, hidden: Tensor, *slopes: Tensor) -> LayerGradient:
+def _rule(
+    layer: nn.RNNBase, suffix: str, x: Tensor, hidden: Tensor, *slopes: Tensor
+) -> LayerGradient:
     """One direction of one layer: two dense layers whose positions are the steps.
 
     ``suffix`` ends the names of its parameters. ``slopes`` are the gradients of the gates: one
     where inputs and hidden states share them, else one for each.
     """
-    halves = {"ih": (x, slopes[0]), "hh": (hidden, slopes[-1])}
-    pieces = {f"weight_{half}{suffix}": products(*both) for half, both in halves.items()}
-    if biased:
-        pieces |= {f"bias_{half}{suffix}": rows(d.sum(dim=1)) for half, (_, d) in halves.items()}
+    halves, pieces = {"ih": (x, slopes[0]), "hh": (hidden, slopes[-1])}, {}
+    for half, (a, d) in halves.items():
+        if learns(getattr(layer, weight := f"weight_{half}{suffix}")):
+            pieces[weight] = products(a, d)
+    for half, (_, d) in halves.items():
+        if learns(getattr(layer, bias := f"bias_{half}{suffix}", None)):
+            pieces[bias] = rows(d.sum(dim=1))
     return LayerGradient.of(**pieces)

@@ -16,6 +16,7 @@ from dpfl.core.grid import WIDTHS
 from dpfl.core.layout import Layout
 from dpfl.core.types import Phase
 from dpfl.engine.base import Job
+from dpfl.engine.coverage import can_ghost_clip
 from dpfl.engine.ghost_clipping import GhostClipping
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.phase_block import PhaseBlock, plain_sums
@@ -23,7 +24,6 @@ from dpfl.engine.private_stacks import ClippedSums, step_noise
 from dpfl.engine.process import check_arithmetic, failures_of, one_thread
 from dpfl.engine.row_span import run_row_span
 from dpfl.engine.stacks import Chain, same_at_every_place
-from dpfl.engine.trace import can_ghost_clip
 from dpfl.numerics.clipping import clip_factor, squared_norms
 
 KERNELS = (

@@ -1,10 +1,13 @@
 """What one forward of a model leaves behind for the rules of its layers.
 
-A forward hook keeps the input and output of every layer that has a rule; recurrent layers are run
-unrolled (:mod:`dpfl.engine.recurrent`). What the rules do not cover raises :class:`NotCovered`.
+A forward hook keeps the input and output of every layer that learns and has a rule; recurrent and
+attention layers are run by :mod:`dpfl.engine.recurrent` and :mod:`dpfl.engine.attention`. Frozen
+layers are not looked at, and nothing is differentiated before the first layer that learns. What the
+rules do not cover raises :class:`NotCovered`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -13,17 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from dpfl.engine import layer_rules as rules
-from dpfl.engine.convolutions import conv2d
-from dpfl.engine.recurrent import Tap, can_unroll, unroll
+from dpfl.engine.attention import attend
+from dpfl.engine.coverage import layers_with_rules, learned, rule_of
+from dpfl.engine.layer_rules import LayerGradient, Tap
+from dpfl.engine.recurrent import unroll
+from dpfl.engine.shared import SHARES, Use, shared_gradients
 
-RULES: dict[type[nn.Module], Callable[..., rules.LayerGradient]] = {
-    nn.Linear: rules.linear,
-    nn.Conv2d: conv2d,
-    nn.Embedding: rules.embedding,
-    nn.GroupNorm: rules.group_norm,
-    nn.LayerNorm: rules.layer_norm,
-}
-"""The rule of each kind of layer: ``rule(layer, a, d)``."""
+Named = tuple[Mapping[str, str], LayerGradient]
+"""A gradient by the names of a layer, and the names of those parameters in the layout."""
 
 
 class NotCovered(Exception):
@@ -62,30 +62,23 @@ def slopes_channels_last(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def layers_with_rules(model: nn.Module) -> dict[nn.Module, str]:
-    """The layers that have a rule, and their names."""
-    modules = ((module, name) for name, module in model.named_modules())
-    return {m: name for m, name in modules if type(m) in RULES or can_unroll(m)}
-
-
-def can_ghost_clip(model: nn.Module) -> bool:
-    """Whether every parameter belongs to a layer that has a rule."""
-    layers = layers_with_rules(model)
-    covered = {id(p) for layer in layers for p in layer.parameters(recurse=False)}
-    return {id(p) for p in model.parameters()} == covered and not any(
-        isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq)
-        for layer in layers
-    )
-
-
 class Trace:
-    """What every layer with a rule was given in one forward, and what it gave."""
+    """What every layer with a rule was given in one forward, and what it gave.
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model, self._names = model, layers_with_rules(model)
+    ``records`` is how many records the batch has.
+    """
+
+    def __init__(self, model: nn.Module, records: int) -> None:
+        self._model, self._records, self._names = model, records, layers_with_rules(model)
         self._in_place = any(getattr(module, "inplace", False) for module in model.modules())
         self._taps: dict[nn.Module, list[Tap]] = {}
         self._versions: list[tuple[Tensor, int]] = []
+        blocks = {id(own): name for name, own in model.named_parameters()}
+        self._blocks = {
+            layer: {name: blocks[id(own)] for name, own in learned(layer).items()}
+            for layer in self._names
+        }
+        self._users = Counter(block for own in self._blocks.values() for block in own.values())
 
     @contextmanager
     def record(self) -> Iterator[None]:
@@ -95,20 +88,32 @@ class Trace:
                 if isinstance(module, nn.RNNBase):
                     module.forward = partial(self._unroll, module)
                     hooks.callback(delattr, module, "forward")
+                elif isinstance(module, nn.MultiheadAttention):
+                    module.forward = partial(self._attend, module)  # type: ignore[method-assign]
+                    hooks.callback(delattr, module, "forward")
                 else:
                     hooks.enter_context(module.register_forward_hook(self._keep))
             yield
 
-    def _keep(self, module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+    def _keep(self, module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        name, rule = self._names[module], rule_of(module)
+        if not given or rule is None:
+            raise NotCovered(f"layer '{name}' is called with named arguments")
+        a = given[0]
+        if type(module) is nn.Embedding and a.ndim > 1 and len(a) == 1:
+            # Positions, the same for all records: each gets its own, and so its own gradient.
+            a = a.expand(self._records, *a.shape[1:])
+            output = output.expand(self._records, *output.shape[1:]).clone()
+        if len(a) != self._records:
+            raise NotCovered(f"layer '{name}' does not have the records on its first axis")
         output = output if output.requires_grad else output.requires_grad_()
-        rule = partial(RULES[type(module)], module)
-        self._add(module, [Tap(rule, [given[0].detach()], [output])])
+        self._add(module, [Tap(partial(rule, module), [a.detach()], [output])])
         # torch raises a tensor's version whenever it is changed in place. It may have added a bias
         # in place itself: that is in the output's version already. An activation that works in
         # place on what follows gets a copy.
         kept = given[:1] if self._in_place else (given[0], output)
         self._versions += [(tensor, tensor._version) for tensor in kept]
-        return output.clone() if self._in_place else None
+        return output.clone() if self._in_place else output
 
     def _unroll(self, module: nn.RNNBase, x: Tensor, *state: Any) -> tuple[Tensor, Any]:
         if state or not isinstance(x, Tensor) or x.ndim != 3:
@@ -118,10 +123,40 @@ class Trace:
         self._add(module, taps)
         return output, last
 
+    def _attend(
+        self,
+        module: nn.MultiheadAttention,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,  # a hint: the mask says the same
+    ) -> tuple[Tensor, Tensor | None]:
+        given, name = (query, key, value), self._names[module]
+        axis = 0 if module.batch_first else 1
+        if any(x.is_nested or x.ndim != 3 or x.shape[axis] != self._records for x in given):
+            raise NotCovered(f"layer '{name}' is given nested or single sequences")
+        if is_causal and attn_mask is None:
+            raise NotCovered(f"layer '{name}' is given is_causal without a mask")
+        output, weights, taps = attend(
+            module,
+            self._blocks[module],
+            given,
+            key_padding_mask=key_padding_mask,
+            need_weights=need_weights,
+            attn_mask=attn_mask,
+            average_attn_weights=average_attn_weights,
+        )
+        self._add(module, taps)
+        return output, weights
+
     def _add(self, module: nn.Module, taps: list[Tap]) -> None:
-        if module in self._taps:
+        if module in self._taps and type(module) not in SHARES:
             raise NotCovered(f"layer '{self._names[module]}' is called twice")
-        self._taps[module] = taps
+        self._taps.setdefault(module, []).extend(taps)
 
     def wanted(self) -> list[Tensor]:
         """All tensors whose gradients are wanted."""
@@ -131,21 +166,38 @@ class Trace:
 
     def gradients(
         self, slopes: Sequence[Tensor | None], broken: Tensor | None = None
-    ) -> tuple[list[tuple[str, rules.LayerGradient]], Tensor]:
+    ) -> tuple[list[Named], Tensor]:
         """Ask every layer's rule, with the gradients of the tensors that were wanted.
 
         Returns gradients by layer, and squared norms of whole gradients. Broken records are taken
-        out first, because zero times infinity is not zero.
+        out first, because zero times infinity is not zero. The uses of a shared parameter are one
+        gradient.
         """
 
         def whole(x: Tensor) -> Tensor:
             shape = (-1, *[1] * (x.ndim - 1))
             return x if broken is None else x.masked_fill(broken.reshape(shape), 0)
 
-        found, gradients = iter(slopes), []
+        found, gradients, uses = iter(slopes), list[Named](), list[Use]()
         for module, tap in ((module, tap) for module, taps in self._taps.items() for tap in taps):
             known = [slope for _ in tap.wanted if (slope := next(found)) is not None]
-            if len(known) == len(tap.wanted):  # else the layer has no part in the loss
-                gradient = tap.rule(*map(whole, [*tap.given, *known]))
-                gradients.append((self._names[module], gradient))
+            if len(known) < len(tap.wanted):
+                continue  # the layer has no part in the loss
+            names, given = self._blocks[module], [*map(whole, [*tap.given, *known])]
+            if self._is_shared(module):
+                uses.append(Use(module, names, *given))
+            else:
+                gradients.append((names, tap.rule(*given)))
+        if uses:
+            blocks = {block: block for block in self._users}
+            gradients += [(blocks, gradient) for gradient in shared_gradients(uses)]
         return gradients, rules.added(gradient.squares for _, gradient in gradients)
+
+    def _is_shared(self, module: nn.Module) -> bool:
+        """Whether a layer is called more than once, or another one has one of its parameters.
+
+        Or gives it its name: the parts of a layer of the layout are clipped together.
+        """
+        homes = {block.rpartition(".")[0] for block in self._blocks[module].values()}
+        several = type(module) in SHARES and (len(self._taps[module]) > 1 or len(homes) > 1)
+        return several or any(self._users[block] > 1 for block in self._blocks[module].values())

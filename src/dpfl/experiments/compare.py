@@ -115,7 +115,6 @@ def tune(
 
 def tune_study(study: Sweep, store: RunStore) -> StudyResult:
     """Tune every method by the rule of a ``study`` in a ``store``, and run nothing else."""
-    store.claim(study)
     return _result(study, choose(study, store))
 
 
@@ -127,7 +126,6 @@ def run_study(study: Sweep, store: RunStore) -> StudyResult:
         result = run_study(Sweep.from_file(Path("study.toml")), RunStore(kept=Path("runs/study")))
         result.write(Path("study.json"))
     """
-    store.claim(study)
     asked, tasks = choose(study, store), []
     for cell in asked:
         runs = [study.experiment(cell.case, cell.label, cell.chosen, n) for n in study.seeds]

@@ -13,6 +13,7 @@ from pathlib import Path
 from dpfl.core.html import html_table
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Cohort, Downlink, Observer, Plain, Promise
+from dpfl.engine import slow_layers
 from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.experiments import planned_costs as costs
 from dpfl.privacy.accountant import shown
@@ -54,7 +55,8 @@ class Description:
     ``by_assumption`` holds epsilons over this run's own channel, by whose noise is counted on; it
     is empty where the channel makes no noise. ``bytes_up`` and ``bytes_down`` are those of one
     client in one round, ``cohort`` is the expected number of clients in a round. ``forecast`` says
-    how much noise a round would leave beside its signal.
+    how much noise a round would leave beside its signal. ``slow_layers`` are layers without a rule
+    for per-record gradients, and why: with them DP-SGD is slow.
     """
 
     method: str
@@ -73,6 +75,7 @@ class Description:
     noise_multiplier: Spread | None = None
     clients: tuple[ClientNoise, ...] = ()
     forecast: NoiseForecast
+    slow_layers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def protects(self) -> bool:
@@ -104,6 +107,7 @@ class Description:
             "pipeline": [list(row) for row in self.pipeline],
             **self.promise.to_dict(),
             "assumptions": list(self.assumptions),
+            "slow_layers": dict(self.slow_layers),
             "clients": len(self.clients),
             "epsilon": {str(observer): one.to_dict() for observer, one in self.epsilon.items()},
             "as_published": vars(self.published) if self.published else None,
@@ -151,6 +155,7 @@ def description_of(sim: Simulation, seed: PublicSeed) -> Description:
         noise_multiplier=Spread.of(one.noise_multiplier for one in clients if one.noise_multiplier),
         clients=clients,
         forecast=forecast(agreement, sim.members, seed),
+        slow_layers=slow_layers(sim.model) if strategy.local.private else {},
     )
 
 
@@ -188,6 +193,7 @@ def prepared(experiment: Experiment, data_folder: Path | None = None) -> Simulat
             rounds=experiment.run.rounds,
             run=Run(name="plan", ledger=ledger, seed=None, public=experiment.public_seed()),
             misreports=experiment.run.misreports,
+            accounted=experiment.accounted_metric(),
         )
 
 

@@ -131,12 +131,11 @@ def plan(
 
 def recommend(forecasts: Sequence[NoiseForecast]) -> list[Recommendation]:
     """Return one of the methods of ``forecasts`` per promise: the one with the least noise, and of
-    those that are alike the simplest. Those that protect nobody, and hypothetical ones, are left
-    out.
+    those that are alike the simplest. Methods that are shown for reference only are left out.
     """
     groups: dict[Promise, list[NoiseForecast]] = {}
     for one in forecasts:
-        real = one.promise.observer is not Observer.NOBODY and not one.hypothetical
+        real = one.promise.observer is not Observer.NOBODY and not one.reference
         if real and _ratio(one) < math.inf:
             groups.setdefault(one.promise, []).append(one)
     found = []

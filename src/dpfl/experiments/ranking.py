@@ -1,8 +1,8 @@
 """Rank methods among those that promise the same: paired over seeds, never across privacy units.
 
 Two scores may be ranked only if the methods protect the same unit, under the same adjacency,
-against the same adversary. A method that protects nobody, or that raises budgets nobody raised, is
-shown for reference and never ranked.
+against the same adversary. A method that protects nobody, that raises budgets nobody raised, that
+trusts a curator with all records or that shares nothing is shown for reference and never ranked.
 """
 
 import math
@@ -68,7 +68,7 @@ class Standing:
     @property
     def against(self) -> str:
         """Against whom, in a word."""
-        return "nobody" if self.reference else str(self.promise.observer)
+        return "nobody" if self.runs[0].hypothetical else str(self.promise.observer)
 
     @property
     def alone(self) -> bool:

@@ -85,9 +85,15 @@ class RunScore:
 
     @property
     def reference(self) -> bool:
-        """Whether a run protects nobody, or only in a hypothetical federation."""
-        hypothetical = any(raised.flag is Flag.HYPOTHETICAL for raised in self.flags)
-        return hypothetical or not self.protects
+        """Whether a run is shown beside others only: it protects nobody, raises budgets, trusts a
+        curator, or shares nothing.
+        """
+        return not self.protects or any(raised.flag.reference for raised in self.flags)
+
+    @property
+    def hypothetical(self) -> bool:
+        """Whether budgets were raised."""
+        return any(raised.flag is Flag.HYPOTHETICAL for raised in self.flags)
 
     def to_dict(self) -> Plain:
         """Return plain values, as they are written to ``results.json``."""

@@ -117,7 +117,11 @@ class _Candidate:
 
 
 def choose(study: Sweep, store: RunStore) -> list[CellResult]:
-    """Choose the settings of each method in each case; nothing is run with them yet."""
+    """Choose the settings of each method in each case; nothing is run with them yet.
+
+    The folder of the results is taken first: another study's is refused before anything runs.
+    """
+    store.claim(study)
     asked = {}  # cells that are tuned in the same case share what is tried
     for case, label in study.cells():
         asked[_key(study, case, label)] = (study.tuned_in(case), label)

@@ -1,7 +1,8 @@
 """Models by name, and the checks that any ``nn.Module`` of the user's must pass.
 
 ``make_model`` builds one of the papers' networks; ``check_model`` is run on every model before it
-is trained.
+is trained. ``replace_batch_norm`` makes a model with BatchNorm fit, ``load_weights`` and ``freeze``
+let it start from public weights and keep a part of them.
 """
 
 import inspect
@@ -14,7 +15,10 @@ from dpfl.core.errors import ConfigurationError, unknown_name
 from dpfl.core.random import PublicSeed
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
 from dpfl.models import networks
+from dpfl.models.batch_norm import replace_batch_norm as replace_batch_norm
 from dpfl.models.checks import check_model as check_model
+from dpfl.models.pretrained import freeze as freeze
+from dpfl.models.pretrained import load_weights as load_weights
 
 _NUMBERS = "alexnet cnn cnn_cifar cnn_small lenet5 logistic mlp resnet18"
 MODELS: dict[str, networks.Build] = {name: getattr(networks, name) for name in _NUMBERS.split()}

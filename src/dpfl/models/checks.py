@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DpflError
+from dpfl.core.layout import trainable
 from dpfl.core.random import PublicSeed
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
 from dpfl.tasks import Classification, Task
@@ -22,24 +23,52 @@ from dpfl.tasks import Classification, Task
 
 @contextmanager
 def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put a model into training or evaluation mode, and each of its layers back afterwards."""
+    """Put a model into training or evaluation mode, and each of its layers back afterwards.
+
+    A layer that keeps running statistics stays in evaluation mode if it is: they are constants.
+    """
     modes = {module: module.training for module in model.modules()}
     try:
         model.train(training)
+        for module, mode in modes.items():
+            if keeps_statistics(module):
+                module.training = mode and training
         yield
     finally:
         for module, mode in modes.items():
             module.training = mode
 
 
+def keeps_statistics(module: nn.Module) -> bool:
+    """Whether a layer normalises by statistics over records, which it keeps."""
+    mixes = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    return mixes or bool(getattr(module, "track_running_stats", False))
+
+
 def outputs_of(model: nn.Module, parameters: dict[str, Tensor], features: Tensor) -> Any:
     """What a model with these parameters gives for a batch.
 
-    What a layer writes into a buffer stays in a copy.
+    Frozen parameters are the model's own. What a layer writes into a buffer stays in a copy. Of an
+    output object with ``logits``, as Hugging Face's models give, those are taken.
     """
     device = features.device
-    buffers = {name: buffer.to(device, copy=True) for name, buffer in model.named_buffers()}
-    return functional_call(model, {**parameters, **buffers}, (features,))
+    own = {name: buffer.to(device, copy=True) for name, buffer in model.named_buffers()}
+    frozen = (pair for pair in model.named_parameters() if pair[0] not in parameters)
+    own |= {name: tensor.to(device) for name, tensor in frozen if tensor.device != device}
+    with _every_layer_called():
+        found = functional_call(model, {**own, **parameters}, (features,))
+    return found if isinstance(found, Tensor) else getattr(found, "logits", found)
+
+
+@contextmanager
+def _every_layer_called() -> Iterator[None]:
+    """Switch off torch's fused transformer layers, which pass over the layers they consist of."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def check_model(
@@ -60,11 +89,7 @@ def check_model(
     dpfl.core.errors.ConfigurationError: model: has no parameters; give a model that can be trained
     """
     for name, module in model.named_modules():
-        mixes = isinstance(module, nn.modules.batchnorm._BatchNorm)
-        good = not (mixes or getattr(module, "track_running_stats", False))
-        kept = "mixes the records of a batch and keeps their statistics, which nobody charges"
-        problem = f"{type(module).__name__} {kept}"
-        check(good, f"model layer '{name}'", problem, "use GroupNorm or LayerNorm instead")
+        _check_layer(f"model layer '{name}'", module)
     _check_parameters(model)
     task = Classification(classes=task) if isinstance(task, int) else task
     try:
@@ -80,17 +105,32 @@ def check_model(
         raise ConfigurationError("model", problem, "fit the model to the data") from error
 
 
+def _check_layer(where: str, module: nn.Module) -> None:
+    """Refuse a layer that mixes records, and an adapter whose base is trained beside it."""
+    constant = not module.training and getattr(module, "running_mean", None) is not None
+    problem = "mixes the records of a batch and keeps their statistics, which nobody charges"
+    remedy = (
+        "call .eval() on the layer to keep its statistics as they are, or replace it: "
+        "dpfl.models.replace_batch_norm(model)"
+    )
+    good = constant or not keeps_statistics(module)
+    check(good, where, f"{type(module).__name__} {problem}", remedy)
+    base = getattr(module, "base_layer", None)
+    if isinstance(base, nn.Module) and hasattr(module, "adapter_layer_names"):
+        free = [name for name in trainable(base) if name.rpartition(".")[2] != "bias"]
+        problem = f"is an adapter whose base is trainable ({', '.join(free)})"
+        check(not free, where, problem, "freeze the base: layer.base_layer.requires_grad_(False)")
+
+
 def _check_parameters(model: nn.Module) -> None:
-    parameters = dict(model.named_parameters())
-    check(bool(parameters), "model", "has no parameters", "give a model that can be trained")
-    for name, parameter in parameters.items():
+    some = next(model.parameters(), None) is not None
+    check(some, "model", "has no parameters", "give a model that can be trained")
+    learned = trainable(model)
+    remedy = "set requires_grad on the parameters to be learned"
+    check(bool(learned), "model", "has frozen parameters only", remedy)
+    for name, parameter in learned.items():
         where, single = f"model parameter '{name}'", parameter.dtype is torch.float32
         check(single, where, f"is {parameter.dtype}", "use float32: model.float()")
-        remedy = "set requires_grad, or take it out of the model"
-        check(parameter.requires_grad, where, "is frozen", remedy)
-    everywhere = sum(1 for _ in model.named_parameters(remove_duplicate=False))
-    problem = "shares (ties) parameters between layers"
-    check(everywhere == len(parameters), "model", problem, "give each layer its own")
 
 
 def _try_losses(outputs: Tensor, task: Task, target_shape: tuple[int, ...]) -> None:
@@ -133,8 +173,7 @@ def _scores(model: nn.Module, records: Tensor, task: Task) -> Tensor:
     """Outputs for made-up records; whatever is not what the task asks for is refused."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        run = partial(outputs_of, model, dict(model.named_parameters()))
-        found = task.outputs(run, records)
+        found = task.outputs(partial(outputs_of, model, {}), records)
     given, good = "no tensor", False
     if isinstance(found, Tensor):
         given = f"{found.dtype} outputs of shape {tuple(found.shape[1:])}"

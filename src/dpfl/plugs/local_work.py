@@ -30,6 +30,7 @@ class LocalWork(Plug):
 
     unit: Unit
     private: ClassVar[bool] = False
+    pooled: ClassVar[bool] = False  # a trusted curator works on all clients' records at once
 
     @property
     def hypothetical(self) -> bool:
@@ -97,7 +98,8 @@ def noise_variance(phases: Sequence[Phase], examples: int, parameters: int) -> f
     """
     total = 0.0
     for phase in phases:
-        size = PoissonBatches(examples, phase.batch_size).expected_size
+        batches = sampler(phase, examples)
+        size = batches.expected_size if isinstance(batches, PoissonBatches) else phase.batch_size
         std = phase.lr * phase.noise_multiplier * (phase.clip or 0.0) / size
         responses, kept = step_responses(phase)
         total = total * kept**2 + sum(h * h for h in responses) * parameters * std**2

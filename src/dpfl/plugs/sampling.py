@@ -69,15 +69,8 @@ class PoissonBatches(_Batches):
 
     def draw(self, rng: SecretRng, steps: int) -> Draw:
         """Draw the records of every step."""
-        records, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        at_once = max(1, _CHUNK // self.examples)
-        for first in range(0, steps, at_once):
-            count = min(at_once, steps - first)
-            chosen = np.flatnonzero(rng.chosen(count, self.examples, self.rate))
-            step, record = np.divmod(chosen, self.examples)
-            sizes.append(np.bincount(step, minlength=count))
-            records.append(record)
-        return Draw(*(torch.from_numpy(np.concatenate(found)) for found in (records, sizes)))
+        found, sizes = _poisson(rng, steps, self.examples, self.rate)
+        return Draw(torch.from_numpy(found), torch.from_numpy(sizes))
 
     def event(self, noise_multiplier: float, steps: int, parameters: int) -> Event:
         """What ``steps`` noisy clipped sums over these batches release of one record."""
@@ -88,6 +81,76 @@ class PoissonBatches(_Batches):
             sampling_rate=self.rate,
             numbers=parameters if noise_multiplier > 0 else 0,
         )
+
+
+@dataclass(frozen=True)
+class RatedBatches(PoissonBatches):
+    """Each record joins each step on its own, with the rate that its owner's budget allows.
+
+    ``rates`` say how many records, one after the other, have which rate. ``batch_size`` is the
+    fixed, public denominator, and at least the expected size of a batch.
+
+    *Formal guarantees.* What a step releases of a record depends on that record's own rate
+    (Boenisch, Muhl, Dziedzic, Rinberg, Papernot 2023). The event is that of the largest rate: of a
+    single owner's records, their own.
+    """
+
+    rates: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        problem = f"rates of {sum(n for n, _ in self.rates)} records for {self.examples}"
+        whole = sum(n for n, _ in self.rates) == self.examples
+        check(whole, "sampling", problem, "give every record one", DataError)
+        expected = math.fsum(count * rate for count, rate in self.rates)
+        problem = f"{expected:g} records a step are expected, and {self.batch_size} were planned"
+        good = expected <= self.batch_size * (1 + 1e-9)
+        check(good, "sampling", problem, "plan with the clients' own budgets", PrivacyRefusal)
+
+    @property
+    def rate(self) -> float:
+        """The largest probability that a record takes part in a step."""
+        return max(rate for _, rate in self.rates)
+
+    @property
+    def expected_size(self) -> float:
+        """The fixed, public denominator."""
+        return float(self.batch_size)
+
+    @property
+    def parts(self) -> int:
+        """In how many parts, at most, a step's sum is rounded onto the grid.
+
+        The size of a batch is a sum of independent coins. Above its mean, its tail is at most that
+        of a Poisson law of the same mean (Hoeffding 1956; Anderson and Samuels 1967).
+        """
+        return math.ceil(_largest_poisson(self.batch_size) / part_width(self.batch_size))
+
+    def draw(self, rng: SecretRng, steps: int) -> Draw:
+        """Draw the records of every step, owner by owner."""
+        records, places, first = [], [], 0
+        sizes = np.zeros(steps, np.int64)
+        for owner, (count, rate) in enumerate(self.rates):
+            found, own = _poisson(rng.child("owner", owner), steps, count, rate)
+            records.append(found + first)
+            places.append(np.repeat(np.arange(steps), own))
+            sizes, first = sizes + own, first + count
+        order = np.argsort(np.concatenate(places), kind="stable")
+        return Draw(torch.from_numpy(np.concatenate(records)[order]), torch.from_numpy(sizes))
+
+
+def _poisson(
+    rng: SecretRng, steps: int, examples: int, rate: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Records of every step, one step after the other, and how many there are in each."""
+    records, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    at_once = max(1, _CHUNK // examples)
+    for first in range(0, steps, at_once):
+        count = min(at_once, steps - first)
+        chosen = np.flatnonzero(rng.chosen(count, examples, rate))
+        step, record = np.divmod(chosen, examples)
+        sizes.append(np.bincount(step, minlength=count))
+        records.append(record)
+    return np.concatenate(records), np.concatenate(sizes)
 
 
 class ShuffledBatches(_Batches):
@@ -135,9 +198,22 @@ def _largest_batch(examples: int, rate: float) -> int:
     )
 
 
+@functools.cache
+def _largest_poisson(mean: int) -> int:
+    """The smallest size that a Poisson law exceeds with probability at most ``_TAIL``."""
+    from scipy.special import pdtrc
+
+    sizes = range(mean, 2 * mean + 1000)
+    return sizes.start + bisect.bisect_left(
+        sizes, True, key=lambda size: bool(pdtrc(size, mean) <= _TAIL)
+    )
+
+
 def sampler(phase: Phase, examples: int) -> PoissonBatches | ShuffledBatches:
     """Return the sampler that a phase's work uses, and that is asked for its cost."""
     check(examples >= 1, "client", "has no data", "leave it out of the federation", DataError)
+    if phase.rates:
+        return RatedBatches(examples, phase.batch_size, phase.rates)
     kind = PoissonBatches if phase.sampling == "poisson" else ShuffledBatches
     return kind(examples, phase.batch_size)
 

@@ -14,7 +14,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Cohort, Metrics, PlugState, Rows, Shared, Terms, Total, Who
 from dpfl.numerics import clipping
-from dpfl.plugs.base import NoiseMaker, Plug
+from dpfl.plugs.base import NoiseMaker, Plug, planned
 from dpfl.privacy.exposure import Exposure
 
 
@@ -205,3 +205,30 @@ class SharedSubspace(Stage):
     def download_size(self, layout: Layout) -> int:
         """Return the numbers of the subspace."""
         return sum(min(self.k, block.size) * block.size for block in layout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Withheld(Stage):
+    """Nothing of the update is sent: the message is empty, and stands for no change.
+
+    ``parameters`` is how many numbers an update has; left out, the terms say it.
+    """
+
+    parameters: int | None = None
+    linear: ClassVar[bool] = True
+
+    def client_rows(self, rows: Tensor, shared: Shared) -> Tensor:
+        """Send no number."""
+        return rows[:, :0]
+
+    def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:
+        """Read no number as no change."""
+        return y.new_zeros(int(planned(self.parameters, "withheld updates")))
+
+    def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
+        """Charge as if the update were sent: the client uses what came of the work."""
+        return exposure
+
+    def upload_size(self, numbers: float, terms: Terms, layout: Layout) -> float:
+        """No number is sent."""
+        return 0.0

@@ -13,6 +13,7 @@ Two questions need nothing else:
                  and ``gaussian`` are its curves, ``classic_rdp`` what papers print
 ``calibrate``    the least noise that keeps a plan within a budget
 ``budgets``      one budget per client: distributions, numbers, files
+``selection``    what the best of a random number of runs costs; ``random_runs`` is their law
 ``filters``      what a budget admits when studies are chosen by looking at earlier results
 ``ledger``       what every account was planned for and charged, in one SQLite file
 ``chain``        the hash chain that its rows form

@@ -9,6 +9,7 @@ A small file in the cache folder proposes what was calibrated before. Anyone cou
 proposal is evaluated afresh. A file that cannot be read or written is done without.
 """
 
+import bisect
 import math
 import sqlite3
 import warnings
@@ -30,6 +31,7 @@ from dpfl.privacy.gaussian import gaussian_mu
 LADDER = 1.005  # the ratio of neighbouring multipliers
 _FIRST, _LAST = -923, 2309
 _STRIDE = 220  # rungs between multipliers of a ratio of about 3
+_COARSE = 32  # rungs between sampling rates of a ratio of about 1.17
 # Whose numbers a proposal rests on
 _RULES = f"dp-accounting {version('dp-accounting')}, dpfl accounting {bounds.ACCOUNTING_VERSION}"
 
@@ -98,7 +100,7 @@ def _calibrated(
         text = "a calibrated multiplier in the cache does not verify: it was computed anew"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
     rough = partial(fine, accuracy=bounds.QUICK) if name is None else fine
-    start = _search(rough, target, _guess(target, delta, plan, adjacency))
+    start = search_rungs(rough, target, _guess(target, delta, plan, adjacency))
     index = _descend(fine, start, target)
     if index > _LAST:
         problem = f"no finite noise reaches epsilon = {target} at delta = {delta}"
@@ -107,6 +109,61 @@ def _calibrated(
         raise PrivacyRefusal("calibrate", problem, remedy)
     _propose(key, rung(index))
     return rung(index)
+
+
+def largest_rate(
+    epsilon: float,
+    delta: float,
+    noise_multiplier: float,
+    steps: int,
+    *,
+    accountant: AccountantName | None = None,
+    numbers: int = 0,
+    rough: bool = False,
+) -> float:
+    """Largest Poisson sampling rate of the ladder with which ``steps`` releases at this noise stay
+    within a budget, under zero-out adjacency.
+
+    Rates are powers of 1.005, at most 1; where none of them is small enough, the rate is 0.
+    ``rough`` asks for a rate near it, which may cost a little more than the budget: budgets share
+    the points of the curve that it is read from. The other arguments are those of
+    :func:`calibrate`.
+
+    >>> rate = largest_rate(3.0, 1e-5, 1.0, 1000)
+    >>> from dpfl.privacy.accountant import epsilon
+    >>> epsilon(1.0, rate, 1000, 1e-5) <= 3.0 < epsilon(1.0, rate * LADDER, 1000, 1e-5)
+    True
+    """
+    positive("rates", epsilon=epsilon, noise_multiplier=noise_multiplier, steps=steps)
+    plan = Event(noise_multiplier=noise_multiplier, steps=steps, numbers=numbers)
+    return _rated(epsilon, delta, plan, accountant, rough)
+
+
+@lru_cache(maxsize=200_000)
+def _rated(
+    target: float, delta: float, plan: Event, name: AccountantName | None, rough: bool
+) -> float:
+    """Search the rates, from 1 downwards: the index of a rate is minus its rung."""
+    cost = partial(bounds.spend, delta=delta, adjacency=Adjacency.ZERO_OUT, accountant=name)
+    quick = bounds.QUICK if name is None else bounds.FINE
+
+    def spent(index: int, accuracy: float = bounds.FINE) -> float:
+        if index < 0:
+            return math.inf
+        event = replace(plan, sampling="poisson", sampling_rate=rung(-index))
+        return cost([event], accuracy=accuracy).epsilon
+
+    places = range(0, _LAST + 1, _COARSE)
+    enough = bisect.bisect_left(places, True, key=lambda one: spent(one, quick) <= target)
+    if enough == len(places):
+        return 0.0
+    index = places[enough]
+    if index > 0 and (less := spent(index, quick)) > 0:  # log epsilon is nearly straight between
+        much = min(spent(index - _COARSE, quick), 1e300)
+        index -= math.floor(_COARSE * math.log(target / less) / math.log(much / less))
+    if not rough:
+        index = _descend(spent, index, target)
+    return rung(-index)
 
 
 def _is_smallest(fine: Callable[[int], float], index: int, target: float) -> bool:
@@ -123,7 +180,7 @@ def _descend(fine: Callable[[int], float], index: int, target: float) -> int:
     return index
 
 
-def _search(bound: Callable[[int], float], target: float, guess: int) -> int:
+def search_rungs(bound: Callable[[int], float], target: float, guess: int) -> int:
     """The smallest rung at which a falling bound meets the target, by secants on log epsilon."""
     low, high = _FIRST - 1, _LAST + 1  # too little noise; enough, or more than there is
     index, slope = min(max(guess, _FIRST), _LAST), -1.2 * math.log(LADDER)

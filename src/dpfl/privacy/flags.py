@@ -19,6 +19,8 @@ class Flag(StrEnum):
     SEEDED = "seeded"
     UNPROTECTED = "unprotected"
     HYPOTHETICAL = "hypothetical"
+    CURATOR = "curator"
+    ALONE = "alone"
     FLOAT_NOISE = "float_noise"
     FALSE_CLAIMS = "false_claims"
     WEAK_DELTA = "weak_delta"
@@ -31,8 +33,14 @@ class Flag(StrEnum):
     @property
     def public(self) -> bool:
         """Whether a published model may carry it."""
-        void = self.voids_privacy and self is not Flag.FLOAT_NOISE
-        return void or self is Flag.STRATIFIED
+        return self in _PUBLIC or self.reference
+
+    @property
+    def reference(self) -> bool:
+        """Whether results are shown beside others only: they are not those of a federation that
+        keeps its promise.
+        """
+        return self in (Flag.UNPROTECTED, Flag.HYPOTHETICAL, Flag.CURATOR, Flag.ALONE)
 
     @property
     def voids_privacy(self) -> bool:
@@ -45,6 +53,7 @@ class Flag(StrEnum):
         return _ABOUT[self]
 
 
+_PUBLIC = (Flag.SEEDED, Flag.STRATIFIED, Flag.UNACCOUNTED_STOP)
 _VOID = (
     *(Flag.SEEDED, Flag.UNPROTECTED, Flag.HYPOTHETICAL),
     *(Flag.FLOAT_NOISE, Flag.UNACCOUNTED_STOP),
@@ -55,6 +64,9 @@ _ABOUT = {
     Flag.UNPROTECTED: "NOT PRIVATE: this method protects nobody",
     Flag.HYPOTHETICAL: "HYPOTHETICAL: every client was given the largest budget, whatever it asked "
     "for",
+    Flag.CURATOR: "TRUSTED CURATOR: one party is given all clients' records as they are; the "
+    "epsilons hold against everyone else",
+    Flag.ALONE: "ALONE: every client trains by itself, and learns nothing from the others",
     Flag.FLOAT_NOISE: "FLOAT NOISE: epsilon not guaranteed (written by a version whose noise had "
     "holes); read only",
     Flag.FALSE_CLAIMS: "FALSE CLAIMS: some clients claim a multiple of their epsilon",
@@ -69,6 +81,10 @@ _ABOUT = {
     "only if that choice is public",
     Flag.ONE_SIDED: "ONE-SIDED TEST: the test records lack a kind of record",
 }
+
+
+IN_TITLE = (Flag.HYPOTHETICAL, Flag.CURATOR)
+"""Flags that a ledger remembers by the title of a run, in brackets."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +115,16 @@ class RaisedFlag:
         known = next((flag for flag in Flag if flag.about.startswith(start)), Flag.UNACCOUNTED)
         plain = known.public or text == known.about
         return cls(known, "" if plain else text.partition(": ")[2])
+
+
+def flags_in(title: str) -> tuple[Flag, ...]:
+    """The flags that the title of a run in a ledger names.
+
+    >>> flags_in("pooled_dp (curator)")
+    (<Flag.CURATOR: 'curator'>,)
+    """
+    told = title.lower()
+    return tuple(f for f in IN_TITLE if f"({f})" in told or told.startswith(f"{f}:"))
 
 
 def public_note(flags: Iterable[RaisedFlag]) -> str:

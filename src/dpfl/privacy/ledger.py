@@ -21,16 +21,21 @@ the world counts there by its server plan.
 import hashlib
 import json
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
+from dpfl.core.checks import check
+from dpfl.core.errors import LedgerError
 from dpfl.core.types import Budget, Observer, Unit
 from dpfl.privacy.admission import POPULATION, Admission
 from dpfl.privacy.chain import Entry, Row, Value
 from dpfl.privacy.costs import Charge, PrivacyPlan, written
+from dpfl.privacy.filters import FilterName
 from dpfl.privacy.ledger_file import backup
 from dpfl.privacy.ledger_reader import OWN
 
-__all__ = ["Ledger", "backup"]
+__all__ = ["Ledger", "backup", "open_ledger"]
 
 Columns = dict[str, Value]
 _KIN = """(SELECT :account UNION SELECT population FROM members WHERE account = :account
@@ -226,3 +231,16 @@ class Ledger(Admission):
 def _words(budget: Budget) -> str:
     words = "epsilon {epsilon} at delta {delta} per {unit} against the {observer}"
     return words.format(**vars(budget))
+
+
+def open_ledger(path: Path | str | None, new: bool, rule: FilterName) -> Ledger:
+    """Open a ledger file that spans runs, or make one in memory if there is no path.
+
+    A file that is not there is refused, since it may have been mislaid, unless it is ``new``;
+    ``rule`` is the filter of a new one.
+    """
+    if path is None:
+        return Ledger.create(":memory:", "memory")
+    remedy = "check the path, or say new_ledger=True for its first run"
+    check(new or Path(path).exists(), str(path), "there is no ledger", remedy, LedgerError)
+    return Ledger.create(path, uuid.uuid4().hex, filter=rule) if new else Ledger.open(path)

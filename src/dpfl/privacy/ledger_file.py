@@ -58,6 +58,7 @@ class LedgerFile:
         name, remedy = str(path), "open or restore it, or name another file"
         if name == ":memory:":
             return cls(_connect(name, "rwc"), name)._set_up(identity, filter)
+        require(Path(name).parent.is_dir(), name, "is in no folder that exists", "make the folder")
         for end, problem in _TAKEN.items():
             require(not Path(name + end).exists(), name, problem, remedy)
         # Written under a name of its own and linked into place: a ledger that exists is complete.

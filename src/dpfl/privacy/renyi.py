@@ -41,8 +41,10 @@ _STEP_ROUNDING = 1e-13  # absolute, per sampled step
 
 
 @lru_cache(maxsize=4096)
-def renyi_costs(history: History, adjacency: Adjacency) -> tuple[float, ...]:
-    """Upper bounds on the Renyi divergence of a history at each of ``ORDERS``.
+def renyi_costs(
+    history: History, adjacency: Adjacency, orders: tuple[float, ...] = ORDERS
+) -> tuple[float, ...]:
+    """Upper bounds on the Renyi divergence of a history at each order, by default ``ORDERS``.
 
     They are infinite where there is no bound. The costs of two histories add up to those of both.
 
@@ -50,7 +52,7 @@ def renyi_costs(history: History, adjacency: Adjacency) -> tuple[float, ...]:
     >>> round(costs[ORDERS.index(18.0)], 6)  # steps * order / (2 z^2)
     9.0
     """
-    total, sampled = [0.0] * len(ORDERS), []
+    total, sampled = [0.0] * len(orders), []
     factor = 4.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
     for event in merged(history):
         noise = event.noise_multiplier
@@ -58,10 +60,10 @@ def renyi_costs(history: History, adjacency: Adjacency) -> tuple[float, ...]:
             sampled.append(event)
         elif event.sampling_rate > 0:
             unit = factor * event.steps / noise / noise / 2 if noise > 0 else math.inf
-            total = [cost + unit * order for cost, order in zip(total, ORDERS, strict=True)]
+            total = [cost + unit * order for cost, order in zip(total, orders, strict=True)]
     if sampled:
         rounding = _STEP_ROUNDING * sum(event.steps for event in sampled)
-        for i, cost in enumerate(moments(sampled, adjacency, ORDERS).rdp):
+        for i, cost in enumerate(moments(sampled, adjacency, orders).rdp):
             total[i] += math.inf if math.isnan(cost) else max(float(cost), 0.0) + rounding
     return tuple(cost * (1 + _ROUNDING) for cost in total)
 
@@ -102,7 +104,7 @@ def _main_orders(delta: float) -> tuple[tuple[float, float, float], ...]:
     An order a is best for Gaussian releases where (epsilon - conversion(a)) / a is largest: an
     envelope of lines.
     """
-    cost = {order: _conversion(order, MAIN_SHARE * delta) for order in ORDERS}
+    cost = {order: conversion(order, MAIN_SHARE * delta) for order in ORDERS}
     found, low = [], 0.0
     main = max(reversed(ORDERS), key=lambda order: (low - cost[order]) / order)
     while True:
@@ -121,11 +123,11 @@ def _bound(costs: Sequence[float], main: float, delta: float) -> float:
     rest = (1 - MAIN_SHARE) * delta / (len(ORDERS) - 1)
     shares = [MAIN_SHARE * delta if order == main else rest for order in ORDERS]
     rows = zip(costs, ORDERS, shares, strict=True)
-    smallest = min(cost + _conversion(order, share) for cost, order, share in rows)
+    smallest = min(cost + conversion(order, share) for cost, order, share in rows)
     return max(0.0, smallest) * (1 + _ROUNDING)
 
 
-def _conversion(order: float, delta: float) -> float:
+def conversion(order: float, delta: float) -> float:
     """By how much epsilon exceeds the divergence of this order.
 
     Canonne, Kamath and Steinke (NeurIPS 2020), Proposition 12.

@@ -11,7 +11,7 @@ covers all studies that it took part in; that of a simulated run covers every cl
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpfl.privacy.flags import Flag, RaisedFlag
+from dpfl.privacy.flags import Flag, RaisedFlag, flags_in
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.ledger_reader import LedgerRun
 from dpfl.privacy.statement import statements
@@ -64,6 +64,5 @@ def _flags(studies: Sequence[LedgerRun]) -> list[RaisedFlag]:
     seeded = [
         (Flag.SEEDED, f"a rehearsal: {one.title}, {one.run}") for one in studies if one.seeded
     ]
-    named = [one for one in studies if str(Flag.HYPOTHETICAL) in one.title.lower()]
-    raised = [(Flag.HYPOTHETICAL, one.run) for one in named]
+    raised = [(flag, one.run) for one in studies for flag in flags_in(one.title)]
     return [RaisedFlag(flag, detail) for flag, detail in (*seeded, *raised)]

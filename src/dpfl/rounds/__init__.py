@@ -15,8 +15,9 @@ Order of a round:
 8.  clean, weigh, central noise, denoise, step (:mod:`dpfl.rounds.aggregate`);
 9.  the operator's record is written (:mod:`dpfl.rounds.record`).
 
-Releases before round one are rounds with negative numbers (:mod:`dpfl.rounds.release`). A client
-that abstains, fails or is lost is an ordinary outcome.
+Releases before round one are rounds with negative numbers (:mod:`dpfl.rounds.release`), and so are
+measurements of an accounted metric (:mod:`dpfl.rounds.measure`). A client that abstains, fails or
+is lost is an ordinary outcome.
 """
 
 from dpfl.rounds.client import Workshop, blocks_of, client_round

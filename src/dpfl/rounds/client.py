@@ -4,7 +4,7 @@ secrets come from.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +87,8 @@ def blocks_of(
     order in which they finish changes a bit of any result.
     """
     ids = sorted(members)
+    if agreement.strategy.local.pooled:
+        return [ids] if ids else []
     plans = [agreement.phases(members[client].participant) for client in ids]
     return [[ids[i] for i in block] for block in engine.blocks(plans)]
 
@@ -124,8 +126,10 @@ def _trained(
                 task=member.task,
             )
         )
-    updates = []
-    for job, after in zip(jobs, workshop.engine.run(workshop.model, layout, jobs), strict=True):
+    pooled = [_pooled(jobs)] if strategy.local.pooled else jobs
+    updates, found = [], workshop.engine.run(workshop.model, layout, pooled)
+    # What came of pooled records is everyone's.
+    for job, after in zip(jobs, found if pooled is jobs else found * len(jobs), strict=True):
         start = starts[job.client]
         if personal is not None:
             after, private[job.client] = personal.split(start, job.start, after, layout)
@@ -135,6 +139,22 @@ def _trained(
     for own, message in zip(who, staged(strategy, updates, common.shared, who, rngs), strict=True):
         sent[own.id] = strategy.channel.send(message, on_air, own, rngs[own.id].child("channel"))
     return sent
+
+
+def _pooled(jobs: Sequence[Job]) -> Job:
+    """One job on the records of all, as a curator whom all of them trust would do it."""
+    first = jobs[0]
+    phases = tuple(
+        replace(one, rates=tuple(rate for job in jobs for rate in job.phases[number].rates))
+        for number, one in enumerate(first.phases)
+    )
+    return replace(
+        first,
+        client=f"{first.client}' to '{jobs[-1].client}",
+        phases=phases,
+        features=torch.cat([job.features for job in jobs]),
+        labels=torch.cat([job.labels for job in jobs]),
+    )
 
 
 def staged(

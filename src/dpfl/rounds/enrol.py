@@ -13,7 +13,7 @@ from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Claims, Cohort, Observer, Phase, Shared, State, Terms, Unit, Who
 from dpfl.plugs.base import Participant
-from dpfl.plugs.releases import release_history
+from dpfl.plugs.releases import Shares, release_history
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.ledger import Ledger
 from dpfl.strategy import Strategy
@@ -68,6 +68,10 @@ class Agreement(_Memory):
         """
         return -len(self.strategy.releases)
 
+    def measurement(self, number: int) -> int:
+        """The (negative) round under which measurement ``number``, from 0, is charged."""
+        return number - len(self.terms.releases)
+
     def release_noise(self, round_: int, participant: Participant) -> float:
         """The noise multiplier of a release, planned within the participant's own budget."""
         return self.strategy.local.release_noise(self.terms, participant)[round_]
@@ -96,7 +100,15 @@ class Agreement(_Memory):
         """Whether the world is charged apart: not where the guarantee is made before anything
         leaves a client.
         """
-        return self.strategy.unit is Unit.CLIENT and self.strategy.observer is not Observer.NOBODY
+        client = self.strategy.unit is Unit.CLIENT
+        return (client or self.by_record) and self.strategy.observer is not Observer.NOBODY
+
+    @cached_property
+    def by_record(self) -> bool:
+        """Whether what the world sees of a client follows from its own budget and records: where
+        a trusted curator works on pooled records.
+        """
+        return self.strategy.local.pooled
 
     @cached_property
     def amplified(self) -> bool:
@@ -208,11 +220,15 @@ def enrol(
     rounds: int,
     layout: Layout,
     buffer_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    measured: Shares = (),
 ) -> Agreement:
     """Settle the terms once, from claims alone.
 
     ``buffer_shapes`` are those of the model's buffers that releases before round one write.
+    ``measured`` are the planned measurements of an accounted metric. They are part of the plan as
+    releases are, in front of those.
     """
+    strategy.check_measured(sum(part for part, _ in measured))
     shapes, population = dict(buffer_shapes or {}), len(claims)
     rate = strategy.selection.rate(population)
     epsilons = [claim.epsilon for claim in claims.values() if claim.usable] or [math.inf]
@@ -224,7 +240,7 @@ def enrol(
         smallest_epsilon=min(epsilons),
         largest_epsilon=max(epsilons),
         parameters=layout.size,
-        releases=tuple((r.share, r.numbers(shapes[r.into])) for r in strategy.releases),
+        releases=(*measured, *((r.share, r.numbers(shapes[r.into])) for r in strategy.releases)),
     )
     for _, plug in strategy.slots():
         terms = plug.resolve_terms(terms, claims)

@@ -27,14 +27,22 @@ Admission = Callable[[int, Mapping[str, Member]], Mapping[str, str]]
 
 
 def charging(agreement: Agreement, run: Run) -> Admission:
-    """Charge members to the ledger of a run: what a simulation passes for ``admit``."""
+    """Charge members to the ledger of a run: what a simulation passes for ``admit``.
+
+    What the world sees is charged here where it differs from client to client; its plan must stand
+    before the first charge against the server.
+    """
+    server, world = (0, Observer.SERVER), (1, Observer.WORLD)
 
     def admit(round_: int, members: Mapping[str, Member]) -> dict[str, str]:
-        offers = {}
-        for client, member in members.items():
-            delta = None if member.budget is None else member.budget.delta
-            offers[client] = (*agreement.plans(member.participant)[0], delta)
-        unpaid = _charge(agreement, run, round_, Observer.SERVER, offers)
+        unpaid: set[str] = set()
+        for place, observer in (world, server) if agreement.by_record else (server,):
+            offers = {}
+            for client in members.keys() - unpaid:
+                member = members[client]
+                delta = None if member.budget is None else member.budget.delta
+                offers[client] = (*agreement.plans(member.participant)[place], delta)
+            unpaid |= _charge(agreement, run, round_, observer, offers)
         return dict.fromkeys(sorted(unpaid), ABSTAINS)
 
     return admit
@@ -48,7 +56,7 @@ def charge_world(
     An amplified cost is charged to everyone eligible, drawn or not: the sampling is in the cost
     already.
     """
-    if not agreement.charges_world:
+    if not agreement.charges_world or agreement.by_record:
         return
     cost = agreement.strategy.cost(Observer.WORLD, (), 1, agreement.terms)
     accounts = {run.populations[client] for client in eligible} if agreement.amplified else drawn
@@ -74,7 +82,7 @@ def _charge(
             plans.append((account, cost, rounds, delta))
     _commit(run, observer, plans)
     unplanned = offers.keys() - planned.keys()
-    if observer is Observer.WORLD and unplanned:
+    if observer is Observer.WORLD and unplanned and not agreement.by_record:
         return set(unplanned)  # the round cannot be: nobody is charged for it
     charges = []
     for account in sorted(offers.keys() & planned.keys()):

@@ -12,6 +12,7 @@ from typing import Any
 
 from dpfl.core.types import Metrics, Plain
 from dpfl.engine.evaluation import Scores
+from dpfl.plugs.measures import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,8 @@ class RoundRecord:
     """One round. ``metrics`` holds what each slot reports, by the slot's name.
 
     ``lost`` says why a round that was charged has no result; ``published`` is False where too few
-    uploads arrived, and the model stayed as it was.
+    uploads arrived, and the model stayed as it was. ``measured`` is the accounted metric, where it
+    was the round's turn.
     """
 
     round: int
@@ -73,6 +75,7 @@ class RoundRecord:
     scores: Scores | None = None
     true_noise: TrueNoise | None = None
     effective_noise: EffectiveNoise | None = None
+    measured: Estimate | None = None
 
     @property
     def silent(self) -> bool:
@@ -103,6 +106,8 @@ class RoundRecord:
             told |= self.scores.to_dict()
         if self.effective_noise is not None:
             told["effective_noise"] = _without_none(self.effective_noise)
+        if self.measured is not None:
+            told["measured"] = dict(vars(self.measured))
         return told
 
     @classmethod
@@ -125,10 +130,11 @@ class RoundRecord:
             scores=Scores.from_dict(values),
             true_noise=TrueNoise(**truth) if truth else None,
             effective_noise=EffectiveNoise(**noise) if noise else None,
+            measured=Estimate(**values["measured"]) if "measured" in values else None,
         )
 
 
-_PARTS = ("metrics", "published", "lost", "scores", "true_noise", "effective_noise")
+_PARTS = ("metrics", "published", "lost", "scores", "true_noise", "effective_noise", "measured")
 _TRUTH = {
     "variances": "noise_variance",
     "weights": "oracle_weights",

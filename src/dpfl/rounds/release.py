@@ -16,6 +16,7 @@ from dpfl.core.grid import Grid
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Adjacency, Claims, Cohort, Metrics, State
 from dpfl.engine.process import one_thread
+from dpfl.models.checks import in_mode
 from dpfl.numerics import clipping
 from dpfl.plugs.releases import Release, Shape
 from dpfl.privacy.calibrate import calibrate
@@ -78,17 +79,16 @@ def _inputs_of(model: nn.Module, buffer: str, batch: Tensor) -> Tensor:
     def stop(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         raise _Reached(arguments[0])
 
-    was_training, owner = model.training, model.get_submodule(buffer.rpartition(".")[0])
+    owner = model.get_submodule(buffer.rpartition(".")[0])
     handle = owner.register_forward_pre_hook(stop)
     try:
-        with torch.no_grad():
-            model.eval()(batch)
+        with torch.no_grad(), in_mode(model, training=False):
+            model(batch)
     except _Reached as reached:
         inputs: Tensor = reached.args[0]
         return inputs.flatten(1).to(torch.float32)
     finally:
         handle.remove()
-        model.train(was_training)
     remedy = "use a module that forward calls"
     raise ConfigurationError("release", f"the owner of '{buffer}' is never called", remedy)
 

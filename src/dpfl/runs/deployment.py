@@ -21,6 +21,14 @@ STUDY_FILE = "study.toml"
 LINK_PROCESS = "superlink.pid"  # holds the process id of the server's SuperLink
 
 
+_SIMULATED = {
+    Flag.HYPOTHETICAL: "plans with larger budgets than the sites have",
+    Flag.CURATOR: "trusts one party with the records of all sites",
+    Flag.ALONE: "shares nothing, so that there is nothing to coordinate",
+}
+"""What exists in a simulation only."""
+
+
 class StudySection(Section):
     """What the study is called, who may take part, and what every site's records look like.
 
@@ -79,6 +87,9 @@ class StudyFile(TomlFile):
     def agrees(self, where: str) -> None:
         """Every site is named once, there are enough of them, and there is such a task."""
         self.learned(f"{where}, ")
+        problem = f"{self.model.weights} is not at the sites, which build the model themselves"
+        remedy = "use it in a simulation"
+        check(self.model.weights is None, f"{where}, [model] weights", problem, remedy)
         sites, least = self.study.sites, self.run.least_sites
         check(len(set(sites)) == len(sites), where, "names a site twice", "name each site once")
         where, problem = f"{where}, [run] least_sites", f"{least} of {len(sites)} sites are needed"
@@ -112,8 +123,9 @@ class StudyFile(TomlFile):
         problem += " one by one, and the guarantee rests on their sum"
         remedy = "use another method, or simulate it"
         check(not strategy.channel.simulated, where, problem, remedy, PrivacyRefusal)
-        problem, remedy = "plans with larger budgets than the sites have", "use it in a simulation"
-        check(not strategy.local.hypothetical, where, problem, remedy, PrivacyRefusal)
+        remedy = "use it in a simulation"
+        for flag in strategy.flags:
+            check(flag not in _SIMULATED, where, _SIMULATED.get(flag, ""), remedy, PrivacyRefusal)
         return strategy
 
     def learned(self, where: str = "") -> Task:

@@ -22,9 +22,11 @@ from dpfl.datasets.named import load_dataset
 from dpfl.engine import ENGINES
 from dpfl.engine.process import check_device
 from dpfl.methods import find
+from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.plugs.figures import FigureSpec
 from dpfl.privacy.budgets import make_budgets
 from dpfl.runs import sections
+from dpfl.runs.accounted_section import AccountedSection
 from dpfl.runs.toml_file import TomlFile
 from dpfl.strategy import Strategy
 from dpfl.tasks import Task
@@ -35,8 +37,9 @@ class Experiment(TomlFile):
 
     ``data``, ``partition`` and ``budgets`` make the federation, ``model``, ``method`` and ``run``
     what is trained how long. ``task`` says what is learned where it is not the data set's own
-    classification. ``server`` replaces the method's own step by a server optimiser;
-    ``client_settings`` and ``clients`` say what single clients do in their own way.
+    classification. ``server`` replaces the method's own step by a server optimiser; ``accounted``
+    is a metric that is measured within the plan; ``client_settings`` and ``clients`` say what
+    single clients do in their own way.
     """
 
     python: ClassVar[bool] = False
@@ -45,7 +48,8 @@ class Experiment(TomlFile):
         "practices": "client_settings",
         "run.liars": "run.misreports",
     }
-    incidental: ClassVar[Plain] = {"run": {"workers"}}  # never changes a bit
+    # What never changes a bit; weights are named by their digest.
+    incidental: ClassVar[Plain] = {"run": {"workers"}, "model": {"weights"}}
     data: sections.DataSection
     partition: sections.PartitionSection = sections.PartitionSection()
     budgets: sections.BudgetsSection = sections.BudgetsSection()
@@ -54,6 +58,7 @@ class Experiment(TomlFile):
     method: sections.MethodSection
     server: sections.ServerSection | None = None
     run: sections.RunSection
+    accounted: AccountedSection | None = None
     client_settings: sections.ClientSettingsSection = sections.ClientSettingsSection()
     clients: dict[str, sections.ClientSection] = Field(default_factory=dict)
 
@@ -76,6 +81,7 @@ class Experiment(TomlFile):
         """
         self.method.strategy(self.run, self.server)
         self.learned()
+        self.accounted_metric()
         check_device(self.run.device)
         one_of("[run]", ENGINES, engine=self.run.engine)
 
@@ -128,6 +134,10 @@ class Experiment(TomlFile):
         """Build the task that the file names, None if it names none."""
         return None if self.task is None else self.task.task()
 
+    def accounted_metric(self) -> AccountedMetric | None:
+        """Build the metric that is measured within the plan, None if the file names none."""
+        return None if self.accounted is None else self.accounted.build()
+
     def build_model(self, federation: Federation) -> nn.Module:
         """Build the model with its reproducible start."""
         shape, width, inputs = federation.feature_shape, federation.task.width, federation.inputs
@@ -175,6 +185,8 @@ class Experiment(TomlFile):
         label, remedy = self.data.label, "leave it out: it is for the files of a folder"
         problem = f"'{label}' is given for the data set '{name}', which has its own"
         check(label is None or folder is not None, "[data] label", problem, remedy)
+        problem, named = f"is for a folder, and '{name}' is a data set", folder is None
+        check(not (named and self.data.stratified), "[data] stratified", problem, "leave it out")
         if folder is not None:
             more = {"stratified": self.data.stratified, "task": self.learned()}
             label = self.data.label

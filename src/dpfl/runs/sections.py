@@ -1,21 +1,17 @@
 """The sections of an experiment file; unknown keys are refused, with the nearest known one."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import nn
 
 from dpfl.core.checks import check
-from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain
-from dpfl.data.inputs import NUMBERS, Inputs
 from dpfl.methods import find, make_strategy
-from dpfl.models import make_model
-from dpfl.plugs import step as steps
 from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort, Selection
 from dpfl.privacy.budgets import is_budget_file, read_budget_file
+from dpfl.runs.model_section import ModelSection as ModelSection
+from dpfl.runs.server_section import ServerSection as ServerSection
 from dpfl.runs.site_file import ClientSection as ClientSection
 from dpfl.runs.toml_file import Section
 from dpfl.strategy import Strategy
@@ -86,19 +82,6 @@ class BudgetsSection(Section):
                 remedy = "leave one of the two out; a delta for all fills empty cells of the column"
                 check(not full or own == common, where, problem, remedy)
         return {**values, "epsilon": epsilons, "delta": delta}
-
-
-class ModelSection(Section):
-    """A model by name; ``hidden`` is the width of the models that leave it open."""
-
-    name: str = "logistic"
-    hidden: int = Field(default=64, ge=1)
-
-    def build(
-        self, shape: tuple[int, ...], classes: int, seed: PublicSeed, inputs: Inputs = NUMBERS
-    ) -> nn.Module:
-        """Build the model with its reproducible start."""
-        return make_model(self.name, shape, classes, seed.child("model"), self.hidden, inputs)
 
 
 class TaskSection(BaseModel):
@@ -179,67 +162,6 @@ class ClientSettingsSection(Section):
     lr: list[float] = Field(default_factory=list)
 
 
-class ServerSection(Section):
-    """The server optimiser, for any method. What is left out stays as the method has it.
-
-    ``optimizer``: sgd (plain or with ``momentum``), adam or yogi (with ``beta1``, ``beta2``,
-    ``tau``). ``lr`` and its ``schedule``, where ``factor`` belongs to the exponential one.
-    ``average``: evaluate and publish the mean of all models ("uniform"), or an exponential mean
-    with this decay.
-
-    >>> ServerSection(lr=0.1).step(steps.ServerSgd(), rounds=10).lr.rate
-    0.1
-    """
-
-    optimizer: Literal["sgd", "adam", "yogi"] | None = None
-    lr: float | None = None
-    schedule: steps.Decay | None = None
-    factor: float | None = None
-    momentum: float | None = None
-    nesterov: bool | None = None
-    beta1: float | None = None
-    beta2: float | None = None
-    tau: float | None = None
-    average: Literal["uniform"] | float | None = None
-
-    def step(self, own: steps.Step, rounds: int) -> steps.Step:
-        """Return the step that this section asks for, in place of a method's ``own``."""
-        step, given = own, self.model_dump(exclude_none=True, exclude={"average"})
-        if given:
-            kept = own if isinstance(own, steps.ServerSgd) else steps.ServerSgd()
-            lr, name = self._learning_rate(kept.lr, rounds), given.pop("optimizer", "sgd")
-            start: steps.ServerSgd | steps.ServerAdam = kept
-            if name != "sgd":
-                start = (steps.ServerAdam if name == "adam" else steps.ServerYogi)(lr=lr)
-            more = {key: given[key] for key in given.keys() - {"lr", "schedule", "factor"}}
-            for key in more:
-                remedy = "leave it out, or choose the optimizer that has it"
-                check(hasattr(start, key), f"[server] {key}", f"{name} has none", remedy)
-            step = replace(start, lr=lr, **more)
-        if self.average is None:
-            return step
-        decay = None if self.average == "uniform" else self.average
-        return steps.AveragedIterates(step=step, decay=decay)
-
-    def _learning_rate(self, own: steps.LearningRate, rounds: int) -> steps.LearningRate:
-        """The learning rate, over what the method's own step has."""
-        adaptive, plain = self.optimizer not in (None, "sgd"), own == steps.LearningRate()
-        known = self.lr is not None or not (adaptive and plain)
-        problem = f"{self.optimizer} has no default"
-        check(known, "[server] lr", problem, "give lr, for instance 0.1")
-        decay, factor = self.schedule or own.decay, self.factor
-        exponential, where = decay == "exponential", "[server] factor"
-        check(exponential or factor is None, where, f"'{decay}' has none", "leave it out")
-        known = not exponential or factor is not None or own.decay == decay
-        check(known, where, "an exponential schedule needs it", "give a number below 1")
-        return steps.LearningRate(
-            rate=own.rate if self.lr is None else self.lr,
-            decay=decay,
-            factor=own.factor if factor is None else factor,
-            rounds=rounds if decay == "cosine" else None,
-        )
-
-
 class MethodSection(BaseModel):
     """A method by name, with its own settings beside it."""
 
@@ -253,8 +175,8 @@ class MethodSection(BaseModel):
     def strategy(
         self, run: RoundsSection, server: ServerSection | None, population: int | None = None
     ) -> Strategy:
-        """Build the method with its settings, a server optimiser, and who takes part if the
-        population is known.
+        """Build the method with its settings, the server's, and who takes part if the population
+        is known.
         """
         settings = self.settings()
         if population is not None:
@@ -262,4 +184,4 @@ class MethodSection(BaseModel):
         strategy = make_strategy(self.name, settings)
         if server is None:
             return strategy
-        return replace(strategy, step=server.step(strategy.step, run.rounds))
+        return server.over(strategy, run.rounds)

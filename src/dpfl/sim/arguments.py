@@ -16,7 +16,7 @@ from dpfl.strategy import Strategy
 _KINDS: dict[str, tuple[type, str]] = {
     "model": (nn.Module, "give a torch.nn.Module; dpfl.models.make_model builds one by name"),
     "federation": (Federation, "build one, for instance with dpfl.Federation.from_arrays"),
-    "strategy": (Strategy, "call a method, for instance dpfl.weiavg(lr=0.1, ...)"),
+    "strategy": (Strategy, "call a method: one of dpfl.methods, with its settings"),
 }
 
 

@@ -33,14 +33,14 @@ REMEDY = "raise the budgets, ask more clients, or train a smaller model for fewe
 class NoiseForecast:
     """One method on one federation, before anything is run.
 
-    ``noise_to_signal`` is None where no closed form is known. ``hypothetical`` methods plan with
-    larger budgets than clients have.
+    ``noise_to_signal`` is None where no closed form is known. ``reference`` methods are shown
+    beside others, and never recommended.
     """
 
     method: str
     promise: Promise
     noise_to_signal: float | None
-    hypothetical: bool = False
+    reference: bool = False
 
     @property
     def drowned(self) -> bool:
@@ -75,7 +75,7 @@ def forecast(
         method=strategy.name,
         promise=strategy.promise,
         noise_to_signal=ratio,
-        hypothetical=strategy.local.hypothetical,
+        reference=any(flag.reference for flag in strategy.flags),
     )
 
 

@@ -21,6 +21,7 @@ from dpfl.core.types import Observer, Plain, State
 from dpfl.data.federation import Federation
 from dpfl.engine.evaluation import Evaluation, Scores
 from dpfl.models import check_model
+from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.privacy.flags import RaisedFlag
 from dpfl.rounds import (
     Plan,
@@ -38,6 +39,7 @@ from dpfl.rounds import (
     write_buffers,
 )
 from dpfl.rounds.enrol import secret_for
+from dpfl.rounds.measure import planned_measurement
 from dpfl.rounds.members import Member, check_budget, false_claims, honest_members
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.folder import Checkpoint, RunFolder
@@ -70,8 +72,9 @@ class Simulation:
     are clients that claim a multiple of their epsilon; noise and costs rest on the true one.
     ``dropout`` is the probability with which an upload gets lost. ``folder`` keeps checkpoints,
     the operator's record and results; ``digest`` names the experiment that a checkpoint belongs
-    to. ``built`` are the name and settings of a model that dpfl built. ``flags`` are raised beside
-    those that follow from the run itself.
+    to. ``accounted`` is a metric that is measured on test records within the plan. ``built`` are
+    the name and settings of a model that dpfl built. ``flags`` are raised beside those that follow
+    from the run itself.
     """
 
     model: nn.Module
@@ -87,6 +90,7 @@ class Simulation:
     dropout: float = 0.0
     folder: RunFolder | None = None
     digest: str = ""
+    accounted: AccountedMetric | None = None
     built: Plain | None = None
     flags: tuple[RaisedFlag, ...] = ()
 
@@ -110,7 +114,8 @@ class Simulation:
         self.layout = Layout.of_module(self.model)
         claims = {client: member.claims for client, member in self.members.items()}
         buffers = buffer_shapes(self.model, strategy.releases)
-        self.agreement = enrol(strategy, claims, self.rounds, self.layout, buffers)
+        planned = self.accounted.shares(federation.task, self.rounds) if self.accounted else ()
+        self.agreement = enrol(strategy, claims, self.rounds, self.layout, buffers, planned)
         self.strategy = self.agreement.strategy  # with nothing left open
         self._admit = charging(self.agreement, run)
         self.evaluation = Evaluation(
@@ -225,6 +230,9 @@ class Simulation:
         record, done = truth.compared(self.agreement, record, noise), self.state.round
         if done > 0 and (done % self.evaluate_every == 0 or done == self.rounds):
             record = replace(record, scores=self.evaluate())
+        if self.accounted is not None and self.accounted.is_due(done):
+            asked = self.agreement, self.state, self.run, self._admit, self.members, self.model
+            record = replace(record, measured=planned_measurement(self.accounted, *asked))
         marks.append(time.perf_counter())
         return record
 

@@ -19,7 +19,7 @@ from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain
 from dpfl.data.federation import Federation
 from dpfl.privacy.filters import FilterName
-from dpfl.privacy.flags import Flag
+from dpfl.privacy.flags import IN_TITLE
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Run
 from dpfl.runs.folder import RunFolder
@@ -55,9 +55,8 @@ class Setup:
 
         ``more`` are arguments of the simulation that differ between calls.
         """
-        hypothetical = f" ({Flag.HYPOTHETICAL})" if self.strategy.local.hypothetical else ""
-        title = f"{self.strategy.name}{hypothetical}"
-        ledger.register(name, seeded=self.seeded, title=title)
+        told = "".join(f" ({flag})" for flag in self.strategy.flags if flag in IN_TITLE)
+        ledger.register(name, seeded=self.seeded, title=f"{self.strategy.name}{told}")
         secret = self.seed.child("secret") if self.seeded else None
         return Simulation(
             model=self.model,

@@ -13,6 +13,8 @@ from dpfl.runs.model_card import ModelCard
 from dpfl.runs.result import EpsilonSpread, ModelTested, RoundCount, Summary, total_bytes
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dpfl.sim.loop import Simulation
 
 
@@ -48,10 +50,20 @@ def summarise(
     if (folder := simulation.folder) is not None:
         # The model file is for the world: no count of rounds, no name, nothing measured.
         note = public_note(summary.flags)
-        folder.save_model(simulation.published(), layout, note, state.buffers)
+        constants = {**_frozen(simulation), **state.buffers}
+        folder.save_model(simulation.published(), layout, note, constants)
         card_of(simulation, summary.flags).write(folder.card)
         folder.save_summary(summary)
     return summary
+
+
+def _frozen(simulation: Simulation) -> dict[str, Tensor]:
+    """The public constants of a model that dpfl built, without which it could not be built again.
+
+    Whoever has a model of their own has them.
+    """
+    named = simulation.model.named_parameters() if simulation.built else ()
+    return {name: one.detach() for name, one in named if not one.requires_grad}
 
 
 def card_of(simulation: Simulation, flags: Iterable[RaisedFlag]) -> ModelCard:
@@ -100,11 +112,10 @@ def _flags(simulation: Simulation) -> tuple[RaisedFlag, ...]:
     misreports, weak = ", ".join(sorted(named)), _weak_deltas(simulation)
     lacking = simulation.evaluation.lacking
     history, silent = simulation.history, sum(line.silent for line in simulation.history)
-    raised = {
+    raised: dict[RaisedFlag, object] = {
         # this run, or an earlier one from the same accounts
         RaisedFlag(Flag.SEEDED): simulation.run.ledger.seeded_runs(),
-        RaisedFlag(Flag.UNPROTECTED): not simulation.protects,
-        RaisedFlag(Flag.HYPOTHETICAL): simulation.strategy.local.hypothetical,
+        **dict.fromkeys(map(RaisedFlag, simulation.strategy.flags), True),
         RaisedFlag(Flag.FALSE_CLAIMS, misreports): misreports,
         RaisedFlag(Flag.WEAK_DELTA, weak): weak,
         RaisedFlag(Flag.UNACCOUNTED): True,

@@ -13,8 +13,9 @@ from torch import nn
 from dpfl.core.checks import check
 from dpfl.core.errors import CheckpointError, NotPrivateWarning
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Observer
+from dpfl.core.types import Observer, Plain
 from dpfl.data.federation import Federation
+from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.privacy.filters import FilterName
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.folder import RunFolder
@@ -57,6 +58,7 @@ def train(
     new_ledger: bool = False,
     filter: FilterName = "renyi",  # noqa: A002 - as everywhere else
     misreports: Mapping[str, float] | None = None,
+    accounted: AccountedMetric | None = None,
 ) -> Result:
     """Simulate a federation, and return the trained model with what every client spent.
 
@@ -92,6 +94,8 @@ def train(
         filter: How runs add up in a new ledger file (:mod:`dpfl.privacy.filters`).
         misreports: Clients that claim a multiple of their epsilon; costs and noise rest on the
             true one.
+        accounted: A metric that is measured every few rounds on private test records, with a share
+            of every budget; it is in the round's record as ``measured``.
     """
     check_arguments(
         model=model,
@@ -109,7 +113,11 @@ def train(
     check_hooks(folder=folder, resume=resume, callbacks=callbacks, early_stopping=early_stopping)
     if seed is not None and strategy.observer is not Observer.NOBODY:
         warnings.warn(_SEEDED, NotPrivateWarning, stacklevel=2)
-    more = {"evaluate_every": evaluate_every, "misreports": dict(misreports or {})}
+    more: Plain = {
+        "evaluate_every": evaluate_every,
+        "misreports": dict(misreports or {}),
+        "accounted": accounted,
+    }
     described = early_stopping and early_stopping.described()
     training = Training.of(
         model, federation, strategy, rounds=rounds, seed=seed, stopping=described, **more

@@ -53,7 +53,8 @@ def compared(agreement: Agreement, record: RoundRecord, noise: Mapping[str, floa
         return record
     inverse = {client: 1 / noise[client] for client in weights}
     least = 1 / sum(inverse.values())
-    as_sent = agreement.strategy.clean is None and not agreement.strategy.stages
+    strategy = agreement.strategy
+    as_sent = strategy.clean is None and not strategy.stages and not strategy.local.pooled
     left = sum(w**2 * noise[client] for client, w in weights.items()) if as_sent else None
     return replace(
         record,

@@ -53,8 +53,11 @@ class Accounting(Slots):
 
         The server sees what the channel delivers. The world sees less where the published model
         depends on the rows through a sum with constant weights only: then the noise of all shares
-        that are counted on, and central noise, protect every contribution to that sum.
+        that are counted on, and central noise, protect every contribution to that sum. A curator
+        of pooled records has the records themselves.
         """
+        if self.local.pooled and observer is not Observer.WORLD:
+            return Exposure(unit=self.unit, numbers=terms.parameters)
         exposure = self._sent(terms, phases, examples)
         seen = self.channel.exposure(exposure, max(1, round(terms.expected_cohort)))
         if observer is not Observer.WORLD or seen.paid:

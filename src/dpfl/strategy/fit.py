@@ -34,6 +34,8 @@ class Strategy(Accounting):
         check(self.local.unit is self.unit, self.name, problem, "make the two agree")
         if not self.channel.sees_rows:
             self._check_sum()
+        if self.local.pooled:
+            self._check_pool()
         if self.central_noise is not None:
             self._check_central_noise()
         self._check_shares()
@@ -59,6 +61,14 @@ class Strategy(Accounting):
         nonlinear = next((type(stage).__name__ for stage in self.stages if not stage.linear), "")
         problem = f"the server half of {nonlinear} is not linear and cannot act on a sum"
         check(not nonlinear, self.name, problem, remedy)
+
+    def _check_pool(self) -> None:
+        problem = "a curator of pooled records sees them as they are"
+        self._refuse_unless(self.observer is Observer.WORLD, problem, "promise it to the world")
+        alone = self.personal is None and not self.stages and not self.releases
+        problem = "pooled records are worked on together, and clients do nothing themselves"
+        alone = alone and self.selection.sampling == "none" and self.channel.sees_rows
+        check(alone, self.name, problem, "leave out cohorts, stages, releases and personal parts")
 
     def _check_central_noise(self) -> None:
         kind = type(self.weights).__name__
@@ -105,7 +115,15 @@ class Strategy(Accounting):
         good = self.unit is Unit.RECORD and self.local.private and self.channel.sees_rows
         problem = "releases before round one protect records, by noise that each client adds"
         self._refuse_unless(good, problem, "use them with DP-SGD and a digital channel")
-        total = sum(release.share for release in self.releases)
+        self.check_measured(0.0)
+
+    def check_measured(self, measured: float) -> None:
+        """Refuse an accounted metric, of this share of the budget, that does not fit."""
+        if measured:
+            good = self.unit is Unit.RECORD and self.local.private
+            problem = "an accounted metric protects records, and this method other things"
+            self._refuse_unless(good, problem, "use it with a method that protects records")
+        total = measured + sum(release.share for release in self.releases)
         problem = f"the releases take {total:g} of the budget and leave nothing for the rounds"
         self._refuse_unless(total < 1, problem, "give shares that sum to less than 1")
 

@@ -27,6 +27,7 @@ from dpfl.plugs.selection import Everyone, Selection
 from dpfl.plugs.stages import Stage
 from dpfl.plugs.step import ServerSgd, Step
 from dpfl.plugs.weights import UniformWeights, Weights
+from dpfl.privacy.flags import Flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,17 @@ class Slots:
     def promise(self) -> Promise:
         """What an epsilon of this strategy is about."""
         return Promise(unit=self.unit, adjacency=self.adjacency, observer=self.observer)
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        """What must be said of every result, because of the method itself."""
+        raised = {
+            Flag.UNPROTECTED: self.observer is Observer.NOBODY,
+            Flag.HYPOTHETICAL: self.local.hypothetical,
+            Flag.CURATOR: self.local.pooled,
+            Flag.ALONE: self.personal is not None and self.personal.whole,
+        }
+        return tuple(flag for flag, holds in raised.items() if holds)
 
     def slots(self) -> Iterator[tuple[str, Plug]]:
         """Yield every plug, in the order in which they act, with the name its state and shared

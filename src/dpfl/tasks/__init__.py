@@ -2,7 +2,8 @@
 
 ``base``            what a task is
 ``metrics``         metrics by name, through scikit-learn
-``classification``  one of several classes, one logit, several labels
+``classification``  one of several classes, one logit
+``multi_label``     several labels at once
 ``regression``      numbers, by squared or Huber loss
 ``tokens``          the next token at every position
 ``custom``          a user's own loss
@@ -20,11 +21,11 @@ from dpfl.core.errors import ConfigurationError, did_you_mean, unknown_name
 from dpfl.tasks.base import Task as Task
 from dpfl.tasks.classification import Binary as Binary
 from dpfl.tasks.classification import Classification as Classification
-from dpfl.tasks.classification import MultiLabel as MultiLabel
 from dpfl.tasks.custom import CustomTask as CustomTask
 from dpfl.tasks.custom import cannot_load
 from dpfl.tasks.metrics import METRICS as METRICS
 from dpfl.tasks.metrics import MetricWords as MetricWords
+from dpfl.tasks.multi_label import MultiLabel as MultiLabel
 from dpfl.tasks.regression import Regression as Regression
 from dpfl.tasks.tokens import TokenPrediction as TokenPrediction
 

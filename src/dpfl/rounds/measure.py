@@ -1,0 +1,99 @@
+"""An accounted evaluation: a client's answer, and what the server makes of the answers."""
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dpfl.core.grid import Grid
+from dpfl.core.random import SecretRng
+from dpfl.core.types import State
+from dpfl.engine.process import one_thread
+from dpfl.engine.trace import channels_last
+from dpfl.models.checks import in_mode, outputs_of
+from dpfl.plugs.accounted_metric import AccountedMetric
+from dpfl.plugs.measures import Estimate, Measure
+from dpfl.rounds.enrol import Agreement, Run
+from dpfl.rounds.members import Member
+from dpfl.rounds.plans import Admission
+from dpfl.rounds.release import write_buffers
+
+_RECORDS_AT_ONCE = 512
+
+
+@one_thread()
+def measured_answer(
+    measure: Measure, models: Sequence[nn.Module], member: Member, std: float, rng: SecretRng
+) -> Tensor:
+    """One client's noisy sums over its test records, one row per model.
+
+    *Formal guarantees.* Every record's statistic is computed on its own and lies in the unit ball
+    for each model; sums are exact. They are rounded onto the grid of the noise, and noise of
+    ``std`` is added there.
+    """
+    totals = torch.stack([_total(measure, model, member) for model in models])
+    return Grid.of(std).noised(totals, rng)
+
+
+def _total(measure: Measure, model: nn.Module, member: Member) -> Tensor:
+    """The exact sum of the statistics of a client's test records."""
+    shard, parameters = member.shard, {k: v.data for k, v in model.named_parameters()}
+    parts = shard.test_features, shard.test_labels
+    total = torch.zeros(measure.numbers, dtype=torch.float64)
+    with torch.no_grad(), in_mode(model, training=False):
+        batches = (torch.split(part, _RECORDS_AT_ONCE) for part in parts)
+        for features, targets in zip(*batches, strict=True):
+            batch = channels_last(member.inputs(features))
+            outputs = member.task.outputs(lambda x: outputs_of(model, parameters, x), batch)
+            total += measure.summed(member.task, outputs, targets)
+    return total
+
+
+def records_of(member: Member) -> int:
+    """How many test records a client has: a public number."""
+    return len(member.shard.test_labels)
+
+
+def pooled(
+    measure: Measure, answers: Mapping[str, Tensor], stds: Mapping[str, float], records: int
+) -> Estimate:
+    """The value over all test records of those who answered, from one row of each.
+
+    Sums add up whatever their noise: the value means the same for any budgets.
+    """
+    total = torch.stack([answers[client] for client in sorted(answers)]).sum(dim=0)
+    variance = sum(stds[client] ** 2 for client in answers)
+    return measure.estimate(total, variance, records)
+
+
+def planned_measurement(
+    accounted: AccountedMetric,
+    agreement: Agreement,
+    state: State,
+    run: Run,
+    admit: Admission,
+    members: Mapping[str, Member],
+    model: nn.Module,
+) -> Estimate | None:
+    """Measure the published model after a round, as planned; None if nobody could answer.
+
+    Every client with test records is charged first; whose plan does not cover it abstains.
+    """
+    number = state.round // accounted.every - 1
+    round_, task = agreement.measurement(number), next(iter(members.values())).task
+    measure = accounted.measure(task)
+    asked = {client: own for client, own in members.items() if records_of(own)}
+    abstaining = admit(round_, asked)
+    model = copy.deepcopy(model)  # what others use is left as it is
+    published = agreement.strategy.step.published(dict(state.plugs["step"]), state.model)
+    agreement.layout.write(published, model)
+    write_buffers(model, state.buffers)
+    stds, answers, records = {}, {}, 0
+    for client, own in sorted(asked.items()):
+        if client not in abstaining:
+            stds[client] = agreement.release_noise(round_, own.participant)
+            secret = run.secret("measured", number, client)
+            answers[client] = measured_answer(measure, [model], own, stds[client], secret)[0]
+            records += records_of(own)
+    return pooled(measure, answers, stds, records) if answers else None

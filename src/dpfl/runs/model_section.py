@@ -1,0 +1,54 @@
+"""The model of an experiment file: its name, the weights it starts from, and what is frozen."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
+from torch import nn
+
+from dpfl.core.checks import check
+from dpfl.core.random import PublicSeed
+from dpfl.data.inputs import NUMBERS, Inputs
+from dpfl.models import freeze, load_weights, make_model
+from dpfl.models.pretrained import read_weights
+from dpfl.runs.toml_file import Section
+
+
+class ModelSection(Section):
+    """A model by name; ``hidden`` is the width of the models that leave it open.
+
+    ``weights`` is a .safetensors file of public weights to start from. ``freeze`` lists the names
+    of layers or parameters that stay as they start. ``weights_sha256`` is the digest of the file:
+    it is filled in when the experiment is read, and a file that has changed since is refused.
+    """
+
+    name: str = "logistic"
+    hidden: int = Field(default=64, ge=1)
+    weights: str | None = None
+    weights_sha256: str | None = None
+    freeze: list[str] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_by_content(cls, values: Any) -> Any:
+        """Add the digest of the weights; a run may be resumed from another folder."""
+        path = values.get("weights") if isinstance(values, dict) else None
+        if not isinstance(path, str) or values.get("weights_sha256") is not None:
+            return values
+        full, digest = Path(path).absolute(), hashlib.sha256(read_weights(Path(path))).hexdigest()
+        return {**values, "weights": str(full), "weights_sha256": digest}
+
+    def build(
+        self, shape: tuple[int, ...], classes: int, seed: PublicSeed, inputs: Inputs = NUMBERS
+    ) -> nn.Module:
+        """Build the model with its reproducible start."""
+        model = make_model(self.name, shape, classes, seed.child("model"), self.hidden, inputs)
+        loaded = None
+        if self.weights is not None:
+            loaded = load_weights(model, self.weights, self.weights_sha256)
+        missing = freeze(model, self.freeze or ()) - (set() if loaded is None else loaded)
+        problem = f"'{min(missing, default='')}' is frozen, and {self.weights} does not hold it"
+        remedy = "learn it, or add it to the weights"
+        check(loaded is None or not missing, "[model] freeze", problem, remedy)
+        return model
