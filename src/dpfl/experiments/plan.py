@@ -131,7 +131,7 @@ def plan(
 
 def recommend(forecasts: Sequence[NoiseForecast]) -> list[Recommendation]:
     """Return one of the methods of ``forecasts`` per promise: the one with the least noise, and of
-    those that are alike the simplest. Those that are shown for reference only are left out.
+    those that are alike the simplest. Methods that are shown for reference only are left out.
     """
     groups: dict[Promise, list[NoiseForecast]] = {}
     for one in forecasts:

@@ -33,8 +33,7 @@ class Flag(StrEnum):
     @property
     def public(self) -> bool:
         """Whether a published model may carry it."""
-        void = self.voids_privacy and self is not Flag.FLOAT_NOISE
-        return void or self is Flag.STRATIFIED or self.reference
+        return self in _PUBLIC or self.reference
 
     @property
     def reference(self) -> bool:
@@ -54,6 +53,7 @@ class Flag(StrEnum):
         return _ABOUT[self]
 
 
+_PUBLIC = (Flag.SEEDED, Flag.STRATIFIED, Flag.UNACCOUNTED_STOP)
 _VOID = (
     *(Flag.SEEDED, Flag.UNPROTECTED, Flag.HYPOTHETICAL),
     *(Flag.FLOAT_NOISE, Flag.UNACCOUNTED_STOP),

@@ -37,9 +37,9 @@ class Experiment(TomlFile):
 
     ``data``, ``partition`` and ``budgets`` make the federation, ``model``, ``method`` and ``run``
     what is trained how long. ``task`` says what is learned where it is not the data set's own
-    classification. ``server`` replaces the method's own step by a server optimiser;
-    ``accounted`` is a metric that is measured within the plan;
-    ``client_settings`` and ``clients`` say what single clients do in their own way.
+    classification. ``server`` replaces the method's own step by a server optimiser; ``accounted``
+    is a metric that is measured within the plan; ``client_settings`` and ``clients`` say what
+    single clients do in their own way.
     """
 
     python: ClassVar[bool] = False

@@ -94,8 +94,8 @@ def setup_of(
             "evaluate_every": own.evaluate_every,
             "misreports": own.misreports,
             "dropout": own.dropout,
-            "built": experiment.model.model_dump(),
             "accounted": experiment.accounted_metric(),
+            "built": experiment.model.model_dump(include={"name", "hidden"}),
         },
     )
 

@@ -161,6 +161,10 @@ def _row(record: RoundRecord) -> Plain:
 def _save_model(place: RunFolder, model: nn.Module, card: ModelCard) -> None:
     """Write a model's own tensors, and what it is."""
     layout, buffers = Layout.of_module(model), dict(model.named_buffers())
+    if card.built:  # it could not be built again without what is frozen
+        learned = {block.name for block in layout}
+        frozen = {k: p for k, p in model.named_parameters() if k not in learned}
+        buffers |= {name: one.detach() for name, one in frozen.items()}
     place.save_model(layout.read(model), layout, card.note, buffers)
     card.write(place.card)
 

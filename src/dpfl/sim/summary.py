@@ -13,6 +13,8 @@ from dpfl.runs.model_card import ModelCard
 from dpfl.runs.result import EpsilonSpread, ModelTested, RoundCount, Summary, total_bytes
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dpfl.sim.loop import Simulation
 
 
@@ -49,10 +51,20 @@ def summarise(
     if (folder := simulation.folder) is not None:
         # The model file is for the world: no count of rounds, no name, nothing measured.
         note = public_note(summary.flags)
-        folder.save_model(simulation.published(), layout, note, state.buffers)
+        constants = {**_frozen(simulation), **state.buffers}
+        folder.save_model(simulation.published(), layout, note, constants)
         card_of(simulation, summary.flags).write(folder.card)
         folder.save_summary(summary)
     return summary
+
+
+def _frozen(simulation: Simulation) -> dict[str, Tensor]:
+    """The public constants of a model that dpfl built, without which it could not be built again.
+
+    Whoever has a model of their own has them.
+    """
+    named = simulation.model.named_parameters() if simulation.built else ()
+    return {name: one.detach() for name, one in named if not one.requires_grad}
 
 
 def card_of(simulation: Simulation, flags: Iterable[RaisedFlag]) -> ModelCard:

@@ -13,7 +13,7 @@ from torch import nn
 from dpfl.core.checks import check
 from dpfl.core.errors import CheckpointError, NotPrivateWarning
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Observer
+from dpfl.core.types import Observer, Plain
 from dpfl.data.federation import Federation
 from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.privacy.filters import FilterName
@@ -117,7 +117,7 @@ def train(
     if accounted is None and early_stopping is not None:
         metric = early_stopping.metric
         accounted = metric if isinstance(metric, AccountedMetric) else None
-    more = {
+    more: Plain = {
         "evaluate_every": evaluate_every,
         "misreports": dict(misreports or {}),
         "accounted": accounted,
