@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from dpfl.core.types import ClientSettings as ClientSettings
     from dpfl.core.types import Observer as Observer
     from dpfl.core.types import Unit as Unit
+    from dpfl.data.columns import Column as Column
     from dpfl.data.federation import Federation as Federation
+    from dpfl.data.schema import Schema as Schema
     from dpfl.datasets.named import load_dataset as load_dataset
     from dpfl.experiments.planning import describe as describe
     from dpfl.experiments.planning import plan as plan
@@ -58,22 +60,24 @@ _HOMES = {
     "core.errors": ("DpflError", "NotPrivateWarning"),
     "core.random": ("PublicSeed", "SecretRng"),
     "core.types": ("Adjacency", "Budget", "Claims", "ClientSettings", "Observer", "Unit"),
+    "data.columns": ("Column",),
     "data.federation": ("Federation",),
+    "plugs.accounted_metric": ("AccountedMetric",),
+    "data.schema": ("Schema",),
     "datasets.named": ("load_dataset",),
     "experiments.planning": ("describe", "plan"),
     "experiments.results": ("StudyResult",),
     "experiments.studies": ("compare", "sweep", "tune"),
-    "plugs.accounted_metric": ("AccountedMetric",),
     "plugs.selection": ("Everyone", "FixedCohort", "PoissonCohort"),
     "privacy.budgets": ("make_budgets",),
     "privacy.random_runs": ("RandomRuns",),
     "privacy.statement": ("Statement",),
+    "sim.accounted": ("AccountedEvaluation", "AccountedSelection", "evaluate", "select"),
     "runs.experiment": ("Experiment",),
     "runs.predictor": ("Predictor", "load"),
     "sim.callbacks": ("EarlyStopping", "PublicMetric", "RoundEnd", "UnaccountedScore"),
     "sim.result": ("Result",),
     "sim.train": ("train",),
-    "sim.accounted": ("AccountedEvaluation", "AccountedSelection", "evaluate", "select"),
     "strategy": ("Strategy",),
     "strategy.method": ("method",),
 }

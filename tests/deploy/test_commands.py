@@ -124,7 +124,7 @@ def test_a_site_is_made_with_one_command_and_shows_what_it_has_spent(
     [
         ("x,ill\n1,0\nword,1\n", "line 3"),
         ("x,ill\n1,0\n,1\n", "no number in 'x'"),
-        ("x,ill\n1,0.5\n", "something else than 0, 1, 2"),
+        ("x,ill\n1,0.5\n", "no whole numbers"),
         ("x,ill\n", "no record"),
         ("", "is empty"),
         (None, "cannot be read"),
@@ -167,7 +167,7 @@ def test_bad_options_are_refused(
 def test_one_file_is_read_as_a_folder_of_files_is(tmp_path: Path) -> None:
     write_csv(tmp_path / "t.csv", features=2)
     x, y = read_file(tmp_path / "t.csv", "ill")
-    assert (x.shape, x.dtype, y.dtype) == ((40, 2), np.float32, np.int64)
+    assert (x.shape, x.dtype, y.dtype) == ((40, 2), np.float32, np.float64)
     (tmp_path / "u.CSV").write_text("ill,x\n1,5\n0,6\n")
     x, y = read_file(tmp_path / "u.CSV", "ill")
     assert (x.tolist(), y.tolist()) == ([[5.0], [6.0]], [1, 0])
@@ -201,7 +201,7 @@ def test_a_study_is_made_with_certificates_and_nothing_is_made_twice(
     )
     code, out, err = _run(capsys, "server", "init", "server", "--study", "study.toml")
     assert code == 0
-    assert "Study 'demo': weiavg, 3 rounds, 3 sites" in out
+    assert "Study 'demo': weiavg, 2 classes (accuracy), 3 rounds, 3 sites" in out
     assert "ca.crt" in err
     own = tmp_path / "server" / "certificates"
     assert (own / "ca.key").stat().st_mode & 0o777 == 0o600

@@ -386,3 +386,36 @@ def test_a_cohort_is_not_drawn_from_a_pool_and_epochs_are_those_of_a_client() ->
     simulation = played(dpfl.pooled_dp(**epochs, local_epochs=1), federation)
     mean = sum(shard.examples for shard in federation.shards.values()) / 6
     assert events_of(simulation, federation.ids[0], Observer.WORLD).steps == -(-mean // 16)
+
+
+def test_the_pool_samples_every_clients_records_with_the_rate_it_is_charged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Labels stand for their owners here: what is sampled is what was charged, client by client."""
+    from dpfl.engine.stacked import Stacked
+
+    seen: list[Any] = []
+    original = Stacked.run
+
+    def watched(self: Stacked, model: Any, layout: Any, jobs: Any) -> list[Tensor]:
+        seen.extend(jobs)
+        return original(self, model, layout, jobs)
+
+    monkeypatch.setattr(Stacked, "run", watched)
+    federation = digits()
+    shards = {
+        client: Shard.of(
+            own.features, torch.full_like(own.labels, i), own.test_features, own.test_labels
+        )
+        for i, (client, own) in enumerate(federation.shards.items())
+    }
+    simulation = played(dpfl.pooled_dp(**WORK), replace(federation, shards=shards))
+    assert len(seen) == ROUNDS  # one job a round, whoever has records in it
+    for job in seen:
+        (phase,) = job.phases
+        owners = torch.split(job.labels, [count for count, _ in phase.rates])
+        for i, (own, (_, rate)) in enumerate(zip(owners, phase.rates, strict=True)):
+            client = federation.ids[i]
+            assert bool((own == i).all())
+            assert len(own) == shards[client].examples
+            assert rate == events_of(simulation, client, Observer.WORLD).sampling_rate

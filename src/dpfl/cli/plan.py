@@ -174,9 +174,8 @@ def _show_noise(described: Sequence[Description]) -> None:
         rows = [[*one, *own[part]] for one, own in zip(known, noises, strict=True)]
         title = "Noise multiplier (std / clip) by client" if start == 0 else ""
         c.out.print()
-        c.print_table(
-            ("client", "records", "budget", *names[part]), rows[: c.MOST_LINES], title=title
-        )
+        heads = ("client", f"{real[0].counted}s", "budget", *names[part])
+        c.print_table(heads, rows[: c.MOST_LINES], title=title)
     if len(known) > c.MOST_LINES:
         c.out.print(f"... and {len(known) - c.MOST_LINES} more: use --json")
     c.print_lines(*(f"(+{len(own) - 1}): {', '.join(own)}" for own in columns.values() if own[1:]))

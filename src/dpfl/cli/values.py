@@ -19,6 +19,7 @@ LIGHT_DEFAULTS: Values = {"lr": 0.1, "batch_size": 16, "local_steps": 10}
 
 FIELDS: dict[str, tuple[str, Any, str]] = {
     "label": ("data.label", str, "Label column of files in a folder (default: the last)."),
+    "schema": ("data.schema", str, "TOML file that says what the columns of those files hold."),
     "budgets": ("budgets.epsilon", str, "Distribution, number, list or file of epsilons."),
     "delta": ("budgets.delta", float, "Delta of every client."),
     "clip": ("method.clip", float, "Largest norm of one record's gradient, or client's update."),

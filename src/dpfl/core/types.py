@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpfl.core.checks import check, finite, is_number, learning_rate, one_of, positive, whole_number
 from dpfl.core.phases import Phase as Phase
+from dpfl.core.promise import Adjacency as Adjacency
+from dpfl.core.promise import Observer as Observer
+from dpfl.core.promise import Promise as Promise
+from dpfl.core.promise import Unit as Unit
+from dpfl.core.promise import unit_called as unit_called
 
 if TYPE_CHECKING:  # accounting reads these types without torch
     from torch import Tensor
@@ -21,45 +25,6 @@ Shared = dict[str, "Tensor"]
 Metrics = dict[str, float | int | str | list[float]]
 PlugOutput = tuple["Tensor", PlugState, Metrics]
 """What most plugs return: a tensor, their next state, and metrics for the operator."""
-
-
-class Unit(StrEnum):
-    """Whose presence is hidden."""
-
-    RECORD = "record"
-    CLIENT = "client"
-
-
-class Observer(StrEnum):
-    """From whom. What the world sees is a function of what the server sees, never the reverse."""
-
-    SERVER = "server"
-    WORLD = "world"
-    NOBODY = "nobody"
-
-
-class Adjacency(StrEnum):
-    """Which two data sets count as neighbours."""
-
-    ADD_REMOVE = "add_remove"
-    ZERO_OUT = "zero_out"
-    REPLACE_ONE = "replace_one"
-
-
-@dataclass(frozen=True, kw_only=True, order=True)
-class Promise:
-    """What an epsilon is about: two of them compare only where all three agree."""
-
-    unit: Unit
-    adjacency: Adjacency
-    observer: Observer
-
-    def __str__(self) -> str:
-        return f"per {self.unit}, {self.adjacency} adjacency, against the {self.observer}"
-
-    def to_dict(self) -> dict[str, str]:
-        """Return plain values."""
-        return {name: str(value) for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +61,9 @@ class Budget:
         positive("budget", epsilon=self.epsilon)
         good, remedy = is_number(self.delta) and 0 < self.delta < 1, "well below 1 / records"
         check(good, "budget", f"delta = {self.delta!r:.60}", f"give a number {remedy}")
-        for name, known in (("unit", Unit), ("observer", Observer), ("accountant", ("renyi",))):
+        own = [self.unit] if isinstance(self.unit, Unit) else []  # a person's word
+        units = [*Unit, *own]
+        for name, known in (("unit", units), ("observer", Observer), ("accountant", ("renyi",))):
             if getattr(self, name) is not None:
                 one_of("budget", [*known], **{name: getattr(self, name)})
 

@@ -6,4 +6,11 @@
 ``federation``  clients with their records, budgets and settings
 ``arrays``      checks of arrays that users bring
 ``tables``      users' own CSV and Parquet files
+``cells``       cells of tables, whatever kind of table it is
+``columns``     how a column becomes features by public constants
+``schema``      columns by name, the target, and whose records they are
+``persons``     the records of one person as one unit
+``sources``     tables with a column of clients, sparse and memory-mapped arrays
+``loaders``     torch datasets, loaders and iterables
+``building``    federations from all of these
 """

@@ -5,18 +5,24 @@ the task does not take, lengths that differ, too few records.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dpfl.core.checks import check
 from dpfl.core.errors import DataError
 from dpfl.core.random import PublicSeed
 from dpfl.data.records import Parts, Span, check_data
-from dpfl.tasks import Task
+from dpfl.data.sources import dense, is_mapped, mapped_tensor
+from dpfl.tasks import Classification, Task
 
 TEST_FRACTION = 0.2
+MOST_TESTED = 10_000
+"""Records of a memory-mapped file that are set aside for testing at most."""
+_AT_ONCE = 1 << 22  # numbers that are looked at in one piece
 ENCODE = "encode texts with the vocabulary that was named"
 
 
@@ -44,6 +50,10 @@ def client_parts(
     check_data(isinstance(arrays, tuple | list), where, problem, torch_remedy)
     check_data(len(arrays) in (2, 4), where, f"has {len(arrays)} arrays", remedy)
     features, labels = _pair(where, arrays[0], arrays[1], task, tokens)
+    if len(arrays) == 2 and is_mapped(arrays[0]):  # drawing records would copy them
+        first, last = split_end(client, (0, len(labels)), MOST_TESTED)
+        parts = [x[slice(*span)] for span in (first, last) for x in (features, labels)]
+        return parts[0], parts[1], parts[2], parts[3]
     if len(arrays) == 4:
         return features, labels, *_pair(where, arrays[2], arrays[3], task, tokens)
     return split_off(client, features, labels, seed, stratified=stratified)
@@ -57,7 +67,8 @@ def _pair(
     Features become float32, or int64 where they are tokens; targets become what the task takes.
     """
     try:
-        given, remedy = _array(features), "give whole numbers, one a token"
+        mapped, kind = is_mapped(features), np.int64 if tokens else np.float32
+        given, remedy = dense(where, features), "give whole numbers, one a token"
         whole = given.dtype.kind in "iu" or not given.size or not tokens
         check_data(whole, where, f"has tokens of type {given.dtype}", remedy)
         remedy = "give arrays of real numbers"
@@ -65,14 +76,16 @@ def _pair(
         largest = int(given.max()) if tokens and given.size else 0
         check_data(largest <= np.iinfo(np.int64).max, where, f"has token {largest}", ENCODE)
         with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
-            x = torch.from_numpy(np.array(given, dtype=np.int64 if tokens else np.float32))
-        given = _array(targets)
+            x = mapped_tensor(where, features, kind) if mapped else _copied(given, kind)
+        given = dense(where, targets)
     except (ValueError, TypeError) as error:
         problem = f"has features or labels that are no numbers ({error})"
         raise DataError(where, problem, "give arrays of numbers") from error
     filled = not x.ndim or not len(x) or x[0].numel() > 0
     check_data(filled, where, "has records without a single number", "give at least one feature")
-    finite, remedy = bool(torch.isfinite(x).all()), "fill missing values, scale huge ones"
+    rows = max(1, _AT_ONCE * len(x) // max(1, x.numel()))
+    finite = all(bool(torch.isfinite(part).all()) for part in torch.split(x, rows))
+    remedy = "fill missing values, scale huge ones"
     check_data(finite, where, "has features that are not finite numbers", remedy)
     remedy = "give one row of features and one target per record"
     check_data(given.ndim > 0 < x.ndim, where, "has a single number for all records", remedy)
@@ -82,8 +95,8 @@ def _pair(
     return x, y
 
 
-def _array(values: Any) -> np.ndarray:
-    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+def _copied(values: np.ndarray, kind: type) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=kind))
 
 
 def split_off(
@@ -123,8 +136,10 @@ def _by_class(labels: Tensor, order: Tensor, cut: int) -> Tensor:
     return torch.tensor([*tests, *(i for i in order.tolist() if i not in chosen)])
 
 
-def split_end(client: str, span: Span) -> tuple[Span, Span]:
+def split_end(client: str, span: Span, most: int | None = None) -> tuple[Span, Span]:
     """Set the last fifth of a stretch aside: for windows of a text, which overlap.
+
+    At most ``most`` records are, if it is given.
 
     >>> split_end("a", (0, 10))
     ((0, 8), (8, 10))
@@ -132,5 +147,16 @@ def split_end(client: str, span: Span) -> tuple[Span, Span]:
     first, last = span
     problem = "has one record, too few to set some aside"
     check_data(last - first >= 2, f"client '{client}'", problem, "leave it out")
-    cut = last - max(1, round(TEST_FRACTION * (last - first)))
+    aside = max(1, round(TEST_FRACTION * (last - first)))
+    cut = last - (aside if most is None else min(aside, most))
     return (first, cut), (cut, last)
+
+
+def with_classes(task: Task, classes: int | None) -> Task:
+    """Give a classification its number of classes, where that is known."""
+    if classes is None:
+        return task
+    problem, remedy = f"classes = {classes} for {task.name}", "leave it out"
+    check(isinstance(task, Classification), "federation", problem, remedy)
+    assert isinstance(task, Classification)
+    return replace(task, classes=classes)

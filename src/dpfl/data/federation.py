@@ -11,31 +11,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from dpfl.core.checks import check, whole_number
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Budget, ClientSettings
+from dpfl.core.types import Budget, ClientSettings, Unit, unit_called
 from dpfl.data.arguments import check_kind, check_per_client
-from dpfl.data.arrays import ENCODE, client_parts, split_end, split_off
+from dpfl.data.arrays import ENCODE, client_parts, split_end, split_off, with_classes
+from dpfl.data.building import Sources
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
 from dpfl.data.partition import Partition
-from dpfl.data.records import (
-    Dataset,
-    Shard,
-    check_data,
-    lay_out,
-)
-from dpfl.data.tables import read_folder
+from dpfl.data.records import Dataset, Shard, check_data, lay_out
+from dpfl.data.schema import Schema
+from dpfl.data.sources import client_names, is_mapped, renamed
 from dpfl.tasks import Classification, Task, make_task
 
 
 @dataclass(frozen=True, kw_only=True)
-class Federation:
+class Federation(Sources):
     """Clients by id, with their records, budgets and settings.
 
     ``shards`` are the clients' records, all of one shape, with targets as ``task`` takes them.
@@ -43,6 +39,9 @@ class Federation:
     need not name every client. ``stratified`` says that test records were chosen by their classes.
     One record then decides which others are trained on, and neighbouring federations may differ in
     two training records instead of one: runs on such a split are flagged.
+
+    ``unit`` is whose presence is hidden by what protects single units of the data: a record, or by
+    its own word a person, whose records are one unit. ``schema`` says how features were made.
 
     >>> clients = {"a": ([[0.0], [1.0]] * 5, [0, 1] * 5), "b": ([[0.2], [0.9]] * 5, [0, 1] * 5)}
     >>> Federation.from_arrays(clients)
@@ -55,6 +54,8 @@ class Federation:
     budgets: Mapping[str, Budget] = field(default_factory=dict)
     client_settings: Mapping[str, ClientSettings] = field(default_factory=dict)
     stratified: bool = False
+    unit: Unit = Unit.RECORD
+    schema: Schema | None = None
 
     def __post_init__(self) -> None:
         check_data(bool(self.shards), "federation", "has no clients", "give at least one")
@@ -78,7 +79,7 @@ class Federation:
 
     def __repr__(self) -> str:
         """Say who there is, and show no record."""
-        shape = f"records of shape {self.feature_shape}"
+        shape = f"{self.unit}s of shape {self.feature_shape}"
         return f"Federation({len(self.shards)} clients, {shape}, {self.task})"
 
     @property
@@ -88,8 +89,13 @@ class Federation:
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
-        """Shape of one record."""
+        """Shape of one unit as it is stored: a record, or a person's records together."""
         return tuple(next(iter(self.shards.values())).features.shape[1:])
+
+    @property
+    def record_shape(self) -> tuple[int, ...]:
+        """Shape of one record, which a model takes."""
+        return self.task.record_shape(self.feature_shape)
 
     @property
     def target_shape(self) -> tuple[int, ...]:
@@ -116,6 +122,8 @@ class Federation:
         digest = hashlib.sha256(repr(self.inputs).encode())
         if self.task != Classification(classes=self.task.width):
             digest.update(repr(self.task.to_dict()).encode())
+        if self.unit is not Unit.RECORD:
+            digest.update(f"per {self.unit}".encode())
         for client in self.ids:
             shard = self.shards[client]
             digest.update(f"{client}\x1f{shard.span}{shard.test_span}".encode())
@@ -147,17 +155,19 @@ class Federation:
     @classmethod
     def from_arrays(
         cls,
-        clients: Mapping[str, Sequence[Any]],
+        clients: Mapping[Any, Sequence[Any]],
         *,
-        budgets: Mapping[str, Budget] | None = None,
-        client_settings: Mapping[str, ClientSettings] | None = None,
+        budgets: Mapping[Any, Budget] | None = None,
+        client_settings: Mapping[Any, ClientSettings] | None = None,
         task: Task | str | Mapping[str, Any] | None = None,
         classes: int | None = None,
         tokens: int | None = None,
         stratified: bool = False,
         seed: int = 0,
-    ) -> Federation:
-        """Build from arrays: numpy, torch or lists.
+        unit: str = Unit.RECORD,
+        schema: Schema | None = None,
+    ) -> Self:
+        """Build from arrays: numpy, torch, lists or sparse matrices.
 
         ``clients`` is ``{id: (features, targets)}`` or ``{id: (features, targets, test_features,
         test_targets)}``. Without a test part, a fifth of each client's records is set aside, by
@@ -167,6 +177,12 @@ class Federation:
         object; left out, it is classification. Its labels are 0..``classes`` - 1; without
         ``classes``, the largest label decides, and a class without a record is refused.
         ``budgets`` and ``client_settings`` are by client.
+        Clients that are numbered are named by their numbers, with leading zeros. ``unit`` is the
+        word for what a record is about, where each is about another one, such as "patient".
+        ``schema`` says how the features were made, and travels with the model.
+
+        Features in a memory-mapped file stay there. Of these the last fifth is set aside, and at
+        most 10,000 records; a file of several clients is best given as slices of one array.
 
         >>> arrays = ([[0.0], [1.0]] * 5, [0, 1] * 5)
         >>> federation = Federation.from_arrays({"a": arrays, "b": arrays})
@@ -179,7 +195,9 @@ class Federation:
         problem, remedy = f"clients are a {type(clients).__name__}", "give {client: arrays}"
         check(isinstance(clients, Mapping), "federation", problem, remedy)
         check_data(bool(clients), "federation", "has no clients", "give at least one")
-        learned = _with_classes(make_task(task), classes)
+        names = client_names(clients)
+        clients = {names[client]: arrays for client, arrays in clients.items()}
+        learned = with_classes(make_task(task), classes)
         build = partial(
             client_parts, task=learned, tokens=tokens is not None, stratified=stratified
         )
@@ -194,41 +212,15 @@ class Federation:
         problem = f"clients have targets of different shapes {sorted(shapes)}"
         check_data(len(shapes) == 1, "federation", problem, "use one shape")
         return cls(
-            shards=lay_out(parts),
+            shards=lay_out(parts, copy=not any(is_mapped(own[0]) for own in clients.values())),
             task=learned.resolve([y for part in parts.values() for y in (part[1], part[3])]),
             inputs=NUMBERS if tokens is None else Tokens(tokens),
-            budgets=budgets or {},
-            client_settings=client_settings or {},
+            budgets=renamed(budgets, names),
+            client_settings=renamed(client_settings, names),
             stratified=stratified and any(len(arrays) == 2 for arrays in clients.values()),
+            unit=unit_called(unit),
+            schema=schema,
         )
-
-    @classmethod
-    def from_torch(cls, clients: Mapping[str, Any], **options: Any) -> Federation:
-        """Build from one map-style torch dataset of (features, label) for each of the ``clients``.
-
-        ``options`` are those of :meth:`from_arrays`.
-        """
-        arrays = {}
-        for client, dataset in clients.items():
-            items = [dataset[i] for i in range(len(dataset))]
-            remedy = "leave it out of the federation"
-            check_data(bool(items), f"client '{client}'", "has no data", remedy)
-            features = torch.stack([torch.as_tensor(x) for x, _ in items])
-            arrays[client] = features, torch.stack([torch.as_tensor(y) for _, y in items])
-        return cls.from_arrays(arrays, **options)
-
-    @classmethod
-    def from_files(
-        cls, folder: Path | str, *, label: str | None = None, **options: Any
-    ) -> Federation:
-        """Build from a folder with one CSV or Parquet file per client.
-
-        A file in ``folder`` is named by its client's id. ``label`` names the column of the labels;
-        without it, the last one is taken. ``options`` are those of :meth:`from_arrays`.
-        """
-        named = isinstance(folder, str | Path)
-        check(named, "federation", f"folder = {folder!r:.60}", "give the path of a folder")
-        return cls.from_arrays(read_folder(Path(folder), label), **options)
 
     @classmethod
     def from_dataset(
@@ -253,13 +245,3 @@ class Federation:
         dataset = dataset.as_task(task)
         shards = partition.shards(dataset, clients, seed)
         return cls(shards=shards, task=dataset.learned, inputs=dataset.inputs)
-
-
-def _with_classes(task: Task, classes: int | None) -> Task:
-    """Give a classification its number of classes, where that is known."""
-    if classes is None:
-        return task
-    problem, remedy = f"classes = {classes} for {task.name}", "leave it out"
-    check(isinstance(task, Classification), "federation", problem, remedy)
-    assert isinstance(task, Classification)
-    return replace(task, classes=classes)

@@ -58,13 +58,16 @@ class Records:
     def digest(self) -> bytes:
         """A digest of the bytes behind the records and how they lie there.
 
-        Windows of a text overlap: they are a view of one storage.
+        Windows of a text overlap: they are a view of one storage, which is read as a whole.
         """
         digest = hashlib.sha256()
         for tensor in (self.features, self.labels):
             geometry = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
             digest.update("".join(map(str, geometry)).encode())
             storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+            if tensor.is_contiguous():  # its own part: a file may hold those of many clients
+                first, size = tensor.storage_offset(), tensor.element_size()
+                storage = storage[first * size : (first + tensor.numel()) * size]
             digest.update(storage.numpy().data)
         return digest.digest()
 
@@ -145,8 +148,13 @@ def spans_of(parts: Sequence[Sized]) -> list[Span]:
     return list(pairwise(np.cumsum([0, *map(len, parts)]).tolist()))
 
 
-def lay_out(parts: Mapping[str, Parts]) -> dict[str, Shard]:
-    """Lay the clients' ``parts`` into one storage: batches of many clients are then one look-up."""
+def lay_out(parts: Mapping[str, Parts], *, copy: bool = True) -> dict[str, Shard]:
+    """Lay the clients' ``parts`` into one storage: batches of many clients are then one look-up.
+
+    Without ``copy`` they stay where they are, as memory-mapped records must.
+    """
+    if not copy:
+        return {name: Shard.of(*own) for name, own in parts.items()}
     features, labels, test_features, test_labels = zip(*parts.values(), strict=True)
     train = Records(torch.cat(features), torch.cat(labels))
     test = Records(torch.cat(test_features), torch.cat(test_labels))

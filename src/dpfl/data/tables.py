@@ -13,6 +13,7 @@ import csv
 import math
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,22 +33,41 @@ def read_folder(folder: Path, label: str | None = None) -> dict[str, Arrays]:
     ``label`` names the label column; without it, the last column is taken. All files must have the
     same columns. Returns features and labels by client.
     """
-    where, remedy = str(folder), "name a folder with one .csv or .parquet file per client"
-    check_data(folder.is_dir(), where, "is not a folder", remedy)
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in _READERS)
-    remedy = "put one file per client there"
-    check_data(bool(files), where, "holds no .csv or .parquet file", remedy)
     clients: dict[str, Arrays] = {}
     first: list[str] = []
+    files = files_of(folder)
     for path in files:
         names, table = _READERS[path.suffix.lower()](path)
         first, where = first or names, str(path)
         problem = f"has columns {names}, unlike {files[0].name}"
         check_data(names == first, where, problem, "use the same columns in the same order")
-        problem = f"client '{path.stem}' has two files"
-        check_data(path.stem not in clients, where, problem, "keep one file per client")
         clients[path.stem] = _split(path, names, table, label)
     return clients
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The ``*.csv`` and ``*.parquet`` files of a folder, one for each client."""
+    where, remedy = str(folder), "name a folder with one .csv or .parquet file per client"
+    check_data(folder.is_dir(), where, "is not a folder", remedy)
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in _READERS)
+    remedy = "put one file per client there"
+    check_data(bool(files), where, "holds no .csv or .parquet file", remedy)
+    for number, path in enumerate(files):
+        alone = all(path.stem != other.stem for other in files[:number])
+        problem = f"client '{path.stem}' has two files"
+        check_data(alone, str(path), problem, "keep one file per client")
+    return files
+
+
+def read_columns(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read a file as columns of whatever its cells hold, and say where each record stands in it."""
+    if path.suffix.lower() == ".parquet":
+        table = _arrow_table(path)
+        columns = {name: table[name].to_pylist() for name in table.column_names}
+        return columns, [f"record {number}" for number in range(1, table.num_rows + 1)]
+    names, rows = _csv_rows(path)
+    cells = {name: [row[at] for _, row in rows] for at, name in enumerate(names)}
+    return cells, [f"line {number}" for number, _ in rows]
 
 
 def read_file(path: Path, label: str | None = None) -> Arrays:
@@ -80,11 +100,8 @@ def _not_a_table(path: Path, reason: object, remedy: str = _HEADER) -> DataError
     return DataError(str(path), f"cannot be read as a table of numbers ({reason})", remedy)
 
 
-def _read_csv(path: Path) -> Table:
-    """Read a header and numbers, as a spreadsheet saves them.
-
-    Blank lines are left out, an empty cell is a missing number, and an error names the line.
-    """
+def _csv_rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Read the names of the columns, and each line's number and cells; blank lines are left out."""
     try:
         rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
     except OSError as error:
@@ -106,17 +123,27 @@ def _read_csv(path: Path) -> Table:
     ):
         if wrong:
             raise _not_a_table(path, reason)
-    table = []
-    for number, row in enumerate(rows[1:], 2):
-        if row and len(row) != len(names):
+    filled = [(number, row) for number, row in enumerate(rows[1:], 2) if row]
+    for number, row in filled:
+        if len(row) != len(names):
             reason = f"line {number} has {len(row)} cells for {len(names)} columns"
             raise _not_a_table(path, reason)
+    return names, filled
+
+
+def _read_csv(path: Path) -> Table:
+    """Read a header and numbers, as a spreadsheet saves them.
+
+    Blank lines are left out, an empty cell is a missing number, and an error names the line.
+    """
+    names, rows = _csv_rows(path)
+    table = []
+    for number, row in rows:
         try:
             table.append([_number(cell) for cell in row])
         except ValueError as error:
             raise _not_a_table(path, f"line {number}: {error}") from error
-    filled = [row for row in table if row]
-    return names, np.array(filled, dtype=np.float64).reshape(len(filled), len(names))
+    return names, np.array(table, dtype=np.float64).reshape(len(table), len(names))
 
 
 def _number(cell: str) -> float:
@@ -127,17 +154,25 @@ def _number(cell: str) -> float:
         raise ValueError(f"{cell!r:.60} is not a number") from None
 
 
-def _read_parquet(path: Path) -> Table:
-    """Read numeric columns; pyarrow is imported only here."""
+def _arrow_table(path: Path) -> Any:
+    """Read a Parquet file; pyarrow is imported only here."""
     try:
         from pyarrow import parquet
     except ImportError as error:
         remedy = "run: pip install 'dpfl[parquet]'"
         raise DataError(str(path), "needs pyarrow, which is not installed", remedy) from error
     try:
-        table = parquet.read_table(path)
-        columns = [np.asarray(column.to_numpy(), dtype=np.float64) for column in table.columns]
+        return parquet.read_table(path)
     except (OSError, ValueError, TypeError) as error:
+        raise _not_a_table(path, error, "check the file") from error
+
+
+def _read_parquet(path: Path) -> Table:
+    """Read numeric columns."""
+    table = _arrow_table(path)
+    try:
+        columns = [np.asarray(column.to_numpy(), dtype=np.float64) for column in table.columns]
+    except (ValueError, TypeError) as error:
         raise _not_a_table(path, error, "use numeric columns") from error
     return list(table.column_names), np.stack(columns, axis=1)
 

@@ -68,7 +68,7 @@ def summarise(
         method=study.method.name,
         promise=strategy.promise,
         flags=study.flags,
-        assumptions=(*strategy.assumptions, *arithmetic),
+        assumptions=(*strategy.assumptions, *map(strategy.unit.reworded, arithmetic)),
         sites=tuple(sorted(agreement.claims)),
         refusals=sites.refusals,
         parameters=layout.size,

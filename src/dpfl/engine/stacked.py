@@ -25,6 +25,7 @@ from dpfl.engine.process import check_arithmetic, failures_of, one_thread
 from dpfl.engine.row_span import run_row_span
 from dpfl.engine.stacks import Chain, same_at_every_place
 from dpfl.numerics.clipping import clip_factor, squared_norms
+from dpfl.tasks import CLASSIFICATION, Task
 
 KERNELS = (
     "a record's gradient does not depend on which other records are in its batch beyond rounding "
@@ -34,17 +35,18 @@ KERNELS = (
 _MOST_CLIENTS = 64
 _LITTLE_WORK = 1 << 16  # records, or steps' worth of noise
 _MOST_NUMBERS = 1 << 26  # parameters held for one block
+_MOST_COPIED = 1 << 28  # numbers of features that are copied into one storage for a block
 
 
 def arithmetic_assumptions(
-    model: nn.Module, layout: Layout, device: str = "cpu"
+    model: nn.Module, layout: Layout, device: str = "cpu", task: Task = CLASSIFICATION
 ) -> tuple[str, ...]:
     """What per-record clipping of this model assumes beside the proof.
 
     Matrix products are tried on this machine, as they are computed in training.
     """
     chain = Chain.of(model, layout)
-    if chain is None or device != "cpu":
+    if chain is None or device != "cpu" or not task.plain:
         return (KERNELS,)
     shapes = [layer.weight.shape for layer in chain.layers]
     shapes += [shape[::-1] for shape in shapes[1:]]  # and back again
@@ -96,12 +98,16 @@ class Stacked:
     def run(self, model: nn.Module, layout: Layout, jobs: Sequence[Job]) -> list[Tensor]:
         """Run jobs of equal shape together; a model that is not a chain runs one by one."""
         chain = Chain.of(model, layout)
-        if chain is None or (jobs and not chain.takes(jobs[0].features)):
+        plain = all(job.task.plain and chain and chain.takes(job.features) for job in jobs[:1])
+        if chain is None or not plain:
             engine = self._ghost_clipping if can_ghost_clip(model) else self._one_by_one
             return engine.run(model, layout, jobs)
         check_arithmetic(jobs)
         results: dict[int, Tensor] = {}
         at_once = max(1, _MOST_NUMBERS // max(layout.size, 1))
+        storages = {job.features.untyped_storage().data_ptr() for job in jobs}
+        if len(storages) > 1 and sum(job.features.numel() for job in jobs) > _MOST_COPIED:
+            at_once = 1  # records in files of their own are not copied side by side
         with one_thread():
             for block in _alike([job.phases for job in jobs]):
                 for first in range(0, len(block), at_once):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dpfl.core.html import html_table
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Cohort, Downlink, Observer, Plain, Promise
+from dpfl.core.types import Cohort, Downlink, Observer, Plain, Promise, Unit
 from dpfl.engine import slow_layers
 from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.experiments import planned_costs as costs
@@ -56,7 +56,8 @@ class Description:
     is empty where the channel makes no noise. ``bytes_up`` and ``bytes_down`` are those of one
     client in one round, ``cohort`` is the expected number of clients in a round. ``forecast`` says
     how much noise a round would leave beside its signal. ``slow_layers`` are layers without a rule
-    for per-record gradients, and why: with them DP-SGD is slow.
+    for per-record gradients, and why: with them DP-SGD is slow. ``counted`` is what clients hold:
+    records, or persons.
     """
 
     method: str
@@ -74,6 +75,7 @@ class Description:
     by_assumption: Mapping[str, Spread] = field(default_factory=dict)
     noise_multiplier: Spread | None = None
     clients: tuple[ClientNoise, ...] = ()
+    counted: Unit = Unit.RECORD
     forecast: NoiseForecast
     slow_layers: Mapping[str, str] = field(default_factory=dict)
 
@@ -137,12 +139,13 @@ def description_of(sim: Simulation, seed: PublicSeed) -> Description:
     """Describe a simulation (``sim``) that was not played; ``seed`` is its public randomness."""
     agreement, strategy, terms = sim.agreement, sim.strategy, sim.agreement.terms
     clients = tuple(_client(agreement, sim.members[client]) for client in sorted(sim.members))
-    rounding = arithmetic_assumptions(sim.model, sim.layout) if strategy.local.private else ()
+    task, private = sim.federation.task, strategy.local.private
+    rounding = arithmetic_assumptions(sim.model, sim.layout, task=task) if private else ()
     return Description(
         method=strategy.name,
         pipeline=tuple(strategy.describe()),
         promise=strategy.promise,
-        assumptions=(*strategy.assumptions, *rounding),
+        assumptions=(*strategy.assumptions, *map(strategy.unit.reworded, rounding)),
         rounds=terms.rounds,
         participations=terms.participations,
         cohort=terms.expected_cohort,
@@ -154,6 +157,7 @@ def description_of(sim: Simulation, seed: PublicSeed) -> Description:
         by_assumption=costs.by_assumption(sim, seed.child("run")),
         noise_multiplier=Spread.of(one.noise_multiplier for one in clients if one.noise_multiplier),
         clients=clients,
+        counted=sim.federation.unit,
         forecast=forecast(agreement, sim.members, seed),
         slow_layers=slow_layers(sim.model) if strategy.local.private else {},
     )

@@ -14,6 +14,7 @@ costs (:mod:`dpfl.privacy.selection`).
 The budgets of the experiment are those of one run.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -22,7 +23,7 @@ from pathlib import Path
 from torch import nn
 
 from dpfl.core.checks import check
-from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.errors import NotPrivateWarning, PrivacyRefusal
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Adjacency
 from dpfl.data.federation import Federation
@@ -107,7 +108,12 @@ def private_search(
         experiment=study.experiment({}, method, options[best[0]], first) if best else None,
         epsilon=cost,
         flags=flags,
-        operator=OperatorPart(runs=count, epsilon=_composed(together, federation), flags=flags),
+        operator=OperatorPart(
+            runs=count,
+            epsilon=_composed(together, federation),
+            flags=flags,
+            unit=federation.unit,
+        ),
     )
 
 
@@ -169,19 +175,21 @@ def _one_run(
 ) -> tuple[Estimate, nn.Module]:
     """Train once; return the score that was measured at the end, and the model."""
     own = experiment.run
-    result = train(
-        experiment.build_model(federation),
-        federation,
-        experiment.strategy(len(federation.ids)),
-        rounds=own.rounds,
-        seed=seed,
-        engine=own.engine,
-        device=own.device,
-        workers=own.workers,
-        evaluate_every=own.rounds,
-        misreports=own.misreports,
-        accounted=metric,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotPrivateWarning)  # the search is flagged as a whole
+        result = train(
+            experiment.build_model(federation),
+            federation,
+            experiment.strategy(len(federation.ids)),
+            rounds=own.rounds,
+            seed=seed,
+            engine=own.engine,
+            device=own.device,
+            workers=own.workers,
+            evaluate_every=own.rounds,
+            misreports=own.misreports,
+            accounted=metric,
+        )
     score = result.history[-1].measured if result.history else None
     # A run that nobody could pay to measure is the worst of all.
     worst = -1e9 if metric.higher_is_better else 1e9

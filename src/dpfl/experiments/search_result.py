@@ -18,15 +18,20 @@ class OperatorPart:
     """What the server knows of a search. Published, it would void the epsilon of the search.
 
     ``runs`` is how many there were, ``epsilon`` what all of them together cost each client against
-    the server, ``flags`` are facts that limit the guarantee.
+    the server, per ``unit``; ``flags`` are facts that limit the guarantee.
     """
 
     runs: int
     epsilon: Mapping[str, Spend]
     flags: tuple[Flag, ...]
+    unit: Unit = Unit.RECORD
 
     def __str__(self) -> str:
-        told = _promise(self.epsilon, Observer.SERVER, self.flags) if self.epsilon else "no cost"
+        told = (
+            _promise(self.epsilon, self.unit, Observer.SERVER, self.flags)
+            if self.epsilon
+            else "no cost"
+        )
         return f"{self.runs} runs; all of them together: {told}"
 
     def to_dict(self) -> Plain:
@@ -57,7 +62,7 @@ class SearchResult:
     @property
     def promise(self) -> str:
         """The largest epsilon of the search, with everything that is needed to read it."""
-        return _promise(self.epsilon, Observer.WORLD, self.flags)
+        return _promise(self.epsilon, self.operator.unit, Observer.WORLD, self.flags)
 
     def to_dict(self) -> Plain:
         """Return plain values that may be published: nothing of the other runs."""
@@ -78,9 +83,11 @@ class SearchResult:
         return f"{settings}: {self.metric} {self.score} (noise); {self.promise}"
 
 
-def _promise(costs: Mapping[str, Spend], observer: Observer, flags: Sequence[Flag]) -> str:
+def _promise(
+    costs: Mapping[str, Spend], unit: Unit, observer: Observer, flags: Sequence[Flag]
+) -> str:
     """The largest epsilon in words."""
     most = max(costs.values(), key=lambda cost: cost.epsilon)
-    promise = Promise(unit=Unit.RECORD, adjacency=most.adjacency, observer=observer)
+    promise = Promise(unit=unit, adjacency=most.adjacency, observer=observer)
     said = f"epsilon at most {shown(most.epsilon)} at delta {most.delta:g} {promise}"
     return "; ".join([said, *(flag.about for flag in flags)])

@@ -221,6 +221,10 @@ def make_measure(metric: str | Measure, task: Task, bound: float | None, bins: i
     return metric
 
 
-def measured_exposure(std: float, numbers: int, copies: int = 1) -> Exposure:
-    """What noisy sums of ``numbers`` numbers show of one test record, for ``copies`` models."""
-    return Exposure(unit=Unit.RECORD, numbers=numbers).clipped(math.sqrt(copies)).noised(std)
+def measured_exposure(
+    std: float, numbers: int, copies: int = 1, unit: Unit = Unit.RECORD
+) -> Exposure:
+    """What noisy sums of ``numbers`` numbers show of one test record, or of one person, for
+    ``copies`` models.
+    """
+    return Exposure(unit=unit, numbers=numbers).clipped(math.sqrt(copies)).noised(std)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -118,17 +118,19 @@ class Charge:
     draw: str = ""
 
 
-def unit_of(costs: Iterable[PrivacyCost]) -> Unit:
-    """Of what costs speak together: of records, where any of them does."""
-    return Unit.RECORD if any(cost.unit is Unit.RECORD for cost in costs) else Unit.CLIENT
+def unit_of(costs: Collection[PrivacyCost]) -> Unit:
+    """Of what costs speak together: of records (or persons), where any of them does."""
+    return min((cost.unit for cost in costs if cost.unit.of_data), default=Unit.CLIENT)
 
 
-def speak_of(costs: Iterable[PrivacyCost], unit: Unit | None) -> bool:
+def speak_of(costs: Collection[PrivacyCost], unit: Unit | None) -> bool:
     """Whether costs say anything of this unit.
 
-    A client-level cost also protects records; a record-level one says nothing of clients.
+    A client-level cost also protects records and persons; a record-level one says nothing of
+    clients, nor of persons, who may have several records.
     """
-    return unit is not Unit.CLIENT or unit_of(costs) is Unit.CLIENT
+    units = {cost.unit for cost in costs}
+    return units <= {unit or unit_of(costs), Unit.CLIENT}
 
 
 def adjacency_of(costs: Collection[PrivacyCost], unit: Unit | None = None) -> Adjacency:

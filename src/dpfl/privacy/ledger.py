@@ -152,6 +152,7 @@ class Ledger(Admission):
     def _new_plan(self, entry: Entry, run: str, plan: PrivacyPlan) -> Row | None:
         """Return the row of a plan that is not there yet; None if it is."""
         self.rule.check(plan.account, plan.cost)
+        self._refuse_another_unit(plan)
         costs = (plan.cost, plan.cost.of_round, *plan.cost.of_releases)
         rows = [written(cost) for cost in costs]
         entry.connection.executemany("INSERT OR IGNORE INTO bills VALUES (?, ?)", rows)
@@ -165,6 +166,22 @@ class Ledger(Admission):
         if plan.observer is Observer.WORLD:
             self._refuse_late_world_plan(run, plan.account)
         return (*key.values(), *values.values())
+
+    def _refuse_another_unit(self, plan: PrivacyPlan) -> None:
+        """An account is charged per record or per person, never both: the two do not add up."""
+        unit, account = plan.cost.unit, plan.account
+        if not unit.of_data:
+            return
+        rows = self._rows(
+            f"SELECT DISTINCT bill FROM plans WHERE account IN {OWN}", account=account
+        )
+        known = {self._cost(digest).unit for (digest,) in rows}
+        if budget := self.budget_of(account):
+            known.add(budget.unit or unit)
+        other = next((one for one in sorted(known) if one.of_data and one is not unit), unit)
+        problem = f"'{account}' is accounted per {other}, and this run protects each {unit}"
+        remedy = "use another ledger: an epsilon of one unit says nothing of the other"
+        self._require(other is unit, problem, remedy)
 
     def _refuse_late_world_plan(self, run: str, account: str) -> None:
         """A world plan after releases to the server would lower what the world has seen."""

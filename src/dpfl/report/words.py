@@ -8,7 +8,7 @@ import datetime
 import math
 from collections.abc import Mapping
 
-from dpfl.core.types import Adjacency, Observer, Promise, Unit
+from dpfl.core.types import Adjacency, Observer, Promise
 from dpfl.privacy.accountant import shown
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs.result import Summary
@@ -24,10 +24,6 @@ ADVERSARY = {
     Observer.SERVER: "the server, and so everyone who learns anything from it",
     Observer.WORLD: "everyone who sees the published models",
     Observer.NOBODY: "nobody",
-}
-PROTECTED = {
-    Unit.RECORD: "Each record is protected",
-    Unit.CLIENT: "The whole contribution of a site is protected",
 }
 
 
@@ -54,7 +50,8 @@ def promise(promised: Promise, spent: float | None = None, by_server: float = ma
     """
     if promised.observer is Observer.NOBODY:
         return "This method protects nobody: it is shown to tell what privacy costs."
-    said = f"{PROTECTED[promised.unit]}, from {ADVERSARY[promised.observer]}."
+    who = f"Each {promised.unit}" if promised.unit.of_data else "The whole contribution of a site"
+    said = f"{who} is protected, from {ADVERSARY[promised.observer]}."
     if promised.observer is not Observer.WORLD:
         return said
     if math.isinf(by_server):

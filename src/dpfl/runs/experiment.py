@@ -140,7 +140,7 @@ class Experiment(TomlFile):
 
     def build_model(self, federation: Federation) -> nn.Module:
         """Build the model with its reproducible start."""
-        shape, width, inputs = federation.feature_shape, federation.task.width, federation.inputs
+        shape, width, inputs = federation.record_shape, federation.task.width, federation.inputs
         return self.model.build(shape, width, self.public_seed(), inputs)
 
     def federation(self, data_folder: Path | None = None) -> Federation:
@@ -188,9 +188,14 @@ class Experiment(TomlFile):
         problem, named = f"is for a folder, and '{name}' is a data set", folder is None
         check(not (named and self.data.stratified), "[data] stratified", problem, "leave it out")
         if folder is not None:
-            more = {"stratified": self.data.stratified, "task": self.learned()}
-            label = self.data.label
-            found = Federation.from_files(folder, label=label, seed=seed.value, **more)
+            found = Federation.from_files(
+                folder,
+                label=self.data.label,
+                schema=self.data.described(),
+                seed=seed.value,
+                stratified=self.data.stratified,
+                task=self.learned(),
+            )
             for key in self.partition.model_dump(exclude_defaults=True).keys() - {"validation"}:
                 problem, remedy = "the files of a folder are shared out already", "leave it out"
                 check(False, f"[partition] {key}", problem, remedy)

@@ -10,26 +10,13 @@ from dpfl.core.types import Plain
 from dpfl.methods import find, make_strategy
 from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort, Selection
 from dpfl.privacy.budgets import is_budget_file, read_budget_file
+from dpfl.runs.data_section import DataSection as DataSection
 from dpfl.runs.model_section import ModelSection as ModelSection
 from dpfl.runs.server_section import ServerSection as ServerSection
 from dpfl.runs.site_file import ClientSection as ClientSection
 from dpfl.runs.toml_file import Section
 from dpfl.strategy import Strategy
 from dpfl.tasks import Task, make_task
-
-
-class DataSection(Section):
-    """Which records: a named data set, or a ``folder`` with one CSV or Parquet file per client.
-
-    ``label`` names the column of the targets in the files of a folder. ``stratified`` sets a fifth
-    of each class of a folder's records aside for testing, instead of a fifth of all; the run is
-    flagged then (:attr:`dpfl.Federation.stratified`).
-    """
-
-    name: str | None = None
-    folder: str | None = None
-    label: str | None = None
-    stratified: bool = False
 
 
 class PartitionSection(Section):

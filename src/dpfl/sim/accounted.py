@@ -19,6 +19,7 @@ from pathlib import Path
 from torch import nn
 
 from dpfl.core.checks import check
+from dpfl.core.types import Promise
 from dpfl.data.federation import Federation
 from dpfl.plugs.measures import Estimate, Measure, make_measure
 from dpfl.privacy.accountant import Spend, shown
@@ -27,7 +28,7 @@ from dpfl.privacy.flags import Flag
 from dpfl.privacy.ledger import open_ledger
 from dpfl.privacy.statement import Statement
 from dpfl.rounds.measure import pooled
-from dpfl.sim.noisy_sums import PROMISE, NoiseLevel, noisy_sums
+from dpfl.sim.noisy_sums import NoiseLevel, noisy_sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class Accounted:
     costs: Mapping[str, Spend]
     spent: Mapping[str, Statement] = field(repr=False)
     flags: tuple[Flag, ...]
+    about: Promise
 
     @property
     def seeded(self) -> bool:
@@ -59,11 +61,11 @@ class Accounted:
     def promise(self) -> str:
         """Epsilon, delta, unit, adjacency and adversary in one clause."""
         delta = max(cost.delta for cost in self.costs.values())
-        said = f"epsilon at most {shown(self.epsilon)} at delta {delta:g} {PROMISE}"
+        said = f"epsilon at most {shown(self.epsilon)} at delta {delta:g} {self.about}"
         return "; ".join([said, *(flag.about for flag in self.flags)])
 
     def _of_whom(self) -> str:
-        return f"{self.records} test records of {len(self.costs)} clients"
+        return f"{self.records} test {self.about.unit}s of {len(self.costs)} clients"
 
 
 @dataclass(frozen=True, kw_only=True)

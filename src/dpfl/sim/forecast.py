@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Observer, Promise, Unit
+from dpfl.core.types import Observer, Promise
 from dpfl.plugs.base import Gain
 from dpfl.plugs.local_work import noise_variance, step_responses
 from dpfl.rounds import Agreement
@@ -67,7 +67,7 @@ def forecast(
     seed = (public or PublicSeed(0)).child("run")
     if strategy.observer is Observer.NOBODY:
         ratio: float | None = 0.0
-    elif strategy.unit is Unit.RECORD:
+    elif strategy.unit.of_data:
         ratio = _records(agreement, members)
     else:
         ratio = _clients(agreement, members, seed)

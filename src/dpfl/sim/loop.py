@@ -93,13 +93,13 @@ class Simulation:
     flags: tuple[RaisedFlag, ...] = ()
 
     def __post_init__(self) -> None:
-        federation, strategy, run = self.federation, self.strategy, self.run
-        shapes = federation.feature_shape, federation.target_shape
-        check_model(self.model, shapes[0], federation.task, federation.inputs, shapes[1])
+        federation, run, task = self.federation, self.run, self.federation.task
+        strategy = self.strategy = self.strategy.protecting(federation.unit, single=task.plain)
+        shape, wanted = federation.feature_shape, federation.target_shape
+        check_model(self.model, shape, task, federation.inputs, wanted)
         check(0 <= self.dropout <= 1, "dropout", f"rate = {self.dropout}", "give a probability")
         if run.ledger.filter == "renyi":  # plan with the curve that the ledger will hold it against
-            own = federation.budgets.items()
-            budgets = {client: replace(budget, accountant="renyi") for client, budget in own}
+            budgets = {c: replace(b, accountant="renyi") for c, b in federation.budgets.items()}
             federation = replace(federation, budgets=budgets)
         self.members = honest_members(federation, false_claims(federation, self.misreports))
         if strategy.local.hypothetical:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dpfl.core.checks import check, positive
 from dpfl.core.errors import DataError, PrivacyRefusal
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Adjacency, Budget, Observer, Promise, Unit
+from dpfl.core.types import Adjacency, Budget, Observer, Promise
 from dpfl.data.federation import Federation
 from dpfl.models import check_model
 from dpfl.plugs.measures import Measure, measured_exposure
@@ -30,7 +30,7 @@ from dpfl.rounds.enrol import secret_for
 from dpfl.rounds.measure import measured_answer, records_of
 from dpfl.rounds.members import Member, check_budget, honest_members
 
-PROMISE = Promise(unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, observer=Observer.SERVER)
+_SERVER = Observer.SERVER
 _SEEN_BY = frozenset({Observer.SERVER, Observer.WORLD})
 
 
@@ -85,6 +85,7 @@ class NoisySums:
     costs: Mapping[str, Spend]
     spent: Mapping[str, Statement]
     flags: tuple[Flag, ...]
+    about: Promise
 
     @property
     def records(self) -> int:
@@ -93,7 +94,9 @@ class NoisySums:
 
     def shared(self, measure: Measure) -> dict[str, Any]:
         """The fields that every accounted result has."""
-        kept = {name: getattr(self, name) for name in ("records", "costs", "spent", "flags")}
+        kept = {
+            name: getattr(self, name) for name in ("records", "costs", "spent", "flags", "about")
+        }
         return {"metric": measure.name, **kept}
 
 
@@ -111,14 +114,15 @@ def noisy_sums(
     members = {c: own for c, own in honest_members(federation).items() if records_of(own)}
     remedy = "give the clients test records"
     check(bool(members), "evaluation", "no client has a test record", remedy, DataError)
-    numbers, copies = measure.numbers * len(models), len(models)
+    numbers, copies, unit = measure.numbers * len(models), len(models), federation.unit
+    about = Promise(unit=unit, adjacency=Adjacency.ZERO_OUT, observer=_SERVER)
     stds, plans = {}, []
     for client, member in members.items():
-        check_budget(member, unit=PROMISE.unit, observer=PROMISE.observer)
+        check_budget(member, unit=unit, observer=_SERVER)
         stds[client] = level.std(member, numbers, copies, ledger.filter)
-        events = measured_exposure(stds[client], numbers, copies).events()
-        cost = PrivacyCost(unit=PROMISE.unit, adjacency=PROMISE.adjacency, events=events)
-        plan = partial(PrivacyPlan, account=client, observer=PROMISE.observer, cost=cost)
+        events = measured_exposure(stds[client], numbers, copies, unit).events()
+        cost = PrivacyCost(unit=unit, adjacency=about.adjacency, events=events)
+        plan = partial(PrivacyPlan, account=client, observer=_SERVER, cost=cost)
         plans.append(plan(releases=1, delta=level.delta_of(member)))
     run = f"evaluation-{uuid.uuid4().hex[:16]}"
     _charge(ledger, run, f"evaluation: {measure.name}", plans, members, level)
@@ -127,7 +131,7 @@ def noisy_sums(
         client: measured_answer(measure, models, own, stds[client], secret_for(seed, client))
         for client, own in members.items()
     }
-    spent = {client: statement(ledger, client, PROMISE.observer) for client in members}
+    spent = {client: statement(ledger, client, _SERVER) for client in members}
     return NoisySums(
         answers=answers,
         stds=stds,
@@ -135,6 +139,7 @@ def noisy_sums(
         costs={plan.account: _price(plan) for plan in plans},
         spent={client: line for client, line in spent.items() if line is not None},
         flags=raised(seeded=seed is not None, stratified=federation.stratified),
+        about=about,
     )
 
 
@@ -161,7 +166,7 @@ def _charge(
     """Commit and charge one release of everyone; refuse if anyone's budget does not cover it."""
     budgets = {client: own.budget for client, own in members.items() if own.budget is not None}
     budgets = {client: replace(own, accountant=None) for client, own in budgets.items()}
-    ledger.set_budgets(budgets, unit=PROMISE.unit, observer=PROMISE.observer)
+    ledger.set_budgets(budgets, unit=plans[0].cost.unit, observer=_SERVER)
     short = [
         plan.account
         for plan in plans

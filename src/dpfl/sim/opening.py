@@ -14,14 +14,12 @@ from typing import Any
 
 from torch import nn
 
-from dpfl.core.checks import check
-from dpfl.core.errors import LedgerError
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain
 from dpfl.data.federation import Federation
 from dpfl.privacy.filters import FilterName
 from dpfl.privacy.flags import IN_TITLE
-from dpfl.privacy.ledger import Ledger
+from dpfl.privacy.ledger import Ledger, open_ledger
 from dpfl.rounds import Run
 from dpfl.rounds.members import Member
 from dpfl.runs.folder import RunFolder
@@ -115,14 +113,8 @@ class LedgerFile:
 
     def open(self, *, resume: bool = False) -> Ledger:
         """Open the ledger, or make a new one; a run that is resumed may have made it."""
-        there, remedy = (
-            self.path.exists(),
-            "check the path, or say new_ledger=True for its first run",
-        )
-        check(self.new or there, str(self.path), "there is no ledger", remedy, LedgerError)
-        if self.new and not (resume and there):
-            return Ledger.create(self.path, uuid.uuid4().hex, filter=self.filter)
-        return Ledger.open(self.path)
+        new = self.new and not (resume and self.path.exists())
+        return open_ledger(self.path, new, self.filter)
 
 
 @contextmanager
@@ -131,7 +123,7 @@ def in_memory(setup: Setup, file: LedgerFile | None = None) -> Iterator[Simulati
 
     It is charged to a ledger ``file``, or to a ledger that is gone with it.
     """
-    with closing(file.open() if file else Ledger.create(":memory:", "memory")) as ledger:
+    with closing(file.open() if file else open_ledger(None, True, "renyi")) as ledger:
         yield setup.simulation(setup.new_name(unique=True), ledger)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from dpfl.core.types import Observer, Unit
+from dpfl.core.types import Observer
 from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.privacy.flags import Flag, RaisedFlag, public_note
 from dpfl.privacy.statement import Statement, statement
@@ -28,13 +28,14 @@ def summarise(
     state, history = simulation.state, simulation.history
     strategy, model, layout = simulation.strategy, simulation.model, simulation.layout
     lines, private = statements_of(simulation), strategy.local.private
-    arithmetic = arithmetic_assumptions(model, layout, simulation.device) if private else ()
+    task = simulation.federation.task
+    arithmetic = arithmetic_assumptions(model, layout, simulation.device, task) if private else ()
     summary = Summary(
         method=strategy.name,
         run=simulation.run.name,
         promise=strategy.promise,
         flags=_flags(simulation),
-        assumptions=(*strategy.assumptions, *arithmetic),
+        assumptions=(*strategy.assumptions, *map(strategy.unit.reworded, arithmetic)),
         clients=len(simulation.members),
         parameters=layout.size,
         rounds=rounds,
@@ -128,10 +129,10 @@ def _flags(simulation: Simulation) -> tuple[RaisedFlag, ...]:
 
 def _weak_deltas(simulation: Simulation) -> str:
     """Whose delta allows to give a whole unit away; empty if nobody's does."""
-    members, by_client = simulation.members, simulation.strategy.unit is Unit.CLIENT
+    members, by_client = simulation.members, not simulation.strategy.unit.of_data
     hidden = {c: len(members) if by_client else m.shard.examples for c, m in members.items()}
     weak = [c for c, m in members.items() if m.budget and m.budget.delta * hidden[c] >= 1]
     if not weak or not simulation.protects:
         return ""
-    many = "clients" if by_client else "records"
+    many = f"{simulation.strategy.unit}s"
     return f"at or above 1 / {many} for {len(weak)} client(s), '{weak[0]}' among them"

@@ -95,7 +95,8 @@ def train(
         misreports: Clients that claim a multiple of their epsilon; costs and noise rest on the
             true one.
         accounted: A metric that is measured every few rounds on private test records, with a share
-            of every budget; it is in the round's record as ``measured``.
+            of every budget; it is in the round's record as ``measured``. Left out, it is the metric
+            of ``early_stopping`` if that is an accounted one.
     """
     check_arguments(
         model=model,
@@ -113,6 +114,9 @@ def train(
     check_hooks(folder=folder, resume=resume, callbacks=callbacks, early_stopping=early_stopping)
     if seed is not None and strategy.observer is not Observer.NOBODY:
         warnings.warn(_SEEDED, NotPrivateWarning, stacklevel=2)
+    if accounted is None and early_stopping is not None:
+        metric = early_stopping.metric
+        accounted = metric if isinstance(metric, AccountedMetric) else None
     more: Plain = {
         "evaluate_every": evaluate_every,
         "misreports": dict(misreports or {}),

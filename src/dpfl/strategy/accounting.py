@@ -96,7 +96,7 @@ class Accounting(Slots):
 
     def shares_needed(self, terms: Terms, drawn: int) -> int:
         """Uploads without which a published sum carries less noise than was charged."""
-        if self.unit is Unit.RECORD or self.observer is Observer.NOBODY or not self.sums_only:
+        if self.unit.of_data or self.observer is Observer.NOBODY or not self.sums_only:
             return 0
         if self.channel.shares_noise or any(stage.shares_noise for stage in self.stages):
             return max(1, drawn - self.tolerated_dropouts)  # shares were made for those drawn

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
-from dpfl.core.types import Adjacency, Observer, Phase, Terms, Unit
+from dpfl.core.types import Adjacency, Observer, Phase, Terms
 from dpfl.plugs.stages import Stage
 from dpfl.strategy.accounting import Accounting
 
@@ -31,7 +31,8 @@ class Strategy(Accounting):
 
     def __post_init__(self) -> None:
         problem = f"its local work protects a {self.local.unit}, the promise is about a {self.unit}"
-        check(self.local.unit is self.unit, self.name, problem, "make the two agree")
+        same = self.local.unit.of_data is self.unit.of_data
+        check(same, self.name, problem, "make the two agree")
         if not self.channel.sees_rows:
             self._check_sum()
         if self.local.pooled:
@@ -92,8 +93,9 @@ class Strategy(Accounting):
             check(made == given, self.name, problem, "make the two agree")
 
     def _check_promise(self) -> None:
-        problem = "nothing protects a record: one changed record may change a whole clipped update"
-        good = self.unit is not Unit.RECORD or self.local.private
+        change = f"one changed {self.unit} may change a whole clipped update"
+        problem = f"nothing protects a {self.unit}: {change}"
+        good = not self.unit.of_data or self.local.private
         self._refuse_unless(good, problem, "use DP-SGD, or promise to protect a client")
         problem = (
             f"whether a {self.unit} is there at all is not hidden: the number of {self.unit}s is "
@@ -112,7 +114,7 @@ class Strategy(Accounting):
         self._refuse_unless(prototype.finite, problem, remedy)
 
     def _check_releases(self) -> None:
-        good = self.unit is Unit.RECORD and self.local.private and self.channel.sees_rows
+        good = self.unit.of_data and self.local.private and self.channel.sees_rows
         problem = "releases before round one protect records, by noise that each client adds"
         self._refuse_unless(good, problem, "use them with DP-SGD and a digital channel")
         self.check_measured(0.0)
@@ -120,7 +122,7 @@ class Strategy(Accounting):
     def check_measured(self, measured: float) -> None:
         """Refuse an accounted metric, of this share of the budget, that does not fit."""
         if measured:
-            good = self.unit is Unit.RECORD and self.local.private
+            good = self.unit.of_data and self.local.private
             problem = "an accounted metric protects records, and this method other things"
             self._refuse_unless(good, problem, "use it with a method that protects records")
         total = measured + sum(release.share for release in self.releases)

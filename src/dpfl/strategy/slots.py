@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Self
 
+from dpfl.core.checks import check
 from dpfl.core.grid import Grid
 from dpfl.core.types import Adjacency, Observer, Promise, Terms, Unit
 from dpfl.plugs.base import NoiseMaker, Plug
@@ -83,6 +84,20 @@ class Slots:
             Flag.ALONE: self.personal is not None and self.personal.whole,
         }
         return tuple(flag for flag, holds in raised.items() if holds)
+
+    def protecting(self, unit: Unit, single: bool = True) -> Self:
+        """Return the strategy for data whose smallest unit is this one: a record, or a person.
+
+        ``single`` says that every unit is a single record. A strategy that protects whole clients
+        stays as it is.
+        """
+        problem = f"its releases before round one take single records, not all of a {unit}'s"
+        check(single or not self.releases, self.name, problem, "use records_per_person = 1")
+        if not self.unit.of_data or unit is self.unit:
+            return self
+        alone = f"a {unit} with data at several clients has a privacy loss at each of them"
+        known = map(unit.reworded, self.assumptions)
+        return replace(self, unit=unit, assumptions=(*known, f"{alone}, and these add up"))
 
     def slots(self) -> Iterator[tuple[str, Plug]]:
         """Yield every plug, in the order in which they act, with the name its state and shared

@@ -7,6 +7,7 @@
 ``regression``      numbers, by squared or Huber loss
 ``tokens``          the next token at every position
 ``custom``          a user's own loss
+``persons``         any of these, of persons who have several records each
 
 >>> make_task({"name": "regression", "loss": "huber"}).metric
 'rmse'
@@ -26,6 +27,7 @@ from dpfl.tasks.custom import cannot_load
 from dpfl.tasks.metrics import METRICS as METRICS
 from dpfl.tasks.metrics import MetricWords as MetricWords
 from dpfl.tasks.multi_label import MultiLabel as MultiLabel
+from dpfl.tasks.persons import PerPerson as PerPerson
 from dpfl.tasks.regression import Regression as Regression
 from dpfl.tasks.tokens import TokenPrediction as TokenPrediction
 

@@ -101,6 +101,15 @@ class Task:
         """Apply a model (``run``) to a batch of records."""
         return run(features)
 
+    @property
+    def plain(self) -> bool:
+        """Whether the model is simply applied to stored records, as the fast paths do."""
+        return type(self).outputs is Task.outputs
+
+    def record_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of what the model takes, of units that are stored in this shape."""
+        return shape
+
     def accepts(self, outputs: Tensor) -> bool:
         """Whether outputs have the right shape."""
         return tuple(outputs.shape[1:] if outputs.ndim > 1 else (1,)) == (self.width,)

@@ -1,0 +1,193 @@
+"""A federation from datasets, tables and files: by a schema, or by taking columns as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from dpfl.core.checks import check
+from dpfl.core.random import PublicSeed
+from dpfl.core.types import Plain
+from dpfl.data.loaders import Transform, read_items
+from dpfl.data.persons import by_person
+from dpfl.data.records import check_data
+from dpfl.data.schema import Schema
+from dpfl.data.sources import MEMORY, by_client, plain_columns
+from dpfl.data.tables import files_of, read_columns, read_folder
+from dpfl.tasks import PerPerson, Task, make_task
+
+
+class Sources:
+    """Ways to build a federation that all end in its ``from_arrays``."""
+
+    if TYPE_CHECKING:
+
+        @classmethod
+        def from_arrays(cls, *clients: Any, **options: Any) -> Self:
+            """Build from arrays by client."""
+
+    @classmethod
+    def from_torch(
+        cls,
+        clients: Mapping[Any, Any],
+        *,
+        transform: Transform | None = None,
+        features: str | None = None,
+        target: str | None = None,
+        memory: int = MEMORY,
+        **options: Any,
+    ) -> Self:
+        """Build from one torch dataset (map-style or iterable) or DataLoader per client.
+
+        A record is (features, target), or a dict of which ``features`` and ``target`` name the two,
+        as in Hugging Face datasets of images. ``transform`` is applied to the features of each
+        record; images need none, and become numbers 0..1. A source without a length is read to its
+        end, and refused if it takes more than ``memory`` bytes. ``options`` are those of
+        :meth:`from_arrays`, here and below.
+        """
+        named = None if features is None or target is None else (features, target)
+        given: dict[str, Any] = {"transform": transform, "fields": named, "memory": memory}
+        read = {c: read_items(f"client '{c}'", source, **given) for c, source in clients.items()}
+        return cls.from_arrays(read, **options)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        *,
+        client: str | None = None,
+        target: str | None = None,
+        schema: Schema | None = None,
+        **options: Any,
+    ) -> Self:
+        """Build from one table with a column that says who the ``client`` is, or one per client.
+
+        A table is a pandas or polars frame, an Arrow table, a Hugging Face dataset or a dict of
+        columns. A ``schema`` says how columns become features; without one they are numbers, and
+        ``target`` names the target (the last column if None).
+
+        >>> table = {"site": [7, 7, 11, 11], "dose": [0.1, 0.9, 0.2, 0.8], "ill": [0, 1, 0, 1]}
+        >>> from dpfl import Federation
+        >>> Federation.from_frame(table, client="site", target="ill").ids
+        ('07', '11')
+        """
+        arrays, options = arrays_of(tables_of(frame, client), schema, target, options)
+        return cls.from_arrays(arrays, **options)
+
+    @classmethod
+    def from_files(
+        cls,
+        folder: Path | str,
+        *,
+        label: str | None = None,
+        schema: Schema | None = None,
+        **options: Any,
+    ) -> Self:
+        """Build from a folder with one CSV or Parquet file per client.
+
+        A file's name is its client's id. A ``schema`` says how columns become features; without one
+        they are numbers, and ``label`` names the column of the targets (the last one if None).
+        """
+        named = isinstance(folder, str | Path)
+        check(named, "federation", f"folder = {folder!r:.60}", "give the path of a folder")
+        if schema is None:
+            return cls.from_arrays(read_folder(Path(folder), label), **options)
+        arrays, options = arrays_of(tables_in(Path(folder)), schema, label, options)
+        return cls.from_arrays(arrays, **options)
+
+
+Given = Task | str | Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class ClientTable:
+    """One client's table; ``where`` and ``rows`` say in messages where a record stands."""
+
+    columns: Any
+    where: str
+    rows: Sequence[str] = field(default=())
+
+
+def tables_of(frame: Any, client: str | None) -> dict[Any, ClientTable]:
+    """The clients' tables: groups of one table by a column, or a mapping of tables by client."""
+    if client is not None:
+        groups = by_client(frame, client)
+        return {name: ClientTable(own, f"client '{name}'") for name, own in groups.items()}
+    mapping = isinstance(frame, Mapping) and all(_is_table(own) for own in frame.values())
+    remedy = "name the column of the clients (client=...), or give one table for each client"
+    check(mapping, "from_frame", "was given one table and no clients", remedy)
+    return {name: ClientTable(own, f"client '{name}'") for name, own in frame.items()}
+
+
+def tables_in(folder: Path) -> dict[Any, ClientTable]:
+    """The tables of a folder with one file per client."""
+    found = {}
+    for path in files_of(folder):
+        columns, rows = read_columns(path)
+        found[path.stem] = ClientTable(columns, str(path), rows)
+    return found
+
+
+def _is_table(value: Any) -> bool:
+    columns = any(hasattr(value, name) for name in ("columns", "column_names"))
+    return columns or isinstance(value, Mapping)
+
+
+def arrays_of(
+    tables: Mapping[Any, ClientTable], schema: Schema | None, target: str | None, options: Plain
+) -> tuple[dict[Any, Any], Plain]:
+    """Each client's features and targets, and the options of a federation that is built of them.
+
+    Without a schema all columns are numbers, and ``target`` names the target (the last column if
+    None). ``options`` are those of :meth:`dpfl.Federation.from_arrays`.
+    """
+    if schema is None:
+        arrays = {name: plain_columns(t.columns, target, t.where) for name, t in tables.items()}
+        return arrays, options
+    remedy = "leave the target out: the schema names it"
+    check(target is None, "federation", f"has a schema and a target '{target}'", remedy)
+    found = {}
+    for name, table in tables.items():
+        seed = PublicSeed(int(options.get("seed", 0))).child("persons", str(name))
+        found[name] = _units(schema, table, seed)
+    task = _task_of(schema, options.get("task"))
+    several = schema.person is not None and schema.records_per_person > 1
+    split = options.get("stratified", False) and several
+    remedy = "leave stratified out, or use one record per person"
+    check(not split, "federation", "persons with several records have no one class", remedy)
+    task = PerPerson(task=task) if several else task
+    return found, {**options, "task": task, "unit": schema.unit, "schema": schema}
+
+
+def _units(schema: Schema, table: ClientTable, seed: PublicSeed) -> tuple[np.ndarray, np.ndarray]:
+    """One client's units: its records, or its persons with a bounded number of records each."""
+    made = schema.prepare(table.columns, table.where, table.rows)
+    features, targets = made.features, made.targets
+    if made.persons is not None:
+        most = schema.records_per_person
+        size = len(set(made.persons)) * most * features[:1].nbytes
+        problem = f"{most} places for each {schema.unit} take {size / 2**30:.3g} GiB"
+        check_data(size <= MEMORY, table.where, problem, "use fewer records_per_person")
+        features, targets = by_person(features, targets, made.persons, most, seed)
+    problem = f"has {len(features)} {schema.unit}(s), too few for a train and a test part"
+    remedy = "leave this client out, or join it with another one"
+    check_data(len(features) >= 2, table.where, problem, remedy)
+    return features, targets
+
+
+def _task_of(schema: Schema, given: Given) -> Task:
+    """The task that was asked for, or else the one that fits the schema's target."""
+    if given is not None:
+        named = isinstance(given, str | Mapping)
+        values = {"name": given} if isinstance(given, str) else given
+        if named and schema.classes and values.get("name") == "classification":  # type: ignore[union-attr]
+            return make_task({"classes": schema.classes, **values})  # type: ignore[dict-item]
+        return make_task(given)
+    if schema.classes is not None:
+        return make_task({"name": "classification", "classes": schema.classes})
+    several = schema.outcomes[0].type == "boolean"
+    return make_task("multi_label" if several else "regression")

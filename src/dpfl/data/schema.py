@@ -1,0 +1,246 @@
+"""A schema: what the columns of a table hold, and how records become features by public constants.
+
+It is written once, without looking at the data, and is the same for all clients. It travels with
+the model, so that whoever predicts prepares records as they were prepared for training.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfl.core.checks import check, whole_number
+from dpfl.core.errors import ConfigurationError, DataError, did_you_mean
+from dpfl.core.types import Plain, Unit, unit_called
+from dpfl.data.cells import cell_text, column_names, column_of
+from dpfl.data.columns import Column, known_keys, listed
+from dpfl.data.records import check_data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A table as arrays: features (records, features), targets, and whose record each is.
+
+    ``persons`` are ids as text; None where the schema names no persons.
+    """
+
+    features: np.ndarray
+    targets: np.ndarray
+    persons: np.ndarray | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """Columns by name, which of them is the target, and whose records they are.
+
+    ``columns`` are features in this order, but for those named in ``target``. ``person`` names the
+    column of a person's id: privacy is then promised to persons, who go by ``person_word``, and at
+    most ``records_per_person`` records of each are used. Columns in ``ignore`` may be in a table
+    and are not used; any other column that the schema does not know is refused.
+
+    >>> columns = (
+    ...     Column(name="age", type="number", unit="years", range=(0, 100)),
+    ...     Column(name="sex", type="category", categories=("f", "m")),
+    ...     Column(name="ill", type="boolean"),
+    ... )
+    >>> schema = Schema(columns=columns, target=("ill",))
+    >>> features, targets = schema.transform({"age": [50, 30], "sex": ["m", "f"], "ill": [1, 0]})
+    >>> features.tolist(), targets.tolist()
+    ([[0.5, 0.0, 1.0], [0.30000001192092896, 1.0, 0.0]], [1, 0])
+    """
+
+    columns: tuple[Column, ...]
+    target: tuple[str, ...]
+    person: str | None = None
+    person_word: str = "person"
+    records_per_person: int = 1
+    ignore: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        problem = f"two columns have one name among {', '.join(names)}"
+        check(len(set(names)) == len(names), "schema", problem, "name each column once")
+        check(bool(self.target), "schema", "has no target", "name the column to be predicted")
+        for name in self.target:
+            known, near = name in names, did_you_mean(name, names)
+            check(known, "schema", f"its target '{name}' is not among its columns", near)
+        check(bool(self.inputs), "schema", "has no column beside its target", "add one")
+        for column in self.outcomes:
+            problem = "is a target, and a missing target cannot be an indicator"
+            good = column.missing != "indicator"
+            check(good, f"schema, column '{column.name}'", problem, "drop or refuse the record")
+        problem = "its targets are of several kinds, or are several categories"
+        good = len(self.target) == 1 or {c.type for c in self.outcomes} in ({"boolean"}, {"number"})
+        check(good, "schema", problem, "give one target, or several numbers, or several booleans")
+        taken = self.person in names
+        check(not taken, "schema", f"the person '{self.person}' is a column", "leave it out there")
+        whole_number("schema", "records_per_person", self.records_per_person)
+        word, remedy = unit_called(self.person_word), "give a word such as 'patient'"
+        check(word is not Unit.RECORD, "schema", "a person cannot go by 'record'", remedy)
+
+    # -- what it says ------------------------------------------------------------------------------
+
+    @property
+    def inputs(self) -> tuple[Column, ...]:
+        """The columns that become features."""
+        return tuple(column for column in self.columns if column.name not in self.target)
+
+    @property
+    def outcomes(self) -> tuple[Column, ...]:
+        """The columns that are targets, in the order of ``target``."""
+        by_name = {column.name: column for column in self.columns}
+        return tuple(by_name[name] for name in self.target)
+
+    @property
+    def unit(self) -> Unit:
+        """Whose presence is hidden by what protects single units of the data."""
+        return Unit.RECORD if self.person is None else Unit(self.person_word)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """What each feature is about.
+
+        >>> ill = Column(name="ill", type="boolean")
+        >>> sex = Column(name="sex", type="category", categories=("f", "m"))
+        >>> Schema(columns=(sex, ill), target=("ill",)).feature_names
+        ('sex = f', 'sex = m')
+        """
+        return tuple(f"{column.name}{own}" for column in self.inputs for own in column.names)
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes one target has; None where it is a number, or there are several."""
+        first = self.outcomes[0]
+        if len(self.target) > 1 or first.type in ("number", "whole"):
+            return None
+        return 2 if first.type == "boolean" else len(first.categories)
+
+    # -- what it does ------------------------------------------------------------------------------
+
+    def transform(self, table: Any, where: str = "table") -> tuple[np.ndarray, np.ndarray]:
+        """Return features (float32) and targets of a table.
+
+        ``table``: a pandas or polars frame, an Arrow table, a Hugging Face dataset or a dict of
+        columns. ``where`` names it in messages. Records that the rules for missing values drop are
+        left out of both.
+        """
+        found = self.prepare(table, where)
+        return found.features, found.targets
+
+    def features(self, table: Any, where: str = "table") -> np.ndarray:
+        """Return the features (float32) of a table that needs no target: for predictions.
+
+        One row a record: where a rule would drop a record, it is refused.
+        """
+        self._check_columns(table, where, [column.name for column in self.inputs])
+        features, kept = self._features(table, where, ())
+        if not kept.all():
+            place = f"{where}, record {int((~kept).argmax()) + 1}"
+            remedy = "fill it in, or leave the record out: the schema drops it from training"
+            raise DataError(place, "lacks a value without which nothing is predicted", remedy)
+        return features
+
+    def prepare(
+        self,
+        table: Any,
+        where: str = "table",
+        rows: Sequence[str] = (),
+        also: Sequence[str] = (),
+    ) -> Prepared:
+        """Return a table as arrays, with the ids of persons where the schema names them.
+
+        ``rows`` say where each record stands in its file, for messages. Columns in ``also`` may be
+        in the table.
+        """
+        person = [self.person] if self.person is not None else []
+        needed = [*(column.name for column in self.columns), *person]
+        self._check_columns(table, where, needed)
+        for name in column_names(table):
+            known = name in (*needed, *self.ignore, *also)
+            near = did_you_mean(name, [column.name for column in self.columns])
+            remedy = f"{near.rstrip('?')}? Else add it to the schema, or to its list ignore"
+            check_data(known, where, f"has a column '{name}' that the schema does not know", remedy)
+        features, kept = self._features(table, where, rows)
+        targets, persons = [], None
+        for column in self.outcomes:
+            values, there = column.target(where, column_of(table, column.name), rows)
+            targets.append(values)
+            kept = kept & there
+        if self.person is not None:
+            ids = [cell_text(cell) for cell in column_of(table, self.person)]
+            nobody = ids.index("") if "" in ids else 0
+            place = rows[nobody] if rows else f"record {nobody + 1}"
+            problem, remedy = f"{place} names no {self.person_word}", "every record needs one"
+            check_data("" not in ids, where, f"{problem} in '{self.person}'", remedy)
+            persons = np.array(ids, dtype=object)[kept]
+        target = targets[0] if len(targets) == 1 else np.stack(targets, axis=1)
+        return Prepared(features=features[kept], targets=target[kept], persons=persons)
+
+    def _features(
+        self, table: Any, where: str, rows: Sequence[str]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        blocks, keeps = [], []
+        for column in self.inputs:
+            block, kept = column.encode(where, column_of(table, column.name), rows)
+            blocks.append(block)
+            keeps.append(kept)
+        lengths = {len(block) for block in blocks}
+        problem = f"its columns have different lengths {sorted(lengths)}"
+        check_data(len(lengths) == 1, where, problem, "give one cell per record in each column")
+        return np.concatenate(blocks, axis=1).astype(np.float32), np.logical_and.reduce(keeps)
+
+    def _check_columns(self, table: Any, where: str, needed: Sequence[str]) -> None:
+        names = column_names(table)
+        for name in needed:
+            near = did_you_mean(name, names)
+            check_data(name in names, where, f"has no column '{name}'", near)
+
+    # -- as a file ---------------------------------------------------------------------------------
+
+    def to_dict(self) -> Plain:
+        """Return plain values, for JSON or TOML; the order of the columns is kept."""
+        values: Plain = {"target": list(self.target)}
+        if self.person is not None:
+            values |= {"person": self.person, "person_word": self.person_word}
+            values["records_per_person"] = self.records_per_person
+        if self.ignore:
+            values["ignore"] = list(self.ignore)
+        return {**values, "columns": {column.name: column.to_dict() for column in self.columns}}
+
+    @classmethod
+    def from_dict(cls, values: Plain, where: str = "schema") -> Schema:
+        """Read back what :meth:`to_dict` wrote, or what a person did; ``where`` names the source.
+
+        >>> Schema.from_dict({"target": "ill", "columns": {"ill": {"type": "bolean"}}})
+        Traceback (most recent call last):
+        dpfl.core.errors.ConfigurationError: schema, column 'ill': type = 'bolean'; did you mean \
+'boolean'?
+        """
+        given = dict(
+            known_keys(where, values, [f.name for f in fields(cls)], ["target", "columns"])
+        )
+        columns = given.pop("columns")
+        remedy = "write a table [columns.NAME] for each column"
+        check(isinstance(columns, Mapping), where, "its columns are not tables", remedy)
+        made = [Column.from_dict(name, own, where) for name, own in columns.items()]
+        for name in ("target", "ignore"):
+            own = given.get(name, ())
+            given[name] = listed(where, name, [own] if isinstance(own, str) else own)
+        return cls(columns=tuple(made), **given)
+
+    @classmethod
+    def read(cls, path: Path | str) -> Schema:
+        """Read a schema from a TOML file."""
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            problem = f"cannot be read ({error.strerror})"
+            raise ConfigurationError(str(path), problem, "check the path") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigurationError(str(path), f"is not TOML ({error})", "fix it") from error
+        return cls.from_dict(values, str(path))

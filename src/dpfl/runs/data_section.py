@@ -1,0 +1,48 @@
+"""The section of an experiment file that says which records are learned from."""
+
+import warnings
+from typing import Any
+
+from pydantic import model_validator
+
+from dpfl.core.checks import check
+from dpfl.core.types import Plain
+from dpfl.data.schema import Schema
+from dpfl.runs.toml_file import Section
+
+with warnings.catch_warnings():  # pydantic's models have an old method of the name schema
+    warnings.simplefilter("ignore", UserWarning)
+
+    class DataSection(Section):
+        """Which records: a named data set, or a ``folder`` with one CSV or Parquet file per client.
+
+        ``schema`` describes the columns of the files (:class:`dpfl.data.schema.Schema`): a TOML
+        file, which is read in, since it may change later, or a table. Without it all columns are
+        numbers, and ``label`` names the column of the targets. ``stratified`` sets a fifth
+        of each class of a folder's records aside for testing, instead of a fifth of all; the run is
+        flagged then (:attr:`dpfl.Federation.stratified`).
+        """
+
+        name: str | None = None
+        folder: str | None = None
+        label: str | None = None
+        schema: Plain | None = None  # type: ignore[assignment]
+        stratified: bool = False
+
+        @model_validator(mode="before")
+        @classmethod
+        def _read(cls, values: Any) -> Any:
+            """Replace the name of a schema's file by what it holds; a wrong one is refused."""
+            given = values.get("schema") if isinstance(values, dict) else None
+            if given is None:
+                return values
+            schema = Schema.read(given) if isinstance(given, str) else Schema.from_dict(given)
+            problem, remedy = "describes the columns of files, and none are given", "name a folder"
+            check(values.get("folder") is not None, "[data] schema", problem, remedy)
+            problem, remedy = "is given beside a schema, which names the target", "leave it out"
+            check(values.get("label") is None, "[data] label", problem, remedy)
+            return {**values, "schema": schema.to_dict()}
+
+        def described(self) -> Schema | None:
+            """The schema of the files, None if they have none."""
+            return None if self.schema is None else Schema.from_dict(self.schema)
