@@ -57,7 +57,7 @@ class ModelCard:
         return cls(
             task=federation.task.to_dict(),
             inputs={"kind": kind, **asdict(federation.inputs)},
-            shape=federation.feature_shape,
+            shape=federation.record_shape,
             schema=None if schema is None else schema.to_dict(),
             built=built,
             module=type(model).__qualname__,
