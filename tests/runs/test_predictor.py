@@ -286,11 +286,40 @@ def test_bad_commands_are_named(
     there, missing = str(words), str(tmp_path / "missing.csv")
     for command, code, problem in (
         ([str(named[0]), there], 3, "record 1 has 'high' in 'f0', which is not a number"),
-        ([str(named[0]), missing], 3, "cannot be read"),
+        ([str(named[0]), missing], 3, "missing.csv: is not there; check the path"),
         ([str(named[0]), "new.txt"], 3, "neither .csv nor .parquet"),
         ([str(named[0]), there, "--drop", "label"], 3, "has no column 'label'"),
-        ([str(tmp_path), there], 5, "describes no model"),
+        ([str(tmp_path), there], 5, "model.json: is not there; name the folder"),
         ([str(trained[0]), there], 2, "of the user's own"),
     ):
         assert run_command(["predict", *command]) == code
         assert problem in capsys.readouterr().err
+
+
+def test_categories_are_predicted_by_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites, schema = tmp_path / "sites", tmp_path / "schema.toml"
+    sites.mkdir()
+    rows = [f"{age},{'old' if age > 50 else 'young'}" for age in range(20, 80)]
+    for name in ("north", "south"):
+        (sites / f"{name}.csv").write_text("\n".join(["age,group", *rows]) + "\n")
+    schema.write_text(
+        'target = "group"\n[columns.age]\ntype = "number"\nrange = [0, 100]\n'
+        '[columns.group]\ntype = "category"\ncategories = ["young", "old"]\n'
+    )
+    folder = str(tmp_path / "run")
+    run = ["run", "--dataset", str(sites), "--schema", str(schema), "--method", "weiavg"]
+    options = ["--budgets", "8", "--delta", "1e-3", "--clip", "1", "--rounds", "1", "--quiet"]
+    assert run_command([*run, *options, "--out", folder]) == 0
+    capsys.readouterr()
+    (tmp_path / "new.csv").write_text("age\n30\n70\n")
+    assert run_command(["predict", folder, str(tmp_path / "new.csv"), "--probabilities"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header == "prediction,probability_young,probability_old"
+    for line in lines:
+        name, young, old = line.split(",")
+        assert name == ("old" if float(old) > float(young) else "young")
+    (tmp_path / "new.csv").write_text("height\n30\n")
+    assert run_command(["predict", folder, str(tmp_path / "new.csv")]) == 3
+    assert "has no column 'age'; add it; its columns are height" in capsys.readouterr().err

@@ -163,7 +163,8 @@ class Schema:
         for name in column_names(table):
             known = name in (*needed, *self.ignore, *also)
             near = did_you_mean(name, [column.name for column in self.columns])
-            remedy = f"{near.rstrip('?')}? Else add it to the schema, or to its list ignore"
+            guess = f"{near} Else " if near.endswith("?") else ""
+            remedy = f"{guess}add it to the schema, or to its list ignore"
             check_data(known, where, f"has a column '{name}' that the schema does not know", remedy)
         features, kept = self._features(table, where, rows)
         targets, persons = [], None
@@ -198,7 +199,8 @@ class Schema:
         names = column_names(table)
         for name in needed:
             near = did_you_mean(name, names)
-            check_data(name in names, where, f"has no column '{name}'", near)
+            remedy = near if near.endswith("?") else f"add it; its columns are {', '.join(names)}"
+            check_data(name in names, where, f"has no column '{name}'", remedy)
 
     # -- as a file ---------------------------------------------------------------------------------
 

@@ -98,6 +98,8 @@ class ModelCard:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read the file back; anything else is refused."""
+        remedy = "name the folder of a finished run, or of a saved result"
+        check(path.is_file(), str(path), "is not there", remedy, FolderError)
         try:
             values: Mapping[str, Any] = json.loads(path.read_text())
             if values["format"] != CARD_FORMAT:
@@ -105,5 +107,4 @@ class ModelCard:
             told = {name: own for name, own in values.items() if name != "format"}
             return cls(**{**told, "shape": tuple(told["shape"])})
         except (OSError, ValueError, KeyError, TypeError) as error:
-            remedy = "name the folder of a finished run, or of a saved result"
             raise FolderError(str(path), f"describes no model ({error})", remedy) from error

@@ -38,8 +38,14 @@ class Predictor:
     schema: Schema | None = None
     note: str = ""
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The categories that class numbers stand for; empty where no schema names them."""
+        outcomes = () if self.schema is None else self.schema.outcomes
+        return outcomes[0].categories if len(outcomes) == 1 else ()
+
     def predict(self, x: Any) -> np.ndarray:
-        """Predict for records, in the form of the targets: classes, numbers or tokens.
+        """Predict for records, in the form of the targets: class numbers, numbers or tokens.
 
         ``x`` is an array of records as the model was trained on. A model with a schema also takes
         tables: pandas and polars frames, or a dict of columns.
@@ -154,6 +160,7 @@ def read_records(path: Path, predictor: Predictor, drop: tuple[str, ...] = ()) -
     readers = {".csv": _csv_columns, ".parquet": _parquet_columns}
     kind, remedy = path.suffix.lower(), "name the file so"
     check(kind in readers, str(path), "is neither .csv nor .parquet", remedy, DataError)
+    check(path.is_file(), str(path), "is not there", "check the path", DataError)
     columns = readers[kind](path)
     for name in drop:
         problem, near = f"has no column '{name}'", f"its columns are {', '.join(columns)}"
