@@ -323,3 +323,14 @@ def test_categories_are_predicted_by_their_names(
     (tmp_path / "new.csv").write_text("height\n30\n")
     assert run_command(["predict", folder, str(tmp_path / "new.csv")]) == 3
     assert "has no column 'age'; add it; its columns are height" in capsys.readouterr().err
+
+
+def test_records_are_read_without_words_of_other_libraries(
+    trained: tuple[Path, dpfl.Result], recwarn: pytest.WarningsRecorder
+) -> None:
+    predictor, fixed = dpfl.load(trained[0], model=own.model()), RECORDS.copy()
+    fixed.setflags(write=False)  # as the values of a pandas frame are
+    predictor.predict(fixed)
+    assert not recwarn.list
+    with pytest.raises(DataError, match=r"^records: cannot be read as an array of numbers; give"):
+        predictor.predict([["high"] * RECORDS.shape[1]])

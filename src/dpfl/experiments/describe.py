@@ -105,7 +105,10 @@ class Description:
             facts += [["noise multiplier", f"{spread} (smallest / median / largest)"]]
         facts += [["size", size]]
         facts += [["assumption", assumption] for assumption in self.assumptions]
-        facts += [["slow layer", f"{name}: {why}"] for name, why in self.slow_layers.items()]
+        facts += [
+            ["slow layer", f"{name or 'the model itself'}: {why}"]
+            for name, why in self.slow_layers.items()
+        ]
         facts += [["warning", self.forecast.warning]] if self.forecast.warning else []
         return html_table(("step", "component"), self.pipeline) + html_table((), facts)
 

@@ -170,7 +170,9 @@ def _try_records(model: nn.Module, shape: tuple[int, ...], task: Task, inputs: I
         for old, new in pairs:
             apart = torch.allclose(old.double(), new.double(), rtol=1e-3, atol=1e-4)
             problem = "gives a record other scores when another one is in the batch"
-            remedy = "let every record be computed apart (recurrent layers: batch_first=True)"
+            remedy = (
+                "let every record be computed apart (recurrent layers, attention: batch_first=True)"
+            )
             check(apart, "model", f"{problem}, so no record can be clipped on its own", remedy)
     return before
 

@@ -79,13 +79,13 @@ class Predictor:
         if self.schema is not None and table:
             x = self.schema.features(x)
         try:
-            given = x if isinstance(x, Tensor) else np.asarray(x)
-            if isinstance(given, np.ndarray) and given.dtype == object:
+            given = x if isinstance(x, Tensor) else np.array(x)
+            if isinstance(given, np.ndarray) and given.dtype.kind not in "biuf":
                 given = given.astype(np.float32)
             records = torch.as_tensor(given)
         except (TypeError, ValueError) as error:
-            problem = f"cannot be read as an array of numbers ({error})"
-            raise DataError("records", problem, "give one row of numbers per record") from error
+            remedy = "give one row of numbers per record"
+            raise DataError("records", "cannot be read as an array of numbers", remedy) from error
         if records.dtype == torch.float64:
             records = records.to(torch.float32)
         flat = tuple(records.shape[1:])
