@@ -207,7 +207,7 @@ def test_data_is_taken_from_the_given_folder_alone_else_the_environment_then_the
     assert len(load_dataset("mnist", given).labels) == 3
     assert len(load_dataset("mnist", str(given)).labels) == 3
     assert data_folders(given) == [given]
-    assert data_folders() == [named, nowhere / "cache" / "data"]
+    assert data_folders(None) == [named, nowhere / "cache" / "data"]
 
 
 def test_a_small_idx_file_is_read_as_it_was_written(nowhere: Path) -> None:
