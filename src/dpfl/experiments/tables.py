@@ -18,8 +18,8 @@ def html_of_study(result: StudyResult) -> str:
     """
     parts = [f"<h4>{escape(result.title)}</h4>"]
     if not any(cell.runs for cell in result.cells):
-        headings = ("method", "chosen", "validation", "tried")
-        parts.append(html_table(headings, map(_search_row, result.cells)))
+        found = ("method", "chosen", "validation", "tried")
+        parts.append(html_table(found, map(_search_row, result.cells)))
     for case in result.cases if len(parts) == 1 else ():
         for unit, lines in grouped(standings(result.of_case(case))).items():
             about = f"protecting a {unit}, {len(lines[0].runs)} seed(s)"

@@ -66,6 +66,8 @@ class LowRank(Plug):
 
     Every ``interval`` rounds; the threshold from a ``coefficient`` (the paper's lambda) or from the
     noise itself, which follows from the settings of the clients' noise and is known at enrolment.
+    The threshold grows by the factor ``growth`` per interval. ``layers`` is "all", or how many
+    matrices from the last one on.
     """
 
     clip: float
@@ -193,6 +195,8 @@ class LowRankMean(LowRank, Denoiser):
 def fedceo(work: NoisyWork, stack: LowRankStack, *, personal_starts: bool = True) -> Strategy:
     """UDP-FedAvg with a low-rank step on the stack of noisy models; the threshold comes from the
     noise, or from you.
+
+    ``personal_starts``: each client starts a round from its own smoothed model.
     """
     if not personal_starts:
         return noisy_updates("fedceo", work, denoise=(LowRankMean(**vars(stack)),))
