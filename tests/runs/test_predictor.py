@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,7 @@ def test_the_files_for_the_world_hold_nothing_of_clients(
     """Whatever differs between federations of other clients, sizes and budgets stays out."""
     folder, result = trained
     card = json.loads((folder / "model.json").read_text())
-    known = {"format", "task", "inputs", "shape", "schema", "built", "module", "note"}
+    known = {"format", "task", "inputs", "shape", "schema", "built", "module", "frozen", "note"}
     assert card.keys() == known  # a field that is added must be thought about
     assert card["task"] == {"name": "classification", "metric": "accuracy", "classes": 2}
     other = own.federation(shift=0.3, e=3.0)
@@ -334,3 +335,30 @@ def test_records_are_read_without_words_of_other_libraries(
     assert not recwarn.list
     with pytest.raises(DataError, match=r"^records: cannot be read as an array of numbers; give"):
         predictor.predict([["high"] * RECORDS.shape[1]])
+
+
+class WithLogits(nn.Module):
+    """Returns an object with logits, as Hugging Face's models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.head = nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> SimpleNamespace:
+        """Logits in an object."""
+        return SimpleNamespace(logits=self.head(self.frozen(x)))
+
+
+def test_a_model_with_logits_and_a_frozen_part_predicts_as_trained(tmp_path: Path) -> None:
+    model, public = WithLogits(), dpfl.PublicMetric(RECORDS[:20], np.arange(20) % 2)
+    stopping = dpfl.EarlyStopping(metric=public, patience=9)
+    result = dpfl.train(
+        model, own.federation(), own.strategy(), rounds=2, seed=None, early_stopping=stopping
+    )
+    result.save(tmp_path / "saved")
+    new = WithLogits()
+    with pytest.raises(ConfigurationError, match="frozen parameters are not those of training"):
+        dpfl.load(tmp_path / "saved", model=new)
+    new.frozen.load_state_dict(model.frozen.state_dict())
+    found = dpfl.load(tmp_path / "saved", model=new).outputs(RECORDS)
+    assert torch.equal(found, result.model(torch.as_tensor(RECORDS)).logits.detach())

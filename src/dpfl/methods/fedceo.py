@@ -64,10 +64,8 @@ PERSONAL = (
 class LowRank(Plug):
     """When singular values are thresholded, at which level, and of which tensors.
 
-    Every ``interval`` rounds; the threshold from a ``coefficient`` (the paper's lambda) or from the
-    noise itself, which follows from the settings of the clients' noise and is known at enrolment.
-    The threshold grows by the factor ``growth`` per interval. ``layers`` is "all", or how many
-    matrices from the last one on.
+    Every ``interval`` rounds, of "all" ``layers`` or the last few; the threshold from the noise or
+    a ``coefficient``, times ``growth`` per interval. ``personal_starts``: from own smoothed models.
     """
 
     clip: float
@@ -195,8 +193,6 @@ class LowRankMean(LowRank, Denoiser):
 def fedceo(work: NoisyWork, stack: LowRankStack, *, personal_starts: bool = True) -> Strategy:
     """UDP-FedAvg with a low-rank step on the stack of noisy models; the threshold comes from the
     noise, or from you.
-
-    ``personal_starts``: each client starts a round from its own smoothed model.
     """
     if not personal_starts:
         return noisy_updates("fedceo", work, denoise=(LowRankMean(**vars(stack)),))
