@@ -31,7 +31,7 @@ class PerPerson(Task):
     >>> task = PerPerson(task=Regression())
     >>> targets = task.check_targets("client 'a'", np.array([[1.0, 3.0], [5.0, np.nan]]))
     >>> task.losses(torch.zeros(2, 2, 1), targets)
-    tensor([ 5., 25.])
+    tensor([ 2.5000, 12.5000])
     """
 
     name: ClassVar[str] = "per_person"
