@@ -155,11 +155,10 @@ def arrays_of(
         seed = PublicSeed(int(options.get("seed", 0))).child("persons", str(name))
         found[name] = _units(schema, table, seed)
     task = _task_of(schema, options.get("task"))
-    several = schema.person is not None and schema.records_per_person > 1
-    split = options.get("stratified", False) and several
+    split = options.get("stratified", False) and not schema.single
     remedy = "leave stratified out, or use one record per person"
     check(not split, "federation", "persons with several records have no one class", remedy)
-    task = PerPerson(task=task) if several else task
+    task = task if schema.single else PerPerson(task=task)
     return found, {**options, "task": task, "unit": schema.unit, "schema": schema}
 
 
