@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,11 +12,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpfl.core.layout import Layout
+from dpfl.core.phases import Clipping
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Phase
 from dpfl.engine import ghost_clipping, make_engine, slow_layers
 from dpfl.engine import layer_rules as rules
 from dpfl.engine.base import Batch, Job
+from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.stacks import Chain
 from dpfl.engine.trace import Trace
 from tests.engine.test_layer_rules import CLASSES, CLIPS, SEEDS, Head, agree, at_once, draw, made
@@ -270,3 +274,16 @@ def test_records_that_cancel_are_no_disagreement() -> None:
     nn.init.zeros_(model[0].weight)
     model[1].bias.requires_grad_(True)
     assert at_once(model, (4,)) > 0
+
+
+@pytest.mark.parametrize("clipping", ["flat", "per_layer", "normalised"])
+@pytest.mark.parametrize("build", [lambda: Tied(5, 3, None, True), lambda: Again("bias"), network])
+def test_every_way_of_clipping(clipping: Clipping, build: Callable[[], nn.Module]) -> None:
+    """A shared parameter belongs to the layer whose name it has, and is clipped with it."""
+    model = made(build, 0)
+    model[4].requires_grad_(False) if isinstance(model, nn.Sequential) else None
+    shape = {Tied: (4,), Again: (3, 4)}.get(type(model), (2, 5))
+    layout, batch = Layout.of_module(model), Batch(draw(0, 5, *shape), torch.arange(5) % CLASSES)
+    exact = OneByOne().clipped_sum(model, layout, layout.read(model), batch, 0.1, clipping)
+    fast = ghost_clipping.clipped_sum(model, layout, layout.read(model), batch, 0.1, clipping)
+    assert float((fast - exact).norm()) <= 5e-5 * float(exact.norm())

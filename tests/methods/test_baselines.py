@@ -419,3 +419,10 @@ def test_the_pool_samples_every_clients_records_with_the_rate_it_is_charged(
             assert bool((own == i).all())
             assert len(own) == shards[client].examples
             assert rate == events_of(simulation, client, Observer.WORLD).sampling_rate
+
+
+def test_a_pool_has_no_accounted_metric() -> None:
+    """Its rates use up the whole budgets, and leave nothing for a metric."""
+    with pytest.raises(PrivacyRefusal, match="accounted metric"):
+        dpfl.pooled_dp(**WORK).check_measured(0.1)
+    dpfl.fedavg_dp(**WORK).check_measured(0.1)

@@ -264,7 +264,7 @@ def trained(
     }
     federation = dpfl.Federation(
         shards=federation.shards,
-        classes=10,
+        task=federation.task,
         inputs=federation.inputs,
         budgets=budgets,
         client_settings=sizes,

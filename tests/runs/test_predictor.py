@@ -17,6 +17,7 @@ import dpfl
 from dpfl.cli.main import run_command
 from dpfl.core.errors import ConfigurationError, DataError, DpflError
 from dpfl.runs.model_card import ModelCard
+from dpfl.runs.predictor import read_records
 
 from ..sim import own_training as own
 from ..sim.conftest import small
@@ -154,6 +155,29 @@ def test_regression_has_no_probabilities(tmp_path: Path) -> None:
     assert predictor.predict(x).shape == (80,)
     with pytest.raises(ConfigurationError, match="regression has no probabilities"):
         predictor.predict_proba(x)
+
+
+def test_a_schema_travels_with_the_model(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    age = dpfl.Column(name="age", type="number", range=(0, 100))
+    ill = dpfl.Column(name="ill", type="boolean")
+    schema = dpfl.Schema(columns=(age, ill), target=("ill",))
+    ages = np.linspace(0, 100, 80)
+    table = {"site": ["n", "s"] * 40, "age": ages.tolist(), "ill": (ages > 50).tolist()}
+    budgets = {client: dpfl.Budget(epsilon=8.0, delta=1e-3) for client in ("n", "s")}
+    given = {"client": "site", "schema": schema, "budgets": budgets}
+    federation = dpfl.Federation.from_frame(pandas.DataFrame(table), **given)
+    folder = tmp_path / "run"
+    dpfl.train(nn.Linear(1, 2), federation, own.strategy(), rounds=2, folder=folder)
+    predictor = dpfl.load(folder, model=nn.Linear(1, 2))
+    assert predictor.schema == schema
+    expected = predictor.predict((ages / 100)[:, None]).tolist()
+    assert predictor.predict(pandas.DataFrame({"age": ages})).tolist() == expected
+    file = _file(tmp_path / "new.csv", ages[:, None])
+    file.write_text(file.read_text().replace("f0", "age", 1))
+    assert predictor.predict(read_records(file, predictor)).tolist() == expected
+    with pytest.raises(DataError, match="has no column 'age'"):
+        predictor.predict({"weight": [3.0]})
 
 
 # ---- notebooks -----------------------------------------------------------------------------------

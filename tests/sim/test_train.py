@@ -297,6 +297,15 @@ def test_unaccounted_scores_need_their_name_and_raise_a_flag(tmp_path: Path) -> 
     assert "UNACCOUNTED STOP" in json.loads((tmp_path / "model.json").read_text())["note"]
 
 
+def test_an_accounted_metric_may_stop_a_run() -> None:
+    metric = dpfl.AccountedMetric(metric="accuracy", share=0.2)
+    stop = dpfl.EarlyStopping(metric=metric, patience=1, least_gain=10.0)
+    result = own.run(accounted=metric, early_stopping=stop)
+    assert result.summary.rounds.done == 2
+    assert result.history[-1].measured is not None
+    assert not _flagged(result)
+
+
 @pytest.mark.parametrize("metric", [None, "accuracy", 0.5])
 def test_early_stopping_without_a_metric_is_refused(metric: Any) -> None:
     with pytest.raises(ConfigurationError, match="measures nothing"):

@@ -46,9 +46,11 @@ def _whole(client: Any) -> bool:
     return isinstance(client, int | np.integer) and not isinstance(client, bool)
 
 
-def renamed(given: Mapping[Any, Any] | None, names: Mapping[Any, str]) -> dict[str, Any]:
-    """What is given by client, under the clients' names."""
-    return {names.get(client, client): own for client, own in (given or {}).items()}
+def renamed(given: Any, names: Mapping[Any, str]) -> Any:
+    """What is given by client, under the clients' names; the federation refuses anything else."""
+    if not isinstance(given, Mapping):
+        return {} if given is None else given
+    return {names.get(client, client): own for client, own in given.items()}
 
 
 def by_client(table: Any, client: str, where: str = "table") -> dict[Any, dict[str, Any]]:

@@ -155,12 +155,12 @@ def records_at_once(model: nn.Module, layout: Layout, job: Job, device: torch.de
 
 
 def _moved(model: nn.Module, layout: Layout) -> Tensor:
-    """The model's weights, each tensor moved by a tenth of its size (one of zeros: by a tenth)."""
+    """The model's weights, each tensor moved by about a tenth of its size."""
     vector, generator = layout.read(model).cpu(), PublicSeed(1).generator()
     for block in layout:
         own = vector[block.slice]
         size = float(own.square().mean().sqrt()) or 1.0
-        own += 0.1 * size * torch.randn(block.size, generator=generator)
+        own += 0.2 * size * (2 * torch.rand(block.size, generator=generator) - 1)
     return vector
 
 

@@ -22,7 +22,7 @@ def read_weights(path: Path) -> bytes:
 
 
 def load_weights(model: nn.Module, path: Path | str, sha256: str | None = None) -> set[str]:
-    """Copy the tensors of a .safetensors file into the parameters and buffers of their names.
+    """Copy the tensors of the .safetensors file ``path`` into a ``model``, by their names.
 
     Parameters that the file does not have stay as they are. A tensor whose name or shape the model
     does not have is refused, as is a file with another digest than ``sha256``. The weights must be

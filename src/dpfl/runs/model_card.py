@@ -8,7 +8,6 @@ flags. It holds no count of records or clients, no client's name and nothing tha
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,6 +18,7 @@ from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain
 from dpfl.data.federation import Federation
 from dpfl.data.inputs import Inputs, Numbers, Pixels, Tokens
+from dpfl.data.schema import Schema
 from dpfl.models import make_model
 from dpfl.tasks import Task, make_task
 
@@ -52,12 +52,12 @@ class ModelCard:
         cls, model: "nn.Module", federation: Federation, *, built: Plain | None, note: str
     ) -> Self:
         """Describe the ``model`` of a federation; ``built`` and ``note`` are those of the card."""
-        schema = getattr(federation, "schema", None)
+        schema = federation.schema
         kind = next(name for name, own in _INPUTS.items() if isinstance(federation.inputs, own))
         return cls(
             task=federation.task.to_dict(),
             inputs={"kind": kind, **asdict(federation.inputs)},
-            shape=federation.feature_shape,
+            shape=federation.record_shape,
             schema=None if schema is None else schema.to_dict(),
             built=built,
             module=type(model).__qualname__,
@@ -75,11 +75,11 @@ class ModelCard:
         found: Inputs = kind(**values)
         return found
 
-    def make_schema(self) -> Any:
+    def make_schema(self) -> Schema | None:
         """Return what prepares tables, None for a model of arrays."""
         if self.schema is None:
             return None
-        return import_module("dpfl.data.schema").Schema.from_dict(self.schema, "model.json")
+        return Schema.from_dict(self.schema, "model.json")
 
     def make_model(self, task: Task) -> "nn.Module":
         """Build the model that dpfl built for training, its weights still those of a start."""

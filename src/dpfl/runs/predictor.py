@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dpfl.core.checks import check
 from dpfl.core.errors import DataError, FolderError
 from dpfl.data.inputs import Inputs
+from dpfl.data.schema import Schema
 from dpfl.runs.folder import RunFolder
 from dpfl.runs.model_card import ModelCard
 from dpfl.tasks import Task
@@ -34,7 +35,7 @@ class Predictor:
     task: Task
     inputs: Inputs
     shape: tuple[int, ...]
-    schema: Any = None
+    schema: Schema | None = None
     note: str = ""
 
     def predict(self, x: Any) -> np.ndarray:

@@ -35,9 +35,10 @@ from dpfl.sim.noisy_sums import NoiseLevel, noisy_sums
 class Accounted:
     """What an accounted release of test statistics cost.
 
-    ``metric`` names what was measured, on ``records`` test records in all. ``costs`` is the epsilon
-    of this release alone, by client; ``spent`` is what each account has spent in the ledger, this
-    release included. ``flags`` are facts that limit the guarantee.
+    ``about`` says what the epsilons promise. ``metric`` names what was measured, on ``records``
+    test records in all. ``costs`` is the epsilon of this release alone, by client; ``spent`` is
+    what each account has spent in the ledger, this release included. ``flags`` are facts that limit
+    the guarantee.
     """
 
     metric: str

@@ -5,7 +5,6 @@ A round is opened, computed by the clients of its cohort (each charges its own a
 closed. Its record, its seconds and a checkpoint are on disk before the next round is opened.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -40,7 +39,7 @@ from dpfl.rounds import (
 )
 from dpfl.rounds.enrol import secret_for
 from dpfl.rounds.measure import planned_measurement
-from dpfl.rounds.members import Member, check_budget, false_claims, honest_members
+from dpfl.rounds.members import check_budget, false_claims, honest_members
 from dpfl.rounds.record import RoundRecord
 from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import RoundCount, Summary
@@ -56,7 +55,6 @@ Progress = Callable[[int, int, RoundRecord], None]
 After = Callable[["Simulation"], str | None]
 """Called after every round; a sentence that it returns ends the run, and says why."""
 
-MOST_REHEARSED = 64  # clients whose noise is planned before a run starts
 _STAGES = ("open", "clients", "close", "evaluate")
 
 
@@ -133,21 +131,6 @@ class Simulation:
     def protects(self) -> bool:
         """Whether the strategy promises anything to anyone."""
         return self.strategy.observer is not Observer.NOBODY
-
-    def rehearse(self) -> None:
-        """Plan the noise of the clients that are hardest to serve: what cannot be done is refused.
-
-        It fails first where epsilon is smallest, or where few records make for a high sampling
-        rate. Other clients plan when they are drawn.
-        """
-
-        def epsilon_and_size(member: Member) -> tuple[float, int]:
-            return member.budget.epsilon if member.budget else math.inf, member.shard.examples
-
-        hardest = sorted(self.members.values(), key=epsilon_and_size)
-        smallest = min(hardest, key=lambda member: member.shard.examples)
-        for member in [*hardest[: MOST_REHEARSED - 1], smallest]:
-            self.agreement.phases(member.participant)
 
     def play(
         self,

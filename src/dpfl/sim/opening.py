@@ -4,8 +4,9 @@
 (:class:`Setup`); here it gets a name, a ledger and a folder.
 """
 
+import math
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +21,13 @@ from dpfl.privacy.filters import FilterName
 from dpfl.privacy.flags import IN_TITLE
 from dpfl.privacy.ledger import Ledger, open_ledger
 from dpfl.rounds import Run
+from dpfl.rounds.members import Member
 from dpfl.runs.folder import RunFolder
 from dpfl.sim.loop import Simulation
 from dpfl.sim.resume import resume as go_on
 from dpfl.strategy import Strategy
+
+MOST_REHEARSED = 64  # clients whose noise is planned before a run starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +73,30 @@ class Setup:
     def rehearse(self) -> None:
         """Plan everything against a ledger in memory; what cannot be done is refused."""
         with closing(Ledger.create(":memory:", "rehearsal")) as book:
-            self.simulation("rehearsal", book).rehearse()
+            simulation = self.simulation("rehearsal", book)
+            for member in _hardest(simulation.members.values()):
+                simulation.agreement.phases(member.participant)
 
     def new_name(self, *, unique: bool = False) -> str:
         """Name the run: by content where it can be repeated, unless it must be ``unique``."""
         if unique:
             return f"{self.strategy.name}-{uuid.uuid4().hex[:12]}"
         return self.name if self.seeded else f"{self.name}-{uuid.uuid4().hex[:8]}"
+
+
+def _hardest(members: Iterable[Member]) -> list[Member]:
+    """The clients that are hardest to serve; others plan their noise when they are drawn.
+
+    Planning fails first where epsilon is smallest, or where few records make for a high sampling
+    rate.
+    """
+
+    def epsilon_and_size(member: Member) -> tuple[float, int]:
+        return member.budget.epsilon if member.budget else math.inf, member.shard.examples
+
+    ordered = sorted(members, key=epsilon_and_size)
+    smallest = min(ordered, key=lambda member: member.shard.examples)
+    return [*ordered[: MOST_REHEARSED - 1], smallest]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,7 +122,7 @@ class Strategy(Accounting):
     def check_measured(self, measured: float) -> None:
         """Refuse an accounted metric, of this share of the budget, that does not fit."""
         if measured:
-            good = self.unit.of_data and self.local.private
+            good = self.unit.of_data and self.local.private and not self.local.pooled
             problem = "an accounted metric protects records, and this method other things"
             self._refuse_unless(good, problem, "use it with a method that protects records")
         total = measured + sum(release.share for release in self.releases)
