@@ -181,10 +181,10 @@ def _units(schema: Schema, table: ClientTable, seed: PublicSeed) -> tuple[np.nda
 def _task_of(schema: Schema, given: Given) -> Task:
     """The task that was asked for, or else the one that fits the schema's target."""
     if given is not None:
-        named = isinstance(given, str | Mapping)
-        values = {"name": given} if isinstance(given, str) else given
-        if named and schema.classes and values.get("name") == "classification":  # type: ignore[union-attr]
-            return make_task({"classes": schema.classes, **values})  # type: ignore[dict-item]
+        values: Any = {"name": given} if isinstance(given, str) else given
+        plain = isinstance(values, Mapping) and values.get("name") == "classification"
+        if plain and schema.classes:
+            return make_task({"classes": schema.classes, **values})
         return make_task(given)
     if schema.classes is not None:
         return make_task({"name": "classification", "classes": schema.classes})

@@ -83,12 +83,16 @@ class PerPerson(Task):
     def check_targets(self, where: str, values: np.ndarray) -> Tensor:
         """Convert targets (persons, places, ...).
 
-        NaN marks a place without a record, or what marks it in targets that were converted before.
+        NaN marks a place without a record, among whole numbers the smallest one.
         """
         count, places = values.shape[:2]
-        flat = np.asarray(values, dtype=np.float64).reshape(count * places, *values.shape[2:])
+        flat = np.asarray(values).reshape(count * places, *values.shape[2:])
         first = flat.reshape(len(flat), -1)[:, 0]
-        real = ~(np.isnan(first) | (first == np.iinfo(np.int64).min))
+        if flat.dtype.kind == "i":  # converted before, by a task that learns classes
+            real = first != np.iinfo(flat.dtype).min
+        else:
+            real = ~np.isnan(first.astype(np.float64))
+        flat = flat.astype(np.float64)
         found = self.task.check_targets(where, flat[real])
         targets = torch.full((len(flat), *found.shape[1:]), _absent(found), dtype=found.dtype)
         targets[torch.from_numpy(real)] = found
