@@ -177,8 +177,7 @@ class Schema:
         for name in column_names(table):
             known = name in (*needed, *self.ignore, *also)
             near = did_you_mean(name, [column.name for column in self.columns])
-            guess = f"{near} Else " if near.endswith("?") else ""
-            remedy = f"{guess}add it to the schema, or to its list ignore"
+            remedy = f"{near} Else " * near.endswith("?") + "add it to the schema, or to ignore"
             check_data(known, where, f"has a column '{name}' that the schema does not know", remedy)
         features, kept = self._features(table, where, rows)
         targets, persons = [], None
