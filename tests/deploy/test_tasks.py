@@ -218,7 +218,7 @@ def test_a_site_agrees_to_one_task_and_says_which(tmp_path: Path) -> None:
     site, desk = make_number_site(tmp_path / "a"), Desk(task_values(REGRESSION))
     assert site.answer(desk.terms()).accepted
     log = (site.folder / "site.log").read_text()
-    assert "agreed to 3 rounds of demo: weiavg, regression (rmse) (run run-1)" in log
+    assert "agreed to 3 rounds of demo: weiavg, regression (RMSE) (run run-1)" in log
     with_other = Desk(task_values({"name": "regression", "loss": "huber"}))
     answer = site.answer(with_other.train(0))
     assert "is not under the agreed terms" in answer.reason
@@ -228,7 +228,7 @@ def test_a_site_agrees_to_one_task_and_says_which(tmp_path: Path) -> None:
     assert site.answer(desk.train(0)).accepted
     assert charged(site) == {0}
     ledger = site.ledger()
-    assert ledger.titles() == {"run-1": "demo: weiavg, regression (rmse)"}
+    assert ledger.titles() == {"run-1": "demo: weiavg, regression (RMSE)"}
     ledger.close()
 
 
@@ -367,7 +367,7 @@ def test_a_regression_is_tried_by_its_own_metric_beside_the_mean(
     assert "commonest_class" not in found
     code, out = _evaluate(capsys, str(site.folder))
     assert "RMSE 0.5 on 8 records the same prediction for every record: RMSE" in out
-    assert "mae 0.5" in out
+    assert "MAE 0.5" in out
     code, out = _evaluate(capsys, str(site.folder), "--json", "--metric", "r2")
     assert json.loads(out)["constant"] == pytest.approx(0.0, abs=1e-5)
     code, out = _evaluate(capsys, str(site.folder), "--metric", "auc")
@@ -430,9 +430,9 @@ def test_the_server_says_what_is_learned(
     file.write_text(StudyFile.from_dict(task_values(REGRESSION)).to_toml())
     server = str(tmp_path / "server")
     assert run_command(["server", "init", server, "--study", str(file)]) == 0
-    assert "weiavg, regression (rmse), 3 rounds, 3 sites" in capsys.readouterr().out
+    assert "weiavg, regression (RMSE), 3 rounds, 3 sites" in capsys.readouterr().out
     assert run_command(["server", "status", server]) == 0
-    assert "task regression (rmse)" in " ".join(capsys.readouterr().out.split())
+    assert "task regression (RMSE)" in " ".join(capsys.readouterr().out.split())
     assert run_command(["server", "status", server, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["task"]
     assert (told["name"], told["metric"]) == ("regression", "rmse")
