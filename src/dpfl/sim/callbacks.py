@@ -85,9 +85,11 @@ class RoundEnd:
         """End training after this round; the summary says why, by ``reason``.
 
         ``public`` says that the decision rests on public or accounted information and on the model
-        alone, not on test scores or on who took part. Otherwise the run is flagged.
+        alone, not on test scores or on who took part. Otherwise the run is flagged. Where several
+        callbacks end it, all of them must say so.
         """
-        self.stopped, self.public = reason, public
+        self.public = public and (self.public or self.stopped is None)
+        self.stopped = reason
 
 
 Callback = Callable[[RoundEnd], object]
