@@ -22,14 +22,15 @@ PACKAGE = ROOT / "src" / "dpfl"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LIBRARY = {
     *("core", "privacy", "numerics", "plugs", "strategy", "models", "engine", "rounds", "methods"),
-    *("data", "testing", "__init__.py"),
+    *("data", "tasks", "testing", "__init__.py"),
 }
 PAPERS = sorted(path for path in (PACKAGE / "methods").glob("*.py") if path.stem != "__init__")
 
 # The project's own limits. They rise only with a feature. The goals were 7,000 and 9,000 before
-# sites had workers of their own, rounds were asked again, and the open port had limits.
-MOST_LIBRARY_LINES = 9_440
-MOST_SHELL_LINES = 9_890
+# sites had workers of their own and the open port had limits, and before tasks, schemas, persons,
+# rules for more layers, accounted evaluation, baselines and Python's own doors.
+MOST_LIBRARY_LINES = 13_100
+MOST_SHELL_LINES = 12_500
 LEAST_DOCSTRING_SHARE = 0.27
 LONG_FILES = 2  # of more than 260 lines
 

@@ -278,9 +278,7 @@ def test_the_plan_ranks_as_the_simulators_own_knowledge_does() -> None:
 # -- the recommendation ----------------------------------------------------------------------------
 
 
-def seen(
-    method: str, ratio: float | None, reference: bool = False, **more: Any
-) -> NoiseForecast:
+def seen(method: str, ratio: float | None, reference: bool = False, **more: Any) -> NoiseForecast:
     promise: dict[str, Any] = {
         "unit": Unit.RECORD,
         "observer": Observer.SERVER,

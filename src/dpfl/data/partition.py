@@ -57,8 +57,7 @@ class Partition:
     def split(self, labels: np.ndarray, clients: int, seed: PublicSeed) -> Indices:
         """Share out the records behind ``labels`` among so many clients.
 
-        Returns each client's indices in ascending order. Partitions that leave somebody with too
-        few records are refused.
+        Returns each client's indices in ascending order; too few for someone are refused.
         """
         check(clients >= 1, "partition", f"{clients} clients", "give at least 1 client")
         wanted = clients * self.least
@@ -68,8 +67,7 @@ class Partition:
         remedies += [f"use at most {most} clients"] * bool(most)
         remedy = ", or ".join(remedies) or "use fewer clients with fewer records each"
         check_data(wanted <= len(labels), "partition", problem, remedy)
-        generator = seed.numpy()
-        parts = PARTITIONS[self.kind].split(self, labels, clients, generator)
+        parts = PARTITIONS[self.kind].split(self, labels, clients, generator := seed.numpy())
         if self.records is not None:
             parts = [generator.permutation(part)[: self.records] for part in parts]
         remedy = "use fewer clients or another partition"

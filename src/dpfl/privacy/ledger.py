@@ -41,6 +41,8 @@ Columns = dict[str, Value]
 _KIN = """(SELECT :account UNION SELECT population FROM members WHERE account = :account
            UNION SELECT account FROM members WHERE population = :account)"""
 
+_BUDGET = "epsilon {epsilon} at delta {delta} per {unit} against the {observer}"
+
 
 class Ledger(Admission):
     """An open ledger. Use :meth:`create` once, :meth:`open` ever after: a missing file is refused.
@@ -86,7 +88,8 @@ class Ledger(Admission):
                 against, per = budget.observer or observer, budget.unit or unit
                 own = Budget(epsilon=budget.epsilon, delta=budget.delta, unit=per, observer=against)
                 known = self.budget_of(account)
-                problem = f"the budget of '{account}' is {_words(known or own)}, not {_words(own)}"
+                there, new = (_BUDGET.format(**vars(one)) for one in (known or own, own))
+                problem = f"the budget of '{account}' is {there}, not {new}"
                 self._require(known in (None, own), problem, remedy)
                 if known is None:
                     new.append((account, against, per, own.epsilon, own.delta))
@@ -243,11 +246,6 @@ class Ledger(Admission):
                 return None
             rows.append((*key.values(), owner, values["bill"], charge.draw))
         return rows
-
-
-def _words(budget: Budget) -> str:
-    words = "epsilon {epsilon} at delta {delta} per {unit} against the {observer}"
-    return words.format(**vars(budget))
 
 
 def open_ledger(path: Path | str | None, new: bool, rule: FilterName) -> Ledger:

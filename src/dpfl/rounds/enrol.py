@@ -1,10 +1,9 @@
 """What enrolment settles, and the nouns that pass between the functions of a round."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,30 +15,15 @@ from dpfl.plugs.base import Participant
 from dpfl.plugs.releases import Shares, release_history
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.ledger import Ledger
+from dpfl.rounds.memory import Memory
 from dpfl.strategy import Strategy
 
-Answer = TypeVar("Answer")
 Seen = tuple[PrivacyCost, frozenset[Observer]]
 """A cost, and the adversaries who see what it pays for."""
 
 
-class _Memory:
-    """Asks the same question once, and remembers the answer."""
-
-    @cached_property
-    def _answers(self) -> dict[object, Any]:
-        return {}
-
-    def once(self, key: object, ask: Callable[..., Answer], *question: object) -> Answer:
-        """What ``ask`` answers, now or when it was asked under this key before."""
-        if key not in self._answers:
-            self._answers[key] = ask(*question)
-        answer: Answer = self._answers[key]
-        return answer
-
-
 @dataclass(frozen=True, kw_only=True)
-class Agreement(_Memory):
+class Agreement(Memory):
     """What enrolment settles: the strategy, its terms, the layout of the model, and what everyone
     said of themselves.
     """
@@ -129,7 +113,7 @@ class Agreement(_Memory):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(_Memory):
+class Run(Memory):
     """Which run this is, where it is charged, and where its randomness comes from (None: the
     operating system).
 
