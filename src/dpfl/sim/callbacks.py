@@ -162,8 +162,11 @@ class EarlyStopping:
 
     @property
     def flags(self) -> tuple[RaisedFlag, ...]:
-        """What must be said of a run that stops by this metric."""
-        unaccounted = getattr(self.metric, "unaccounted", False)
+        """What must be said of a run that stops by this metric.
+
+        What is given whole rounds, with their test scores, must say that it is not ``unaccounted``.
+        """
+        unaccounted = getattr(self.metric, "unaccounted", hasattr(self.metric, "of_round"))
         return (_FLAGGED,) if unaccounted else ()
 
     def described(self) -> tuple[object, ...]:
