@@ -264,7 +264,7 @@ def trained(
     }
     federation = dpfl.Federation(
         shards=federation.shards,
-        classes=10,
+        task=federation.task,
         inputs=federation.inputs,
         budgets=budgets,
         client_settings=sizes,
@@ -333,5 +333,5 @@ def test_a_false_claim_changes_nothing_here_and_much_elsewhere() -> None:
     "misreports", [{"nobody": 2.0}, {"99": 2.0}, {"12": 0.0}, {"12": float("nan")}]
 )
 def test_a_misreport_that_makes_no_sense_is_refused(misreports: dict[str, float]) -> None:
-    with pytest.raises(ConfigurationError, match=f"client '{next(iter(misreports))}'"):
+    with pytest.raises(ConfigurationError, match=f"'{next(iter(misreports))}'"):
         trained(dpfl.weiavg(**HABITS), misreports=misreports)

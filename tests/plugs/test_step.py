@@ -389,7 +389,9 @@ def test_a_run_hands_out_and_evaluates_the_average_and_goes_on_from_the_last_mod
     assert norms[0] == norms[1]
     assert averaged.history[0].scores == lasts[-1].history[0].scores
     assert averaged.history[-1].scores != lasts[-1].history[-1].scores
-    assert averaged.summary.scores == averaged.history[-1].scores
+    last = averaged.history[-1].scores
+    assert last is not None
+    assert (averaged.summary.value, averaged.summary.scores.loss) == (last.value, last.loss)
     late = run(AveragedIterates(first=2), 3)
     assert torch.equal(late.model.weight, lasts[-1].model.weight)
 

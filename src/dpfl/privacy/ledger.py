@@ -88,8 +88,8 @@ class Ledger(Admission):
                 against, per = budget.observer or observer, budget.unit or unit
                 own = Budget(epsilon=budget.epsilon, delta=budget.delta, unit=per, observer=against)
                 known = self.budget_of(account)
-                there, new = (_BUDGET.format(**vars(one)) for one in (known or own, own))
-                problem = f"the budget of '{account}' is {there}, not {new}"
+                before, asked = (_BUDGET.format(**vars(one)) for one in (known or own, own))
+                problem = f"the budget of '{account}' is {before}, not {asked}"
                 self._require(known in (None, own), problem, remedy)
                 if known is None:
                     new.append((account, against, per, own.epsilon, own.delta))
