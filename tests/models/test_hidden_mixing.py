@@ -31,7 +31,9 @@ class Codebook(nn.Module):
         return self.top(x + 0.1 * self.codes)
 
 
-def test_a_model_that_writes_records_into_a_frozen_parameter_is_refused_and_left_as_it_was() -> None:
+def test_a_model_that_writes_records_into_a_frozen_parameter_is_refused_and_left_as_it_was() -> (
+    None
+):
     model = Codebook()
     with pytest.raises(ConfigurationError, match="'codes': changes when the model is applied"):
         check_model(model, (4,), 2)
@@ -125,3 +127,40 @@ def test_small_outputs_and_losses_of_single_records_pass() -> None:
         return 1e-6 * F.cross_entropy(outputs, targets, reduction="none")
 
     check_model(model, (4,), CustomTask(loss=loss, whole_targets=True))
+
+
+class Memory(nn.Module):
+    """Adds a slow moving mean of earlier batches, which is neither a parameter nor a buffer."""
+
+    def __init__(self, *, late: bool) -> None:
+        super().__init__()
+        self.top = nn.Linear(4, 2)
+        self.mean: Tensor | None = None if late else torch.zeros(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = x.mean(0) if self.mean is None else self.mean
+        self.mean = (0.9999 * before + 0.0001 * x.mean(0)).detach()
+        return self.top(x + 0.01 * self.mean)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_model_that_remembers_records_from_batch_to_batch_is_refused(late: bool) -> None:
+    with pytest.raises(ConfigurationError, match="'mean': is another one with other records"):
+        check_model(Memory(late=late), (4,), 2)
+
+
+class Cached(nn.Module):
+    """Keeps a table that depends on the length of records alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top, self.table = nn.Linear(4, 2), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None or len(self.table) != x.shape[1]:
+            self.table = torch.arange(x.shape[1]).float()
+        return self.top(x + self.table)
+
+
+def test_a_cache_that_depends_on_shapes_alone_passes() -> None:
+    check_model(Cached(), (4,), 2)
