@@ -14,6 +14,7 @@ from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Agreement, Plan, Run, Uplink, Workshop, charging, client_round
 from dpfl.rounds.members import Member
 from dpfl.sim.loop import Simulation
+from dpfl.sim.result import result_of
 
 
 def play_clients(
@@ -60,11 +61,4 @@ def train_with_losses(
             dropout=dropout,
         )
         summary = simulation.play()
-    assert summary is not None
-    simulation.layout.write(simulation.state.model, simulation.model)
-    return dpfl.Result(
-        model=simulation.model,
-        history=simulation.history,
-        summary=summary,
-        timings=simulation.timings,
-    )
+    return result_of(simulation, summary, description="", python=True)

@@ -177,9 +177,8 @@ def test_image_sets_are_whole_and_scaled(
 )
 def test_absent_files_say_what_to_put_where(name: str, subfolder: str, nowhere: Path) -> None:
     with pytest.raises(DataError) as caught:
-        load_dataset(name, nowhere / "mine")
+        load_dataset(name)
     message = str(caught.value)
-    assert str(nowhere / "mine" / subfolder) in message
     assert str(nowhere / "cache" / "data" / subfolder) in message
     assert all(file in message for file in (IMAGES, LABELS, TEST_IMAGES, TEST_LABELS))
 
@@ -190,18 +189,21 @@ def test_one_absent_file_of_four_is_still_absent_data(nowhere: Path) -> None:
         load_dataset("mnist", nowhere / "mine")
 
 
-def test_data_is_taken_from_the_given_folder_then_the_environment_then_the_cache(
+def test_data_is_taken_from_the_given_folder_alone_else_the_environment_then_the_cache(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given, named = nowhere / "given", nowhere / "named"
     monkeypatch.setenv("DPFL_DATA", str(named))
     write_images(nowhere / "cache" / "data" / "mnist", records=5)
-    assert len(load_dataset("mnist", given).labels) == 5
+    assert len(load_dataset("mnist").labels) == 5
     write_images(named / "mnist", records=4)
-    assert len(load_dataset("mnist", given).labels) == 4
+    assert len(load_dataset("mnist").labels) == 4
+    with pytest.raises(DataError, match="given"):
+        load_dataset("mnist", given)
     write_images(given / "mnist", records=3)
     assert len(load_dataset("mnist", given).labels) == 3
-    assert data_folders(given) == [given, named, nowhere / "cache" / "data"]
+    assert data_folders(given) == [given]
+    assert data_folders(None) == [named, nowhere / "cache" / "data"]
 
 
 def test_a_small_idx_file_is_read_as_it_was_written(nowhere: Path) -> None:

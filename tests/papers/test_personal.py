@@ -752,7 +752,7 @@ def test_clients_own_models_are_tested_on_their_own_records_and_the_summary_says
     for told in (result.summary, result.history[-1]):
         assert told.scores is not None
         assert told.scores.accuracy == pytest.approx(own / tested, abs=1e-6)
-        assert told.scores.common_accuracy == pytest.approx(common / tested, abs=1e-6)
+        assert told.scores.common == pytest.approx(common / tested, abs=1e-6)
     assert result.summary.tested is results.ModelTested.PERSONAL
     assert json.loads((tmp_path / "run" / "summary.json").read_text())[
         "common_accuracy"
@@ -762,7 +762,7 @@ def test_clients_own_models_are_tested_on_their_own_records_and_the_summary_says
 def test_where_nothing_stays_at_clients_the_common_model_is_tested(tmp_path: Path) -> None:
     summary = run_experiment(experiment("udp_fedavg"), tmp_path / "run").summary
     assert summary.tested is results.ModelTested.COMMON
-    assert summary.scores.common_accuracy is None
+    assert summary.scores.common is None
     assert "common_accuracy" not in summary.to_dict()
     assert private_parts(tmp_path / "run") == {}
 

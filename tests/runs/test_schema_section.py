@@ -126,3 +126,14 @@ def test_a_schema_that_does_not_belong_there_is_refused(
 ) -> None:
     Path("experiment.toml").write_text(tomli_w.dumps({**EXPERIMENT, "data": data}))
     assert words in said(capsys, "run", "experiment.toml", "--out", "run", code=2)
+
+
+def test_the_order_of_columns_is_part_of_what_names_a_result() -> None:
+    columns = SCHEMA["columns"]
+    turned = {**SCHEMA, "columns": dict(reversed(list(columns.items())))}
+    one, other = (
+        Experiment.from_dict({**EXPERIMENT, "data": {"folder": "sites", "schema": schema}})
+        for schema in (SCHEMA, turned)
+    )
+    assert one.digest() != other.digest()
+    assert Experiment.from_dict(one.to_dict()).digest() == one.digest()

@@ -335,7 +335,7 @@ def test_a_folder_in_use_or_with_another_experiment_is_left_alone(tmp_path: Path
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     with pytest.raises(FolderError, match="another experiment"):
         run_experiment(small(run={"rounds": 2}), tmp_path / "run")
-    with pytest.raises(FolderError, match="same experiment"):
+    with pytest.raises(FolderError, match="run of this experiment"):
         run_experiment(small(run={"rounds": 1}), tmp_path / "run")
     assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     (tmp_path / "mine").mkdir()

@@ -37,7 +37,7 @@ def init(
     study = StudyFile.from_file(file)
     make_study(folder, study)
     size = f"{study.run.rounds} rounds, {len(study.study.sites)} sites"
-    c.out.print(f"Study '{study.study.name}': {study.method.name}, {study.learned_text}, {size}")
+    c.out.print(f"Study '{study.study.name}': {study.method_text}, {size}")
     c.note(f"Give every site {folder}/certificates/ca.crt, and nothing else from there")
     c.note(f"Put the sites' public keys into {folder}/sites/NAME.pub")
     c.note(f"Then: dpfl server run {folder}")

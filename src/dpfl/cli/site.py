@@ -49,36 +49,40 @@ def init(
     folder: Path = FOLDER,
     name: str = o.opt("The site's name in studies.", ..., "--id"),
     data: Path = o.opt("CSV or Parquet file with the site's records.", ...),
+    schema: Path | None = o.opt("What its columns hold (TOML); copied into the folder."),
     epsilon: float = o.opt("The site's budget over all studies.", ...),
     delta: float = o.opt("Well below 1 / records.", ...),
     label: str | None = o.opt("Label column (default: the last)."),
-    task: str = o.opt(
-        "What studies learn: classification, binary or regression.", "classification"
+    task: str | None = o.opt(
+        "What studies learn: classification (the default), binary or regression."
     ),
     classes: int | None = o.opt("How many classes there are; servers are told (default: 2)."),
     server: str = o.opt("The server's address.", "127.0.0.1:9092"),
-    unit: str = o.opt("record, or client: the whole site.", "record"),
+    unit: str | None = o.opt("record, client (the whole site), or the schema's word for a person."),
     per_study: float | None = o.opt("Epsilon for one study (default: all)."),
     filter_: str = o.opt("How studies add up: renyi, allotments or gaussian.", "renyi", "--filter"),
     trust_server: bool = o.flag("--trust-server", "A budget against the world only."),
 ) -> None:
     """Make a site: its file, its key, its ledger. Read the file: it decides what is accepted."""
     from dpfl.deploy.credentials import make_site_key
-    from dpfl.deploy.records import LoadedSite, declare_targets
+    from dpfl.deploy.records import LoadedSite, declare_targets, declare_unit
 
-    budget = {"epsilon": epsilon, "delta": delta, "per_study": per_study, "unit": unit}
+    targets = declare_targets(task, classes, schema=schema is not None)
+    budget = {"epsilon": epsilon, "delta": delta, "per_study": per_study}
+    unit = unit or declare_unit(schema)
     observer = "world" if trust_server else "server"
     values = {
         "site": {"id": name},
-        "data": {"file": str(data.absolute()), "label": label} | declare_targets(task, classes),
-        "budget": {**budget, "filter": filter_, "observer": observer},
+        "data": {"file": str(data.absolute()), "label": label} | targets,
+        "budget": {**budget, "unit": unit, "filter": filter_, "observer": observer},
         "policy": {"trust_server": trust_server},
         "server": {"address": server},
     }
-    site = LoadedSite.create(folder, values)
+    site = LoadedSite.create(folder, values, schema)
     public = make_site_key(folder / site.file.server.key)
-    count, per = site.member().shard.examples, f"epsilon {epsilon:g} at delta {delta:g} per {unit}"
-    c.out.print(f"Site '{name}': {count} training records, {site.targets_text}, {per}")
+    count = f"{site.member().shard.examples} training {site.unit}s"
+    per = f"epsilon {epsilon:g} at delta {delta:g} per {unit}"
+    c.out.print(f"Site '{name}': {count}, {site.targets_text}, {per}")
     c.warn(site.flags())
     c.note(f"Its file: {folder / 'site.toml'} (read it: it decides what the site accepts)")
     c.note(f"Send {public} to the server's operator; put the ca.crt you get into {folder}")

@@ -155,11 +155,10 @@ def arrays_of(
         seed = PublicSeed(int(options.get("seed", 0))).child("persons", str(name))
         found[name] = _units(schema, table, seed)
     task = _task_of(schema, options.get("task"))
-    several = schema.person is not None and schema.records_per_person > 1
-    split = options.get("stratified", False) and several
+    split = options.get("stratified", False) and not schema.single
     remedy = "leave stratified out, or use one record per person"
     check(not split, "federation", "persons with several records have no one class", remedy)
-    task = PerPerson(task=task) if several else task
+    task = task if schema.single else PerPerson(task=task)
     return found, {**options, "task": task, "unit": schema.unit, "schema": schema}
 
 
@@ -182,10 +181,10 @@ def _units(schema: Schema, table: ClientTable, seed: PublicSeed) -> tuple[np.nda
 def _task_of(schema: Schema, given: Given) -> Task:
     """The task that was asked for, or else the one that fits the schema's target."""
     if given is not None:
-        named = isinstance(given, str | Mapping)
-        values = {"name": given} if isinstance(given, str) else given
-        if named and schema.classes and values.get("name") == "classification":  # type: ignore[union-attr]
-            return make_task({"classes": schema.classes, **values})  # type: ignore[dict-item]
+        values: Any = {"name": given} if isinstance(given, str) else given
+        plain = isinstance(values, Mapping) and values.get("name") == "classification"
+        if plain and schema.classes:
+            return make_task({"classes": schema.classes, **values})
         return make_task(given)
     if schema.classes is not None:
         return make_task({"name": "classification", "classes": schema.classes})

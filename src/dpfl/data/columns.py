@@ -227,6 +227,23 @@ def listed(where: str, name: str, values: Any) -> tuple[str, ...]:
     return tuple(map(str, values))
 
 
+def by_name(where: str, columns: Any) -> Any:
+    """Tables of columns by name, from such a table or from a list of tables with a name each.
+
+    A list keeps its order wherever it is sent.
+    """
+    if not isinstance(columns, list):
+        return columns
+    remedy = 'write [[columns]] and name = "..." for each'
+    found: dict[str, Plain] = {}
+    for own in columns:
+        name = own.get("name") if isinstance(own, Mapping) else None
+        good = isinstance(name, str) and name not in found
+        check(good, where, f"{own!r:.60} is not a column with a name of its own", remedy)
+        found[str(name)] = {key: value for key, value in own.items() if key != "name"}
+    return found
+
+
 def known_keys(where: str, values: Any, known: Sequence[str], needed: Sequence[str]) -> Plain:
     """Refuse keys that are not known, and needed ones that are missing."""
     check(isinstance(values, Mapping), where, f"{values!r} is not a table", "write a table")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from dpfl.core.checks import check, whole_number
 from dpfl.core.errors import ConfigurationError, DataError, did_you_mean
 from dpfl.core.types import Plain, Unit, unit_called
 from dpfl.data.cells import cell_text, column_names, column_of
-from dpfl.data.columns import Column, known_keys, listed
+from dpfl.data.columns import Column, by_name, known_keys, listed
 from dpfl.data.records import check_data
 
 
@@ -100,6 +101,19 @@ class Schema:
     def unit(self) -> Unit:
         """Whose presence is hidden by what protects single units of the data."""
         return Unit.RECORD if self.person is None else Unit(self.person_word)
+
+    @property
+    def single(self) -> bool:
+        """Whether every unit is a single record."""
+        return self.person is None or self.records_per_person == 1
+
+    def difference(self, other: Schema) -> str | None:
+        """Name what ``other`` says otherwise of the columns that are used, None if nothing."""
+        names = [f.name for f in fields(self) if f.name not in ("columns", "ignore")]
+        told = [name for name in names if getattr(self, name) != getattr(other, name)]
+        pairs = zip_longest(self.columns, other.columns)
+        told += [f"column '{(one or two).name}'" for one, two in pairs if one != two]
+        return told[0] if told else None
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -224,7 +238,7 @@ class Schema:
         given = dict(
             known_keys(where, values, [f.name for f in fields(cls)], ["target", "columns"])
         )
-        columns = given.pop("columns")
+        columns = by_name(where, given.pop("columns"))
         remedy = "write a table [columns.NAME] for each column"
         check(isinstance(columns, Mapping), where, "its columns are not tables", remedy)
         made = [Column.from_dict(name, own, where) for name, own in columns.items()]

@@ -129,12 +129,12 @@ class Outcome:
         about, task = self.study.study, self.study.learned().with_metric(metric)
         where, labels = f"site '{site}'", federation.shards[site].test_labels
         check(len(labels) > 0, where, "has no test records", "give it more records", DataError)
-        shape, own = about.feature_shape, list(federation.feature_shape)
+        shape, own = about.feature_shape, list(federation.record_shape)
         problem = f"is about records of shape {shape} and targets ({task}), not {own} and"
         problem, remedy = f"{problem} {federation.task}", "name the study that the model belongs to"
         check(fits(federation, self.study), f"study '{about.name}'", problem, remedy)
         learned = for_task(federation, task)
-        labels = learned.shards[site].test_labels
+        labels = learned.task.records(learned.shards[site].test_labels)
         model = self.study.build_model()
         try:
             vector, buffers = _read(_bytes(self.model), self.study, model, str(self.model))

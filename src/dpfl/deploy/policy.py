@@ -60,6 +60,13 @@ def check_offer(file: SiteFile, study: StudyFile, member: Member) -> None:
             "server",
             "use a method that protects against the server, or set trust_server = true at the site",
         )
+    if member.budget is not None and member.budget.unit is not None:
+        own, unit = member.budget.unit, strategy.unit
+        accept(
+            own is unit or not (own.of_data and unit.of_data),
+            f"the study protects a {unit}, and this site a {own}",
+            "agree on one unit: person_word in the sites' schema, and [study] unit",
+        )
     check_budget(member, unit=strategy.unit, observer=strategy.observer)
 
 
@@ -82,7 +89,8 @@ def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
         clips = [phase.clip for phase in phases]
         examples, limit = member.shard.examples, policy.largest_sampling_rate
         rate = max((PoissonBatches(examples, one.batch_size).rate for one in phases), default=0.0)
-        problem = f"sampling {rate:.3g} of its records a step exceeds its policy's {limit:g}"
+        records = strategy.unit.reworded("records")
+        problem = f"sampling {rate:.3g} of its {records} a step exceeds its policy's {limit:g}"
         accept(rate <= limit, problem, "use smaller batches")
     else:
         noise = [strategy.noise_multiplier or 0.0]

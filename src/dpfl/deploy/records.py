@@ -8,9 +8,11 @@ from dpfl.core.checks import check
 from dpfl.core.errors import DataError, FolderError
 from dpfl.core.files import write_safely
 from dpfl.core.types import Plain, Unit
+from dpfl.data.building import ClientTable, arrays_of
 from dpfl.data.federation import Federation
 from dpfl.data.records import Shard
-from dpfl.data.tables import read_file
+from dpfl.data.schema import Schema
+from dpfl.data.tables import read_columns, read_file
 from dpfl.deploy.policy import check_offer
 from dpfl.deploy.site_folder import SiteFolder
 from dpfl.methods import METHODS
@@ -22,6 +24,8 @@ from dpfl.runs.experiment import Experiment
 from dpfl.runs.sections import TaskSection
 from dpfl.runs.site_file import SITE_FILE, SiteFile
 from dpfl.tasks import Regression, Task, make_task
+
+SCHEMA_FILE = "schema.toml"
 
 
 @dataclass
@@ -42,25 +46,50 @@ class LoadedSite(SiteFolder):
     def __init__(self, folder: Path, records: Records | None = None) -> None:
         super().__init__(folder)
         self.file.check_methods(METHODS, str(folder / SITE_FILE))
+        self.schema = self._read_schema()
         self._records = records or Records()
 
+    def _read_schema(self) -> Schema | None:
+        """Read what the columns of the records hold; the budget must be about the same unit."""
+        given, where = self.file.data.schema, str(self.folder / SITE_FILE)
+        if given is None:
+            return None
+        if isinstance(given, str):
+            schema = Schema.read(self.folder / given)
+        else:
+            schema = Schema.from_dict(given, f"{where}, [data] schema")
+        problem = f"has {len(schema.target)} targets, and sites learn one"
+        check(len(schema.target) == 1, f"{where}, [data] schema", problem, "name one column")
+        budget, unit = self.file.own_budget(), schema.unit
+        problem = f"is '{budget and budget.unit}', and the schema protects a {unit}"
+        good = budget is None or budget.unit in (unit, Unit.CLIENT)
+        check(good, f"{where}, [budget] unit", problem, f'set unit = "{unit}", or "client"')
+        return schema
+
     @classmethod
-    def create(cls, folder: Path, values: Plain) -> Self:
+    def create(cls, folder: Path, values: Plain, schema: Path | None = None) -> Self:
         """Make a new site.
 
-        ``values`` are those of its file, ``site.toml``. Where they are wrong, or the records cannot
-        be read, no site is made.
+        ``values`` are those of its file, ``site.toml``; ``schema`` is a file that is copied into
+        the folder. Where they are wrong, or the records cannot be read, no site is made.
         """
         path, remedy = folder / SITE_FILE, "run it, or name another folder"
         check(not path.exists(), str(folder), "already holds a site", remedy, FolderError)
+        made = [path]
+        if schema is not None:
+            made.append(folder / SCHEMA_FILE)
+            values = {**values, "data": {**values["data"], "schema": SCHEMA_FILE}}
         file = SiteFile.from_dict(values, "options")
         write_safely(path, file.to_toml().encode())
         try:
+            if schema is not None:
+                write_safely(folder / SCHEMA_FILE, schema.read_bytes())
             site = cls(folder)
             site.member()
             site.prepare()
         except Exception:
-            path.unlink()
+            for one in made:
+                one.unlink(missing_ok=True)
             raise
         return site
 
@@ -70,20 +99,26 @@ class LoadedSite(SiteFolder):
         Its targets are as ``task`` takes them, or as the site's file declares them if None.
         """
         data, kept = self.file.data, self._records
-        key: tuple[object, ...] = (self.id, data.model_dump_json())
+        key: tuple[object, ...] = (self.id, data.model_dump_json(), self.schema)
         if data.file is not None and (path := self.folder / data.file).exists():
             key = (*key, path.stat().st_mtime_ns, path.stat().st_size)
         if kept.federation is None or kept.key != key:
             kept.key, kept.federation, kept.learned = key, self._read_records(), None
         if task is None:
             return kept.federation
-        if kept.learned is None or kept.learned.task != task:
+        if kept.learned is None or kept.learned.task.single != task:
             kept.learned = for_task(kept.federation, task)
         return kept.learned
 
     def _read_records(self) -> Federation:
         """Read the records: from a file, or from a client of an embedded data set."""
         data = self.file.data
+        if data.file is not None and self.schema is not None:
+            path = self.folder / data.file
+            columns, rows = read_columns(path)
+            tables = {self.id: ClientTable(columns, str(path), rows)}
+            arrays, options = arrays_of(tables, self.schema, None, {})
+            return Federation.from_arrays(arrays, **options)
         if data.file is not None:
             records = {self.id: read_file(self.folder / data.file, data.label)}
             task = Regression() if data.targets == "numbers" else None
@@ -110,18 +145,24 @@ class LoadedSite(SiteFolder):
         return honest_members(own)[self.id]
 
     @property
+    def unit(self) -> Unit:
+        """What the site holds many of: records, or persons by its schema's word."""
+        return Unit.RECORD if self.schema is None else self.schema.unit
+
+    @property
     def targets_text(self) -> str:
         """What the site's targets are, in words."""
-        task = self.federation().task
+        task = self.federation().task.single
         return "numbers as targets" if task.targets == "numbers" else str(task)
 
     def flags(self) -> list[RaisedFlag]:
         """Return what its ethics board must know of its budget beside the numbers."""
         budget, records = self.file.own_budget(), self.member().shard.examples
-        if budget is None or budget.unit is not Unit.RECORD or budget.delta * records < 1:
+        unit = Unit.CLIENT if budget is None or budget.unit is None else budget.unit
+        if budget is None or not unit.of_data or budget.delta * records < 1:
             return []
-        detail = f"delta {budget.delta:g} is not below 1 / {records} records: a method may disclose"
-        return [RaisedFlag(Flag.WEAK_DELTA, f"{detail} some records in full")]
+        detail = f"delta {budget.delta:g} is not below 1 / {records} {unit}s: a method may disclose"
+        return [RaisedFlag(Flag.WEAK_DELTA, f"{detail} some {unit}s in full")]
 
     def check_study(self, study: StudyFile) -> None:
         """Check the study against this site's own policy and records.
@@ -129,14 +170,27 @@ class LoadedSite(SiteFolder):
         What the server is told does not describe the records; the site's log does.
         """
         check_offer(self.file, study, self.member())
+        self._check_schema(study)
         declared, task, shape = self.federation(), study.learned(), study.study.feature_shape
         fitting = fits(declared, study)
         if not fitting:
-            self.log(f"records have shape {list(declared.feature_shape)} and {declared.task}")
+            self.log(f"records have shape {list(declared.record_shape)} and {declared.task}")
         problem = f"its records do not have the study's shape {shape} and targets ({task})"
         check(fitting, f"site '{self.id}'", problem, "prepare the same columns everywhere")
         own = self.federation(task)
-        check_model(study.build_model(), own.feature_shape, task, own.inputs, own.target_shape)
+        check_model(study.build_model(), own.feature_shape, own.task, own.inputs, own.target_shape)
+
+    def _check_schema(self, study: StudyFile) -> None:
+        """Refuse a study that states another schema, or whose method takes single records only."""
+        where, stated, own = f"site '{self.id}'", study.study.described(), self.schema
+        if stated is not None:
+            remedy = "use the study's schema: dpfl site init --schema"
+            check(own is not None, where, "has no schema, and the study states one", remedy)
+            assert own is not None
+            other = stated.difference(own)
+            check(other is None, where, f"its schema is not the study's ({other})", remedy)
+        if own is not None:
+            study.strategy().protecting(own.unit, single=own.single)
 
 
 def fits(declared: Federation, study: StudyFile) -> bool:
@@ -144,13 +198,13 @@ def fits(declared: Federation, study: StudyFile) -> bool:
 
     No value of a record decides it: a server is told.
     """
-    same_shape = list(declared.feature_shape) == study.study.feature_shape
-    return same_shape and study.learned().takes(declared.task)
+    same_shape = list(declared.record_shape) == study.study.feature_shape
+    return same_shape and study.learned().takes(declared.task.single)
 
 
 def for_task(declared: Federation, task: Task) -> Federation:
     """Convert the targets of a federation to those of ``task``; who tests on what stays."""
-    shards = {}
+    shards, task = {}, declared.task.same_units(task)
     for client, shard in declared.shards.items():
         own, test = (
             task.check_targets(f"client '{client}'", targets.numpy())
@@ -160,11 +214,21 @@ def for_task(declared: Federation, task: Task) -> Federation:
     return replace(declared, shards=shards, task=task)
 
 
-def declare_targets(task: str, classes: int | None) -> Plain:
+def declare_unit(schema: Path | None) -> str:
+    """Return the unit that a budget is about, by the schema in a file: persons, or records."""
+    return str(Unit.RECORD if schema is None else Schema.read(schema).unit)
+
+
+def declare_targets(task: str | None, classes: int | None, *, schema: bool = False) -> Plain:
     """Return the keys of [data] in a site's file that fit studies with a task.
 
-    ``classes`` left out is 2, or none where the task learns numbers.
+    ``task`` left out is classification; ``classes`` left out is 2, or none where the task learns
+    numbers. A ``schema`` declares both.
     """
+    if schema:
+        check(task is None, "--task", f"'{task}' was given, and a schema", "leave one of them out")
+        return {} if classes is None else {"classes": classes}
+    task = task or "classification"
     kind = make_task(task).targets
     count = 2 if classes is None and kind == "classes" else classes
     site_task(TaskSection(name=task), count, "--classes")

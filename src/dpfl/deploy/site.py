@@ -144,8 +144,8 @@ class Site(LoadedSite):
             check(same, "terms", problem, "begin another run", PeerError)
             commitment.make(ledger, run)
             if new:
-                what = f"{study.study.name}: {study.method.name}, {study.learned_text}"
-                self.log(f"agreed to {study.run.rounds} rounds of {what} (run {run})")
+                what = f"{study.study.name}: {study.method_text} (run {run})"
+                self.log(f"agreed to {study.run.rounds} rounds of {what}")
             more = commitment.covers(ledger, run, commitment.agreement.first_round)
             if not more:
                 self.log(f"{study.study.name}: its budget does not cover a round")

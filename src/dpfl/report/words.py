@@ -42,6 +42,7 @@ def promise(promised: Promise, spent: float | None = None, by_server: float = ma
     server, infinite where the server is trusted. Where the promise is to the world, what the server
     itself learns is said as well.
 
+    >>> from dpfl.core.types import Unit
     >>> server = Promise(
     ...     unit=Unit.RECORD, adjacency=Adjacency.ZERO_OUT, observer=Observer.SERVER
     ... )

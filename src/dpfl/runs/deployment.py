@@ -1,19 +1,22 @@
 """The file of a real federation's server: the study that it offers to the sites."""
 
+import warnings
 from dataclasses import replace
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, StrictInt
+from pydantic import Field, PositiveInt, StrictInt, model_validator
 from torch import nn
 
 from dpfl.core.checks import check
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Plain
+from dpfl.core.types import Plain, Unit, unit_called
+from dpfl.data.schema import Schema
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs import sections
 from dpfl.runs.site_file import Name
-from dpfl.runs.toml_file import Section, TomlFile
+from dpfl.runs.toml_file import Section, TomlFile, read_toml
 from dpfl.strategy import Strategy
 from dpfl.tasks import Classification, MetricWords, Task
 
@@ -29,16 +32,46 @@ _SIMULATED = {
 """What exists in a simulation only."""
 
 
-class StudySection(Section):
-    """What the study is called, who may take part, and what every site's records look like.
+with warnings.catch_warnings():  # pydantic's models have an old method of the name schema
+    warnings.simplefilter("ignore", UserWarning)
 
-    ``classes`` is how many classes there are, for tasks that learn classes.
-    """
+    class StudySection(Section):
+        """What the study is called, who may take part, and what every site's records look like.
 
-    name: str = Field(min_length=1)
-    sites: list[Name] = Field(min_length=1)
-    feature_shape: list[PositiveInt] = Field(min_length=1)
-    classes: int | None = Field(default=None, ge=2)
+        ``classes`` is how many classes there are, for tasks that learn classes. ``schema`` is what
+        all sites must prepare their records by, if they must; shape and classes follow from it.
+        ``unit`` is the word for the persons whom all sites protect, instead of single records.
+        """
+
+        name: str = Field(min_length=1)
+        sites: list[Name] = Field(min_length=1)
+        feature_shape: list[PositiveInt] = Field(min_length=1)
+        classes: int | None = Field(default=None, ge=2)
+        schema: Plain | None = None  # type: ignore[assignment]
+        unit: str | None = None
+
+        @model_validator(mode="before")
+        @classmethod
+        def _follow_schema(cls, values: Any) -> Any:
+            """Fill what the schema says; its columns become a list, which keeps their order.
+
+            A path is not read here: a site must not open files that a server names.
+            """
+            given = values.get("schema") if isinstance(values, dict) else None
+            if given is None:
+                return values
+            schema = Schema.from_dict(given, "[study] schema")
+            columns = [{"name": column.name, **column.to_dict()} for column in schema.columns]
+            known: Plain = {"feature_shape": [len(schema.feature_names)], "classes": schema.classes}
+            for name, value in known.items():
+                problem = f"{values.get(name)} was given, and the schema makes it {value}"
+                good = values.get(name, value) == value
+                check(good, f"[study] {name}", problem, "leave it out")
+            return {**values, **known, "schema": {**schema.to_dict(), "columns": columns}}
+
+        def described(self) -> Schema | None:
+            """The schema, None if sites are free."""
+            return None if self.schema is None else Schema.from_dict(self.schema, "[study] schema")
 
 
 class RoundsSection(sections.RoundsSection):
@@ -87,6 +120,11 @@ class StudyFile(TomlFile):
     def agrees(self, where: str) -> None:
         """Every site is named once, there are enough of them, and there is such a task."""
         self.learned(f"{where}, ")
+        schema, stated = self.study.described(), self.study.unit
+        if stated is not None and schema is not None:
+            problem = f"'{stated}' was given, and the schema makes it '{schema.unit}'"
+            check(stated == schema.unit, f"{where}, [study] unit", problem, "leave it out")
+        unit_called(self.unit_word)
         problem = f"{self.model.weights} is not at the sites, which build the model themselves"
         remedy = "use it in a simulation"
         check(self.model.weights is None, f"{where}, [model] weights", problem, remedy)
@@ -94,6 +132,22 @@ class StudyFile(TomlFile):
         check(len(set(sites)) == len(sites), where, "names a site twice", "name each site once")
         where, problem = f"{where}, [run] least_sites", f"{least} of {len(sites)} sites are needed"
         check(least <= len(sites), where, problem, "name more sites, or lower least_sites")
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Read and validate a TOML file; a schema that it names by a path is read in."""
+        values = read_toml(path)
+        about = values.get("study")
+        if isinstance(about, dict) and isinstance(about.get("schema"), str):
+            schema = Schema.read(path.parent / about["schema"]).to_dict()
+            values = {**values, "study": {**about, "schema": schema}}
+        return cls.from_dict(values, str(path))
+
+    @property
+    def unit_word(self) -> str:
+        """The word for what the data of all sites are about: "record", or that for a person."""
+        schema = self.study.described()
+        return self.study.unit or (Unit.RECORD if schema is None else schema.unit)
 
     @property
     def title(self) -> str:
@@ -126,7 +180,12 @@ class StudyFile(TomlFile):
         remedy = "use it in a simulation"
         for flag in strategy.flags:
             check(flag not in _SIMULATED, where, _SIMULATED.get(flag, ""), remedy, PrivacyRefusal)
-        return strategy
+        stated, schema = self.study.unit, self.study.described()
+        problem = f"'{stated}' was given, and {self.method.name} protects whole sites"
+        good = stated is None or strategy.unit.of_data
+        check(good, "[study] unit", problem, "leave it out, or use another method")
+        single = schema is None or schema.single
+        return strategy.protecting(unit_called(self.unit_word), single=single)
 
     def learned(self, where: str = "") -> Task:
         """Build the task, complete: nobody sees all sites' targets to fill what is left open."""
@@ -137,6 +196,12 @@ class StudyFile(TomlFile):
         """The task and its metric, in words."""
         task = self.learned()
         return f"{task} ({MetricWords(task.metric).words})"
+
+    @property
+    def method_text(self) -> str:
+        """The method, the task, and whom it protects where these are persons, in words."""
+        unit, text = self.strategy().unit, f"{self.method.name}, {self.learned_text}"
+        return text if unit in (Unit.RECORD, Unit.CLIENT) else f"{text}, per {unit}"
 
     def build_model(self) -> nn.Module:
         """Build the first model, which is the same everywhere."""

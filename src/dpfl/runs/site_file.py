@@ -1,5 +1,6 @@
 """A site's own file: its records, its budget, and what it accepts, whatever a server says."""
 
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
@@ -7,12 +8,13 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from dpfl.core.checks import check
-from dpfl.core.errors import did_you_mean
+from dpfl.core.errors import ConfigurationError, did_you_mean
 from dpfl.core.types import Budget, ClientSettings, Observer, Plain, Unit
 from dpfl.privacy.accountant import SMALLEST_DELTA
 from dpfl.runs.toml_file import Section, TomlFile
 
 SITE_FILE = "site.toml"
+_UNITS = "give 'record', 'client', or the schema's word for a person"
 Name = Annotated[str, Field(pattern=r"^[^./\\\s\x00-\x1f][^/\\\x00-\x1f]{0,99}$")]
 """A site's name; it is also a file's name."""
 
@@ -36,28 +38,54 @@ class SiteSection(Section):
     id: Name
 
 
-class SiteDataSection(Section):
-    """The site's own records: a CSV or Parquet file, or a client of an embedded data set for a
-    rehearsal.
+with warnings.catch_warnings():  # pydantic's models have an old method of the name schema
+    warnings.simplefilter("ignore", UserWarning)
 
-    ``targets``: what the label column holds, "classes" or "numbers" (for regression).
-    ``classes``: how many classes there are, as everyone may know. Both are declared, not found out:
-    whether a study fits is answered to any server, and must not depend on the records.
-    """
+    class SiteDataSection(Section):
+        """The site's own records: a CSV or Parquet file, or a client of an embedded data set for a
+        rehearsal.
 
-    file: str | None = None
-    label: str | None = None
-    targets: Literal["classes", "numbers"] = "classes"
-    classes: int | None = Field(default=None, ge=2)
-    dataset: str | None = None
-    client: str | None = None
-    partition: Plain = Field(default_factory=dict)
-    seed: int = Field(default=0, ge=0)
+        ``schema``: what the columns of the file hold (:class:`dpfl.data.schema.Schema`), the path
+        of a TOML file or a table. It names the target and its classes.
+        Without it, ``targets`` is what the label column holds, "classes" or "numbers" (for
+        regression), and ``classes`` how many classes there are, as everyone may know. All of this
+        is declared, not found out: whether a study fits is answered to any server, and must not
+        depend on the records.
+        """
+
+        file: str | None = None
+        label: str | None = None
+        targets: Literal["classes", "numbers"] = "classes"
+        classes: int | None = Field(default=None, ge=2)
+        schema: str | Plain | None = None  # type: ignore[assignment]
+        dataset: str | None = None
+        client: str | None = None
+        partition: Plain = Field(default_factory=dict)
+        seed: int = Field(default=0, ge=0)
+
+        def agrees(self, at: str) -> None:
+            """Refuse what does not belong together; ``at`` names the section."""
+            one = (self.file is None) != (self.dataset is None)
+            check(one, at, "needs either a file or a dataset", "name one of the two")
+            if self.schema is not None:
+                own = self.model_dump(exclude_defaults=True)
+                for name in ("dataset", "label", "targets", "classes"):
+                    problem = "is given beside a schema, which describes a file and its target"
+                    check(name not in own, f"{at} {name}", problem, "leave one of the two out")
+                return
+            numbers, given = self.targets == "numbers", self.classes is not None
+            problem = f'{self.classes} classes were declared, and targets = "numbers"'
+            check(not (numbers and given), f"{at} classes", problem, "leave one of the two out")
+            remedy = 'declare how many classes there are, or targets = "numbers": servers are told'
+            good = self.file is None or numbers or given
+            check(good, f"{at} classes", "is missing", remedy)
 
 
 class BudgetSection(Section):
     """This site's budget over all studies. What decides privacy has no default.
 
+    ``unit``: whose presence is hidden, a "record", the whole site ("client"), or a person by the
+    word of the site's schema.
     ``per_study``: the part of epsilon that noise is planned for in one study; without it, a study
     may use all of it. ``filter``: how studies that are chosen one after the other add up. ``renyi``
     pays round by round, and what a study does not use is left for the next; ``allotments`` gives
@@ -68,7 +96,7 @@ class BudgetSection(Section):
     epsilon: float
     delta: float
     per_study: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    unit: Literal["record", "client"] = "record"
+    unit: str = "record"
     observer: Literal["server", "world"] = "server"
     filter: Literal["renyi", "allotments", "gaussian"] = "renyi"
 
@@ -117,6 +145,8 @@ class SiteFile(TomlFile):
 
     def agrees(self, where: str) -> None:
         """Refuse a file without a budget, records or an address, or whose policy contradicts it."""
+        if self.budget is not None:
+            self._check_unit(self.budget.unit, f"{where}, [budget] unit")
         has_budget = self.own_budget() is not None or self.policy.allow_unprotected
         remedy = "give an epsilon and a delta: neither has a default"
         check(has_budget, f"{where}, [budget]", "is missing", remedy)
@@ -127,14 +157,16 @@ class SiteFile(TomlFile):
         good = host and "/" not in host and port.isdecimal() and 1 <= int(port) <= 65535
         problem, remedy = f"'{address}' is not a name and port", "give it as in study.org:9092"
         check(bool(good), f"{where}, [server] address", problem, remedy)
-        at, own = f"{where}, [data]", self.data
-        one = (own.file is None) != (own.dataset is None)
-        check(one, at, "needs either a file or a dataset", "name one of the two")
-        numbers, given = own.targets == "numbers", own.classes is not None
-        problem = f'{own.classes} classes were declared, and targets = "numbers"'
-        check(not (numbers and given), f"{at} classes", problem, "leave one of the two out")
-        remedy = 'declare how many classes there are, or targets = "numbers": servers are told'
-        check(own.file is None or numbers or given, f"{at} classes", "is missing", remedy)
+        self.data.agrees(f"{where}, [data]")
+
+    def _check_unit(self, word: str, at: str) -> None:
+        """A word for persons comes from a schema; whether it is the schema's is checked there."""
+        try:
+            person = Unit(word) not in (Unit.RECORD, Unit.CLIENT)
+            problem = f"'{word}' was given, and no [data] schema that names persons"
+            check(not person or self.data.schema is not None, at, problem, _UNITS)
+        except ValueError as error:
+            raise ConfigurationError(at, f"'{word}' was given", _UNITS) from error
 
     def _check_budget(self, budget: BudgetSection, at: str) -> None:
         part, delta = budget.per_study or 0.0, budget.delta

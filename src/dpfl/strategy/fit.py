@@ -19,7 +19,7 @@ class Strategy(Accounting):
     """Plugs in their slots, a promise, and the assumptions it rests on (:class:`Slots`).
 
     >>> from dpfl.plugs.local_work import Sgd
-    >>> from dpfl.core.types import ClientSettings
+    >>> from dpfl.core.types import ClientSettings, Unit
     >>> work = Sgd(client_settings=ClientSettings(lr=0.1, batch_size=8, local_steps=2))
     >>> promise = {"unit": Unit.CLIENT, "adjacency": Adjacency.ZERO_OUT}
     >>> try:

@@ -83,6 +83,19 @@ class Task:
         """
         return self.targets == other.targets != "rows" and self.width == other.width
 
+    @property
+    def single(self) -> Task:
+        """The task of single records: this one, unless a unit has several."""
+        return self
+
+    def same_units(self, task: Task) -> Task:
+        """Return ``task`` for units of as many records as this task has them."""
+        return task
+
+    def records(self, targets: Tensor) -> Tensor:
+        """The targets of single records."""
+        return targets
+
     def constant(self, targets: Tensor) -> Tensor | None:
         """The outputs for one record of a model that ignores features and knows these targets."""
         return None

@@ -31,7 +31,7 @@ class PerPerson(Task):
     >>> task = PerPerson(task=Regression())
     >>> targets = task.check_targets("client 'a'", np.array([[1.0, 3.0], [5.0, np.nan]]))
     >>> task.losses(torch.zeros(2, 2, 1), targets)
-    tensor([ 5., 25.])
+    tensor([ 2.5000, 12.5000])
     """
 
     name: ClassVar[str] = "per_person"
@@ -61,6 +61,19 @@ class PerPerson(Task):
         """No: records are taken out of their persons first."""
         return False
 
+    @property
+    def single(self) -> Task:
+        """The task of a person's records."""
+        return self.task
+
+    def same_units(self, task: Task) -> Task:
+        """Return ``task`` for persons."""
+        return PerPerson(task=task)
+
+    def records(self, targets: Tensor) -> Tensor:
+        """The targets of all persons' records."""
+        return targets.flatten(0, 1)[real_places(targets).flatten()]
+
     def record_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of one of a person's records."""
         return shape[1:]
@@ -68,10 +81,18 @@ class PerPerson(Task):
     # -- targets -----------------------------------------------------------------------------------
 
     def check_targets(self, where: str, values: np.ndarray) -> Tensor:
-        """Convert targets (persons, places, ...), where NaN marks a place without a record."""
+        """Convert targets (persons, places, ...).
+
+        NaN marks a place without a record, among whole numbers the smallest one.
+        """
         count, places = values.shape[:2]
-        flat = np.asarray(values, dtype=np.float64).reshape(count * places, *values.shape[2:])
-        real = ~np.isnan(flat.reshape(len(flat), -1)[:, 0])
+        flat = np.asarray(values).reshape(count * places, *values.shape[2:])
+        first = flat.reshape(len(flat), -1)[:, 0]
+        if flat.dtype.kind == "i":  # converted before, by a task that learns classes
+            real = first != np.iinfo(flat.dtype).min
+        else:
+            real = ~np.isnan(first.astype(np.float64))
+        flat = flat.astype(np.float64)
         found = self.task.check_targets(where, flat[real])
         targets = torch.full((len(flat), *found.shape[1:]), _absent(found), dtype=found.dtype)
         targets[torch.from_numpy(real)] = found
@@ -79,12 +100,11 @@ class PerPerson(Task):
 
     def resolve(self, targets: Sequence[Tensor]) -> Self:
         """Fill what the task leaves open, from all records."""
-        known = [one.flatten(0, 1)[real_places(one).flatten()] for one in targets]
-        return replace(self, task=self.task.resolve(known))
+        return replace(self, task=self.task.resolve(list(map(self.records, targets))))
 
     def outside(self, targets: Tensor) -> str | None:
         """Say what is wrong with the targets of records."""
-        return self.task.outside(targets.flatten(0, 1)[real_places(targets).flatten()])
+        return self.task.outside(self.records(targets))
 
     def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Return made-up targets of persons who fill all places."""
@@ -92,7 +112,7 @@ class PerPerson(Task):
 
     def missing_from_test(self, targets: Tensor) -> str | None:
         """Say which kind of record the test persons lack."""
-        return self.task.missing_from_test(targets.flatten(0, 1)[real_places(targets).flatten()])
+        return self.task.missing_from_test(self.records(targets))
 
     # -- the model ---------------------------------------------------------------------------------
 
