@@ -164,3 +164,27 @@ class Cached(nn.Module):
 
 def test_a_cache_that_depends_on_shapes_alone_passes() -> None:
     check_model(Cached(), (4,), 2)
+
+
+class Experts(nn.Module):
+    """Two experts with room for a third of a batch each, and for eight records at least."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 2)
+        self.experts = nn.ModuleList(nn.Linear(4, 2) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chances = self.gate(x).softmax(dim=1)
+        chosen, room, found = chances.argmax(dim=1), max(8, len(x) // 3), torch.zeros(len(x), 2)
+        for i, expert in enumerate(self.experts):
+            place = (chosen == i).cumsum(0)
+            kept = ((chosen == i) & (place <= room)).float()[:, None]
+            found = found + kept * expert(x) * chances[:, i : i + 1]
+        return found
+
+
+def test_experts_that_turn_records_away_in_large_batches_are_refused() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(ConfigurationError, match="other scores when another one is in the batch"):
+        check_model(Experts(), (4,), 2)

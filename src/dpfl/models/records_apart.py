@@ -1,8 +1,9 @@
 """Try on made-up records whether a model and a loss treat records apart, and keep none of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from dpfl.models.outputs import outputs_of
 from dpfl.tasks import Task
 
 _MANY = 300  # records on which a loss is tried: more than are computed at once
+_LARGE = 33  # records on which a model is tried
 _MOST_NUMBERS = 1 << 22  # of their outputs
 
 
@@ -84,25 +86,23 @@ def try_records(model: nn.Module, shape: tuple[int, ...], task: Task, inputs: In
     records are tried with weights that are moved a little, unless these give nothing finite.
     """
     count = 3 if task.width != 3 else 4  # records and classes must not be taken for each other
-    generator = PublicSeed(0).generator()
-    records, others = (inputs(inputs.made_up(count, shape, generator)) for _ in range(2))
+    records, others = _made_up(inputs, shape, count)
     given = _scores(model, {}, records, task)
     problem = "gives scores that are not finite for made-up records"
     check(bool(torch.isfinite(given).all()), "model", problem, "check its layers")
     remembered = _attributes(model)
-    before = _scores(model, moved := _moved(model), records, task)
-    if not bool(torch.isfinite(before).all()):
-        before, moved = given, {}
-    for i in range(count):
-        mixed, unchanged = records.clone(), torch.arange(count) != i
-        mixed[i] = others[i]
-        pairs = [(before[unchanged], _scores(model, moved, mixed, task)[unchanged])]
-        if not model.training:
-            pairs.append((before[i : i + 1], _scores(model, moved, records[i : i + 1], task)))
-        problem = "gives a record other scores when another one is in the batch"
-        remedy = "let every record be computed apart (recurrent layers: batch_first=True)"
-        apart = all(_apart(old, new) for old, new in pairs)
-        check(apart, "model", f"{problem}, so no record can be clipped on its own", remedy)
+    moved = _moved(model)
+    if not bool(torch.isfinite(_scores(model, moved, records, task)).all()):
+        moved = {}
+    problem = "gives a record other scores when another one is in the batch"
+    remedy = "let every record be computed apart (recurrent layers: batch_first=True)"
+    scores, alone = partial(_scores, model, moved, task=task), not model.training
+    pairs = _pairs(scores, records, others, alone=alone)
+    most = min(_LARGE, _MOST_NUMBERS // max(1, given[0].numel(), records[0].numel()))
+    if most > count:
+        pairs = chain(pairs, _large(scores, *_made_up(inputs, shape, most), alone=alone))
+    apart = all(_apart(old, new) for old, new in pairs)
+    check(apart, "model", f"{problem}, so no record can be clipped on its own", remedy)
     for name, value in _attributes(model).items():
         same = name not in remembered or remembered[name].shape != value.shape
         problem = "is another one with other records, and so keeps something of them"
@@ -110,6 +110,38 @@ def try_records(model: nn.Module, shape: tuple[int, ...], task: Task, inputs: In
         same = same or torch.equal(remembered[name], value)
         check(same, f"model attribute '{name}'", problem, remedy)
     return given
+
+
+def _made_up(inputs: Inputs, shape: tuple[int, ...], count: int) -> tuple[Tensor, Tensor]:
+    """Two batches of made-up records."""
+    generator = PublicSeed(0).generator()
+    first, second = (inputs(inputs.made_up(count, shape, generator)) for _ in range(2))
+    return first, second
+
+
+def _pairs(
+    scores: Callable[[Tensor], Tensor], records: Tensor, others: Tensor, *, alone: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Scores that must agree: each record is replaced in turn, or left ``alone``."""
+    before = scores(records)
+    for i in range(len(records)):
+        mixed, unchanged = records.clone(), torch.arange(len(records)) != i
+        mixed[i] = others[i]
+        yield before[unchanged], scores(mixed)[unchanged]
+        if alone:
+            yield before[i : i + 1], scores(records[i : i + 1])
+
+
+def _large(
+    scores: Callable[[Tensor], Tensor], records: Tensor, others: Tensor, *, alone: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same in a large batch: its first half is replaced, or its last records are left
+    ``alone``, since experts may have room for the first ones only.
+    """
+    half, before = len(records) // 2, scores(records)
+    yield before[half:], scores(torch.cat([others[:half], records[half:]]))[half:]
+    if alone:
+        yield before[-2:], scores(records[-2:])
 
 
 def _attributes(model: nn.Module) -> dict[str, Tensor]:
