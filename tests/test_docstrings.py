@@ -83,3 +83,11 @@ def test_an_argument_that_is_not_documented_is_found() -> None:
     assert undocumented(function) == ["unknown"]
     assert "dpfl.train" in PUBLIC
     assert "dpfl.Federation.from_arrays" in PUBLIC
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_method_documents_every_setting(name: str) -> None:
+    missing = [one for one in METHODS[name].settings if f"``{one}``" not in METHODS[name].__doc__]
+    assert missing == []
+    assert METHODS[name].about == METHODS[name].about.strip().partition("\n")[0]
+    assert "0x" not in repr(METHODS[name])

@@ -148,7 +148,7 @@ def test_any_pair_of_arrays_is_a_client_or_one_clear_error(x: np.ndarray, y: np.
 
 BAD_ARRAYS = {
     "negative": (([[1.0]] * 4, [0, 1, -1, 0]), "has label -1"),
-    "fractional": (([[1.0]] * 4, [0, 1, 0.5, 0]), "no whole numbers"),
+    "fractional": (([[1.0]] * 4, [0, 1, 0.5, 0]), "not whole numbers"),
     "not a number": (([[1.0]] * 4, [0, 1, float("nan"), 0]), "not finite numbers"),
     "infinite": (([[1.0]] * 4, [float("inf")] * 4), "label"),
     "one-hot": (([[1.0]] * 6, np.eye(6)), "label"),
@@ -293,7 +293,7 @@ BAD_FILES = {
     "no records": ("age,ill", "holds no record"),
     "nothing at all": ("", "cannot be read as a table of numbers"),
     "negative label": ("age,ill | 1,0 | 2,-1", "has label -1"),
-    "fractional label": ("age,ill | 1,0 | 2,0.5", "no whole numbers"),
+    "fractional label": ("age,ill | 1,0 | 2,0.5", "not whole numbers"),
 }
 
 

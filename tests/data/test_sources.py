@@ -144,7 +144,7 @@ def test_float_targets_are_not_cut_off() -> None:
     halves = TensorDataset(FEATURES, LABELS + 0.5)
     found = federation({"a": halves}, task="regression")
     assert set(found.shards["a"].labels.flatten().tolist()) == {0.5, 1.5}
-    with pytest.raises(DataError, match="client 'a': has labels that are no whole numbers"):
+    with pytest.raises(DataError, match="client 'a': has labels that are not whole numbers"):
         federation({"a": halves})
 
 
@@ -318,3 +318,20 @@ def test_a_sparse_matrix_that_does_not_fit_is_refused() -> None:
 def test_clients_whose_names_become_one_are_refused() -> None:
     with pytest.raises(DataError, match="two clients have one name"):
         dpfl.Federation.from_arrays({1: BY_SITE["a"], "1": BY_SITE["b"]})
+
+
+def test_budgets_may_be_given_later_by_the_clients_numbers() -> None:
+    arrays = (np.zeros((4, 2)), [0, 1, 0, 1])
+    federation = dpfl.Federation.from_arrays(dict.fromkeys(range(11), arrays))
+    budgets = {number: dpfl.Budget(epsilon=number + 1, delta=1e-3) for number in range(11)}
+    given = federation.with_budgets(budgets).budgets
+    assert {client: own.epsilon for client, own in given.items()} == {
+        f"{number:02d}": number + 1 for number in range(11)
+    }
+    with pytest.raises(ConfigurationError, match="'12', who is not a client"):
+        federation.with_budgets({12: dpfl.Budget(epsilon=1, delta=1e-3)})
+
+
+def test_one_loader_for_all_clients_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="clients are a list; give"):
+        dpfl.Federation.from_torch([(torch.zeros(2), 1)])  # type: ignore[arg-type]

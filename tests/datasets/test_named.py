@@ -267,6 +267,13 @@ def test_images_and_labels_that_do_not_belong_together_are_refused(nowhere: Path
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ConfigurationError, match="did you mean 'heart_disease'"):
         load_dataset("heart-disease")
+    with pytest.raises(ConfigurationError, match="there is no data set '3'"):
+        load_dataset(3)  # type: ignore[arg-type]
+
+
+def test_a_data_set_names_itself_and_shows_no_record() -> None:
+    shown = repr(load_dataset("digits"))
+    assert shown == "Dataset('digits', 1797 records of shape (64,), 10 classes)"
 
 
 @pytest.mark.data

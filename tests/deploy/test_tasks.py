@@ -211,7 +211,7 @@ def test_targets_that_are_not_what_was_declared_stay_in_the_site_s_log(tmp_path:
         answer = Site(site.folder).answer(desk.hello())
         assert (answer.accepted, answer.header["code"]) == (False, 1)
         assert answer.reason == "something went wrong at the site; its own log says what"
-    assert "has labels that are no whole numbers" in (site.folder / "site.log").read_text()
+    assert "has labels that are not whole numbers" in (site.folder / "site.log").read_text()
 
 
 def test_a_site_agrees_to_one_task_and_says_which(tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_a_regression_is_tried_by_its_own_metric_beside_the_mean(
     assert found["constant"] == pytest.approx(float(targets.std(correction=0)), rel=1e-4)
     assert "commonest_class" not in found
     code, out = _evaluate(capsys, str(site.folder))
-    assert "rmse 0.5 on 8 records the same prediction for every record: rmse" in out
+    assert "RMSE 0.5 on 8 records the same prediction for every record: RMSE" in out
     assert "mae 0.5" in out
     code, out = _evaluate(capsys, str(site.folder), "--json", "--metric", "r2")
     assert json.loads(out)["constant"] == pytest.approx(0.0, abs=1e-5)
@@ -415,7 +415,7 @@ def test_a_site_is_made_for_a_task(capsys: pytest.CaptureFixture[str], tmp_path:
             (["--task", "binary", "--classes", "3"], "3 classes do not fit binary", 2),
             (["--task", "multi_label"], "several targets per record", 2),
             (["--task", "regresion"], "regression", 2),
-            (["--task", "binary"], "no whole numbers", 3),
+            (["--task", "binary"], "not whole numbers", 3),
         )
     ):
         code, _, err = _init(capsys, tmp_path / f"bad{number}", *more)

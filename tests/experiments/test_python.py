@@ -168,3 +168,21 @@ def test_bad_input_is_named(call: Any, problem: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         call()
     assert problem in str(caught.value)
+
+
+def test_what_is_printed_is_readable() -> None:
+    study, values = _own(), {**VALUES, "method": {**VALUES["method"], "name": "weiavg"}}
+    plan = dpfl.plan(VALUES, METHODS, timing=False)
+    for shown in map(str, (study, plan, dpfl.describe(values))):
+        assert "<" not in shown
+        assert "method" in shown or "promise " in shown
+        assert "Unit.RECORD" not in shown
+
+
+def test_a_search_is_a_frame_of_candidates() -> None:
+    found = dpfl.tune(VALUES, ["weiavg"], over={"method.lr": [0.1, 0.5]}, progress=False)
+    frame = found.to_pandas()
+    assert list(frame["method.lr"]) == [0.1, 0.5]
+    best = frame.loc[frame["validation_accuracy"].idxmax(), "method.lr"]
+    assert list(frame.loc[frame["chosen"], "method.lr"]) == [best]
+    assert f"{frame['validation_accuracy'].max():.1%}".replace("%", " %") in str(found)

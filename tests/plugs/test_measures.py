@@ -23,7 +23,7 @@ from dpfl.plugs.measures import (
     make_measure,
     measured_exposure,
 )
-from dpfl.tasks import Binary, Classification, Regression, Task, TokenPrediction
+from dpfl.tasks import Binary, Classification, PerPerson, Regression, Task, TokenPrediction
 
 TWO = Classification(classes=2)
 CASES: list[tuple[Measure, Task]] = [
@@ -172,7 +172,13 @@ def test_several_models_cost_what_their_joint_sensitivity_says() -> None:
 @pytest.mark.parametrize(
     ("metric", "task", "more", "said"),
     [
-        ("auc", Classification(classes=3), {}, "does not have two classes"),
+        (
+            "auc",
+            Classification(classes=3),
+            {},
+            "than two classes; use another metric: accuracy or loss",
+        ),
+        ("accuracy", PerPerson(task=TWO), {}, "a unit is a person .* metric: loss$"),
         ("accuracy", Regression(), {}, "no classes"),
         ("accuracy", TokenPrediction(vocabulary=5), {}, "no classes"),
         ("loss", TWO, {}, "no bound of its own"),

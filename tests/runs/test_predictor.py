@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,7 @@ def test_the_files_for_the_world_hold_nothing_of_clients(
     """Whatever differs between federations of other clients, sizes and budgets stays out."""
     folder, result = trained
     card = json.loads((folder / "model.json").read_text())
-    known = {"format", "task", "inputs", "shape", "schema", "built", "module", "note"}
+    known = {"format", "task", "inputs", "shape", "schema", "built", "module", "frozen", "note"}
     assert card.keys() == known  # a field that is added must be thought about
     assert card["task"] == {"name": "classification", "metric": "accuracy", "classes": 2}
     other = own.federation(shift=0.3, e=3.0)
@@ -286,11 +287,78 @@ def test_bad_commands_are_named(
     there, missing = str(words), str(tmp_path / "missing.csv")
     for command, code, problem in (
         ([str(named[0]), there], 3, "record 1 has 'high' in 'f0', which is not a number"),
-        ([str(named[0]), missing], 3, "cannot be read"),
+        ([str(named[0]), missing], 3, "missing.csv: is not there; check the path"),
         ([str(named[0]), "new.txt"], 3, "neither .csv nor .parquet"),
         ([str(named[0]), there, "--drop", "label"], 3, "has no column 'label'"),
-        ([str(tmp_path), there], 5, "describes no model"),
+        ([str(tmp_path), there], 5, "model.json: is not there; name the folder"),
         ([str(trained[0]), there], 2, "of the user's own"),
     ):
         assert run_command(["predict", *command]) == code
         assert problem in capsys.readouterr().err
+
+
+def test_categories_are_predicted_by_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites, schema = tmp_path / "sites", tmp_path / "schema.toml"
+    sites.mkdir()
+    rows = [f"{age},{'old' if age > 50 else 'young'}" for age in range(20, 80)]
+    for name in ("north", "south"):
+        (sites / f"{name}.csv").write_text("\n".join(["age,group", *rows]) + "\n")
+    schema.write_text(
+        'target = "group"\n[columns.age]\ntype = "number"\nrange = [0, 100]\n'
+        '[columns.group]\ntype = "category"\ncategories = ["young", "old"]\n'
+    )
+    folder = str(tmp_path / "run")
+    run = ["run", "--dataset", str(sites), "--schema", str(schema), "--method", "weiavg"]
+    options = ["--budgets", "8", "--delta", "1e-3", "--clip", "1", "--rounds", "1", "--quiet"]
+    assert run_command([*run, *options, "--out", folder]) == 0
+    capsys.readouterr()
+    (tmp_path / "new.csv").write_text("age\n30\n70\n")
+    assert run_command(["predict", folder, str(tmp_path / "new.csv"), "--probabilities"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header == "prediction,probability_young,probability_old"
+    for line in lines:
+        name, young, old = line.split(",")
+        assert name == ("old" if float(old) > float(young) else "young")
+    (tmp_path / "new.csv").write_text("height\n30\n")
+    assert run_command(["predict", folder, str(tmp_path / "new.csv")]) == 3
+    assert "has no column 'age'; add it; its columns are height" in capsys.readouterr().err
+
+
+def test_records_are_read_without_words_of_other_libraries(
+    trained: tuple[Path, dpfl.Result], recwarn: pytest.WarningsRecorder
+) -> None:
+    predictor, fixed = dpfl.load(trained[0], model=own.model()), RECORDS.copy()
+    fixed.setflags(write=False)  # as the values of a pandas frame are
+    predictor.predict(fixed)
+    assert not recwarn.list
+    with pytest.raises(DataError, match=r"^records: cannot be read as an array of numbers; give"):
+        predictor.predict([["high"] * RECORDS.shape[1]])
+
+
+class WithLogits(nn.Module):
+    """Returns an object with logits, as Hugging Face's models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.head = nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> SimpleNamespace:
+        """Logits in an object."""
+        return SimpleNamespace(logits=self.head(self.frozen(x)))
+
+
+def test_a_model_with_logits_and_a_frozen_part_predicts_as_trained(tmp_path: Path) -> None:
+    model, public = WithLogits(), dpfl.PublicMetric(RECORDS[:20], np.arange(20) % 2)
+    stopping = dpfl.EarlyStopping(metric=public, patience=9)
+    result = dpfl.train(
+        model, own.federation(), own.strategy(), rounds=2, seed=None, early_stopping=stopping
+    )
+    result.save(tmp_path / "saved")
+    new = WithLogits()
+    with pytest.raises(ConfigurationError, match="frozen parameters are not those of training"):
+        dpfl.load(tmp_path / "saved", model=new)
+    new.frozen.load_state_dict(model.frozen.state_dict())
+    found = dpfl.load(tmp_path / "saved", model=new).outputs(RECORDS)
+    assert torch.equal(found, result.model(torch.as_tensor(RECORDS)).logits.detach())

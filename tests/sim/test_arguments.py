@@ -18,6 +18,8 @@ from dpfl.core.types import PlugOutput, PlugState, Rows, Total
 from dpfl.plugs.weights import Weights
 from dpfl.strategy.record_level import RecordWork, record_level
 
+from . import own_training as own
+
 X, Y = np.zeros((20, 3), np.float32), np.arange(20) % 2
 BUDGET = Budget(epsilon=1.0, delta=1e-3)
 SETTINGS: dict[str, Any] = {"lr": 0.1, "clip": 1.0, "batch_size": 8, "local_steps": 2}
@@ -102,3 +104,8 @@ def test_weights_of_one_s_own_that_do_not_sum_to_one_are_refused() -> None:
     strategy = record_level("mine", RecordWork(**SETTINGS), weights=_Total())
     with pytest.raises(ConfigurationError, match="weights _Total: sum to 2, not to 1; divide them"):
         train(strategy=strategy)
+
+
+def test_a_model_without_shapes_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="layers without shapes; call it on one batch"):
+        dpfl.train(nn.LazyLinear(2), own.federation(), own.strategy(), rounds=1, seed=None)

@@ -389,15 +389,15 @@ def test_a_test_part_without_positive_records_is_said_aloud_or_refused() -> None
 
 ROWS = [[0.0, 1.0]] * 6
 BAD_TARGETS = {
-    "real numbers as classes": (None, [0.5] * 6, "no whole numbers"),
+    "real numbers as classes": (None, [0.5] * 6, "not whole numbers"),
     "one-hot rows as classes": (None, np.eye(6), "one-hot"),
-    "words": ("regression", ["a"] * 6, "no numbers"),
+    "words": ("regression", ["a"] * 6, "not numbers, such as .a."),
     "missing numbers": ("regression", [1.0, math.nan] * 3, "not finite"),
     "a third answer": ("binary", [0, 1, 2] * 2, "label 2"),
     "one column of labels": ("multi_label", [0, 1] * 3, r"shape \(6,\)"),
     "half a label": ("multi_label", [[0, 0.5]] * 6, "label 0.5"),
     "single tokens": ("token_prediction", [1] * 6, r"shape \(6,\)"),
-    "tokens in pieces": ("token_prediction", [[0.5, 1]] * 6, "no tokens"),
+    "tokens in pieces": ("token_prediction", [[0.5, 1]] * 6, "not tokens"),
     "huge numbers": ("regression", [1e30] * 6, "1e15"),
     "cubes": ("regression", np.zeros((6, 2, 2)), r"shape \(6, 2, 2\)"),
     "too few": ("regression", [1.0] * 5, "6 records and 5"),
@@ -481,3 +481,23 @@ def test_a_comparison_ranks_less_error_first() -> None:
     assert ranked["good"].best and not ranked["bad"].best
     assert ranked["bad"].gap == pytest.approx(0.2967, abs=1e-3)
     assert RunScore.from_dict(cells[0].runs[0].to_dict()) == cells[0].runs[0]
+
+
+@pytest.mark.parametrize("given", [Regression, 3, ["regression"]])
+def test_what_is_not_a_task_is_refused(given: object) -> None:
+    with pytest.raises(ConfigurationError, match="is not a task; give its name, such as"):
+        make_task(given)  # type: ignore[arg-type]
+
+
+def test_targets_of_another_kind_are_named() -> None:
+    with pytest.raises(DataError, match="has labels that are not numbers, such as 'ill'"):
+        Binary().check_targets("client 'a'", np.array(["0", "ill", "1"]))
+    with pytest.raises(DataError, match="has label 2; label records 0 or 1"):
+        Binary().check_targets("client 'a'", np.array([0, 2]))
+
+
+def test_predictions_of_classes_are_whole_numbers() -> None:
+    for task in (Binary(), MultiLabel(labels=1)):
+        found = task.predictions(torch.tensor([[-1.0], [2.0]]))
+        assert found.dtype == torch.int64
+        assert found.flatten().tolist() == [0, 1]

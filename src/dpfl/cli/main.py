@@ -71,6 +71,9 @@ def imported(name: str) -> click.Command:
         found = alone
     command = typer.main.get_command(found)
     command.name = name
+    for one in (command, *getattr(command, "commands", {}).values()):
+        # typer's help lists the arguments already, and click 8.5 would list them once more
+        vars(one)["format_arguments"] = lambda *_: None
     return command
 
 

@@ -67,7 +67,8 @@ def show_description(described: Description) -> None:
     up, down = c.bytes_text(described.bytes_up), c.bytes_text(described.bytes_down)
     c.out.print(f"{described.parameters} parameters; per client and round {up} up, {down} down")
     for name, reason in described.slow_layers.items():
-        c.out.print(f"slow: layer '{name}': {reason}")
+        layer = f"layer '{name}'" if name else "the model itself"
+        c.out.print(f"slow: {layer}: {reason}")
     if described.forecast.warning:
         c.warn([f"WARNING: {described.forecast.warning}"])
 

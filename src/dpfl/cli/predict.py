@@ -53,9 +53,16 @@ def predict(
 
 def _columns(
     predictor: Predictor, records: np.ndarray, probabilities: bool
-) -> dict[str, list[float]]:
-    """Predictions by column: one, or as many as a target has; then probabilities."""
-    found = {"prediction": predictor.predict(records)}
+) -> dict[str, list[float | str]]:
+    """Predictions by column: one, or as many as a target has; then probabilities.
+
+    Classes go by the names that the schema gives them.
+    """
+    import numpy as np
+
+    found, names = {"prediction": predictor.predict(records)}, predictor.class_names
+    if names and found["prediction"].dtype.kind == "i":
+        found["prediction"] = np.array(names, dtype=object)[found["prediction"]]
     if probabilities:
         found["probability"] = predictor.predict_proba(records)
     columns = {}
@@ -64,11 +71,14 @@ def _columns(
             columns[name] = values.tolist()
         else:
             flat = values.reshape(len(values), -1)
-            columns |= {f"{name}_{number}": own.tolist() for number, own in enumerate(flat.T)}
+            ends = names if len(names) == flat.shape[1] else range(flat.shape[1])
+            columns |= {
+                f"{name}_{end}": own.tolist() for end, own in zip(ends, flat.T, strict=True)
+            }
     return columns
 
 
-def _csv(columns: dict[str, list[float]]) -> str:
+def _csv(columns: dict[str, list[float | str]]) -> str:
     """The columns as the text of a CSV file."""
     stream = io.StringIO()
     rows = csv.writer(stream, lineterminator="\n")

@@ -79,7 +79,7 @@ def _pair(
             x = mapped_tensor(where, features, kind) if mapped else _copied(given, kind)
         given = dense(where, targets)
     except (ValueError, TypeError) as error:
-        problem = f"has features or labels that are no numbers ({error})"
+        problem = f"has features or labels that are not numbers ({error})"
         raise DataError(where, problem, "give arrays of numbers") from error
     filled = not x.ndim or not len(x) or x[0].numel() > 0
     check_data(filled, where, "has records without a single number", "give at least one feature")

@@ -49,6 +49,9 @@ class Sources:
         end, and refused if it takes more than ``memory`` bytes. ``options`` are those of
         :meth:`from_arrays`, here and below.
         """
+        problem = f"clients are a {type(clients).__name__}"
+        remedy = "give {client: dataset}, one dataset or loader for each client"
+        check(isinstance(clients, Mapping), "from_torch", problem, remedy)
         named = None if features is None or target is None else (features, target)
         given: dict[str, Any] = {"transform": transform, "fields": named, "memory": memory}
         read = {c: read_items(f"client '{c}'", source, **given) for c, source in clients.items()}

@@ -130,9 +130,13 @@ class Federation(Sources):
             digest.update(shard.train.digest + shard.test.digest)
         return digest.hexdigest()
 
-    def with_budgets(self, budgets: Mapping[str, Budget]) -> Federation:
-        """Return the same clients with these budgets, which replace those they had."""
-        return replace(self, budgets=budgets)
+    def with_budgets(self, budgets: Mapping[Any, Budget]) -> Federation:
+        """Return the same clients with these budgets, which replace those they had.
+
+        ``budgets`` are by client; clients that were named by numbers may be named so again.
+        """
+        numbered = {int(client): client for client in self.ids if client.isdecimal()}
+        return replace(self, budgets=renamed(budgets, numbered))
 
     def with_validation(self, seed: PublicSeed) -> Federation:
         """Set a fifth of each client's training records aside by a ``seed``, and test on those.

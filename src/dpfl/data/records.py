@@ -184,6 +184,13 @@ class Dataset:
     silos: Mapping[str, Span] | None = None
     test_silos: Mapping[str, Span] | None = None
 
+    def __repr__(self) -> str:
+        """Say what it is, and show no record."""
+        shape = tuple(self.features.shape[1:])
+        return (
+            f"Dataset('{self.name}', {len(self.features)} records of shape {shape}, {self.learned})"
+        )
+
     @property
     def learned(self) -> Task:
         """What is learned from it, unless one says otherwise."""

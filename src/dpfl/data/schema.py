@@ -177,7 +177,7 @@ class Schema:
         for name in column_names(table):
             known = name in (*needed, *self.ignore, *also)
             near = did_you_mean(name, [column.name for column in self.columns])
-            remedy = f"{near.rstrip('?')}? Else add it to the schema, or to its list ignore"
+            remedy = f"{near} Else " * near.endswith("?") + "add it to the schema, or to ignore"
             check_data(known, where, f"has a column '{name}' that the schema does not know", remedy)
         features, kept = self._features(table, where, rows)
         targets, persons = [], None
@@ -211,7 +211,7 @@ class Schema:
     def _check_columns(self, table: Any, where: str, needed: Sequence[str]) -> None:
         names = column_names(table)
         for name in needed:
-            near = did_you_mean(name, names)
+            near = did_you_mean(name, names).replace("choose one of", "add it; its columns are")
             check_data(name in names, where, f"has no column '{name}'", near)
 
     # -- as a file ---------------------------------------------------------------------------------

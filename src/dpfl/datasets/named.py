@@ -49,7 +49,7 @@ def data_folders(given: Path | None) -> list[Path]:
     return [Path(folder) for folder in named if folder]
 
 
-def load_dataset(name: str, folder: Path | None = None) -> Dataset:
+def load_dataset(name: str, folder: Path | str | None = None) -> Dataset:
     """Load a data set by name, from ``folder`` or one of the usual places (:func:`data_folders`).
 
     >>> data = load_dataset("digits")
@@ -57,8 +57,8 @@ def load_dataset(name: str, folder: Path | None = None) -> Dataset:
     ((1797, 64), 10)
     """
     if name not in DATASETS:
-        raise unknown_name("data", "data set", name, DATASETS)
-    return DATASETS[name].load(folder)
+        raise unknown_name("data", "data set", str(name), DATASETS)
+    return DATASETS[name].load(None if folder is None else Path(folder))
 
 
 def _digits(folder: Path | None) -> Dataset:

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dpfl.core.html import html_table
+from dpfl.core.html import html_table, text_of
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Cohort, Downlink, Observer, Plain, Promise, Unit
 from dpfl.engine import slow_layers
@@ -89,13 +89,26 @@ class Description:
         """How many clients run out of budget before their planned participations."""
         return max(planned.running_out for planned in self.epsilon.values())
 
+    def __str__(self) -> str:
+        """The tables that a notebook shows, as text."""
+        return text_of(self._repr_html_())
+
     def _repr_html_(self) -> str:
         costs = [
             [f"epsilon against the {observer}", shown(one.spread.largest)]
             for observer, one in self.epsilon.items()
         ]
         size = f"{self.rounds} rounds, {len(self.clients)} clients, {self.parameters} parameters"
-        facts = [["promise", str(self.promise)], *costs, ["size", size]]
+        facts = [["promise", str(self.promise)], *costs]
+        if self.noise_multiplier:
+            spread = " / ".join(f"{value:.3g}" for value in vars(self.noise_multiplier).values())
+            facts += [["noise multiplier", f"{spread} (smallest / median / largest)"]]
+        facts += [["size", size]]
+        facts += [["assumption", assumption] for assumption in self.assumptions]
+        facts += [
+            ["slow layer", f"{name or 'the model itself'}: {why}"]
+            for name, why in self.slow_layers.items()
+        ]
         facts += [["warning", self.forecast.warning]] if self.forecast.warning else []
         return html_table(("step", "component"), self.pipeline) + html_table((), facts)
 

@@ -45,7 +45,10 @@ class OwnComparison:
     def __post_init__(self) -> None:
         whole_number("compare", "rounds", self.rounds)
         good = isinstance(self.strategies, Mapping) and bool(self.strategies)
-        given, remedy = f"strategies = {self.strategies!r}", "give a dict of strategies by label"
+        given, remedy = (
+            f"strategies = {self.strategies!r:.60}",
+            "give a dict of strategies by label",
+        )
         check(good, "compare", given, remedy)
         for label, strategy in self.strategies.items():
             problem, remedy = f"{strategy!r} is not a strategy", "build a method with its settings"

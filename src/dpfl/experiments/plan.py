@@ -17,7 +17,7 @@ import torch
 
 from dpfl.core.checks import check
 from dpfl.core.errors import DpflError, PrivacyRefusal
-from dpfl.core.html import html_table
+from dpfl.core.html import html_table, text_of
 from dpfl.core.types import Observer, Plain, Promise
 from dpfl.data.federation import Federation
 from dpfl.data.records import Shard
@@ -84,6 +84,10 @@ class Plan:
 
     methods: tuple[MethodPlan, ...]
     recommendations: tuple[Recommendation, ...]
+
+    def __str__(self) -> str:
+        """The tables that a notebook shows, as text."""
+        return text_of(self._repr_html_())
 
     def _repr_html_(self) -> str:
         headings = ("method", "noise / signal", "largest epsilon", "seconds")

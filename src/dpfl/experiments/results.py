@@ -16,6 +16,7 @@ from typing import Any
 from dpfl.core.checks import check
 from dpfl.core.errors import FolderError, read_problem
 from dpfl.core.files import write_safely
+from dpfl.core.html import text_of
 from dpfl.core.types import Observer, Plain, Promise
 from dpfl.experiments.study import Values, distinct
 from dpfl.experiments.trial import Trial as Trial
@@ -200,6 +201,10 @@ class StudyResult:
     def to_pandas(self) -> Any:
         """Return a pandas frame with one row per run: case, method, seed, scores and epsilons."""
         return import_module(_TABLES).frame_of_study(self)
+
+    def __str__(self) -> str:
+        """The tables that a notebook shows, as text."""
+        return text_of(self._repr_html_())
 
     def _repr_html_(self) -> str:
         return str(import_module(_TABLES).html_of_study(self))

@@ -7,7 +7,7 @@ from typing import Any
 from dpfl.core.html import html_table
 from dpfl.core.types import Plain
 from dpfl.experiments.ranking import Standing, grouped, remarks, standings
-from dpfl.experiments.results import StudyResult
+from dpfl.experiments.results import CellResult, StudyResult
 from dpfl.runs.display import frame_of
 
 
@@ -18,8 +18,8 @@ def html_of_study(result: StudyResult) -> str:
     """
     parts = [f"<h4>{escape(result.title)}</h4>"]
     if not any(cell.runs for cell in result.cells):
-        rows = [[cell.label, _settings(cell.chosen), len(cell.tried)] for cell in result.cells]
-        parts.append(html_table(("method", "chosen", "tried"), rows))
+        found = ("method", "chosen", "validation", "tried")
+        parts.append(html_table(found, map(_search_row, result.cells)))
     for case in result.cases if len(parts) == 1 else ():
         for unit, lines in grouped(standings(result.of_case(case))).items():
             about = f"protecting a {unit}, {len(lines[0].runs)} seed(s)"
@@ -34,9 +34,13 @@ def html_of_study(result: StudyResult) -> str:
 
 
 def frame_of_study(result: StudyResult) -> Any:
-    """Return a pandas frame with one row per run of the ``result``."""
-    rows = []
+    """Return a pandas frame of a ``result``: a row per run, or per candidate of a search."""
+    rows: list[Plain] = []
     for cell in result.cells:
+        for trial in cell.tried if not cell.runs else ():
+            score = {f"validation_{trial.metric}": trial.validation}
+            chosen = {"chosen": trial.values == cell.chosen}
+            rows.append({**cell.case, "method": cell.label, **trial.values, **score, **chosen})
         for run in cell.runs:
             spent = vars(run.epsilon.spent) if run.epsilon else {}
             costs = {f"epsilon_{name}": value for name, value in spent.items()}
@@ -61,6 +65,13 @@ def _row(one: Standing) -> list[str]:
         "-" if one.p_value is None else f"{one.p_value:.2g}",
         spent[0] if spent else "-",
     ]
+
+
+def _search_row(cell: CellResult) -> list[object]:
+    """One method of a search as cells: what was chosen, how well it did, of how many."""
+    best = (one for one in cell.tried if one.values == cell.chosen)
+    score = next((f"{one.words.words} {one.words.show(one.validation)}" for one in best), "-")
+    return [cell.label, _settings(cell.chosen) or "-", score, len(cell.tried)]
 
 
 def _settings(values: Plain) -> str:

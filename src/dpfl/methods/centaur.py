@@ -116,6 +116,8 @@ class SharedBody(Denoiser):
 def centaur(work: NoisyWork, denoise: SharedBody, *, head_epochs: int = 1) -> Strategy:
     """A shared representation, clipped and noised, under a last layer that never leaves its
     client.
+
+    ``head_epochs`` are the epochs on the last layer before the representation moves.
     """
     return noisy_updates(
         "centaur",

@@ -66,8 +66,9 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class LaplacianSmoothing(Denoiser):
-    """Smooth every tensor of the aggregate, or with ``scope = "model"`` the whole vector at
-    once.
+    """Smooth every tensor of the aggregate, or the whole vector at once.
+
+    ``smoothing`` is the strength; 0 smooths nothing. ``scope`` is "tensor" or "model".
     """
 
     smoothing: float = 1.0
@@ -130,6 +131,8 @@ def _dp_fed(name: str, work: ClientWork, project: Project, *denoise: Denoiser) -
 def dp_fed(work: ClientWork, *, project: Project = "every_step") -> Strategy:
     """Client-level privacy against the world: clipped updates, noise by a trusted server, a fixed
     denominator.
+
+    ``project`` is "every_step" (back into the ball of the clip after each local step) or "once".
     """
     return _dp_fed("dp_fed", work, project)
 
@@ -146,5 +149,7 @@ def dp_fed_ls(
 ) -> Strategy:
     """DP-Fed with Laplacian smoothing of the noisy average: less noise, a little bias, the same
     privacy cost.
+
+    ``project`` is "every_step" (back into the ball of the clip after each local step) or "once".
     """
     return _dp_fed("dp_fed_ls", work, project, denoise)

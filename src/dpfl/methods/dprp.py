@@ -57,7 +57,13 @@ from dpfl.strategy.wireless import AirWork, over_the_air
 
 @dataclass(frozen=True, kw_only=True)
 class RandomProjection(Stage):
-    """The client projects, the server projects back; both from the round's public seed."""
+    """The client projects, the server projects back; both from the round's public seed.
+
+    ``dimension`` is how many numbers are sent. ``projection`` names the random matrix;
+    ``sparsity`` is that of "achlioptas": one entry in so many is not zero. ``clip_after`` clips
+    the projection again by ``clip``; without it ``distortion`` and ``failure`` are those of the
+    Johnson-Lindenstrauss bound.
+    """
 
     dimension: int
     clip: float

@@ -64,8 +64,8 @@ PERSONAL = (
 class LowRank(Plug):
     """When singular values are thresholded, at which level, and of which tensors.
 
-    Every ``interval`` rounds; the threshold from a ``coefficient`` (the paper's lambda) or from the
-    noise itself, which follows from the settings of the clients' noise and is known at enrolment.
+    Every ``interval`` rounds, of "all" ``layers`` or the last few; the threshold from the noise or
+    a ``coefficient``, times ``growth`` per interval. ``personal_starts``: from own smoothed models.
     """
 
     clip: float

@@ -67,7 +67,8 @@ def _public_rows(state: PlugState, rows: Rows) -> PublicRows:
 class PublicProjection(RowDenoiser):
     """Project private rows onto the subspace of the round's public ones, tensor by tensor.
 
-    ``k`` dimensions a tensor; the other settings say who is public (:class:`BudgetSplit`).
+    ``k`` dimensions a tensor. ``public`` says who is public (:class:`BudgetSplit`): a rule, with
+    ``public_fraction`` for "top_fraction" and ``public_threshold`` for "threshold", or client ids.
     ``warm_up_only``: in the first round with a public client alone.
     """
 

@@ -67,7 +67,10 @@ class PersonalSum(Personal):
     family="client", simplicity=60, search={"personal_lr": (0.03, 0.3)}, fixed=("weight_decay",)
 )
 def ppsgd(work: NoisyWork, *, personal_lr: float | None = None) -> Strategy:
-    """A shared model, clipped and noised, plus a personal one that never leaves its client."""
+    """A shared model, clipped and noised, plus a personal one that never leaves its client.
+
+    ``personal_lr`` is the learning rate of the personal part (``lr`` if None).
+    """
     own = work.lr if personal_lr is None else personal_lr
     learning_rate("ppsgd", lr=work.lr)
     not_negative("ppsgd", personal_lr=own)

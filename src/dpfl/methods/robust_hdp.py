@@ -82,6 +82,11 @@ def noise_aware_weights(rows: Tensor, **options: int) -> Tensor:
 class NoiseAwareWeights(Weights):
     """Inverse to each update's noise, estimated from the updates of the round, or of the last
     ``refresh`` rounds.
+
+    ``estimator`` is "pcp" (pursuit), "moment" (one Gram matrix, far cheaper) or "oracle" (in
+    simulations only). A pursuit looks at ``block_rows`` coordinates; ``blocks`` says how many such
+    blocks there are (all if None), and ``sampled_rows`` how many random coordinates are looked at
+    instead. ``max_weight`` is the largest share that one client may get.
     """
 
     estimator: Estimator = "pcp"

@@ -69,13 +69,20 @@ def check_model(
             for training in (True, False):
                 with in_mode(model, training=training):
                     outputs = try_records(model, shape, task, inputs)
-            try_losses(outputs, task, target_shape)
     except DpflError:
         raise
     except Exception as error:
         what = "tokens" if isinstance(inputs, Tokens) else "records"
         problem = f"does not accept {what} of shape {shape} ({error!s:.200})"
         raise ConfigurationError("model", problem, "fit the model to the data") from error
+    try:
+        with nothing_written(model):
+            try_losses(outputs, task, target_shape)
+    except DpflError:
+        raise
+    except Exception as error:
+        problem = f"its loss fails on outputs of shape {tuple(outputs.shape)} ({error!s:.200})"
+        raise ConfigurationError("task", problem, "fit the loss to model and targets") from error
 
 
 def _check_layer(where: str, module: nn.Module) -> None:

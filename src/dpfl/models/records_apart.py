@@ -95,7 +95,7 @@ def try_records(model: nn.Module, shape: tuple[int, ...], task: Task, inputs: In
     if not bool(torch.isfinite(_scores(model, moved, records, task)).all()):
         moved = {}
     problem = "gives a record other scores when another one is in the batch"
-    remedy = "let every record be computed apart (recurrent layers: batch_first=True)"
+    remedy = "let every record be computed apart (recurrent layers, attention: batch_first)"
     scores, alone = partial(_scores, model, moved, task=task), not model.training
     pairs = _pairs(scores, records, others, alone=alone)
     most = min(_LARGE, _MOST_NUMBERS // max(1, given[0].numel(), records[0].numel()))

@@ -91,6 +91,12 @@ class Measure:
 _CLASSES = ("classification", "binary", "multi_label")
 
 
+def _without(task: Task, lack: str) -> str:
+    if task.name == "per_person":
+        return "counts single records, and here a unit is a person with several"
+    return f"{task.name} has {lack}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Accuracy(Measure):
     """The share of right predictions; a record whose outputs are not finite counts as wrong."""
@@ -99,7 +105,7 @@ class Accuracy(Measure):
 
     def misfit(self, task: Task) -> str | None:
         """Classes are needed."""
-        return None if task.name in _CLASSES else f"{task.name} has no classes to count"
+        return None if task.name in _CLASSES else _without(task, "no classes to count")
 
     def statistic(self, task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return 1 where the prediction is right; of several labels, the share of right ones."""
@@ -162,7 +168,7 @@ class BinnedAuc(Measure):
     def misfit(self, task: Task) -> str | None:
         """Two classes are needed."""
         two = task.name == "binary" or (task.name == "classification" and task.width == 2)
-        return None if two else f"{task.name} of width {task.width} does not have two classes"
+        return None if two else _without(task, "more or fewer than two classes")
 
     def statistic(self, task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return a 1 in the bin of the record's score and class."""
@@ -216,7 +222,8 @@ def make_measure(metric: str | Measure, task: Task, bound: float | None, bins: i
         one_of("evaluation", MEASURES, metric=metric)
         metric = MEASURES[metric](bound, bins)
     misfit = metric.misfit(task)
-    remedy = "use another metric: accuracy, loss or auc"
+    fitting = [name for name, make in MEASURES.items() if make(1.0, bins).misfit(task) is None]
+    remedy = f"use another metric: {' or '.join(fitting)}"
     check(misfit is None, f"metric {metric.name}", misfit or "", remedy)
     return metric
 

@@ -114,7 +114,8 @@ class GeometricMedianWeights(Weights):
 
         b_i = 1 / max(smoothing, |v - x_i|),    v <- sum_i b_i x_i / sum_i b_i.
 
-    It withstands any values of less than half of the rows. The iteration starts from the median of
+    ``smoothing`` is the least distance that counts. The median withstands any values of less than
+    half of the rows. The iteration starts from the median of
     every coordinate, which no such values move far.
     """
 

@@ -45,6 +45,7 @@ def line_figure(panels: Mapping[str, Lines], x_label: str) -> Figure:
             axis.plot(list(points), list(points.values()), label=name, marker=".")
         axis.set_xlabel(x_label)
         axis.set_ylabel(label)
+        axis.xaxis.get_major_locator().set_params(integer=True)
         if 1 < len(lines) <= MOST_LABELLED:
             axis.legend()
     return figure

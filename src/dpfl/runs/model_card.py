@@ -20,6 +20,7 @@ from dpfl.data.federation import Federation
 from dpfl.data.inputs import Inputs, Numbers, Pixels, Tokens
 from dpfl.data.schema import Schema
 from dpfl.models import make_model
+from dpfl.runs.checkpoint import tensors_digest
 from dpfl.tasks import Task, make_task
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class ModelCard:
     ``task`` is what it has learned, as plain values; ``inputs`` say how stored records become its
     input, and ``shape`` is that of one record. ``schema`` prepares tables, and is None where the
     model was trained on arrays. ``built`` are name and settings of a model that dpfl built, None
-    for a module of the user's own, whose class is ``module``. ``note`` holds the public flags.
+    for a module of the user's own, whose class is ``module``. ``frozen`` is the digest of such a
+    module's frozen parameters, which are not saved. ``note`` holds the public flags.
     """
 
     task: Plain
@@ -45,6 +47,7 @@ class ModelCard:
     schema: Plain | None = None
     built: Plain | None = None
     module: str = ""
+    frozen: str = ""
     note: str = ""
 
     @classmethod
@@ -53,6 +56,7 @@ class ModelCard:
     ) -> Self:
         """Describe the ``model`` of a federation; ``built`` and ``note`` are those of the card."""
         schema = federation.schema
+        frozen = {k: p for k, p in model.named_parameters() if not (built or p.requires_grad)}
         kind = next(name for name, own in _INPUTS.items() if isinstance(federation.inputs, own))
         return cls(
             task=federation.task.to_dict(),
@@ -61,6 +65,7 @@ class ModelCard:
             schema=None if schema is None else schema.to_dict(),
             built=built,
             module=type(model).__qualname__,
+            frozen=tensors_digest(frozen) if frozen else "",
             note=note,
         )
 
@@ -98,6 +103,8 @@ class ModelCard:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read the file back; anything else is refused."""
+        remedy = "name the folder of a finished run, or of a saved result"
+        check(path.is_file(), str(path), "is not there", remedy, FolderError)
         try:
             values: Mapping[str, Any] = json.loads(path.read_text())
             if values["format"] != CARD_FORMAT:
@@ -105,5 +112,4 @@ class ModelCard:
             told = {name: own for name, own in values.items() if name != "format"}
             return cls(**{**told, "shape": tuple(told["shape"])})
         except (OSError, ValueError, KeyError, TypeError) as error:
-            remedy = "name the folder of a finished run, or of a saved result"
             raise FolderError(str(path), f"describes no model ({error})", remedy) from error

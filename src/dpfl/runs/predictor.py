@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from dpfl.core.checks import check
 from dpfl.core.errors import DataError, FolderError
 from dpfl.data.inputs import Inputs
 from dpfl.data.schema import Schema
+from dpfl.models.checks import outputs_of
+from dpfl.runs.checkpoint import tensors_digest
 from dpfl.runs.folder import RunFolder
 from dpfl.runs.model_card import ModelCard
 from dpfl.tasks import Task
@@ -38,8 +41,14 @@ class Predictor:
     schema: Schema | None = None
     note: str = ""
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The categories that class numbers stand for; empty where no schema names them."""
+        outcomes = () if self.schema is None else self.schema.outcomes
+        return outcomes[0].categories if len(outcomes) == 1 else ()
+
     def predict(self, x: Any) -> np.ndarray:
-        """Predict for records, in the form of the targets: classes, numbers or tokens.
+        """Predict for records, in the form of the targets: class numbers, numbers or tokens.
 
         ``x`` is an array of records as the model was trained on. A model with a schema also takes
         tables: pandas and polars frames, or a dict of columns.
@@ -61,10 +70,10 @@ class Predictor:
 
     def outputs(self, x: Any) -> Tensor:
         """Return what the model itself gives for records ``x``: scores, logits or numbers."""
-        records = self._records(x)
+        records, run = self._records(x), partial(outputs_of, self.model, {})
         with torch.no_grad():
             parts = torch.split(records, _RECORDS_AT_ONCE)
-            found = [self.task.outputs(self.model, self.inputs(part)) for part in parts]
+            found = [self.task.outputs(run, self.inputs(part)) for part in parts]
         return torch.cat(found)
 
     def _records(self, x: Any) -> Tensor:
@@ -73,13 +82,13 @@ class Predictor:
         if self.schema is not None and table:
             x = self.schema.features(x)
         try:
-            given = x if isinstance(x, Tensor) else np.asarray(x)
-            if isinstance(given, np.ndarray) and given.dtype == object:
+            given = x if isinstance(x, Tensor) else np.array(x)
+            if isinstance(given, np.ndarray) and given.dtype.kind not in "biuf":
                 given = given.astype(np.float32)
             records = torch.as_tensor(given)
         except (TypeError, ValueError) as error:
-            problem = f"cannot be read as an array of numbers ({error})"
-            raise DataError("records", problem, "give one row of numbers per record") from error
+            remedy = "give one row of numbers per record"
+            raise DataError("records", "cannot be read as an array of numbers", remedy) from error
         if records.dtype == torch.float64:
             records = records.to(torch.float32)
         flat = tuple(records.shape[1:])
@@ -112,7 +121,7 @@ def load(
     module = card.make_model(learned) if model is None else model
     good, remedy = isinstance(module, nn.Module), "give a torch.nn.Module"
     check(good, "load", f"model = {module!r} is not a module", remedy)
-    _fill(module, place.model)
+    _fill(module, place.model, card.frozen)
     return Predictor(
         model=module.eval(),
         task=learned,
@@ -123,8 +132,11 @@ def load(
     )
 
 
-def _fill(module: nn.Module, path: Path) -> None:
-    """Copy the weights of a file into a module; what does not fit is named."""
+def _fill(module: nn.Module, path: Path, frozen: str) -> None:
+    """Copy the weights of a file into a module; what does not fit is named.
+
+    ``frozen`` is the digest that the module's other parameters must have, if any.
+    """
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
@@ -137,6 +149,10 @@ def _fill(module: nn.Module, path: Path) -> None:
         shapes = [tuple(part[name].shape) if name in part else None for part in (own, tensors)]
         problem = f"'{name}' has shape {shapes[0]} in the model and {shapes[1]} in the file"
         check(shapes[0] == shapes[1], str(path), problem, remedy)
+    kept = {name: one for name, one in module.named_parameters() if name not in tensors}
+    problem = "the model's frozen parameters are not those of training, and the file has none"
+    remedy = "give a model with the same frozen weights"
+    check(not frozen or tensors_digest(kept) == frozen, str(path), problem, remedy)
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
@@ -154,6 +170,7 @@ def read_records(path: Path, predictor: Predictor, drop: tuple[str, ...] = ()) -
     readers = {".csv": _csv_columns, ".parquet": _parquet_columns}
     kind, remedy = path.suffix.lower(), "name the file so"
     check(kind in readers, str(path), "is neither .csv nor .parquet", remedy, DataError)
+    check(path.is_file(), str(path), "is not there", "check the path", DataError)
     columns = readers[kind](path)
     for name in drop:
         problem, near = f"has no column '{name}'", f"its columns are {', '.join(columns)}"

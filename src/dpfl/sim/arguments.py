@@ -32,6 +32,9 @@ def check_arguments(
         own = given.get(name)
         good = name not in given or isinstance(own, kind)
         check(good, "train", f"{name} is {_named(own)}, not a {kind.__name__}", remedy)
+    parameters = given["model"].parameters() if "model" in given else ()
+    known = not any(map(nn.parameter.is_lazy, parameters))
+    check(known, "train", "the model has layers without shapes", "call it on one batch first")
     counts = {"rounds": rounds, "workers": workers, "evaluate_every": evaluate_every}
     for name, value in counts.items():
         whole_number("train", name, value)

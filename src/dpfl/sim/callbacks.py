@@ -10,13 +10,14 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpfl.core.checks import check, not_negative, whole_number
+from dpfl.models.checks import outputs_of
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import Statements
@@ -78,7 +79,7 @@ class RoundEnd:
         """
         inputs, model = self.simulation.federation.inputs, self.model
         with torch.no_grad():
-            outputs = self.task.outputs(model, inputs(features))
+            outputs = self.task.outputs(partial(outputs_of, model, {}), inputs(features))
         return self.task.with_metric(metric).score(outputs, targets)
 
     def stop(self, reason: str = "stopped by a callback", *, public: bool = False) -> None:

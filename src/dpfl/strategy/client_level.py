@@ -84,6 +84,7 @@ class ClientWork(Work):
 class NoisyWork(ClientWork):
     """The same, where clients add the noise: each a share of it, or all of it.
 
+    ``noise`` is "distributed" (shares) or "local" (each adds all of it).
     ``tolerated_dropouts``: shares are made for so many clients fewer than are drawn.
     """
 

@@ -25,7 +25,7 @@ import numbers
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 from dpfl.core.checks import check, finite
@@ -75,7 +75,13 @@ class Method:
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
-        return inspect.getdoc(self.factory) or ""
+        kinds = [own.annotation for own in _collected(self.factory)]
+        told = [text for kind in kinds for one in kind.__mro__ for text in _of_fields(one)]
+        return "\n\n".join(filter(None, [inspect.getdoc(self.factory), *told]))
+
+    def __repr__(self) -> str:
+        """The call, with the settings that it takes."""
+        return f"{self.name}({', '.join(self.settings)})"
 
     @property
     def about(self) -> str:
@@ -138,6 +144,14 @@ def method(*, family: str, simplicity: int, **about: Any) -> Callable[[Factory],
     """
     known = {"family": family, "simplicity": simplicity, **about}
     return lambda factory: Method(name=factory.__name__, factory=factory, **known)
+
+
+def _of_fields(kind: type) -> list[str]:
+    """The paragraphs in which a class describes fields of its own."""
+    known = {field.name for field in fields(kind)} if is_dataclass(kind) else set()
+    names = [f"``{name}``" for name in known & {*vars(kind).get("__annotations__", {})}]
+    texts = inspect.cleandoc(vars(kind).get("__doc__") or "").split("\n\n")
+    return [text for text in texts if any(name in text for name in names)]
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -29,7 +29,11 @@ class AirWork:
     (:class:`dpfl.plugs.over_the_air.OverTheAir`). What decides privacy has no default.
 
     ``lr`` is the server's; a client sends one gradient, of all its records or of ``batch_size`` of
-    them.
+    them, of a norm of at most ``clip``. ``adjacency`` is "replace_one" or "zero_out". Everyone
+    takes part, unless ``selection`` says otherwise. Of the channel, ``power`` is that of a client
+    and ``receiver_noise`` the variance at the receiver; ``fading`` is "block" (drawn anew each
+    round) or "static", by ``gain_seed``; with more than ``tolerated_dropouts`` clients missing,
+    nothing is published.
     """
 
     lr: float

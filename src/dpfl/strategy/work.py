@@ -11,10 +11,10 @@ from dpfl.plugs.selection import Everyone, Selection
 class Work:
     """Settings of every method whose clients train for a while; what is not given has no default.
 
-    ``batch_size`` is the (expected) number of records of a step; the length of local work is given
-    in steps or in epochs. ``momentum``, ``weight_decay`` and ``proximal`` (FedProx) are those of
-    local steps (:class:`dpfl.core.phases.Phase`). Everyone takes part, unless ``selection`` says
-    otherwise.
+    ``lr`` is the learning rate of local steps and ``batch_size`` the (expected) number of records
+    of a step; the length of local work is given in ``local_steps`` or in ``local_epochs``.
+    ``momentum``, ``weight_decay`` and ``proximal`` (FedProx) are those of local steps
+    (:class:`dpfl.core.phases.Phase`). Everyone takes part, unless ``selection`` says otherwise.
     """
 
     lr: float

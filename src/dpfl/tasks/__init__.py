@@ -49,6 +49,9 @@ def make_task(given: Mapping[str, Any] | str | Task | None) -> Task:
     """
     if given is None or isinstance(given, Task):
         return Classification() if given is None else given
+    remedy = "give its name, such as 'regression', or an object, such as Regression()"
+    problem = f"{getattr(given, '__name__', given)!r:.60} is not a task"
+    check(isinstance(given, str | Mapping), "task", problem, remedy)
     values = {"name": given} if isinstance(given, str) else dict(given)
     name = str(values.pop("name", "classification"))
     if name == CustomTask.name:

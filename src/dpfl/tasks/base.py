@@ -194,12 +194,21 @@ def numbers(where: str, values: np.ndarray, what: str) -> np.ndarray:
     try:
         found = np.asarray(values, dtype=np.float64)
     except (ValueError, TypeError) as error:
-        problem = f"has {what} that are no numbers ({error})"
-        raise DataError(where, problem, "give numbers") from error
+        odd = next((str(one) for one in np.ravel(values) if not _is_number(one)), "")
+        problem = f"has {what} that are not numbers, such as {odd!r:.40}"
+        raise DataError(where, problem, "give numbers, and number classes from 0") from error
     remedy = "drop or fill missing targets"
     finite = bool(np.isfinite(found).all())
     check(finite, where, f"has {what} that are not finite numbers", remedy, DataError)
     return found
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def column(values: np.ndarray) -> np.ndarray:
@@ -215,7 +224,7 @@ def weights_of(where: str, given: Sequence[float] | None) -> tuple[float, ...] |
         found = tuple(float(weight) for weight in given)
     except (TypeError, ValueError) as error:
         remedy = "give a list of positive numbers"
-        raise ConfigurationError(where, f"{given!r} are no weights", remedy) from error
+        raise ConfigurationError(where, f"{given!r} are not weights", remedy) from error
     good = bool(found) and all(0 < weight < math.inf for weight in found)
-    check(good, where, f"{list(found)} are no weights", "give positive numbers, one a class")
+    check(good, where, f"{list(found)} are not weights", "give positive numbers, one a class")
     return found

@@ -26,9 +26,10 @@ def _class_numbers(where: str, values: np.ndarray, most: float) -> Tensor:
     check(found.ndim == 1, where, f"has labels of shape {found.shape}", remedy, DataError)
     whole = bool(np.all(found == np.round(found)))
     remedy = f"{_NUMBERED}, or choose the task 'regression'"
-    check(whole, where, "has labels that are no whole numbers", remedy, DataError)
+    check(whole, where, "has labels that are not whole numbers", remedy, DataError)
     odd = found[(found < 0) | (found > most)]
-    check(not len(odd), where, f"has label {next(iter(odd), 0):g}", _NUMBERED, DataError)
+    remedy = "label records 0 or 1" if most == 1 else _NUMBERED
+    check(not len(odd), where, f"has label {next(iter(odd), 0):g}", remedy, DataError)
     return torch.from_numpy(found.astype(np.int64))
 
 
@@ -210,7 +211,7 @@ class Binary(Task):
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """One where the logit is above 0."""
-        return (outputs.reshape(len(outputs)) > 0).to(torch.float32)
+        return (outputs.reshape(len(outputs)) > 0).long()
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Probabilities of no and of yes."""

@@ -63,7 +63,7 @@ class CustomTask(Task):
         """Convert numbers of any shape."""
         found = numbers(where, values, "targets")
         whole = not self.whole_targets or bool(np.all(found == np.round(found)))
-        problem = "has targets that are no whole numbers"
+        problem = "has targets that are not whole numbers"
         check(whole, where, problem, "give whole numbers, or whole_targets=False", DataError)
         return torch.from_numpy(found.astype(np.int64 if self.whole_targets else np.float32))
 

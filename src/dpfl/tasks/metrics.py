@@ -182,7 +182,7 @@ class MetricWords:
         """The heading of a column.
 
         >>> MetricWords("accuracy").title, MetricWords("rmse").title
-        ('accuracy %', 'rmse')
+        ('accuracy %', 'RMSE')
         """
         return f"{self.words} %" if self.share else self.words
 
@@ -193,7 +193,8 @@ class MetricWords:
         >>> MetricWords("balanced_accuracy").words
         'balanced accuracy'
         """
-        return {"auc": "AUC", "f1": "F1", "r2": "R2"}.get(self.name, self.name.replace("_", " "))
+        short = self.name in ("auc", "f1", "mae", "r2", "rmse")
+        return self.name.upper() if short else self.name.replace("_", " ")
 
     @property
     def scale(self) -> float:

@@ -75,7 +75,7 @@ class MultiLabel(Task):
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """One where a logit is above 0."""
-        return (outputs > 0).to(torch.float32)
+        return (outputs > 0).long()
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """The probability of each label."""

@@ -44,7 +44,7 @@ class TokenPrediction(Task):
         check(found.ndim == 2, where, f"has targets of shape {found.shape}", remedy, DataError)
         whole = bool(np.all((found == np.round(found)) & (found >= 0) & (found < 2**31)))
         check(
-            whole, where, "has targets that are no tokens", "give whole numbers from 0", DataError
+            whole, where, "has targets that are not tokens", "give whole numbers from 0", DataError
         )
         return torch.from_numpy(found.astype(np.int64))
 
