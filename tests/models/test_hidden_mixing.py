@@ -59,9 +59,14 @@ def test_an_embedding_with_a_largest_norm_is_refused() -> None:
         check_model(Words(layer=100.0), (5,), 2, Tokens(9))
 
 
-def test_a_model_that_writes_to_its_weights_only_later_is_stopped_before_it_is_sent() -> None:
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_model_that_writes_to_its_weights_only_later_is_stopped_before_it_is_sent(
+    frozen: bool,
+) -> None:
     model = Words(largest=100.0)
     check_model(model, (5,), 2, Tokens(9))  # no row is that long yet
+    if frozen:
+        model.words.requires_grad_(False).weight.mul_(1e4)
     layout, phase = Layout.of_module(model), {"lr": 0.0, "clip": 1.0, "noise_multiplier": 1.0}
     job = Job(
         client="a",

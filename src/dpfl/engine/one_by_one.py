@@ -70,7 +70,7 @@ class OneByOne:
         for rows in records.draw(job.rng.child("records", number), phase.steps):
             features = job.inputs(job.features[rows].to(self.device))
             batch = Batch(features, job.labels[rows].to(self.device), job.task)
-            with self._dropout_from(dropout), _unwritten(vector):
+            with self._dropout_from(dropout), _unwritten(vector, *model.parameters()):
                 if phase.clip is None:
                     gradient = self.mean_gradient(model, layout, vector, batch)
                 else:
@@ -184,14 +184,16 @@ class OneByOne:
 
 
 @contextmanager
-def _unwritten(vector: Tensor) -> Iterator[None]:
+def _unwritten(*tensors: Tensor) -> Iterator[None]:
     """Refuse a model that writes to its parameters when it is applied: records would show there
     without noise. A model's trial may not have come to it.
     """
-    version = vector._version  # torch raises it whenever the tensor or a view of it is written to
+    # torch raises a version whenever the tensor or a view of it is written to.
+    versions = [tensor._version for tensor in tensors]
     yield
+    same = versions == [tensor._version for tensor in tensors]
     problem, remedy = "writes to its parameters when it is applied", "let it only read them"
-    check(vector._version == version, "model", problem, remedy, PrivacyRefusal)
+    check(same, "model", problem, remedy, PrivacyRefusal)
 
 
 def _quiet(gradients: Gradients) -> Gradients:
