@@ -362,3 +362,29 @@ def test_a_model_with_logits_and_a_frozen_part_predicts_as_trained(tmp_path: Pat
     new.frozen.load_state_dict(model.frozen.state_dict())
     found = dpfl.load(tmp_path / "saved", model=new).outputs(RECORDS)
     assert torch.equal(found, result.model(torch.as_tensor(RECORDS)).logits.detach())
+
+
+def test_public_records_may_be_frames_and_must_have_the_shape_of_records() -> None:
+    pandas = pytest.importorskip("pandas")
+    x = np.random.default_rng(1).uniform(size=(60, 1)).astype(np.float32)
+    frame = pandas.DataFrame(
+        {"site": ["a", "b"] * 30, "who": np.arange(60) // 4, "age": x[:, 0], "ill": x[:, 0] > 0.5}
+    )
+    columns = {"age": {"type": "number", "range": [0, 1]}, "ill": {"type": "boolean"}}
+    schema = dpfl.Schema.from_dict(
+        {"target": "ill", "person": "who", "records_per_person": 2, "columns": columns}
+    )
+    federation = dpfl.Federation.from_frame(frame, client="site", schema=schema)
+    federation = federation.with_budgets(
+        {client: dpfl.Budget(epsilon=4.0, delta=1e-3) for client in "ab"}
+    )
+
+    def stopped(features: Any) -> dpfl.Result:
+        metric = dpfl.PublicMetric(features, frame["ill"])
+        stopping = dpfl.EarlyStopping(metric=metric, patience=1, least_gain=9.0)
+        model, options = nn.Linear(1, 2), {"rounds": 3, "seed": None, "early_stopping": stopping}
+        return dpfl.train(model, federation, own.strategy(), **options)  # type: ignore[arg-type]
+
+    assert stopped(frame[["age"]]).summary.rounds.done == 2
+    with pytest.raises(DataError, match=r"public records: have shape \(3,\), those of the fed"):
+        stopped(np.zeros((60, 3)))

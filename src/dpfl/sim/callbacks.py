@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dpfl.core.checks import check, not_negative, whole_number
+from dpfl.core.errors import DataError
 from dpfl.models.checks import outputs_of
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.privacy.ledger import Ledger
@@ -77,10 +79,14 @@ class RoundEnd:
         ``features`` and ``targets`` are stored as the federation's are. Nothing accounts for this:
         give public records.
         """
-        inputs, model = self.simulation.federation.inputs, self.model
+        federation, task = self.simulation.federation, self.task.of_records
+        given, wanted = tuple(features.shape[1:]), federation.record_shape
+        problem = f"have shape {given}, those of the federation {wanted}"
+        check(given == wanted, "public records", problem, "prepare them alike", DataError)
         with torch.no_grad():
-            outputs = self.task.outputs(partial(outputs_of, model, {}), inputs(features))
-        return self.task.with_metric(metric).score(outputs, targets)
+            run = partial(outputs_of, self.model, {})
+            outputs = task.outputs(run, federation.inputs(features))
+        return task.with_metric(metric).score(outputs, targets)
 
     def stop(self, reason: str = "stopped by a callback", *, public: bool = False) -> None:
         """End training after this round; the summary says why, by ``reason``.
@@ -110,8 +116,8 @@ class PublicMetric:
     unaccounted = False
 
     def __init__(self, features: Any, targets: Any, metric: str | None = None) -> None:
-        self.features = torch.as_tensor(features)
-        self.targets, self.metric = targets, metric
+        self.features = torch.as_tensor(_array(features))
+        self.targets, self.metric = _array(targets), metric
         problem = f"has {len(self.features)} records and {len(targets)} targets"
         good = 0 < len(self.features) == len(targets)
         check(good, "PublicMetric", problem, "give one target per record, at least one")
@@ -120,8 +126,12 @@ class PublicMetric:
         """Measure the model of a round."""
         stored = end.simulation.federation.shards.values()
         like = next(iter(stored)).train.features
-        targets = end.task.check_targets("PublicMetric", torch.as_tensor(self.targets).numpy())
+        targets = end.task.of_records.check_targets("PublicMetric", self.targets)
         return end.evaluate(self.features.to(like.dtype), targets, self.metric)
+
+
+def _array(given: Any) -> np.ndarray:
+    return np.array(given.cpu() if isinstance(given, Tensor) else given)
 
 
 class UnaccountedScore:

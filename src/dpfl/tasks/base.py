@@ -119,6 +119,11 @@ class Task:
         """Whether the model is simply applied to stored records, as the fast paths do."""
         return type(self).outputs is Task.outputs
 
+    @property
+    def of_records(self) -> Task:
+        """The task of single records."""
+        return self
+
     def record_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of what the model takes, of units that are stored in this shape."""
         return shape

@@ -74,6 +74,11 @@ class PerPerson(Task):
         """The targets of all persons' records."""
         return targets.flatten(0, 1)[real_places(targets).flatten()]
 
+    @property
+    def of_records(self) -> Task:
+        """The task that is learned from persons."""
+        return self.task
+
     def record_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of one of a person's records."""
         return shape[1:]
