@@ -29,8 +29,8 @@ PAPERS = sorted(path for path in (PACKAGE / "methods").glob("*.py") if path.stem
 # The project's own limits. They rise only with a feature. The goals were 7,000 and 9,000 before
 # sites had workers of their own and the open port had limits, and before tasks, schemas, persons,
 # rules for more layers, accounted evaluation, baselines and Python's own doors.
-MOST_LIBRARY_LINES = 13_100
-MOST_SHELL_LINES = 12_500
+MOST_LIBRARY_LINES = 13_300
+MOST_SHELL_LINES = 12_600
 LEAST_DOCSTRING_SHARE = 0.27
 LONG_FILES = 2  # of more than 260 lines
 

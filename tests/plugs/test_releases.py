@@ -290,3 +290,28 @@ def test_nothing_is_released_but_noisy_integers() -> None:
 def test_the_law_catches_releases_with_noise_in_floating_point() -> None:
     with testing.float_noise(), pytest.raises(AssertionError):
         testing.check_releases(strategy(RELEASES["mean"][0]), model=sixteen_inputs())
+
+
+class _Remembers(nn.Module):
+    """Adds up its inputs in a buffer, in evaluation mode as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += x.sum(dim=0)
+        return x - self.mean
+
+
+def test_an_answer_leaves_no_record_in_a_buffer_of_the_model() -> None:
+    model = nn.Sequential(_Remembers(), _Remembers(), nn.Linear(4, 3))
+    release = Mean(into="1.mean", share=0.2)
+    agreement, _ = agreement_for(RELEASES["mean"][0])
+    shapes, layout = buffer_shapes(model, (release,)), dpfl.core.layout.Layout.of_module(model)
+    strategy = replace(agreement.strategy, releases=(release,))
+    agreement = enrol(strategy, dict(agreement.claims), 2, layout, shapes)
+    one, rng = member(torch.ones(50, 4)), SecretRng.simulated(PublicSeed(0))
+    release_answer(agreement, -1, one, model, rng)
+    assert torch.equal(model[0].seen, torch.zeros(4))

@@ -237,6 +237,35 @@ def test_a_callback_that_stops_by_test_scores_cannot_do_so_silently() -> None:
     assert not _flagged(own.run(callbacks=[lambda end: None]))
 
 
+def test_a_public_reason_does_not_cover_another_callback_s_private_one() -> None:
+    looks = [lambda end: end.record.scores.value > 0, lambda end: end.stop("enough", public=True)]
+    assert _flagged(own.run(callbacks=looks))
+    assert _flagged(own.run(callbacks=looks[::-1]))
+    assert not _flagged(own.run(callbacks=[looks[1], looks[1]]))
+
+
+class _Looks:
+    """A metric of the caller's own that is given whole rounds, and looks at test scores."""
+
+    metric = None
+
+    def of_round(self, end: dpfl.RoundEnd) -> float:
+        assert end.record.scores is not None
+        return end.record.scores.value
+
+
+class _Promises(_Looks):
+    unaccounted = False
+
+
+def test_a_metric_of_whole_rounds_is_flagged_unless_it_says_that_it_looks_at_nothing_private() -> (
+    None
+):
+    stop = {"patience": 1, "least_gain": 1.0}
+    assert _flagged(own.run(early_stopping=dpfl.EarlyStopping(metric=_Looks(), **stop)))
+    assert not _flagged(own.run(early_stopping=dpfl.EarlyStopping(metric=_Promises(), **stop)))
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

@@ -34,7 +34,7 @@ def tune_privately(
     most_epsilon: float | None,
 ) -> None:
     """Search one method; write what may be published, and what stays with the server, apart."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save_model
 
     from dpfl.core.files import write_safely
     from dpfl.experiments import compare as library
@@ -70,7 +70,7 @@ def tune_privately(
     c.answer(asked.json, result.to_dict(), _show, result)
     c.note(STAYS_HERE.format(result.operator))
     if result.model is not None and result.experiment is not None:
-        save_file(result.model.state_dict(), folder / "model.safetensors")
+        save_model(result.model, str(folder / "model.safetensors"))
         again = folder / f"{name}.toml"
         write_safely(again, result.experiment.to_toml().encode())
         c.note(AGAIN.format(f"dpfl run {again}"))

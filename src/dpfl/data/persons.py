@@ -2,8 +2,9 @@
 
 *Formal guarantees.* A unit is a function of its person's records and of public constants alone:
 which records are kept follows from a public seed, the person's id and how many records the person
-has. Whatever one person's records are, exactly one unit depends on them. A unit is sampled, clipped
-and split into training and test part as a whole, so every epsilon is about persons.
+has. Whatever one person's records are, exactly one unit depends on them; only where a schema drops
+all of them is there none, and the number of units is public. A unit is sampled, clipped and split
+into training and test part as a whole, so every epsilon is about persons.
 """
 
 import numpy as np

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from dpfl.core.checks import check
+from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid import Grid
 from dpfl.core.layout import Block, Layout
 from dpfl.core.phases import Clipping, Phase
@@ -68,7 +70,7 @@ class OneByOne:
         for rows in records.draw(job.rng.child("records", number), phase.steps):
             features = job.inputs(job.features[rows].to(self.device))
             batch = Batch(features, job.labels[rows].to(self.device), job.task)
-            with self._dropout_from(dropout):
+            with self._dropout_from(dropout), _unwritten(vector, *model.parameters()):
                 if phase.clip is None:
                     gradient = self.mean_gradient(model, layout, vector, batch)
                 else:
@@ -179,6 +181,19 @@ class OneByOne:
                 except (RuntimeError, ValueError, TypeError):
                     self._batched[model] = False
         return self._batched[model]
+
+
+@contextmanager
+def _unwritten(*tensors: Tensor) -> Iterator[None]:
+    """Refuse a model that writes to its parameters when it is applied: records would show there
+    without noise. A model's trial may not have come to it.
+    """
+    # torch raises a version whenever the tensor or a view of it is written to.
+    versions = [tensor._version for tensor in tensors]
+    yield
+    same = versions == [tensor._version for tensor in tensors]
+    problem, remedy = "writes to its parameters when it is applied", "let it only read them"
+    check(same, "model", problem, remedy, PrivacyRefusal)
 
 
 def _quiet(gradients: Gradients) -> Gradients:

@@ -6,18 +6,16 @@ are known to mix them are refused by name; what a model does between its layers 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DpflError
 from dpfl.core.layout import trainable
-from dpfl.core.random import PublicSeed
 from dpfl.data.inputs import NUMBERS, Inputs, Tokens
+from dpfl.models.outputs import outputs_of as outputs_of
+from dpfl.models.records_apart import nothing_written, try_losses, try_records
 from dpfl.tasks import Classification, Task
 
 
@@ -45,32 +43,6 @@ def keeps_statistics(module: nn.Module) -> bool:
     return mixes or bool(getattr(module, "track_running_stats", False))
 
 
-def outputs_of(model: nn.Module, parameters: dict[str, Tensor], features: Tensor) -> Any:
-    """What a model with these parameters gives for a batch.
-
-    Frozen parameters are the model's own. What a layer writes into a buffer stays in a copy. Of an
-    output object with ``logits``, as Hugging Face's models give, those are taken.
-    """
-    device = features.device
-    own = {name: buffer.to(device, copy=True) for name, buffer in model.named_buffers()}
-    frozen = (pair for pair in model.named_parameters() if pair[0] not in parameters)
-    own |= {name: tensor.to(device) for name, tensor in frozen if tensor.device != device}
-    with _every_layer_called():
-        found = functional_call(model, {**own, **parameters}, (features,))
-    return found if isinstance(found, Tensor) else getattr(found, "logits", found)
-
-
-@contextmanager
-def _every_layer_called() -> Iterator[None]:
-    """Switch off torch's fused transformer layers, which pass over the layers they consist of."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
 def check_model(
     model: nn.Module,
     shape: tuple[int, ...],
@@ -93,9 +65,10 @@ def check_model(
     _check_parameters(model)
     task = Classification(classes=task) if isinstance(task, int) else task
     try:
-        for training in (True, False):
-            with in_mode(model, training=training):
-                outputs = _try_records(model, shape, task, inputs)
+        with nothing_written(model):
+            for training in (True, False):
+                with in_mode(model, training=training):
+                    outputs = try_records(model, shape, task, inputs)
     except DpflError:
         raise
     except Exception as error:
@@ -103,7 +76,8 @@ def check_model(
         problem = f"does not accept {what} of shape {shape} ({error!s:.200})"
         raise ConfigurationError("model", problem, "fit the model to the data") from error
     try:
-        _try_losses(outputs, task, target_shape)
+        with nothing_written(model):
+            try_losses(outputs, task, target_shape)
     except DpflError:
         raise
     except Exception as error:
@@ -121,6 +95,10 @@ def _check_layer(where: str, module: nn.Module) -> None:
     )
     good = constant or not keeps_statistics(module)
     check(good, where, f"{type(module).__name__} {problem}", remedy)
+    # It would show which tokens there are, without any noise.
+    renormalised = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm
+    problem = "has a max_norm, by which every token in a batch is written into the weights"
+    check(not renormalised, where, problem, "leave max_norm out")
     base = getattr(module, "base_layer", None)
     if isinstance(base, nn.Module) and hasattr(module, "adapter_layer_names"):
         free = [name for name in trainable(base) if name.rpartition(".")[2] != "bias"]
@@ -137,58 +115,3 @@ def _check_parameters(model: nn.Module) -> None:
     for name, parameter in learned.items():
         where, single = f"model parameter '{name}'", parameter.dtype is torch.float32
         check(single, where, f"is {parameter.dtype}", "use float32: model.float()")
-
-
-def _try_losses(outputs: Tensor, task: Task, target_shape: tuple[int, ...]) -> None:
-    """Refuse a loss that is not one number per record, or that mixes records."""
-    count = len(outputs)
-    targets = task.made_up(count, target_shape, PublicSeed(0).generator())
-    losses = task.losses(outputs, targets)
-    for i in range(count):
-        alone = task.losses(outputs[i : i + 1], targets[i : i + 1])
-        apart = torch.allclose(losses[i : i + 1], alone, rtol=1e-3, atol=1e-4, equal_nan=True)
-        remedy = "compute each record's loss from that record alone"
-        check(apart, "task", "gives a record another loss when others are there", remedy)
-
-
-def _try_records(model: nn.Module, shape: tuple[int, ...], task: Task, inputs: Inputs) -> Tensor:
-    """Run made-up records through the model; refuse it if one of them changes another's outputs.
-
-    Each record is replaced by another one, with the same draws of dropout. In evaluation, where
-    nothing is drawn, each record is also tried alone.
-    """
-    count = 3 if task.width != 3 else 4  # records and classes must not be taken for each other
-    generator = PublicSeed(0).generator()
-    records, others = (inputs(inputs.made_up(count, shape, generator)) for _ in range(2))
-    before = _scores(model, records, task)
-    for i in range(count):
-        mixed, unchanged = records.clone(), torch.arange(count) != i
-        mixed[i] = others[i]
-        pairs = [(before[unchanged], _scores(model, mixed, task)[unchanged])]
-        if not model.training:
-            pairs.append((before[i : i + 1], _scores(model, records[i : i + 1], task)))
-        for old, new in pairs:
-            apart = torch.allclose(old.double(), new.double(), rtol=1e-3, atol=1e-4)
-            problem = "gives a record other scores when another one is in the batch"
-            remedy = (
-                "let every record be computed apart (recurrent layers, attention: batch_first=True)"
-            )
-            check(apart, "model", f"{problem}, so no record can be clipped on its own", remedy)
-    return before
-
-
-def _scores(model: nn.Module, records: Tensor, task: Task) -> Tensor:
-    """Outputs for made-up records; whatever is not what the task asks for is refused."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        found = task.outputs(partial(outputs_of, model, {}), records)
-    given, good = "no tensor", False
-    if isinstance(found, Tensor):
-        given = f"{found.dtype} outputs of shape {tuple(found.shape[1:])}"
-        table = found.is_floating_point() and found.ndim > 0 and len(found) == len(records)
-        good = table and task.accepts(found)
-    check(good, "model", f"gives {given} for {task}", f"let it return {task.wanted}")
-    problem = "gives scores that are not finite for made-up records"
-    check(bool(torch.isfinite(found).all()), "model", problem, "check its layers")
-    scores: Tensor = found
-    return scores

@@ -16,7 +16,7 @@ from dpfl.core.grid import Grid
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Adjacency, Claims, Cohort, Metrics, State
 from dpfl.engine.process import one_thread
-from dpfl.models.checks import in_mode
+from dpfl.models.checks import in_mode, outputs_of
 from dpfl.numerics import clipping
 from dpfl.plugs.releases import Release, Shape
 from dpfl.privacy.calibrate import calibrate
@@ -83,7 +83,7 @@ def _inputs_of(model: nn.Module, buffer: str, batch: Tensor) -> Tensor:
     handle = owner.register_forward_pre_hook(stop)
     try:
         with torch.no_grad(), in_mode(model, training=False):
-            model(batch)
+            outputs_of(model, {}, batch)
     except _Reached as reached:
         inputs: Tensor = reached.args[0]
         return inputs.flatten(1).to(torch.float32)

@@ -92,9 +92,11 @@ class RoundEnd:
         """End training after this round; the summary says why, by ``reason``.
 
         ``public`` says that the decision rests on public or accounted information and on the model
-        alone, not on test scores or on who took part. Otherwise the run is flagged.
+        alone, not on test scores or on who took part. Otherwise the run is flagged. Where several
+        callbacks end it, all of them must say so.
         """
-        self.stopped, self.public = reason, public
+        self.public = public and (self.public or self.stopped is None)
+        self.stopped = reason
 
 
 Callback = Callable[[RoundEnd], object]
@@ -171,8 +173,11 @@ class EarlyStopping:
 
     @property
     def flags(self) -> tuple[RaisedFlag, ...]:
-        """What must be said of a run that stops by this metric."""
-        unaccounted = getattr(self.metric, "unaccounted", False)
+        """What must be said of a run that stops by this metric.
+
+        What is given whole rounds, with their test scores, must say that it is not ``unaccounted``.
+        """
+        unaccounted = getattr(self.metric, "unaccounted", hasattr(self.metric, "of_round"))
         return (_FLAGGED,) if unaccounted else ()
 
     def described(self) -> tuple[object, ...]:
