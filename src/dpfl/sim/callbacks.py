@@ -116,8 +116,8 @@ class PublicMetric:
     unaccounted = False
 
     def __init__(self, features: Any, targets: Any, metric: str | None = None) -> None:
-        self.features = torch.as_tensor(_array(features))
-        self.targets, self.metric = _array(targets), metric
+        self.features = torch.as_tensor(np.array(features))
+        self.targets, self.metric = np.array(targets), metric
         problem = f"has {len(self.features)} records and {len(targets)} targets"
         good = 0 < len(self.features) == len(targets)
         check(good, "PublicMetric", problem, "give one target per record, at least one")
@@ -128,10 +128,6 @@ class PublicMetric:
         like = next(iter(stored)).train.features
         targets = end.task.of_records.check_targets("PublicMetric", self.targets)
         return end.evaluate(self.features.to(like.dtype), targets, self.metric)
-
-
-def _array(given: Any) -> np.ndarray:
-    return np.array(given.cpu() if isinstance(given, Tensor) else given)
 
 
 class UnaccountedScore:
