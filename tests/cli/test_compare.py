@@ -419,3 +419,15 @@ def test_a_killed_comparison_keeps_its_runs_and_goes_on() -> None:
     assert whole[0] == 0
     first, second = (json.loads(Path(name, "results.json").read_text()) for name in "cd")
     assert first["cells"] == second["cells"]
+
+
+def test_baselines_are_added_to_methods_that_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = [*FULL, "--seeds", "1", "--rounds", "1", "--methods", "weiavg", "--baselines"]
+    code, out, _ = spoken("compare", *options, "--json")
+    assert code == 0
+    assert [cell["label"] for cell in json.loads(out)["cells"]] == [
+        *("weiavg", "local_only", "pooled_dp"),
+    ]

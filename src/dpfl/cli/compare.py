@@ -39,12 +39,14 @@ def compare(
     asked: o.Asked,
     seeds: str = o.SEEDS,
     tuned: Path | None = o.opt("Results of dpfl tune: every method with its best settings."),
+    baselines: bool = o.flag("--baselines", "Add each client alone, and a trusted curator."),
 ) -> None:
     """Compare methods over paired seeds: one table per privacy unit, spread beside every mean.
 
     Every method meets the same federations, seeds and first models. Only methods that promise the
-    same are ranked. Runs are kept by content: repeating the command, or adding a method, runs only
-    what is missing.
+    same are ranked. A family, or all methods, comes with its baselines; --baselines adds them to
+    methods that are named. Runs are kept by content: repeating the command, or adding a method,
+    runs only what is missing.
 
     For instance: dpfl compare --dataset digits --clients 20 --budgets mixgauss1 --delta 1e-3
     --clip 1 --methods fedavg_dp,weiavg,robust_hdp
@@ -52,6 +54,7 @@ def compare(
     from dpfl.experiments import compare as library
     from dpfl.experiments.ranking import standings
     from dpfl.experiments.results import StudyResult
+    from dpfl.methods import with_baselines
 
     values, settings = asked.values(), {}
     if tuned is not None:
@@ -59,6 +62,7 @@ def compare(
         check(bool(searched.tuning), "--tuned", f"{tuned} holds no search", remedy)
         settings = searched.settings()
     names, numbers = asked.method_names(values, settings), seeds_of(seeds)
+    names = with_baselines(names) if baselines and tuned is None else names
     for name in names if tuned else ():
         remedy = "tune it as well, or leave it out"
         check(name in settings, "--tuned", f"{tuned} does not hold '{name}'", remedy)

@@ -24,6 +24,7 @@ from dpfl.experiments.own import Build, OwnComparison
 from dpfl.experiments.results import StudyResult
 from dpfl.experiments.sources import Source, method_list, path_of, seed_list, values_of
 from dpfl.experiments.tuning import RunStore
+from dpfl.methods import with_baselines
 from dpfl.runs.progress import progress_bar
 from dpfl.strategy import Strategy
 
@@ -37,6 +38,7 @@ def compare(
     strategies: Mapping[str, Strategy] | None = None,
     rounds: int | None = None,
     seeds: int | Sequence[int] = 3,
+    baselines: bool = False,
     settings: Mapping[str, Plain] | None = None,
     folder: Path | str | None = None,
     data: Path | str | None = None,
@@ -58,6 +60,7 @@ def compare(
         strategies: For a federation: the methods, by label.
         rounds: For a federation: how many rounds each run has.
         seeds: How many seeds (0, 1, ...), or which.
+        baselines: For an experiment: add the baselines of the methods' family, for reference.
         settings: For an experiment: settings of single methods, by name, for instance
             ``tune(...).settings()``.
         folder: Where the runs and ``results.json`` are kept: a repeated call runs only what is
@@ -73,6 +76,7 @@ def compare(
         check(not given, "compare", problem, "give an experiment, or a federation of your own")
         values, numbers = values_of(experiment), seed_list(seeds)
         names = method_list("compare", methods)
+        names = with_baselines(names) if baselines else names
         with _store("compare", values, folder, data, workers, progress) as store:
             more: Any = {"seeds": numbers, "settings": settings, "store": store}
             return _written(studies.compare(values, names, **more), store, folder)

@@ -8,7 +8,7 @@ behind the entry-point group ``dpfl.methods`` of the packages that are installed
 import importlib
 import pkgutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -66,6 +66,17 @@ def families() -> dict[str, tuple[str, ...]]:
         family: tuple(one.name for one in ordered if one.reference or one.family == family)
         for family in sorted({one.family for one in ordered if not one.reference})
     }
+
+
+def with_baselines(names: Sequence[str]) -> list[str]:
+    """Add the baselines of the families that some methods belong to.
+
+    >>> with_baselines(["weiavg"])
+    ['weiavg', 'local_only', 'pooled_dp']
+    """
+    known = {METHODS[name].family for name in names if name in METHODS}
+    own = [one.name for one in METHODS.values() if one.baseline and one.family in known]
+    return [*names, *(name for name in own if name not in names)]
 
 
 def _sources() -> Iterator[tuple[str, list[Method]]]:

@@ -53,7 +53,7 @@ TRUSTED = (
 )
 
 
-@method(family="heterogeneous", simplicity=90, needs="a simulation")
+@method(family="heterogeneous", simplicity=90, needs="a simulation", baseline=True)
 def local_only(work: RecordWork) -> Strategy:
     """Every client trains alone with DP-SGD within its own budget, and is tested on its own
     records: a reference.
@@ -62,7 +62,13 @@ def local_only(work: RecordWork) -> Strategy:
     return record_level("local_only", work, UniformWeights(), assumptions=(STAYS,), **slots)
 
 
-@method(family="heterogeneous", simplicity=95, fixed=("spending",), needs="a trusted curator")
+@method(
+    family="heterogeneous",
+    simplicity=95,
+    fixed=("spending",),
+    needs="a trusted curator",
+    baseline=True,
+)
 def pooled_dp(work: RecordWork) -> Strategy:
     """DP-SGD on all clients' records pooled by a trusted curator, each within its own budget: a
     reference.

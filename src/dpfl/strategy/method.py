@@ -44,7 +44,8 @@ class Method:
     its own, and what a search tries; a fraction for a whole-number setting is a share of the
     model's parameters. ``sampling``: how its paper draws cohorts. ``needs``: what a federation
     must have. ``remark``: what to bear in mind when it is recommended. ``reference``: shown
-    beside the others of every family, and never ranked. ``fixed``: shared settings that it
+    beside the others of every family, and never ranked. ``baseline``: what the others of its
+    family are held against. ``fixed``: shared settings that it
     decides itself, and does not take.
     """
 
@@ -57,6 +58,7 @@ class Method:
     needs: str = ""
     remark: str = ""
     reference: bool = False
+    baseline: bool = False
     fixed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
