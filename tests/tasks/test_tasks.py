@@ -501,3 +501,26 @@ def test_predictions_of_classes_are_whole_numbers() -> None:
         found = task.predictions(torch.tensor([[-1.0], [2.0]]))
         assert found.dtype == torch.int64
         assert found.flatten().tolist() == [0, 1]
+
+
+def test_a_metric_alone_is_one_of_the_data_set_s_own_task() -> None:
+    from dpfl.runs.experiment import Experiment
+
+    base = {
+        "partition": {"clients": 3},
+        "method": {"name": "fedavg", "lr": 0.1, "batch_size": 8, "local_steps": 1},
+        "run": {"rounds": 1},
+    }
+    for data, metric, name in (
+        ("diabetes", "mae", "regression"),
+        ("digits", "f1", "classification"),
+    ):
+        values = {**base, "data": {"name": data}, "task": {"metric": metric}}
+        task = Experiment.from_dict(values).federation().task
+        assert (task.name, task.metric) == (name, metric)
+        plain = Experiment.from_dict({**base, "data": {"name": data}}).federation()
+        own = Experiment.from_dict(values).federation()
+        assert all(torch.equal(own.shards[c].features, plain.shards[c].features) for c in plain.ids)
+    wrong = {**base, "data": {"name": "diabetes"}, "task": {"metric": "auc"}}
+    with pytest.raises(ConfigurationError, match="not a metric of regression"):
+        Experiment.from_dict(wrong).federation()

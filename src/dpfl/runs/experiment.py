@@ -80,7 +80,8 @@ class Experiment(TomlFile):
         settings. Whether it fits the federation is known only when the records are there.
         """
         self.method.strategy(self.run, self.server)
-        self.learned()
+        if self.task is not None and self.task.name is not None:
+            self.learned()
         self.accounted_metric()
         check_device(self.run.device)
         one_of("[run]", ENGINES, engine=self.run.engine)
@@ -130,9 +131,12 @@ class Experiment(TomlFile):
         """Build the method with its settings, this experiment's selection and server optimiser."""
         return self.method.strategy(self.run, self.server, population)
 
-    def learned(self) -> Task | None:
-        """Build the task that the file names, None if it names none."""
-        return None if self.task is None else self.task.task()
+    def learned(self, own: Task | None = None) -> Task | None:
+        """Build the task that the file asks for, None if it says nothing of it.
+
+        ``own`` is that of the data set, for what the file leaves open.
+        """
+        return None if self.task is None else self.task.task(own)
 
     def accounted_metric(self) -> AccountedMetric | None:
         """Build the metric that is measured within the plan, None if the file names none."""
@@ -209,7 +213,7 @@ class Experiment(TomlFile):
         check(fits, "[partition] clients", problem, remedy)
         kind = kind or ("natural" if dataset.silos else "iid")
         settings = self.partition.model_dump(exclude={"clients", "kind", "validation"})
-        partition, learned = Partition(**settings, kind=kind), self.learned()
+        partition, learned = Partition(**settings, kind=kind), self.learned(dataset.learned)
         return Federation.from_dataset(dataset, partition, clients, seed, learned)
 
 

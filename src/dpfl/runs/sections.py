@@ -73,19 +73,22 @@ class BudgetsSection(Section):
 
 class TaskSection(BaseModel):
     """What is learned: a task's ``name``, the ``metric`` that ranks, and the task's own settings
-    (:mod:`dpfl.tasks`). Left out, it is the data set's own task, or classification.
+    (:mod:`dpfl.tasks`). Without a name, it is the data set's own task, or classification.
 
     >>> TaskSection(name="regression", loss="huber").task().metric
     'rmse'
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    name: str = "classification"
+    name: str | None = None
     metric: str | None = None
 
-    def task(self) -> Task:
-        """Build the task with its settings."""
-        return make_task(self.model_dump(exclude_none=True))
+    def task(self, own: Task | None = None) -> Task:
+        """Build the task with its settings; without a name, over those of a data set's ``own``."""
+        known = own.to_dict() if own is not None and self.name in (None, own.name) else {}
+        if "metric" in known and self.metric is None:
+            del known["metric"]
+        return make_task({**known, **self.model_dump(exclude_none=True)})
 
 
 class RoundsSection(Section):
