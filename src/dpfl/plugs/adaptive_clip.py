@@ -80,7 +80,7 @@ class AdaptiveClip(Stage):
         return {"clip": torch.tensor([self.clip], dtype=torch.float64)}
 
     def open(self, state: PlugState, round_: int, cohort: Cohort, seed: PublicSeed) -> Shared:
-        """Send the clip."""
+        """Tell clients this round's clip, which earlier noisy votes have moved."""
         return {"clip": state["clip"].clone()}
 
     def client_rows(self, rows: Tensor, shared: Shared) -> Tensor:

@@ -104,7 +104,7 @@ class Accuracy(Measure):
     name: ClassVar[str] = "accuracy"
 
     def misfit(self, task: Task) -> str | None:
-        """Classes are needed."""
+        """Say that a task without classes has no accuracy."""
         return None if task.name in _CLASSES else _without(task, "no classes to count")
 
     def statistic(self, task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ class BinnedAuc(Measure):
         return 2 * self.bins
 
     def misfit(self, task: Task) -> str | None:
-        """Two classes are needed."""
+        """Say that a task without exactly two classes has no ROC curve."""
         two = task.name == "binary" or (task.name == "classification" and task.width == 2)
         return None if two else _without(task, "more or fewer than two classes")
 

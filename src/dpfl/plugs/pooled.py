@@ -95,7 +95,7 @@ class PooledDpSgd(DpSgd):
         return terms.batch or terms.population * (self.client_settings.batch_size or 1)
 
     def _steps(self, terms: Terms) -> int:
-        """Steps of a round."""
+        """How many steps a round has: as many as a client with the mean number of records takes."""
         whole, mean = self.client_settings, math.ceil(max(1, terms.records) / terms.population)
         an_epoch = steps_per_epoch(mean, whole.batch_size or 1)
         return whole.local_steps or (whole.local_epochs or 0) * an_epoch

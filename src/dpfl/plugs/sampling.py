@@ -50,7 +50,7 @@ class PoissonBatches(_Batches):
 
     @property
     def expected_size(self) -> float:
-        """The fixed, public denominator."""
+        """The fixed, public denominator: at least the expected size of a batch."""
         return self.rate * self.examples
 
     @property

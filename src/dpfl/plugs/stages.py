@@ -218,11 +218,11 @@ class Withheld(Stage):
     linear: ClassVar[bool] = True
 
     def client_rows(self, rows: Tensor, shared: Shared) -> Tensor:
-        """Send no number."""
+        """Cut every row to nothing: a client's message holds no number of its update."""
         return rows[:, :0]
 
     def server(self, y: Tensor, shared: Shared, who: Who | None) -> Tensor:
-        """Read no number as no change."""
+        """Return zeros in place of an empty message: the client's update counts as no change."""
         return y.new_zeros(int(planned(self.parameters, "withheld updates")))
 
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:

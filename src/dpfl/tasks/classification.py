@@ -70,7 +70,7 @@ class Classification(Task):
 
     @property
     def softmax(self) -> bool:
-        """Unless classes have weights."""
+        """Whether the loss is plain cross-entropy: it is, unless classes have weights."""
         return self.class_weights is None
 
     def check_targets(self, where: str, values: np.ndarray) -> Tensor:
@@ -105,7 +105,7 @@ class Classification(Task):
         return None if odd is None else f"has label {odd}, outside 0..{self.width - 1}"
 
     def takes(self, other: Task) -> bool:
-        """Classes, and no more of them."""
+        """Whether the other task's targets are classes, and no more of them."""
         return other.targets == "classes" and other.width <= self.width
 
     def constant(self, targets: Tensor) -> Tensor:
@@ -113,24 +113,20 @@ class Classification(Task):
         return torch.bincount(targets, minlength=self.width).div(len(targets)).clamp(1e-9).log()
 
     def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Made-up classes."""
+        """Return made-up classes: 0 and 1 in turn, where there are two."""
         return torch.arange(count) % min(2, self.width)
 
     def missing_from_test(self, targets: Tensor) -> str | None:
-        """Of two classes, both are needed."""
-        if self.classes != 2 or not len(targets):
-            return None
-        there = set(torch.unique(targets).tolist())
-        lacking = {0: "negative", 1: "positive"}
-        return next((word for label, word in lacking.items() if label not in there), None)
+        """Say which of two classes the test records lack; of more classes, none is asked for."""
+        return _lacking(targets) if self.classes == 2 and len(targets) else None
 
     def accepts(self, outputs: Tensor) -> bool:
-        """At least one score a class."""
+        """Whether there is a score for each class, at least."""
         return outputs.ndim == 2 and outputs.shape[1] >= self.width
 
     @property
     def wanted(self) -> str:
-        """A row of scores."""
+        """What the model must return, in words."""
         return f"one row of {self.width} scores per record"
 
     def __str__(self) -> str:
@@ -176,7 +172,7 @@ class Binary(Task):
 
     @property
     def width(self) -> int:
-        """One logit."""
+        """One number: the logit of the positive answer."""
         return 1
 
     def check_targets(self, where: str, values: np.ndarray) -> Tensor:
@@ -184,7 +180,7 @@ class Binary(Task):
         return _class_numbers(where, values, 1).to(torch.float32)
 
     def takes(self, other: Task) -> bool:
-        """At most two classes."""
+        """Whether the other task's targets are at most two classes."""
         return other.targets == "classes" and other.width <= 2
 
     def constant(self, targets: Tensor) -> Tensor:
@@ -192,17 +188,15 @@ class Binary(Task):
         return targets.mean().logit(eps=1e-9).reshape(1)
 
     def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Made-up answers."""
+        """Return made-up answers: no and yes in turn."""
         return (torch.arange(count) % 2).to(torch.float32)
 
     def missing_from_test(self, targets: Tensor) -> str | None:
-        """Both answers are needed."""
-        there = set(torch.unique(targets).tolist())
-        lacking = {0.0: "negative", 1.0: "positive"}
-        return next((word for label, word in lacking.items() if label not in there), None)
+        """Say which of the two answers the test records lack."""
+        return _lacking(targets)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Logistic loss."""
+        """Logistic loss of the logit, times the weight of positive records."""
         weight = torch.tensor(self.positive_weight, device=outputs.device)
         logits, wanted = outputs.reshape(len(targets)), targets.to(outputs.dtype)
         return F.binary_cross_entropy_with_logits(
@@ -221,6 +215,12 @@ class Binary(Task):
     def by_class(self, outputs: Tensor, targets: Tensor) -> tuple[tuple[int, ...], ...]:
         """The confusion matrix."""
         return _confusion(self.predictions(outputs), targets, 2)
+
+
+def _lacking(targets: Tensor) -> str | None:
+    """Which of the answers 0 and 1 occurs in no target, in a word."""
+    words = {0: "negative", 1: "positive"}
+    return next((word for answer, word in words.items() if not (targets == answer).any()), None)
 
 
 def _confusion(predicted: Tensor, targets: Tensor, classes: int) -> tuple[tuple[int, ...], ...]:

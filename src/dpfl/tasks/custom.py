@@ -90,7 +90,7 @@ class CustomTask(Task):
         return outputs if self.predict is None else self.predict(outputs)
 
     def score(self, outputs: Tensor, targets: Tensor) -> float:
-        """The ranking metric."""
+        """The value of the ranking metric: one of the user's own, or the mean loss."""
         return self.scores(outputs, targets)[self.metric]
 
     def scores(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:

@@ -48,7 +48,7 @@ class MultiLabel(Task):
         return torch.from_numpy(found.astype(np.float32))
 
     def resolve(self, targets: Sequence[Tensor]) -> Self:
-        """Count the columns."""
+        """Take the number of labels from the targets, which must agree on it."""
         columns = {target.shape[1] for target in targets}
         remedy = "give every client the same labels"
         good = len(columns) == 1 and (self.labels is None or {self.labels} == columns)
@@ -59,7 +59,7 @@ class MultiLabel(Task):
         return replace(self, labels=columns.pop())
 
     def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Made-up labels."""
+        """Return made-up rows of labels, each present or not."""
         return torch.randint(0, 2, (count, *shape), generator=generator).to(torch.float32)
 
     def missing_from_test(self, targets: Tensor) -> str | None:

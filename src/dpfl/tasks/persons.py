@@ -43,12 +43,12 @@ class PerPerson(Task):
 
     @property
     def known_metrics(self) -> tuple[str, ...]:
-        """Those of the task."""
+        """The names of the metrics of the task that persons' records are for."""
         return self.task.known_metrics
 
     @property
     def higher_is_better(self) -> bool:
-        """As in the task."""
+        """Whether more of the task's ranking metric is better."""
         return self.task.higher_is_better
 
     @property

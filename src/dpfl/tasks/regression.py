@@ -48,7 +48,7 @@ class Regression(Task):
         return self.outputs_per_record or 1
 
     def check_targets(self, where: str, values: np.ndarray) -> Tensor:
-        """Convert numbers."""
+        """Convert one number, or one row of numbers, per record."""
         found = column(numbers(where, values, "targets"))
         remedy = "give one number, or one row of numbers, per record"
         shape = f"has targets of shape {found.shape}"
@@ -58,7 +58,7 @@ class Regression(Task):
         return torch.from_numpy(found.astype(np.float32))
 
     def resolve(self, targets: Sequence[Tensor]) -> Self:
-        """Count the columns."""
+        """Take the numbers per record from the targets, which must agree on it."""
         columns = {1 if target.ndim == 1 else target.shape[1] for target in targets}
         good = len(columns) == 1 and self.outputs_per_record in (None, *columns)
         problem = f"clients have {sorted(columns)} targets per record"
@@ -66,7 +66,7 @@ class Regression(Task):
         return replace(self, outputs_per_record=columns.pop())
 
     def constant(self, targets: Tensor) -> Tensor:
-        """The mean."""
+        """The mean of the targets: the constant that has the least squared error."""
         return targets.mean(dim=0).reshape(-1)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:

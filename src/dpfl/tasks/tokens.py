@@ -63,16 +63,16 @@ class TokenPrediction(Task):
         return problem if high >= self.width else None
 
     def made_up(self, count: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Made-up tokens."""
+        """Return made-up tokens of the vocabulary, one for each position."""
         return torch.randint(0, self.width, (count, *shape), generator=generator)
 
     def accepts(self, outputs: Tensor) -> bool:
-        """A row of scores for every position."""
+        """Whether there is a row of scores, one a token at least, for every position."""
         return outputs.ndim == 3 and outputs.shape[2] >= self.width
 
     @property
     def wanted(self) -> str:
-        """A row of scores for every position."""
+        """What the model must return, in words."""
         return f"(records, positions, {self.width}) scores"
 
     def _per_token(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
