@@ -127,6 +127,7 @@ def test_describe_says_who_must_be_there_and_whose_noise_counts(
         "threshold": 6,
     }
     assert told["observer"] == "server"
+    assert "1 member of a sum may work together with it" in told["assumptions"][0]
     assert run_command(["describe", *options]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "8 of 10 uploads and 6 signatures unmask a sum" in said
