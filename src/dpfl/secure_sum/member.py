@@ -106,7 +106,7 @@ def make_masked(
     key = keys.agreement_key(state.mask_seed)
     for other in neighbours(roster, announced, own):
         add_pair(masked, roster, key, place, other)
-    state = replace(state, held=held, mask_seed=b"", own_seed=b"", share_seed=b"", shares=None)
+    state = replace(state, held=held, mask_seed=b"", own_seed=b"", share_seed=b"")
     return state, integers.packed(masked, terms.width)
 
 
@@ -160,11 +160,14 @@ def sign_survivors(
     return replace(state, survivors=survivors), signature
 
 
-def reveal(state: MemberState, signatures: Mapping[str, str]) -> dict[str, bytes]:
+def reveal(
+    state: MemberState, signatures: Mapping[str, str]
+) -> tuple[MemberState, Mapping[str, bytes]]:
     """Last phase: give the server the shares that take the masks off, one of two for each member.
 
-    Of a survivor it is the share of its own mask, of a dropout that of its mask key; never both.
-    ``signatures`` must show that enough members have signed the list that this one has signed.
+    Of a survivor it is the share of its own mask, of a dropout that of its mask key; never both,
+    and the other one is forgotten. ``signatures`` must show that enough members have signed the
+    list that this one has signed.
     """
     roster, survivors = state.joined, state.survivors
     problem = "no list of survivors was signed"
@@ -180,8 +183,13 @@ def reveal(state: MemberState, signatures: Mapping[str, str]) -> dict[str, bytes
     needed = roster.group.threshold
     problem = f"{valid} members have signed the list of survivors, and {needed} are needed"
     check(valid >= needed, _WHERE, problem, "the round is lost", PrivacyRefusal)
-    parts = (slice(keys.SEED), slice(keys.SEED, 2 * keys.SEED))
-    return {name: both[parts[name in survivors]] for name, both in (state.held or {}).items()}
+    if state.revealed is None:
+        parts = (slice(keys.SEED), slice(keys.SEED, 2 * keys.SEED))
+        held = (state.held or {}).items()
+        revealed = {name: both[parts[name in survivors]] for name, both in held}
+        state = replace(state, held=None, revealed=revealed)
+    assert state.revealed is not None
+    return state, state.revealed
 
 
 def _sealing(
