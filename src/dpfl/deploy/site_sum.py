@@ -112,14 +112,14 @@ class SiteSum:
         if stored is not None and stored.attempt == terms.attempt:
             state = self._state(stored)
             problem = "is about something else than before, in the same attempt"
-            check(state.terms == terms, _WHERE, problem, "begin a new attempt", PrivacyRefusal)
+            check(state.terms == terms, _WHERE, problem, "begin a new attempt", PeerError)
             return asdict(state.keys)
         problem = f"attempt {terms.attempt} is over"
         newer = stored is None or stored.attempt < terms.attempt
         check(newer, _WHERE, problem, "begin a later one", PeerError)
         problem = "this site has sent its upload of this round, in another session"
         remedy = "begin another round: a repetition needs new noise, and is charged anew"
-        check(not self.committed, _WHERE, problem, remedy, PrivacyRefusal)
+        check(not self.committed, _WHERE, problem, remedy, PeerError)
         state = member.make_keys(self.site, self.identity, terms)
         self._store(terms.attempt, "", state)
         return asdict(state.keys)
@@ -226,7 +226,7 @@ class SiteSum:
         assert stored is not None
         problem = "this site has joined another session of this round"
         same = bool(stored.session) and told.get("session") == stored.session
-        check(same, _WHERE, problem, "begin another round", PrivacyRefusal)
+        check(same, _WHERE, problem, "begin another round", PeerError)
         return stored, state
 
     def _store(self, attempt: int, session: str, state: MemberState) -> None:

@@ -80,17 +80,18 @@ class MemberState:
     def from_bytes(cls, stored: bytes) -> MemberState:
         """Read it back."""
         told = json.loads(stored)
+        found: dict[str, Any] = {
+            name: told[name] and {member: _bytes(one) for member, one in told[name].items()}
+            for name in ("held", "revealed")
+        }
+        found |= {name: _bytes(told[name]) for name in ("mask_seed", "share_seed", "own_seed")}
         return cls(
             keys=MemberKeys.read(told["keys"]),
             terms=SumTerms.read(told["terms"]),
             roster=told["roster"] and Roster.read(told["roster"]),
             shares=told["shares"] and Shares.read(told["shares"]),
             survivors=told["survivors"] and tuple(told["survivors"]),
-            **{
-                name: told[name] and {member: _bytes(one) for member, one in told[name].items()}
-                for name in ("held", "revealed")
-            },
-            **{name: _bytes(told[name]) for name in ("mask_seed", "share_seed", "own_seed")},
+            **found,
         )
 
 
