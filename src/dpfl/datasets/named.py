@@ -70,7 +70,7 @@ def _digits(folder: Path | None) -> Dataset:
 
 @cache
 def _read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Read once a process: scikit-learn parses a text every time, which takes longer than a round."""
+    """Read once a process: scikit-learn parses a text every time, longer than a round takes."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
