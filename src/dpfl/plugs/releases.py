@@ -12,7 +12,7 @@ released, and the rounds get what they leave of each client's budget.
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -34,6 +34,9 @@ from dpfl.privacy.exposure import Exposure
 Shape = tuple[int, ...]
 Shares = Sequence[tuple[float, int]]
 """Of each release, its share of a budget and how many numbers it has."""
+
+Seen = Callable[[Exposure], Exposure]
+"""What an adversary sees of an exposure."""
 
 _RUNGS = range(-923, 2310)  # of the ladder of multipliers: 0.01 to 100,000
 _calibrate = partial(calibrate, adjacency=Adjacency.ZERO_OUT)
@@ -216,21 +219,35 @@ def release_exposure(noise_multiplier: float, numbers: int, examples: int) -> Ex
     return clipped.noised(noise_multiplier, summands=examples)
 
 
-def release_history(shares: Shares, noise: Sequence[float], examples: int) -> History:
-    """What all releases show of one record, one event each."""
+def release_history(
+    shares: Shares, noise: Sequence[float], examples: int, seen: Seen | None = None
+) -> History:
+    """What all releases show of one record, one event each.
+
+    ``seen`` says what is seen of one of them; left out, all of it.
+    """
     planned = zip(noise, (numbers for _, numbers in shares), strict=True)
-    return tuple(chain(*(release_exposure(*one, examples).events() for one in planned)))
+    found = (release_exposure(*one, examples) for one in planned)
+    return tuple(chain(*((seen(one) if seen else one).events() for one in found)))
 
 
 def calibrate_rounds(
-    shares: Shares, plan: Event, epsilon: float, budget: Budget, examples: int
+    shares: Shares,
+    given: Sequence[float],
+    plan: Event,
+    epsilon: float,
+    budget: Budget,
+    examples: int,
 ) -> float:
-    """The smallest multiplier of the ladder with which planned steps fit beside the releases."""
+    """The smallest multiplier of the ladder with which planned steps fit beside the releases.
+
+    ``given`` is the noise of the releases; left out, they have what their shares ask for.
+    """
     delta, kind = budget.delta, budget.accountant
     if not shares:
         steps = (plan.sampling_rate, plan.steps)
         return _calibrate(epsilon, delta, *steps, accountant=kind, numbers=plan.numbers)
-    noise = release_noise(shares, budget, epsilon, examples)
+    noise = given or release_noise(shares, budget, epsilon, examples)
     before = release_history(shares, noise, examples)
 
     def fits(index: int) -> bool:

@@ -113,7 +113,7 @@ def _trained(
         start = starts[member.id]
         if personal is not None:
             start = personal.merge(start, private.get(member.id), layout)
-        phases = agreement.phases(member.participant)
+        phases = strategy.local.in_cohort(agreement.phases(member.participant), common.drawn)
         jobs.append(
             Job(
                 client=member.id,
@@ -128,12 +128,13 @@ def _trained(
         )
     pooled = [_pooled(jobs)] if strategy.local.pooled else jobs
     updates, found = [], workshop.engine.run(workshop.model, layout, pooled)
+    integers = strategy.local.grid(common.drawn)  # of local work that ends in them
     # What came of pooled records is everyone's.
     for job, after in zip(jobs, found if pooled is jobs else found * len(jobs), strict=True):
         start = starts[job.client]
         if personal is not None:
             after, private[job.client] = personal.split(start, job.start, after, layout)
-        updates.append(after - start)
+        updates.append(after - start if integers is None else after * integers.step)
     who = [agreement.who(member.id, member.claims, common.drawn) for member in members]
     on_air, sent = common.shared.get("channel", {}), {}
     for own, message in zip(who, staged(strategy, updates, common.shared, who, rngs), strict=True):

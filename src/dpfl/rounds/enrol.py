@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Claims, Cohort, Observer, Phase, Shared, State, Terms, Unit, Who
 from dpfl.plugs.base import Participant
 from dpfl.plugs.releases import Shares, release_history
+from dpfl.plugs.weights import own_weight
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds.memory import Memory
@@ -42,7 +43,13 @@ class Agreement(Memory):
 
     def who(self, client: str, claims: Claims, drawn: int) -> Who:
         """What a stage may know of a client."""
-        return Who(id=client, claims=claims, drawn=drawn, public=client in self.terms.public)
+        public, weight = client in self.terms.public, self._weights.get(client, 1.0)
+        return Who(id=client, claims=claims, drawn=drawn, public=public, weight=weight)
+
+    @cached_property
+    def _weights(self) -> dict[str, float]:
+        """Constants by which clients weigh what they send; refused where they cannot be."""
+        return {client: own_weight(self.terms.weights, client) for client, _ in self.terms.weights}
 
     @property
     def first_round(self) -> int:
@@ -76,7 +83,8 @@ class Agreement(Memory):
         if not self.terms.releases:
             return cost
         noise = self.strategy.local.release_noise(self.terms, participant)
-        history = release_history(self.terms.releases, noise, examples)
+        seen = partial(self.strategy.release_seen, terms=self.terms)
+        history = release_history(self.terms.releases, noise, examples, seen)
         return replace(cost, before=tuple((event,) for event in history))
 
     @cached_property

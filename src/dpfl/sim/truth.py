@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from dpfl.core.types import State
-from dpfl.plugs.local_work import noise_variance
+from dpfl.plugs.update_noise import noise_variance
 from dpfl.plugs.weights import TRUE_NOISE
 from dpfl.rounds import Agreement, Run, Uplink
 from dpfl.rounds.members import Member

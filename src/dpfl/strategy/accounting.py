@@ -4,7 +4,9 @@ Noise, sensitivity and sampling are asked of the plugs that enforce them, so wha
 is done.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Self
 
@@ -19,9 +21,7 @@ from dpfl.privacy.calibrate import calibrate
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.events import Sampling
 from dpfl.privacy.exposure import Exposure
-from dpfl.strategy.slots import Slots
-
-_MANY = 10**6  # more clients than any group needs
+from dpfl.strategy.slots import MANY, Slots
 
 
 class Accounting(Slots):
@@ -107,6 +107,18 @@ class Accounting(Slots):
         """
         return max(self.channel.least(drawn), self._noise_shares_needed(terms, drawn))
 
+    def release_seen(self, exposure: Exposure, terms: Terms) -> Exposure:
+        """What an adversary sees of a release before round one, whose noise clients of a secure sum
+        share.
+
+        Its rounding is that of the whole noise: no share lies on a coarser grid.
+        """
+        group = self.channel.group(max(1, round(terms.population)))
+        if group is None:
+            return exposure
+        share = replace(exposure, noise=exposure.noise / math.sqrt(group.honest))
+        return self.channel.exposure(share, group.members)
+
     def _noise_shares_needed(self, terms: Terms, drawn: int) -> int:
         if self.unit.of_data or self.observer is Observer.NOBODY or not self.sums_only:
             return 0
@@ -141,7 +153,7 @@ class Accounting(Slots):
         telling += self.stages if self.selection.sampling == "poisson" else ()
         bounded = Exposure(unit=Unit.CLIENT, bound=1.0)
         tells = any(
-            isinstance(plug, NoiseMaker) or plug.exposure(bounded, _MANY).noise > 0
+            isinstance(plug, NoiseMaker) or plug.exposure(bounded, MANY).noise > 0
             for plug in telling
         )
         fresh = self.personal is None and not self.releases
@@ -153,6 +165,8 @@ class Accounting(Slots):
         """Plan what was left open: noise from the smallest budget anyone claims, denominators from
         the population.
         """
+        if self.secure:
+            terms = self.local.plan_sum(terms, claims)
         if self.noise_makers():
             given = self.noise_multiplier
             terms = terms.with_noise(self._planned(terms, claims) if given is None else given)

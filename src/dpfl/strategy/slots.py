@@ -31,6 +31,9 @@ from dpfl.plugs.weights import UniformWeights, Weights
 from dpfl.privacy.flags import Flag
 
 
+MANY = 10**6  # more clients than any group needs
+
+
 @dataclass(frozen=True, kw_only=True)
 class Slots:
     """The plugs of a strategy, and its promise.
@@ -145,9 +148,14 @@ class Slots:
 
     def upload_grid(self, drawn: int) -> Grid | None:
         """The grid on which uploads lie, if the last thing a client does to its update is to add
-        noise.
+        noise, or to round it.
         """
-        return self.stages[-1].grid(drawn) if self.stages else None
+        return self.stages[-1].grid(drawn) if self.stages else self.local.grid(drawn)
+
+    @property
+    def secure(self) -> bool:
+        """Whether uploads travel over a secure sum: nobody sees a single one."""
+        return self.channel.group(MANY) is not None
 
     def figures(self) -> list[tuple[str, FigureSpec]]:
         """The pictures that the pieces declare, each with the slot whose metrics it shows."""
