@@ -70,6 +70,9 @@ LARGEST_SUM = 1 << 30
 clients' integers has a public bound. It moves no two neighbours apart.
 """
 
+LARGEST_RELEASE = 1 << 44
+"""The same for a statistic over all records of a client: 2^24 times the noise of a share."""
+
 _LEAST_STEP = 1e-36  # below, single precision could not hold a multiple of the step
 _LARGEST_INTEGER = 2.0**52
 _ON_WIRE = 2**31 - 1

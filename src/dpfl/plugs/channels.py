@@ -45,6 +45,12 @@ class Channel(Plug):
         """The group that adds up ``drawn`` clients' uploads; None where it is no secure sum."""
         return None
 
+    def noise_share(self, std: float, drawn: int) -> float:
+        """The noise that one of ``drawn`` clients adds where this much must protect everyone: all of
+        it, unless it is added up on the way.
+        """
+        return std
+
     def least(self, drawn: int) -> int:
         """How many uploads must arrive before anything is delivered."""
         return 0

@@ -48,6 +48,10 @@ class SecureSum(Channel):
         least = drawn - self.tolerated_dropouts
         return Group(members=drawn, least=least, colluders=self.colluders)
 
+    def noise_share(self, std: float, drawn: int) -> float:
+        """Return a share for the honest ones of those who are sure to be in the sum."""
+        return std / math.sqrt(max(1, drawn - self.tolerated_dropouts - self.colluders))
+
     def least(self, drawn: int) -> int:
         """How many uploads a sum needs: with fewer it is never unmasked."""
         return max(1, drawn - self.tolerated_dropouts)
