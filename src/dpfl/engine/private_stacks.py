@@ -111,7 +111,13 @@ class ClippedSums:
             if wide is not None:
                 cut_off += int((wide.abs() > most_held).sum())
                 wide.clamp_(-most_held, most_held)
-            yield wide if leaves and wide is not None else totals if wide is None else totals.copy_(wide)
+            yield (
+                wide
+                if leaves and wide is not None
+                else totals
+                if wide is None
+                else totals.copy_(wide)
+            )
         if cut_off:
             warnings.warn(
                 f"{cut_off} coordinate(s) of clipped sums were cut off at {most_held // SCALE} "

@@ -33,6 +33,7 @@ class LocalWork(Plug):
     private: ClassVar[bool] = False
     pooled: ClassVar[bool] = False  # a trusted curator works on all clients' records at once
     shares_noise: ClassVar[bool] = False  # its noise is a share of that in a secure sum
+    cut_off: ClassVar[int | None] = None  # where its integers are cut off, before noise
 
     @property
     def hypothetical(self) -> bool:

@@ -53,6 +53,11 @@ class SecureSum(Channel):
         """Return a share for the honest ones of those who are sure to be in the sum."""
         return std / math.sqrt(max(1, drawn - self.tolerated_dropouts - self.colluders))
 
+    def shared_exposure(self, exposure: Exposure, drawn: int) -> Exposure:
+        """Return the exposure of a share, added up."""
+        share = self.noise_share(exposure.noise, drawn)
+        return self.exposure(replace(exposure, noise=share), drawn)
+
     def least(self, drawn: int) -> int:
         """How many uploads a sum needs: with fewer it is never unmasked."""
         return max(1, drawn - self.tolerated_dropouts)

@@ -26,7 +26,7 @@ from dpfl.core.phases import Phase
 from dpfl.core.random import SecretRng
 from dpfl.core.types import Claims, Shared, Terms, Who
 from dpfl.plugs.base import Participant, claiming, planned
-from dpfl.plugs.local_work import DpSgd
+from dpfl.plugs.local_work import DpSgd, LocalWork
 from dpfl.plugs.sampling import PoissonBatches
 from dpfl.plugs.stages import Stage
 from dpfl.plugs.weights import own_weight
@@ -67,6 +67,7 @@ class SharedGradient(DpSgd):
     noise_multiplier: float | None = None
     expected_cohort: float | None = None
     shares_noise: ClassVar[bool] = True
+    cut_off: ClassVar[int | None] = LARGEST_SUM
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,8 +79,8 @@ class SharedGradient(DpSgd):
         check(self.spending != "uniform", where, problem, "use spending = 'heterogeneous'")
 
     @classmethod
-    def of(cls, work: DpSgd, missing: int) -> Self:
-        """The same work, with noise that is shared among all but ``missing`` of the drawn."""
+    def of(cls, work: LocalWork, missing: int) -> Self:
+        """The same step, with noise that is shared among all but ``missing`` of the drawn."""
         own = {field.name: getattr(work, field.name) for field in fields(DpSgd)}
         return cls(**own, tolerated_dropouts=missing)
 
@@ -165,6 +166,7 @@ class OnCommonGrid(Stage):
     """
 
     linear: ClassVar[bool] = True  # the server half does nothing
+    cut_off: ClassVar[int | None] = LARGEST_SUM
 
     def grid(self, drawn: int) -> Grid | None:
         """Return the public grid."""

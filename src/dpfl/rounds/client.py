@@ -65,16 +65,16 @@ def client_round(
     if round_ < 0:
         for client, member in active.items():
             rng = rngs[client].child("release")
-            sent[client] = release_answer(agreement, round_, member, workshop.model, rng)
+            asked = workshop.model, rng, common.drawn
+            sent[client] = release_answer(agreement, round_, member, *asked)
     else:
         for block in blocks_of(agreement, active, workshop.engine):
             own = [active[client] for client in block]
             sent |= _trained(workshop, own, common, starts, rngs, private)
-    grid = None if round_ < 0 else agreement.strategy.upload_grid(common.drawn)
+    grid = agreement.upload_grid(round_, common.drawn)
     uplinks = [Uplink(client=c, payload=None, reason=why) for c, why in abstaining.items()]
-    adding = round_ >= 0 and agreement.strategy.channel.group(common.drawn) is not None
     for client, message in sent.items():
-        if adding and grid is not None:
+        if agreement.strategy.secure and grid is not None:
             integers = grid.integers(message).to(torch.int64).numpy()
             agreement.sum_plan(round_, common.drawn).check_upload(integers, client)
         payload = encode_upload(message, workshop.run, round_, client, grid)

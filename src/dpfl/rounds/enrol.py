@@ -8,6 +8,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Claims, Cohort, Observer, Phase, Shared, State, Terms, Unit, Who
@@ -17,7 +18,7 @@ from dpfl.plugs.weights import own_weight
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds.memory import Memory
-from dpfl.rounds.sums import SumPlan, sum_plan
+from dpfl.rounds.sums import SumPlan, sum_plan, upload_grid
 from dpfl.strategy import Strategy
 
 Seen = tuple[PrivacyCost, frozenset[Observer]]
@@ -54,7 +55,14 @@ class Agreement(Memory):
 
     def sum_plan(self, round_: int, drawn: int) -> SumPlan:
         """How the uploads of ``drawn`` clients are added up in a round over a secure sum."""
-        return self.once((round_ < 0, drawn), sum_plan, self.strategy, self.terms, drawn)
+        round_ = min(round_, 0)
+        return self.once((round_, drawn), sum_plan, self.strategy, self.terms, round_, drawn)
+
+    def upload_grid(self, round_: int, drawn: int) -> Grid | None:
+        """The grid on which uploads of ``drawn`` clients lie in a round, or in a release before
+        round one; None where they are no multiples of one step.
+        """
+        return upload_grid(self.strategy, self.terms, round_, drawn)
 
     @property
     def first_round(self) -> int:
@@ -88,7 +96,7 @@ class Agreement(Memory):
         if not self.terms.releases:
             return cost
         noise = self.strategy.local.release_noise(self.terms, participant)
-        seen = partial(self.strategy.release_seen, terms=self.terms)
+        seen = partial(self.strategy.channel.shared_exposure, drawn=self.terms.population)
         history = release_history(self.terms.releases, noise, examples, seen)
         return replace(cost, before=tuple((event,) for event in history))
 
@@ -246,7 +254,8 @@ def enrol(
     drawn = strategy.selection.cohort_size(population) or 1
     strategy.upload_grid(drawn)
     if strategy.channel.group(drawn) is not None:
-        sum_plan(strategy, terms, drawn)
+        for round_ in range(-len(strategy.releases), 1):
+            sum_plan(strategy, terms, round_, drawn if round_ == 0 else population)
     if strategy.personal is not None:
         strategy.personal.merge(torch.zeros(layout.size), None, layout)
     return Agreement(

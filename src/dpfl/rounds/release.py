@@ -73,9 +73,9 @@ def release_answer(
         check(good, "release", problem, "match statistic and numbers")
         total += clipping.clip(rows.to(torch.float32), release.bound).to(torch.float64).sum(dim=0)
     noise = agreement.release_noise(round_, member.participant) * release.bound
-    if not agreement.strategy.secure:
+    grid = agreement.upload_grid(round_, drawn)
+    if grid is None:
         return Grid.of(noise).noised(total, rng).to(torch.float32)
-    grid = Grid.of(agreement.strategy.channel.noise_share(noise, drawn))
     return grid.noisy_integers(total, rng, LARGEST_RELEASE).mul_(grid.step)
 
 
@@ -121,16 +121,14 @@ def combined(
 
 
 def combined_sum(
-    agreement: Agreement, state: State, cohort: Cohort, total: Summed | None
+    agreement: Agreement, state: State, cohort: Cohort, total: Summed
 ) -> tuple[State, Metrics]:
-    """The state with the buffer that the sum of the answers makes; as it was without a sum.
+    """The state with the buffer that the sum of the answers makes; as it was without answers.
 
     The sum is divided by all records that those who answered claim.
     """
-    ids = () if total is None else total.ids
-    records = sum(max(1, cohort.claims[client].examples) for client in ids)
-    mean = torch.zeros(0) if total is None else total.vector.to(torch.float64) / records
-    return _written(agreement, state, mean, len(ids))
+    records = sum(max(1, cohort.claims[client].examples) for client in total.ids)
+    return _written(agreement, state, total.vector / max(1, records), len(total.ids))
 
 
 def _written(

@@ -4,9 +4,7 @@ Noise, sensitivity and sampling are asked of the plugs that enforce them, so wha
 is done.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Self
 
@@ -108,18 +106,6 @@ class Accounting(Slots):
         secure sum needs before it is unmasked.
         """
         return max(self.channel.least(drawn), self._noise_shares_needed(terms, drawn))
-
-    def release_seen(self, exposure: Exposure, terms: Terms) -> Exposure:
-        """What an adversary sees of a release before round one, whose noise clients of a secure sum
-        share.
-
-        Its rounding is that of the whole noise: no share lies on a coarser grid.
-        """
-        group = self.channel.group(max(1, round(terms.population)))
-        if group is None:
-            return exposure
-        share = replace(exposure, noise=exposure.noise / math.sqrt(group.honest))
-        return self.channel.exposure(share, group.members)
 
     def _noise_shares_needed(self, terms: Terms, drawn: int) -> int:
         if self.unit.of_data or self.observer is Observer.NOBODY or not self.sums_only:

@@ -30,7 +30,6 @@ from dpfl.plugs.step import ServerSgd, Step
 from dpfl.plugs.weights import UniformWeights, Weights
 from dpfl.privacy.flags import Flag
 
-
 MANY = 10**6  # more clients than any group needs
 
 
@@ -151,6 +150,13 @@ class Slots:
         noise, or to round it.
         """
         return self.stages[-1].grid(drawn) if self.stages else self.local.grid(drawn)
+
+    @property
+    def cut_off(self) -> int | None:
+        """Where the integers of an upload are cut off, before noise; None where a norm bounds
+        them.
+        """
+        return self.stages[-1].cut_off if self.stages else self.local.cut_off
 
     @property
     def secure(self) -> bool:
