@@ -8,9 +8,8 @@ from dpfl.deploy.connections import Connections
 from dpfl.deploy.messages import Reply
 from dpfl.deploy.requests import TrainingRequest
 from dpfl.deploy.server_sum import ServerSum
-from dpfl.rounds import Agreement, Plan, Uplink
+from dpfl.rounds import Agreement, Plan, SumOfUploads, Uplink
 from dpfl.rounds.codec import FRAME_BYTES
-from dpfl.rounds.enrol import SumOfUploads
 from dpfl.runs.folder import RunFolder
 
 
@@ -22,9 +21,7 @@ def ask_uploads(
         return ask_round(sites, folder, agreement, plan), None
     asked = ServerSum(sites=sites, folder=folder.path, agreement=agreement, plan=plan)
     total = asked.play()
-    missing = {site: asked.problems.get(site, total.lost) for site in plan.cohort.ids}
-    left = [site for site in plan.cohort.ids if site not in total.ids]
-    return [Uplink(client=site, payload=None, reason=missing[site]) for site in left], total
+    return asked.uplinks(), total
 
 
 def ask_round(

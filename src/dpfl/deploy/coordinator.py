@@ -214,7 +214,7 @@ class Coordinator:
                 return state, plan.over.replace("client", "site")
             OpenedRound.of(plan).write(self.folder.path)
         uplinks, total = ask_uploads(sites, self.folder, agreement, plan)
-        state, record = close_round(agreement, state, plan, uplinks, run, total)
+        state, record = close_round(agreement, state, plan, uplinks, run, total=total)
         record = replace(record, effective_noise=effective_noise(agreement, plan, record))
         self.folder.append_round(record)
         history.append(record)

@@ -86,9 +86,19 @@ def _check_secure_sum(file: SiteFile, strategy: Strategy, sites: Sequence[str]) 
     _accept(
         file,
         found <= channel.colluders,
-        f"{found} of the study's sites may collude{stated}, and {channel.colluders} are planned for",
+        f"{found} of its sites may collude{stated}, and {channel.colluders} are planned for",
         "pin their identity keys in [secure_sum] members, or plan for more colluders",
     )
+
+
+def _check_honest(file: SiteFile, agreement: Agreement) -> None:
+    """Check that as many honest sites are in every sum as the policy asks for."""
+    strategy, least = agreement.strategy, file.trust().least_honest
+    drawn = strategy.selection.cohort_size(agreement.terms.population) or 1
+    group = strategy.channel.group(drawn)
+    honest = 1 if group is None else group.honest
+    problem = f"{honest} honest sites are in every sum, and its policy asks for {least}"
+    _accept(file, honest >= least, problem, "ask more sites, or tolerate fewer dropouts")
 
 
 def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
@@ -103,10 +113,7 @@ def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
     accept = partial(_accept, file)
 
     if not strategy.channel.sees_rows:
-        drawn = strategy.selection.cohort_size(agreement.terms.population) or 1
-        honest, least = strategy.channel.group(drawn).honest, file.trust().least_honest
-        problem = f"{honest} honest sites are in every sum, and its policy asks for {least}"
-        accept(honest >= least, problem, "ask more sites, or tolerate fewer dropouts")
+        _check_honest(file, agreement)
     if strategy.local.private:
         phases = agreement.phases(member.participant)
         noise = strategy.local.protection(phases)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dpfl.core.checks import check
-from dpfl.core.errors import DpflError, PeerError
+from dpfl.core.errors import DpflError, PeerError, PrivacyRefusal
 from dpfl.core.types import Plain
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.messages import Message, Reply, readable
@@ -23,8 +23,7 @@ from dpfl.deploy.open_sum import OpenSum
 from dpfl.deploy.requests import SumRequest, TrainingRequest
 from dpfl.deploy.site_sum import KEYS, SHARES, SURVIVORS, UNMASK, digest_of, sum_terms
 from dpfl.deploy.sum_answers import read_keys, read_revealed, read_shares, read_signature
-from dpfl.rounds import Agreement, Plan
-from dpfl.rounds.enrol import SumOfUploads
+from dpfl.rounds import Agreement, Plan, SumOfUploads, SumPlan, Uplink
 from dpfl.secure_sum import server
 from dpfl.secure_sum.integers import packed_size
 from dpfl.secure_sum.session import Roster, SumTerms
@@ -40,8 +39,7 @@ class _Lost(Exception):
 class ServerSum:
     """The sum of one round, as its server asks for it.
 
-    ``problems`` says why sites are not in it. ``sent`` and ``received`` count the bytes of all
-    phases.
+    ``problems`` says why sites are not in it, ``masked`` is what the others have sent.
     """
 
     sites: Connections
@@ -49,18 +47,38 @@ class ServerSum:
     agreement: Agreement
     plan: Plan
     problems: dict[str, str] = field(default_factory=dict)
-    sent: int = 0
-    received: int = 0
+    masked: dict[str, bytes] = field(default_factory=dict)
 
-    def play(self) -> SumOfUploads:
-        """Ask for all phases. Where too few are left the sum is lost: it is empty, and says why."""
+    def play(self) -> SumOfUploads | None:
+        """Ask for all phases, and return the sum; None where it is lost, and why in ``problems``.
+
+        A sum is lost where too few sites are left, and where what they reveal does not fit. Nothing
+        is unmasked then.
+        """
+        opened = OpenSum.read(self.folder, self.plan.round)
         try:
-            opened = OpenSum.read(self.folder, self.plan.round)
             if opened is None or opened.roster is None:
                 opened = self._begin(0 if opened is None else opened.attempt + 1)
-            return self._finish(opened)
-        except (_Lost, DpflError) as error:
-            return SumOfUploads.none(f"the secure sum is lost: {error}")
+            total = self._finish(opened)
+            total.check_plan(self._planned, self.plan.cohort.ids)
+            return total
+        except (_Lost, PeerError, PrivacyRefusal) as error:
+            for site in self.plan.cohort.ids:
+                self.problems.setdefault(site, f"the secure sum is lost: {error}")
+            return None
+
+    @property
+    def _planned(self) -> SumPlan:
+        return self.agreement.sum_plan(self.plan.round, len(self.plan.cohort))
+
+    def uplinks(self) -> list[Uplink]:
+        """What came of each site: its masked upload, or why it is not in the sum."""
+        return [
+            Uplink(client=site, payload=None, reason=self.problems[site])
+            if site in self.problems
+            else Uplink(client=site, payload=self.masked.get(site))
+            for site in self.plan.cohort.ids
+        ]
 
     # -- before anybody sends an upload ------------------------------------------------------------
 
@@ -104,15 +122,16 @@ class ServerSum:
         """Collect masked inputs, let the survivors sign who they are, and take the masks off."""
         roster = opened.roster
         assert roster is not None
-        masked = self._masked(opened, roster)
+        self.masked = self._masked_inputs(opened, roster)
+        here = tuple(sorted(self.masked))
         if opened.survivors is None:
-            self._check_enough(masked, roster.terms)
-            opened = replace(opened, survivors=tuple(sorted(masked)))
+            self._check_enough(self.masked, roster.terms)
+            opened = replace(opened, survivors=here)
             opened.write(self.folder)
         survivors = opened.survivors
         assert survivors is not None
-        if survivors != tuple(sorted(masked)):
-            raise _Lost("a survivor did not send its masked input again")
+        if survivors != here:
+            raise _Lost("a survivor did not send its masked upload again")
         about: Plain = {"session": roster.session}
         signed = self._ask(
             SURVIVORS,
@@ -127,10 +146,10 @@ class ServerSum:
         told = {**about, "signatures": signatures}
         revealed = self._ask(UNMASK, survivors, told, read_revealed)
         announced = {name: one.announcement for name, one in opened.shares.items()}
-        total = server.unmasked_sum(roster, announced, masked, revealed)
-        return SumOfUploads(integers=total, ids=survivors, bytes_up=self.received)
+        total = server.unmasked_sum(roster, announced, self.masked, revealed)
+        return SumOfUploads(integers=total, ids=survivors)
 
-    def _masked(self, opened: OpenSum, roster: Roster) -> dict[str, bytes]:
+    def _masked_inputs(self, opened: OpenSum, roster: Roster) -> dict[str, bytes]:
         """Ask for masked inputs; with each request goes the receipt for the last answer."""
         sites, signer, round_ = self.sites, self.sites.signer, self.plan.round
         announced = [asdict(one.announcement) for one in opened.shares.values()]
@@ -198,8 +217,6 @@ class ServerSum:
         asked = f"{len(messages)} sites are asked for {what} of a secure sum"
         self.sites.progress.expect(f"{asked}, and waited for up to {limit:g} s")
         for site, reply in self.sites.ask(messages, limit).items():
-            self.sent += len(messages[site].payload)
-            self.received += len(reply.message.payload)
             problem = self._noted(site, reply)
             try:
                 if problem:
