@@ -13,7 +13,8 @@ from dpfl.core.random import SecretRng
 from dpfl.core.types import Downlink, Shared, Who
 from dpfl.engine.base import Engine, Job
 from dpfl.rounds.codec import decode_download, encode_upload
-from dpfl.rounds.enrol import Agreement, Uplink
+from dpfl.rounds.enrol import Agreement
+from dpfl.rounds.exchange import Uplink
 from dpfl.rounds.members import Member
 from dpfl.rounds.plans import Admission
 from dpfl.rounds.release import release_answer, write_buffers

@@ -18,7 +18,8 @@ from dpfl.plugs.channels import Summed, summed
 from dpfl.rounds.aggregate import aggregate
 from dpfl.rounds.client import staged
 from dpfl.rounds.codec import FRAME_BYTES, decode_upload
-from dpfl.rounds.enrol import Agreement, Plan, Run, Uplink
+from dpfl.rounds.enrol import Agreement, Run
+from dpfl.rounds.exchange import Plan, Uplink
 from dpfl.rounds.open import shared_with
 from dpfl.rounds.record import RoundRecord
 from dpfl.rounds.release import combined, combined_sum

@@ -11,7 +11,7 @@ from torch import Tensor
 from dpfl.core.grid import Grid
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Claims, Cohort, Observer, Phase, Shared, State, Terms, Unit, Who
+from dpfl.core.types import Claims, Observer, Phase, State, Terms, Unit, Who
 from dpfl.plugs.base import Participant
 from dpfl.plugs.releases import Shares, release_history
 from dpfl.plugs.weights import own_weight
@@ -189,34 +189,6 @@ def secret_for(seed: PublicSeed | None, *labels: str | int) -> SecretRng:
     none.
     """
     return SecretRng.from_system() if seed is None else SecretRng.simulated(seed.child(*labels))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What the server decided when it opened the round; ``over`` says why there is none, and no
-    further one.
-    """
-
-    round: int
-    cohort: Cohort = field(default_factory=lambda: Cohort(ids=(), claims={}))
-    downloads: Mapping[str, bytes] = field(default_factory=dict)
-    shared: Mapping[str, Shared] = field(default_factory=dict)
-    starts: Mapping[str, Tensor] = field(default_factory=dict)
-    unwilling: tuple[str, ...] = ()
-    over: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Uplink:
-    """What came back from a client: bytes, or the reason why there are none.
-
-    A client that abstains, fails, is late or sends something that was not agreed on is an ordinary
-    outcome of a round.
-    """
-
-    client: str
-    payload: bytes | None
-    reason: str = ""
 
 
 def enrol(
