@@ -116,7 +116,7 @@ def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
         _check_honest(file, agreement)
     if strategy.local.private:
         phases = agreement.phases(member.participant)
-        noise = strategy.local.protection(phases)
+        noise = [phase.noise_multiplier for phase in phases]
         releases = range(agreement.first_round, 0)
         noise += [agreement.release_noise(one, member.participant) for one in releases]
         clips = [phase.clip for phase in phases]

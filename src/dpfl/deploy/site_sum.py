@@ -27,7 +27,7 @@ from dpfl.deploy.messages import readable
 from dpfl.deploy.requests import SumRequest, TrainingRequest
 from dpfl.privacy.site_ledger import SiteLedger, StoredSum
 from dpfl.rounds import Agreement
-from dpfl.rounds.codec import decode_upload
+from dpfl.rounds.codec import decode_download, decode_upload
 from dpfl.secure_sum import member
 from dpfl.secure_sum.session import Announcement, Roster, SumTerms
 from dpfl.secure_sum.state import MemberState
@@ -177,6 +177,10 @@ class SiteSum:
             problem = "is not the one that the session is about"
             same = digest_of(self.request.payload) == state.terms.model
             check(same, "download", problem, "send the same to all members", PeerError)
+            # Shares of noise are made for those who were drawn: for no more than are asked.
+            drawn = decode_download(self.request.payload, self.agreement.layout.size).drawn
+            problem = f"says that {drawn} sites were drawn, and {state.terms.asked} are asked"
+            check(drawn == state.terms.asked, "download", problem, "ask all of them", PeerError)
             member.opened_shares(state, *self._mail())
 
     def masked(self, upload: bytes) -> tuple[bytes, StoredSum]:

@@ -226,7 +226,7 @@ def prepared(experiment: Experiment, data_folder: Path | None = None) -> Simulat
 
 def _client(agreement: Agreement, member: Member) -> ClientNoise:
     """What one client holds, has as a budget, and adds as noise."""
-    noise = agreement.strategy.local.protection(agreement.phases(member.participant))
+    noise = [phase.noise_multiplier for phase in agreement.phases(member.participant)]
     return ClientNoise(
         client=member.id,
         records=member.shard.examples,

@@ -75,12 +75,10 @@ class LocalWork(Plug):
         return None
 
     def in_cohort(self, phases: Sequence[Phase], drawn: int) -> tuple[Phase, ...]:
-        """Return planned phases as they are run when so many clients are drawn."""
+        """Return planned phases as they are run when so many clients are drawn: with a share of
+        the noise, where it is shared.
+        """
         return tuple(phases)
-
-    def protection(self, phases: Sequence[Phase]) -> list[float]:
-        """Return the noise that protects each phase, over the clip."""
-        return [phase.noise_multiplier for phase in phases]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,6 @@ class SharedGradient(DpSgd):
 
     tolerated_dropouts: int = 0
     noise_multiplier: float | None = None
-    expected_cohort: float | None = None
     shares_noise: ClassVar[bool] = True
     cut_off: ClassVar[int | None] = LARGEST_SUM
 
@@ -84,8 +83,9 @@ class SharedGradient(DpSgd):
         own = {field.name: getattr(work, field.name) for field in fields(DpSgd)}
         return cls(**own, tolerated_dropouts=missing)
 
-    def _shares(self, drawn: float) -> int:
-        return max(1, round(drawn) - self.tolerated_dropouts)
+    def _share(self, drawn: float) -> float:
+        """How much of the noise one of ``drawn`` clients adds."""
+        return 1 / math.sqrt(max(1, round(drawn) - self.tolerated_dropouts))
 
     def _one_step(self, participant: Participant) -> Phase:
         """The participant's step, without its noise."""
@@ -109,48 +109,40 @@ class SharedGradient(DpSgd):
             phase = self._one_step(who)
             batches = PoissonBatches(who.examples, phase.batch_size)
             plan = batches.event(1.0, terms.participations, terms.parameters)
-            plan = replace(plan, numbers=plan.numbers * self._shares(terms.expected_cohort))
+            plan = replace(plan, numbers=plan.numbers * terms.population)
             # One part more: the channel charges for the coarsest grid again.
             noise = self._least_noise(terms, who, plan, batches.parts + 1)
             levels.append(noise * self._factor(phase, terms, who))
         return terms.with_noise(max(levels))
 
     def phases(self, terms: Terms, participant: Participant) -> tuple[Phase, ...]:
-        """Plan one step with the participant's share of the common noise."""
+        """Plan one step with all of the common noise, as it is in the sum."""
         phase = self._one_step(participant)
         whole = planned(terms.noise_multiplier, "shared gradient")
-        share = whole / math.sqrt(self._shares(terms.expected_cohort))
-        noise = share / self._factor(phase, terms, participant)
+        noise = whole / self._factor(phase, terms, participant)
         return (replace(phase, noise_multiplier=noise, sum_only=True),)
 
     def in_cohort(self, phases: Sequence[Phase], drawn: int) -> tuple[Phase, ...]:
-        """Make shares for those who are drawn: where some are not there, larger ones."""
-        larger = math.sqrt(self._expected / self._shares(drawn))
-        return tuple(replace(p, noise_multiplier=p.noise_multiplier * larger) for p in phases)
-
-    @property
-    def _expected(self) -> int:
-        return self._shares(planned(self.expected_cohort, "shared gradient"))
+        """Leave a share of the noise: a larger one, the fewer are drawn."""
+        share = self._share(drawn)
+        return tuple(replace(p, noise_multiplier=p.noise_multiplier * share) for p in phases)
 
     def grid(self, drawn: int) -> Grid | None:
         """The common grid, on which a share has the std of SCALE steps."""
         whole = planned(self.noise_multiplier, "shared gradient") * self.clip
-        return Grid.of(whole / math.sqrt(self._shares(drawn)))
-
-    def protection(self, phases: Sequence[Phase]) -> list[float]:
-        """Return the noise of all shares over the bound of one record."""
-        return [phase.noise_multiplier * math.sqrt(self._expected) for phase in phases]
+        return Grid.of(whole * self._share(drawn))
 
     def exposure(self, phases: Sequence[Phase], examples: int, parameters: int) -> Exposure:
-        """A record's bound and one share of noise, in units of the sum of gradients."""
+        """A record's bound and the noise of all shares, in units of the sum of gradients."""
         if not phases:
             return Exposure(unit=self.unit, numbers=parameters)
-        (phase,), (whole,) = phases, self.protection(phases)
-        batches, clip = PoissonBatches(examples, phase.batch_size), phase.clip or 0.0
+        (phase,) = phases
+        whole, clip = phase.noise_multiplier, phase.clip or 0.0
+        batches = PoissonBatches(examples, phase.batch_size)
         return Exposure(
             unit=self.unit,
             bound=clip * whole / effective_multiplier(whole, parameters, batches.parts),
-            noise=phase.noise_multiplier * clip,
+            noise=whole * clip,
             numbers=parameters,
             draws=parameters,
             sampling="poisson",

@@ -41,6 +41,9 @@ class Weights(Plug):
         """Return the constant weight; only where ``constant``."""
         raise NotImplementedError
 
+    def check_terms(self, terms: Terms, client: str) -> None:
+        """Refuse terms under which this client could not weigh what it sends."""
+
     def by_clients(self) -> "EnrolledWeights | None":
         """Return the rule as constants with which clients weigh what they send; None if they would
         have to know of others' uploads.
@@ -157,6 +160,10 @@ class EnrolledWeights(Weights):
     def resolve_terms(self, terms: Terms, claims: Mapping[str, Claims]) -> Terms:
         """Settle every client's weight."""
         return replace(terms, weights=tuple(self._constants(claims).items()))
+
+    def check_terms(self, terms: Terms, client: str) -> None:
+        """Refuse weights that are not shares of one, or hold none of the client."""
+        own_weight(terms.weights, client)
 
     def _constants(self, claims: Mapping[str, Claims]) -> dict[str, float]:
         ids = sorted(claims)

@@ -86,6 +86,7 @@ def _records(agreement: Agreement, members: Mapping[str, Member]) -> float:
     for client in ids:
         participant = members[client].participant
         phases = agreement.phases(participant)
+        phases = strategy.local.in_cohort(phases, max(1, round(terms.expected_cohort)))
         noise[client] = noise_variance(phases, participant.examples, layout.size)
         signal[client] = sum(
             phase.lr * (phase.clip or 0.0) * sum(map(abs, step_responses(phase)[0]))

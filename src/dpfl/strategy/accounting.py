@@ -60,7 +60,8 @@ class Accounting(Slots):
             return Exposure(unit=self.unit, numbers=terms.parameters)
         drawn = self._drawn(terms)
         exposure = self.sent(drawn, terms, phases, examples)
-        seen = self.channel.exposure(exposure, drawn)
+        shared = self.local.shares_noise
+        seen = (self.channel.shared_exposure if shared else self.channel.exposure)(exposure, drawn)
         if observer is not Observer.WORLD or seen.paid:
             return seen
         if not self.sums_only:
