@@ -168,8 +168,7 @@ class SiteSum:
     def check_input(self) -> None:
         """Refuse, before any work, an input that could not be masked.
 
-        The download must be the one that the session is about, and everything that others have
-        sealed must be there.
+        The download must be the session's, and everything that others have sealed must be there.
         """
         assert self.request.sum is not None
         with readable(_WHERE):
@@ -177,10 +176,10 @@ class SiteSum:
             problem = "is not the one that the session is about"
             same = digest_of(self.request.payload) == state.terms.model
             check(same, "download", problem, "send the same to all members", PeerError)
-            # Shares of noise are made for those who were drawn: for no more than are asked.
-            drawn = decode_download(self.request.payload, self.agreement.layout.size).drawn
-            problem = f"says that {drawn} sites were drawn, and {state.terms.asked} are asked"
-            check(drawn == state.terms.asked, "download", problem, "ask all of them", PeerError)
+            told = decode_download(self.request.payload, self.agreement.layout.size)
+            drawn, asked = told.drawn, state.terms.asked  # shares of noise are made for the drawn
+            problem = f"says that {drawn} sites were drawn, and {asked} are asked"
+            check(drawn == asked, "download", problem, "ask all of them", PeerError)
             member.opened_shares(state, *self._mail())
 
     def masked(self, upload: bytes) -> tuple[bytes, StoredSum]:

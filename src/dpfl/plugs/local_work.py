@@ -205,8 +205,7 @@ class DpSgd(_OnePhase):
     ) -> float:
         """The least noise with which planned steps fit into the participant's budget."""
         budget, target = self._target(terms, participant)
-        releases, examples = (terms.releases, terms.release_noise), participant.examples
-        wanted = calibrate_rounds(*releases, plan, target, budget, examples)
+        wanted = calibrate_rounds(terms, plan, target, budget, participant.examples)
         return multiplier_for(wanted, terms.parameters, parts)
 
     def _target(self, terms: Terms, participant: Participant) -> tuple[Budget, float]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from dpfl.core.checks import check, one_of, positive, share, whole_number
 from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.grid_noise import SCALE
-from dpfl.core.types import Adjacency, Budget, Unit
+from dpfl.core.types import Adjacency, Budget, Terms, Unit
 from dpfl.plugs.base import Plug
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.calibrate import calibrate, rung
@@ -34,9 +34,6 @@ from dpfl.privacy.exposure import Exposure
 Shape = tuple[int, ...]
 Shares = Sequence[tuple[float, int]]
 """Of each release, its share of a budget and how many numbers it has."""
-
-Seen = Callable[[Exposure], Exposure]
-"""What an adversary sees of an exposure."""
 
 _RUNGS = range(-923, 2310)  # of the ladder of multipliers: 0.01 to 100,000
 _calibrate = partial(calibrate, adjacency=Adjacency.ZERO_OUT)
@@ -220,34 +217,25 @@ def release_exposure(noise_multiplier: float, numbers: int, examples: int) -> Ex
 
 
 def release_history(
-    shares: Shares, noise: Sequence[float], examples: int, seen: Seen | None = None
+    shares: Shares,
+    noise: Sequence[float],
+    examples: int,
+    seen: Callable[[Exposure], Exposure] = lambda own: own,
 ) -> History:
-    """What all releases show of one record, one event each.
-
-    ``seen`` says what is seen of one of them; left out, all of it.
-    """
+    """What all releases show of one record, one event each; ``seen`` is what is seen of it."""
     planned = zip(noise, (numbers for _, numbers in shares), strict=True)
-    found = (release_exposure(*one, examples) for one in planned)
-    return tuple(chain(*((seen(one) if seen else one).events() for one in found)))
+    return tuple(chain(*(seen(release_exposure(*one, examples)).events() for one in planned)))
 
 
 def calibrate_rounds(
-    shares: Shares,
-    given: Sequence[float],
-    plan: Event,
-    epsilon: float,
-    budget: Budget,
-    examples: int,
+    terms: Terms, plan: Event, epsilon: float, budget: Budget, examples: int
 ) -> float:
-    """The smallest multiplier of the ladder with which planned steps fit beside the releases.
-
-    ``given`` is the noise of the releases; left out, they have what their shares ask for.
-    """
-    delta, kind = budget.delta, budget.accountant
+    """The smallest multiplier of the ladder with which planned steps fit beside the releases."""
+    shares, delta, kind = terms.releases, budget.delta, budget.accountant
     if not shares:
         steps = (plan.sampling_rate, plan.steps)
         return _calibrate(epsilon, delta, *steps, accountant=kind, numbers=plan.numbers)
-    noise = given or release_noise(shares, budget, epsilon, examples)
+    noise = terms.release_noise or release_noise(shares, budget, epsilon, examples)
     before = release_history(shares, noise, examples)
 
     def fits(index: int) -> bool:

@@ -119,10 +119,10 @@ def _record_level(strategy: Strategy, channel: SecureSum) -> Strategy:
     check(fixed, where, problem, remedy, PrivacyRefusal)
     problem = "its clients keep parts of the model, or send something else than their updates"
     whole = strategy.personal is None and not strategy.stages
-    check(whole, where, problem, "use fedavg_dp, weiavg or dpfedavg")
+    check(whole, where, problem, "use a method that averages updates")
     weights = strategy.weights.by_clients()
     problem = f"{type(strategy.weights).__name__} are not constants that claims settle beforehand"
-    remedy = "use fedavg_dp, weiavg or dpfedavg"
+    remedy = "use a method that weighs all alike, or by what they claim"
     if weights is None:
         raise ConfigurationError(where, problem, remedy)
     missing = channel.tolerated_dropouts
@@ -137,7 +137,7 @@ def _record_level(strategy: Strategy, channel: SecureSum) -> Strategy:
         stages=stages,
         weights=weights,
         tolerated_dropouts=missing,
-        assumptions=(SHARED if shared else ALONE, *channel.assumptions, *strategy.assumptions),
+        assumptions=(*channel.assumptions, SHARED if shared else ALONE, *strategy.assumptions),
     )
 
 
