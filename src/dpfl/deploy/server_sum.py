@@ -21,8 +21,8 @@ from dpfl.deploy.connections import Connections
 from dpfl.deploy.messages import Message, Reply, readable
 from dpfl.deploy.open_sum import OpenSum
 from dpfl.deploy.requests import SumRequest, TrainingRequest
-from dpfl.deploy.site_sum import KEYS, SHARES, SURVIVORS, UNMASK, digest_of, sum_terms
 from dpfl.deploy.sum_answers import read_keys, read_revealed, read_shares, read_signature
+from dpfl.deploy.sum_phases import KEYS, SHARES, SURVIVORS, UNMASK, digest_of, sum_terms
 from dpfl.rounds import Agreement, Plan, SumOfUploads, SumPlan, Uplink
 from dpfl.secure_sum import server
 from dpfl.secure_sum.integers import packed_size
