@@ -20,6 +20,7 @@ from dpfl.core.grid_noise import LARGEST
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Observer, Shared
+from dpfl.deploy.summary import effective_noise
 from dpfl.engine.stacked import Stacked
 from dpfl.plugs.secure_sum import SecureSum
 from dpfl.plugs.stages import Clip
@@ -127,6 +128,14 @@ def test_the_published_noise_is_that_of_all_who_sent() -> None:
         state, _ = one.close(one.uplinks[1:])
         found.append((state.model - one.state.model) * 6 / 0.5)
     assert float(torch.cat(found).std()) == pytest.approx(math.sqrt(5 / 4), rel=0.06)
+
+
+def test_the_noise_that_is_told_to_the_operator_is_that_of_the_honest_shares_and_more() -> None:
+    one = Round(STRATEGIES["everyone"])
+    for sent in (6, 5):
+        _, record = one.close(one.uplinks[6 - sent :])
+        told = effective_noise(one.agreement, one.plan, record)
+        assert told.noise_multiplier == pytest.approx(math.sqrt(sent / 4))
 
 
 def test_a_run_with_losses_goes_on() -> None:

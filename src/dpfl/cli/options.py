@@ -118,7 +118,7 @@ _SUM = "Uploads are added up over a secure sum: --set secure_sum.tolerated_dropo
 _LIES = "A client that claims a multiple of its epsilon."
 _EXPERIMENT: Options = {
     "dataset": (str | None, opt(_DATASET, **completing("dataset"))),
-    "secure_sum": (bool, flag("--secure-sum", _SUM)),
+    "secure_sum": (bool | None, opt(_SUM, None, "--secure-sum")),
     "misreport": (list[str] | None, opt(_LIES, metavar="ID:FACTOR")),
     "liar": (list[str] | None, opt("The name of --misreport in 0.1.", hidden=True)),
     "set": (list[str] | None, opt(_SET, metavar="KEY=VALUE")),
