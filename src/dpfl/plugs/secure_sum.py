@@ -49,6 +49,15 @@ class SecureSum(Channel):
         least = drawn - self.tolerated_dropouts
         return Group(members=drawn, least=least, colluders=self.colluders)
 
+    def noise_share(self, std: float, drawn: int) -> float:
+        """Return a share for the honest ones of those who are sure to be in the sum."""
+        return std / math.sqrt(max(1, drawn - self.tolerated_dropouts - self.colluders))
+
+    def shared_exposure(self, exposure: Exposure, drawn: int) -> Exposure:
+        """Return the exposure of a share, added up."""
+        share = self.noise_share(exposure.noise, drawn)
+        return self.exposure(replace(exposure, noise=share), drawn)
+
     def least(self, drawn: int) -> int:
         """How many uploads a sum needs: with fewer it is never unmasked."""
         return max(1, drawn - self.tolerated_dropouts)
