@@ -1,0 +1,123 @@
+"""Integers modulo a power of two: how wide they are, how they travel, and how masks are added.
+
+The width follows from a bound on one member's integers, so that the sum of all never wraps. In
+memory, numbers are unsigned words of 32 or 64 bits, whose own overflow is arithmetic modulo a
+multiple of 2^width; only ``width`` bits of each number travel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from dpfl.core.checks import check
+from dpfl.core.errors import PeerError, PrivacyRefusal
+
+MOST_BITS = 62  # a sum still fits into a signed word of 64 bits
+_CHUNK = 1 << 16  # bytes of a mask made at once: they stay in the processor's cache
+_ZEROS = memoryview(bytes(_CHUNK))
+
+
+def width_for(largest: int, members: int) -> int:
+    """The bits of a number modulo which a sum of ``members`` integers of at most ``largest`` in
+    absolute value cannot wrap.
+
+    >>> width_for(1, 1), width_for(127, 1), width_for(2**24, 50)
+    (2, 8, 31)
+    """
+    width = (largest * members).bit_length() + 1
+    problem = f"a sum of {members} integers up to {largest} needs {width} bits"
+    remedy = "use more noise, a smaller clip or fewer members"
+    check(width <= MOST_BITS, "secure sum", problem, remedy, PrivacyRefusal)
+    return width
+
+
+def word(width: int) -> np.dtype[Any]:
+    """The unsigned type in which numbers of this width are added up."""
+    return np.dtype("<u4" if width <= 32 else "<u8")
+
+
+def residues(integers: np.ndarray, largest: int, width: int) -> np.ndarray:
+    """Return integers modulo 2^width; refuse what is longer than was agreed.
+
+    >>> residues(np.array([-1, 5]), largest=5, width=4).tolist()
+    [15, 5]
+    """
+    most = int(np.abs(integers).max(initial=0))
+    problem = f"an integer of {most}, where at most {largest} were agreed"
+    check(most <= largest, "secure sum", problem, "this is a defect: report it", PrivacyRefusal)
+    return _reduced(integers.astype(np.int64).astype(word(width)), width)
+
+
+def signed(numbers: np.ndarray, width: int) -> np.ndarray:
+    """Return the integers between -2^(width-1) and 2^(width-1) that numbers modulo 2^width are.
+
+    >>> signed(np.array([15, 5], dtype="<u4"), width=4).tolist()
+    [-1, 5]
+    """
+    found = _reduced(numbers, width).astype(np.int64)
+    return np.where(found >= 1 << (width - 1), found - (1 << width), found)
+
+
+def packed(numbers: np.ndarray, width: int) -> bytes:
+    """Write the lowest ``width`` bits of each number.
+
+    The lowest byte of all numbers comes first, then the next byte of all; bits that do not fill a
+    byte come last, one bit of all numbers after the other.
+    """
+    whole, rest = divmod(width, 8)
+    planes = np.ascontiguousarray(numbers).view(np.uint8).reshape(-1, numbers.itemsize)
+    parts = [planes[:, byte].tobytes() for byte in range(whole)]
+    top = planes[:, whole] if rest else planes[:, 0]
+    parts += [np.packbits((top >> bit) & 1).tobytes() for bit in range(rest)]
+    return b"".join(parts)
+
+
+def packed_size(count: int, width: int) -> int:
+    """How many bytes ``count`` packed numbers take.
+
+    >>> packed_size(100, 31)
+    391
+    """
+    whole, rest = divmod(width, 8)
+    return whole * count + rest * ((count + 7) // 8)
+
+
+def unpacked(payload: bytes, count: int, width: int, sender: str) -> np.ndarray:
+    """Read numbers that :func:`packed` has written; another length is refused."""
+    size, whole, rest = packed_size(count, width), *divmod(width, 8)
+    problem = f"{len(payload)} bytes, where {count} numbers of {width} bits take {size}"
+    good, remedy = len(payload) == size, "use the same version and study on both sides"
+    check(good, f"masked input of '{sender}'", problem, remedy, PeerError)
+    read = np.frombuffer(payload, np.uint8)
+    planes = np.zeros((count, word(width).itemsize), np.uint8)
+    for byte in range(whole):
+        planes[:, byte] = read[byte * count : (byte + 1) * count]
+    bits, length = read[whole * count :], (count + 7) // 8
+    for bit in range(rest):
+        ones = np.unpackbits(bits[bit * length : (bit + 1) * length], count=count)
+        planes[:, whole] |= ones << bit
+    return planes.view(word(width)).reshape(count)
+
+
+def add_mask(numbers: np.ndarray, key: bytes, sign: int) -> None:
+    """Add the mask that a one-time key expands to, or subtract it, in place.
+
+    The mask is the keystream of AES-256 in counter mode, a word for each number.
+    """
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    buffer = bytearray(_CHUNK + 15)
+    words = np.frombuffer(buffer, numbers.dtype, _CHUNK // numbers.itemsize)
+    combine = np.add if sign > 0 else np.subtract
+    for start in range(0, len(numbers), len(words)):
+        part = numbers[start : start + len(words)]
+        stream.update_into(_ZEROS[: part.nbytes], buffer)
+        combine(part, words[: len(part)], out=part)
+
+
+def _reduced(numbers: np.ndarray, width: int) -> np.ndarray:
+    """Numbers modulo 2^width."""
+    kept: np.ndarray = numbers & numbers.dtype.type((1 << width) - 1)
+    return kept

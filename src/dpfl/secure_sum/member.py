@@ -1,0 +1,194 @@
+"""A member's side of a sum: five phases, each a function from what the member remembers.
+
+A member remembers a :class:`~dpfl.secure_sum.state.MemberState`, which holds secrets and is stored
+by the caller before the answer of a phase leaves: whoever is killed answers again with the same
+bytes. Asked for something else than before, it refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from dpfl.core.checks import check
+from dpfl.core.errors import PeerError, PrivacyRefusal
+from dpfl.secure_sum import integers, keys
+from dpfl.secure_sum.masks import add_pair, commitment_to, own_mask
+from dpfl.secure_sum.session import (
+    Announcement,
+    MemberKeys,
+    Roster,
+    SumTerms,
+    neighbours,
+    survivors_content,
+)
+from dpfl.secure_sum.state import MemberState, Shares
+
+_NEW_ROUND = "begin another round"
+_WHERE = "secure sum"
+
+
+def make_keys(name: str, identity: Ed25519PrivateKey, terms: SumTerms) -> MemberState:
+    """First phase: draw the one-time keys of a sum, signed by the member's identity."""
+    mask_seed, share_seed = keys.new_seed(), keys.new_seed()
+    mask, share = (keys.public_half(keys.agreement_key(one)) for one in (mask_seed, share_seed))
+    own = MemberKeys(name=name, identity=keys.public_half(identity), mask=mask, share=share)
+    own = replace(own, signature=keys.sign(identity, own.content(terms)))
+    return MemberState(keys=own, terms=terms, mask_seed=mask_seed, share_seed=share_seed)
+
+
+def make_shares(state: MemberState, identity: Ed25519PrivateKey, roster: Roster) -> MemberState:
+    """Second phase: join the session of a roster, and seal shares of one's secrets for others.
+
+    The caller has decided that the roster's members may be counted on. Another roster than before
+    is refused: the same secrets belong to one session.
+    """
+    if state.roster is not None:
+        problem = "another list of members than before, in the same attempt"
+        same = state.roster.session == roster.session
+        check(same, _WHERE, problem, "begin a new attempt, with new keys", PrivacyRefusal)
+        return state
+    own = state.keys
+    inside = own in roster.members and roster.terms == state.terms
+    problem = "lists other keys or terms than this member's"
+    check(inside, _WHERE, problem, "send the keys that it has made", PrivacyRefusal)
+    roster.check_signatures()
+    group, place, own_seed = roster.group, roster.place[own.name], keys.new_seed()
+    others = [number for number in range(len(roster.members)) if number != place]
+    everyone = group.neighbours == len(others)
+    chosen = () if everyone else keys.sample(others, group.neighbours)
+    commitment = commitment_to(own_seed, roster.session)
+    announced = Announcement(name=own.name, chosen=chosen, commitment=commitment)
+    signature = keys.sign(identity, announced.content(roster.session))
+    announced = replace(announced, signature=signature)
+    holders = announced.holders(roster)
+    both = [
+        keys.shares_of(seed, len(holders), group.recovering) for seed in (state.mask_seed, own_seed)
+    ]
+    sealed, held, share_key = {}, {}, keys.agreement_key(state.share_seed)
+    for holder, *parts in zip(holders, *both, strict=True):
+        content = b"".join(parts)
+        if holder == place:
+            held[own.name] = content
+        else:
+            key, about = _sealing(roster, share_key, own.name, roster.names[holder], holder)
+            sealed[roster.names[holder]] = keys.sealed(key, content, about)
+    shares = Shares(announcement=announced, sealed=sealed)
+    return replace(state, roster=roster, own_seed=own_seed, shares=shares, held=held)
+
+
+def make_masked(
+    state: MemberState,
+    announced: Mapping[str, Announcement],
+    sealed: Mapping[str, bytes],
+    numbers: np.ndarray,
+) -> tuple[MemberState, bytes]:
+    """Third phase: open the others' shares, and mask one's own integers.
+
+    All members must have announced their neighbours and sealed a share for this one, if they have
+    chosen it; so all honest members are in one session with one roster. The state that is returned
+    no longer holds what the mask is made of. Masking other integers in the same session would show
+    their difference: the caller stores the answer, and never calls this twice in a session.
+    """
+    roster, own = state.joined, state.keys.name
+    problem = "was masked in this session already"
+    check(bool(state.own_seed), _WHERE, problem, _NEW_ROUND, PrivacyRefusal)
+    held = opened_shares(state, announced, sealed)
+    terms, place = roster.terms, roster.place[own]
+    problem = f"{len(numbers)} integers, where {terms.numbers} were agreed"
+    check(len(numbers) == terms.numbers, _WHERE, problem, "plan the same round", PeerError)
+    masked = integers.residues(numbers, terms.largest, terms.width)
+    integers.add_mask(masked, own_mask(state.own_seed, roster.session), 1)
+    key = keys.agreement_key(state.mask_seed)
+    for other in neighbours(roster, announced, own):
+        add_pair(masked, roster, key, place, other)
+    state = replace(state, held=held, mask_seed=b"", own_seed=b"", share_seed=b"", shares=None)
+    return state, integers.packed(masked, terms.width)
+
+
+def opened_shares(
+    state: MemberState, announced: Mapping[str, Announcement], sealed: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """Open what others have sealed for this member; whatever is missing or changed is refused."""
+    roster, own = state.joined, state.keys.name
+    missing = sorted({*roster.names} - announced.keys())
+    problem = f"'{missing[0]}' has sent no shares" if missing else ""
+    check(not missing, _WHERE, problem, "begin a new attempt without it", PeerError)
+    assert state.shares is not None
+    same = announced[own] == state.shares.announcement
+    problem = "shows other neighbours than this member has chosen"
+    check(same, _WHERE, problem, "pass on what members have sent", PrivacyRefusal)
+    key, place = keys.agreement_key(state.share_seed), roster.place[own]
+    held = dict(state.held or {})
+    for name in roster.names:
+        one = announced[name]
+        one.check(roster)
+        if name == own or place not in one.holders(roster):
+            continue
+        problem = f"the share of '{name}' is missing"
+        check(name in sealed, _WHERE, problem, "pass on what members have sent", PeerError)
+        sender = roster.members[roster.place[name]].share
+        purpose = ("share", roster.session, name, own)
+        about = keys.canonical(*purpose, place)
+        held[name] = keys.opened(keys.agreed(key, sender, *purpose), sealed[name], about, name)
+    return held
+
+
+def sign_survivors(
+    state: MemberState, identity: Ed25519PrivateKey, survivors: tuple[str, ...]
+) -> tuple[MemberState, str]:
+    """Fourth phase: sign the list of those whose masked inputs have arrived, one list only."""
+    roster, remedy = state.joined, "ask with the list that was signed"
+    ordered = list(survivors) == sorted({*survivors} & {*roster.names})
+    problem = "the survivors are not members of this session, each once and in order"
+    check(ordered, _WHERE, problem, "list members of the session", PeerError)
+    problem = "this member is not among the survivors"
+    check(state.keys.name in survivors, _WHERE, problem, _NEW_ROUND, PeerError)
+    least = roster.terms.least
+    problem = f"{len(survivors)} survivors, where at least {least} were agreed"
+    check(len(survivors) >= least, _WHERE, problem, "the round is lost", PrivacyRefusal)
+    unmasked = bool(state.own_seed)
+    check(not unmasked, _WHERE, "nothing was masked yet", "send the phases in order", PeerError)
+    problem = "another list of survivors was signed before"
+    same = state.survivors in (None, survivors)
+    check(same, _WHERE, problem, remedy, PrivacyRefusal)
+    signature = keys.sign(identity, survivors_content(roster.session, survivors))
+    return replace(state, survivors=survivors), signature
+
+
+def reveal(state: MemberState, signatures: Mapping[str, str]) -> dict[str, bytes]:
+    """Last phase: give the server the shares that take the masks off, one of two for each member.
+
+    Of a survivor it is the share of its own mask, of a dropout that of its mask key; never both.
+    ``signatures`` must show that enough members have signed the list that this one has signed.
+    """
+    roster, survivors = state.joined, state.survivors
+    problem = "no list of survivors was signed"
+    check(survivors is not None, _WHERE, problem, "send the phases in order", PeerError)
+    assert survivors is not None
+    content, valid = survivors_content(roster.session, survivors), 0
+    for name, signature in signatures.items():
+        if name in roster.place:
+            member = roster.members[roster.place[name]]
+            where = f"signature of '{name}'"
+            keys.check_signature(member.identity, signature, content, where)
+            valid += 1
+    needed = roster.group.threshold
+    problem = f"{valid} members have signed the list of survivors, and {needed} are needed"
+    check(valid >= needed, _WHERE, problem, "the round is lost", PrivacyRefusal)
+    parts = (slice(keys.SEED), slice(keys.SEED, 2 * keys.SEED))
+    return {name: both[parts[name in survivors]] for name, both in (state.held or {}).items()}
+
+
+def _sealing(
+    roster: Roster, key: X25519PrivateKey, sender: str, receiver: str, number: int
+) -> tuple[bytes, bytes]:
+    """The key with which a share is sealed, and what it is about."""
+    purpose = ("share", roster.session, sender, receiver)
+    return keys.agreed(key, roster.members[number].share, *purpose), keys.canonical(
+        *purpose, number
+    )

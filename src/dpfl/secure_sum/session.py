@@ -1,0 +1,220 @@
+"""A session: what one sum is about, and the one-time keys of everyone who takes part in it.
+
+Its name is a hash of all of that. Masks, sealed shares and signatures are bound to the name, so
+what members of one session send fits no other one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from dpfl.core.checks import check
+from dpfl.core.errors import PeerError, PrivacyRefusal
+from dpfl.secure_sum import keys
+from dpfl.secure_sum.group import Group
+from dpfl.secure_sum.integers import width_for
+
+WHERE = "secure sum"
+_SAME = "use the same version and study on both sides"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumTerms:
+    """What one sum is about: everything but who takes part.
+
+    ``run``, ``round`` and ``attempt`` name it; an attempt is given up when somebody drops out
+    before anybody has sent a masked input. ``model`` and ``plan`` are digests of the model that
+    work starts from and of what was agreed on. Members send ``numbers`` integers of at most
+    ``largest`` in absolute value, in multiples of the grid's ``step``. Of ``asked`` members at
+    least ``least`` must survive, and ``colluders`` may work together with the server.
+    """
+
+    run: str
+    round: int
+    attempt: int
+    model: str
+    plan: str
+    step: float
+    numbers: int
+    largest: int
+    asked: int
+    least: int
+    colluders: int
+
+    @property
+    def width(self) -> int:
+        """How many bits a number has."""
+        return width_for(self.largest, self.asked)
+
+    @classmethod
+    def read(cls, told: Any) -> SumTerms:
+        """Read terms, checking every type."""
+        found: dict[str, Any] = {name: _text(told[name]) for name in ("run", "model", "plan")}
+        wholes = ("round", "attempt", "numbers", "largest", "asked", "least", "colluders")
+        found |= {name: _whole(told[name]) for name in wholes}
+        good = min(found[name] for name in wholes[1:]) >= 0 and found["numbers"] > 0
+        check(good, WHERE, "a negative number in its terms", _SAME, PeerError)
+        return cls(**found, step=float(told["step"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberKeys:
+    """A member's keys: its ``identity``, and two that are used once, for ``mask`` and ``share``.
+
+    All are public and hexadecimal. ``signature`` proves that the identity has made the other two
+    for this round and attempt.
+    """
+
+    name: str
+    identity: str
+    mask: str
+    share: str
+    signature: str = ""
+
+    def content(self, terms: SumTerms) -> bytes:
+        """What is signed."""
+        about = (terms.run, terms.round, terms.attempt, terms.plan)
+        return keys.canonical("dpfl one-time keys", *about, self.name, self.mask, self.share)
+
+    @classmethod
+    def read(cls, told: Any) -> MemberKeys:
+        """Read keys; whether they are any good is checked when they are used."""
+        names = ("name", "identity", "mask", "share", "signature")
+        return cls(**{name: _text(told[name]) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """The terms of a sum, and the keys of its members in the order of their names."""
+
+    terms: SumTerms
+    members: tuple[MemberKeys, ...]
+
+    def __post_init__(self) -> None:
+        ordered = list(self.names) == sorted(set(self.names))
+        problem = "names a member twice, or out of order"
+        check(ordered, WHERE, f"its list {problem}", "name each once, in order", PeerError)
+        for kind in ("identity", "mask", "share"):
+            first: dict[str, str] = {}
+            for one in self.members:
+                other = first.setdefault(getattr(one, kind), one.name)
+                problem = f"'{other}' and '{one.name}' have one {kind} key"
+                remedy = "make each site with dpfl site init, and never copy a site's folder"
+                check(other == one.name, WHERE, problem, remedy, PrivacyRefusal)
+        problem = f"{len(self.members)} members, where {self.terms.asked} were asked"
+        good = len(self.members) <= self.terms.asked
+        check(good, WHERE, problem, "ask no others than were drawn", PrivacyRefusal)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Who takes part."""
+        return tuple(one.name for one in self.members)
+
+    @cached_property
+    def place(self) -> dict[str, int]:
+        """The number of each member, from 0."""
+        return {name: number for number, name in enumerate(self.names)}
+
+    @cached_property
+    def group(self) -> Group:
+        """How many of the members must survive, sign and recover; refused if they are too few."""
+        terms = self.terms
+        return Group(members=len(self.members), least=terms.least, colluders=terms.colluders)
+
+    @cached_property
+    def session(self) -> str:
+        """The name of the session, hexadecimal: a hash of the terms and of all keys."""
+        group, members = self.group, [asdict(one) for one in self.members]
+        sizes = [self.terms.width, group.threshold, group.neighbours, group.recovering]
+        content = keys.canonical("dpfl session", asdict(self.terms), sizes, members)
+        return hashlib.sha256(content).hexdigest()
+
+    def check_signatures(self) -> None:
+        """Refuse keys that their members' identities have not signed for this very sum."""
+        for one in self.members:
+            where = f"keys of '{one.name}'"
+            keys.check_signature(one.identity, one.signature, one.content(self.terms), where)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"terms": asdict(self.terms), "members": [asdict(one) for one in self.members]}
+
+    @classmethod
+    def read(cls, told: Any) -> Roster:
+        """Read a roster that somebody has sent."""
+        members = tuple(MemberKeys.read(one) for one in told["members"])
+        return cls(terms=SumTerms.read(told["terms"]), members=members)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Announcement:
+    """Whom a member has chosen to share masks and secrets with, by their numbers in the roster.
+
+    Nobody means everybody: up to :data:`~dpfl.secure_sum.group.COMPLETE` members no choice is
+    made. ``commitment`` is a hash of the seed of the member's own mask.
+    """
+
+    name: str
+    chosen: tuple[int, ...]
+    commitment: str
+    signature: str = ""
+
+    def content(self, session: str) -> bytes:
+        """What is signed."""
+        about = (self.name, list(self.chosen), self.commitment)
+        return keys.canonical("dpfl neighbours", session, *about)
+
+    @classmethod
+    def read(cls, told: Any) -> Announcement:
+        """Read an announcement."""
+        chosen = tuple(_whole(one) for one in told["chosen"])
+        texts = {name: _text(told[name]) for name in ("name", "commitment", "signature")}
+        return cls(chosen=chosen, **texts)
+
+    def check(self, roster: Roster) -> None:
+        """Refuse one that its member has not signed, or that chooses another number of others."""
+        where = f"announcement of '{self.name}'"
+        check(self.name in roster.place, where, "is not a member's", _SAME, PeerError)
+        number, member = roster.place[self.name], roster.members[roster.place[self.name]]
+        wanted = 0 if _complete(roster) else roster.group.neighbours
+        good = len(set(self.chosen)) == len(self.chosen) == wanted and number not in self.chosen
+        good = good and all(0 <= one < len(roster.members) for one in self.chosen)
+        problem = f"chooses {len(self.chosen)} neighbours, not {wanted} others"
+        check(good, where, problem, _SAME, PeerError)
+        keys.check_signature(member.identity, self.signature, self.content(roster.session), where)
+
+    def holders(self, roster: Roster) -> tuple[int, ...]:
+        """Who holds a share of this member's secrets: those it has chosen, or everyone."""
+        return tuple(range(len(roster.members))) if _complete(roster) else self.chosen
+
+
+def neighbours(roster: Roster, announced: Mapping[str, Announcement], name: str) -> list[int]:
+    """With whom a member shares masks: those it has chosen, and those who have chosen it."""
+    number = roster.place[name]
+    found = {roster.place[one.name] for one in announced.values() if number in one.holders(roster)}
+    return sorted((found | {*announced[name].holders(roster)}) - {number})
+
+
+def survivors_content(session: str, survivors: tuple[str, ...]) -> bytes:
+    """What members sign before they unmask: one list of survivors of one session."""
+    return keys.canonical("dpfl survivors", session, list(survivors))
+
+
+def _complete(roster: Roster) -> bool:
+    return roster.group.neighbours == len(roster.members) - 1
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.60} is not text")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r:.60} is not a whole number")
+    return value
