@@ -8,13 +8,16 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from bench.gate import peak_mib
+
+ONE = 1 << 20  # steps of the grid, as noise of standard deviation one has
+LARGEST = 1 << 24  # steps that one number may have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +44,22 @@ class Task:
         generator = np.random.Generator(np.random.SFC64(member))
         return generator.standard_normal(self.parameters, dtype=np.float32)
 
+    def integers(self, member: int) -> np.ndarray:
+        """Return the vector as integers, on a grid on which one is ``ONE``."""
+        return np.rint(self.vector(member) * np.float32(ONE)).astype(np.int64)
+
     def survivors_sum(self) -> np.ndarray:
         """Return the sum of the vectors, as it would be without any protocol."""
+        return self._sum(self.vector)
+
+    def survivors_integers(self) -> np.ndarray:
+        """Return the sum of the integers."""
+        return self._sum(self.integers).astype(np.int64)
+
+    def _sum(self, of: Callable[[int], np.ndarray]) -> np.ndarray:
         total = np.zeros(self.parameters)
         for member in range(self.dropouts, self.members):
-            total += self.vector(member)
+            total += of(member)
         return total
 
 
