@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from dpfl.sim.result import Result as Result
     from dpfl.sim.train import train as train
     from dpfl.strategy import Strategy as Strategy
+    from dpfl.strategy import with_secure_sum as with_secure_sum
     from dpfl.strategy.method import method as method
 
 _HOMES = {
@@ -78,7 +79,7 @@ _HOMES = {
     "sim.callbacks": ("EarlyStopping", "PublicMetric", "RoundEnd", "UnaccountedScore"),
     "sim.result": ("Result",),
     "sim.train": ("train",),
-    "strategy": ("Strategy",),
+    "strategy": ("Strategy", "with_secure_sum"),
     "strategy.method": ("method",),
 }
 _NAMES = {name: f"dpfl.{module}" for module, names in _HOMES.items() for name in names}

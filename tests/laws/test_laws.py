@@ -28,11 +28,12 @@ from dpfl.engine import ENGINES
 from dpfl.methods import METHODS
 from dpfl.plugs.base import Plug
 from dpfl.plugs.central_noise import CentralNoise
-from dpfl.plugs.channels import Channel, Digital, SecureSum, Summed
+from dpfl.plugs.channels import Channel, Digital, Summed
 from dpfl.plugs.denoise import Denoiser, RowDenoiser
 from dpfl.plugs.local_work import DpSgd, Sgd
 from dpfl.plugs.personal import Personal
 from dpfl.plugs.releases import GramMatrix, Histogram, Mean, Quantile, Release
+from dpfl.plugs.secure_sum import SecureSum
 from dpfl.plugs.selection import Everyone, FixedCohort, PoissonCohort, Selection
 from dpfl.plugs.stages import Clip, GaussianNoise, Stage
 from dpfl.plugs.step import (

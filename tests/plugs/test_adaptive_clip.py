@@ -25,7 +25,7 @@ from dpfl.core.types import Claims, Metrics, Observer, PlugState
 from dpfl.numerics.clipping import clip
 from dpfl.plugs.adaptive_clip import RANGE, AdaptiveClip
 from dpfl.plugs.central_noise import CentralNoise
-from dpfl.plugs.channels import SecureSum
+from dpfl.plugs.secure_sum import SecureSum
 from dpfl.privacy.accountant import spend
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Agreement, Run, close_round, enrol, first_state, open_round

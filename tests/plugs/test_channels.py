@@ -9,7 +9,8 @@ from torch import Tensor
 
 from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Unit
-from dpfl.plugs.channels import Digital, SecureSum, Summed
+from dpfl.plugs.channels import Digital, Summed
+from dpfl.plugs.secure_sum import SecureSum
 from dpfl.privacy.exposure import Exposure
 
 SEED = PublicSeed(0)

@@ -18,7 +18,6 @@ from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Adjacency, Budget, Claims, ClientSettings
 from dpfl.data.records import Shard
 from dpfl.plugs.base import Participant
-from dpfl.plugs.channels import SecureSum
 from dpfl.plugs.releases import (
     GramMatrix,
     Histogram,
@@ -29,6 +28,7 @@ from dpfl.plugs.releases import (
     release_history,
     release_noise,
 )
+from dpfl.plugs.secure_sum import SecureSum
 from dpfl.privacy.accountant import spend
 from dpfl.rounds import enrol
 from dpfl.rounds.members import Member

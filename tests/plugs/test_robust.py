@@ -21,7 +21,6 @@ from dpfl.data.partition import Partition
 from dpfl.data.records import Shard
 from dpfl.datasets.named import load_dataset
 from dpfl.models import make_model
-from dpfl.plugs.channels import SecureSum
 from dpfl.plugs.robust import (
     AGGREGATIONS,
     GeometricMedianWeights,
@@ -32,6 +31,7 @@ from dpfl.plugs.robust import (
     krum_weights,
     trimmed_mean,
 )
+from dpfl.plugs.secure_sum import SecureSum
 from dpfl.plugs.weights import UniformWeights
 from dpfl.runs.experiment import Experiment
 from dpfl.strategy.robust import with_aggregation

@@ -19,8 +19,9 @@ from dpfl.core.types import Adjacency, ClientSettings, Observer, State, Unit
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.engine.stacked import Stacked
 from dpfl.plugs.central_noise import CentralNoise
-from dpfl.plugs.channels import Digital, SecureSum
+from dpfl.plugs.channels import Digital
 from dpfl.plugs.local_work import Sgd
+from dpfl.plugs.secure_sum import SecureSum
 from dpfl.plugs.selection import PoissonCohort
 from dpfl.plugs.stages import Clip, GaussianNoise
 from dpfl.plugs.weights import ExpectedCohortWeights

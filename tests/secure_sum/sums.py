@@ -63,7 +63,7 @@ class Sum:
     def unmask(self, *, silent: tuple[str, ...] = ()) -> np.ndarray:
         signatures = self.sign()
         told = [name for name in signatures if name not in silent]
-        revealed = {name: member.reveal(self.states[name], signatures) for name in told}
+        revealed = {name: member.reveal(self.states[name], signatures)[1] for name in told}
         return server.unmasked_sum(self.roster, self.announced, self.masked, revealed)
 
 

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.plugs.channels import SecureSum, Summed
+from dpfl.plugs.channels import Summed
+from dpfl.plugs.secure_sum import SecureSum
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds import Run, Uplink
 from dpfl.runs.sections import RunSection

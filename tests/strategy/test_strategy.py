@@ -29,9 +29,10 @@ from dpfl.core.types import (
     Who,
 )
 from dpfl.plugs.central_noise import CentralNoise
-from dpfl.plugs.channels import Channel, SecureSum
+from dpfl.plugs.channels import Channel
 from dpfl.plugs.denoise import RowDenoiser
 from dpfl.plugs.local_work import DpSgd, Sgd
+from dpfl.plugs.secure_sum import SecureSum
 from dpfl.plugs.selection import FixedCohort, PoissonCohort, Selection
 from dpfl.plugs.stages import Clip, GaussianNoise, Stage
 from dpfl.plugs.weights import EpsilonWeights, ExpectedCohortWeights, UniformWeights

@@ -7,15 +7,27 @@ from dataclasses import replace
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.messages import Reply
 from dpfl.deploy.requests import TrainingRequest
-from dpfl.rounds import Agreement, Plan, Uplink
+from dpfl.deploy.server_sum import ServerSum
+from dpfl.rounds import Agreement, Plan, SumOfUploads, Uplink
 from dpfl.rounds.codec import FRAME_BYTES
 from dpfl.runs.folder import RunFolder
+
+
+def ask_uploads(
+    sites: Connections, folder: RunFolder, agreement: Agreement, plan: Plan
+) -> tuple[list[Uplink], SumOfUploads | None]:
+    """Ask the sites that were drawn for their uploads, or for their sum where nobody sees one."""
+    if agreement.strategy.channel.sees_rows or not plan.cohort.ids:
+        return ask_round(sites, folder, agreement, plan), None
+    asked = ServerSum(sites=sites, folder=folder.path, agreement=agreement, plan=plan)
+    total = asked.play()
+    return asked.uplinks(), total
 
 
 def ask_round(
     sites: Connections, folder: RunFolder, agreement: Agreement, plan: Plan
 ) -> list[Uplink]:
-    """Ask the sites that were drawn, and return what came of it.
+    """Ask the sites that were drawn for their uploads, and return what came of it.
 
     With each request goes the receipt for the site's last answer; the answers are signed in turn.
     How long every site took, and how many bytes went each way, is written to the folder.

@@ -12,6 +12,7 @@ The folder of a study holds, beside what every run folder holds ::
     enrolment.json   who takes part, and their tokens: secret
     nodes.json       which registered key belongs to which site
     opened.bin       the round that was opened last, and what its sites were sent
+    sum.json         how far the secure sum of a round has come, where uploads are masked
     failed.txt       why the server app ended, for the process that started it
 """
 
@@ -26,7 +27,7 @@ from dpfl.core.errors import CheckpointError, FolderError, PeerError
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Claims, Observer, State
-from dpfl.deploy.asking import ask_round
+from dpfl.deploy.asking import ask_uploads
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.delivery import deliver, summarise
 from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile, accepting_sites, gather, settle
@@ -212,8 +213,8 @@ class Coordinator:
             if plan.over:
                 return state, plan.over.replace("client", "site")
             OpenedRound.of(plan).write(self.folder.path)
-        uplinks = ask_round(sites, self.folder, agreement, plan)
-        state, record = close_round(agreement, state, plan, uplinks, run)
+        uplinks, total = ask_uploads(sites, self.folder, agreement, plan)
+        state, record = close_round(agreement, state, plan, uplinks, run, total=total)
         record = replace(record, effective_noise=effective_noise(agreement, plan, record))
         self.folder.append_round(record)
         history.append(record)

@@ -29,7 +29,7 @@ from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, PeerError, PrivacyRefusal
 from dpfl.core.types import Claims, Plain, Terms
 
-HELLO, TERMS, TRAIN, END = "hello", "terms", "train", "end"  # the kinds of requests
+HELLO, TERMS, TRAIN, SUM, END = "hello", "terms", "train", "sum", "end"  # the kinds of requests
 LARGEST_HEADER = 1 << 20
 SAME_VERSION = "use the same version on both sides"
 _FINAL = (ConfigurationError.exit_code, PrivacyRefusal.exit_code)

@@ -5,6 +5,7 @@ any time. The section [policy] of ``site.toml`` holds the limits. A refusal name
 was offered, and is told to the server; nothing in it depends on the site's records.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 from dpfl.core.checks import check
@@ -16,6 +17,7 @@ from dpfl.rounds.codec import decode_download
 from dpfl.rounds.members import Member, check_budget
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.site_file import SiteFile
+from dpfl.strategy import Strategy
 
 
 def _accept(file: SiteFile, good: bool, problem: str, remedy: str) -> None:
@@ -60,6 +62,8 @@ def check_offer(file: SiteFile, study: StudyFile, member: Member) -> None:
             "server",
             "use a method that protects against the server, or set trust_server = true at the site",
         )
+    if not strategy.channel.sees_rows:
+        _check_secure_sum(file, strategy, sites)
     if member.budget is not None and member.budget.unit is not None:
         own, unit = member.budget.unit, strategy.unit
         accept(
@@ -68,6 +72,33 @@ def check_offer(file: SiteFile, study: StudyFile, member: Member) -> None:
             "agree on one unit: person_word in the sites' schema, and [study] unit",
         )
     check_budget(member, unit=strategy.unit, observer=strategy.observer)
+
+
+def _check_secure_sum(file: SiteFile, strategy: Strategy, sites: Sequence[str]) -> None:
+    """Check that enough of a study's sites may be counted on, as far as their names tell.
+
+    Their keys are checked in every sum.
+    """
+    trust, channel = file.trust(), strategy.channel
+    unknown = sorted({*sites} - {file.site.id} - trust.pinned.keys())
+    found = trust.colluders_among({site: trust.pinned.get(site, "") for site in sites})
+    stated = f" ({', '.join(unknown)} not pinned)" if unknown else ""
+    _accept(
+        file,
+        found <= channel.colluders,
+        f"{found} of its sites may collude{stated}, and {channel.colluders} are planned for",
+        "pin their identity keys in [secure_sum] members, or plan for more colluders",
+    )
+
+
+def _check_honest(file: SiteFile, agreement: Agreement) -> None:
+    """Check that as many honest sites are in every sum as the policy asks for."""
+    strategy, least = agreement.strategy, file.trust().least_honest
+    drawn = strategy.selection.cohort_size(agreement.terms.population) or 1
+    group = strategy.channel.group(drawn)
+    honest = 1 if group is None else group.honest
+    problem = f"{honest} honest sites are in every sum, and its policy asks for {least}"
+    _accept(file, honest >= least, problem, "ask more sites, or tolerate fewer dropouts")
 
 
 def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
@@ -81,6 +112,8 @@ def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
 
     accept = partial(_accept, file)
 
+    if not strategy.channel.sees_rows:
+        _check_honest(file, agreement)
     if strategy.local.private:
         phases = agreement.phases(member.participant)
         noise = [phase.noise_multiplier for phase in phases]

@@ -1,15 +1,17 @@
-"""What a server asks of its sites: four kinds of requests, each read once where it arrives.
+"""What a server asks of its sites: five kinds of requests, each read once where it arrives.
 
 Every request repeats the study and the name of the run, because a new process of the site may
 answer it. Its header holds ::
 
-    kind     hello, terms, train or end
+    kind     hello, terms, train, sum or end
     dpfl     the server's version
     study    the study as it is offered: everything but the network
     run      the name of the run
     terms    what enrolment settled (not in a hello)
     binding  of terms: whether the site commits to its plan by accepting
-    round    of a request to train
+    round    of a request to train, or for a phase of a secure sum
+    phase    of a secure sum: keys, shares, survivors or unmask; its masked input is a training
+    sum      what the phase brings: terms, a roster, others' shares, survivors or signatures
     signer   the public key that the server's receipts are signed with
     receipt  the server's signature under the newest entry that this site has named
 """
@@ -23,12 +25,13 @@ from typing import Any, ClassVar
 
 from dpfl.core.checks import check
 from dpfl.core.errors import PeerError
-from dpfl.core.types import Terms
+from dpfl.core.types import Plain, Terms
 from dpfl.core.version import __version__
 from dpfl.deploy.messages import (
     END,
     HELLO,
     SAME_VERSION,
+    SUM,
     TERMS,
     TRAIN,
     Message,
@@ -46,7 +49,7 @@ from dpfl.runs.deployment import StudyFile
 class Request:
     """A server's message: the study it offers, the name of the run, and what it asks.
 
-    Subclasses are the four kinds of requests. :meth:`to_message` writes one, :meth:`read` reads
+    Subclasses are the five kinds of requests. :meth:`to_message` writes one, :meth:`read` reads
     whichever it is. ``payload`` is the download of a round, or the final model.
     """
 
@@ -74,7 +77,7 @@ class Request:
         problem = f"runs dpfl {version or 'unknown'}, this site {__version__}"
         check(same, "server", problem, "use the same version", PeerError)
         kind = header.get("kind")
-        kinds = (Hello, TermsRequest, TrainingRequest, Delivery)
+        kinds = (Hello, TermsRequest, TrainingRequest, SumRequest, Delivery)
         found = next((one for one in kinds if one.kind == kind), None)
         if found is None:
             raise PeerError("message", f"there is no request '{kind}'", SAME_VERSION)
@@ -127,11 +130,23 @@ class TermsRequest(UnderTerms):
 class TrainingRequest(UnderTerms):
     """Asks for one round; the payload is the download.
 
-    Releases before round 0 have negative numbers, -R to -1, and are answered like rounds.
+    Releases before round 0 have negative numbers, -R to -1, and are answered like rounds. ``sum``
+    is what others have sealed for the site where uploads are masked for a secure sum.
     """
 
     kind = TRAIN
     round: int
+    sum: Plain | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumRequest(UnderTerms):
+    """Asks for one phase of a round's secure sum, before or after the masked input."""
+
+    kind = SUM
+    round: int
+    phase: str
+    sum: Plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +160,8 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "terms": terms_from_dict,
     "binding": lambda value: value is True,
     "round": lambda value: integer(value, least=None),
+    "phase": str,
+    "sum": lambda value: None if value is None else dict(value),
     "signer": str,
     "receipt": lambda value: None if value is None else Receipt.read(value),
 }

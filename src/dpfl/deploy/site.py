@@ -9,30 +9,33 @@ given by a new process.
 from contextlib import closing
 from pathlib import Path
 
-from torch import Tensor
-
 from dpfl.core.checks import check
 from dpfl.core.errors import ConfigurationError, DataError, DpflError, PeerError, PrivacyRefusal
-from dpfl.core.layout import Layout
-from dpfl.core.random import PublicSeed
 from dpfl.core.version import __version__
+from dpfl.deploy.bound_site import BoundSite
 from dpfl.deploy.commitment import Commitment
 from dpfl.deploy.messages import WENT_WRONG, Introduction, Message, acceptance, refusal
 from dpfl.deploy.outcome import keep_model, pack_private, unpack_private
-from dpfl.deploy.policy import check_download, check_plan
-from dpfl.deploy.records import LoadedSite, Records
-from dpfl.deploy.requests import Delivery, Hello, Request, TermsRequest, TrainingRequest, UnderTerms
+from dpfl.deploy.policy import check_download
+from dpfl.deploy.records import Records
+from dpfl.deploy.requests import (
+    Delivery,
+    Hello,
+    Request,
+    SumRequest,
+    TermsRequest,
+    TrainingRequest,
+    UnderTerms,
+)
 from dpfl.deploy.site_folder import WORKER_LOG, log, note_sent
-from dpfl.engine import make_engine
+from dpfl.deploy.site_sum import SiteSum
 from dpfl.privacy.site_ledger import SiteLedger
-from dpfl.rounds import Agreement, Workshop, buffer_shapes, client_round
-from dpfl.rounds.enrol import secret_for
 
 _DIED = "ended over this message"
 _OUT_OF_BUDGET = "its budget does not cover another round"
 
 
-class Site(LoadedSite):
+class Site(BoundSite):
     """A site that answers requests; :meth:`answer` is the only door.
 
     *Formal guarantees.* Nothing leaves the site that its ledger was not charged for in the same
@@ -76,6 +79,8 @@ class Site(LoadedSite):
                 return self._accept_terms(request)
             case TrainingRequest():
                 return self._train(request)
+            case SumRequest():
+                return self._add_up(request)
             case Delivery():
                 return self._keep(request)
         raise AssertionError(request)
@@ -87,43 +92,6 @@ class Site(LoadedSite):
         said = Introduction(site=self.id, claims=claims, token=token, version=__version__)
         return said.to_message()
 
-    def _agreement(self, request: UnderTerms) -> Agreement:
-        """Plan the study under the server's terms, with this site's own budget and settings.
-
-        Terms that this study cannot have are refused; so is a plan outside the site's policy.
-        """
-        study, terms = request.study, request.terms
-        member = self.member(study.learned())
-        strategy, model = study.strategy(), study.build_model()
-        layout, shapes = Layout.of_module(model), buffer_shapes(model, strategy.releases)
-        releases = tuple((one.share, one.numbers(shapes[one.into])) for one in strategy.releases)
-        fitting = (
-            terms.rounds == study.run.rounds
-            and 1 <= terms.population <= len(study.study.sites)
-            and 0 < terms.expected_cohort <= terms.population
-            and 1 <= terms.participations <= terms.rounds
-            and terms.parameters == layout.size
-            and terms.releases == releases
-        )
-        check(fitting, "terms", "do not belong to this study", "enrol again", PeerError)
-        agreement = Agreement(
-            strategy=strategy.resolve(terms),
-            terms=terms,
-            layout=layout,
-            claims={self.id: member.claims},
-            buffer_shapes=shapes,
-        )
-        check_plan(self.file, agreement, member)
-        return agreement
-
-    def _commitment(self, request: UnderTerms) -> Commitment:
-        """Check study and terms, and return what the site commits to if it accepts them."""
-        self.check_study(request.study)
-        apart = self.file.budget is not None and self.file.budget.per_study is not None
-        agreement = self._agreement(request)
-        member = self.member(request.study.learned())
-        return Commitment(agreement=agreement, member=member, per_study=apart)
-
     def _accept_terms(self, request: TermsRequest) -> Message:
         """Accept the terms. Once they are binding the site commits to its plan.
 
@@ -131,7 +99,7 @@ class Site(LoadedSite):
         drawn or not. Terms that are not binding yet cost nothing: the server asks who would accept
         them, and leaves the others out of the population.
         """
-        commitment, run = self._commitment(request), request.run
+        commitment, run = self.commitment(request), request.run
         with closing(self.ledger()) as ledger:
             if not request.binding or ledger.agreed(run) is None:
                 commitment.check(ledger)
@@ -153,16 +121,16 @@ class Site(LoadedSite):
 
     def _train(self, request: TrainingRequest) -> Message:
         """Answer one round: check, work, then charge and store the answer before it is sent."""
-        commitment, run, round_ = self._commitment(request), request.run, request.round
+        commitment, run, round_ = self.commitment(request), request.run, request.round
         with closing(self.ledger()) as ledger:
-            # What was planned and paid for is what is done.
-            same, problem = ledger.agreed(run) == request.digest(), "is not under the agreed terms"
-            check(same, "round", problem, "begin another run", PeerError)
-            self.take_receipt(ledger, request.run, request.receipt, request.signer)
+            self._check_agreed(ledger, request)
+            part = self.part_of_sum(ledger, request, commitment.agreement)
             last = ledger.answered(run)
             if last is not None and last.round == round_:  # the same bytes, already charged
                 if not last.payload:
                     return refusal("its work failed in this round", site=self.id)
+                if part is not None:
+                    part.check_same_session()
                 return self._upload(ledger, commitment, request, last.payload)
             if last is not None and last.round > round_:
                 return refusal(f"round {round_} is over", site=self.id)
@@ -172,51 +140,71 @@ class Site(LoadedSite):
             if not commitment.covers(ledger, run, round_):
                 return self._out_of_budget(request)
             check_download(commitment.agreement, round_, request.payload)
-            private = {} if last is None else unpack_private(last.private)
-            charges = commitment.charges(round_)
-            try:
-                check(self._able, "worker", _DIED, f"see {WORKER_LOG}", DataError)
-                payload, private = self._work(request, commitment.agreement, private)
-            except Exception as error:
-                # That work failed may reveal something of the records: it is charged like an
-                # answer, not tried again, and what went wrong stays here.
-                kept = b"" if last is None else last.private
-                ledger.charge_and_store(run, round_, charges, b"", kept)
-                problem = f"failed in round {round_} ({type(error).__name__}: {error})"
-                raise DataError("local work", problem, "check the records") from error
-            kept = pack_private(private)
-            if not ledger.charge_and_store(run, round_, charges, payload, kept):
-                return self._out_of_budget(request)
-            return self._upload(ledger, commitment, request, payload)
+            if part is not None:
+                part.check_input()
+            return self._new_answer(ledger, commitment, request, part)
 
-    def _out_of_budget(self, request: TrainingRequest) -> Message:
+    def _new_answer(
+        self,
+        ledger: SiteLedger,
+        commitment: Commitment,
+        request: TrainingRequest,
+        part: SiteSum | None,
+    ) -> Message:
+        """Work on a round that was not answered yet, then charge and store the answer.
+
+        ``part`` is the site's part of the round's secure sum, if there is one.
+        """
+        run, round_, last = request.run, request.round, ledger.answered(request.run)
+        private = {} if last is None else unpack_private(last.private)
+        charges, stored = commitment.charges(round_), None
+        try:
+            check(self._able, "worker", _DIED, f"see {WORKER_LOG}", DataError)
+            payload, private = self.work(request, commitment.agreement, private)
+            if part is not None:
+                payload, stored = part.masked(payload)
+        except Exception as error:
+            # That work failed may reveal something of the records: it is charged like an answer,
+            # not tried again, and what went wrong stays here.
+            kept = b"" if last is None else last.private
+            ledger.charge_and_store(run, round_, charges, b"", kept)
+            problem = f"failed in round {round_} ({type(error).__name__}: {error})"
+            raise DataError("local work", problem, "check the records") from error
+        if not ledger.charge_and_store(
+            run, round_, charges, payload, pack_private(private), stored
+        ):
+            return self._out_of_budget(request)
+        return self._upload(ledger, commitment, request, payload)
+
+    def _check_agreed(self, ledger: SiteLedger, request: UnderTerms) -> None:
+        """Refuse work under other terms than were agreed on, and a ledger that lacks what is
+        signed.
+        """
+        # What was planned and paid for is what is done.
+        same, problem = ledger.agreed(request.run) == request.digest(), "is not under agreed terms"
+        check(same, "round", problem, "begin another run", PeerError)
+        self.take_receipt(ledger, request.run, request.receipt, request.signer)
+
+    def _add_up(self, request: SumRequest) -> Message:
+        """Answer one phase of a secure sum, which by itself releases nothing of the records."""
+        commitment, run, round_ = self.commitment(request), request.run, request.round
+        with closing(self.ledger()) as ledger:
+            self._check_agreed(ledger, request)
+            part = self.part_of_sum(ledger, request, commitment.agreement)
+            problem, remedy = "this study has none", "ask for uploads"
+            check(part is not None, "secure sum", problem, remedy, PeerError)
+            assert part is not None
+            if not commitment.agreement.first_round <= round_ < request.terms.rounds:
+                return refusal(f"round {round_} is not in the plan", site=self.id)
+            if not (part.committed or commitment.covers(ledger, run, round_)):
+                return self._out_of_budget(request)
+            return acceptance(self.id, round=round_, token=self.token(run), sum=part.answer())
+
+    def _out_of_budget(self, request: TrainingRequest | SumRequest) -> Message:
         """Refuse this round and every later one."""
         self.log(f"{request.study.study.name}: {_OUT_OF_BUDGET}")
         token = self.token(request.run)
         return refusal(_OUT_OF_BUDGET, site=self.id, more=False, token=token)
-
-    def _work(
-        self, request: TrainingRequest, agreement: Agreement, private: dict[str, Tensor]
-    ) -> tuple[bytes, dict[str, Tensor]]:
-        """Do the local work of a round, as a simulated client does it.
-
-        ``private`` is the part of the model that stays at the site. Returns the upload, and that
-        part as it is after the round.
-        """
-        study = request.study
-        seed = PublicSeed(study.run.seed).child("secret") if study.seeded else None
-        workshop = Workshop(
-            agreement=agreement,
-            run=request.run,
-            engine=make_engine("stacked"),
-            model=study.build_model(),
-            secret=lambda round_, site: secret_for(seed, "client", round_, site),
-        )
-        downloads = {self.id: request.payload}
-        members = {self.id: self.member(study.learned())}
-        (uplink,) = client_round(workshop, downloads, members, private)
-        assert uplink.payload is not None
-        return uplink.payload, private
 
     def _upload(
         self, ledger: SiteLedger, commitment: Commitment, request: TrainingRequest, payload: bytes
@@ -235,6 +223,7 @@ class Site(LoadedSite):
             check(known, "study", "was not agreed to by this site", remedy, PeerError)
             self.take_receipt(ledger, request.run, request.receipt, request.signer)
             last = ledger.answered(request.run)
+            ledger.close_sum(request.run)
         private = b"" if last is None else last.private
         keep_model(self.folder, request.run, request.study, request.payload, private)
         return acceptance(self.id)

@@ -7,6 +7,7 @@
     ledger.sqlite   what was charged over all studies, and the last answer to each
     token           the secret that tells this site from an impostor
     site.key        the private key that the server knows the site by, and site.key.pub
+    identity.key    the private key that other sites know the site by, in secure sums
     ca.crt          the study's certificate
     site.log        what was agreed to, refused or went wrong; it may quote records
     sent.jsonl      everything that left the site: when, for which study and round, bytes and hash
@@ -24,6 +25,8 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from dpfl.core.checks import check
 from dpfl.core.errors import DiskError, DpflError, FolderError, LedgerError, PeerError
 from dpfl.core.files import append_line, write_safely
@@ -36,7 +39,8 @@ from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.privacy.statement import Statement, statement
 from dpfl.runs.site_file import SiteFile
 
-LEDGER, TOKEN, LOG, SENT = "ledger.sqlite", "token", "site.log", "sent.jsonl"
+LEDGER, TOKEN, IDENTITY = "ledger.sqlite", "token", "identity.key"
+LOG, SENT = "site.log", "sent.jsonl"
 CONNECTED, INBOX, SITE_PROCESS = "connected.json", "inbox.bin", "site.pid"
 WORKER_LOG, SAYS = "worker.log", "says.txt"
 
@@ -57,14 +61,25 @@ class SiteFolder:
         return self.file.site.id
 
     def prepare(self) -> None:
-        """Make what a new site lacks: a ledger with its budget, and a secret token."""
+        """Make what a new site lacks: a ledger with its budget, a secret token, an identity."""
         path = self.folder / LEDGER
         if not path.exists():
             SiteLedger.create(path, self.id, filter=self._filter).close()
         self.ledger().close()
         if not (self.folder / TOKEN).exists():
             write_safely(self.folder / TOKEN, secrets.token_hex(32).encode(), secret=True)
+        self.identity()
         self.folder.chmod(0o700)
+
+    def identity(self) -> Ed25519PrivateKey:
+        """The key that other sites know this site by; it is made when it is first needed."""
+        path = self.folder / IDENTITY
+        if not path.exists():
+            write_safely(path, Ed25519PrivateKey.generate().private_bytes_raw(), secret=True)
+        try:
+            return Ed25519PrivateKey.from_private_bytes(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise FolderError(str(path), f"cannot be used ({error})", "restore it") from error
 
     @property
     def _filter(self) -> FilterName:

@@ -51,12 +51,12 @@ from dpfl.plugs.central_noise import CentralNoise
 from dpfl.plugs.denoise import Denoiser
 from dpfl.plugs.weights import ExpectedCohortWeights
 from dpfl.strategy import Strategy
-from dpfl.strategy.client_level import ClientWork
+from dpfl.strategy.client_level import HIDDEN_DRAW, TRUSTED, ClientWork
 from dpfl.strategy.method import method
 
 ASSUMPTIONS = (
-    "the server is trusted: it sees every client's update, and adds the noise",
-    "who was drawn stays the server's secret",
+    TRUSTED,
+    HIDDEN_DRAW,
     "each client keeps its update within the clip; the server clips nothing again",
 )
 

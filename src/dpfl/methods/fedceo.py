@@ -153,6 +153,7 @@ class LowRankStack(LowRank, RowDenoiser):
     """Smooth the cohort's models against each other; each client starts next from its own."""
 
     ordered: ClassVar[bool] = True
+    without_rows: ClassVar[str] = "set personal_starts = false"
 
     def personal_starts(self, round_: int) -> bool:
         """Whether the round ended in smoothing."""

@@ -54,6 +54,11 @@ class Plug:
         known = {name: vars(terms)[name] for name in left_open if name in vars(terms)}
         return replace(self, **known) if known else self
 
+    def sharing_noise(self, missing: int) -> Self:
+        """Return this piece for shares of noise that add up without ``missing`` of the drawn."""
+        known = [f.name for f in fields(self) if f.init and f.name == "tolerated_dropouts"]
+        return replace(self, **dict.fromkeys(known, missing)) if known else self
+
     def start(self, terms: Terms, layout: Layout) -> PlugState:
         """Return the state before the first round."""
         return {}

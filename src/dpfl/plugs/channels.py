@@ -12,6 +12,7 @@ from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Metrics, Shared, Terms, Who
 from dpfl.plugs.base import Plug
 from dpfl.privacy.exposure import Exposure
+from dpfl.secure_sum.group import Group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +34,20 @@ class Channel(Plug):
     sees_rows: ClassVar[bool]
     simulated: ClassVar[bool]
     tolerated_dropouts: int = 0
+    colluders: int = 0
 
     @property
     def shares_noise(self) -> bool:
         """Whether the noise that protects a message is made of what all clients add on the way."""
         return False
+
+    def group(self, drawn: int) -> Group | None:
+        """The group that adds up ``drawn`` clients' uploads; None where it is no secure sum."""
+        return None
+
+    def least(self, drawn: int) -> int:
+        """How many uploads must arrive before anything is delivered."""
+        return 0
 
     def reachable(self, client: str, round_: int, seed: PublicSeed) -> bool:
         """Whether a client can be heard in this round at all; it is not drawn otherwise."""
@@ -84,15 +94,6 @@ class Digital(Channel):
     def exposure(self, exposure: Exposure, drawn: int) -> Exposure:
         """Return the exposure as it is: nothing is added or taken away."""
         return exposure
-
-
-class SecureSum(Digital):
-    """Only the sum arrives. Simulated: the cryptography that would make it true is not here, so
-    deployment refuses it.
-    """
-
-    sees_rows: ClassVar[bool] = False
-    simulated: ClassVar[bool] = True
 
 
 def summed(messages: Mapping[str, Tensor]) -> Summed:

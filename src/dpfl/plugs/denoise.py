@@ -13,10 +13,11 @@ class RowDenoiser(Plug):
 
     Laws: the matrix keeps its shape; unless ``ordered``, permuting clients permutes rows. After a
     round of which ``personal_starts`` is True each client of the cohort starts the next one from
-    its own cleaned row.
+    its own cleaned row. ``without_rows`` says what to do where a channel delivers no rows.
     """
 
     ordered: ClassVar[bool] = False
+    without_rows: ClassVar[str] = "use a method that needs nothing but the sum of the uploads"
 
     def personal_starts(self, round_: int) -> bool:
         """Whether clients start the next round from their own rows."""

@@ -45,13 +45,18 @@ CREATE TABLE journal (
 );
 CREATE INDEX journal_by_run ON journal (run, round);
 """
-# What the ledger of a site has beside: what it agreed on, its last answers, and a secret for the
-# names of its entries that servers are told. The hash chain does not cover them.
+# What the ledger of a site has beside: what it agreed on, its last answers, what it remembers of a
+# secure sum (secret while the sum is open), and a secret for the names of its entries that servers
+# are told. The hash chain does not cover them.
 SITE_SCHEMA = """
 CREATE TABLE IF NOT EXISTS agreed (run TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS outbox (
     run TEXT NOT NULL, round INTEGER NOT NULL, payload BLOB NOT NULL, private BLOB NOT NULL,
     PRIMARY KEY (run)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sums (
+    run TEXT PRIMARY KEY, round INTEGER NOT NULL, attempt INTEGER NOT NULL, session TEXT NOT NULL,
+    state BLOB NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS salt (one INTEGER PRIMARY KEY CHECK (one = 1), value BLOB NOT NULL);
 """

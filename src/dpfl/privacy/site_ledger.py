@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from dpfl.privacy.chain import Entry
 from dpfl.privacy.costs import Charge
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.ledger_file import database_errors
@@ -30,6 +31,19 @@ class Answered(NamedTuple):
     private: bytes
 
 
+class StoredSum(NamedTuple):
+    """What a site remembers of the last secure sum of a run.
+
+    ``session`` is empty until a session was joined. ``state`` holds the site's secrets, and is
+    empty once the sum is closed.
+    """
+
+    round: int
+    attempt: int
+    session: str
+    state: bytes
+
+
 class SiteLedger(Ledger):
     """A ledger with an outbox of one answer per run; older answers are never asked for again."""
 
@@ -38,6 +52,7 @@ class SiteLedger(Ledger):
         """Open the ledger of a site; another site's is refused."""
         ledger = cls.open(path, site)
         with database_errors(str(path)):
+            ledger._connection.execute("PRAGMA secure_delete=ON")  # secrets of closed sums
             ledger._connection.executescript(SITE_SCHEMA)
             salt = "INSERT OR IGNORE INTO salt VALUES (1, ?)"
             ledger._connection.execute(salt, (secrets.token_bytes(32),))
@@ -72,10 +87,35 @@ class SiteLedger(Ledger):
         rows = self._rows(query, run=run)
         return [hashlib.sha256(salt + digest.encode()).hexdigest() for _, digest, salt in rows]
 
+    def stored_sum(self, run: str) -> StoredSum | None:
+        """Return what is remembered of the last secure sum of a run."""
+        rows = self._select("round, attempt, session, state", "sums", run=run)
+        return StoredSum(*rows[0]) if rows else None
+
+    def store_sum(self, run: str, stored: StoredSum) -> None:
+        """Remember a secure sum, before the answer that follows from it leaves."""
+        with self._transaction() as entry:
+            _write_sum(entry, run, stored)
+
+    def close_sum(self, run: str) -> None:
+        """Forget the secrets of a run's last secure sum: they are overwritten on disk."""
+        stored = self.stored_sum(run)
+        if stored is not None and stored.state:
+            self.store_sum(run, stored._replace(state=b""))
+            self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def charge_and_store(
-        self, run: str, round_: int, charges: Sequence[Charge], payload: bytes, private: bytes
+        self,
+        run: str,
+        round_: int,
+        charges: Sequence[Charge],
+        payload: bytes,
+        private: bytes,
+        stored: StoredSum | None = None,
     ) -> bool:
         """Charge and keep the answer, all or nothing; False if plan or budget do not cover it.
+
+        ``stored`` is what is to be remembered of the secure sum that the answer is a part of.
 
         Every answer is an entry of the chain, also where its round was charged before: a copy of
         the ledger that lacks it would answer the round with other noise.
@@ -87,4 +127,11 @@ class SiteLedger(Ledger):
                 if not entry.rows["journal"]:
                     entry.insert("journal", [(run, round_, time.time())])
                 entry.connection.execute("INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)", row)
+                if stored is not None:
+                    _write_sum(entry, run, stored)
         return not refused
+
+
+def _write_sum(entry: Entry, run: str, stored: StoredSum) -> None:
+    row = (run, *stored)
+    entry.connection.execute("INSERT OR REPLACE INTO sums VALUES (?, ?, ?, ?, ?)", row)

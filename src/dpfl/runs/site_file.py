@@ -12,6 +12,7 @@ from dpfl.core.errors import ConfigurationError, did_you_mean
 from dpfl.core.types import Budget, ClientSettings, Observer, Plain, Unit
 from dpfl.privacy.accountant import SMALLEST_DELTA
 from dpfl.runs.toml_file import Section, TomlFile
+from dpfl.secure_sum.trust import Trust
 
 SITE_FILE = "site.toml"
 _UNITS = "give 'record', 'client', or the schema's word for a person"
@@ -118,6 +119,24 @@ class PolicySection(Section):
     allow_unprotected: bool = False
 
 
+class SecureSumSection(Section):
+    """Whom this site counts on in a secure sum, where nobody may see its upload alone.
+
+    ``members``: the identity keys of other sites that were compared with their owners, by name;
+    ``dpfl site identity`` prints a site's own. ``colluders``: how many of them may work together
+    with the server. ``count_on``: those of them who are trusted not to. A member whose key is not
+    here counts as a colluder. ``least_honest``: how many honest sites every sum must hold, this one
+    included.
+    """
+
+    members: dict[Name, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(
+        default_factory=dict
+    )
+    colluders: int = Field(default=1, ge=1)
+    count_on: list[str] = Field(default_factory=list)
+    least_honest: int = Field(default=2, ge=2)
+
+
 class ServerSection(Section):
     """How to reach the server, and with which key."""
 
@@ -140,6 +159,7 @@ class SiteFile(TomlFile):
     data: SiteDataSection
     budget: BudgetSection | None = None
     policy: PolicySection = PolicySection()
+    secure_sum: SecureSumSection = SecureSumSection()
     client_settings: ClientSection = ClientSection()
     server: ServerSection = ServerSection()
 
@@ -158,6 +178,14 @@ class SiteFile(TomlFile):
         problem, remedy = f"'{address}' is not a name and port", "give it as in study.org:9092"
         check(bool(good), f"{where}, [server] address", problem, remedy)
         self.data.agrees(f"{where}, [data]")
+        for name in self.secure_sum.count_on:
+            at, problem = f"{where}, [secure_sum] count_on", f"'{name}' has no key in members"
+            check(name in self.secure_sum.members, at, problem, "pin its identity key first")
+        taken: dict[str, str] = {}
+        for name, key in self.secure_sum.members.items():
+            other, at = taken.setdefault(key, name), f"{where}, [secure_sum] members"
+            problem = f"'{other}' and '{name}' have one key"
+            check(other == name, at, problem, "ask both for theirs: dpfl site identity")
 
     def _check_unit(self, word: str, at: str) -> None:
         """A word for persons comes from a schema; whether it is the schema's is checked there."""
@@ -210,6 +238,17 @@ class SiteFile(TomlFile):
         for name in self.policy.methods or ():
             at, problem = f"{where}, [policy] methods", f"there is no method '{name}'"
             check(name in known, at, problem, did_you_mean(name, known))
+
+    def trust(self) -> Trust:
+        """Return whom this site counts on in a secure sum."""
+        own = self.secure_sum
+        return Trust(
+            name=self.site.id,
+            pinned=own.members,
+            colluders=own.colluders,
+            count_on=frozenset(own.count_on),
+            least_honest=own.least_honest,
+        )
 
     def own_settings(self) -> ClientSettings:
         """Return the site's own settings of local work."""

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from dpfl.core.checks import check
-from dpfl.core.errors import PeerError, PrivacyRefusal
+from dpfl.core.errors import PeerError
 from dpfl.secure_sum import integers, keys
 from dpfl.secure_sum.masks import add_pair, commitment_to, own_mask
 from dpfl.secure_sum.session import (
@@ -50,12 +50,12 @@ def make_shares(state: MemberState, identity: Ed25519PrivateKey, roster: Roster)
     if state.roster is not None:
         problem = "another list of members than before, in the same attempt"
         same = state.roster.session == roster.session
-        check(same, _WHERE, problem, "begin a new attempt, with new keys", PrivacyRefusal)
+        check(same, _WHERE, problem, "begin a new attempt, with new keys", PeerError)
         return state
     own = state.keys
     inside = own in roster.members and roster.terms == state.terms
     problem = "lists other keys or terms than this member's"
-    check(inside, _WHERE, problem, "send the keys that it has made", PrivacyRefusal)
+    check(inside, _WHERE, problem, "send the keys that it has made", PeerError)
     roster.check_signatures()
     group, place, own_seed = roster.group, roster.place[own.name], keys.new_seed()
     others = [number for number in range(len(roster.members)) if number != place]
@@ -96,7 +96,7 @@ def make_masked(
     """
     roster, own = state.joined, state.keys.name
     problem = "was masked in this session already"
-    check(bool(state.own_seed), _WHERE, problem, _NEW_ROUND, PrivacyRefusal)
+    check(bool(state.own_seed), _WHERE, problem, _NEW_ROUND, PeerError)
     held = opened_shares(state, announced, sealed)
     terms, place = roster.terms, roster.place[own]
     problem = f"{len(numbers)} integers, where {terms.numbers} were agreed"
@@ -106,7 +106,7 @@ def make_masked(
     key = keys.agreement_key(state.mask_seed)
     for other in neighbours(roster, announced, own):
         add_pair(masked, roster, key, place, other)
-    state = replace(state, held=held, mask_seed=b"", own_seed=b"", share_seed=b"", shares=None)
+    state = replace(state, held=held, mask_seed=b"", own_seed=b"", share_seed=b"")
     return state, integers.packed(masked, terms.width)
 
 
@@ -121,7 +121,7 @@ def opened_shares(
     assert state.shares is not None
     same = announced[own] == state.shares.announcement
     problem = "shows other neighbours than this member has chosen"
-    check(same, _WHERE, problem, "pass on what members have sent", PrivacyRefusal)
+    check(same, _WHERE, problem, "pass on what members have sent", PeerError)
     key, place = keys.agreement_key(state.share_seed), roster.place[own]
     held = dict(state.held or {})
     for name in roster.names:
@@ -150,21 +150,24 @@ def sign_survivors(
     check(state.keys.name in survivors, _WHERE, problem, _NEW_ROUND, PeerError)
     least = roster.terms.least
     problem = f"{len(survivors)} survivors, where at least {least} were agreed"
-    check(len(survivors) >= least, _WHERE, problem, "the round is lost", PrivacyRefusal)
+    check(len(survivors) >= least, _WHERE, problem, "the round is lost", PeerError)
     unmasked = bool(state.own_seed)
     check(not unmasked, _WHERE, "nothing was masked yet", "send the phases in order", PeerError)
     problem = "another list of survivors was signed before"
     same = state.survivors in (None, survivors)
-    check(same, _WHERE, problem, remedy, PrivacyRefusal)
+    check(same, _WHERE, problem, remedy, PeerError)
     signature = keys.sign(identity, survivors_content(roster.session, survivors))
     return replace(state, survivors=survivors), signature
 
 
-def reveal(state: MemberState, signatures: Mapping[str, str]) -> dict[str, bytes]:
+def reveal(
+    state: MemberState, signatures: Mapping[str, str]
+) -> tuple[MemberState, Mapping[str, bytes]]:
     """Last phase: give the server the shares that take the masks off, one of two for each member.
 
-    Of a survivor it is the share of its own mask, of a dropout that of its mask key; never both.
-    ``signatures`` must show that enough members have signed the list that this one has signed.
+    Of a survivor it is the share of its own mask, of a dropout that of its mask key; never both,
+    and the other one is forgotten. ``signatures`` must show that enough members have signed the
+    list that this one has signed.
     """
     roster, survivors = state.joined, state.survivors
     problem = "no list of survivors was signed"
@@ -179,9 +182,14 @@ def reveal(state: MemberState, signatures: Mapping[str, str]) -> dict[str, bytes
             valid += 1
     needed = roster.group.threshold
     problem = f"{valid} members have signed the list of survivors, and {needed} are needed"
-    check(valid >= needed, _WHERE, problem, "the round is lost", PrivacyRefusal)
-    parts = (slice(keys.SEED), slice(keys.SEED, 2 * keys.SEED))
-    return {name: both[parts[name in survivors]] for name, both in (state.held or {}).items()}
+    check(valid >= needed, _WHERE, problem, "the round is lost", PeerError)
+    if state.revealed is None:
+        parts = (slice(keys.SEED), slice(keys.SEED, 2 * keys.SEED))
+        held = (state.held or {}).items()
+        revealed = {name: both[parts[name in survivors]] for name, both in held}
+        state = replace(state, held=None, revealed=revealed)
+    assert state.revealed is not None
+    return state, state.revealed
 
 
 def _sealing(

@@ -41,7 +41,7 @@ class MemberState:
 
     ``mask_seed`` stands for the key of masks between members, ``share_seed`` for that of sealed
     shares, ``own_seed`` for the member's own mask. ``held`` are other members' shares, opened;
-    ``survivors`` the list that was signed.
+    ``survivors`` the list that was signed, ``revealed`` the shares that were given to the server.
     """
 
     keys: MemberKeys
@@ -53,6 +53,7 @@ class MemberState:
     shares: Shares | None = None
     held: Mapping[str, bytes] | None = None
     survivors: tuple[str, ...] | None = None
+    revealed: Mapping[str, bytes] | None = None
 
     @property
     def joined(self) -> Roster:
@@ -69,8 +70,9 @@ class MemberState:
             told[name] = _written(getattr(self, name))
         told["roster"] = None if self.roster is None else self.roster.to_dict()
         told["shares"] = None if self.shares is None else self.shares.to_dict()
-        held = self.held
-        told["held"] = None if held is None else {n: _written(one) for n, one in held.items()}
+        for name in ("held", "revealed"):
+            parts = getattr(self, name)
+            told[name] = parts and {member: _written(one) for member, one in parts.items()}
         told["survivors"] = None if self.survivors is None else list(self.survivors)
         return json.dumps(told).encode()
 
@@ -78,14 +80,18 @@ class MemberState:
     def from_bytes(cls, stored: bytes) -> MemberState:
         """Read it back."""
         told = json.loads(stored)
+        found: dict[str, Any] = {
+            name: told[name] and {member: _bytes(one) for member, one in told[name].items()}
+            for name in ("held", "revealed")
+        }
+        found |= {name: _bytes(told[name]) for name in ("mask_seed", "share_seed", "own_seed")}
         return cls(
             keys=MemberKeys.read(told["keys"]),
             terms=SumTerms.read(told["terms"]),
             roster=told["roster"] and Roster.read(told["roster"]),
             shares=told["shares"] and Shares.read(told["shares"]),
-            held=told["held"] and {name: _bytes(one) for name, one in told["held"].items()},
             survivors=told["survivors"] and tuple(told["survivors"]),
-            **{name: _bytes(told[name]) for name in ("mask_seed", "share_seed", "own_seed")},
+            **found,
         )
 
 

@@ -8,8 +8,10 @@
 ``record_level``  what methods with DP-SGD at every client share
 ``client_level``  what methods that protect whole clients share
 ``wireless``      what methods over the air share
+``secure_sum``    a method over a secure sum
 """
 
 from dpfl.strategy.fit import Strategy
+from dpfl.strategy.secure_sum import with_secure_sum
 
-__all__ = ["Strategy"]
+__all__ = ["Strategy", "with_secure_sum"]

@@ -21,6 +21,8 @@ from dpfl.privacy.events import Sampling
 from dpfl.privacy.exposure import Exposure
 from dpfl.strategy.slots import Slots
 
+_MANY = 10**6  # more clients than any group needs
+
 
 class Accounting(Slots):
     """What the slots cost: the strategy folded over an exposure.
@@ -59,25 +61,30 @@ class Accounting(Slots):
         if self.local.pooled and observer is not Observer.WORLD:
             return Exposure(unit=self.unit, numbers=terms.parameters)
         exposure = self._sent(terms, phases, examples)
-        seen = self.channel.exposure(exposure, max(1, round(terms.expected_cohort)))
+        seen = self.channel.exposure(exposure, self._drawn(terms))
         if observer is not Observer.WORLD or seen.paid:
             return seen
         if not self.sums_only:
             return seen.processed()
-        # Noise made on the way is made for the sum: the world sees no less of it than the server.
-        more = seen.noise > exposure.noise
-        total = seen if more else exposure.summed(1.0, self.shares(terms))
+        # Where nothing but a sum is delivered, the world sees no more than the server.
+        summing = not self.channel.sees_rows
+        total = seen if summing else exposure.summed(1.0, self.shares(terms))
         if self.central_noise is not None:
             total = total.noised(self.central_noise.std(total.bound), summands=terms.population)
         return total.scaled(self.weights.value(terms))
 
     def _sent(self, terms: Terms, phases: Sequence[Phase] = (), examples: int = 1) -> Exposure:
         """Fold local work and the client stages: what leaves a client."""
-        drawn = self.selection.cohort_size(terms.population) or round(terms.expected_cohort)
+        drawn = self._drawn(terms)
         exposure = self.local.exposure(phases, examples, terms.parameters)
         for stage in self.stages:
-            exposure = stage.exposure(exposure, max(1, drawn))
+            exposure = stage.exposure(exposure, drawn)
         return exposure
+
+    def _drawn(self, terms: Terms) -> int:
+        """How many clients are drawn, or expected where that number is random."""
+        drawn = self.selection.cohort_size(terms.population) or round(terms.expected_cohort)
+        return max(1, drawn)
 
     def contribution_bound(self, terms: Terms) -> float:
         """Return the largest norm of what one client adds to the sum: what central noise is scaled
@@ -95,7 +102,12 @@ class Accounting(Slots):
         return 1 if size is None else max(1, size - self.tolerated_dropouts)
 
     def shares_needed(self, terms: Terms, drawn: int) -> int:
-        """Uploads without which a published sum carries less noise than was charged."""
+        """Uploads without which a published sum carries less noise than was charged, or which a
+        secure sum needs before it is unmasked.
+        """
+        return max(self.channel.least(drawn), self._noise_shares_needed(terms, drawn))
+
+    def _noise_shares_needed(self, terms: Terms, drawn: int) -> int:
         if self.unit.of_data or self.observer is Observer.NOBODY or not self.sums_only:
             return 0
         if self.channel.shares_noise or any(stage.shares_noise for stage in self.stages):
@@ -129,7 +141,8 @@ class Accounting(Slots):
         telling += self.stages if self.selection.sampling == "poisson" else ()
         bounded = Exposure(unit=Unit.CLIENT, bound=1.0)
         tells = any(
-            isinstance(plug, NoiseMaker) or plug.exposure(bounded, 1).noise > 0 for plug in telling
+            isinstance(plug, NoiseMaker) or plug.exposure(bounded, _MANY).noise > 0
+            for plug in telling
         )
         fresh = self.personal is None and not self.releases
         return self.unit is Unit.CLIENT and self.sums_only and fresh and not tells

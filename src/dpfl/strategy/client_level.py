@@ -24,12 +24,13 @@ SHARES = (
     "every client adds its share of the noise: against the server only that share counts, "
     "against the world the sum of all"
 )
+TRUSTED = "the server is trusted: it sees every client's update, and adds the noise"
+HIDDEN_DRAW = "who was drawn stays the server's secret"
 REMEMBERED = (
     "clients remember their own parts of the model, so the secret draw of cohorts is not counted on"
 )
 DRAWN = (
-    "who was drawn stays the server's secret; for a drawn client that sends nothing the server "
-    "adds the client's share",
+    f"{HIDDEN_DRAW}; for a drawn client that sends nothing the server adds the client's share",
     "whether a client says that it is willing to go on does not depend on whether it was drawn "
     "before",
 )

@@ -54,6 +54,9 @@ class Strategy(Accounting):
         check(good, self.name, problem, remedy, PrivacyRefusal)
 
     def _check_sum(self) -> None:
+        lost, given = self.channel.tolerated_dropouts, self.tolerated_dropouts
+        problem = f"its channel tolerates {lost} dropouts, and the strategy {given}"
+        check(lost == given, self.name, problem, "make the two agree")
         remedy = "use a digital channel"
         problem = "a summing channel delivers no rows to clean"
         check(self.clean is None, self.name, problem, remedy)
@@ -89,7 +92,11 @@ class Strategy(Accounting):
         self._refuse_unless(not sharing or self.selection.sampling != "poisson", problem, remedy)
         for noise in (*sharing, *([self.channel] if self.channel.shares_noise else [])):
             made, given = getattr(noise, "tolerated_dropouts", 0), self.tolerated_dropouts
-            problem = f"noise is shared out for {made} dropouts, {given} are tolerated"
+            known = f"{given} are tolerated"
+            if noise is not self.channel and self.channel.colluders:
+                given += self.channel.colluders
+                known += f" beside {self.channel.colluders} colluders"
+            problem = f"noise is shared out for {made} dropouts, {known}"
             check(made == given, self.name, problem, "make the two agree")
 
     def _check_promise(self) -> None:
@@ -108,7 +115,7 @@ class Strategy(Accounting):
         good = not fixed or self.adjacency is Adjacency.REPLACE_ONE
         self._refuse_unless(good, problem, "charge them as replace_one")
         phases = (_PHASE,) if self.local.private else ()
-        prototype = self.resolve(_TERMS).exposure(self.observer, _TERMS, phases, 10)
+        prototype = self.resolve(PROTOTYPE).exposure(self.observer, PROTOTYPE, phases, 10)
         problem = f"nothing protects a {self.unit} from the {self.observer}"
         remedy = "clip and add noise, or declare observer = NOBODY"
         self._refuse_unless(prototype.finite, problem, remedy)
@@ -130,9 +137,8 @@ class Strategy(Accounting):
         self._refuse_unless(total < 1, problem, "give shares that sum to less than 1")
 
 
-# Stand-in numbers to fold once: only whether the result is finite matters.
 _PHASE = Phase(steps=1, batch_size=1, sampling="poisson", lr=1.0, clip=1.0, noise_multiplier=1.0)
-_TERMS = Terms(
+PROTOTYPE = Terms(
     rounds=1,
     population=10**7,  # which no cohort exceeds
     expected_cohort=10,
@@ -142,6 +148,8 @@ _TERMS = Terms(
     parameters=1,
     noise_multiplier=1.0,
 )
+"""Stand-in numbers, to fold once before there are any: whether a result is finite, what a clip is.
+"""
 
 
 def _acts_on_arrival(stage: Stage) -> bool:

@@ -1,0 +1,236 @@
+"""The server's part of a round's secure sum: five questions to the sites.
+
+What a server that comes back must know is on disk before the message that follows from it leaves:
+who is in the session, what they have sealed for each other, and the one list of survivors. It goes
+on in the same session, whose members send the same bytes again. A server that was cut off before
+begins a new attempt, which costs nothing: nobody had sent an upload yet.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dpfl.core.checks import check
+from dpfl.core.errors import DpflError, PeerError, PrivacyRefusal
+from dpfl.core.types import Plain
+from dpfl.deploy.connections import Connections
+from dpfl.deploy.messages import Message, Reply, readable
+from dpfl.deploy.open_sum import OpenSum
+from dpfl.deploy.requests import SumRequest, TrainingRequest
+from dpfl.deploy.site_sum import KEYS, SHARES, SURVIVORS, UNMASK, digest_of, sum_terms
+from dpfl.deploy.sum_answers import read_keys, read_revealed, read_shares, read_signature
+from dpfl.rounds import Agreement, Plan, SumOfUploads, SumPlan, Uplink
+from dpfl.secure_sum import server
+from dpfl.secure_sum.integers import packed_size
+from dpfl.secure_sum.session import Roster, SumTerms
+
+Answer = TypeVar("Answer")
+
+
+class _Lost(Exception):
+    """A sum that cannot be completed, and why."""
+
+
+@dataclass
+class ServerSum:
+    """The sum of one round, as its server asks for it.
+
+    ``problems`` says why sites are not in it, ``masked`` is what the others have sent.
+    """
+
+    sites: Connections
+    folder: Path
+    agreement: Agreement
+    plan: Plan
+    problems: dict[str, str] = field(default_factory=dict)
+    masked: dict[str, bytes] = field(default_factory=dict)
+
+    def play(self) -> SumOfUploads | None:
+        """Ask for all phases, and return the sum; None where it is lost, and why in ``problems``.
+
+        A sum is lost where too few sites are left, and where what they reveal does not fit. Nothing
+        is unmasked then.
+        """
+        opened = OpenSum.read(self.folder, self.plan.round)
+        try:
+            if opened is None or opened.roster is None:
+                opened = self._begin(0 if opened is None else opened.attempt + 1)
+            total = self._finish(opened)
+            total.check_plan(self._planned, self.plan.cohort.ids)
+            return total
+        except (_Lost, PeerError, PrivacyRefusal) as error:
+            for site in self.plan.cohort.ids:
+                self.problems.setdefault(site, f"the secure sum is lost: {error}")
+            return None
+
+    @property
+    def _planned(self) -> SumPlan:
+        return self.agreement.sum_plan(self.plan.round, len(self.plan.cohort))
+
+    def uplinks(self) -> list[Uplink]:
+        """What came of each site: its masked upload, or why it is not in the sum."""
+        return [
+            Uplink(client=site, payload=None, reason=self.problems[site])
+            if site in self.problems
+            else Uplink(client=site, payload=self.masked.get(site))
+            for site in self.plan.cohort.ids
+        ]
+
+    # -- before anybody sends an upload ------------------------------------------------------------
+
+    def _begin(self, attempt: int) -> OpenSum:
+        """Exchange keys and shares, in new attempts until all who are left have sent both."""
+        members: tuple[str, ...] = self.plan.cohort.ids
+        while True:
+            terms = self._terms(attempt)
+            OpenSum(round=self.plan.round, attempt=attempt).write(self.folder)
+            made = self._ask(KEYS, members, {"terms": asdict(terms)}, read_keys(terms))
+            self._check_enough(made, terms)
+            roster = server.make_roster(terms, made)
+            shares = self._ask(SHARES, roster.names, roster.to_dict(), read_shares(roster))
+            if len(shares) == len(roster.names):
+                found = OpenSum(
+                    round=self.plan.round, attempt=attempt, roster=roster, shares=shares
+                )
+                found.write(self.folder)
+                return found
+            self._check_enough(shares, terms)
+            members, attempt = tuple(sorted(shares)), attempt + 1
+
+    def _terms(self, attempt: int) -> SumTerms:
+        """The terms of an attempt."""
+        download, *others = {*self.plan.downloads.values()}
+        assert not others, "a secure sum has one download for all"
+        plan, run, model = self.plan, self.sites.run, digest_of(download)
+        asked, agreed = len(plan.cohort), self._request(KEYS, {}).digest()
+        return sum_terms(
+            self.agreement, agreed, run, plan.round, asked, attempt=attempt, model=model
+        )
+
+    def _check_enough(self, left: Mapping[str, object], terms: SumTerms) -> None:
+        if len(left) < terms.least:
+            why = "; ".join(f"{site}: {problem}" for site, problem in self.problems.items())
+            raise _Lost(f"{len(left)} sites are left, {terms.least} are needed ({why})")
+
+    # -- masked inputs, and what takes the masks off -----------------------------------------------
+
+    def _finish(self, opened: OpenSum) -> SumOfUploads:
+        """Collect masked inputs, let the survivors sign who they are, and take the masks off."""
+        roster = opened.roster
+        assert roster is not None
+        self.masked = self._masked_inputs(opened, roster)
+        here = tuple(sorted(self.masked))
+        if opened.survivors is None:
+            self._check_enough(self.masked, roster.terms)
+            opened = replace(opened, survivors=here)
+            opened.write(self.folder)
+        survivors = opened.survivors
+        assert survivors is not None
+        if survivors != here:
+            raise _Lost("a survivor did not send its masked upload again")
+        about: Plain = {"session": roster.session}
+        signed = self._ask(
+            SURVIVORS,
+            survivors,
+            {**about, "survivors": list(survivors)},
+            read_signature(roster, survivors),
+        )
+        needed = roster.group.threshold
+        if len(signed) < needed:
+            raise _Lost(f"{len(signed)} survivors have signed who they are, {needed} are needed")
+        signatures = dict(sorted(signed.items())[:needed])
+        told = {**about, "signatures": signatures}
+        revealed = self._ask(UNMASK, survivors, told, read_revealed)
+        announced = {name: one.announcement for name, one in opened.shares.items()}
+        total = server.unmasked_sum(roster, announced, self.masked, revealed)
+        return SumOfUploads(integers=total, ids=survivors)
+
+    def _masked_inputs(self, opened: OpenSum, roster: Roster) -> dict[str, bytes]:
+        """Ask for masked inputs; with each request goes the receipt for the last answer."""
+        sites, signer, round_ = self.sites, self.sites.signer, self.plan.round
+        announced = [asdict(one.announcement) for one in opened.shares.values()]
+        request = TrainingRequest(
+            study=sites.study,
+            run=sites.run,
+            terms=self.agreement.terms,
+            signer=signer.key,
+            round=round_,
+        )
+        messages = {}
+        for site in opened.survivors or roster.names:
+            mail = server.mail_for(roster, opened.shares, site)
+            sealed = {name: base64.b64encode(one).decode() for name, one in mail.items()}
+            about = {"session": roster.session, "announced": announced, "sealed": sealed}
+            download, receipt = self.plan.downloads[site], signer.last.get(site)
+            own = replace(request, payload=download, receipt=receipt, sum=about)
+            messages[site] = own.to_message()
+        size = packed_size(roster.terms.numbers, roster.terms.width)
+
+        def payload(site: str, message: Message) -> bytes:
+            problem = f"sent {len(message.payload)} bytes, {size} were agreed"
+            check(len(message.payload) == size, f"site '{site}'", problem, "send those", PeerError)
+            head = message.header.get("head")
+            if isinstance(head, str):
+                signer.sign(sites.run, site, round_, head)
+            return message.payload
+
+        return self._replies(messages, "masked updates", payload)
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    def _ask(
+        self,
+        phase: str,
+        to: tuple[str, ...],
+        about: Plain,
+        read: Callable[[str, Any], Answer],
+    ) -> dict[str, Answer]:
+        """Ask sites for one phase; whoever answers something else is left out, with the reason."""
+        messages = dict.fromkeys(to, self._request(phase, about).to_message())
+        return self._replies(messages, phase, lambda site, one: read(site, one.header["sum"]))
+
+    def _request(self, phase: str, about: Plain) -> SumRequest:
+        """The request for one phase."""
+        sites = self.sites
+        return SumRequest(
+            study=sites.study,
+            run=sites.run,
+            terms=self.agreement.terms,
+            signer=sites.signer.key,
+            round=self.plan.round,
+            phase=phase,
+            sum=about,
+        )
+
+    def _replies(
+        self,
+        messages: Mapping[str, Message],
+        what: str,
+        read: Callable[[str, Message], Answer],
+    ) -> dict[str, Answer]:
+        """Send messages, and read the answers that are as agreed."""
+        limit, found = self.sites.study.run.round_timeout, {}
+        asked = f"{len(messages)} sites are asked for {what} of a secure sum"
+        self.sites.progress.expect(f"{asked}, and waited for up to {limit:g} s")
+        for site, reply in self.sites.ask(messages, limit).items():
+            problem = self._noted(site, reply)
+            try:
+                if problem:
+                    raise PeerError(site, problem, "see its log")
+                with readable(f"answer of '{site}'"):
+                    found[site] = read(site, reply.message)
+            except DpflError as error:
+                self.problems[site] = problem or str(error)
+        return found
+
+    def _noted(self, site: str, reply: Reply) -> str:
+        """Remember whether a site will go on; where the draw is secret, nothing follows from it."""
+        before = self.sites.willing.get(site, False)
+        problem = self.sites.note(site, reply)
+        if self.agreement.amplified:
+            self.sites.willing[site] = before
+        return problem

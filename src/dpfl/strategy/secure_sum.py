@@ -1,0 +1,120 @@
+"""A method over a secure sum: the server learns sums, and is the adversary.
+
+Noise that clients share is made for the honest ones among them; noise that a trusted server would
+add is shared out among the clients instead. What needs single uploads is refused.
+"""
+
+from dataclasses import replace
+
+from dpfl.core.checks import check
+from dpfl.core.errors import PrivacyRefusal
+from dpfl.core.types import Observer
+from dpfl.plugs.secure_sum import OUTSIDERS, SecureSum
+from dpfl.plugs.stages import GaussianNoise
+from dpfl.strategy.client_level import DRAWN, HIDDEN_DRAW, SHARES, TRUSTED
+from dpfl.strategy.fit import PROTOTYPE, Strategy
+
+_SUPERSEDED = {SHARES, TRUSTED, HIDDEN_DRAW}
+
+
+def with_secure_sum(
+    strategy: Strategy, *, tolerated_dropouts: int = 0, colluders: int = 1
+) -> Strategy:
+    """Return a strategy whose uploads travel over a secure sum, and whose promise is against the
+    server.
+
+    The adversary is the server together with up to ``colluders`` members of a sum. A sum holds the
+    uploads of all drawn clients but at most ``tolerated_dropouts``; with more missing, the round is
+    lost. So the noise of h = drawn - tolerated_dropouts - colluders shares is what counts. A method
+    that needs single uploads, or whose clients add all of the noise themselves, is refused.
+
+    >>> import dpfl
+    >>> plain = dpfl.udp_fedavg(lr=0.1, clip=1.0, batch_size=8, local_steps=1)
+    >>> dpfl.with_secure_sum(plain, tolerated_dropouts=2).stages[-1].tolerated_dropouts
+    3
+    """
+    channel = SecureSum(tolerated_dropouts=tolerated_dropouts, colluders=colluders)
+    _check_sums(strategy)
+    if strategy.unit.of_data:
+        return _record_level(strategy, channel)
+    return _client_level(strategy, channel)
+
+
+def _check_sums(strategy: Strategy) -> None:
+    """Refuse what cannot be a sum of single uploads at all."""
+    where, other = f"secure sum of '{strategy.name}'", "use another method"
+    kind = type(strategy.channel).__name__
+    problem = f"its uploads have a channel of their own ({kind})"
+    check(strategy.channel.sees_rows, where, problem, other)
+    check(not strategy.local.pooled, where, "its records are pooled: there are no uploads", other)
+    alone = strategy.personal is not None and strategy.personal.whole
+    check(not alone, where, "its clients share nothing: there are no uploads", other)
+    problem = "it protects nobody, and a sum without noise may tell all about a client"
+    private = strategy.observer is not Observer.NOBODY
+    check(private, where, problem, "use a method that is private", PrivacyRefusal)
+    if strategy.clean is not None:
+        problem = f"{type(strategy.clean).__name__} needs single uploads, and a sum has none"
+        check(False, where, problem, strategy.clean.without_rows)
+    nonlinear = [type(stage).__name__ for stage in strategy.stages if not stage.linear]
+    problem = f"the server half of {' and '.join(nonlinear)} needs single uploads"
+    check(not nonlinear, where, problem, other)
+
+
+def _client_level(strategy: Strategy, channel: SecureSum) -> Strategy:
+    """Share noise out among the clients, for the honest ones of them."""
+    where, missing = f"secure sum of '{strategy.name}'", channel.tolerated_dropouts
+    problem = "cohorts of a random size: how large a share of noise is would tell who was drawn"
+    remedy = "draw a fixed number of clients: sampling = 'uniform'"
+    fixed = strategy.selection.sampling != "poisson"
+    check(fixed, where, problem, remedy, PrivacyRefusal)
+    given = strategy.tolerated_dropouts
+    problem = f"the method tolerates {given} dropouts, the secure sum {missing}"
+    check(given in (0, missing), where, problem, "say it once, for the secure sum")
+    problem = "every client adds all of the noise itself, which a sum would add up"
+    local = strategy.central_noise is None and not _shares(strategy)
+    check(not local, where, problem, "use noise = 'distributed'", PrivacyRefusal)
+    problem = f"{type(strategy.weights).__name__} are not constants fixed beforehand"
+    remedy = "use ExpectedCohortWeights"
+    check(strategy.weights.constant, where, problem, remedy, PrivacyRefusal)
+    if strategy.central_noise is not None:
+        strategy = _without_trust(strategy)
+    problem = "its last client stage adds no noise, and only integers with noise are added up"
+    check(strategy.stages[-1].shares_noise, where, problem, "let the noise come last")
+    shares = missing + channel.colluders
+    drawn = strategy.selection.sampling == "uniform"
+    kept = [text for text in strategy.assumptions if text not in {*_SUPERSEDED, *DRAWN}]
+    draw = (*DRAWN, OUTSIDERS) if drawn and strategy.hides_the_draw else ()
+    return replace(
+        strategy,
+        observer=Observer.SERVER,
+        channel=channel,
+        stages=tuple(stage.sharing_noise(shares) for stage in strategy.stages),
+        denoise=tuple(denoise.sharing_noise(shares) for denoise in strategy.denoise),
+        tolerated_dropouts=missing,
+        assumptions=(*channel.assumptions, *draw, *kept),
+    )
+
+
+def _without_trust(strategy: Strategy) -> Strategy:
+    """The strategy with a trusted server's noise in shares of the clients."""
+    assert strategy.central_noise is not None
+    problem = "its clients add noise too, and only one of the two can be shared out"
+    check(not _shares(strategy), f"secure sum of '{strategy.name}'", problem, "drop one")
+    noise = GaussianNoise(
+        noise_multiplier=strategy.central_noise.noise_multiplier,
+        clip=strategy.resolve(PROTOTYPE).contribution_bound(PROTOTYPE),
+        distributed=True,
+        tolerated_dropouts=strategy.tolerated_dropouts,
+    )
+    return replace(strategy, central_noise=None, stages=(*strategy.stages, noise))
+
+
+def _record_level(strategy: Strategy, channel: SecureSum) -> Strategy:
+    """Refuse methods whose clients run DP-SGD."""
+    problem = "every client's DP-SGD carries all of its noise already"
+    where = f"secure sum of '{strategy.name}'"
+    raise PrivacyRefusal(where, problem, "use a method that protects whole clients")
+
+
+def _shares(strategy: Strategy) -> bool:
+    return any(stage.shares_noise for stage in strategy.stages)
