@@ -7,6 +7,7 @@ multiple of 2^width; only ``width`` bits of each number travel.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -102,19 +103,23 @@ def unpacked(payload: bytes, count: int, width: int, sender: str) -> np.ndarray:
     return planes.view(word(width)).reshape(count)
 
 
-def add_mask(numbers: np.ndarray, key: bytes, sign: int) -> None:
-    """Add the mask that a one-time key expands to, or subtract it, in place.
+def add_masks(numbers: np.ndarray, masks: Iterable[tuple[bytes, int]]) -> None:
+    """Add masks in place: each is what a one-time key expands to, times a sign.
 
-    The mask is the keystream of AES-256 in counter mode, a word for each number.
+    A mask is the keystream of AES-256 in counter mode, a word for each number. All masks are added
+    to one part of the numbers before the next part, so that it stays in the processor's cache.
     """
-    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    streams = [
+        (Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor(), sign) for key, sign in masks
+    ]
     buffer = bytearray(_CHUNK + 15)
     words = np.frombuffer(buffer, numbers.dtype, _CHUNK // numbers.itemsize)
-    combine = np.add if sign > 0 else np.subtract
     for start in range(0, len(numbers), len(words)):
         part = numbers[start : start + len(words)]
-        stream.update_into(_ZEROS[: part.nbytes], buffer)
-        combine(part, words[: len(part)], out=part)
+        zeros, mask = _ZEROS[: part.nbytes], words[: len(part)]
+        for stream, sign in streams:
+            stream.update_into(zeros, buffer)
+            (np.add if sign > 0 else np.subtract)(part, mask, out=part)
 
 
 def _reduced(numbers: np.ndarray, width: int) -> np.ndarray:
