@@ -46,10 +46,12 @@ def residues(integers: np.ndarray, largest: int, width: int) -> np.ndarray:
     >>> residues(np.array([-1, 5]), largest=5, width=4).tolist()
     [15, 5]
     """
-    most = int(np.abs(integers).max(initial=0))
+    most = max(int(integers.max(initial=0)), -int(integers.min(initial=0)))
     problem = f"an integer of {most}, where at most {largest} were agreed"
     check(most <= largest, "secure sum", problem, "this is a defect: report it", PrivacyRefusal)
-    return _reduced(integers.astype(np.int64).astype(word(width)), width)
+    numbers = integers.astype(np.int64, copy=False).astype(word(width))
+    numbers &= numbers.dtype.type((1 << width) - 1)
+    return numbers
 
 
 def signed(numbers: np.ndarray, width: int) -> np.ndarray:
@@ -58,8 +60,9 @@ def signed(numbers: np.ndarray, width: int) -> np.ndarray:
     >>> signed(np.array([15, 5], dtype="<u4"), width=4).tolist()
     [-1, 5]
     """
-    found = _reduced(numbers, width).astype(np.int64)
-    return np.where(found >= 1 << (width - 1), found - (1 << width), found)
+    spare = numbers.dtype.type(8 * numbers.itemsize - width)
+    found = (numbers << spare).view(f"<i{numbers.itemsize}")  # the highest bit becomes the sign
+    return (found >> spare.astype(found.dtype)).astype(np.int64, copy=False)
 
 
 def packed(numbers: np.ndarray, width: int) -> bytes:
@@ -71,8 +74,8 @@ def packed(numbers: np.ndarray, width: int) -> bytes:
     whole, rest = divmod(width, 8)
     planes = np.ascontiguousarray(numbers).view(np.uint8).reshape(-1, numbers.itemsize)
     parts = [planes[:, byte].tobytes() for byte in range(whole)]
-    top = planes[:, whole] if rest else planes[:, 0]
-    parts += [np.packbits((top >> bit) & 1).tobytes() for bit in range(rest)]
+    top = planes[:, whole].copy() if rest else planes[:, 0]
+    parts += [np.packbits(top & (1 << bit)).tobytes() for bit in range(rest)]
     return b"".join(parts)
 
 
@@ -97,9 +100,13 @@ def unpacked(payload: bytes, count: int, width: int, sender: str) -> np.ndarray:
     for byte in range(whole):
         planes[:, byte] = read[byte * count : (byte + 1) * count]
     bits, length = read[whole * count :], (count + 7) // 8
+    top = np.zeros(count, np.uint8)
     for bit in range(rest):
         ones = np.unpackbits(bits[bit * length : (bit + 1) * length], count=count)
-        planes[:, whole] |= ones << bit
+        ones <<= bit
+        top |= ones
+    if rest:
+        planes[:, whole] = top
     return planes.view(word(width)).reshape(count)
 
 
@@ -120,9 +127,3 @@ def add_masks(numbers: np.ndarray, masks: Iterable[tuple[bytes, int]]) -> None:
         for stream, sign in streams:
             stream.update_into(zeros, buffer)
             (np.add if sign > 0 else np.subtract)(part, mask, out=part)
-
-
-def _reduced(numbers: np.ndarray, width: int) -> np.ndarray:
-    """Numbers modulo 2^width."""
-    kept: np.ndarray = numbers & numbers.dtype.type((1 << width) - 1)
-    return kept
