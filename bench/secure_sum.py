@@ -1,222 +1,124 @@
-"""Our side of one secure sum, phase by phase, and what it is held against.
+"""One secure sum, ours against Flower's SecAgg+ and a plain upload. ``make bench-secure-sum`` starts
+it.
 
-A member reads its stored state and the message, does its phase, stores its state and writes the
-answer: all of that is counted, but for the disk.
+Members and server take turns in one process, each phase measured on its own; each side in a process
+of its own, one after the other. Then the same between real sites over a SuperLink.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-import time
-from collections.abc import Callable
-from dataclasses import asdict
+import argparse
+import datetime
+import importlib.metadata
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from rich.console import Console
+from rich.table import Table
 
-from bench.phases import LARGEST, ONE, Meter, Task
-from dpfl.secure_sum import integers, member, server
-from dpfl.secure_sum.session import Announcement, MemberKeys, Roster, SumTerms
-from dpfl.secure_sum.state import MemberState, Shares
+from bench import ours_sum, superlink
+from bench.peers import secagg_plus
+from bench.phases import Task
+from bench.run import LATEST, keep, progress, rounded
+from bench.table import WIDTH, ratio, verdict
 
-Phase = Callable[[MemberState, Any], tuple[MemberState, Any]]
-
-
-class Sum:
-    """Members in this process that store their states, and the messages between them."""
-
-    def __init__(self, task: Task) -> None:
-        self.task, self.meter = task, Meter()
-        self.names = [f"site-{number:03d}" for number in range(task.members)]
-        self.identities = {name: Ed25519PrivateKey.generate() for name in self.names}
-        self.stored: dict[str, bytes] = {}
-        self.terms = SumTerms(
-            run="bench",
-            round=1,
-            attempt=1,
-            model="0" * 64,
-            plan="0" * 64,
-            step=1 / ONE,
-            numbers=task.parameters,
-            largest=LARGEST,
-            asked=task.members,
-            least=task.survivors,
-            colluders=task.colluders,
-        )
-
-    def ask(self, phase: str, name: str, down: bytes, work: Phase) -> bytes:
-        """Let a member answer a message in one phase."""
-        with self.meter.client(phase) as measured:
-            before = MemberState.from_bytes(self.stored[name])
-            state, reply = work(before, json.loads(down))
-            self.stored[name] = state.to_bytes()
-            up = reply if isinstance(reply, bytes) else written(reply)
-        measured.update(down=len(down), up=len(up))
-        return up
+SIDES = {"ours": ours_sum.run, "peer": secagg_plus.run, "plain": ours_sum.plain}
+PHASES = ("keys", "shares", "masked input", "signatures", "unmasking")
+MOST_BYTES, LEAST_OF_CIPHER, SMALL_ERROR = 2.0, 0.75, 1e-5
+LARGE = 1_000_000  # numbers from which one measurement has to do
 
 
-def written(told: Any) -> bytes:
-    """A message as it travels."""
-    return json.dumps(told, separators=(",", ":")).encode()
+def alone(work: Any, task: Task) -> dict[str, Any]:
+    """Run something in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        found: dict[str, Any] = pool.submit(work, task).result()
+        return found
 
 
-def text(content: dict[str, bytes]) -> dict[str, str]:
-    """Bytes by name, as they travel."""
-    return {name: base64.b64encode(one).decode() for name, one in content.items()}
+def measure(task: Task, repeats: int) -> dict[str, Any]:
+    """Measure all sides of one sum in turns; return the medians of each."""
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in SIDES}
+    for number in range(repeats):
+        for name, work in SIDES.items():
+            runs[name].append(alone(work, task))
+            progress(f"secure sum of {task.parameters:,}: {name}, {number + 1}/{repeats}")
+    found: dict[str, Any] = {name: middle(several) for name, several in runs.items()}
+    found["gb_per_second"] = alone(ours_sum.masks, task)
+    return {"members": task.members, "numbers": task.parameters, "dropouts": task.dropouts} | found
 
 
-def binary(content: dict[str, str]) -> dict[str, bytes]:
-    """Read what :func:`text` wrote."""
-    return {name: base64.b64decode(one) for name, one in content.items()}
+def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The median of every number, and the sums over all phases."""
+    phases = {
+        phase: {
+            name: statistics.median(one["phases"][phase][name] for one in runs) for name in values
+        }
+        for phase, values in runs[0]["phases"].items()
+    }
+    names = ("client", "server", "up", "down")
+    phases["all"] = {name: sum(one[name] for one in phases.values()) for name in names}
+    worst = {name: max(one[name] for one in runs) for name in ("error", "peak_mib")}
+    return {"phases": phases, **worst}
 
 
-def run(task: Task) -> dict[str, Any]:
-    """Add up, and return seconds and bytes by phase, and by how much the sum is wrong."""
-    sum_ = Sum(task)
-    roster = exchange_keys(sum_)
-    sent = exchange_shares(sum_, roster)
-    announced, masked = mask(sum_, roster, sent)
-    del sent
-    signatures = sign(sum_, roster, tuple(masked))
-    total = unmask(sum_, roster, announced, masked, signatures)
-    del masked
-    wrong = np.abs(total - task.survivors_integers()).max()
-    return {**sum_.meter.result(), "error": int(wrong), "width": sum_.terms.width}
+def wrong(entry: dict[str, Any]) -> bool:
+    """Whether a side has not added up right: ours must be exact, SecAgg+ is as good as its grid."""
+    return entry["ours"]["error"] != 0 or not entry["peer"]["error"] < SMALL_ERROR
 
 
-def exchange_keys(sum_: Sum) -> Roster:
-    """First phase; the server makes the roster."""
-    meter, terms = sum_.meter, sum_.terms
-    with meter.server("keys"):
-        down = written(asdict(terms))
-    answers = {}
-    for name, identity in sum_.identities.items():
-        with meter.client("keys") as measured:
-            state = member.make_keys(name, identity, SumTerms.read(json.loads(down)))
-            sum_.stored[name] = state.to_bytes()
-            answers[name] = written(asdict(state.keys))
-        measured.update(down=len(down), up=len(answers[name]))
-    with meter.server("keys"):
-        read = {name: MemberKeys.read(json.loads(one)) for name, one in answers.items()}
-        return server.make_roster(terms, read)
+def verdicts(entry: dict[str, Any]) -> dict[str, str]:
+    """What the goals say to a measurement."""
+    ours, peer, plain = (entry[name]["phases"]["all"] for name in SIDES)
+    speed = entry["gb_per_second"]
+    share = speed["masks"] / speed["cipher"]
+    faster = [ratio(peer[side], ours[side]) for side in ("client", "server")]
+    return {
+        "bytes of all phases / float32": f"{ours['up'] / plain['up']:.3f} "
+        f"(SecAgg+ {peer['up'] / plain['up']:.3f}; {verdict(ours['up'] / plain['up'], at_most=MOST_BYTES)})",
+        "masks / AES-CTR alone": f"{speed['masks']:.2f} / {speed['cipher']:.2f} GB/s = {share:.2f} "
+        f"({verdict(share, at_least=LEAST_OF_CIPHER)})",
+        "times as fast as SecAgg+": f"client {faster[0]:.1f}, server {faster[1]:.1f} "
+        f"({verdict(min(one or 0.0 for one in faster), at_least=1.0)})",
+        "peak MiB of a side": ", ".join(f"{n} {entry[n]['peak_mib']:.0f}" for n in SIDES),
+        "error of the sum": f"ours {entry['ours']['error']:g} steps; SecAgg+ {entry['peer']['error']:.1e} of the mean",
+    }
 
 
-def exchange_shares(sum_: Sum, roster: Roster) -> dict[str, Shares]:
-    """Second phase."""
-    with sum_.meter.server("shares"):
-        down = written(roster.to_dict())
-    answers = {}
-    for name, identity in sum_.identities.items():
-
-        def work(state: MemberState, told: Any, own: Ed25519PrivateKey = identity) -> Any:
-            after = member.make_shares(state, own, Roster.read(told))
-            assert after.shares is not None
-            return after, after.shares.to_dict()
-
-        answers[name] = sum_.ask("shares", name, down, work)
-    with sum_.meter.server("shares"):
-        return {name: Shares.read(json.loads(one)) for name, one in answers.items()}
-
-
-def mask(
-    sum_: Sum, roster: Roster, sent: dict[str, Shares]
-) -> tuple[dict[str, Announcement], dict[str, bytes]]:
-    """Third phase; the first members fall silent."""
-    announced = {name: one.announcement for name, one in sent.items()}
-    with sum_.meter.server("masked input"):
-        common = {name: asdict(one) for name, one in announced.items()}
-    masked = {}
-    for number, name in list(enumerate(sum_.names))[sum_.task.dropouts :]:
-        with sum_.meter.server("masked input"):
-            mail = text(server.mail_for(roster, sent, name))
-            down = written({"announced": common, "mail": mail})
-
-        def work(state: MemberState, told: Any, number: int = number) -> Any:
-            read = {one: Announcement.read(what) for one, what in told["announced"].items()}
-            with sum_.meter.paused():
-                own = sum_.task.integers(number)
-            return member.make_masked(state, read, binary(told["mail"]), own)
-
-        masked[name] = sum_.ask("masked input", name, down, work)
-    return announced, masked
+def by_phase(entries: list[dict[str, Any]]) -> Table:
+    """One block for every sum: seconds of a client and of the server, bytes a client sends."""
+    title = "One secure sum: processor seconds, kB sent by a client (ratio: SecAgg+ / ours)"
+    table = Table(title=title, title_justify="left", box=None)
+    table.add_column("phase")
+    for name in ("client s", "SecAgg+", "ratio", "server s", "SecAgg+", "ratio", "kB", "SecAgg+"):
+        table.add_column(name, justify="right")
+    for entry in entries:
+        ours, peer, plain = (entry[name]["phases"] for name in SIDES)
+        size = f"{entry['members']} members x {entry['numbers']:,}, {entry['dropouts']} drop out"
+        table.add_row(f"[bold]{size}[/bold]" if table.rows else size)
+        for phase in (*PHASES, "all"):
+            own, other = ours[phase], peer.get(phase)
+            cells: list[str] = []
+            for side in ("client", "server"):
+                cells += [_digits(own[side]), _digits(other and other[side])]
+                times = ratio(other and other[side], own[side])
+                cells.append("-" if times is None else f"{times:.1f}")
+            sent = [f"{one['up'] / 1e3:,.1f}" if one else "-" for one in (own, other)]
+            table.add_row(f"  {phase}", *cells, *sent)
+        own = plain["all"]
+        blank = ("", "")
+        table.add_row(
+            "  plain float32", _digits(own["client"]), *blank, _digits(own["server"]), *blank,
+            f"{own['up'] / 1e3:,.1f}", "",
+        )  # fmt: skip
+    return table
 
 
-def sign(sum_: Sum, roster: Roster, survivors: tuple[str, ...]) -> dict[str, str]:
-    """Fourth phase."""
-    with sum_.meter.server("signatures"):
-        down = written(survivors)
-    signatures = {}
-    for name in survivors:
-
-        def work(state: MemberState, told: Any, name: str = name) -> Any:
-            return member.sign_survivors(state, sum_.identities[name], tuple(told))
-
-        signatures[name] = json.loads(sum_.ask("signatures", name, down, work))
-    with sum_.meter.server("signatures"):
-        for name, signature in signatures.items():
-            server.check_survivor_signature(roster, survivors, name, signature)
-    return signatures
-
-
-def unmask(
-    sum_: Sum,
-    roster: Roster,
-    announced: dict[str, Announcement],
-    masked: dict[str, bytes],
-    signatures: dict[str, str],
-) -> np.ndarray:
-    """Last phase; the server takes the masks off."""
-    with sum_.meter.server("unmasking"):
-        down = written(signatures)
-    answers = {}
-    for name in masked:
-
-        def work(state: MemberState, told: Any) -> Any:
-            return state, text(member.reveal(state, told))
-
-        answers[name] = sum_.ask("unmasking", name, down, work)
-    with sum_.meter.server("unmasking"):
-        revealed = {name: binary(json.loads(one)) for name, one in answers.items()}
-        return server.unmasked_sum(roster, announced, masked, revealed)
-
-
-def plain(task: Task) -> dict[str, Any]:
-    """Upload and add up float32 without any protection."""
-    meter, sent = Meter(), []
-    for number in range(task.dropouts, task.members):
-        with meter.client("upload") as measured:
-            with meter.paused():
-                vector = task.vector(number)
-            sent.append(vector.tobytes())
-        measured.update(down=0, up=len(sent[-1]))
-    with meter.server("upload"):
-        total = np.zeros(task.parameters)
-        for payload in sent:
-            total += np.frombuffer(payload, np.float32)
-    del sent
-    return {**meter.result(), "error": float(np.abs(total - task.survivors_sum()).max())}
-
-
-def masks(task: Task) -> dict[str, Any]:
-    """One mask against the cipher alone, which makes the same bytes into the processor's cache."""
-    width = integers.width_for(LARGEST, task.members)
-    numbers, repeats = np.zeros(task.parameters, integers.word(width)), 15
-    key, size = bytes(32), 1 << 17
-    zeros, buffer = bytes(size), bytearray(size + 15)
-
-    def cipher() -> None:
-        stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-        for start in range(0, numbers.nbytes, size):
-            stream.update_into(zeros[: min(size, numbers.nbytes - start)], buffer)
-
-    found: dict[str, list[float]] = {"mask": [], "cipher": []}
-    for _ in range(repeats):
-        for name, work in (("mask", lambda: integers.add_mask(numbers, key, 1)), ("cipher", cipher)):
-            began = time.process_time()
-            work()
-            found[name].append(time.process_time() - began)
-    seconds = {name: sorted(values)[repeats // 2] for name, values in found.items()}
-    return {name: numbers.nbytes / value / 1e9 for name, value in seconds.items()}
+def _digits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}" if value < 1 else f"{value:.2f}"
