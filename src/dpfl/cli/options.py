@@ -114,9 +114,11 @@ STORE: Options = {
 
 _DATASET = "Data set, or a folder with one CSV or Parquet file per client."
 _SET = "Any other setting, or any field: --set k=1 --set server.lr=0.1."
+_SUM = "Uploads are added up over a secure sum: --set secure_sum.tolerated_dropouts=1."
 _LIES = "A client that claims a multiple of its epsilon."
 _EXPERIMENT: Options = {
     "dataset": (str | None, opt(_DATASET, **completing("dataset"))),
+    "secure_sum": (bool, flag("--secure-sum", _SUM)),
     "misreport": (list[str] | None, opt(_LIES, metavar="ID:FACTOR")),
     "liar": (list[str] | None, opt("The name of --misreport in 0.1.", hidden=True)),
     "set": (list[str] | None, opt(_SET, metavar="KEY=VALUE")),

@@ -55,6 +55,8 @@ def show_description(described: Description) -> None:
         said = f"{hidden} ({promise.adjacency} adjacency)"
     c.print_lines(f"\nPromise: {said}", *(f"  - {one}" for one in described.assumptions), "")
     _show_costs(described)
+    if described.secure_sum:
+        c.out.print(f"secure sum: {described.secure_sum}")
     if described.running_out:
         early = f"{described.running_out} client(s) will run out of budget"
         c.out.print(f"{early} before their planned participations, and leave")

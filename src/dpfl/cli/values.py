@@ -76,6 +76,8 @@ def lay_over(values: Values, options: Values) -> Values:
     if lengths & given.keys() and "method" in values:
         kept = {name: own for name, own in values["method"].items() if name not in lengths}
         values = {**values, "method": kept}
+    if given.get("secure_sum"):
+        values = {**values, "secure_sum": values.get("secure_sum", {})}
     if "dataset" in given:
         values = {**values, "data": data_values(given["dataset"])}
     return set_fields(values, fields)

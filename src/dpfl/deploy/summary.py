@@ -204,7 +204,8 @@ def effective_noise(agreement: Agreement, plan: Plan, record: RoundRecord) -> Ef
 
     Where each site adds noise for its own budget there is no common number. Where the server adds
     it, the number is the method's. Where the noise is made of shares, a share is scaled for the
-    cohort less the dropouts that the method tolerates: with more uploads the sum carries more.
+    cohort less the dropouts and colluders that the method tolerates: with more uploads the sum
+    carries more.
     """
     strategy, arrived = agreement.strategy, len(record.arrived) - len(record.not_finite)
     count = {"arrived": arrived, "drawn": len(plan.cohort)}
@@ -213,7 +214,8 @@ def effective_noise(agreement: Agreement, plan: Plan, record: RoundRecord) -> Ef
         return EffectiveNoise(made_by="each site, within its own budget", **count)
     if strategy.central_noise is not None:
         return EffectiveNoise(made_by="the server", noise_multiplier=multiplier, **count)
-    shares = max(1, len(plan.cohort) - strategy.tolerated_dropouts)
+    missing = strategy.tolerated_dropouts + strategy.channel.colluders
+    shares = max(1, len(plan.cohort) - missing)
     distributed = any(stage.shares_noise for stage in strategy.stages)
     # The server stands in for the others' shares where the secrecy of the draw is counted on.
     noisy = len(plan.cohort) if agreement.amplified else max(arrived, 0)

@@ -23,6 +23,7 @@ from dpfl.rounds.codec import FRAME_BYTES, encode_download
 from dpfl.rounds.members import Member
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.result import Spread
+from dpfl.secure_sum.group import Group
 from dpfl.sim.forecast import NoiseForecast, forecast
 from dpfl.sim.loop import Simulation
 
@@ -57,7 +58,7 @@ class Description:
     client in one round, ``cohort`` is the expected number of clients in a round. ``forecast`` says
     how much noise a round would leave beside its signal. ``slow_layers`` are layers without a rule
     for per-record gradients, and why: with them DP-SGD is slow. ``counted`` is what clients hold:
-    records, or persons.
+    records, or persons. ``group`` adds up a round's uploads, where there is a secure sum.
     """
 
     method: str
@@ -78,6 +79,12 @@ class Description:
     counted: Unit = Unit.RECORD
     forecast: NoiseForecast
     slow_layers: Mapping[str, str] = field(default_factory=dict)
+    group: Group | None = None
+
+    @property
+    def secure_sum(self) -> str:
+        """The secure sum in words; empty where there is none."""
+        return "" if self.group is None else costs.sum_text(self.group)
 
     @property
     def protects(self) -> bool:
@@ -104,6 +111,7 @@ class Description:
             spread = " / ".join(f"{value:.3g}" for value in vars(self.noise_multiplier).values())
             facts += [["noise multiplier", f"{spread} (smallest / median / largest)"]]
         facts += [["size", size]]
+        facts += [["secure sum", self.secure_sum]] if self.secure_sum else []
         facts += [["assumption", assumption] for assumption in self.assumptions]
         facts += [
             ["slow layer", f"{name or 'the model itself'}: {why}"]
@@ -124,6 +132,7 @@ class Description:
             "assumptions": list(self.assumptions),
             "slow_layers": dict(self.slow_layers),
             "clients": len(self.clients),
+            "secure_sum": self.group and costs.sum_values(self.group),
             "epsilon": {str(observer): one.to_dict() for observer, one in self.epsilon.items()},
             "as_published": vars(self.published) if self.published else None,
             "if_honest": losses or None,
@@ -173,6 +182,7 @@ def description_of(sim: Simulation, seed: PublicSeed) -> Description:
         counted=sim.federation.unit,
         forecast=forecast(agreement, sim.members, seed),
         slow_layers=slow_layers(sim.model) if strategy.local.private else {},
+        group=strategy.channel.group(max(1, round(terms.expected_cohort))),
     )
 
 

@@ -14,6 +14,7 @@ from dpfl.privacy.accountant import Spend, spend
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.events import Event
 from dpfl.runs.result import Spread
+from dpfl.secure_sum.group import Group
 from dpfl.sim.loop import Simulation
 
 USUAL_DELTA = 1e-5
@@ -124,3 +125,16 @@ def by_assumption(sim: Simulation, seed: PublicSeed) -> dict[str, Spread]:
         if spread := Spread.of(own):
             found[name] = Spread(**{key: composed(loss) for key, loss in vars(spread).items()})
     return found
+
+
+def sum_values(group: Group) -> Plain:
+    """What a round's secure sum needs, and how many honest clients' noise it counts on."""
+    names = ("members", "least", "colluders", "honest", "threshold")
+    return {name: getattr(group, name) for name in names}
+
+
+def sum_text(group: Group) -> str:
+    """The same in words."""
+    needed = f"{group.least} of {group.members} uploads and {group.threshold} signatures"
+    against = f"the server with up to {group.colluders} of them"
+    return f"{needed} unmask a sum; against {against} the noise of {group.honest} counts"

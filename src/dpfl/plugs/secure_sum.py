@@ -15,7 +15,8 @@ from dpfl.secure_sum.group import COMPLETE, MOST_FAILURE, Group
 
 OUTSIDERS = (
     "who takes part in a round is known to the server and to the members of its sum: the secret "
-    "draw of cohorts counts against outsiders only"
+    "draw of cohorts counts against outsiders only, and for a drawn client that sends nothing the "
+    "server adds a share of noise"
 )
 COMPUTATIONAL = (
     "the secure sum's primitives (X25519, Ed25519, AES, Shamir's secret sharing) are not broken"
@@ -69,14 +70,18 @@ class SecureSum(Channel):
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What a promise against the server rests on, in words."""
-        missing, c = self.tolerated_dropouts, self.colluders
-        members = "no member works together with it"
-        members = f"up to {c} members of a sum work together with it" if c else members
+        missing, shares = self.tolerated_dropouts, self.tolerated_dropouts + self.colluders
+        members = f"{_counted(self.colluders, 'member')} of a sum may work together with it"
         sent = f"all drawn clients but {missing}" if missing else "all drawn clients"
         return (
             f"the server is the adversary, and {members}; it sees sums over a secure sum and no "
             "single upload, so nobody has to trust it",
-            f"every sum holds the uploads of {sent}; shares of noise are made for {missing + c} "
-            "clients fewer than are drawn, so that those of the honest ones carry all of it",
+            f"every sum holds the uploads of {sent}; shares of noise are made for "
+            f"{_counted(shares, 'client')} fewer than are drawn, so that those of the honest ones "
+            "carry all of it",
             COMPUTATIONAL,
         )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}" + "s" * (number > 1)

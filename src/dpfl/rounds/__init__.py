@@ -26,11 +26,14 @@ from dpfl.rounds.enrol import Agreement, Plan, Run, Uplink, enrol, first_state
 from dpfl.rounds.open import open_round
 from dpfl.rounds.plans import can_go_on, charging
 from dpfl.rounds.release import buffer_shapes, write_buffers
+from dpfl.rounds.sums import SumOfUploads, SumPlan
 
 __all__ = [
     "Agreement",
     "Plan",
     "Run",
+    "SumOfUploads",
+    "SumPlan",
     "Uplink",
     "Workshop",
     "blocks_of",

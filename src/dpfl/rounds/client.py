@@ -72,7 +72,11 @@ def client_round(
             sent |= _trained(workshop, own, common, starts, rngs, private)
     grid = None if round_ < 0 else agreement.strategy.upload_grid(common.drawn)
     uplinks = [Uplink(client=c, payload=None, reason=why) for c, why in abstaining.items()]
+    adding = round_ >= 0 and agreement.strategy.channel.group(common.drawn) is not None
     for client, message in sent.items():
+        if adding and grid is not None:
+            integers = grid.integers(message).to(torch.int64).numpy()
+            agreement.sum_plan(round_, common.drawn).check_upload(integers, client)
         payload = encode_upload(message, workshop.run, round_, client, grid)
         uplinks.append(Uplink(client=client, payload=payload))
     return sorted(uplinks, key=lambda uplink: uplink.client)

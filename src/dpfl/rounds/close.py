@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,11 +22,18 @@ from dpfl.rounds.enrol import Agreement, Plan, Run, Uplink
 from dpfl.rounds.open import shared_with
 from dpfl.rounds.record import RoundRecord
 from dpfl.rounds.release import combined
+from dpfl.rounds.sums import SumOfUploads
 
 
 @one_thread()  # the same bits on every machine, and no fight over cores
 def close_round(
-    agreement: Agreement, state: State, plan: Plan, uplinks: Sequence[Uplink], run: Run
+    agreement: Agreement,
+    state: State,
+    plan: Plan,
+    uplinks: Sequence[Uplink],
+    run: Run,
+    *,
+    total: SumOfUploads | None = None,
 ) -> tuple[State, RoundRecord]:
     """Take what arrived, make the next model, and write down what happened.
 
@@ -34,6 +42,9 @@ def close_round(
     the operator's record, which names clients and must not reach an adversary against whom
     sampling amplifies.
 
+    ``total`` is what a deployed secure sum has left: the sum of the integers of some clients. No
+    upload is decoded then; uplinks say why clients are missing, and how many bytes have come.
+
     Uploads that are not as agreed, and those that are not finite, count as missing or as zero; the
     operator's record names them, nothing that is published does. Where too few arrived to carry the
     noise that was charged, the model stays as it was.
@@ -41,7 +52,7 @@ def close_round(
     if not plan.cohort.ids:  # a server that comes back finds no download that says what was shared
         plan = replace(plan, shared=shared_with(agreement, state, run, plan.cohort))
     arrival = _Arrival(agreement, plan, run, dict.fromkeys(plan.cohort.ids, "no answer"))
-    arrival.take(uplinks)
+    arrival.take(uplinks, total)
     sent = [len(uplink.payload) for uplink in uplinks if uplink.payload is not None]
     record = RoundRecord(
         round=state.round,
@@ -81,15 +92,17 @@ class _Arrival:
     missing: dict[str, str]
     messages: dict[str, Tensor] = field(default_factory=dict)
     not_finite: list[str] = field(default_factory=list)
+    total: Summed | None = None
+    lost: str = "lost on the way"
 
-    def take(self, uplinks: Sequence[Uplink]) -> None:
+    def take(self, uplinks: Sequence[Uplink], total: SumOfUploads | None) -> None:
         """Decode each upload once; whatever is not as agreed counts as missing, and says why."""
         for uplink in uplinks:
             client, remedy = uplink.client, "send each upload once, to its own round"
             where, problem = f"upload of '{client}'", "was not asked for, or came twice"
             check(client in self.missing, where, problem, remedy, PeerError)
-            if uplink.payload is None:
-                self.missing[client] = uplink.reason
+            if uplink.payload is None or total is not None:
+                self.missing[client] = uplink.reason or self.missing[client]
                 continue
             try:
                 self.messages[client] = self._decoded(client, uplink.payload)
@@ -102,6 +115,18 @@ class _Arrival:
             if not bool(torch.isfinite(message).all()):  # nobody could take it out of a sum again
                 self.messages[client] = torch.zeros_like(message)
                 self.not_finite.append(client)
+        if total is not None:
+            self._take_total(total)
+
+    def _take_total(self, total: SumOfUploads) -> None:
+        """Take a sum that was added up elsewhere, in place of single uploads."""
+        plan, drawn = self.plan, self.plan.cohort.ids
+        planned = self.agreement.sum_plan(plan.round, len(drawn))
+        total.check_plan(planned, drawn)
+        vector = torch.from_numpy(total.integers.astype(np.float64)).mul_(planned.step)
+        self.total = Summed(vector=vector, ids=tuple(sorted(total.ids)))
+        for client in total.ids:
+            del self.missing[client]
 
     def _decoded(self, client: str, payload: bytes) -> Tensor:
         """Read an upload; refuse one that the stages' server halves cannot turn into an update."""
@@ -121,7 +146,7 @@ class _Arrival:
 
     def told(self, record: RoundRecord, ids: tuple[str, ...]) -> RoundRecord:
         """The record with who arrived, who is missing and whose uploads were not finite."""
-        lost = {client: "lost on the way" for client in self.messages if client not in ids}
+        lost = {client: self.lost for client in self.messages if client not in ids}
         missing, broken = {**self.missing, **lost}, tuple(sorted(self.not_finite))
         return replace(record, arrived=ids, missing=missing, not_finite=broken)
 
@@ -137,11 +162,8 @@ class _Arrival:
         """Deliver; returns who arrived, and rows with the stages undone, or their sum, whose
         stages are undone once it carries all of its noise.
         """
-        strategy, messages = self.agreement.strategy, self.messages
-        seed = self.run.public.child("round", state.round, "channel")
-        on_air, noise = self.plan.shared.get("channel", {}), self.run.secret("channel", state.round)
-        arrived = strategy.channel.deliver(messages, on_air, seed, noise) if messages else {}
-        if strategy.sums_only and isinstance(arrived, dict):
+        strategy, arrived = self.agreement.strategy, self._delivered(state)
+        if strategy.sums_only and not isinstance(arrived, Summed):
             # What is published depends on the sum alone: it is added up exactly. The sum of no
             # messages is as long as one would have been.
             arrived = summed(arrived) if arrived else Summed(vector=self._zero_updates()[0], ids=())
@@ -157,6 +179,20 @@ class _Arrival:
         vector = arrived.vector if grid is None else grid.integers(arrived.vector).mul_(grid.step)
         cohort, layout = self._cohort(arrived.ids), self.agreement.layout
         return arrived.ids, Total(vector=vector, cohort=cohort, layout=layout)
+
+    def _delivered(self, state: State) -> Mapping[str, Tensor] | Summed:
+        """What the channel delivers: nothing where too few uploads came for a secure sum."""
+        if self.total is not None:
+            return self.total
+        channel, messages = self.agreement.strategy.channel, self.messages
+        least = channel.least(len(self.plan.cohort))
+        if len(messages) < least:
+            few = f"{len(messages)} of {len(self.plan.cohort)} uploads came"
+            self.lost = f"never unmasked: {few}, and the secure sum needs {least}"
+            return {}
+        seed = self.run.public.child("round", state.round, "channel")
+        on_air, noise = self.plan.shared.get("channel", {}), self.run.secret("channel", state.round)
+        return channel.deliver(messages, on_air, seed, noise) if messages else {}
 
     def _who(self, client: str) -> Who:
         cohort = self.plan.cohort

@@ -12,6 +12,7 @@ import struct
 import zlib
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 from safetensors import torch as safetensors
@@ -62,24 +63,44 @@ def decode_upload(
 
     Numbers on a grid come back in double precision, as the very multiples that were sent.
     """
+    if grid is not None:
+        integers = decode_integers(payload, length, run, round_, client)
+        return torch.from_numpy(integers.astype(np.float64)).mul_(grid.step)
+    body = _body(payload, length, tag(run, round_, client), _FLOAT32, round_, client)
+    return torch.from_numpy(np.frombuffer(body, dtype="<f4").astype(np.float32))
+
+
+def decode_integers(
+    payload: bytes, length: int | None, run: str, round_: int, client: str
+) -> npt.NDArray[np.int64]:
+    """Read a frame of whole multiples of a grid's step as integers: what a secure sum adds up."""
+    body = _body(payload, length, tag(run, round_, client), _INTEGERS, round_, client)
+    return np.frombuffer(body, dtype="<i4").astype(np.int64)
+
+
+def _body(
+    payload: bytes, length: int | None, mark: bytes, wanted: int, round_: int, client: str
+) -> memoryview:
+    """The numbers of a frame, once everything about it is as agreed."""
     where, problem = f"upload of '{client}'", f"{len(payload)} bytes are no frame"
     check(len(payload) >= FRAME_BYTES, where, problem, "send a dpfl upload", PeerError)
     *kind, sent_round, count, sent_tag, checksum = _FRAME.unpack_from(payload)
     body = memoryview(payload)[FRAME_BYTES:]
-    agreed = [_MAGIC, _VERSION, _FLOAT32 if grid is None else _INTEGERS, 0]
-    own = sent_round == round_ and sent_tag == tag(run, round_, client)
+    own = sent_round == round_ and sent_tag == mark
     size = f"announces {count} numbers"
     for good, problem, remedy in (
-        (kind == agreed, "is not a dpfl upload of this version", _SAME_VERSION),
+        (
+            kind == [_MAGIC, _VERSION, wanted, 0],
+            "is not a dpfl upload of this version",
+            _SAME_VERSION,
+        ),
         (own, "belongs to another run, round or client", "send each upload once, to its round"),
         (length in (None, count), size, f"send {length}"),
         (len(body) == 4 * count, f"{size} in {len(body)} bytes", "send four bytes a number"),
         (zlib.crc32(body) == checksum, "was damaged on the way", "send it again"),
     ):
         check(good, where, problem, remedy, PeerError)
-    if grid is not None:
-        return torch.from_numpy(np.frombuffer(body, dtype="<i4").astype(np.float64)).mul_(grid.step)
-    return torch.from_numpy(np.frombuffer(body, dtype="<f4").astype(np.float32))
+    return body
 
 
 def encode_download(downlink: Downlink) -> bytes:

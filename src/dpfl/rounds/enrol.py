@@ -16,6 +16,7 @@ from dpfl.plugs.releases import Shares, release_history
 from dpfl.privacy.costs import PrivacyCost
 from dpfl.privacy.ledger import Ledger
 from dpfl.rounds.memory import Memory
+from dpfl.rounds.sums import SumPlan, sum_plan
 from dpfl.strategy import Strategy
 
 Seen = tuple[PrivacyCost, frozenset[Observer]]
@@ -43,6 +44,10 @@ class Agreement(Memory):
     def who(self, client: str, claims: Claims, drawn: int) -> Who:
         """What a stage may know of a client."""
         return Who(id=client, claims=claims, drawn=drawn, public=client in self.terms.public)
+
+    def sum_plan(self, round_: int, drawn: int) -> SumPlan:
+        """How the uploads of ``drawn`` clients are added up in a round over a secure sum."""
+        return self.once((round_ < 0, drawn), sum_plan, self.strategy, self.terms, drawn)
 
     @property
     def first_round(self) -> int:
@@ -230,7 +235,10 @@ def enrol(
         terms = plug.resolve_terms(terms, claims)
     strategy, terms = strategy.settle(terms, claims)
     # What cannot be sent, or a model that cannot be parted, is refused before anyone pays for it.
-    strategy.upload_grid(strategy.selection.cohort_size(population) or 1)
+    drawn = strategy.selection.cohort_size(population) or 1
+    strategy.upload_grid(drawn)
+    if strategy.channel.group(drawn) is not None:
+        sum_plan(strategy, terms, drawn)
     if strategy.personal is not None:
         strategy.personal.merge(torch.zeros(layout.size), None, layout)
     return Agreement(

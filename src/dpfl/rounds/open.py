@@ -5,6 +5,7 @@ downloads.
 from collections.abc import Callable
 from dataclasses import replace
 
+from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.types import Cohort, Downlink, Shared, State
 from dpfl.plugs.selection import Everyone
 from dpfl.rounds.codec import encode_download
@@ -56,6 +57,10 @@ def open_round(
         (drawn if agreement.amplified or willing(client) else unwilling).append(client)
     if not (agreement.amplified or drawn or any(map(willing, everyone))):
         return Plan(round=round_, over=_NOBODY, unwilling=tuple(everyone))
+    try:
+        strategy.channel.group(len(drawn))
+    except PrivacyRefusal as refusal:  # too many have left to hide those who are still there
+        return Plan(round=round_, over=str(refusal), unwilling=tuple(sorted(unwilling)))
     cohort = Cohort.of({client: agreement.claims[client] for client in drawn})
     charge_world(agreement, run, round_, cohort.ids, eligible)
     shared = shared_with(agreement, state, run, cohort)

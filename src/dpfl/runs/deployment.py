@@ -99,7 +99,8 @@ class NetworkSection(Section):
 class StudyFile(TomlFile):
     """The server's file: everything that sites are told, and the network.
 
-    ``task`` says what is learned where it is not a classification with the study's classes.
+    ``task`` says what is learned where it is not a classification with the study's classes. With
+    ``secure_sum`` the server sees sums of uploads alone.
     The digest names what was agreed on. How long the server waits, and for how many, may change.
     """
 
@@ -115,6 +116,7 @@ class StudyFile(TomlFile):
     method: sections.MethodSection
     run: RoundsSection
     server: sections.ServerSection | None = None
+    secure_sum: sections.SecureSumSection | None = None
     network: NetworkSection = NetworkSection()
 
     def agrees(self, where: str) -> None:
@@ -171,7 +173,9 @@ class StudyFile(TomlFile):
 
     def strategy(self) -> Strategy:
         """Make the method's strategy; one that exists in a simulation only is refused."""
-        strategy = self.method.strategy(self.run, self.server, len(self.study.sites))
+        sites = len(self.study.sites)
+        strategy = self.method.strategy(self.run, self.server, self.secure_sum, sites)
+        strategy.channel.group(strategy.selection.cohort_size(sites) or sites)
         where, channel = f"method '{self.method.name}'", type(strategy.channel).__name__
         problem = f"its channel ({channel}) exists in a simulation only: real sites send messages"
         problem += " one by one, and the guarantee rests on their sum"

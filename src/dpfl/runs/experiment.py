@@ -37,9 +37,9 @@ class Experiment(TomlFile):
 
     ``data``, ``partition`` and ``budgets`` make the federation, ``model``, ``method`` and ``run``
     what is trained how long. ``task`` says what is learned where it is not the data set's own
-    classification. ``server`` replaces the method's own step by a server optimiser; ``accounted``
-    is a metric that is measured within the plan; ``client_settings`` and ``clients`` say what
-    single clients do in their own way.
+    classification. ``server`` replaces the method's own step by a server optimiser; over a
+    ``secure_sum`` the server sees sums alone; ``accounted`` is a metric that is measured within the
+    plan; ``client_settings`` and ``clients`` say what single clients do in their own way.
     """
 
     python: ClassVar[bool] = False
@@ -57,6 +57,7 @@ class Experiment(TomlFile):
     task: sections.TaskSection | None = None
     method: sections.MethodSection
     server: sections.ServerSection | None = None
+    secure_sum: sections.SecureSumSection | None = None
     run: sections.RunSection
     accounted: AccountedSection | None = None
     client_settings: sections.ClientSettingsSection = sections.ClientSettingsSection()
@@ -79,7 +80,7 @@ class Experiment(TomlFile):
         Methods, engines and devices are looked up, and the method is built once with these
         settings. Whether it fits the federation is known only when the records are there.
         """
-        self.method.strategy(self.run, self.server)
+        self.method.strategy(self.run, self.server, self.secure_sum)
         if self.task is not None and self.task.name is not None:
             self.learned()
         self.accounted_metric()
@@ -119,7 +120,7 @@ class Experiment(TomlFile):
 
     def settings_key(self) -> object:
         """What the runs of one method must share: everything but the seed."""
-        return self.method, self.run.model_dump(exclude={"seed", "workers"})
+        return self.method, self.secure_sum, self.run.model_dump(exclude={"seed", "workers"})
 
     # -- building what the file describes ----------------------------------------------------------
 
@@ -129,7 +130,7 @@ class Experiment(TomlFile):
 
     def strategy(self, population: int) -> Strategy:
         """Build the method with its settings, this experiment's selection and server optimiser."""
-        return self.method.strategy(self.run, self.server, population)
+        return self.method.strategy(self.run, self.server, self.secure_sum, population)
 
     def learned(self, own: Task | None = None) -> Task | None:
         """Build the task that the file asks for, None if it says nothing of it.

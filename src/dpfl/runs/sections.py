@@ -15,7 +15,7 @@ from dpfl.runs.model_section import ModelSection as ModelSection
 from dpfl.runs.server_section import ServerSection as ServerSection
 from dpfl.runs.site_file import ClientSection as ClientSection
 from dpfl.runs.toml_file import Section
-from dpfl.strategy import Strategy
+from dpfl.strategy import Strategy, with_secure_sum
 from dpfl.tasks import Task, make_task
 
 
@@ -152,6 +152,21 @@ class ClientSettingsSection(Section):
     lr: list[float] = Field(default_factory=list)
 
 
+class SecureSumSection(Section):
+    """Uploads are added up over a secure sum (:func:`dpfl.with_secure_sum`).
+
+    ``tolerated_dropouts`` are the uploads that a round may lack, ``colluders`` the members who may
+    work together with the server.
+    """
+
+    tolerated_dropouts: int = Field(default=0, ge=0)
+    colluders: int = Field(default=1, ge=0)
+
+    def over(self, strategy: Strategy) -> Strategy:
+        """Return a strategy over this secure sum; a method that cannot be one is refused."""
+        return with_secure_sum(strategy, **self.model_dump())
+
+
 class MethodSection(BaseModel):
     """A method by name, with its own settings beside it."""
 
@@ -163,15 +178,19 @@ class MethodSection(BaseModel):
         return dict(self.__pydantic_extra__ or {})
 
     def strategy(
-        self, run: RoundsSection, server: ServerSection | None, population: int | None = None
+        self,
+        run: RoundsSection,
+        server: ServerSection | None,
+        secure_sum: SecureSumSection | None,
+        population: int | None = None,
     ) -> Strategy:
-        """Build the method with its settings, the server's, and who takes part if the population
-        is known.
+        """Build the method with its settings, the server's, over a secure sum if there is one, and
+        who takes part if the population is known.
         """
         settings = self.settings()
         if population is not None:
             settings["selection"] = run.selection(self.name, population)
         strategy = make_strategy(self.name, settings)
-        if server is None:
-            return strategy
-        return server.over(strategy, run.rounds)
+        if server is not None:
+            strategy = server.over(strategy, run.rounds)
+        return strategy if secure_sum is None else secure_sum.over(strategy)

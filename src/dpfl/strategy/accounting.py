@@ -60,8 +60,9 @@ class Accounting(Slots):
         """
         if self.local.pooled and observer is not Observer.WORLD:
             return Exposure(unit=self.unit, numbers=terms.parameters)
-        exposure = self._sent(terms, phases, examples)
-        seen = self.channel.exposure(exposure, self._drawn(terms))
+        drawn = self._drawn(terms)
+        exposure = self.sent(drawn, terms, phases, examples)
+        seen = self.channel.exposure(exposure, drawn)
         if observer is not Observer.WORLD or seen.paid:
             return seen
         if not self.sums_only:
@@ -73,9 +74,10 @@ class Accounting(Slots):
             total = total.noised(self.central_noise.std(total.bound), summands=terms.population)
         return total.scaled(self.weights.value(terms))
 
-    def _sent(self, terms: Terms, phases: Sequence[Phase] = (), examples: int = 1) -> Exposure:
-        """Fold local work and the client stages: what leaves a client."""
-        drawn = self._drawn(terms)
+    def sent(
+        self, drawn: int, terms: Terms, phases: Sequence[Phase] = (), examples: int = 1
+    ) -> Exposure:
+        """Fold local work and the client stages: what leaves one of ``drawn`` clients."""
         exposure = self.local.exposure(phases, examples, terms.parameters)
         for stage in self.stages:
             exposure = stage.exposure(exposure, drawn)
@@ -90,7 +92,7 @@ class Accounting(Slots):
         """Return the largest norm of what one client adds to the sum: what central noise is scaled
         by.
         """
-        return self._sent(terms).bound
+        return self.sent(self._drawn(terms), terms).bound
 
     # -- whose noise, and whose draw, is counted on ------------------------------------------------
 
@@ -112,7 +114,7 @@ class Accounting(Slots):
             return 0
         if self.channel.shares_noise or any(stage.shares_noise for stage in self.stages):
             return max(1, drawn - self.tolerated_dropouts)  # shares were made for those drawn
-        return self.shares(terms) if self._sent(terms).noise > 0 else 0
+        return self.shares(terms) if self.sent(drawn, terms).noise > 0 else 0
 
     def amplifies(self, observer: Observer) -> bool:
         """Whether the sampling of clients hides who took part: from the world, never from the

@@ -83,7 +83,7 @@ def _client_level(strategy: Strategy, channel: SecureSum) -> Strategy:
     shares = missing + channel.colluders
     drawn = strategy.selection.sampling == "uniform"
     kept = [text for text in strategy.assumptions if text not in {*_SUPERSEDED, *DRAWN}]
-    draw = (*DRAWN, OUTSIDERS) if drawn and strategy.hides_the_draw else ()
+    draw = (OUTSIDERS, *DRAWN[1:]) if drawn and strategy.hides_the_draw else ()
     return replace(
         strategy,
         observer=Observer.SERVER,

@@ -1,0 +1,75 @@
+"""What a secure sum of a round is planned for, and what it leaves."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dpfl.core.checks import check
+from dpfl.core.errors import PeerError
+from dpfl.core.grid_noise import LARGEST
+from dpfl.core.types import Terms
+from dpfl.secure_sum.group import Group
+from dpfl.strategy import Strategy
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumPlan:
+    """How a round's uploads are added up.
+
+    ``step`` is what one unit of an integer is worth, ``numbers`` how many integers an upload has,
+    ``largest`` the largest absolute value that one of them can have, and ``group`` who adds up.
+    """
+
+    step: float
+    numbers: int
+    largest: int
+    group: Group
+
+    def check_upload(self, integers: Integers, client: str) -> None:
+        """Refuse integers that the plan does not allow: a sum of them could wrap."""
+        good = len(integers) == self.numbers and _most(integers) <= self.largest
+        problem = f"{len(integers)} integers of up to {_most(integers)} in absolute value"
+        remedy = f"send {self.numbers} of up to {self.largest}"
+        check(good, f"upload of '{client}'", problem, remedy, PeerError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumOfUploads:
+    """The sum of the integers that the clients ``ids`` have sent."""
+
+    integers: Integers
+    ids: tuple[str, ...]
+
+    def check_plan(self, plan: SumPlan, drawn: tuple[str, ...]) -> None:
+        """Refuse a sum that uploads of this plan, by drawn clients, cannot have."""
+        members, least = len(self.ids), plan.group.least
+        known = set(self.ids) <= set(drawn) and members == len(set(self.ids)) >= least
+        problem = f"of {members} clients, where at least {least} of {len(drawn)} drawn ones belong"
+        check(known, "secure sum", problem, "add up uploads of the drawn clients", PeerError)
+        good = self.integers.shape == (plan.numbers,)
+        good = good and _most(self.integers) <= members * plan.largest
+        problem = f"{self.integers.size} integers of up to {_most(self.integers)}"
+        remedy = f"add up {plan.numbers} of up to {plan.largest} each"
+        check(good, "secure sum", problem, remedy, PeerError)
+
+
+def sum_plan(strategy: Strategy, terms: Terms, drawn: int) -> SumPlan:
+    """Plan the sum of one round's uploads; refused where it cannot hide, or add up, anything."""
+    group, grid = strategy.channel.group(drawn), strategy.upload_grid(drawn)
+    problem = "its uploads are not whole multiples of one step, which a secure sum adds up"
+    check(grid is not None, strategy.name, problem, "use with_secure_sum")
+    problem = f"{type(strategy.channel).__name__} is no secure sum"
+    check(group is not None, strategy.name, problem, "use with_secure_sum")
+    assert grid is not None
+    assert group is not None
+    sent = strategy.sent(drawn, terms)
+    largest = math.ceil(sent.bound / grid.step) + LARGEST + 1
+    return SumPlan(step=grid.step, numbers=sent.numbers, largest=largest, group=group)
+
+
+def _most(integers: Integers) -> int:
+    return int(np.abs(integers).max(initial=0))
