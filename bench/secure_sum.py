@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import statistics
@@ -32,7 +33,10 @@ from bench.table import WIDTH, ratio, verdict
 SIDES = {"ours": ours_sum.run, "peer": secagg_plus.run, "plain": ours_sum.plain}
 PHASES = ("keys", "shares", "masked input", "signatures", "unmasking")
 MOST_BYTES, LEAST_OF_CIPHER, SMALL_ERROR = 2.0, 0.75, 1e-5
-LARGE = 1_000_000  # numbers from which one measurement has to do
+LINKED = {"ours": superlink.ours, "plain": superlink.plain, "peer": superlink.secagg_plus}
+# members, numbers, dropouts, measurements
+WHOLE = ((50, 10**5, 5, 3), (50, 10**7, 5, 1))
+QUICK = ((10, 2_000, 2, 1),)
 
 
 def alone(work: Any, task: Task) -> dict[str, Any]:
@@ -122,3 +126,112 @@ def by_phase(entries: list[dict[str, Any]]) -> Table:
 
 def _digits(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}" if value < 1 else f"{value:.2f}"
+
+
+def between_sites(members: list[int], rounds: int) -> list[dict[str, Any]]:
+    """The same over a SuperLink: seconds from the first question of a sum to its end.
+
+    The first round is a warm-up and left out, unless there is one only.
+    """
+    found = []
+    for number in members:
+        entry: dict[str, Any] = {"sites": number, "numbers": superlink.NUMBERS, "rounds": rounds}
+        for name, work in LINKED.items():
+            with tempfile.TemporaryDirectory() as folder:
+                lines = work(number, rounds, Path(folder))
+            assert len(lines) == rounds, f"{name}: {len(lines)} of {rounds} rounds"
+            kept = lines[1:] or lines
+            phases = {
+                phase: statistics.median(line["phases"][phase] for line in kept)
+                for phase in kept[0]["phases"]
+            }
+            entry[name] = phases | {"all": statistics.median(line["seconds"] for line in kept)}
+            progress(
+                f"over a SuperLink: {number} sites, {name}: {entry[name]['all']:.1f} s a round"
+            )
+        found.append(entry)
+    return found
+
+
+def linked(entries: list[dict[str, Any]]) -> Table:
+    """One line for every side: seconds of the phases between real sites."""
+    title = f"A round over a SuperLink, {superlink.NUMBERS:,} numbers: seconds on the clock"
+    table = Table(title=title, title_justify="left", box=None)
+    table.add_column("sites", justify="right")
+    table.add_column("side")
+    for name in (*PHASES, "all"):
+        table.add_column(name, justify="right")
+    names = {"ours": "ours", "plain": "ours, plain upload", "peer": "SecAgg+"}
+    for entry in entries:
+        for side, name in names.items():
+            own = dict(entry[side])
+            own.setdefault("masked input", own.get("upload"))
+            cells = [f"{own[one]:.2f}" if own.get(one) else "-" for one in (*PHASES, "all")]
+            table.add_row(str(entry["sites"]), name, *cells)
+    return table
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.secure_sum", description="One secure sum, ours and Flower's."
+    )
+    parser.add_argument("--quick", action="store_true", help="in miniature: does it run at all?")
+    parser.add_argument("--sites", help="how many over a SuperLink (3,10); none: leave it out")
+    parser.add_argument("--only-sites", action="store_true", help="over a SuperLink alone")
+    parser.add_argument("--rounds", type=int, default=3, help="over a SuperLink")
+    given = parser.parse_args()
+    asked = given.sites or ("none" if given.quick else "3,10")
+    given.sites = [] if asked == "none" else [int(one) for one in asked.split(",")]
+    return given
+
+
+def main() -> int:
+    """Measure, print, keep; 1 if a sum is wrong."""
+    given = arguments()
+    sums = [
+        measure(Task(members=members, parameters=numbers, dropouts=dropouts), repeats)
+        for members, numbers, dropouts, repeats in (QUICK if given.quick else WHOLE)
+        if not given.only_sites
+    ]
+    sites = between_sites(given.sites, given.rounds)
+    report(sums, sites)
+    if not given.quick:
+        before = json.loads(LATEST.read_text()).get("secure_sum", {}) if LATEST.exists() else {}
+        new = {
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "machine": machine(),
+            **({"sums": sums} if sums else {}),
+            **({"sites": sites} if sites else {}),
+        }
+        keep(LATEST, {"secure_sum": before | rounded(new)})
+    return 1 if any(wrong(entry) for entry in sums) else 0
+
+
+def machine() -> dict[str, Any]:
+    """What it was measured on, and with which versions."""
+    packages = ("flwr", "cryptography", "pycryptodome", "numpy")
+    return {
+        "cpus": os.cpu_count(),
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in packages},
+    }
+
+
+def report(sums: list[dict[str, Any]], sites: list[dict[str, Any]]) -> None:
+    """Print the tables, and what the goals say."""
+    console = Console(width=WIDTH, highlight=False)
+    if sums:
+        console.print(by_phase(sums))
+    for entry in sums:
+        console.print(f"{entry['members']} members x {entry['numbers']:,}:")
+        for name, words in verdicts(entry).items():
+            console.print(f"  {name}: {words}", soft_wrap=True)
+    if sites:
+        console.print(linked(sites))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
