@@ -95,32 +95,31 @@ def verdicts(entry: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def by_phase(entries: list[dict[str, Any]]) -> Table:
-    """One block for every sum: seconds of a client and of the server, bytes a client sends."""
-    title = "One secure sum: processor seconds, kB sent by a client (ratio: SecAgg+ / ours)"
+def by_phase(entry: dict[str, Any]) -> Table:
+    """Seconds of a client and of the server by phase, and what a client sends."""
+    size = (
+        f"{entry['members']} members x {entry['numbers']:,} numbers, {entry['dropouts']} drop out"
+    )
+    title = f"{size}: processor seconds, kB sent by a client"
     table = Table(title=title, title_justify="left", box=None)
     table.add_column("phase")
     for name in ("client s", "SecAgg+", "ratio", "server s", "SecAgg+", "ratio", "kB", "SecAgg+"):
         table.add_column(name, justify="right")
-    for entry in entries:
-        ours, peer, plain = (entry[name]["phases"] for name in SIDES)
-        size = f"{entry['members']} members x {entry['numbers']:,}, {entry['dropouts']} drop out"
-        table.add_row(f"[bold]{size}[/bold]" if table.rows else size)
-        for phase in (*PHASES, "all"):
-            own, other = ours[phase], peer.get(phase)
-            cells: list[str] = []
-            for side in ("client", "server"):
-                cells += [_digits(own[side]), _digits(other and other[side])]
-                times = ratio(other and other[side], own[side])
-                cells.append("-" if times is None else f"{times:.1f}")
-            sent = [f"{one['up'] / 1e3:,.1f}" if one else "-" for one in (own, other)]
-            table.add_row(f"  {phase}", *cells, *sent)
-        own = plain["all"]
-        blank = ("", "")
-        table.add_row(
-            "  plain float32", _digits(own["client"]), *blank, _digits(own["server"]), *blank,
-            f"{own['up'] / 1e3:,.1f}", "",
-        )  # fmt: skip
+    ours, peer, plain = (entry[name]["phases"] for name in SIDES)
+    for phase in (*PHASES, "all"):
+        own, other = ours[phase], peer.get(phase)
+        cells: list[str] = []
+        for side in ("client", "server"):
+            cells += [_digits(own[side]), _digits(other and other[side])]
+            times = ratio(other and other[side], own[side])
+            cells.append("-" if times is None else f"{times:.1f}")
+        sent = [f"{one['up'] / 1e3:,.1f}" if one else "-" for one in (own, other)]
+        table.add_row(phase, *cells, *sent)
+    own, blank = plain["all"], ("", "")
+    table.add_row(
+        "plain float32", _digits(own["client"]), *blank, _digits(own["server"]), *blank,
+        f"{own['up'] / 1e3:,.1f}", "",
+    )  # fmt: skip
     return table
 
 
@@ -223,10 +222,8 @@ def machine() -> dict[str, Any]:
 def report(sums: list[dict[str, Any]], sites: list[dict[str, Any]]) -> None:
     """Print the tables, and what the goals say."""
     console = Console(width=WIDTH, highlight=False)
-    if sums:
-        console.print(by_phase(sums))
     for entry in sums:
-        console.print(f"{entry['members']} members x {entry['numbers']:,}:")
+        console.print(by_phase(entry))
         for name, words in verdicts(entry).items():
             console.print(f"  {name}: {words}", soft_wrap=True)
     if sites:

@@ -58,7 +58,11 @@ def ours(sites: int, rounds: int, folder: Path, *, secure: bool = True) -> list[
     The server writes down what it waits for; that is read while it runs. Training is a part of the
     masked input, or of the plain upload.
     """
-    sections: dict[str, dict[str, Any]] = {"model": {"name": "mlp", "hidden": HIDDEN}}
+    settings = {"lr": 0.1, "clip": 1.0, "batch_size": 32, "local_steps": 10}
+    sections: dict[str, dict[str, Any]] = {
+        "model": {"name": "mlp", "hidden": HIDDEN},
+        "method": {"name": "udp_fedavg", **settings},
+    }
     if secure:
         sections["secure_sum"] = {"tolerated_dropouts": 0, "colluders": 1}
     homes, server = prepare(folder, sites, rounds, 200, **sections), folder / "server"
