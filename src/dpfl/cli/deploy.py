@@ -19,11 +19,12 @@ def example(
     port: int = o.opt("Port of the server on 127.0.0.1.", 9092, min=1, max=65535),
     rounds: int = o.opt("Rounds.", 3, min=1),
     method: str | None = o.opt("Method."),
+    secure_sum: bool = o.flag("--secure-sum", "The server sees sums of masked uploads alone."),
 ) -> None:
     """Write a complete three-site example: study, sites, records, certificates, keys, README."""
     from dpfl.deploy.example import BUDGETS, write_example
 
-    write_example(folder, port=port, rounds=rounds, method=method)
+    write_example(folder, port=port, rounds=rounds, method=method, secure_sum=secure_sum)
     out.print(f"Written: {folder} ({', '.join(sorted(BUDGETS))}, and a server)")
     note(f"Run it on this machine: dpfl deploy run {folder}")
 

@@ -100,6 +100,19 @@ def run(folder: Path = FOLDER, insecure: bool = INSECURE) -> None:
 
 
 @app.command()
+def identity(folder: Path = FOLDER, json: bool = o.JSON) -> None:
+    """Print the key that other sites pin, to take part in secure sums with this one."""
+    from dpfl.deploy.site_folder import SiteFolder
+    from dpfl.secure_sum.keys import public_half
+
+    site = SiteFolder(folder)
+    key = public_half(site.identity())
+    c.answer(json, {"site": site.id, "identity": key}, c.out.print, f'"{site.id}" = "{key}"')
+    c.note("Others put this line into [secure_sum.members] of their site.toml")
+    c.note("They must have it from you, not from the server: read it out to them")
+
+
+@app.command()
 def spend(
     folder: Path = FOLDER,
     page: Path | None = o.opt("Write a report for the ethics board (HTML)."),

@@ -21,21 +21,28 @@ from dpfl.deploy.enrolment import ENROLMENT
 from dpfl.deploy.processes import CERTIFICATES, SITES
 from dpfl.deploy.records import LoadedSite
 from dpfl.deploy.serving import make_study
+from dpfl.deploy.site_folder import SiteFolder
 from dpfl.runs.deployment import STUDY_FILE, StudyFile
 from dpfl.runs.folder import RunFolder
+from dpfl.runs.site_file import SITE_FILE, SiteFile
 from dpfl.runs.toml_file import read_toml
+from dpfl.secure_sum.keys import public_half
 
 DATA = Path(__file__).with_name("data")
 BUDGETS = {"cleveland": 1.0, "hungarian": 4.0, "va": 8.0}  # epsilons
 
 
-def write_example(folder: Path, *, port: int, rounds: int, method: str | None = None) -> None:
+def write_example(
+    folder: Path, *, port: int, rounds: int, method: str | None = None, secure_sum: bool = False
+) -> None:
     """Write a three-site example: study, sites, records, certificates, keys, README.
 
     ``port``: the server's, on 127.0.0.1.
     ``rounds`` and ``method``: what the study runs, by default the method of its file. Where the
     method protects against the world only, the sites' budgets are against the world, and their
     policies trust the server.
+    ``secure_sum``: uploads are masked, and the server sees their sum alone. Noise is shared then,
+    which takes one local step a round.
     """
     empty = not folder.exists() or not any(folder.iterdir())
     check(empty, str(folder), "is not empty", "name a new folder", FolderError)
@@ -47,12 +54,15 @@ def write_example(folder: Path, *, port: int, rounds: int, method: str | None = 
     values["method"]["name"] = method or values["method"]["name"]
     values["run"]["rounds"] = rounds
     values["network"]["port"] = port
+    if secure_sum:
+        values |= {"secure_sum": {}, "method": {**values["method"], "local_steps": 1}}
     study = StudyFile.from_dict(values, "example")
     make_study(server, study)
     for name, epsilon in BUDGETS.items():
         rows = slice(*dataset.silos[name])
         records = _csv(dataset.features[rows].tolist(), dataset.labels[rows].tolist())
         write_site(folder / SITES / name, study, epsilon, records, server)
+    pin_identities([folder / SITES / name for name in BUDGETS])
     readme = (DATA / "example_readme.md").read_text()
     write_safely(folder / "README.md", readme.replace("{folder}", str(folder)).encode())
 
@@ -76,6 +86,17 @@ def write_site(home: Path, study: StudyFile, epsilon: float, records: bytes, ser
     write_safely(home / CA_CERTIFICATE, authority.read_bytes())
     public = make_site_key(home / site.file.server.key)
     write_safely(server / SITES / f"{name}.pub", public.read_bytes())
+
+
+def pin_identities(homes: Sequence[Path]) -> None:
+    """Give every site the identity keys of the others, as their operators would by telephone."""
+    sites = {home.name: SiteFolder(home) for home in homes}
+    known = {name: public_half(site.identity()) for name, site in sites.items()}
+    for name, site in sites.items():
+        members = {other: key for other, key in known.items() if other != name}
+        values = site.file.model_dump(exclude_none=True) | {"secure_sum": {"members": members}}
+        file = SiteFile.from_dict(values, str(site.folder / SITE_FILE))
+        write_safely(site.folder / SITE_FILE, file.to_toml().encode())
 
 
 def _csv(features: list[list[float]], labels: list[int]) -> bytes:

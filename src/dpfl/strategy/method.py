@@ -120,7 +120,7 @@ class Method:
         """
         known = self.settings
         for name, value in settings.items():
-            hint = did_you_mean(name, known)
+            hint = "" if name in known else did_you_mean(name, known)
             check(name in known, self._where, f"has no setting '{name}'", hint)
             _check_kind(self._where, known[name], value)
         needed = [name for name, setting in known.items() if setting.default is setting.empty]
