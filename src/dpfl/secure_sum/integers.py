@@ -61,8 +61,10 @@ def signed(numbers: np.ndarray, width: int) -> np.ndarray:
     [-1, 5]
     """
     spare = numbers.dtype.type(8 * numbers.itemsize - width)
-    found = (numbers << spare).view(f"<i{numbers.itemsize}")  # the highest bit becomes the sign
-    return (found >> spare.astype(found.dtype)).astype(np.int64, copy=False)
+    # The highest bit of a number becomes the sign of a word.
+    found: np.ndarray = (numbers << spare).view(f"<i{numbers.itemsize}")
+    found >>= spare.astype(found.dtype)
+    return found.astype(np.int64, copy=False)
 
 
 def packed(numbers: np.ndarray, width: int) -> bytes:
