@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import tempfile
@@ -188,6 +189,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Measure, print, keep; 1 if a sum is wrong."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))  # so that the sites are ended too
     given = arguments()
     sums = [
         measure(Task(members=members, parameters=numbers, dropouts=dropouts), repeats)
