@@ -8,6 +8,7 @@ seconds from a kill to the next round that was finished.
 
     python -m bench.kills --kills 50 --rounds 10                # every six seconds: what is lost
     python -m bench.kills --kills 12 --rounds 40 --pause 25 45  # one by one: how long it takes
+    python -m bench.kills --kills 30 --secure-sum               # in all phases of a secure sum
 """
 
 import argparse
@@ -123,8 +124,12 @@ def play(
     kills: int,
     seed: random.Random,
     pause: tuple[float, float],
+    more: tuple[str, ...] = (),
 ) -> None:
-    """Run one study to its end, killing as long as there are kills left."""
+    """Run one study to its end, killing as long as there are kills left.
+
+    ``more`` are further options of the example that is run.
+    """
     command = [
         "deploy",
         "example",
@@ -133,6 +138,7 @@ def play(
         str(rounds),
         "--port",
         str(free_port()),
+        *more,
     ]
     subprocess.run([*DPFL, *command], check=True, capture_output=True)
     federation, began = Federation(folder), time.monotonic()
@@ -191,12 +197,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pause", type=float, nargs=2, default=(2.0, 10.0))
+    parser.add_argument("--secure-sum", action="store_const", const=("--secure-sum",), default=())
     given = parser.parse_args()
     seed, tally = random.Random(given.seed), Tally()
     with tempfile.TemporaryDirectory() as folder:
         while sum(tally.kills.values()) < given.kills:
             study = Path(folder) / str(tally.studies)
-            play(study, given.rounds, tally, given.kills, seed, tuple(given.pause))
+            pause = (given.pause[0], given.pause[1])
+            play(study, given.rounds, tally, given.kills, seed, pause, given.secure_sum)
             print(f"{sum(tally.kills.values())} kills, {tally.studies} studies", flush=True)
     print(f"kills: {dict(sorted(tally.kills.items()))}")
     print(f"rounds: {tally.rounds} in {tally.studies} studies, lost {tally.lost}")

@@ -17,7 +17,7 @@ from dpfl.core.random import PublicSeed
 from dpfl.deploy.messages import Message
 from dpfl.deploy.requests import SumRequest, TrainingRequest
 from dpfl.deploy.site import Site
-from dpfl.deploy.site_sum import KEYS, SHARES, SURVIVORS, UNMASK, digest_of, sum_terms
+from dpfl.deploy.sum_phases import KEYS, SHARES, SURVIVORS, UNMASK, digest_of, sum_terms
 from dpfl.engine import make_engine
 from dpfl.rounds import Agreement, Workshop, client_round
 from dpfl.rounds.codec import decode_upload

@@ -223,6 +223,19 @@ def test_another_download_than_the_sessions_is_refused(bound, talk):
     assert charged(bound.sites["a"]) == set()
 
 
+def test_shares_of_noise_are_made_for_those_who_are_in_the_sum(prepared, tmp_path):
+    """A download that names more drawn sites would make every share of the noise too small."""
+    values = sum_values(dropouts=0)
+    base = Path(shutil.copytree(prepared / "new", tmp_path / "fresh"))
+    talk = Talk.bound(copied(base), values)
+    del talk.folders["d"]  # three are asked, and the download says four
+    talk.desk.download = lambda round_: Desk(values).download(round_, drawn=4)
+    talk.share_all()
+    answer = talk.train("a")
+    assert not answer.accepted
+    assert "4 sites were drawn, and 3 are asked" in answer.reason
+
+
 @pytest.mark.parametrize(
     "lie",
     [

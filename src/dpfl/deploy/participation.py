@@ -51,7 +51,8 @@ from dpfl.deploy.transport import received, reply_to
 from dpfl.deploy.worker import Worker
 
 RETRY_SECONDS = 2.0  # between looks for a server that is away
-POLL_SECONDS = 0.5
+POLL_SECONDS, SOON_SECONDS = 0.5, 0.1  # between looks for a message; right after one
+BUSY_SECONDS = 5.0  # for so long after a message another one is likely
 IDLE_SECONDS = 600.0  # after which a worker that nobody asks is ended
 EXPIRES_SECONDS = 60.0  # by then the server has forgotten a connection that gives no sign of life
 
@@ -132,9 +133,10 @@ class Participation:
                     fleet.confirm(message)
                     self._answer_kept(fleet)
                     continue
-                if time.monotonic() - self._worker.used > IDLE_SECONDS:
+                unused = time.monotonic() - self._worker.used
+                if unused > IDLE_SECONDS:
                     self._worker.end()
-                time.sleep(POLL_SECONDS)
+                time.sleep(SOON_SECONDS if unused < BUSY_SECONDS else POLL_SECONDS)
         except ServerAway as error:
             self._say_once(f"The server went away ({error}); waiting for it to come back")
             time.sleep(RETRY_SECONDS)

@@ -21,14 +21,23 @@ from dpfl.deploy.connections import Connections
 from dpfl.deploy.messages import Message, Reply, readable
 from dpfl.deploy.open_sum import OpenSum
 from dpfl.deploy.requests import SumRequest, TrainingRequest
-from dpfl.deploy.site_sum import KEYS, SHARES, SURVIVORS, UNMASK, digest_of, sum_terms
 from dpfl.deploy.sum_answers import read_keys, read_revealed, read_shares, read_signature
+from dpfl.deploy.sum_phases import KEYS, SHARES, SURVIVORS, UNMASK, digest_of, sum_terms
 from dpfl.rounds import Agreement, Plan, SumOfUploads, SumPlan, Uplink
 from dpfl.secure_sum import server
 from dpfl.secure_sum.integers import packed_size
 from dpfl.secure_sum.session import Roster, SumTerms
 
 Answer = TypeVar("Answer")
+
+
+_WORDS = {
+    KEYS: "keys",
+    SHARES: "shares of their secrets",
+    SURVIVORS: "signatures under the list of survivors",
+    UNMASK: "what takes the masks off",
+}
+"""The phases, as people who watch the server read them."""
 
 
 class _Lost(Exception):
@@ -214,7 +223,7 @@ class ServerSum:
     ) -> dict[str, Answer]:
         """Send messages, and read the answers that are as agreed."""
         limit, found = self.sites.study.run.round_timeout, {}
-        asked = f"{len(messages)} sites are asked for {what} of a secure sum"
+        asked = f"Secure sum: {len(messages)} sites are asked for {_WORDS.get(what, what)}"
         self.sites.progress.expect(f"{asked}, and waited for up to {limit:g} s")
         for site, reply in self.sites.ask(messages, limit).items():
             problem = self._noted(site, reply)

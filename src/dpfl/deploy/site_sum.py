@@ -11,7 +11,6 @@ word.
 from __future__ import annotations
 
 import base64
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -25,52 +24,16 @@ from dpfl.core.grid import Grid
 from dpfl.core.types import Plain
 from dpfl.deploy.messages import readable
 from dpfl.deploy.requests import SumRequest, TrainingRequest
+from dpfl.deploy.sum_phases import KEYS, SHARES, SURVIVORS, UNMASK, digest_of, sum_terms
 from dpfl.privacy.site_ledger import SiteLedger, StoredSum
 from dpfl.rounds import Agreement
-from dpfl.rounds.codec import decode_upload
+from dpfl.rounds.codec import decode_download, decode_upload
 from dpfl.secure_sum import member
 from dpfl.secure_sum.session import Announcement, Roster, SumTerms
 from dpfl.secure_sum.state import MemberState
 from dpfl.secure_sum.trust import Trust
 
-KEYS, SHARES, SURVIVORS, UNMASK = "keys", "shares", "survivors", "unmask"  # phases
 _WHERE = "secure sum"
-
-
-def sum_terms(
-    agreement: Agreement,
-    digest: str,
-    run: str,
-    round_: int,
-    asked: int,
-    *,
-    attempt: int,
-    model: str,
-) -> SumTerms:
-    """The terms of a round's sum, as they follow from what was agreed on.
-
-    ``digest`` names what was agreed on, ``model`` is the digest of the download, and ``asked`` is
-    how many sites were drawn.
-    """
-    plan = agreement.sum_plan(round_, asked)
-    return SumTerms(
-        run=run,
-        round=round_,
-        attempt=attempt,
-        model=model,
-        plan=digest,
-        step=plan.step,
-        numbers=plan.numbers,
-        largest=plan.largest,
-        asked=asked,
-        least=plan.group.least,
-        colluders=plan.group.colluders,
-    )
-
-
-def digest_of(download: bytes) -> str:
-    """Name the download that all members of a sum start from."""
-    return hashlib.sha256(download).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,8 +131,8 @@ class SiteSum:
     def check_input(self) -> None:
         """Refuse, before any work, an input that could not be masked.
 
-        The download must be the one that the session is about, and everything that others have
-        sealed must be there.
+        The download must be the one that the session is about, and state as many drawn sites:
+        shares of noise are made for them. Everything that others have sealed must be there.
         """
         assert self.request.sum is not None
         with readable(_WHERE):
@@ -177,6 +140,10 @@ class SiteSum:
             problem = "is not the one that the session is about"
             same = digest_of(self.request.payload) == state.terms.model
             check(same, "download", problem, "send the same to all members", PeerError)
+            download = decode_download(self.request.payload, self.agreement.layout.size)
+            drawn, asked = download.drawn, state.terms.asked
+            problem = f"says that {drawn} sites were drawn, and {asked} are asked in the sum"
+            check(drawn == asked, "download", problem, "state one number", PeerError)
             member.opened_shares(state, *self._mail())
 
     def masked(self, upload: bytes) -> tuple[bytes, StoredSum]:

@@ -20,7 +20,6 @@ _INSTALL = "run: pip install 'dpfl[testing]'"
 check(find_spec("hypothesis") is not None, "dpfl.testing", "needs Hypothesis", _INSTALL)
 
 from dpfl.testing.laws import (
-    check_channel,
     check_engine,
     check_local_work,
     check_personal,
@@ -32,6 +31,7 @@ from dpfl.testing.methods import check_method, check_plug, check_releases, float
 from dpfl.testing.noise import check_sampler, impossible
 from dpfl.testing.server_laws import (
     check_central_noise,
+    check_channel,
     check_denoiser,
     check_row_denoiser,
     check_step,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
-from dpfl.core.types import Claims, Cohort, Terms
+from dpfl.core.types import Claims, Cohort, Terms, Who
 
 _SHAPES = {"body.weight": (4, 3), "body.bias": (4,), "head.weight": (2, 4), "head.bias": (2,)}
 LAYOUT = Layout.of({name: torch.zeros(shape) for name, shape in _SHAPES.items()})
@@ -24,6 +24,7 @@ TERMS = Terms(
     noise_multiplier=1.3,
     public=("c0", "c1"),
 )
+CLIENT = Who(id="a", claims=Claims(epsilon=1.0, delta=1e-5, examples=10), drawn=4)
 _ODD = [0.0, -0.0, 1e-45, 1e-30, 1e30, 3e38, float("inf"), float("-inf"), float("nan")]
 _NUMBER = st.floats(-100, 100, width=32)
 _TRIALS = settings(

@@ -1,4 +1,4 @@
-"""Laws of what clients do: stages, channels, selection, local work, releases, engines.
+"""Laws of what clients do: stages, selection, local work, releases, engines.
 
 Each raises AssertionError with the counterexample that Hypothesis found. They test by behaviour
 only what a docstring promises.
@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from dpfl.core.layout import Layout
 from dpfl.core.phases import CLIPPINGS, Phase
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Budget, Claims, ClientSettings, Unit, Who
+from dpfl.core.types import Budget, ClientSettings, Unit
 from dpfl.engine.base import Engine, Job
 from dpfl.engine.one_by_one import OneByOne
 from dpfl.plugs.base import Participant
-from dpfl.plugs.channels import Channel, Summed
 from dpfl.plugs.local_work import LocalWork
 from dpfl.plugs.personal import Personal
 from dpfl.plugs.releases import Release, Shape
@@ -27,9 +26,17 @@ from dpfl.plugs.sampling import sampler
 from dpfl.plugs.selection import Selection
 from dpfl.plugs.stages import Stage
 from dpfl.privacy.exposure import Exposure
-from dpfl.testing.fixtures import LAYOUT, SEED, TERMS, VECTOR, always, cohort, has_std, well_formed
-
-CLIENT = Who(id="a", claims=Claims(epsilon=1.0, delta=1e-5, examples=10), drawn=4)
+from dpfl.testing.fixtures import (
+    CLIENT,
+    LAYOUT,
+    SEED,
+    TERMS,
+    VECTOR,
+    always,
+    cohort,
+    has_std,
+    well_formed,
+)
 
 
 def check_stage(stage: Stage) -> None:
@@ -91,36 +98,6 @@ def check_stage(stage: Stage) -> None:
         draws = range(200_000 // LAYOUT.size)
         noise = [stage.client(zero, dict(shared), CLIENT, rng) for _ in draws]
         has_std(stage, torch.stack(noise), std)
-
-
-def check_channel(channel: Channel) -> None:
-    """Check a channel that adds no noise of its own.
-
-    One that ``sees_rows`` delivers each message as it was sent, any other the sum of the messages
-    that it says are in it. What leaves a client is within the bound that ``exposure`` promises.
-
-    >>> from dpfl.plugs.channels import Digital
-    >>> check_channel(Digital())
-    """
-
-    @always(st.integers(1, 6), SEED)
-    def delivers(size: int, seed: PublicSeed) -> None:
-        rows = torch.randn(size, 5, generator=seed.generator())
-        messages = {f"c{i}": row for i, row in enumerate(rows)}
-        promised = channel.exposure(Exposure(unit=Unit.CLIENT, bound=float(rows[0].norm())), size)
-        sent = channel.send(rows[0], {}, CLIENT, SecretRng.simulated(seed)).norm()
-        kept = promised.noise == 0 and sent <= promised.bound * (1 + 1e-6)
-        assert kept, f"{channel} promised {promised}, and sent a norm of {sent}"
-        arrived = channel.deliver(messages, {}, seed, SecretRng.simulated(seed))
-        if channel.sees_rows:
-            assert isinstance(arrived, dict), f"{channel} says it delivers rows"
-            same = all(torch.equal(arrived[client], messages[client]) for client in arrived)
-            assert same, f"{channel} changed a message"
-        else:
-            assert isinstance(arrived, Summed), f"{channel} says it delivers sums only"
-            total = sum((messages[client] for client in arrived.ids), torch.zeros(5))
-            same = torch.allclose(arrived.vector.to(total.dtype), total, atol=1e-5)
-            assert same, f"{channel} delivers something else than the sum"
 
 
 def check_selection(selection: Selection) -> None:

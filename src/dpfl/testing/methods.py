@@ -41,7 +41,7 @@ _LAWS: tuple[Callable[[Any], None], ...] = (
     laws.check_local_work,
     laws.check_personal,
     laws.check_stage,
-    laws.check_channel,
+    server_laws.check_channel,
     server_laws.check_row_denoiser,
     server_laws.check_weights,
     server_laws.check_central_noise,

@@ -1,5 +1,6 @@
-"""Laws of what the server does: weights, row denoisers, central noise, denoisers, steps."""
+"""Laws of channels and of what the server does: weights, denoisers, central noise, steps."""
 
+import math
 from dataclasses import replace
 
 import torch
@@ -7,12 +8,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dpfl.core.random import PublicSeed, SecretRng
-from dpfl.core.types import Aggregate, Claims, Cohort, PlugState, Rows
+from dpfl.core.types import Aggregate, Claims, Cohort, PlugState, Rows, Unit
 from dpfl.plugs.central_noise import CentralNoise
+from dpfl.plugs.channels import Channel, Summed
 from dpfl.plugs.denoise import Denoiser, RowDenoiser
 from dpfl.plugs.step import Step
 from dpfl.plugs.weights import Weights
-from dpfl.testing.fixtures import LAYOUT, SEED, TERMS, always, cohort, has_std, well_formed
+from dpfl.privacy.exposure import Exposure
+from dpfl.testing.fixtures import CLIENT, LAYOUT, SEED, TERMS, always, cohort, has_std, well_formed
 
 _EPSILONS = (0.0, -1.0, float("nan"), 1e9, float("inf"), 1.0)
 FALSE_CLAIMS = {
@@ -31,6 +34,42 @@ def _turned(rows: Rows) -> tuple[Rows, Tensor]:
     turn = torch.roll(torch.arange(len(rows.cohort)), 1)
     claims = {f"c{i}": rows.cohort.claims[f"c{int(j)}"] for i, j in enumerate(turn)}
     return replace(rows, matrix=rows.matrix[turn], cohort=Cohort.of(claims)), turn
+
+
+def check_channel(channel: Channel) -> None:
+    """Check a channel that adds no noise of its own.
+
+    One that ``sees_rows`` delivers each message as it was sent, any other the sum of the messages
+    that it says are in it. What leaves a client is within the bound that ``exposure`` promises. No
+    more noise is promised than the shares carry that must arrive and are not the colluders'.
+
+    >>> from dpfl.plugs.channels import Digital
+    >>> check_channel(Digital())
+    """
+    dropouts, colluders = channel.tolerated_dropouts, channel.colluders
+    fewest = 1 + max(channel.least(1), colluders + 2 * dropouts)
+
+    @always(st.integers(fewest, fewest + 5), SEED)
+    def delivers(size: int, seed: PublicSeed) -> None:
+        rows = torch.randn(size, 5, generator=seed.generator())
+        messages = {f"c{i}": row for i, row in enumerate(rows)}
+        promised = channel.exposure(Exposure(unit=Unit.CLIENT, bound=float(rows[0].norm())), size)
+        sent = channel.send(rows[0], {}, CLIENT, SecretRng.simulated(seed)).norm()
+        kept = promised.noise == 0 and sent <= promised.bound * (1 + 1e-6)
+        assert kept, f"{channel} promised {promised}, and sent a norm of {sent}"
+        noise = channel.exposure(Exposure(unit=Unit.CLIENT, bound=1.0, noise=1.0), size).noise
+        shares = 1 if channel.sees_rows else size - dropouts - colluders
+        assert noise <= math.sqrt(shares), f"{channel} promised noise of {noise} in {shares} shares"
+        arrived = channel.deliver(messages, {}, seed, SecretRng.simulated(seed))
+        if channel.sees_rows:
+            assert isinstance(arrived, dict), f"{channel} says it delivers rows"
+            same = all(torch.equal(arrived[client], messages[client]) for client in arrived)
+            assert same, f"{channel} changed a message"
+        else:
+            assert isinstance(arrived, Summed), f"{channel} says it delivers sums only"
+            total = sum((messages[client] for client in arrived.ids), torch.zeros(5))
+            same = torch.allclose(arrived.vector.to(total.dtype), total, atol=1e-5)
+            assert same, f"{channel} delivers something else than the sum"
 
 
 def check_weights(weights: Weights) -> None:
