@@ -12,7 +12,7 @@ DEVELOP := $(VENV)/.set-up-for-development
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo deploy-demo test compiled-tests lint nightly bench bench-kernels bench-kills bench-sites bench-port setup setup-dev clean help
+.PHONY: demo deploy-demo test compiled-tests lint nightly bench bench-kernels bench-secure-sum bench-kills bench-sites bench-port setup setup-dev clean help
 
 help:
 	@echo "make demo   set up, compare fifteen methods on a federation of 20 clients and write a report (about a minute)"
@@ -20,7 +20,7 @@ help:
 	@echo "make test   set up for development and run all tests, style and type checks"
 	@echo "make lint   style, types and import contracts only"
 	@echo "make nightly  what takes long: more examples for every law, coverage, a wheel in an empty environment"
-	@echo "make bench  measure against Opacus, pfl and Flower (about half an hour; BENCH=--quick to see that it runs)"
+	@echo "make bench  measure against Opacus, pfl and Flower (about an hour; BENCH=--quick to see that it runs)"
 	@echo "make bench-kills, bench-sites, bench-port  random kills of a real federation; many sites; strangers at the port (minutes)"
 	@echo "make clean  remove .venv and caches"
 
@@ -56,6 +56,7 @@ nightly: $(DEVELOP)
 bench: $(DEVELOP)
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m bench.run $(BENCH)
 	$(BIN)/python -m bench.kernels $(filter --quick,$(BENCH))
+	$(BIN)/python -m bench.secure_sum $(filter --quick,$(BENCH))
 
 bench-sites: $(DEVELOP)
 	$(BIN)/python -m bench.sites
@@ -66,6 +67,9 @@ bench-port: $(DEVELOP)
 
 bench-kills: $(DEVELOP)
 	$(BIN)/python -m bench.kills
+
+bench-secure-sum: $(DEVELOP)
+	$(BIN)/python -m bench.secure_sum $(BENCH)
 
 bench-kernels: $(DEVELOP)
 	$(BIN)/python -m bench.kernels
