@@ -87,7 +87,9 @@ def _serve(folder: Path, insecure: bool, quiet: bool, verb: Verb) -> None:
             nonlocal shown
             for last in rounds[shown:]:
                 answered = f"{len(last.arrived)} of {len(last.cohort)} sites answered"
-                update(completed=last.round + 1, note=answered)
+                if last.measured is not None:
+                    answered = f"{last.measured} (noise), {answered}"
+                update(completed=sum(one.round >= 0 for one in rounds), note=answered)
                 if not quiet and not c.err.is_terminal:  # where no bar is shown
                     c.note(f"{round_name(last.round).capitalize()}: {last.lost or answered}")
             shown = len(rounds)
@@ -117,6 +119,9 @@ def _show(folder: Path, now: StudyStatus) -> None:
         ("server", now.server),
         ("rounds", f"{now.done} of {study.run.rounds}"),
     ]
+    for own in now.measured[-1:]:
+        said = f"{own['value']:.4g} ± {own['standard_error']:.2g} (noise), after round"
+        facts.append((str(own["metric"]), f"{said} {own['after']}"))
     for site in study.study.sites:
         missed, took = now.missed(site), f"took part in {now.took_part(site)} round(s)"
         for round_, reason in missed[-1:]:

@@ -105,8 +105,10 @@ class Grid:
         steps = vector.double() / self.step
         return steps.clamp_(-_LARGEST_INTEGER, _LARGEST_INTEGER).round_()
 
-    def noised(self, vector: Tensor, rng: NoiseSource) -> Tensor:
+    def noised(self, vector: Tensor, rng: NoiseSource, largest: float = _LARGEST_INTEGER) -> Tensor:
         """Round, add noise of SCALE steps, and return multiples of the step in double precision.
+
+        Integers are brought within ``largest`` before noise is added.
 
         >>> import torch
         >>> from dpfl.core.random import PublicSeed, SecretRng
@@ -114,7 +116,7 @@ class Grid:
         >>> bool((noisy * SCALE == (noisy * SCALE).round()).all())
         True
         """
-        return self.noisy_integers(vector, rng, _LARGEST_INTEGER).mul_(self.step)
+        return self.noisy_integers(vector, rng, largest).mul_(self.step)
 
     def noisy_integers(self, vector: Tensor, rng: NoiseSource, largest: float) -> Tensor:
         """Round, bring integers within ``largest``, and add noise of SCALE steps: exact integers in

@@ -29,12 +29,16 @@ PlugOutput = tuple["Tensor", PlugState, Metrics]
 
 @dataclass(frozen=True, kw_only=True)
 class Claims:
-    """A client's claims: ``epsilon``, ``delta``, ``examples``, ``accountant``; never charged."""
+    """A client's claims: ``epsilon``, ``delta``, ``examples``, ``accountant``; never charged.
+
+    ``test_examples`` is claimed where a study measures an accounted metric on test records.
+    """
 
     epsilon: float
     delta: float
     examples: int
     accountant: Literal["renyi"] | None = None  # its ledger's curve, if not the tightest
+    test_examples: int = 0
 
     @property
     def usable(self) -> bool:

@@ -1,16 +1,22 @@
 """Asking sites for a round: one request each, and what came back, checked."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from dpfl.core.checks import check
+from dpfl.core.errors import PeerError
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.messages import Reply
 from dpfl.deploy.requests import TrainingRequest
 from dpfl.deploy.server_sum import ServerSum
 from dpfl.rounds import Agreement, Plan, SumOfUploads, Uplink
 from dpfl.rounds.codec import FRAME_BYTES
+from dpfl.rounds.record import RoundRecord
+from dpfl.runs.deployment import StudyFile
 from dpfl.runs.folder import RunFolder
+
+_MOST_EMPTY_ROUNDS = 3
 
 
 def ask_uploads(
@@ -40,12 +46,24 @@ def ask_round(
         site: replace(request, payload=payload, receipt=signer.last.get(site)).to_message()
         for site, payload in plan.downloads.items()
     }
-    what = "a release before round 1" if plan.round < 0 else "a round"
+    what = "a release of statistics" if plan.round < 0 else "a round"
+    what = "a measurement" if plan.round in agreement.measurements else what
     asked = f"{len(messages)} sites are asked for {what}, and waited for up to {limit:g} s"
     sites.progress.expect(f"{asked}; whoever has not answered by then is missed")
     replies = sites.ask(messages, limit)
     _note_times(folder, plan, replies)
     return [_uplink(sites, agreement, plan.round, *one) for one in replies.items()]
+
+
+def check_answers(study: StudyFile, played: Sequence[RoundRecord]) -> None:
+    """Stop where nobody answers any more: later rounds would be used up for nothing."""
+    last = [record for record in played if record.cohort][-_MOST_EMPTY_ROUNDS:]
+    empty = len(last) == _MOST_EMPTY_ROUNDS and not any(record.arrived for record in last)
+    where, rounds = f"study '{study.study.name}'", f"{_MOST_EMPTY_ROUNDS} rounds in a row"
+    missing = last[-1].missing if last else {}
+    why = "; ".join(f"{site}: {said}" for site, said in missing.items())
+    problem = f"no site has answered in {rounds} ({why})"
+    check(not empty, where, problem, "repair the sites, then resume the study", PeerError)
 
 
 def _note_times(folder: RunFolder, plan: Plan, replies: Mapping[str, Reply]) -> None:
@@ -75,8 +93,8 @@ def _uplink(
     numbers, terms, layout = agreement.layout.size, agreement.terms, agreement.layout
     for stage in agreement.strategy.stages:  # a vote rides with the row
         numbers = max(numbers, math.ceil(stage.upload_size(numbers, terms, layout)))
-    if round_ < 0:
-        numbers = agreement.terms.releases[round_ - agreement.first_round][1]
+    if round_ < 0:  # whose numbers may have eight bytes
+        numbers = 2 * agreement.terms.releases[round_][1]
     size, largest = len(reply.message.payload), FRAME_BYTES + 4 * numbers
     if not problem and size > largest:
         problem = f"sent {size} bytes, at most {largest} were agreed"

@@ -18,7 +18,9 @@ from dpfl.deploy.site_sum import SiteSum
 from dpfl.engine import make_engine
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.rounds import Agreement, Workshop, buffer_shapes, client_round
+from dpfl.rounds.codec import decode_download
 from dpfl.rounds.enrol import secret_for
+from dpfl.rounds.measure import measured_upload
 
 
 class BoundSite(LoadedSite):
@@ -33,7 +35,10 @@ class BoundSite(LoadedSite):
         member = self.member(study.learned())
         strategy, model = study.strategy(), study.build_model()
         layout, shapes = Layout.of_module(model), buffer_shapes(model, strategy.releases)
-        releases = tuple((one.share, one.numbers(shapes[one.into])) for one in strategy.releases)
+        own = tuple((one.share, one.numbers(shapes[one.into])) for one in strategy.releases)
+        releases = (*study.measurements(), *own)
+        if (metric := study.accounted_metric()) is not None:
+            metric.measure(member.task)  # of persons, where the site's schema has them
         fitting = (
             terms.rounds == study.run.rounds
             and 1 <= terms.population <= len(study.study.sites)
@@ -91,6 +96,8 @@ class BoundSite(LoadedSite):
         """
         study = request.study
         seed = PublicSeed(study.run.seed).child("secret") if study.seeded else None
+        if request.round in agreement.measurements:
+            return self._measure(request, agreement, seed), private
         workshop = Workshop(
             agreement=agreement,
             run=request.run,
@@ -103,3 +110,20 @@ class BoundSite(LoadedSite):
         (uplink,) = client_round(workshop, downloads, members, private)
         assert uplink.payload is not None
         return uplink.payload, private
+
+    def _measure(
+        self, request: TrainingRequest, agreement: Agreement, seed: PublicSeed | None
+    ) -> bytes:
+        """Measure the model in the download on this site's test records, with noise."""
+        study, number = request.study, request.round - agreement.measurement(0)
+        metric = study.accounted_metric()
+        assert metric is not None
+        return measured_upload(
+            metric,
+            agreement,
+            self.member(study.learned()),
+            decode_download(request.payload, agreement.layout.size),
+            study.build_model(),
+            request.run,
+            secret_for(seed, "measured", number, self.id),
+        )

@@ -16,7 +16,10 @@ from dpfl.privacy.budget_check import largest_that_fits
 from dpfl.privacy.costs import Charge, PrivacyCost, PrivacyPlan, written
 from dpfl.privacy.site_ledger import SiteLedger
 from dpfl.rounds import Agreement
+from dpfl.rounds.measure import records_of
 from dpfl.rounds.members import Member
+
+NOTHING_TO_MEASURE = "it has no test records to measure a metric on"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +153,13 @@ class Commitment:
             remedy = "put back what was there when the study began"
             good = all(written(one) == written(cost) for one in own)
             check(good, self._where, problem, remedy, PeerError)
+
+    def unplanned(self, round_: int) -> str:
+        """Say why a round is not this site's to answer, by what is public; empty if it is."""
+        if not self.agreement.plans_for(round_):
+            return f"round {round_} is not in the plan"
+        measured = round_ in self.agreement.measurements
+        return NOTHING_TO_MEASURE if measured and not records_of(self.member) else ""
 
     def covers(self, ledger: SiteLedger, run: str, round_: int) -> bool:
         """Whether the plan covers this round."""

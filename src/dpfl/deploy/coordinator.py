@@ -23,14 +23,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from dpfl.core.checks import check
-from dpfl.core.errors import CheckpointError, FolderError, PeerError
+from dpfl.core.errors import CheckpointError, FolderError
 from dpfl.core.layout import Layout
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Claims, Observer, State
-from dpfl.deploy.asking import ask_uploads
+from dpfl.deploy.asking import ask_uploads, check_answers
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.delivery import deliver, summarise
 from dpfl.deploy.enrolment import ENROLMENT, EnrolmentFile, accepting_sites, gather, settle
+from dpfl.deploy.measuring import measure
 from dpfl.deploy.opened import OpenedRound
 from dpfl.deploy.summary import DeploymentSummary, effective_noise
 from dpfl.deploy.transport import Transport, limit_parts
@@ -51,7 +52,6 @@ from dpfl.runs.folder import Checkpoint, RunFolder
 from dpfl.runs.result import RoundCount
 
 ORPHAN_SECONDS = 30
-_MOST_EMPTY_ROUNDS = 3
 _PART_SECONDS, _PART_RATE = 20.0, 1 << 17  # how long an answer may take to arrive once it began
 ALL_HAVE_IT = "holds a study that has ended, and every site has the model"
 _NOTHING_TO_DO = "start another study in a new folder"
@@ -150,7 +150,8 @@ class Coordinator:
     def _enrol(self, claims: Mapping[str, Claims]) -> Agreement:
         """Settle the terms for these sites."""
         shapes = buffer_shapes(self.model, self.strategy.releases)
-        return enrol(self.strategy, claims, self.study.run.rounds, self.layout, shapes)
+        study, planned = self.study, self.study.measurements()
+        return enrol(self.strategy, claims, study.run.rounds, self.layout, shapes, planned)
 
     def _agreement(self) -> Agreement:
         """Settle the terms for the members: the same at the start and after a restart."""
@@ -179,14 +180,16 @@ class Coordinator:
             secret = public.child("secret") if self.study.seeded else None
             run = Run(name=self.sites.run, ledger=ledger, seed=secret, public=public.child("run"))
             ended, played = "", len(history)
+            measure(self.sites, self.folder, agreement, state, history)  # where it was cut off
             while not ended and state.round < agreement.terms.rounds:
                 self.sites.hello()  # sites may have come back under a new connection
                 settle(self.sites, agreement)
                 ended = self.sites.too_few()
                 if not ended:
                     state, ended = self._round(agreement, state, run, history)
+                    measure(self.sites, self.folder, agreement, state, history)
                     if not agreement.amplified:  # there, nothing may follow from the draw
-                        self._check_answers(history[played:])
+                        check_answers(self.study, history[played:])
             self._finish(agreement, state, history, ended, ledger)
 
     def _ledger(self) -> Ledger:
@@ -219,16 +222,6 @@ class Coordinator:
         self.folder.append_round(record)
         history.append(record)
         return self._checkpoint(state), ""
-
-    def _check_answers(self, played: list[RoundRecord]) -> None:
-        """Stop where nobody answers any more: later rounds would be used up for nothing."""
-        last = [record for record in played if record.cohort][-_MOST_EMPTY_ROUNDS:]
-        empty = len(last) == _MOST_EMPTY_ROUNDS and not any(record.arrived for record in last)
-        where, rounds = f"study '{self.study.study.name}'", f"{_MOST_EMPTY_ROUNDS} rounds in a row"
-        missing = last[-1].missing if last else {}
-        why = "; ".join(f"{site}: {said}" for site, said in missing.items())
-        problem = f"no site has answered in {rounds} ({why})"
-        check(not empty, where, problem, "repair the sites, then resume the study", PeerError)
 
     def _charged(self, run: Run, round_: int) -> bool:
         """Whether the world was charged for a round that was drawn, and cut off before it left."""

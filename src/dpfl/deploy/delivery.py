@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from dpfl.deploy.connections import Connections
 from dpfl.deploy.requests import Delivery
-from dpfl.deploy.summary import DeploymentSummary
+from dpfl.deploy.summary import DeploymentSummary, measured_values
 from dpfl.engine.stacked import arithmetic_assumptions
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.statement import statements
@@ -78,5 +78,6 @@ def summarise(
         lost_rounds=tuple(record.round for record in history if record.lost),
         missed=dict(Counter(site for record in history for site in record.missing)),
         world_statements=tuple(statements(ledger)),
+        measured=measured_values(study, history),
         **total_bytes(history),
     )

@@ -130,12 +130,13 @@ def text(value: Any) -> str:
 
 
 def round_name(number: int) -> str:
-    """Name a round as people count it; releases before the first round have negative numbers.
+    """Name a round as people count it; releases before the first round, and measurements, have
+    negative numbers.
 
     >>> round_name(0), round_name(-1)
-    ('round 1', 'a release before round 1')
+    ('round 1', 'a release of statistics')
     """
-    return f"round {number + 1}" if number >= 0 else "a release before round 1"
+    return f"round {number + 1}" if number >= 0 else "a release of statistics"
 
 
 # -- terms -----------------------------------------------------------------------------------------
@@ -233,6 +234,7 @@ class Introduction:
                 delta=float(said["delta"]),
                 examples=integer(said["examples"]),
                 accountant="renyi" if said.get("accountant") == "renyi" else None,
+                test_examples=integer(said.get("test_examples", 0)),
             )
             names = {"site": header["site"], "token": header["token"], "version": header["dpfl"]}
             return cls(claims=claims, **{name: str(value) for name, value in names.items()})

@@ -104,9 +104,9 @@ def _check_honest(file: SiteFile, agreement: Agreement) -> None:
 def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
     """Check clip, noise and sampling of the plan that the terms lead to at this site.
 
-    Where local work is private, they are those of every phase of it; a release before round one
-    needs the same noise. Elsewhere they are those of the pieces that clip and add noise to whole
-    updates.
+    Where local work is private, they are those of every phase of it; a release before round one,
+    and a measurement, needs the same noise. Elsewhere they are those of the pieces that clip and
+    add noise to whole updates.
     """
     policy, strategy = file.policy, agreement.strategy
 
@@ -117,7 +117,7 @@ def check_plan(file: SiteFile, agreement: Agreement, member: Member) -> None:
     if strategy.local.private:
         phases = agreement.phases(member.participant)
         noise = [phase.noise_multiplier for phase in phases]
-        releases = range(agreement.first_round, 0)
+        releases = range(-len(agreement.terms.releases), 0)
         noise += [agreement.release_noise(one, member.participant) for one in releases]
         clips = [phase.clip for phase in phases]
         examples, limit = member.shard.examples, policy.largest_sampling_rate
@@ -154,7 +154,6 @@ def check_download(agreement: Agreement, round_: int, payload: bytes) -> None:
     download = decode_download(payload, agreement.layout.size)
     problem = f"is of round {download.round}, and round {round_} was asked for"
     check(download.round == round_, "download", problem, "ask for what is charged", PeerError)
-    size = agreement.strategy.selection.cohort_size(agreement.terms.population)
-    largest = agreement.terms.population if size is None else size
+    largest = agreement.most_asked(round_)
     problem, remedy = f"says that {download.drawn} sites were drawn", f"draw at most {largest}"
     check(1 <= download.drawn <= largest, "download", problem, f"{remedy}, as agreed", PeerError)

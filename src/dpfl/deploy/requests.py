@@ -130,8 +130,9 @@ class TermsRequest(UnderTerms):
 class TrainingRequest(UnderTerms):
     """Asks for one round; the payload is the download.
 
-    Releases before round 0 have negative numbers, -R to -1, and are answered like rounds. ``sum``
-    is what others have sealed for the site where uploads are masked for a secure sum.
+    Releases before round 0 have negative numbers, -R to -1, and are answered like rounds; so are
+    measurements of an accounted metric, with numbers below. ``sum`` is what others have sealed for
+    the site where uploads are masked for a secure sum.
     """
 
     kind = TRAIN

@@ -7,6 +7,8 @@ given by a new process.
 """
 
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from dpfl.core.checks import check
@@ -15,6 +17,7 @@ from dpfl.core.version import __version__
 from dpfl.deploy.bound_site import BoundSite
 from dpfl.deploy.commitment import Commitment
 from dpfl.deploy.messages import WENT_WRONG, Introduction, Message, acceptance, refusal
+from dpfl.deploy.order import following, place
 from dpfl.deploy.outcome import keep_model, pack_private, unpack_private
 from dpfl.deploy.policy import check_download
 from dpfl.deploy.records import Records
@@ -30,6 +33,7 @@ from dpfl.deploy.requests import (
 from dpfl.deploy.site_folder import WORKER_LOG, log, note_sent
 from dpfl.deploy.site_sum import SiteSum
 from dpfl.privacy.site_ledger import SiteLedger
+from dpfl.rounds.measure import records_of
 
 _DIED = "ended over this message"
 _OUT_OF_BUDGET = "its budget does not cover another round"
@@ -88,7 +92,9 @@ class Site(BoundSite):
     def _introduce(self, request: Hello) -> Message:
         """Say who this is, and what it claims, if the study is acceptable."""
         self.check_study(request.study)
-        token, claims = self.token(request.run), self.member().claims
+        token, member = self.token(request.run), self.member()
+        tested = records_of(member) if request.study.accounted else 0
+        claims = replace(member.claims, test_examples=tested)
         said = Introduction(site=self.id, claims=claims, token=token, version=__version__)
         return said.to_message()
 
@@ -125,6 +131,9 @@ class Site(BoundSite):
         with closing(self.ledger()) as ledger:
             self._check_agreed(ledger, request)
             part = self.part_of_sum(ledger, request, commitment.agreement)
+            if problem := commitment.unplanned(round_):
+                return refusal(problem, site=self.id)
+            order = partial(place, request.study, commitment.agreement)
             last = ledger.answered(run)
             if last is not None and last.round == round_:  # the same bytes, already charged
                 if not last.payload:
@@ -132,10 +141,8 @@ class Site(BoundSite):
                 if part is not None:
                     part.check_same_session()
                 return self._upload(ledger, commitment, request, last.payload)
-            if last is not None and last.round > round_:
+            if last is not None and order(last.round) > order(round_):
                 return refusal(f"round {round_} is over", site=self.id)
-            if not commitment.agreement.first_round <= round_ < request.terms.rounds:
-                return refusal(f"round {round_} is not in the plan", site=self.id)
             commitment.check_unchanged(ledger, run)
             if not commitment.covers(ledger, run, round_):
                 return self._out_of_budget(request)
@@ -194,8 +201,8 @@ class Site(BoundSite):
             problem, remedy = "this study has none", "ask for uploads"
             check(part is not None, "secure sum", problem, remedy, PeerError)
             assert part is not None
-            if not commitment.agreement.first_round <= round_ < request.terms.rounds:
-                return refusal(f"round {round_} is not in the plan", site=self.id)
+            if problem := commitment.unplanned(round_):
+                return refusal(problem, site=self.id)
             if not (part.committed or commitment.covers(ledger, run, round_)):
                 return self._out_of_budget(request)
             return acceptance(self.id, round=round_, token=self.token(run), sum=part.answer())
@@ -210,7 +217,8 @@ class Site(BoundSite):
         self, ledger: SiteLedger, commitment: Commitment, request: TrainingRequest, payload: bytes
     ) -> Message:
         """Build the answer of a round, which also says whether the plan covers another one."""
-        more = commitment.covers(ledger, request.run, request.round + 1)
+        next_ = following(request.study, commitment.agreement, request.round)
+        more = commitment.covers(ledger, request.run, next_)
         token = self.token(request.run)
         head = ledger.heads(request.run)[0]
         return acceptance(self.id, payload, round=request.round, token=token, more=more, head=head)

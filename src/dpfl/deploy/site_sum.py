@@ -23,6 +23,7 @@ from dpfl.core.errors import PeerError, PrivacyRefusal
 from dpfl.core.grid import Grid
 from dpfl.core.types import Plain
 from dpfl.deploy.messages import readable
+from dpfl.deploy.order import place
 from dpfl.deploy.requests import SumRequest, TrainingRequest
 from dpfl.deploy.sum_phases import KEYS, SHARES, SURVIVORS, UNMASK, digest_of, sum_terms
 from dpfl.privacy.site_ledger import SiteLedger, StoredSum
@@ -121,7 +122,7 @@ class SiteSum:
     def committed(self) -> bool:
         """Whether the upload of this round was charged, and belongs to a session."""
         last = self.ledger.answered(self.request.run)
-        return last is not None and last.round >= self.request.round
+        return last is not None and self._place(last.round) >= self._place(self.request.round)
 
     def check_same_session(self) -> None:
         """Refuse to send an upload again in another session than the one it was masked for."""
@@ -173,11 +174,14 @@ class SiteSum:
     def _stored(self, attempt: int | None = None) -> StoredSum | None:
         """What is remembered of this round's sum, of this attempt if one is named."""
         stored, round_ = self.ledger.stored_sum(self.request.run), self.request.round
-        if stored is None or stored.round < round_:
+        if stored is None or self._place(stored.round) < self._place(round_):
             return None
         problem = f"the sum of round {round_} is over"
         check(stored.round == round_, _WHERE, problem, "begin another round", PeerError)
         return stored if attempt in (None, stored.attempt) else None
+
+    def _place(self, round_: int) -> tuple[int, int]:
+        return place(self.request.study, self.agreement, round_)
 
     def _state(self, stored: StoredSum | None) -> MemberState:
         """The site's own state; a phase out of order finds none."""
@@ -204,8 +208,7 @@ class SiteSum:
     def _check_terms(self, terms: SumTerms) -> None:
         """Refuse terms that do not follow from what was agreed on."""
         request, agreement = self.request, self.agreement
-        most = agreement.strategy.selection.cohort_size(agreement.terms.population)
-        most = agreement.terms.population if most is None else most
+        most = agreement.most_asked(request.round)
         problem = f"says that {terms.asked} sites are asked, of at most {most}"
         check(2 <= terms.asked <= most, _WHERE, problem, "draw as agreed", PeerError)
         own = sum_terms(

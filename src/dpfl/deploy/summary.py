@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class DeploymentSummary:
     ``lost_rounds``: rounds that were charged, and cut off with the server.
     ``missed``: how many rounds a site was drawn for and gave nothing.
     ``world_statements``: what the server's own ledger says; a site's spending is in its ledger.
+    ``measured``: the accounted metric, with the standard error of its noise.
     """
 
     run: str
@@ -65,6 +66,7 @@ class DeploymentSummary:
     payload_bytes_up: int
     bytes_down: int
     world_statements: tuple[Statement, ...]
+    measured: tuple[Plain, ...] = ()
     version: str = __version__
 
     def to_dict(self) -> Plain:
@@ -80,6 +82,7 @@ class DeploymentSummary:
             "stamps": [str(raised) for raised in self.flags],
             "rounds": dict(vars(self.rounds)),
             "world_statements": [line.to_dict() for line in self.world_statements],
+            **({"measured": list(self.measured)} if self.measured else {}),
         }
 
     @classmethod
@@ -97,6 +100,7 @@ class DeploymentSummary:
             flags=tuple(map(RaisedFlag.from_dict, values.get("flags", values["stamps"]))),
             rounds=RoundCount(**values["rounds"]),
             world_statements=tuple(map(Statement.from_dict, values["world_statements"])),
+            measured=tuple(values.get("measured", ())),
             version=str(values.get("dpfl", "0.1")),
         )
 
@@ -166,9 +170,14 @@ class StudyStatus:
         """How many rounds are over, lost ones included; releases before the first are not any."""
         return sum(record.round >= 0 for record in self.rounds)
 
+    @property
+    def measured(self) -> tuple[Plain, ...]:
+        """The accounted metric so far."""
+        return measured_values(self.study, self.rounds)
+
     def took_part(self, site: str) -> int:
         """In how many rounds the upload of a site arrived."""
-        return sum(site in record.arrived for record in self.rounds)
+        return sum(site in record.arrived for record in self.rounds if record.round >= 0)
 
     def missed(self, site: str) -> list[tuple[int, str]]:
         """The rounds that a site was drawn for and gave nothing, each with the reason."""
@@ -187,8 +196,20 @@ class StudyStatus:
             **self.progress.to_dict(),
             "seconds_per_answer": self.seconds.to_dict() if self.seconds else None,
             "last": self.rounds[-1].to_dict() if self.rounds else None,
+            "measured": list(self.measured),
             "summary": self.summary.to_dict() if self.summary else None,
         }
+
+
+def measured_values(study: StudyFile, history: Sequence[RoundRecord]) -> tuple[Plain, ...]:
+    """Return what was measured after how many rounds, with the standard error of the noise."""
+    found, done = [], 0
+    for record in history:
+        done = max(done, record.round + 1)
+        if record.measured is not None and study.accounted is not None:
+            about = {"after": done, "metric": study.accounted.metric}
+            found.append({**about, **vars(record.measured)})
+    return tuple(found)
 
 
 def _failure(path: Path) -> str:

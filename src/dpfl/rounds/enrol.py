@@ -72,6 +72,20 @@ class Agreement(Memory):
         """
         return -len(self.strategy.releases)
 
+    @property
+    def measurements(self) -> range:
+        """The (negative) rounds under which measurements are charged, below the releases."""
+        return range(-len(self.terms.releases), self.first_round)
+
+    def plans_for(self, round_: int) -> bool:
+        """Whether there is such a round, release or measurement in the plan."""
+        return -len(self.terms.releases) <= round_ < self.terms.rounds
+
+    def most_asked(self, round_: int) -> int:
+        """How many clients a round asks at most; a release or a measurement asks everyone."""
+        size = None if round_ < 0 else self.strategy.selection.cohort_size(self.terms.population)
+        return self.terms.population if size is None else size
+
     def measurement(self, number: int) -> int:
         """The (negative) round under which measurement ``number``, from 0, is charged."""
         return number - len(self.terms.releases)
@@ -226,7 +240,7 @@ def enrol(
     drawn = strategy.selection.cohort_size(population) or 1
     strategy.upload_grid(drawn)
     if strategy.channel.group(drawn) is not None:
-        for round_ in range(-len(strategy.releases), 1):
+        for round_ in range(-len(terms.releases), 1):
             sum_plan(strategy, terms, round_, drawn if round_ == 0 else population)
     if strategy.personal is not None:
         strategy.personal.merge(torch.zeros(layout.size), None, layout)

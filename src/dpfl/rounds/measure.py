@@ -7,15 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from dpfl.core.errors import PrivacyRefusal
-from dpfl.core.grid import Grid
+from dpfl.core.grid import LARGEST_RELEASE, Grid
 from dpfl.core.random import SecretRng
-from dpfl.core.types import State
+from dpfl.core.types import Downlink, State
 from dpfl.engine.process import one_thread
 from dpfl.engine.trace import channels_last
 from dpfl.models.checks import in_mode, outputs_of
 from dpfl.plugs.accounted_metric import AccountedMetric
+from dpfl.plugs.base import Participant
 from dpfl.plugs.channels import Channel
 from dpfl.plugs.measures import Estimate, Measure
+from dpfl.rounds.codec import encode_upload
 from dpfl.rounds.enrol import Agreement, Run
 from dpfl.rounds.members import Member
 from dpfl.rounds.plans import Admission
@@ -26,16 +28,25 @@ _RECORDS_AT_ONCE = 512
 
 @one_thread()
 def measured_answer(
-    measure: Measure, models: Sequence[nn.Module], member: Member, std: float, rng: SecretRng
+    measure: Measure,
+    models: Sequence[nn.Module],
+    member: Member,
+    std: float,
+    rng: SecretRng,
+    *,
+    summed: bool = False,
 ) -> Tensor:
     """One client's noisy sums over its test records, one row per model.
+
+    ``summed`` says that clients' integers are added up, and need a public bound.
 
     *Formal guarantees.* Every record's statistic is computed on its own and lies in the unit ball
     for each model; sums are exact. They are rounded onto the grid of the noise, and noise of
     ``std`` is added there.
     """
     totals = torch.stack([_total(measure, model, member) for model in models])
-    return Grid.of(std).noised(totals, rng)
+    grid = Grid.of(std)
+    return grid.noised(totals, rng, LARGEST_RELEASE) if summed else grid.noised(totals, rng)
 
 
 def _total(measure: Measure, model: nn.Module, member: Member) -> Tensor:
@@ -55,6 +66,37 @@ def _total(measure: Measure, model: nn.Module, member: Member) -> Tensor:
 def records_of(member: Member) -> int:
     """How many test records a client has: a public number."""
     return len(member.shard.test_labels)
+
+
+def answer_noise(agreement: Agreement, round_: int, participant: Participant, asked: int) -> float:
+    """The noise that one of ``asked`` clients adds to its answer: all of it, or a share over a
+    secure sum.
+    """
+    noise = agreement.release_noise(round_, participant)
+    return agreement.strategy.channel.noise_share(noise, asked)
+
+
+def measured_upload(
+    accounted: AccountedMetric,
+    agreement: Agreement,
+    member: Member,
+    download: Downlink,
+    model: nn.Module,
+    run: str,
+    rng: SecretRng,
+) -> bytes:
+    """A client's answer to a measurement, as it travels: whole multiples of its grid's step.
+
+    ``download`` holds the published model, and says which measurement this is and how many are
+    asked. It is written into ``model``.
+    """
+    round_ = download.round
+    agreement.layout.write(download.start, model)
+    write_buffers(model, download.shared.get("buffers", {}))
+    std = answer_noise(agreement, round_, member.participant, download.drawn)
+    measure, summed = accounted.measure(member.task), agreement.strategy.secure
+    (answer,) = measured_answer(measure, [model], member, std, rng, summed=summed)
+    return encode_upload(answer, run, round_, member.id, Grid.of(std))
 
 
 def pooled(
@@ -107,9 +149,8 @@ def planned_measurement(
     if there and not hidden(agreement.strategy.channel, len(there)):
         return None
     for client, own in there.items():
-        noise = agreement.release_noise(round_, own.participant)
-        stds[client] = agreement.strategy.channel.noise_share(noise, len(there))
-        secret = run.secret("measured", number, client)
-        answers[client] = measured_answer(measure, [model], own, stds[client], secret)[0]
+        std = stds[client] = answer_noise(agreement, round_, own.participant, len(there))
+        secret, summed = run.secret("measured", number, client), agreement.strategy.secure
+        (answers[client],) = measured_answer(measure, [model], own, std, secret, summed=summed)
         records += records_of(own)
     return pooled(measure, answers, stds, records) if answers else None

@@ -55,7 +55,7 @@ class RoundRecord:
 
     ``lost`` says why a round that was charged has no result; ``published`` is False where too few
     uploads arrived, and the model stayed as it was. ``measured`` is the accounted metric, where it
-    was the round's turn.
+    was the round's turn; between sites, a measurement has a record of its own.
     """
 
     round: int

@@ -59,14 +59,16 @@ class SumOfUploads:
 
 
 def upload_grid(strategy: Strategy, terms: Terms, round_: int, drawn: int) -> Grid | None:
-    """The grid on which uploads of a round lie, or of a release before round one; None where they
-    are no multiples of one step.
+    """The grid on which uploads of a round lie, of a release before round one or of a measurement;
+    None where they are no multiples of one step.
     """
     if round_ >= 0:
         return strategy.upload_grid(drawn)
     if not strategy.secure:
         return None
-    noise = terms.release_noise[round_] * strategy.releases[round_].bound
+    measured = round_ < -len(strategy.releases)  # a test record's statistic is in the unit ball
+    bound = 1.0 if measured else strategy.releases[round_].bound
+    noise = terms.release_noise[round_] * bound
     return Grid.of(strategy.channel.noise_share(noise, drawn))
 
 

@@ -13,8 +13,11 @@ from dpfl.core.errors import PrivacyRefusal
 from dpfl.core.random import PublicSeed
 from dpfl.core.types import Plain, Unit, unit_called
 from dpfl.data.schema import Schema
+from dpfl.plugs.accounted_metric import AccountedMetric
+from dpfl.plugs.releases import Shares
 from dpfl.privacy.flags import Flag, RaisedFlag
 from dpfl.runs import sections
+from dpfl.runs.accounted_section import AccountedSection
 from dpfl.runs.site_file import Name
 from dpfl.runs.toml_file import Section, TomlFile, read_toml
 from dpfl.strategy import Strategy
@@ -100,7 +103,8 @@ class StudyFile(TomlFile):
     """The server's file: everything that sites are told, and the network.
 
     ``task`` says what is learned where it is not a classification with the study's classes. With
-    ``secure_sum`` the server sees sums of uploads alone.
+    ``secure_sum`` the server sees sums of uploads alone. ``accounted`` is a metric that is measured
+    on the sites' test records, within their plans.
     The digest names what was agreed on. How long the server waits, and for how many, may change.
     """
 
@@ -117,11 +121,13 @@ class StudyFile(TomlFile):
     run: RoundsSection
     server: sections.ServerSection | None = None
     secure_sum: sections.SecureSumSection | None = None
+    accounted: AccountedSection | None = None
     network: NetworkSection = NetworkSection()
 
     def agrees(self, where: str) -> None:
         """Every site is named once, there are enough of them, and there is such a task."""
         self.learned(f"{where}, ")
+        self.measurements()
         schema, stated = self.study.described(), self.study.unit
         if stated is not None and schema is not None:
             problem = f"'{stated}' was given, and the schema makes it '{schema.unit}'"
@@ -188,12 +194,25 @@ class StudyFile(TomlFile):
         problem = f"'{stated}' was given, and {self.method.name} protects whole sites"
         good = stated is None or strategy.unit.of_data
         check(good, "[study] unit", problem, "leave it out, or use another method")
+        strategy.check_measured(sum(part for part, _ in self.measurements()))
         single = schema is None or schema.single
         return strategy.protecting(unit_called(self.unit_word), single=single)
 
     def learned(self, where: str = "") -> Task:
         """Build the task, complete: nobody sees all sites' targets to fill what is left open."""
         return site_task(self.task, self.study.classes, f"{where}[study] classes")
+
+    def accounted_metric(self) -> AccountedMetric | None:
+        """Build the metric that is measured within the plan, None if the file names none."""
+        return None if self.accounted is None else self.accounted.build()
+
+    def measurements(self) -> Shares:
+        """Return what is planned for each measurement of the accounted metric; none without one.
+
+        A metric that the task does not have, or that is never measured, is refused.
+        """
+        metric = self.accounted_metric()
+        return () if metric is None else metric.shares(self.learned(), self.run.rounds)
 
     @property
     def learned_text(self) -> str:

@@ -140,9 +140,12 @@ class RunFolder:
     def cut_back(self, first: int, round_: int) -> list[RoundRecord]:
         """Forget what was written of rounds that the checkpoint does not contain: they will be
         repeated.
+
+        ``first`` is the first round or release; measurements have numbers below it.
         """
         kept = [record for record in self.read_rounds() if record.round < round_]
-        whole = [record.round for record in kept] == list(range(first, round_))
+        rounds = [record.round for record in kept if record.round >= first]
+        whole = rounds == list(range(first, round_))
         problem = f"does not hold the rounds up to {round_ - 1} of the checkpoint"
         check(whole, str(self.rounds), problem, _RESTORE, FolderError)
         if self.rounds.exists():
