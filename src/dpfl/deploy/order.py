@@ -1,0 +1,32 @@
+"""In which order a study's releases follow each other.
+
+Rounds count up from the releases before round one. A measurement has a number below all of them,
+and comes after the round that it measures. A site keeps its last answer only: whatever stands at
+or before it is never computed again.
+"""
+
+from dpfl.rounds import Agreement
+from dpfl.runs.deployment import StudyFile
+
+
+def place(study: StudyFile, agreement: Agreement, round_: int) -> tuple[int, int]:
+    """Where a round, release or measurement of the plan stands: what comes later is larger.
+
+    No two of them stand at the same place.
+    """
+    if round_ not in agreement.measurements:
+        return round_, 0
+    assert study.accounted is not None
+    number = round_ - agreement.measurement(0)
+    return (number + 1) * study.accounted.every - 1, 1
+
+
+def following(study: StudyFile, agreement: Agreement, round_: int) -> int:
+    """The round or measurement that comes next; behind the last one, a round that is not planned.
+
+    A site says after each answer whether its plan covers what follows.
+    """
+    metric, (last, measured) = study.accounted_metric(), place(study, agreement, round_)
+    if metric is not None and not measured and metric.is_due(last + 1):
+        return agreement.measurement((last + 1) // metric.every - 1)
+    return last + 1
