@@ -134,7 +134,8 @@ class Desk:
         }
         strategy, model = study.strategy(), study.build_model()
         shapes = buffer_shapes(model, strategy.releases)
-        return enrol(strategy, claims, study.run.rounds, Layout.of_module(model), shapes)
+        layout, measured = Layout.of_module(model), study.measurements()
+        return enrol(strategy, claims, study.run.rounds, layout, shapes, measured)
 
     def header(self, kind: str, **more: Any) -> dict[str, Any]:
         return {

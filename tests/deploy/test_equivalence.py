@@ -23,6 +23,7 @@ from dpfl.runs.deployment import StudyFile
 from dpfl.runs.experiment import Experiment
 from dpfl.sim.train import run_experiment
 from tests.deploy.federation import WatchedGrid, make_server, study_values
+from tests.deploy.sums import pin
 
 GRANTS = [4.0, 5.0, 15.0]
 DELTA = 1e-3
@@ -120,7 +121,13 @@ def deploy(base: Path, experiment: Experiment) -> tuple[Path, WatchedGrid, dict[
         "model": experiment.model.model_dump(exclude_none=True),
         "method": {"name": experiment.method.name, **experiment.method.settings()},
         "run": run,
+        **{
+            name: section.model_dump(exclude_none=True)
+            for name in ("accounted", "secure_sum")
+            if (section := getattr(experiment, name)) is not None
+        },
     }
+    pin(sites)
     server = make_server(base / "server", values)
     grid = WatchedGrid({number + 1: base / name for number, name in enumerate(federation.ids)})
     Coordinator(server, Transport(grid)).begin()

@@ -21,12 +21,12 @@ def place(study: StudyFile, agreement: Agreement, round_: int) -> tuple[int, int
     return (number + 1) * study.accounted.every - 1, 1
 
 
-def following(study: StudyFile, agreement: Agreement, round_: int) -> int:
-    """The round or measurement that comes next; behind the last one, a round that is not planned.
+def following(study: StudyFile, agreement: Agreement, round_: int) -> tuple[int, ...]:
+    """What a site may be asked next: the measurement that is due, if one is, and the next round.
 
-    A site says after each answer whether its plan covers what follows.
+    Behind the last round that is one which is not planned.
     """
     metric, (last, measured) = study.accounted_metric(), place(study, agreement, round_)
     if metric is not None and not measured and metric.is_due(last + 1):
-        return agreement.measurement((last + 1) // metric.every - 1)
-    return last + 1
+        return agreement.measurement((last + 1) // metric.every - 1), last + 1
+    return (last + 1,)

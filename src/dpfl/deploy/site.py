@@ -217,8 +217,8 @@ class Site(BoundSite):
         self, ledger: SiteLedger, commitment: Commitment, request: TrainingRequest, payload: bytes
     ) -> Message:
         """Build the answer of a round, which also says whether the plan covers another one."""
-        next_ = following(request.study, commitment.agreement, request.round)
-        more = commitment.covers(ledger, request.run, next_)
+        ahead = following(request.study, commitment.agreement, request.round)
+        more = any(commitment.covers(ledger, request.run, one) for one in ahead)
         token = self.token(request.run)
         head = ledger.heads(request.run)[0]
         return acceptance(self.id, payload, round=request.round, token=token, more=more, head=head)

@@ -222,8 +222,10 @@ class StudyFile(TomlFile):
 
     @property
     def method_text(self) -> str:
-        """The method, the task, and whom it protects where these are persons, in words."""
+        """The method, the task, what is measured, and whom it protects where these are persons."""
         unit, text = self.strategy().unit, f"{self.method.name}, {self.learned_text}"
+        if (own := self.accounted) is not None:
+            text += f", accounted {own.metric} every {own.every} rounds"
         return text if unit in (Unit.RECORD, Unit.CLIENT) else f"{text}, per {unit}"
 
     def build_model(self) -> nn.Module:
