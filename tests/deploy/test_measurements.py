@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from dpfl.cli.main import run_command
-from dpfl.core.errors import ConfigurationError, PrivacyRefusal
+from dpfl.core.errors import ConfigurationError, PeerError, PrivacyRefusal
+from dpfl.core.grid import Grid
 from dpfl.core.types import Observer
 from dpfl.deploy import measuring as module
 from dpfl.deploy.commitment import NOTHING_TO_MEASURE, Commitment
-from dpfl.deploy.messages import Message
+from dpfl.deploy.messages import Introduction, Message
 from dpfl.deploy.order import following, place
 from dpfl.deploy.requests import TRAIN
 from dpfl.deploy.site import Site
 from dpfl.deploy.summary import DeploymentSummary, StudyStatus
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.site_ledger import SiteLedger
-from dpfl.rounds.codec import decode_download, encode_download
+from dpfl.rounds.codec import decode_download, encode_download, encode_upload
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder
 from dpfl.sim.train import run_experiment
 from tests.deploy.federation import (
     RECORD,
+    SITES,
     Desk,
     Federation,
     charged,
@@ -46,8 +51,14 @@ ACCOUNTED = {"metric": "accuracy", "every": 2, "share": 0.2}
 SEEDED = {"noise": "seeded", "seed": 3}
 
 
-def values_of(rounds: int = 4, run: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    return {**study_values("weiavg", rounds=rounds, run=run), "accounted": {**ACCOUNTED, **more}}
+def values_of(
+    rounds: int = 4,
+    run: dict[str, Any] | None = None,
+    sites: Sequence[str] = SITES,
+    **more: Any,
+) -> dict[str, Any]:
+    values = study_values("weiavg", rounds=rounds, sites=sites, run=run)
+    return {**values, "accounted": {**ACCOUNTED, **more}}
 
 
 def summed_values(rounds: int = 2, dropouts: int = 1) -> dict[str, Any]:
@@ -221,6 +232,14 @@ def test_a_download_of_another_round_is_refused_before_anything_is_charged(tmp_p
     assert charged(site) == set()
 
 
+def test_a_measurement_asks_everyone_where_rounds_draw_a_cohort(tmp_path: Path) -> None:
+    site = make_site(tmp_path / "a", "a", RECORD)
+    desk = Desk(values_of(2, run={"cohort": 2}))
+    assert site.answer(desk.terms()).accepted
+    assert "3 sites were drawn" in site.answer(desk.train(1)).reason
+    assert site.answer(desk.train(-1)).accepted
+
+
 def test_work_that_fails_in_a_measurement_is_charged_and_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,9 +335,9 @@ def test_a_site_killed_at_its_charge_answers_once(
 def test_over_a_secure_sum_a_missing_site_is_left_out_and_too_many_lose_the_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real = Site._train
     for number, gone in enumerate((("d",), ("c", "d"))):
         made = summed_federation(tmp_path / str(number), summed_values())
-        real = Site._train
 
         def train(self: Site, request: Any, gone: tuple[str, ...] = gone) -> Message:
             if request.round < 0 and self.id in gone:
@@ -416,22 +435,39 @@ def test_a_measurement_that_the_ledger_does_not_admit_is_refused(tmp_path: Path)
         assert ledger.answered("run-1") is None
 
 
-def test_an_answer_that_is_not_as_agreed_is_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = Site._train
+def test_answers_that_cannot_be_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is damaged, one larger than its test records allow, one of a site without a budget."""
+    real, introduced = Site._train, Site._introduce
 
     def train(self: Site, request: Any) -> Message:
         said = real(self, request)
-        damaged = request.round < 0 and self.id == "b"
-        return replace(said, payload=said.payload[:-1] + b"x") if damaged else said
+        if request.round >= 0:
+            return said
+        if self.id == "a":
+            return replace(said, payload=said.payload[:-1] + b"x")
+        own = torch.tensor([1e12]), request.run, request.round, self.id, Grid(1.0)
+        return replace(said, payload=encode_upload(*own)) if self.id == "b" else said
+
+    def introduce(self: Site, request: Any) -> Message:
+        said = introduced(self, request)
+        lie = {"epsilon": math.inf if self.id == "c" else 4.0}
+        return replace(said, header={**said.header, "claims": {**said.header["claims"], **lie}})
 
     monkeypatch.setattr(Site, "_train", train)
-    made = Federation.of(tmp_path, values_of(2))
+    monkeypatch.setattr(Site, "_introduce", introduce)
+    made = Federation.of(tmp_path, values_of(2, sites=("a", "b", "c", "d")))
     made.play()
     line = made.lines()[-1]
-    assert line["arrived"] == ["a", "c"]
-    assert "damaged" in line["missing"]["b"]
+    assert line["arrived"] == ["d"]
+    for site, why in {"a": "damaged", "b": "test records", "c": "usable"}.items():
+        assert why in line["missing"][site]
+
+
+@pytest.mark.parametrize("count", [-1, 1 << 60, True, "8"])
+def test_a_number_of_test_records_that_cannot_be_is_refused(count: Any) -> None:
+    claims = {"epsilon": 1.0, "delta": 0.1, "examples": 8, "test_examples": count}
+    with pytest.raises(PeerError):
+        Introduction.from_header({"site": "a", "token": "", "dpfl": "", "claims": claims})
 
 
 def test_terms_with_other_measurements_than_the_study_states_are_refused(tmp_path: Path) -> None:

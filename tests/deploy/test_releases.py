@@ -90,6 +90,18 @@ def test_sites_answer_a_release_before_round_one_and_stay_within_their_budgets(
     assert torch.equal(kept["0.mean"], final["0.mean"])
 
 
+def test_measurements_are_numbered_below_releases(tmp_path: Path) -> None:
+    values = study_values("weiavg", rounds=2)
+    made = Federation.of(tmp_path, {**values, "accounted": {"every": 1, "share": 0.3}}, RECORD)
+    summary = made.play()
+    assert [line["round"] for line in made.lines()] == [-1, 0, -3, 1, -2]
+    assert [one["after"] for one in summary["measured"]] == [1, 2]
+    for site in made.sites.values():
+        assert charged(site) == {-3, -2, -1, 0, 1}
+        (line,) = site.spent()
+        assert 0.9 * 4 <= line.epsilon <= 4
+
+
 def test_a_release_is_answered_again_with_the_same_bytes_and_not_after_a_round(
     tmp_path: Path,
 ) -> None:

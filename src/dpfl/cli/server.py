@@ -91,7 +91,8 @@ def _serve(folder: Path, insecure: bool, quiet: bool, verb: Verb) -> None:
                     answered = f"{last.measured} (noise), {answered}"
                 update(completed=sum(one.round >= 0 for one in rounds), note=answered)
                 if not quiet and not c.err.is_terminal:  # where no bar is shown
-                    c.note(f"{round_name(last.round).capitalize()}: {last.lost or answered}")
+                    name = "Measurement" if last.measured else round_name(last.round).capitalize()
+                    c.note(f"{name}: {last.lost or answered}")
             shown = len(rounds)
 
         serve(folder, verb, c.note, progress, insecure=insecure)

@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from dpfl.core.errors import PeerError
+from dpfl.core.checks import check
+from dpfl.core.errors import DpflError, PeerError
 from dpfl.core.grid import Grid
+from dpfl.core.grid_noise import LARGEST
 from dpfl.core.types import Budget, Claims, ClientSettings, Cohort, Downlink, State
 from dpfl.deploy.asking import ask_uploads
 from dpfl.deploy.connections import Connections
@@ -21,7 +24,7 @@ from dpfl.deploy.enrolment import settle
 from dpfl.deploy.opened import OpenedRound
 from dpfl.plugs.accounted_metric import AccountedMetric
 from dpfl.plugs.base import Participant
-from dpfl.plugs.measures import Estimate
+from dpfl.plugs.measures import Estimate, Measure
 from dpfl.rounds import Agreement, Plan, SumOfUploads, Uplink
 from dpfl.rounds.codec import FRAME_BYTES, decode_upload, encode_download
 from dpfl.rounds.measure import answer_noise, hidden, pooled
@@ -141,20 +144,32 @@ class _Measurement:
             return measure.estimate(vector, variance, records), ids
         answers, stds = {}, {}
         for uplink in uplinks if agreement.strategy.channel.sees_rows else ():
-            site, payload = uplink.client, uplink.payload
-            if payload is not None:
+            if uplink.payload is not None:
+                site = uplink.client
                 try:
                     std = self._noise(plan, site)
-                    asked = measure.numbers, self.sites.run, self.round, site, Grid.of(std)
-                    answers[site], stds[site] = decode_upload(payload, *asked), std
-                except PeerError as error:
+                    answers[site] = self._decoded(measure, uplink.payload, site, std)
+                    stds[site] = std
+                except DpflError as error:
                     self.missing[site] = str(error)
         records = sum(claims[site].test_examples for site in answers)
         found = pooled(measure, answers, stds, records) if answers else None
         return found, tuple(sorted(answers))
 
+    def _decoded(self, measure: Measure, payload: bytes, site: str, std: float) -> Tensor:
+        """Read an answer; one that so many test records cannot give is refused."""
+        grid, records = Grid.of(std), self.agreement.claims[site].test_examples
+        answer = decode_upload(payload, measure.numbers, self.sites.run, self.round, site, grid)
+        most = records + (LARGEST + 1) * grid.step
+        good = bool((answer.abs() <= most).all())
+        problem = f"exceeds what {records} test records and their noise can give"
+        check(good, f"answer of '{site}'", problem, "send a sum of statistics", PeerError)
+        return answer
+
     def _noise(self, plan: Plan, site: str) -> float:
         """The noise in a site's answer, as it follows from the budget that it claims."""
+        where, problem = f"site '{site}'", "claims no usable (epsilon, delta)"
+        check(plan.cohort.claims[site].usable, where, problem, "claim what it enforces", PeerError)
         who = _claimed(site, plan.cohort.claims[site])
         return answer_noise(self.agreement, self.round, who, len(plan.cohort))
 

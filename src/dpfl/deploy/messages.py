@@ -20,6 +20,7 @@ An answer's header holds ::
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -114,9 +115,9 @@ def readable(where: str) -> Iterator[None]:
         raise PeerError(where, f"cannot be read ({error})", SAME_VERSION) from error
 
 
-def integer(value: Any, least: int | None = 0) -> int:
+def integer(value: Any, least: int | None = 0, most: float = math.inf) -> int:
     """Return a whole number; a bool, a float or a text is not one."""
-    good = isinstance(value, int) and not isinstance(value, bool)
+    good = isinstance(value, int) and not isinstance(value, bool) and value <= most
     if not good or (least is not None and value < least):
         raise ValueError(f"{value!r} is not a whole number")
     return int(value)
@@ -234,7 +235,7 @@ class Introduction:
                 delta=float(said["delta"]),
                 examples=integer(said["examples"]),
                 accountant="renyi" if said.get("accountant") == "renyi" else None,
-                test_examples=integer(said.get("test_examples", 0)),
+                test_examples=integer(said.get("test_examples", 0), most=1 << 53),
             )
             names = {"site": header["site"], "token": header["token"], "version": header["dpfl"]}
             return cls(claims=claims, **{name: str(value) for name, value in names.items()})
