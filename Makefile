@@ -8,8 +8,11 @@ TORCH := $(VENV)/.torch
 USE := $(VENV)/.set-up
 DEPLOY := $(VENV)/.set-up-for-deployment
 DEVELOP := $(VENV)/.set-up-for-development
+# pip would compile thousands of modules that are never imported, on one core: each is compiled when it is first imported.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo deploy-demo test lint nightly bench bench-kernels bench-kills bench-sites bench-port setup setup-dev clean help
+.PHONY: demo deploy-demo test compiled-tests lint nightly bench bench-kernels bench-secure-sum bench-kills bench-sites bench-port setup setup-dev clean help
 
 help:
 	@echo "make demo   set up, compare fifteen methods on a federation of 20 clients and write a report (about a minute)"
@@ -17,7 +20,7 @@ help:
 	@echo "make test   set up for development and run all tests, style and type checks"
 	@echo "make lint   style, types and import contracts only"
 	@echo "make nightly  what takes long: more examples for every law, coverage, a wheel in an empty environment"
-	@echo "make bench  measure against Opacus, pfl and Flower (about half an hour; BENCH=--quick to see that it runs)"
+	@echo "make bench  measure against Opacus, pfl and Flower (about an hour; BENCH=--quick to see that it runs)"
 	@echo "make bench-kills, bench-sites, bench-port  random kills of a real federation; many sites; strangers at the port (minutes)"
 	@echo "make clean  remove .venv and caches"
 
@@ -29,8 +32,13 @@ deploy-demo: $(DEPLOY)
 	$(BIN)/dpfl deploy example runs/deploy-demo
 	$(BIN)/dpfl deploy run runs/deploy-demo
 
-test: $(DEVELOP) lint
+test: $(DEVELOP)
+	$(MAKE) --jobs 2 lint compiled-tests
 	$(BIN)/python -m pytest -n 3 --dist loadgroup -q
+
+# One process compiles the tests and what they import while types are checked; otherwise each worker would.
+compiled-tests: $(DEVELOP)
+	@$(BIN)/python -m pytest --collect-only -qqq > /dev/null || true  # the tests themselves tell what is wrong
 
 lint: $(DEVELOP)
 	$(BIN)/ruff check .
@@ -48,6 +56,7 @@ nightly: $(DEVELOP)
 bench: $(DEVELOP)
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m bench.run $(BENCH)
 	$(BIN)/python -m bench.kernels $(filter --quick,$(BENCH))
+	$(BIN)/python -m bench.secure_sum $(filter --quick,$(BENCH))
 
 bench-sites: $(DEVELOP)
 	$(BIN)/python -m bench.sites
@@ -58,6 +67,9 @@ bench-port: $(DEVELOP)
 
 bench-kills: $(DEVELOP)
 	$(BIN)/python -m bench.kills
+
+bench-secure-sum: $(DEVELOP)
+	$(BIN)/python -m bench.secure_sum $(BENCH)
 
 bench-kernels: $(DEVELOP)
 	$(BIN)/python -m bench.kernels
@@ -73,7 +85,7 @@ $(TORCH): constraints.txt
 	  { echo "Python's venv module is missing. On Debian or Ubuntu: sudo apt-get install -y python3-venv"; exit 2; }
 	@echo "Setting up $(VENV), once: PyTorch, then everything else (a minute or two; pip prints nothing meanwhile)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(INSTALL) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	@touch $@
 
 # Each installs only what it needs, in one step.
@@ -81,7 +93,7 @@ $(USE): EXTRAS :=
 $(DEPLOY): EXTRAS := [flower]
 $(DEVELOP): EXTRAS := [dev]
 $(USE) $(DEPLOY) $(DEVELOP): $(TORCH) pyproject.toml
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.$(EXTRAS)'
+	$(INSTALL) -e '.$(EXTRAS)'
 	@touch $@
 
 clean:

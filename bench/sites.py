@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,8 +40,13 @@ def table(records: int, seed: int) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def prepare(folder: Path, sites: int, rounds: int, records: int) -> dict[str, Path]:
-    """Write the study and its sites; return the sites' folders."""
+def prepare(
+    folder: Path, sites: int, rounds: int, records: int, **sections: dict[str, Any]
+) -> dict[str, Path]:
+    """Write the study and its sites; return the sites' folders.
+
+    ``sections`` of the study's file are used instead of those that it would have.
+    """
     names = [f"site{number:02d}" for number in range(sites)]
     study = StudyFile.from_dict(
         {
@@ -65,6 +71,7 @@ def prepare(folder: Path, sites: int, rounds: int, records: int) -> dict[str, Pa
                 "least_sites": sites,
             },
             "network": {"port": free_port()},
+            **sections,
         },
         "bench",
     )

@@ -33,8 +33,8 @@ def _views(value: int) -> list[np.ndarray]:
     roster, width, seen = one.roster, one.terms.width, {}
     for number, name in enumerate(("m000", "m001", "m002")):
         words = integers.unpacked(one.masked[name], NUMBERS, width, name)
-        integers.add_mask(words, masks.own_mask(seeds[name], roster.session), -1)
-        masks.add_pair(words, roster, colluder, 3, number)
+        own = masks.own_mask(seeds[name], roster.session), -1
+        integers.add_masks(words, [own, masks.pair_mask(roster, colluder, 3, number)])
         seen[name] = words
     subsets = [names for size in (1, 2) for names in itertools.combinations(seen, size)]
     return [integers.signed(sum(seen[name] for name in names), width) for names in subsets]
@@ -58,11 +58,9 @@ def test_messages_do_not_depend_on_an_honest_members_data():
 
 @pytest.mark.parametrize("without", ["all", "pairs"])
 def test_without_masks_the_same_test_tells(monkeypatch, without):
-    if without == "all":
-        monkeypatch.setattr(integers, "add_mask", lambda *rest: None)
-    else:  # the server recovers own masks: without those of pairs, nothing is left
-        monkeypatch.setattr(member, "add_pair", lambda *rest: None)
-        monkeypatch.setattr(masks, "add_pair", lambda *rest: None)
+    # The server recovers own masks, which come first: without those of pairs, nothing is left.
+    kept, add = 0 if without == "all" else 1, integers.add_masks
+    monkeypatch.setattr(integers, "add_masks", lambda words, masks: add(words, masks[:kept]))
     assert _smallest_p(zip(_views(-LARGEST), _views(LARGEST), strict=True)) < 1e-6
 
 

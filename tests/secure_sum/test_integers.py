@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,20 +44,38 @@ def test_a_sum_of_residues_is_the_residue_of_the_sum(values):
 def test_masks_cancel_and_depend_on_their_key(width):
     words = np.arange(40_000).astype(integers.word(width))
     masked = words.copy()
-    integers.add_mask(masked, bytes(32), 1)
+    integers.add_masks(masked, [(bytes(32), 1)])
     other = words.copy()
-    integers.add_mask(other, bytes(31) + b"1", 1)
+    integers.add_masks(other, [(bytes(31) + b"1", 1)])
     assert (masked != words).mean() > 0.99
     assert (masked != other).mean() > 0.99
-    integers.add_mask(masked, bytes(32), -1)
+    integers.add_masks(masked, [(bytes(32), -1)])
     assert np.array_equal(masked, words)
 
 
 def test_a_mask_has_no_repetition():
     # A keystream that began anew with every chunk would repeat.
     words = np.zeros(100_000, integers.word(32))
-    integers.add_mask(words, bytes(32), 1)
+    integers.add_masks(words, [(bytes(32), 1)])
     assert len(np.unique(words)) > 99_900
+
+
+@pytest.mark.parametrize("width", [20, 40])
+def test_several_masks_are_added_as_one_after_the_other(width):
+    masks = [(bytes([number]) * 32, 1 if number % 3 else -1) for number in range(7)]
+    together = np.arange(100_003).astype(integers.word(width))
+    apart = together.copy()
+    integers.add_masks(together, masks)
+    for mask in masks:
+        integers.add_masks(apart, [mask])
+    assert np.array_equal(together, apart)
+
+
+def test_a_mask_is_the_keystream_of_the_cipher():
+    words, key = np.zeros(50_000, integers.word(32)), bytes(range(32))
+    integers.add_masks(words, [(key, 1)])
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    assert words.tobytes() == stream.update(bytes(words.nbytes))
 
 
 def test_another_length_is_refused():

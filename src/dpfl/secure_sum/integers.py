@@ -7,6 +7,7 @@ multiple of 2^width; only ``width`` bits of each number travel.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -45,10 +46,12 @@ def residues(integers: np.ndarray, largest: int, width: int) -> np.ndarray:
     >>> residues(np.array([-1, 5]), largest=5, width=4).tolist()
     [15, 5]
     """
-    most = int(np.abs(integers).max(initial=0))
+    most = max(int(integers.max(initial=0)), -int(integers.min(initial=0)))
     problem = f"an integer of {most}, where at most {largest} were agreed"
     check(most <= largest, "secure sum", problem, "this is a defect: report it", PrivacyRefusal)
-    return _reduced(integers.astype(np.int64).astype(word(width)), width)
+    numbers = integers.astype(np.int64, copy=False).astype(word(width))
+    numbers &= numbers.dtype.type((1 << width) - 1)
+    return numbers
 
 
 def signed(numbers: np.ndarray, width: int) -> np.ndarray:
@@ -57,8 +60,11 @@ def signed(numbers: np.ndarray, width: int) -> np.ndarray:
     >>> signed(np.array([15, 5], dtype="<u4"), width=4).tolist()
     [-1, 5]
     """
-    found = _reduced(numbers, width).astype(np.int64)
-    return np.where(found >= 1 << (width - 1), found - (1 << width), found)
+    spare = numbers.dtype.type(8 * numbers.itemsize - width)
+    # The highest bit of a number becomes the sign of a word.
+    found: np.ndarray = (numbers << spare).view(f"<i{numbers.itemsize}")
+    found >>= spare.astype(found.dtype)
+    return found.astype(np.int64, copy=False)
 
 
 def packed(numbers: np.ndarray, width: int) -> bytes:
@@ -70,8 +76,8 @@ def packed(numbers: np.ndarray, width: int) -> bytes:
     whole, rest = divmod(width, 8)
     planes = np.ascontiguousarray(numbers).view(np.uint8).reshape(-1, numbers.itemsize)
     parts = [planes[:, byte].tobytes() for byte in range(whole)]
-    top = planes[:, whole] if rest else planes[:, 0]
-    parts += [np.packbits((top >> bit) & 1).tobytes() for bit in range(rest)]
+    top = planes[:, whole].copy() if rest else planes[:, 0]
+    parts += [np.packbits(top & (1 << bit)).tobytes() for bit in range(rest)]
     return b"".join(parts)
 
 
@@ -96,28 +102,30 @@ def unpacked(payload: bytes, count: int, width: int, sender: str) -> np.ndarray:
     for byte in range(whole):
         planes[:, byte] = read[byte * count : (byte + 1) * count]
     bits, length = read[whole * count :], (count + 7) // 8
+    top = np.zeros(count, np.uint8)
     for bit in range(rest):
         ones = np.unpackbits(bits[bit * length : (bit + 1) * length], count=count)
-        planes[:, whole] |= ones << bit
+        ones <<= bit
+        top |= ones
+    if rest:
+        planes[:, whole] = top
     return planes.view(word(width)).reshape(count)
 
 
-def add_mask(numbers: np.ndarray, key: bytes, sign: int) -> None:
-    """Add the mask that a one-time key expands to, or subtract it, in place.
+def add_masks(numbers: np.ndarray, masks: Iterable[tuple[bytes, int]]) -> None:
+    """Add masks in place: each is what a one-time key expands to, times a sign.
 
-    The mask is the keystream of AES-256 in counter mode, a word for each number.
+    A mask is the keystream of AES-256 in counter mode, a word for each number. All masks are added
+    to one part of the numbers before the next part, so that it stays in the processor's cache.
     """
-    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    streams = [
+        (Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor(), sign) for key, sign in masks
+    ]
     buffer = bytearray(_CHUNK + 15)
     words = np.frombuffer(buffer, numbers.dtype, _CHUNK // numbers.itemsize)
-    combine = np.add if sign > 0 else np.subtract
     for start in range(0, len(numbers), len(words)):
         part = numbers[start : start + len(words)]
-        stream.update_into(_ZEROS[: part.nbytes], buffer)
-        combine(part, words[: len(part)], out=part)
-
-
-def _reduced(numbers: np.ndarray, width: int) -> np.ndarray:
-    """Numbers modulo 2^width."""
-    kept: np.ndarray = numbers & numbers.dtype.type((1 << width) - 1)
-    return kept
+        zeros, mask = _ZEROS[: part.nbytes], words[: len(part)]
+        for stream, sign in streams:
+            stream.update_into(zeros, buffer)
+            (np.add if sign > 0 else np.subtract)(part, mask, out=part)

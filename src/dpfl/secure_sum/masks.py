@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import hashlib
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from dpfl.secure_sum import integers, keys
+from dpfl.secure_sum import keys
 from dpfl.secure_sum.session import Roster
 
 
@@ -23,16 +22,9 @@ def commitment_to(seed: bytes, session: str) -> str:
     return hashlib.sha256(keys.canonical("dpfl commitment", session, seed.hex())).hexdigest()
 
 
-def add_pair(
-    numbers: np.ndarray,
-    roster: Roster,
-    key: X25519PrivateKey,
-    member: int,
-    other: int,
-    sign: int = 1,
-) -> None:
-    """Add to one member's numbers the mask that it shares with another: each takes one sign."""
+def pair_mask(roster: Roster, key: X25519PrivateKey, member: int, other: int) -> tuple[bytes, int]:
+    """The key and the sign of the mask that a member shares with another: each takes one sign."""
     low, high = sorted((member, other))
     purpose = ("mask", roster.session, roster.names[low], roster.names[high])
     mask = keys.agreed(key, roster.members[other].mask, *purpose)
-    integers.add_mask(numbers, mask, sign if member == low else -sign)
+    return mask, 1 if member == low else -1

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from dpfl.core.checks import check
 from dpfl.core.errors import PeerError
 from dpfl.secure_sum import integers, keys
-from dpfl.secure_sum.masks import add_pair, commitment_to, own_mask
+from dpfl.secure_sum.masks import commitment_to, own_mask, pair_mask
 from dpfl.secure_sum.session import (
     Announcement,
     MemberKeys,
@@ -102,10 +102,9 @@ def make_masked(
     problem = f"{len(numbers)} integers, where {terms.numbers} were agreed"
     check(len(numbers) == terms.numbers, _WHERE, problem, "plan the same round", PeerError)
     masked = integers.residues(numbers, terms.largest, terms.width)
-    integers.add_mask(masked, own_mask(state.own_seed, roster.session), 1)
-    key = keys.agreement_key(state.mask_seed)
-    for other in neighbours(roster, announced, own):
-        add_pair(masked, roster, key, place, other)
+    key, others = keys.agreement_key(state.mask_seed), neighbours(roster, announced, own)
+    masks = [pair_mask(roster, key, place, other) for other in others]
+    integers.add_masks(masked, [(own_mask(state.own_seed, roster.session), 1), *masks])
     state = replace(state, held=held, mask_seed=b"", own_seed=b"", share_seed=b"")
     return state, integers.packed(masked, terms.width)
 

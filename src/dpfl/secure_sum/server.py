@@ -13,7 +13,7 @@ import numpy as np
 from dpfl.core.checks import check
 from dpfl.core.errors import PeerError
 from dpfl.secure_sum import integers, keys
-from dpfl.secure_sum.masks import add_pair, commitment_to, own_mask
+from dpfl.secure_sum.masks import commitment_to, own_mask, pair_mask
 from dpfl.secure_sum.session import (
     Announcement,
     MemberKeys,
@@ -55,6 +55,7 @@ def unmasked_sum(
     total = np.zeros(terms.numbers, integers.word(terms.width))
     for name, payload in sorted(masked.items()):
         total += integers.unpacked(payload, terms.numbers, terms.width, name)
+    masks: list[tuple[bytes, int]] = []
     for name in roster.names:
         alive = name in survivors
         around = [] if alive else neighbours(roster, announced, name)
@@ -66,14 +67,15 @@ def unmasked_sum(
             problem = "the shares of its own mask do not fit what it has announced"
             good = commitment_to(seed, roster.session) == announced[name].commitment
             check(good, f"secret of '{name}'", problem, _LOST, PeerError)
-            integers.add_mask(total, own_mask(seed, roster.session), -1)
+            masks.append((own_mask(seed, roster.session), -1))
             continue
         key, place = keys.agreement_key(seed), roster.place[name]
         problem = "the shares of its mask key do not fit its public key"
         good = keys.public_half(key) == roster.members[place].mask
         check(good, f"secret of '{name}'", problem, _LOST, PeerError)
-        for other in left:  # what a dropout would have added cancels what is left in the sum
-            add_pair(total, roster, key, place, other)
+        # what a dropout would have added cancels what is left in the sum
+        masks += [pair_mask(roster, key, place, other) for other in left]
+    integers.add_masks(total, masks)
     return integers.signed(total, terms.width)
 
 
