@@ -24,9 +24,11 @@ from dpfl.core.random import PublicSeed, SecretRng
 from dpfl.core.types import Claims, ClientSettings, Who
 from dpfl.engine import make_engine
 from dpfl.engine.base import Job
+from dpfl.experiments.planned_costs import sum_text
 from dpfl.plugs.base import Participant
 from dpfl.plugs.local_work import DpSgd
 from dpfl.plugs.sampling import PoissonBatches
+from dpfl.plugs.secure_sum import SecureSum
 from dpfl.plugs.selection import PoissonCohort
 from dpfl.plugs.shared_gradient import ALONE, SHARED, OnCommonGrid, SharedGradient
 from dpfl.plugs.weights import EnrolledWeights, EpsilonWeights, own_weight
@@ -301,6 +303,12 @@ def test_several_steps_keep_every_clients_own_noise_and_cost() -> None:
         assert costs[0] == costs[1]
 
 
+def test_a_description_says_whose_noise_counts() -> None:
+    group = SecureSum().group(6)
+    assert "the noise of 5 counts" in sum_text(group, SHARED)
+    assert "every client's own noise counts alone" in sum_text(group, (ALONE,))
+
+
 @given(seed=st.integers(0, 1000), weight=st.sampled_from([0.0, 1e-6, 0.3, 1.0]))
 def test_an_update_on_the_common_grid_is_weighed_rounded_and_bounded(
     seed: int, weight: float
@@ -388,6 +396,7 @@ def test_a_person_is_protected_as_a_record_is(most: int) -> None:
     assert "record" not in " ".join([str(result.summary.promise), *result.summary.assumptions])
     # Brute force: without a person, all of whose records count.
     member, model = honest_members(made)["s0"], nn.Linear(1, 2)
+    nn.init.zeros_(model.weight)
     layout, shard, noise = Layout.of_module(model), member.shard, 0.05
     work = SharedGradient.of(dpfl.weiavg(**WORK).local, 1)
     bound = work.exposure((phase_of(noise, 10**6),), shard.examples, layout.size).bound
