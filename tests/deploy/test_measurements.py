@@ -29,7 +29,8 @@ from dpfl.deploy.site import Site
 from dpfl.deploy.summary import DeploymentSummary, StudyStatus
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.site_ledger import SiteLedger
-from dpfl.rounds.codec import decode_download, encode_download, encode_upload
+from dpfl.rounds.codec import decode_download, decode_upload, encode_download, encode_upload
+from dpfl.rounds.measure import answer_noise
 from dpfl.runs.deployment import StudyFile
 from dpfl.runs.experiment import Experiment
 from dpfl.runs.folder import RunFolder
@@ -39,6 +40,7 @@ from tests.deploy.federation import (
     SITES,
     Desk,
     Federation,
+    WatchedGrid,
     charged,
     history_of,
     make_site,
@@ -265,9 +267,6 @@ def test_a_server_killed_at_a_measurement_goes_on_with_the_same_bytes(
     values = _small_sum() if secure else values_of(2, run=SEEDED)
     made = (summed_federation if secure else _seeded)(tmp_path, values)
 
-    def dies(*_: Any, **__: Any) -> Any:
-        raise SystemExit
-
     real = module.ask_uploads
 
     def answered(*asked: Any) -> Any:
@@ -276,11 +275,11 @@ def test_a_server_killed_at_a_measurement_goes_on_with_the_same_bytes(
 
     with monkeypatch.context() as patch:
         if moment == "asked":
-            patch.setattr(module, "ask_uploads", dies)
+            patch.setattr(module, "ask_uploads", _dies)
         elif moment == "answered":
             patch.setattr(module, "ask_uploads", answered)
         else:
-            patch.setattr("dpfl.deploy.coordinator.deliver", dies)
+            patch.setattr("dpfl.deploy.coordinator.deliver", _dies)
         with pytest.raises(SystemExit):
             made.play()
     before = {node: train_messages(made, node).get(-1) for node in (1, 2, 3)}
@@ -294,6 +293,26 @@ def test_a_server_killed_at_a_measurement_goes_on_with_the_same_bytes(
         if said is not None:
             assert train_messages(made, node)[-1][1].payload == said[1].payload != b""
     assert all(charged(site) == {-1, 0, 1} for site in made.sites.values())
+
+
+def test_a_server_that_comes_back_asks_the_same_sites_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = _seeded(tmp_path, values_of(2, run=SEEDED))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "ask_uploads", _dies)
+        with pytest.raises(SystemExit):
+            made.play()
+    left = WatchedGrid({1: tmp_path / "a", 2: tmp_path / "b"})
+    made.coordinator(left).begin()
+    line = made.lines()[-1]
+    assert (line["cohort"], line["arrived"]) == (["a", "b", "c"], ["a", "b"])
+    assert line["missing"] == {"c": "is not connected"}
+    assert line["measured"]["standard_error"] > 0
+
+
+def _dies(*_: Any, **__: Any) -> Any:
+    raise SystemExit
 
 
 def _small_sum() -> dict[str, Any]:
@@ -353,7 +372,10 @@ def test_over_a_secure_sum_a_missing_site_is_left_out_and_too_many_lose_the_meas
         assert charged(made.sites["a"]) == {-1, 0, 1}
         if len(gone) == 1:
             assert line["arrived"] == here
-            assert line["measured"]["standard_error"] > 0
+            who = made.sites["a"].member().participant
+            share = answer_noise(Desk(summed_values()).agreement(), -1, who, asked=4)
+            error = share * math.sqrt(3) / (3 * 8)  # three shares, of eight test records each
+            assert line["measured"]["standard_error"] == pytest.approx(error, rel=1e-9)
             assert list(line["missing"]) == ["d"]
         else:
             assert line["arrived"] == [] and "measured" not in line
@@ -459,6 +481,12 @@ def test_answers_that_cannot_be_are_missed(tmp_path: Path, monkeypatch: pytest.M
     made.play()
     line = made.lines()[-1]
     assert line["arrived"] == ["d"]
+    desk, site_d = Desk(values_of(2), run=made.summary()["run"]), made.sites["d"]
+    std = answer_noise(desk.agreement(), -1, site_d.member().participant, 4)
+    sent = train_messages(made, 4)[-1][1].payload
+    (total,) = decode_upload(sent, 1, desk.run, -1, "d", Grid.of(std)).tolist()
+    assert line["measured"]["standard_error"] == pytest.approx(std / 8, rel=1e-12)
+    assert line["measured"]["value"] == pytest.approx(min(1.0, max(0.0, total / 8)), rel=1e-12)
     for site, why in {"a": "damaged", "b": "test records", "c": "usable"}.items():
         assert why in line["missing"][site]
 
